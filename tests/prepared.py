@@ -68,7 +68,9 @@ def _prepare(spec: JobSpec, cache: str, tokenizer_of: tuple[str, dict[str, int]]
     else:
         chosen = tokenizer.load(spec.data.tokenizer, extra)
     kind = kind_of(spec)
-    framing = given_in(manifest.FORMAT, spec.data, lambda _: chosen, lambda _: kind, is_framed(spec)).framing
+    framing = given_in(
+        manifest.FORMAT, spec.data, lambda _: chosen, lambda _: kind, is_framed(spec.data, spec.workload)
+    ).framing
     name = fingerprint(files, chosen, part_bytes, kind=kind, framing=framing)
     folder = DataFolder(f"{cache}/{name}")
     if shards.is_complete(folder):

@@ -140,6 +140,6 @@ def workload_of(case: dict[str, Any]) -> Workload:
         sequence_length=spec.data.sequence_length,
         seed=spec.seed,
         labels=spec.data.labels,
-        adapter=adapter_of(spec),
+        adapter=adapter_of(spec.workload),
     )
     return dataclasses.replace(found, frozen=found.frozen | frozen_by(spec.train.freeze, found))

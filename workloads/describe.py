@@ -76,7 +76,11 @@ def describe(
         found = describe_folder(folder, kept).changed(wanted)
     else:
         found = describe_hf_class(folder, kept=kept).changed(wanted)
-    return found if objective is None else _of_objective(model, found, objective, wanted, classes, kept)
+    return (
+        found
+        if objective is None
+        else _of_objective(model, found, objective=objective, changes=wanted, classes=classes, kept=kept)
+    )
 
 
 def _of_objective(
@@ -87,7 +91,7 @@ def _of_objective(
     classes: int | None,
     kept: FolderConfig | None = None,
 ) -> Description:
-    config = headed(model, found, objective, changes, classes, kept)
+    config = headed(model, found, objective=objective, changes=changes, classes=classes, kept=kept)
     return for_objective(config, objective, classes) if isinstance(config, TransformerConfig) else config
 
 

@@ -105,7 +105,9 @@ def load(
         described = describe(model, changes, vocabulary.size, implementation=implementation, kept=kept)
     config = described
     if not isinstance(config, OwnModel):
-        config = headed(model, config, objective, changes or {}, len(labels) or None, kept)
+        config = headed(
+            model, config, objective=objective, changes=changes or {}, classes=len(labels) or None, kept=kept
+        )
     if isinstance(config, TransformerConfig) and vocabulary.added <= config.vocab_size < vocabulary.size:
         config = config.changed({"vocab_size": vocabulary.size})
     taken = adapter.positions if adapter else 0
@@ -115,7 +117,12 @@ def load(
     meaning = folder_meaning(model.removeprefix(FOLDER), kept) if model.startswith(FOLDER) else None
     if meaning and rule > 5 and _decodes(config, objective):
         vocabulary = _with_decoder_start(
-            model, config, vocabulary, meaning, objective, (options or {}).get("start", -1)
+            model,
+            config,
+            vocabulary=vocabulary,
+            meaning=meaning,
+            objective=objective,
+            start=(options or {}).get("start", -1),
         )
     built = objectives.build(
         objective,
@@ -147,7 +154,7 @@ def load(
         )
     config = replace(config, dropout=dropout, attention_dropout=attention_dropout, layer_drop=layer_drop)
     if mup is None:
-        made = _workload(model, config, built, vocabulary, begin, meaning)
+        made = _workload(model, config, objective=built, vocabulary=vocabulary, begin=begin, meaning=meaning)
         made = replace(made, generation=generation)
         with told_by_our_names(config):
             return made if adapter is None else made.with_adapter(adapter)

@@ -214,7 +214,16 @@ class TransformerWorkload:
         taken = self.adapter.positions if self.adapter else 0
         config = replace(self.config, max_positions=self.config.max_positions - taken)
         generation = self.generation.ending(self.vocabulary.eos)
-        return generate(model, config, prompts, max_tokens, generation, self.decoder_start, sampling, ended)
+        return generate(
+            model,
+            config,
+            prompts=prompts,
+            max_tokens=max_tokens,
+            generation=generation,
+            start=self.decoder_start,
+            sampling=sampling,
+            ended=ended,
+        )
 
     def check_hf(self) -> None:
         """Raise WorkloadError if transformers has no class for this model, which `to_hf` would raise too."""
@@ -262,13 +271,13 @@ class TransformerWorkload:
         export(
             self.config,
             self.vocabulary,
-            shapes_of(self.config),
-            read,
-            folder,
-            self._decoder_start,
-            self._output_names(),
-            PROBLEMS.get(getattr(self.objective, "name", "")),
-            self.generation,
+            shapes=shapes_of(self.config),
+            read=read,
+            folder=folder,
+            decoder_start=self._decoder_start,
+            labels=self._output_names(),
+            problem=PROBLEMS.get(getattr(self.objective, "name", "")),
+            generation=self.generation,
         )
 
     def _output_names(self) -> Sequence[str]:

@@ -100,7 +100,7 @@ class QueueClient:
     """A job's client of the queue. A thread asks it every ASK_EVERY seconds; `admission` is the last answer."""
 
     def __init__(self, name: str, priority: int, bundle: Bundle, least: int, most: int) -> None:
-        self._ticket = QueuedJob(name, priority, wall(), bundle, least, most)
+        self._ticket = QueuedJob(name, priority, since=wall(), bundle=bundle, least=least, most=most)
         self._want = most
         self._admission: Admission | None = None
         self._lock = threading.Lock()

@@ -50,7 +50,9 @@ def main() -> None:
                 f"{address}:{port}: no head has answered in {PATIENCE:.0f} s" if not ended.is_set() else 0
             )
         (Path(folder) / "nodes").mkdir()
-        node.keep(spec_of(folder, address, int(port), float(cpus), float(gpus), number), ended)
+        node.keep(
+            spec_of(folder, address, port=int(port), cpus=float(cpus), gpus=float(gpus), number=number), ended
+        )
 
 
 def short_folder(usual: str) -> str:

@@ -114,7 +114,14 @@ def worker(needs: ClusterNeeds, group: NodeGroup, kubernetes: Kubernetes) -> Man
         if kubernetes.rdma == EFA:
             resources["hugepages-2Mi"] = EFA_PAGES
     settings = EFA_SETTINGS if group.gpu and kubernetes.rdma == EFA else {}
-    container = _container("ray-worker", needs, kubernetes, resources, {"metrics": METRICS}, settings)
+    container = _container(
+        "ray-worker",
+        needs,
+        kubernetes=kubernetes,
+        resources=resources,
+        ports={"metrics": METRICS},
+        settings=settings,
+    )
     container["image"] = kubernetes.worker_image or needs.image
     spec = _pod(kubernetes, container)
     spec["automountServiceAccountToken"] = False  # only the head may scale the cluster

@@ -69,10 +69,10 @@ class Nvml:
         return GpuReading(
             None if memory is None else float(memory.used),
             None if memory is None else float(memory.total),
-            None if busy is None else float(busy.gpu),
-            None if watts is None else watts.value / 1000,
-            None if limit is None else limit.value / 1000,
-            None if energy is None else energy.value / 1000,
+            utilization=None if busy is None else float(busy.gpu),
+            watts=None if watts is None else watts.value / 1000,
+            watts_limit=None if limit is None else limit.value / 1000,
+            energy=None if energy is None else energy.value / 1000,
         )
 
     def _ask(self, function: str, device: ctypes.c_void_p, answer: Any) -> Any:

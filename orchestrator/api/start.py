@@ -46,7 +46,15 @@ def run(
 
     _check(job, until, priority)
     directory = run_directory(job.name, run_dir)
-    found = drive(job.spec, directory, until, address, show or (lambda status: None), (), priority)
+    found = drive(
+        job.spec,
+        directory,
+        until=until,
+        address=address,
+        show=show or (lambda status: None),
+        faults=(),
+        priority=priority,
+    )
     if found.outcome == Outcome.FAILED:
         raise RunFailed(found.line or "see events()")
     if found.outcome == Outcome.WRONG_INPUT:
@@ -91,7 +99,9 @@ def submit(
         environment = submission.sent_along(folder, exclude, "working_dir")
     submission.entrypoint(job.spec, directory, until, priority)  # refuses a job with a secret
     jobs = submission.jobs_at(address)
-    found, _ = submission.submit(jobs, job.spec, directory, until, priority, environment)
+    found, _ = submission.submit(
+        jobs, job.spec, run=directory, until=until, priority=priority, runtime_env=environment
+    )
     return Run(directory, job.spec, (jobs, found))
 
 

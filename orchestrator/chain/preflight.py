@@ -172,7 +172,13 @@ def _check_same_text(job: JobSpec, data: str) -> None:
 
     before = data.rstrip("/").rsplit("/", 1)[-1]
     try:
-        check_same_text(job.data, special_tokens_of(job), before, partial(kind_of, job), is_framed(job))
+        check_same_text(
+            job.data,
+            special_tokens_of(job.data, job.workload),
+            before,
+            partial(kind_of, job),
+            is_framed(job.data, job.workload),
+        )
     except TextChanged as error:
         raise InputError("the text has changed since the stage began", error.where, AGAIN) from None
     except InputError:
@@ -238,7 +244,9 @@ def stand_ins(chain: ChainSpec, stages: Mapping[str, StageRun]) -> Iterator[dict
                 continue
             place = Path(folder, origin.name)
             place.mkdir(exist_ok=True)
-            text = tokenizer.train((), wanted.recipe.vocabulary, special_tokens_of(origin.job))
+            text = tokenizer.train(
+                (), wanted.recipe.vocabulary, special_tokens_of(origin.job.data, origin.job.workload)
+            )
             (place / "tokenizer.json").write_text(text)
             data = stage.job.data.model_copy(update={"tokenizer": str(place)})
             jobs[name] = stage.job.model_copy(update={"data": data})

@@ -45,7 +45,7 @@ def placed(chain: ChainSpec, stage: Stage, root: RunDir) -> JobSpec:
     document = stage.job.model_dump(mode="json")
     data: dict[str, Any] = document["data"]
     workload: dict[str, Any] = document["workload"]
-    data["cache"] = data_cache(stage.job, root)
+    data["cache"] = data_cache(stage.job.data, root)
     for key, other, tag in stage.inputs:
         if key == INIT:
             workload["init_from"] = f"{root.at(other)}@{tag}"

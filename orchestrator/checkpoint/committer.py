@@ -106,7 +106,14 @@ class Committer:
             state = "failed"
             reason = one_line(error)
             self._withdraw(step, reason)
-        return CommitOutcome(step, self.store.location, state, time.monotonic() - began, size, reason)
+        return CommitOutcome(
+            step,
+            self.store.location,
+            state=state,
+            seconds=time.monotonic() - began,
+            bytes=size,
+            reason=reason,
+        )
 
     def _note_path(self, step: int, writer: int) -> str:
         return f"{commit_folder(step)}/records-{writer:05d}-{self.store.attempt}.json"

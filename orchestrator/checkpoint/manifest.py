@@ -241,13 +241,13 @@ def _build(data: dict[str, Any]) -> CommitManifest:
     return CommitManifest(
         step,
         position,
-        str(data["receipt"]),
-        str(data["created"]),
-        dict(data["meta"]),
-        block_bytes,
-        {name: file(entry) for name, entry in data["files"].items()},
-        tensors,
-        data["schema"],
+        receipt=str(data["receipt"]),
+        created=str(data["created"]),
+        meta=dict(data["meta"]),
+        block_bytes=block_bytes,
+        files={name: file(entry) for name, entry in data["files"].items()},
+        tensors=tensors,
+        schema=data["schema"],
     )
 
 

@@ -51,7 +51,12 @@ class TensorPiece:
             )
         extent = tuple(self.data.shape)
         return RawPiece(
-            self.name, DTYPE_NAMES[self.data.dtype], tuple(self.shape), tuple(self.start), extent, data
+            self.name,
+            DTYPE_NAMES[self.data.dtype],
+            shape=tuple(self.shape),
+            start=tuple(self.start),
+            extent=extent,
+            data=data,
         )
 
 

@@ -139,7 +139,9 @@ class Saver:
         waited = self._wait(lambda: generation not in self._busy, self._max_wait)
         if generation in self._busy:
             reason = f"step {self._busy[generation]} was still being written after {waited:.1f} s"
-            self._take(CommitOutcome(step, self._location, "failed", waited, 0, reason))
+            self._take(
+                CommitOutcome(step, self._location, state="failed", seconds=waited, bytes=0, reason=reason)
+            )
             return waited
         self._next_generation = 1 - generation
         request = self._buffers[generation].fill(list(pieces))
@@ -212,7 +214,16 @@ class Saver:
                 self._take(CommitOutcome(**answer))
         if self._sidecar.ended:
             for step in sorted(self._busy.values()):
-                self._take(CommitOutcome(step, self._location, "failed", 0.0, 0, self._sidecar.why_ended))
+                self._take(
+                    CommitOutcome(
+                        step,
+                        self._location,
+                        state="failed",
+                        seconds=0.0,
+                        bytes=0,
+                        reason=self._sidecar.why_ended,
+                    )
+                )
             self._busy = {}
 
     def _take(self, outcome: CommitOutcome) -> None:

@@ -63,10 +63,10 @@ def panels(piece: RawPiece, block_bytes: int) -> list[RawPiece]:
         RawPiece(
             piece.name,
             piece.dtype,
-            piece.shape,
-            (*piece.start[:-1], piece.start[-1] + low),
-            (*piece.extent[:-1], high - low),
-            np.ascontiguousarray(rows[:, low:high]).reshape(-1).data,
+            shape=piece.shape,
+            start=(*piece.start[:-1], piece.start[-1] + low),
+            extent=(*piece.extent[:-1], high - low),
+            data=np.ascontiguousarray(rows[:, low:high]).reshape(-1).data,
         )
         for low, high in itertools.pairwise(edges)
     ]

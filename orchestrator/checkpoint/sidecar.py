@@ -128,7 +128,9 @@ def _piece(
     at: int,
     size: int,
 ) -> RawPiece:
-    return RawPiece(name, dtype, tuple(shape), tuple(start), tuple(extent), memory[at : at + size])
+    return RawPiece(
+        name, dtype, shape=tuple(shape), start=tuple(start), extent=tuple(extent), data=memory[at : at + size]
+    )
 
 
 if __name__ == "__main__":

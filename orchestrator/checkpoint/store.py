@@ -63,7 +63,14 @@ def merge_records(
     created = datetime.now(UTC).isoformat(timespec="milliseconds")
     block_bytes = sizes.pop() if sizes else 1 << 20
     commit = CommitManifest(
-        step, position, receipt, created, rest, block_bytes, files, _tensors(records, where)
+        step,
+        position,
+        receipt=receipt,
+        created=created,
+        meta=rest,
+        block_bytes=block_bytes,
+        files=files,
+        tensors=_tensors(records, where),
     )
     check_manifest(commit, where)
     return commit

@@ -29,7 +29,7 @@ def run_chain(
         stage, _, fault = text.partition(":")
         injected[stage] = (*injected.get(stage, ()), fault)
     with ChainDisplay() as progress:
-        result = run(chain, root, address, progress.update, injected, priority)
+        result = run(chain, root, address=address, show=progress.update, faults=injected, priority=priority)
     with at_its_end():
         if as_json:
             emit(

@@ -46,7 +46,7 @@ def chaos(
     from orchestrator.verify.comparison import to_json
 
     spec = job_of(job, overrides)
-    disturbed = verify.expand(fault or [], randoms, seed, spec)
+    disturbed = verify.expand(fault or [], randoms, seed, spec.resources, spec.train)
     _refuse_old(runs)
     console = Console(stderr=True)
 

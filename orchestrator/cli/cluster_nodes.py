@@ -97,7 +97,9 @@ def up(
             raise InputError(
                 "names other machines, and --local and --max are for this one", "--hosts", "leave one out"
             )
-        _up_on_hosts(name, hosts, address or "", ssh, python or sys.executable, as_json)
+        _up_on_hosts(
+            name, hosts, address=address or "", ssh=ssh, python=python or sys.executable, as_json=as_json
+        )
         return
     if local is None:
         raise InputError(

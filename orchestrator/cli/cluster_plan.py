@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.train.config import TrainSpec
+
 if TYPE_CHECKING:
-    from orchestrator.config.spec import JobSpec
     from orchestrator.planner.cluster_file import ClusterFile
 
 
@@ -19,7 +20,7 @@ def read_cluster(path: Path) -> tuple[ClusterFile, int]:
     return cluster, cluster.nodes * load_profile(cluster.device).per_node
 
 
-def show_forecast(spec: JobSpec, result: dict[str, Any]) -> None:
+def show_forecast(train: TrainSpec, result: dict[str, Any]) -> None:
     """Print the result of `forecast`."""
     from orchestrator.cli.options import table
     from orchestrator.observe.formatting import count, duration
@@ -30,7 +31,7 @@ def show_forecast(spec: JobSpec, result: dict[str, Any]) -> None:
     commit = result["commit"]
     print(
         f"{result['nodes_in_use']} of {result['nodes']} nodes, {count(result['tokens_per_day'])} tokens a day, "
-        f"{days(result['days_without_failures'])} for {count(spec.train.steps)} steps if nothing failed."
+        f"{days(result['days_without_failures'])} for {count(train.steps)} steps if nothing failed."
     )
     rows = [
         [

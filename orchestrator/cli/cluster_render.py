@@ -138,11 +138,13 @@ def kuberay(
     from orchestrator.render.needs import CLOUDS, of_one_cloud, one_value
     from orchestrator.storage.uri import check_uri
 
-    spec, needs = job_on_machines(job, overrides, image, spot, per_node, accelerator)
+    spec, needs = job_on_machines(
+        job, overrides, image=image, spot=spot, per_node=per_node, accelerators=accelerator
+    )
     if platform not in SPOT:
         raise InputError(f"{platform!r} is not known", "--platform", f"choose one of {', '.join(SPOT)}")
-    of_one_cloud(spec, CLOUDS.get(platform))
-    one_value(spec, NODE_LABELS)
+    of_one_cloud(spec.resources, CLOUDS.get(platform))
+    one_value(spec.resources, NODE_LABELS)
     if queue:
         check_queue(queue, namespace, kubeconfig)
     if queue.startswith(KUEUE) and keep_failed is not None:
@@ -167,10 +169,23 @@ def kuberay(
     needs, memory_note = with_host_memory(spec, needs, memory)
     plain = settings(env or ())
     kubernetes = Kubernetes(
-        namespace, secret, service_account, claim, queue, redis_at(redis), store_at(endpoint), platform, cards, count,
-        plain, secret_settings(secret_env or (), plain), worker_image or "",
-        submitter_image or "", retries, keep_failed,
-    )  # fmt: skip
+        namespace,
+        secret,
+        service_account=service_account,
+        claim=claim,
+        queue=queue,
+        redis=redis_at(redis),
+        endpoint=store_at(endpoint),
+        platform=platform,
+        rdma=cards,
+        cards=count,
+        env=plain,
+        secret_env=secret_settings(secret_env or (), plain),
+        worker_image=worker_image or "",
+        submitter_image=submitter_image or "",
+        retries=retries,
+        keep_failed=keep_failed,
+    )
     base = RUNS_FOLDER if claim else rendered.no_password(runs, "--runs").rstrip("/")
     files = manifests(needs, kubernetes, dump(spec), f"{base}/{spec.name}")
     rendered.check(files, crds)
@@ -224,7 +239,9 @@ def skypilot(
     from orchestrator.render.memory import with_host_memory
     from orchestrator.storage.uri import check_uri, is_local
 
-    spec, needs = job_on_machines(job, overrides, image, spot, per_node, accelerator)
+    spec, needs = job_on_machines(
+        job, overrides, image=image, spot=spot, per_node=per_node, accelerators=accelerator
+    )
     manifests.no_password(runs, "--runs")
     manifests.no_password(setup, "--setup")
     check_uri(runs, "--runs")
@@ -232,7 +249,7 @@ def skypilot(
         raise InputError(
             f"{runs!r} would be lost with the machine", "--runs", "give a URI, such as s3://bucket/runs"
         )
-    manifests.refuse_labels(spec, "SkyPilot", "task")
+    manifests.refuse_labels(spec.resources, "SkyPilot", "task")
     if needs.gpu and not needs.accelerators:
         raise InputError(
             "the job needs GPUs, and SkyPilot asks which", "--accelerator", "name one, such as H100"
@@ -279,13 +296,15 @@ def slurm(
     from orchestrator.config.paths import absolute
     from orchestrator.render import manifests
 
-    spec, needs = job_on_machines(job, overrides, None, False, per_node, None)
+    spec, needs = job_on_machines(
+        job, overrides, image=None, spot=False, per_node=per_node, accelerators=None
+    )
     manifests.no_password(runs, "--runs")
     for option in more or ():
         manifests.no_password(option, "--sbatch")
     if time is not None and not TIME.fullmatch(time):
         raise InputError("is no time of Slurm", f"--time {time}", "write it as in 1-12:00:00 or 30")
-    manifests.refuse_labels(spec, "Slurm", "allocation")
+    manifests.refuse_labels(spec.resources, "Slurm", "allocation")
     place = absolute(f"{runs.rstrip('/')}/{spec.name}", Path.cwd())
     command = [
         sys.executable,
@@ -342,8 +361,21 @@ def aws(
     profile: Annotated[str, typer.Option(help="instance profile that may reach the bucket")] = "",
 ) -> None:
     """A cluster on EC2 for `ray up`."""
-    spec, needs = job_on_machines(job, overrides, image, spot, per_node, accelerator)
-    _cloud("aws", spec, needs, to, memory, region, zones, machine, head_machine, profile=profile)
+    spec, needs = job_on_machines(
+        job, overrides, image=image, spot=spot, per_node=per_node, accelerators=accelerator
+    )
+    _cloud(
+        "aws",
+        spec,
+        needs=needs,
+        to=to,
+        memory=memory,
+        region=region,
+        zones=zones,
+        machine=machine,
+        head_machine=head_machine,
+        profile=profile,
+    )
 
 
 def gcp(
@@ -362,8 +394,21 @@ def gcp(
     head_machine: HeadMachine = None,
 ) -> None:
     """A cluster on Compute Engine for `ray up`."""
-    spec, needs = job_on_machines(job, overrides, image, spot, per_node, accelerator)
-    _cloud("gcp", spec, needs, to, memory, region, zones, machine, head_machine, project=project)
+    spec, needs = job_on_machines(
+        job, overrides, image=image, spot=spot, per_node=per_node, accelerators=accelerator
+    )
+    _cloud(
+        "gcp",
+        spec,
+        needs=needs,
+        to=to,
+        memory=memory,
+        region=region,
+        zones=zones,
+        machine=machine,
+        head_machine=head_machine,
+        project=project,
+    )
 
 
 def azure(
@@ -382,8 +427,21 @@ def azure(
     resource_group: Annotated[str, typer.Option(callback=word, help="the resource group")] = "ray-cluster",
 ) -> None:
     """A cluster on Azure for `ray up`."""
-    spec, needs = job_on_machines(job, overrides, image, spot, per_node, accelerator)
-    _cloud("azure", spec, needs, to, memory, region, zones, machine, head_machine, project=resource_group)
+    spec, needs = job_on_machines(
+        job, overrides, image=image, spot=spot, per_node=per_node, accelerators=accelerator
+    )
+    _cloud(
+        "azure",
+        spec,
+        needs=needs,
+        to=to,
+        memory=memory,
+        region=region,
+        zones=zones,
+        machine=machine,
+        head_machine=head_machine,
+        project=resource_group,
+    )
 
 
 def local(
@@ -399,7 +457,7 @@ def local(
     from cluster.render.launcher import local as document
     from orchestrator.render import manifests as rendered
 
-    spec, needs = job_on_machines(job, overrides, image, False, None, None)
+    spec, needs = job_on_machines(job, overrides, image=image, spot=False, per_node=None, accelerators=None)
     if wanted := [label for label, value in needs.labels.items() if not value.startswith("!")]:
         where, hint = (
             f"resources.per_worker.labels.{wanted[0]}",
@@ -435,7 +493,7 @@ def _cloud(
     from orchestrator.render.memory import with_host_memory
     from orchestrator.render.needs import of_one_cloud
 
-    of_one_cloud(spec, kind)
+    of_one_cloud(spec.resources, kind)
     if needs.gpu and machine is None:
         raise InputError(
             "the job needs GPUs and no machine type is given", "--machine", "name one that has them"

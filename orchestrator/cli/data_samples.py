@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.config.errors import InputError
+from orchestrator.train.config import TrainSpec
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -102,7 +103,7 @@ def look(inputs: TrainingInputs, tokens: Tokens, begun: Source | None, wanted: W
     if wanted.at is not None or wanted.sample is not None:
         decode = _decoder(tokens.tokenizer())
         result["samples"] = [
-            _shown(inputs, spec, place, decode) for place in _places(inputs, spec, begun, wanted)
+            _shown(inputs, spec.train, place, decode) for place in _places(inputs, spec, begun, wanted)
         ]
     return result
 
@@ -160,7 +161,7 @@ def _places(
     return [{**place, "pieces": [[start, start + length] for start, length in pieces]}]
 
 
-def _shown(inputs: TrainingInputs, spec: JobSpec, place: dict[str, Any], decode: Decode) -> dict[str, Any]:
+def _shown(inputs: TrainingInputs, train: TrainSpec, place: dict[str, Any], decode: Decode) -> dict[str, Any]:
     """A sample with its rows, of which there are several in a warm-up of the sequence length."""
     from orchestrator.data.samples.inspect import answers_apart, others, plain, spots
     from orchestrator.train.sequence_warmup import shortened
@@ -172,7 +173,7 @@ def _shown(inputs: TrainingInputs, spec: JobSpec, place: dict[str, Any], decode:
         length = read.length(place["sample"]) - (
             read.objective.reading.window - read.objective.reading.stride
         )
-    whole, warmup = batch["tokens"].shape[1], spec.train.sequence_warmup
+    whole, warmup = batch["tokens"].shape[1], train.sequence_warmup
     if warmup and place["step"]:
         batch = shortened(batch, warmup.at(place["step"] - 1, whole))
     size, rows = batch["tokens"].shape[1], []

@@ -197,7 +197,13 @@ class _Commit:
         tokenizer, chat = found.tokens.tokenizer(), None if bare else chat_of(found.spec, found.tokens)
         with wrong_input("prompts"):
             said = continue_prompts(
-                found.workload, found.read, tokenizer, prompts, tokens, sampling, chat=chat
+                found.workload,
+                found.read,
+                tokenizer=tokenizer,
+                prompts=prompts,
+                max_tokens=tokens,
+                sampling=sampling,
+                chat=chat,
             )
         return said, chat is not None
 
@@ -253,16 +259,16 @@ class _Export:
         from orchestrator.resolve.resolved_job import wrong_input
 
         spec, _ = spec_of_export(self._folder, {})
-        workload, tokenizer = workload_of_export(spec), tokenizer_of_export(spec)
-        chat = None if bare else chat_of_export(spec, tokenizer)
+        workload, tokenizer = workload_of_export(spec), tokenizer_of_export(spec.data, spec.workload)
+        chat = None if bare else chat_of_export(spec.data, spec.workload, tokenizer)
         with wrong_input("prompts"):
             said = continue_prompts(
                 workload,
                 lambda name: workload.initial(name, spec.seed),
-                tokenizer,
-                prompts,
-                tokens,
-                sampling,
+                tokenizer=tokenizer,
+                prompts=prompts,
+                max_tokens=tokens,
+                sampling=sampling,
                 chat=chat,
             )
         return said, chat is not None

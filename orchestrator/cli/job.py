@@ -199,10 +199,21 @@ def plan(
         plan_chain(
             spec,
             run_of(spec, None),
-            lambda each: _plan(each, workers, machine, None, None, frontier, as_json),
+            lambda each: _plan(
+                each, workers, device=machine, html=None, at=None, by_workers=frontier, as_json=as_json
+            ),
             as_json,
         )
-    elif found := _plan(spec, workers, machine, html, cluster, frontier, as_json, run_of(spec, None)):
+    elif found := _plan(
+        spec,
+        workers,
+        device=machine,
+        html=html,
+        at=cluster,
+        by_workers=frontier,
+        as_json=as_json,
+        run=run_of(spec, None),
+    ):
         emit(found)
 
 
@@ -242,7 +253,14 @@ def _plan(
     points = []
     if by_workers:
         most = spec.resources.workers.max
-        points = frontier(spec, shape, most, planned.machine, planned.must_fit, planned.verdicts)
+        points = frontier(
+            spec,
+            shape,
+            workers=most,
+            machine=planned.machine,
+            must_fit=planned.must_fit,
+            verdicts=planned.verdicts,
+        )
     if as_json:
         more: dict[str, Any] = {"frontier": [point.to_json() for point in points]} if by_workers else {}
         return planned.to_json() | more | ({"cluster": prediction} if prediction else {})
@@ -254,5 +272,5 @@ def _plan(
     if by_workers:
         plan_table.show_frontier(points)
     if prediction:
-        show_forecast(spec, prediction)
+        show_forecast(spec.train, prediction)
     return None

@@ -98,7 +98,9 @@ def submit(
         _check_accelerator(spec)
     jobs = submission.jobs_at(address)
     try:
-        found, new = submission.submit(jobs, spec, run, until, priority, environment)
+        found, new = submission.submit(
+            jobs, spec, run=run, until=until, priority=priority, runtime_env=environment
+        )
     except KeyboardInterrupt as interruption:
         if not interruption.args:
             raise
@@ -123,7 +125,7 @@ def _check_accelerator(spec: JobSpec) -> None:
     from orchestrator.resolve.precision import in_chosen_precision
     from orchestrator.resolve.resolved_job import resolve
 
-    worker = worker_named(spec)
+    worker = worker_named(spec.resources)
     if worker is None or not spec.resources.must_fit:
         return
     try:

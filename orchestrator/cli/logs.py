@@ -62,7 +62,9 @@ def logs(
             raise InputError("a controller has neither", "--rank, --attempt", "leave it out, or --controller")
         _print_controllers(directory, wanted, follow, as_json)
     else:
-        _print_ranks(directory, frozenset(rank or ()), attempt, wanted, follow, as_json)
+        _print_ranks(
+            directory, frozenset(rank or ()), attempt=attempt, wanted=wanted, follow=follow, as_json=as_json
+        )
 
 
 def _print_controllers(run: RunDir, wanted: re.Pattern[str], follow: bool, as_json: bool) -> None:

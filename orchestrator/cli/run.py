@@ -92,7 +92,7 @@ def run(
         if dry_run:
             check(spec, directory, address, as_json)
             return
-        run_chain(spec, directory, address, fault or [], priority, as_json)
+        run_chain(spec, directory, address=address, faults=fault or [], priority=priority, as_json=as_json)
         return
     if smoke:
         spec = smoke_of(spec)
@@ -103,7 +103,16 @@ def run(
         return
     anew = begun_anew(directory) if smoke else contextlib.nullcontext()
     with anew, ProgressDisplay(how=progress) as display:
-        outcome = drive(spec, directory, until, address, display.update, faults, priority, _launched())
+        outcome = drive(
+            spec,
+            directory,
+            until=until,
+            address=address,
+            show=display.update,
+            faults=faults,
+            priority=priority,
+            launched=_launched(),
+        )
     with at_its_end():
         if as_json:
             emit(

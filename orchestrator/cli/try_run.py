@@ -99,7 +99,7 @@ def dry_run_of(
     done = done_already(spec, directory) is not None
     job = preflight(spec, directory, until, address)
     source, commit = begun_from(job.spec, directory, check_same_run(job.spec, directory))
-    found = planned_of(spec, job, worker_at(address)(job.spec) if address else None)
+    found = planned_of(spec.train, job, worker_at(address)(job.spec) if address else None)
     begins = "does nothing: it is finished" if done else "begins anew"
     if commit is not None and not done:
         begins = f"goes on from step {commit.step}" + (f" of {source.uri}" if source else "")

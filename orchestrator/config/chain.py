@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config import spec
 from orchestrator.config.commit_steps import regular_before
 from orchestrator.config.document import read_document
@@ -241,7 +242,7 @@ def _check_inputs(chain: ChainSpec, stage: Stage, where: str) -> None:
             if tag != "last":
                 raise InputError("a stage has one tokenizer", place, f"leave out @{tag}")
         elif other.workload.adapter and key == INIT:
-            _check_adapted(other, name, tag, place)
+            _check_adapted(other.checkpoint, name, tag, place)
         elif tag == "best":
             if other.checkpoint.best_metric is None:
                 hint = f"set checkpoint.keep_best of {name} to a metric, or name @last"
@@ -254,12 +255,12 @@ def _check_inputs(chain: ChainSpec, stage: Stage, where: str) -> None:
         _check_same_tokenizer(chain, stage.job, chain[base.stage], where)
 
 
-def _check_adapted(other: JobSpec, name: str, tag: str, place: str) -> None:
+def _check_adapted(checkpoint: CheckpointSpec, name: str, tag: str, place: str) -> None:
     """Raise InputError if the input is a commit of a stage that trains an adapter: only its export has the merged
     model.
     """
-    exported = "best" if other.checkpoint.best_metric else "last"
-    if other.checkpoint.export != "hf":
+    exported = "best" if checkpoint.best_metric else "last"
+    if checkpoint.export != "hf":
         hint = f"set checkpoint.export of {name} to hf, which has both merged"
         raise InputError(f"{name} trains an adapter, and its commits lack its base", place, hint)
     if tag != exported:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec, parse
+from orchestrator.train.config import TrainSpec
 
 STEPS, HALF = 12, 6
 """Steps of the trial. It commits and evaluates in the middle and at the end."""
@@ -26,7 +28,7 @@ def smoke_of(spec: JobSpec, is_alike: Callable[[JobSpec], bool]) -> JobSpec:
     document["tune"] = document["stop_when"] = None
     steps = min(spec.train.steps, STEPS)
     half = min(HALF, steps)
-    shorter(spec, steps, document)["train"]["steps"] = steps
+    shorter(spec.train, steps, document)["train"]["steps"] = steps
     document["train"] |= {"continue_from": None, "thaw": {}}
     if spec.train.thaw:  # it may train the parameters that a group matches
         document["train"]["optimizer"]["groups"] = []
@@ -36,27 +38,27 @@ def smoke_of(spec: JobSpec, is_alike: Callable[[JobSpec], bool]) -> JobSpec:
     document["notify"] = None
     if spec.tracking is not None:
         document["tracking"]["register_as"] = None
-    return next(filter(is_alike, _smaller(document, spec)))
+    return next(filter(is_alike, _smaller(document, spec.resources, spec.train)))
 
 
-def shorter(spec: JobSpec, steps: int, document: dict[str, Any]) -> dict[str, Any]:
+def shorter(train: TrainSpec, steps: int, document: dict[str, Any]) -> dict[str, Any]:
     """Return the job's `document` with `steps` steps, and an optimizer whose warm-up and decay keep their shares of
     them.
     """
     optimizer = document["train"]["optimizer"]
-    for key, whole in (("warmup", spec.train.warmup_steps), ("decay", spec.train.decay_steps)):
-        optimizer[key] = min(whole, max(round(whole / spec.train.steps * steps), 1))
+    for key, whole in (("warmup", train.warmup_steps), ("decay", train.decay_steps)):
+        optimizer[key] = min(whole, max(round(whole / train.steps * steps), 1))
     if optimizer["warmup"] >= steps:
         optimizer["warmup"] = 0
     optimizer["decay"] = min(optimizer["decay"], steps - optimizer["warmup"])
     return document
 
 
-def _smaller(document: dict[str, Any], spec: JobSpec) -> Iterator[JobSpec]:
+def _smaller(document: dict[str, Any], resources: ResourceSpec, train: TrainSpec) -> Iterator[JobSpec]:
     """Yield the trial with smaller global batches, smallest first, and last with the job's own."""
-    whole = spec.train.global_batch
-    bitwise = spec.train.determinism == "bitwise"
-    least = max(spec.resources.workers.max, spec.train.virtual_shards if bitwise else 1)
+    whole = train.global_batch
+    bitwise = train.determinism == "bitwise"
+    least = max(resources.workers.max, train.virtual_shards if bitwise else 1)
     for batch in range(min(least, whole), whole + 1):
-        if whole % batch == 0 and not (bitwise and batch % spec.train.virtual_shards):
+        if whole % batch == 0 and not (bitwise and batch % train.virtual_shards):
             yield parse({**document, "train": {**document["train"], "global_batch": batch}})

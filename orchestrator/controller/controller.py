@@ -571,7 +571,7 @@ class Controller:
         self._retry_storage(lambda: self._evaluations.find(history))
         self._restored = commit.step if commit else 0
         history.trace.begin(self._planner, state.attempt, layout.world)
-        reason, fields = start_event(self._spec, layout, layout_before, commit, self._planner.refused)
+        reason, fields = start_event(self._spec.train, layout, layout_before, commit, self._planner.refused)
         self._note = f"starting {reason}"
         self._event("start", reason, step=self._restored, **fields)
         self._write_status(force=True)

@@ -14,7 +14,6 @@ from orchestrator.checkpoint.identity import CONTINUED
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import ENDED
-from orchestrator.config.spec import JobSpec
 from orchestrator.controller.config import LimitSpec
 from orchestrator.controller.health import Failure
 from orchestrator.controller.hints import hint_for
@@ -29,13 +28,14 @@ from orchestrator.planner import prices
 from orchestrator.storage.row_line import Row
 from orchestrator.storage.row_log import missing_numbers
 from orchestrator.storage.row_types import EventFields
+from orchestrator.train.config import TrainSpec
 
 COUNT_EVERY = 10.0
 """Seconds between two updates of what the job has spent."""
 
 
 def start_event(
-    spec: JobSpec,
+    train: TrainSpec,
     layout: Layout,
     layout_before: Layout | None,
     commit: CommitManifest | None,
@@ -50,12 +50,12 @@ def start_event(
         commit: the commit that the gang starts from, None to start from the beginning.
         refused: how many layouts were rejected because their traces do not fit in memory.
     """
-    reason = f"{layout.world} workers in {spec.train.dtype}"
+    reason = f"{layout.world} workers in {train.dtype}"
     fields: EventFields = {
         "layout": layout.to_json(),
         "layout_after": str(layout),
         "layout_before": str(layout_before) if layout_before else None,
-        "precision": spec.train.dtype,
+        "precision": train.dtype,
     }
     if commit is None:
         reason += " from the beginning"

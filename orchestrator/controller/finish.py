@@ -14,6 +14,7 @@ from orchestrator.config.metric_names import by_name, larger_is_better
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.spec import JobSpec
 from orchestrator.controller.run_history import RunHistory
+from orchestrator.observe.config import TrackingSpec
 from orchestrator.observe.goodput import with_end
 from orchestrator.observe.mlflow_client import SQLITE
 from orchestrator.observe.registry import register_export
@@ -53,7 +54,7 @@ def finish(
     # Snapshots in memory do not count, because they end with the run.
     commit = history.store.latest(deep=False)
     tracker = history.tracker
-    result = summarise(spec, run, commit, data, exported, rows)
+    result = summarise(spec, run, commit=commit, data=data, exported=exported, rows=rows)
     if result["state"] == Outcome.DONE:
         release_base(spec, run, history.base)
     result["problem"] = result["reason"] if result["state"] == Outcome.FAILED else None
@@ -63,7 +64,7 @@ def finish(
     tracker.document("summary.json")
     tracker.document("report.html")
     tracker.status(MLFLOW_STATUS[result["state"]])
-    delivery = tracker.close(_patience(spec))
+    delivery = tracker.close(_patience(spec.tracking))
     problem = delivery.problem or register_export(spec, run)
     refused = {"refused": delivery.line} if delivery.line else {}
     result["tracking"] = {"missing_rows": delivery.missing, "problem": problem, **refused}
@@ -72,8 +73,8 @@ def finish(
     return result
 
 
-def _patience(spec: JobSpec) -> float:
-    in_a_file = spec.tracking is not None and SQLITE.fullmatch(spec.tracking.uri)
+def _patience(tracking: TrackingSpec | None) -> float:
+    in_a_file = tracking is not None and SQLITE.fullmatch(tracking.uri)
     return DATABASE_PATIENCE if in_a_file else SERVER_PATIENCE
 
 

@@ -83,7 +83,9 @@ def _market(policy: Policy, fleet: Fleet, cluster: ClusterFile, market: Market, 
     best = max(round(max(interval, fleet.write) / seconds), 1)
     worth_trying = [spares for spares in SPARES if spares <= max(cluster.nodes // 2, 1)]
     tried = worth_trying if cluster.spares is None else [cluster.spares]
-    found = [_case(policy, fleet, cluster, market, plan, spares) for spares in tried]
+    found = [
+        _case(policy, fleet, cluster=cluster, market=market, plan=plan, spares=spares) for spares in tried
+    ]
     done = [case for case in found if case["ends"] == Outcome.DONE.value] or found
     chosen = min(done, key=lambda case: (case["usd"] or case["days"], case["days"]))
     often = policy.spec.checkpoint.model_copy(update={"every": best})
@@ -94,7 +96,9 @@ def _market(policy: Policy, fleet: Fleet, cluster: ClusterFile, market: Market, 
         "young_daly": {
             "seconds": interval,
             "every_steps": best,
-            "goodput": _case(other, fleet, cluster, market, plan, chosen["spares"])["goodput"],
+            "goodput": _case(
+                other, fleet, cluster=cluster, market=market, plan=plan, spares=chosen["spares"]
+            )["goodput"],
         },
         "by_spares": [
             {key: case[key] for key in ("spares", "days", "goodput", "usd", "ends")} for case in found

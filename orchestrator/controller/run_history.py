@@ -659,7 +659,14 @@ class RunHistory:
         """
         if not missing or [list(gap) for gap in missing] == self.event_history.missing:
             return False
-        rows = find(self._spec, self._run, self._metrics.log, self.store, self.events, missing)
+        rows = find(
+            self._spec,
+            self._run,
+            log=self._metrics.log,
+            store=self.store,
+            events=self.events,
+            missing=missing,
+        )
         if rows:
             self._metrics.restore(list(rows.values()))
         left, reason = recovered(missing, rows)

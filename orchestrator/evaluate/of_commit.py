@@ -28,7 +28,7 @@ def evaluate_commit(
     """
     check_commit(commit, spec, run.at("job.yaml"))
     tokens = tokens_of(spec, run, commit.meta["data"])
-    check_shards(commit, digest_of(spec, tokens), tokens.folder.uri)
+    check_shards(commit, digest_of(spec.data, tokens), tokens.folder.uri)
     if raw:
         trained = spec.checkpoint.model_copy(update={"average": None})
         spec = spec.model_copy(update={"checkpoint": trained})
@@ -47,6 +47,8 @@ def row_of(spec: JobSpec, task: Task) -> EvaluationRow:
     """Return the result of an evaluation task, run on this machine. Raises RuntimeError if it fails."""
     bundle = spec.resources.per_worker.bundle
     wait = EVALUATION_PATIENCE
-    _, result = run_to_the_end(1, bundle, ENTRY, task.to_json(), wait, "evaluation")
+    _, result = run_to_the_end(
+        1, bundle, entry=ENTRY, config=task.to_json(), patience=wait, what="evaluation"
+    )
     row: EvaluationRow = result["evaluation"]
     return row

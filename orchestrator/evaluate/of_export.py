@@ -16,6 +16,8 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.overrides import override
 from orchestrator.config.records import LABELLED, REFERENCED
 from orchestrator.config.spec import JobSpec, parse
+from orchestrator.config.workload import WorkloadSpec
+from orchestrator.data.config import DataSpec
 from orchestrator.evaluate.of_commit import row_of
 from orchestrator.export.target import MARK
 from orchestrator.resolve.chat import TALKING, Chat
@@ -148,17 +150,17 @@ def workload_of_export(spec: JobSpec) -> Workload:
     return workload
 
 
-def tokenizer_of_export(spec: JobSpec) -> Tokenizer:
+def tokenizer_of_export(data: DataSpec, workload: WorkloadSpec) -> Tokenizer:
     """Return the tokenizer of a job from `spec_of_export`. Raises InputError if its folder has none."""
     from tokenizers import Tokenizer
 
     from orchestrator.data.encoding import tokenizer
 
-    assert isinstance(spec.data.tokenizer, str)
-    return Tokenizer.from_str(tokenizer.load(spec.data.tokenizer, special_tokens_of(spec))[0])
+    assert isinstance(data.tokenizer, str)
+    return Tokenizer.from_str(tokenizer.load(data.tokenizer, special_tokens_of(data, workload))[0])
 
 
-def chat_of_export(spec: JobSpec, tokenizer: Tokenizer) -> Chat | None:
+def chat_of_export(data: DataSpec, workload: WorkloadSpec, tokenizer: Tokenizer) -> Chat | None:
     """Return how prompts are written as turns for the model of a job from `spec_of_export`.
 
     None if it learnt from texts, or if its folder has no chat template. If export.json is silent, a model with a
@@ -166,14 +168,14 @@ def chat_of_export(spec: JobSpec, tokenizer: Tokenizer) -> Chat | None:
     """
     from orchestrator.data.prepare.conversations import dated, find_template
 
-    folder = spec.workload.model.removeprefix("hf:")
-    objective = spec.workload.objective
+    folder = workload.model.removeprefix("hf:")
+    objective = workload.objective
     known = _facts(folder).get("evaluation")
     talks = known.get("chat", objective in TALKING) if isinstance(known, dict) else True
     found = find_template(folder, None) if talks else None
     if found is None:
         return None
-    template, tokens = found if spec.data.chat_date is None else dated(found, spec.data.chat_date)
+    template, tokens = found if data.chat_date is None else dated(found, data.chat_date)
     return Chat(template, dict(tokens), tokenizer)
 
 

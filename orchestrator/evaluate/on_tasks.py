@@ -74,7 +74,7 @@ def subject_of_commit(
     workload = found.workload
     model = with_weights(workload, found.read, device)
     with tempfile.TemporaryDirectory(prefix="tokenizer-") as folder:
-        write_tokenizer(found.tokens, workload, found.spec, folder)
+        write_tokenizer(found.tokens, workload, found.spec.data, folder)
         tokenizer = Tokenizer.from_file(str(Path(folder, FILE)))
         return Subject(workload, model, _for_lm_eval(tokenizer), found.commit.step, facts_of(found.reader))
 
@@ -88,7 +88,7 @@ def subject_of_export(
     spec, step = spec_of_export(folder, {}, overrides)
     workload = workload_of_export(spec)
     model = with_weights(workload, lambda name: workload.initial(name, spec.seed), device)
-    return Subject(workload, model, _for_lm_eval(tokenizer_of_export(spec)), step)
+    return Subject(workload, model, _for_lm_eval(tokenizer_of_export(spec.data, spec.workload)), step)
 
 
 def _for_lm_eval(tokenizer: Tokenizer) -> Any:
@@ -145,7 +145,9 @@ def run_tasks(tasks: Sequence[TaskFile], place: Mapping[str, Any], bundle: Bundl
         prefix="tasks-"
     ) as scratch:  # an interrupted process cannot clean up itself
         config |= {"scratch": scratch}
-        _, result = run_to_the_end(1, bundle, ENTRY, config, PATIENCE, "evaluation of tasks")
+        _, result = run_to_the_end(
+            1, bundle, entry=ENTRY, config=config, patience=PATIENCE, what="evaluation of tasks"
+        )
     if "wrong" in result:
         raise InputError(*result["wrong"])
     row: EvaluationRow = result["row"]

@@ -15,6 +15,7 @@ import numpy as np
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
+from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding.auto_tokenizer import FILE, class_to_read
 from orchestrator.export.converted import FORM, Conversion, convert, form_of
 from orchestrator.export.peft_adapter import check_adapter_export, write_adapter
@@ -91,7 +92,9 @@ def export(
                 difference = write(spec, tokens, found.workload, found.read, plain)
                 rounded = convert(form, plain, folder)
         else:
-            difference = write(spec, tokens, found.workload, found.read, folder, form)
+            difference = write(
+                spec, tokens, workload=found.workload, read=found.read, folder=folder, form=form
+            )
         facts = {"step": step, "receipt": commit.receipt, "run": spec.name, "logits_difference": difference}
         if not own:
             facts["evaluation"] = _evaluation_facts(spec, tokens, commit.meta["layout"]["micro_batch"])
@@ -102,7 +105,11 @@ def export(
         named = form.form if isinstance(form, Conversion) else form
         reader = class_to_read(folder) if Path(folder, FILE).exists() else ""
         facts |= {"tokenizer_class": reader} if reader else {}
-        (Path(folder) / NAME).write_text(model_card(found, named, evaluation, weights, difference, reader))
+        (Path(folder) / NAME).write_text(
+            model_card(
+                found, named, evaluation=evaluation, weights=weights, difference=difference, reader=reader
+            )
+        )
         facts["files"] = [*sorted(os.listdir(folder)), MARK]
         (Path(folder) / MARK).write_text(json.dumps(facts, indent=2) + "\n")
         publish(folder, target, patient(spec.limits.unsaved))
@@ -166,17 +173,17 @@ def write(
     if form == "adapter":
         with wrong_input("checkpoint.export"):
             check_adapter_export(workload)
-        write_tokenizer(tokens, workload, spec, folder)
-        tried = batches(spec, tokens, workload)
+        write_tokenizer(tokens, workload, spec.data, folder)
+        tried = batches(spec.data, tokens, workload)
         return write_adapter(spec, cast("TransformerWorkload", workload), read, folder, tried)
     with wrong_input("checkpoint.export"):
         workload.to_hf(read, folder)
-    write_tokenizer(tokens, workload, spec, folder)
-    return _compare(spec, tokens, workload, read, folder)
+    write_tokenizer(tokens, workload, spec.data, folder)
+    return _compare(spec.data, tokens, workload, read, folder)
 
 
 def _compare(
-    spec: JobSpec, tokens: Tokens, workload: Workload, read: Callable[[str], Tensor], folder: str
+    data: DataSpec, tokens: Tokens, workload: Workload, read: Callable[[str], Tensor], folder: str
 ) -> float:
     """Return the largest difference between the outputs of our model and of the exported one
     (`workloads.hf.compare`).
@@ -185,13 +192,13 @@ def _compare(
     from workloads.load import with_weights
 
     model = with_weights(workload, read)
-    found = difference(workload.config, model, folder, batches(spec, tokens, workload))
+    found = difference(workload.config, model, folder, batches(data, tokens, workload))
     if not found <= TOLERANCE:
         raise RuntimeError(f"the exported model's outputs differ by {found:.2e}; nothing was published")
     return found
 
 
-def batches(spec: JobSpec, tokens: Tokens, workload: Workload) -> Iterator[Batch]:
+def batches(data: DataSpec, tokens: Tokens, workload: Workload) -> Iterator[Batch]:
     """Return the batches for comparing both models: one of the objective, and text of several lengths, also padded."""
     import torch
 
@@ -199,7 +206,7 @@ def batches(spec: JobSpec, tokens: Tokens, workload: Workload) -> Iterator[Batch
     from workloads.hf.compare import probes
     from workloads.objectives.samples import Samples
 
-    length = min(spec.data.sequence_length, COMPARED)
+    length = min(data.sequence_length, COMPARED)
     objective = workload.objective
     with contextlib.suppress(WorkloadError):  # some objectives need their full length
         objective = replace(objective, sequence_length=length)  # type: ignore[type-var]

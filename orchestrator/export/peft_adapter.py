@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.config.errors import InputError
 from orchestrator.config.extras import install
 from orchestrator.config.spec import JobSpec
+from orchestrator.config.workload import WorkloadSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,7 +58,7 @@ def write_adapter(
     if adapter and adapter.kind in ("prefix", *PROMPTS):
         # peft puts these only before a plain mask
         batches = [batch for batch in batches if not batch.keys() & {"attention", "positions", "segments"}]
-    adapter_folder.write_adapter(workload, read, folder, _name_of_base(spec))
+    adapter_folder.write_adapter(workload, read, folder, _name_of_base(spec.workload))
     with tempfile.TemporaryDirectory(prefix="base-") as base:
         workload.base_to_hf(read, base)
         with contextlib.suppress(FileNotFoundError):  # belongs to a model that does not generate text
@@ -89,6 +90,6 @@ def _with(hf_model: Any, folder: str, taken: int) -> Any:
     return found
 
 
-def _name_of_base(spec: JobSpec) -> str:
+def _name_of_base(workload: WorkloadSpec) -> str:
     """Return the location of the base, as far as transformers can load it from there."""
-    return spec.workload.init_from or spec.workload.model.removeprefix("hf:")
+    return workload.init_from or workload.model.removeprefix("hf:")

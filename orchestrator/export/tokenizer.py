@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, processors
 
+from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding.auto_tokenizer import BY_FILE, FILE, is_read
 from orchestrator.data.encoding.tokenizer import LANGUAGES
 from orchestrator.data.prepare.conversations import MORE_TEMPLATES, named_template, templates_in
 from orchestrator.data.store.data_folder import DataFolder
 
 if TYPE_CHECKING:
-    from orchestrator.config.spec import JobSpec
     from orchestrator.data.store.tokens import Tokens
     from workloads.workload import Workload
 
@@ -27,7 +27,7 @@ ACCOMPANYING = (
 """Files that may accompany a tokenizer.json in its folder."""
 
 
-def write_tokenizer(tokens: Tokens, workload: Workload, spec: JobSpec, folder: str) -> None:
+def write_tokenizer(tokens: Tokens, workload: Workload, data: DataSpec, folder: str) -> None:
     """Write the tokenizer of `tokens` to `folder`, with the files that came with it.
 
     A tokenizer that adds special tokens itself stays unchanged. Any other gets those of the objective.
@@ -35,8 +35,8 @@ def write_tokenizer(tokens: Tokens, workload: Workload, spec: JobSpec, folder: s
     tokenizer = tokens.tokenizer()
     if not _adds_tokens(tokenizer):
         tokenizer = _with_special_tokens(tokenizer, workload, tokens.manifest.roles)
-    source = spec.data.tokenizer
-    given = spec.data.chat_template
+    source = data.tokenizer
+    given = data.chat_template
     place = _folder(source) if isinstance(source, str) else None
     templates = templates_in(DataFolder(str(place))) if place else {}
     if not (isinstance(source, str) and _copied_whole(tokenizer, place, folder)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.checkpoint.config import NO_EXPORT
+from orchestrator.checkpoint.config import NO_EXPORT, CheckpointSpec
 from orchestrator.checkpoint.evaluations import measure_of
 from orchestrator.checkpoint.identity import (
     JOB,
@@ -60,7 +60,7 @@ def done_already(spec: JobSpec, run_dir: RunDir) -> dict[str, Any] | None:
         return summary
     last = summary.get("commit")
     is_older = isinstance(last, int) and commit.step < last
-    if is_older or _has_steps_left(spec, commit) or _lacks_export(spec, run_dir, summary):
+    if is_older or _has_steps_left(spec, commit) or _lacks_export(spec.checkpoint, run_dir, summary):
         return None
     return summary
 
@@ -133,13 +133,13 @@ def _has_steps_left(spec: JobSpec, commit: CommitManifest) -> bool:
     return commit.step < spec.train.steps and not progress.is_on_plateau(spec.stop_when)
 
 
-def _lacks_export(spec: JobSpec, run_dir: RunDir, summary: dict[str, Any]) -> bool:
+def _lacks_export(checkpoint: CheckpointSpec, run_dir: RunDir, summary: dict[str, Any]) -> bool:
     """Whether the job asks for an export that the run has not made, by its summary."""
     before = read_job(run_dir)
-    if spec.checkpoint.export is None:
+    if checkpoint.export is None:
         return False
     if not summary.get("export"):
         return True
     return before is not None and any(
-        getattr(spec.checkpoint, key) != getattr(before.checkpoint, key) for key in OF_THE_EXPORT
+        getattr(checkpoint, key) != getattr(before.checkpoint, key) for key in OF_THE_EXPORT
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from orchestrator.checkpoint.identity import BASE
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
+from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.resolve.base import Base, base_of
 from orchestrator.resolve.continued import WEIGHTS_ALONE, WHERE, source_of
@@ -38,7 +39,7 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
     """
     spec = job.spec
     if commit is None:
-        _check_read(spec)
+        _check_read(spec.workload)
     if not (spec.workload.init_from or spec.workload.adapter or spec.train.freeze):
         return
     from workloads.hf.hf_config import FOLDER
@@ -74,12 +75,12 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
         base_of(spec, begun, True)
 
 
-def _check_read(spec: JobSpec) -> None:
+def _check_read(workload: WorkloadSpec) -> None:
     """Check that all weight files in the folder that the job names are read."""
     from workloads.hf.hf_config import ADAPTER, FOLDER, root
     from workloads.hf.weights import check_none_unread
 
-    model, base = spec.workload.model, spec.workload.init_from
+    model, base = workload.model, workload.init_from
     folder = base if base is not None else model.removeprefix(FOLDER) if model.startswith(FOLDER) else ""
     known = any((root(folder) / name).exists() for name in ("config.json", ADAPTER))
     if folder and is_local(folder) and known:

@@ -9,6 +9,7 @@ import os
 import shutil
 
 from orchestrator.config.errors import InputError
+from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec
 from orchestrator.launch.worker import worker_here
 from orchestrator.parallel.layout import ModelShape
@@ -54,7 +55,7 @@ def check_memory(job: ResolvedJob, machine: Machine) -> None:
 
 def check_machine(spec: JobSpec, address: str | None) -> None:
     """Check that this machine has the labels and GPUs that the job asks for, if it runs here (`address` is None)."""
-    check_labels(spec, address)
+    check_labels(spec.resources, address)
     if address is None and spec.resources.per_worker.gpu:
         gpus_here(spec)
 
@@ -76,8 +77,8 @@ def gpus_here(spec: JobSpec) -> int:
     return min(most + spec.evaluates_beside * int(spec.resources.per_worker.gpu), available)
 
 
-def check_labels(spec: JobSpec, address: str | None) -> None:
+def check_labels(resources: ResourceSpec, address: str | None) -> None:
     """Raise InputError if the job asks for labelled nodes but runs on this machine, which has no labels."""
-    if address is None and spec.resources.per_worker.labels:
+    if address is None and resources.per_worker.labels:
         hint = "--set 'resources.per_worker.labels={}' leaves them out; or name a cluster with --address"
         raise InputError("only a cluster's nodes have labels", "resources.per_worker.labels", hint)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 
+from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.errors import InputError, Problems
 from orchestrator.config.spec import JobSpec
-from orchestrator.data.config import Source
+from orchestrator.data.config import DataSpec, Source
 from orchestrator.observe.mlflow_checks import check_experiment, check_registered_name, check_tracking
 from orchestrator.observe.sinks.follow import check_sinks
 from orchestrator.resolve.prepared_data import data_cache
@@ -14,7 +15,7 @@ from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import check_uri, is_local, local_path, unwritable
 
 
-def check_written(spec: JobSpec, run_dir: RunDir, address: str | None) -> None:
+def check_written(checkpoint: CheckpointSpec, data: DataSpec, run_dir: RunDir, address: str | None) -> None:
     """Raise InputError if a folder that the run writes is not writable.
 
     Folders that only workers write are checked if the workers run here (`address` is None).
@@ -26,10 +27,10 @@ def check_written(spec: JobSpec, run_dir: RunDir, address: str | None) -> None:
             raise InputError(what, run_dir.uri, "give another --run-dir")
     with problems.noted():
         run_dir.check_ours()
-    target = spec.checkpoint.export_to
+    target = checkpoint.export_to
     # An export is drafted beside its target.
     beside = os.path.dirname(target) if target and is_local(target) else target
-    for where, uri in {"data.cache": spec.data.cache, "checkpoint.export_to": beside}.items():
+    for where, uri in {"data.cache": data.cache, "checkpoint.export_to": beside}.items():
         if address is None and uri and (why := unwritable(uri)):
             with problems.noted():
                 hint = "check its permissions, or give another folder"
@@ -55,7 +56,7 @@ def check_places(spec: JobSpec, run_dir: RunDir) -> None:
     cache = local_path(spec.data.cache) if spec.data.cache and is_local(spec.data.cache) else ""
     if os.path.lexists(cache) and not os.path.isdir(cache):
         raise InputError("is no folder", f"data.cache {cache}", "give another")
-    if spec.data.samples is not None and not is_local(place := data_cache(spec, run_dir)):
+    if spec.data.samples is not None and not is_local(place := data_cache(spec.data, run_dir)):
         from orchestrator.data.samples.own_samples import check_cache
 
         check_cache(spec.data.samples, spec.seed, place)

@@ -27,6 +27,7 @@ from orchestrator.planner.trace.layout_memory import TracedMemory, confirmed
 from orchestrator.resolve.precision import as_its_run, choice_of, in_chosen_precision
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.train.config import TrainSpec
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def planned_on_paper(spec: JobSpec, device: str) -> PlannedJob:
     """
     job, assumed = check_on_paper(on_paper(spec, device))
     job = in_chosen_precision(job, partial(worker_on_paper, device=device))
-    found = _planned(spec, job, worker_on_paper(job.spec, device), job.spec.searches_layout)
+    found = _planned(spec.train, job, worker_on_paper(job.spec, device), job.spec.searches_layout)
     return dataclasses.replace(found, assumed=tuple(assumed))
 
 
@@ -97,13 +98,13 @@ def planned_here(spec: JobSpec, run: RunDir | None) -> PlannedJob:
     asked = spec
     if run is not None:
         check_places(spec, run)
-        check_written(spec, run, None)
+        check_written(spec.checkpoint, spec.data, run, None)
         spec = as_its_run(spec, run)
-    found = planned_of(asked, check_here(spec, None))
+    found = planned_of(asked.train, check_here(spec, None))
     return dataclasses.replace(found, refused=_refused(found.job, run)) if run is not None else found
 
 
-def planned_of(asked: JobSpec, job: ResolvedJob, machine: Machine | None = None) -> PlannedJob:
+def planned_of(train: TrainSpec, job: ResolvedJob, machine: Machine | None = None) -> PlannedJob:
     """Plan a job that is checked already.
 
     Args:
@@ -114,13 +115,21 @@ def planned_of(asked: JobSpec, job: ResolvedJob, machine: Machine | None = None)
     Raises:
         InputError: no layout is legal, or none fits.
     """
-    return _planned(asked, job, machine or worker_here(job.spec), True)
+    return _planned(train, job, machine or worker_here(job.spec), True)
 
 
-def _planned(asked: JobSpec, job: ResolvedJob, machine: Machine, must_fit: bool) -> PlannedJob:
+def _planned(train: TrainSpec, job: ResolvedJob, machine: Machine, must_fit: bool) -> PlannedJob:
     sure = confirmed(job, job.spec.resources.workers.max, machine, must_fit, always=True)
     assert sure.traced is not None
-    return PlannedJob(job, machine, must_fit, sure.plan, sure.traced, choice_of(asked, job), sure.verdicts)
+    return PlannedJob(
+        job,
+        machine,
+        must_fit=must_fit,
+        plan=sure.plan,
+        traced=sure.traced,
+        choice=choice_of(train, job),
+        verdicts=sure.verdicts,
+    )
 
 
 def _refused(job: ResolvedJob, run: RunDir) -> str:

@@ -94,7 +94,7 @@ def preflight(
     """Find all that can be found wrong of a run without starting anything. Returns the job, resolved, as the run has
     begun it: see `as_begun`. `begin` and `is_known`: see `check_job`."""
     check_places(spec, run_dir)
-    check_written(spec, run_dir, address)
+    check_written(spec.checkpoint, spec.data, run_dir, address)
     problems = Problems()
     prepared = ""
     kept: FolderConfig | None = None
@@ -105,8 +105,8 @@ def preflight(
         spec = as_its_run(spec, run_dir)
         commit = check_same_run(spec, run_dir)
         begins = commit is None
-        check_implementation(spec, commit, run_dir.uri)
-        prepared = prepared_before(spec, run_dir, commit)
+        check_implementation(spec.workload, commit, run_dir.uri)
+        prepared = prepared_before(spec.data, run_dir, commit)
         begun = begun_from(spec, run_dir, commit)[1]
         check_same_config(spec, begun, run_dir.uri)
         spec, kept = as_begun(spec, begun), kept_config(begun)
@@ -386,4 +386,4 @@ def check_layouts(job: ResolvedJob) -> None:
     workers = job.spec.resources.workers
     best = plan(job.spec, job.shape, workers.max, BOUNDLESS).chosen.layout
     if best.world < workers.min:
-        raise too_narrow(job.spec, best)
+        raise too_narrow(job.spec.resources, best)

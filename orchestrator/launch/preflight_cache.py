@@ -45,7 +45,7 @@ def note(mark: Path | None) -> None:
 def mark_of(spec: JobSpec, run: RunDir) -> Path | None:
     """The file that tells so of this job and of the code as it is now; None for a job that is checked each time."""
     model, tokenizer = spec.workload.model, spec.data.tokenizer
-    folder = data_cache(spec, run)
+    folder = data_cache(spec.data, run)
     others = spec.evaluate is not None and spec.evaluate.tasks
     if (
         used_by(spec)

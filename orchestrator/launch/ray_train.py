@@ -203,9 +203,11 @@ class RankZeroHistory:
             raise InputError(f"no legal layout uses {world} workers", "parallel", hint)
         self._attempt = self._history.attempts + 1
         commit, _ = self._history.roll_back(frozenset(), self._attempt)
-        commit = commit or take_over(self._spec, self._run, shards, self._data, base, job.kept)
+        commit = commit or take_over(
+            self._spec, self._run, shards=shards, data=self._data, base=base, kept=job.kept
+        )
         data_fields: EventFields = {"data": self._data.uri, "sets": self._data.sets, "base": base_json(base)}
-        reason, fields = start_event(self._spec, layout, None, commit)
+        reason, fields = start_event(self._spec.train, layout, None, commit)
         self._event("start", reason, **data_fields | fields)
         return {
             "layout": layout.to_json(),

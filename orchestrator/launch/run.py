@@ -104,8 +104,10 @@ def run(
         show({"phase": "check", "note": "reading the job's sources and model"})
         # Made before the checks, so it does not cover code that changes meanwhile.
         mark = preflight_cache.mark_of(spec, run_dir)
-        job = preflight(spec, run_dir, until, address, begin, preflight_cache.is_known(mark))
-        if choice := choice_of(spec, job):
+        job = preflight(
+            spec, run_dir, until=until, address=address, begin=begin, is_known=preflight_cache.is_known(mark)
+        )
+        if choice := choice_of(spec.train, job):
             show({"phase": "check", "note": f"precision {choice}"})
         outcome = _run(
             job,

@@ -11,6 +11,7 @@ from cluster.render.node_selection import ACCELERATOR
 from cluster.workers.gang import Bundle
 from cluster.workers.machine import Offer, smallest_offer
 from orchestrator.config.errors import InputError
+from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec
 from orchestrator.launch.submission import no_cluster
 from orchestrator.planner.device import Machine
@@ -37,12 +38,12 @@ def worker_here(spec: JobSpec) -> Machine:
     return replace(machine, memory=float(torch.cuda.get_device_properties(0).total_memory))
 
 
-def worker_named(spec: JobSpec) -> MachineOf | None:
+def worker_named(resources: ResourceSpec) -> MachineOf | None:
     """Return a function that describes a worker with the accelerator that the job's label asks for.
 
     Returns None without such a label, or if the accelerator has no profile.
     """
-    worker = spec.resources.per_worker
+    worker = resources.per_worker
     name = worker.labels.get(ACCELERATOR, "")
     if not worker.gpu or of_accelerator(name) is None:
         return None
@@ -55,7 +56,7 @@ def worker_there(spec: JobSpec, address: str) -> Machine:
     Raises:
         InputError: the cluster does not answer, or it has no such worker yet and the GPU is unknown.
     """
-    if (named := worker_named(spec)) is not None:
+    if (named := worker_named(spec.resources)) is not None:
         return named(spec)
     bundle = spec.resources.per_worker.bundle
     offer = _offer(bundle, spec.resources.workers.max, address)

@@ -124,11 +124,11 @@ def line_plot(
     return Plot(
         plot_axes,
         path(thin(given), x, y),
-        (x(last[0]), y(last[1])),
-        [(x(v), label) for v, label in marks if x.low <= v <= x.high],
-        [(x(max(a, x.low)), x(min(b, x.high))) for a, b in bands if a < x.high and b > x.low],
-        None if level is None else y(level),
-        [
+        last=(x(last[0]), y(last[1])),
+        marks=[(x(v), label) for v, label in marks if x.low <= v <= x.high],
+        bands=[(x(max(a, x.low)), x(min(b, x.high))) for a, b in bands if a < x.high and b > x.low],
+        level=None if level is None else y(level),
+        others=[
             (name, path(thin(line), x, y), (x(line[-1][0]), y(line[-1][1])))
             for name, line in others.items()
             if line and math.isfinite(line[-1][1])

@@ -32,7 +32,9 @@ class ParentRun:
         self, tracking: TrackingSpec, name: str, place: RunDir, born: float, params: Mapping[str, Any]
     ) -> None:
         called = run_name(name, place.name)
-        self._run = MlflowRun(tracking.uri, tracking.experiment, called, place.uri, born, params)
+        self._run = MlflowRun(
+            tracking.uri, tracking.experiment, name=called, run_uri=place.uri, born=born, params=params
+        )
         self.client = self._run.client
         self.run_id = self._run.run_id
         self.nested: dict[str, str] = {}

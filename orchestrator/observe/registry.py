@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.evaluations import metrics_of
 from orchestrator.checkpoint.store import Store
 from orchestrator.config.metric_names import larger_is_better
@@ -222,11 +223,13 @@ def _register_export(spec: JobSpec, run_dir: RunDir, step: int, uri: str) -> Non
     def source() -> str:
         return send(run.client, run.run_id, local_path(uri)) if is_local(uri) else uri
 
-    register(run.client, spec.tracking.register_as, run.run_id, _candidate(spec, run_dir, step), source)
+    register(
+        run.client, spec.tracking.register_as, run.run_id, _candidate(spec.checkpoint, run_dir, step), source
+    )
 
 
-def _candidate(spec: JobSpec, run_dir: RunDir, step: int) -> Candidate:
-    metric = spec.checkpoint.best_metric
+def _candidate(checkpoint: CheckpointSpec, run_dir: RunDir, step: int) -> Candidate:
+    metric = checkpoint.best_metric
     if metric is None:
         return Candidate(step)
     store = Store(run_dir.commits)

@@ -9,7 +9,9 @@ from typing import Any
 
 from orchestrator.config.loss_unit import predicts_text
 from orchestrator.config.outcome import ENDED
+from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec
+from orchestrator.controller.config import LimitSpec
 from orchestrator.observe.audit import audit, memory_audit
 from orchestrator.observe.energy import energy_of
 from orchestrator.observe.goodput import Phase, ledger, timeline
@@ -97,7 +99,12 @@ def summary(
         "evaluated_beside": _beside(spec, rows),
         **({} if rows.padding is None else {"padding": rows.padding}),
         **_footprint(
-            spec, held_seconds, used, rows, cost(phases, rows, events, spec.limits.usd_per_worker_hour)
+            spec.limits,
+            spec.resources,
+            held_seconds=held_seconds,
+            worker_hours=used,
+            rows=rows,
+            usd=cost(phases, rows, events, spec.limits.usd_per_worker_hour),
         ),
         "sample": sample,
     }
@@ -164,11 +171,16 @@ def _beside(spec: JobSpec, rows: RunTotals) -> dict[str, float | None] | None:
 
 
 def _footprint(
-    spec: JobSpec, held_seconds: float, worker_hours: float, rows: RunTotals, usd: float | None
+    limits: LimitSpec,
+    resources: ResourceSpec,
+    held_seconds: float,
+    worker_hours: float,
+    rows: RunTotals,
+    usd: float | None,
 ) -> dict[str, Any]:
     """Return cost and energy of these worker hours, with their assumptions as text."""
-    worker = spec.resources.per_worker
-    price = spec.limits.usd_per_worker_hour
+    worker = resources.per_worker
+    price = limits.usd_per_worker_hour
     basis = "Cost is unknown: usd_per_worker_hour is not set, and no machine's price is known."
     if usd is not None:
         basis = "Cost is hours of whole machines x their prices in the table."

@@ -286,7 +286,9 @@ def connect(spec: JobSpec, run_dir: RunDir, make: bool = True) -> MlflowRun:
     assert tracking
     params = spec.model_dump(mode="json") if make else None
     name = run_name(spec.name, run_dir.name)
-    return MlflowRun(tracking.uri, tracking.experiment, name, run_dir.uri, born, params)
+    return MlflowRun(
+        tracking.uri, tracking.experiment, name=name, run_uri=run_dir.uri, born=born, params=params
+    )
 
 
 def born_of(run_dir: RunDir) -> float | None:

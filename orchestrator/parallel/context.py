@@ -133,7 +133,9 @@ class ContextCore(nn.Module):
         key = in_order(gather(key, 2, self._cp), 2, self._cp)
         value = in_order(gather(value, 2, self._cp), 2, self._cp)
         if mask.documents is not None:
-            return self._of_documents(query, key, value, mask.documents, keys, sinks)
+            return self._of_documents(
+                query, key, value=value, documents=mask.documents, keys=keys, sinks=sinks
+            )
         if not mask.causal or mask.allowed is not None:
             return self._whole.attend(query, key, value, mask.allowed, False, keys, sinks)
         # Each of the two chunks of queries attends to the keys up to its own end: later ones are masked for all of it.
@@ -175,11 +177,11 @@ class ContextCore(nn.Module):
                 mixed = attend_flash(
                     rows,
                     key[:, :, :end],
-                    value[:, :, :end],
-                    query_bounds,
-                    key_bounds,
-                    documents.window,
-                    self._whole.scale,
+                    value=value[:, :, :end],
+                    bounds=query_bounds,
+                    key_bounds=key_bounds,
+                    window=documents.window,
+                    scale=self._whole.scale,
                 )
                 if mixed is None:  # no such kernel here
                     break

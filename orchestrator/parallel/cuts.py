@@ -45,7 +45,14 @@ def cuts(
 
 def layers_by_rank(layers: int, layout: Layout) -> tuple[int, ...]:
     """Return the number of layers of each rank of the pipeline."""
-    return _by_rank(layers, layout.pp, layout.schedule, layout.virtual, layout.first_less, layout.last_less)
+    return _by_rank(
+        layers,
+        layout.pp,
+        schedule=layout.schedule,
+        virtual=layout.virtual,
+        first_less=layout.first_less,
+        last_less=layout.last_less,
+    )
 
 
 @lru_cache(maxsize=8192)

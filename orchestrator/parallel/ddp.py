@@ -29,7 +29,13 @@ class Ddp:
                 one = h.cut.over_tp or mesh.tp.index == 0
                 self.shards.append(
                     ParameterShard(
-                        h.name, h.cut, h.parameter, boxes, group, first and one, h.original and one
+                        h.name,
+                        h.cut,
+                        parameter=h.parameter,
+                        boxes=boxes,
+                        replica_group=group,
+                        counted=first and one,
+                        saved=h.original and one,
                     )
                 )
 

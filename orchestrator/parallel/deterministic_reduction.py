@@ -25,7 +25,16 @@ class DeterministicReduction:
         mine = mesh.data.index == 0
         whole = [(h, boxes_of(h.cut, 0, h.parameter.numel())) for h in held]
         self.shards = [
-            ParameterShard(h.name, h.cut, h.parameter, boxes, mesh.data, mine, True) for h, boxes in whole
+            ParameterShard(
+                h.name,
+                h.cut,
+                parameter=h.parameter,
+                boxes=boxes,
+                replica_group=mesh.data,
+                counted=mine,
+                saved=True,
+            )
+            for h, boxes in whole
         ]
         size = sum(h.parameter.numel() for h in held)
         ways = self._group.size

@@ -26,7 +26,7 @@ def engine_problems(spec: JobSpec, layout: Layout) -> list[str]:
     if layout.offload != "none" and not spec.resources.per_worker.gpu:
         found.append("offload takes state off a GPU, and workers have none; set offload to none")
     if train.sequence_warmup:
-        found += _with_sequence_warmup(spec, layout)
+        found += _with_sequence_warmup(spec.train, layout)
     if layout.engine == "deepspeed":
         found += _by_deepspeed(train, layout)
         if is_object_reference(spec.workload.model):
@@ -52,7 +52,7 @@ def engine_problems(spec: JobSpec, layout: Layout) -> list[str]:
     return found
 
 
-def _with_sequence_warmup(spec: JobSpec, layout: Layout) -> list[str]:
+def _with_sequence_warmup(train: TrainSpec, layout: Layout) -> list[str]:
     """What takes the shape of a micro-batch from the first one, or cuts rows itself."""
     found = [
         f"train.sequence_warmup changes the length of rows, which {axis} {getattr(layout, axis)} fixes; set {axis} to 1"
@@ -64,11 +64,11 @@ def _with_sequence_warmup(spec: JobSpec, layout: Layout) -> list[str]:
             "train.sequence_warmup changes the rows of a micro-batch, which DeepSpeed fixes; set parallel.engine "
             "to torch"
         )
-    if spec.train.compile:
+    if train.compile:
         found.append(
             "train.sequence_warmup would compile every block anew for each length; set train.compile to false"
         )
-    if layout.sequence and spec.train.sequence_warmup and spec.train.sequence_warmup.length % layout.tp:
+    if layout.sequence and train.sequence_warmup and train.sequence_warmup.length % layout.tp:
         found.append(
             f"train.sequence_warmup.length is no multiple of tp {layout.tp}, over which sequence parallelism cuts it; "
             "raise it, or set parallel.sequence to false"

@@ -29,7 +29,17 @@ def legal(
         for ep, zero, schedule, sequence, micro in itertools.product(
             experts, zeros, schedules, sliced, micro_batches
         ):
-            layout = Layout(pp, dp, cp, tp, ep, zero, micro, schedule=schedule, sequence=sequence)
+            layout = Layout(
+                pp,
+                dp,
+                cp=cp,
+                tp=tp,
+                ep=ep,
+                zero=zero,
+                micro_batch=micro,
+                schedule=schedule,
+                sequence=sequence,
+            )
             if not layout.problems(shape, global_batch):
                 yield layout
 

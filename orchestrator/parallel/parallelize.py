@@ -107,7 +107,7 @@ def parallelize(workload: Workload, layout: Layout, mesh: Mesh, device: Device, 
     every: list[Held] = []
     quantised: dict[str, tuple[Cut, QuantisedWeight]] = {}
     for number in layout.stages_of(mesh.coordinate["pp"]):
-        stage, cuts = _stage(workload, layout, mesh, device, train, number)
+        stage, cuts = _stage(workload, layout, mesh=mesh, device=device, train=train, number=number)
         stages.append(stage)
         quantised |= {
             name: (cuts[name], module)

@@ -108,7 +108,9 @@ def all_degrees(
         return
     pins = asked.pins if isinstance(asked, ParallelSpec) else {}
     micros = [pins["micro_batch"]] if "micro_batch" in pins else micros
-    yield from _Families(spec, shape, workers, per_node, micros, pins, room).all(reject)
+    yield from _Families(
+        spec, shape, workers=workers, per_node=per_node, micros=micros, pins=pins, room=room
+    ).all(reject)
 
 
 @dataclass(frozen=True)

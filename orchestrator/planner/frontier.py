@@ -8,10 +8,12 @@ from typing import Any
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
+from orchestrator.controller.config import LimitSpec
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.device import Machine
 from orchestrator.planner.plan import NOTHING, Verdict, plan
 from orchestrator.planner.planner import widths
+from orchestrator.train.config import TrainSpec
 
 
 @dataclass(frozen=True)
@@ -49,13 +51,13 @@ def frontier(
     points: dict[int, Point] = {}
     for width in widths(1, workers):
         try:
-            found = plan(spec, shape, width, machine, must_fit, verdicts)
+            found = plan(spec, shape, workers=width, machine=machine, must_fit=must_fit, verdicts=verdicts)
         except InputError:
             if width == workers and not points:
                 raise
             continue
         if found.fits or not must_fit:
-            point = _point(spec, found.chosen.layout, found.chosen.seconds)
+            point = _point(spec.limits, spec.train, found.chosen.layout, found.chosen.seconds)
             points[point.layout.world] = point
     best, cheapest = [], float("inf")
     for point in sorted(points.values(), key=lambda each: (each.hours, each.worker_hours)):
@@ -65,7 +67,7 @@ def frontier(
     return best
 
 
-def _point(spec: JobSpec, layout: Layout, seconds: float) -> Point:
-    hours = spec.train.steps * seconds / 3600.0
-    worker_hours, price = hours * layout.world, spec.limits.usd_per_worker_hour
+def _point(limits: LimitSpec, train: TrainSpec, layout: Layout, seconds: float) -> Point:
+    hours = train.steps * seconds / 3600.0
+    worker_hours, price = hours * layout.world, limits.usd_per_worker_hour
     return Point(layout, seconds, hours, worker_hours, worker_hours * price if price else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from orchestrator.config.errors import InputError
+from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec
 from orchestrator.parallel.config import ParallelSpec
 from orchestrator.parallel.engine_rules import engine_problems
@@ -31,7 +32,7 @@ def no_layout(
         layout, memory = min(large, key=lambda each: each[1])
         pinned = f"{layout} needs least, {needs(memory, offered)}"
     elif narrow and not pinned:
-        return too_narrow(spec, narrow)
+        return too_narrow(spec.resources, narrow)
     why = pinned or (rejected[-1][1] if rejected else "")
     return InputError(
         f"no legal layout for {workers} workers{f': {why}' if why else ''}",
@@ -40,9 +41,9 @@ def no_layout(
     )
 
 
-def too_narrow(spec: JobSpec, widest: Layout) -> InputError:
+def too_narrow(resources: ResourceSpec, widest: Layout) -> InputError:
     """That no layout uses as many workers as the job wants at least."""
-    workers = spec.resources.workers
+    workers = resources.workers
     return InputError(
         f"no legal layout uses {workers.min} to {workers.max} workers; the widest is {widest}",
         "resources.workers.min",

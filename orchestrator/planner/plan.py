@@ -238,7 +238,9 @@ def plan(
 
     if known is not None:
         search.add_legal([(known, verdicts[known].times * peak_bytes(spec, shape, known))])
-    for degrees in all_degrees(spec, shape, workers, machine.per_node, rejected.append, room):
+    for degrees in all_degrees(
+        spec, shape, workers=workers, per_node=machine.per_node, reject=rejected.append, room=room
+    ):
         search.add(degrees)
     best = search.best(possible_of, legal_of)
     if large and not best and not (must_fit and spec.resources.must_fit):
@@ -255,7 +257,13 @@ def plan(
     rejected += [(each, f"uses fewer than the {wanted} workers of workers.min") for each in narrow]
     if not best:
         raise no_layout(
-            spec, shape, workers, search.refused or rejected, [] if search.refused else large, offered, widest
+            spec,
+            shape,
+            workers=workers,
+            rejected=search.refused or rejected,
+            large=[] if search.refused else large,
+            offered=offered,
+            narrow=widest,
         )
     layout = best[0].layout
     on_cpu = not spec.resources.per_worker.gpu
@@ -284,7 +292,7 @@ def _problem(spec: JobSpec, shape: ModelShape, layout: Layout, workers: int, mac
         return problems[0]
     if layout.world > workers:
         return f"{layout} needs {layout.world} workers of {workers}; lower a degree or add workers"
-    offloaded = offloaded_bytes(spec, shape, layout)
+    offloaded = offloaded_bytes(spec.train, shape, layout)
     if offloaded > machine.host_memory:
         return (
             f"offload {layout.offload} puts {offloaded / 2**30:.0f} GiB of a rank into its host's memory, of which a "

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.config.errors import InputError
+from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.device import Machine
@@ -48,7 +49,7 @@ def planned(
 
     Arguments and errors are those of `plan`.
     """
-    fastest = plan(spec, shape, workers, machine, must_fit, verdicts)
+    fastest = plan(spec, shape, workers=workers, machine=machine, must_fit=must_fit, verdicts=verdicts)
     if spec.resources.objective == "time" or not fastest.fits:
         return fastest
     plans = [fastest, *_narrower(spec, shape, fastest, must_fit, verdicts)]
@@ -79,7 +80,9 @@ def _narrower(
     narrower = []
     for width in widths(spec.resources.workers.min, found.chosen.layout.world)[:-1]:
         try:
-            each = plan(spec, shape, width, found.machine, must_fit, verdicts)
+            each = plan(
+                spec, shape, workers=width, machine=found.machine, must_fit=must_fit, verdicts=verdicts
+            )
         except InputError:
             continue
         if each.fits and each.chosen.layout.world >= spec.resources.workers.min:
@@ -103,9 +106,9 @@ def best_of(spec: JobSpec, found: Sequence[Plan]) -> list[Plan]:
     return [each for each in found if measure(each) <= least * (1.0 + TIE)]
 
 
-def is_roomy(spec: JobSpec, found: Plan) -> bool:
+def is_roomy(resources: ResourceSpec, found: Plan) -> bool:
     """Whether the chosen layout fits even if it needs NEAR times the predicted memory. It is then not traced."""
-    on_cpu = not spec.resources.per_worker.gpu
+    on_cpu = not resources.per_worker.gpu
     most = NEAR * found.chosen.memory
     return fits(needed_bytes(found.chosen.layout, most, most, on_cpu), found.machine, on_cpu)
 
@@ -180,7 +183,7 @@ class Planner:
         if self.confirm is None or workers in self._confirmed:
             return False
         if found.fits:
-            return not is_roomy(self.spec, found)
+            return not is_roomy(self.spec.resources, found)
         return self.spec.resources.must_fit and may_fit(found)
 
     def _confirmed_plan(self, workers: int, found: Plan) -> Plan:
@@ -195,7 +198,14 @@ class Planner:
         return found
 
     def _planned(self, workers: int, must_fit: bool = True) -> Plan:
-        return planned(self.spec, self.shape, workers, self.machine, must_fit, self.verdicts)
+        return planned(
+            self.spec,
+            self.shape,
+            workers=workers,
+            machine=self.machine,
+            must_fit=must_fit,
+            verdicts=self.verdicts,
+        )
 
     @property
     def refused(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from orchestrator.config.errors import InputError
+from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec
 from orchestrator.config.validation_messages import input_error
 from orchestrator.parallel.layout import ModelShape
@@ -78,7 +79,7 @@ def chosen(spec: JobSpec, shape: ModelShape, machine_of: MachineOf) -> Choice:
     rejected: list[tuple[Precision, InputError]] = []
     narrow = machine_of(in_precision(spec, "bf16"))
     for precision in PRECISIONS:
-        if precision == "fp16" and _has_bf16(spec, narrow):
+        if precision == "fp16" and _has_bf16(spec.resources, narrow):
             continue
         try:
             there = in_precision(spec, precision)
@@ -97,10 +98,10 @@ def chosen(spec: JobSpec, shape: ModelShape, machine_of: MachineOf) -> Choice:
     )
 
 
-def _has_bf16(spec: JobSpec, machine: Machine) -> bool:
+def _has_bf16(resources: ResourceSpec, machine: Machine) -> bool:
     """Whether workers have bf16 of their own, and need no fp16. A CPU's fp16 is no faster, and of a device without a
     profile it is not known what it has."""
-    if not spec.resources.per_worker.gpu or machine.stands_for:
+    if not resources.per_worker.gpu or machine.stands_for:
         return True
     return machine.flops > machine.full_flops
 

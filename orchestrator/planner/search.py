@@ -95,7 +95,7 @@ def least_time(
     inner = inner_layer(shape, layout, machine, program)
     sent = parts * max(layers_by_rank(shape.layers, layout)) * inner.sent
     passes = (busy - sent, sent, max(filled - busy, 0.0))
-    return with_update(shape, layout, parts, machine, program, passes).seconds
+    return with_update(shape, layout, parts=parts, machine=machine, program=program, passes=passes).seconds
 
 
 BEST = 10

@@ -14,6 +14,7 @@ from cluster.render import checks
 from cluster.render.schema import load_schemas, violations
 from orchestrator.config.errors import InputError
 from orchestrator.config.redact import hidden_at, redact
+from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec
 from orchestrator.launch.job_needs import needed_libraries, store_libraries
 from orchestrator.launch.job_paths import reads, writes
@@ -31,9 +32,9 @@ def refuse_secrets(spec: JobSpec, path: Path) -> None:
         raise InputError("carries a credential, and rendered files must not", f"{path}: {where}", hint)
 
 
-def refuse_labels(spec: JobSpec, system: str, unit: str) -> None:
+def refuse_labels(resources: ResourceSpec, system: str, unit: str) -> None:
     """Raise InputError if the job asks for labelled nodes, which `system` cannot start."""
-    if spec.resources.per_worker.labels:
+    if resources.per_worker.labels:
         where, hint = "resources.per_worker.labels", f"leave it out: all nodes of the {unit} are the job's"
         raise InputError(f"nodes of {system} are started without labels", where, hint)
 

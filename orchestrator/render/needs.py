@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 from cluster.render.needs import ClusterNeeds, dns_name
 from cluster.workers.gang import Bundle
 from orchestrator.config.errors import InputError
+from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec
+from orchestrator.parallel.config import ParallelSpec
 
 IMAGE = "training-orchestrator:"
 """The image that infra/Dockerfile builds, without its tag, cpu or cuda."""
@@ -50,13 +53,13 @@ def needed_machines(
         cpu=worker.cpu,
         gpu=int(worker.gpu),
         memory_gib=0.0,
-        per_node=_per_node(spec, per_node),
+        per_node=_per_node(spec.parallel, per_node),
         accelerators=accelerators,
         spot=spot,
         labels=worker.labels,
         notices=spec.resources.notices in CLOUDS.values(),
     )
-    one_value(spec, [label for label in worker.labels if not label.startswith("ray.io/")])
+    one_value(spec.resources, [label for label in worker.labels if not label.startswith("ray.io/")])
     groups = [group.labels for group in needs.groups()]
     known = Bundle(labels={key: wanted for key, wanted in worker.labels.items() if key in groups[0]})
     if not any(known.suits(labels) for labels in groups):
@@ -74,9 +77,9 @@ def _image(given: str | None, gpu: bool) -> str:
     return given
 
 
-def _per_node(spec: JobSpec, given: int | None) -> int:
+def _per_node(parallel: Literal["auto"] | ParallelSpec, given: int | None) -> int:
     """Workers on a node. Raises InputError if a tensor-parallel group, which must share a node, would not fit."""
-    tp = 1 if spec.parallel == "auto" else spec.parallel.tp
+    tp = 1 if parallel == "auto" else parallel.tp
     if given is not None and given % tp:
         raise InputError(
             f"parallel.tp is {tp}, and those {tp} workers must share a node",
@@ -86,9 +89,9 @@ def _per_node(spec: JobSpec, given: int | None) -> int:
     return given or tp
 
 
-def of_one_cloud(spec: JobSpec, cloud: str | None) -> None:
+def of_one_cloud(resources: ResourceSpec, cloud: str | None) -> None:
     """Raise InputError if the job asks for notices of another cloud. `cloud` None means any."""
-    notices = spec.resources.notices
+    notices = resources.notices
     if cloud is not None and notices in CLOUDS.values() and notices != cloud:
         raise InputError(
             f"{notices} tells nothing on machines of {cloud}",
@@ -97,9 +100,9 @@ def of_one_cloud(spec: JobSpec, cloud: str | None) -> None:
         )
 
 
-def one_value(spec: JobSpec, labels: Iterable[str]) -> None:
+def one_value(resources: ResourceSpec, labels: Iterable[str]) -> None:
     """Raise InputError if the job allows several values of one of these labels, since a group of nodes has one."""
     for label in labels:
-        if spec.resources.per_worker.labels.get(label, "").startswith("in("):
+        if resources.per_worker.labels.get(label, "").startswith("in("):
             where, hint = f"resources.per_worker.labels.{label}", "name one of them"
             raise InputError("no node of what is rendered would have this label", where, hint)

@@ -14,6 +14,7 @@ from orchestrator.checkpoint.shard import digest
 from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
+from orchestrator.config.workload import WorkloadSpec
 from orchestrator.resolve.commit_weights import CommitWeights, TheirTensors, of_their_class
 from orchestrator.resolve.named_commit import commit_at, place_and_tag
 from orchestrator.resolve.prepared_data import EXCERPT
@@ -82,7 +83,7 @@ def base_of(spec: JobSpec, begun: Mapping[str, Any], settled: bool) -> Base | No
     where = INIT if spec.workload.init_from else MODEL
     gone = InputError("the weights that the run began with are gone", f"{where} {begun.get('uri')}", BACK)
     try:
-        named = named_base(spec, begun.get("step"))
+        named = named_base(spec.workload, begun.get("step"))
     except (InputError, WorkloadError) as error:
         if begun and settled and not spec.needs_base:
             return Base(**begun)
@@ -132,18 +133,18 @@ def same_base(spec: JobSpec, base: Base | None) -> Base | None:
     return base_of(spec, asdict(base), True) if base and spec.needs_base else base
 
 
-def named_base(spec: JobSpec, step: int | None) -> Base | None:
+def named_base(workload: WorkloadSpec, step: int | None) -> Base | None:
     """Return the initial weights that the job names. `step` selects the commit of a run. Raises InputError."""
     from workloads.hf.hf_config import FOLDER, root
 
-    init_from = spec.workload.init_from
-    if init_from is None and not spec.workload.model.startswith(FOLDER):
+    init_from = workload.init_from
+    if init_from is None and not workload.model.startswith(FOLDER):
         return None  # imports torch, which a controller does not need before training begins
     from workloads.hf.dcp import METADATA
     from workloads.hf.weights import has_weights, weights_of_model
 
     if init_from is None:
-        named = weights_of_model(spec.workload.model)
+        named = weights_of_model(workload.model)
         return Base(named, None, _digest_of(named)) if named is not None else None
     uri, tag = place_and_tag(init_from)
     folder = root(uri)
@@ -248,14 +249,14 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None, data_forma
             found = pretrained(config, shapes, base.uri, tables, added)
             meaning = folder_meaning(base.uri)
             if data_format >= BY_NAME:
-                _check_decoder_start(spec, meaning, base.uri)
+                _check_decoder_start(spec.workload, meaning, base.uri)
             return labelled(found, meaning, base.uri)
         store, manifest = _commit_of(base, retry)
         theirs = of_their_class(manifest)
         if job := job_of_commit(manifest):
             config_of_run = manifest.meta.get(KEPT)
             kept = FolderConfig(**config_of_run) if config_of_run else None
-            _refuse_other_make(job, spec, config, base.uri, theirs, kept)
+            _refuse_other_make(job, spec, config=config, where=base.uri, converted=theirs, kept=kept)
         average = job.checkpoint if job else CheckpointSpec()
         lacks = manifest.meta.get(BASE)
         below = None
@@ -269,7 +270,9 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None, data_forma
             if spec.workload.grow or below:
                 what = "was trained as a class of transformers; export it, and begin with the export"
                 raise WorkloadError(f"{where} {what}")
-            found = HuggingFaceWeights(config, shapes, where, tables, added, TheirTensors(reader))
+            found = HuggingFaceWeights(
+                config, shapes, folder=where, tables=tables, added=added, weights=TheirTensors(reader)
+            )
             return labelled(found, meant, where)
         there = {name: tensor.shape for name, tensor in reader.manifest.tensors.items()}
         grown = shapes if spec.workload.grow else ()
@@ -280,18 +283,14 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None, data_forma
     return read
 
 
-def _check_decoder_start(spec: JobSpec, theirs: FolderMeaning, where: str) -> None:
+def _check_decoder_start(workload: WorkloadSpec, theirs: FolderMeaning, where: str) -> None:
     """Raise WorkloadError if a preset's decoder would begin with padding, but the one in the folder at `where` begins
     with another token.
 
     A preset's configuration cannot specify the token.
     """
     start = theirs.decoder_start
-    if (
-        spec.workload.objective != "seq2seq"
-        or "start" in spec.workload.options
-        or start in (None, theirs.pad)
-    ):
+    if workload.objective != "seq2seq" or "start" in workload.options or start in (None, theirs.pad):
         return
     raise WorkloadError(
         f"the decoder of {where} begins with token {start}, and that of a preset with padding; "
@@ -414,7 +413,15 @@ def _refuse_other_make(
         raise WorkloadError(f"{where} was trained with mup {workload.mup}; set workload.mup to the same")
     free = (*FREE, *DEPTH) if spec.workload.grow else FREE
     implementation = "auto" if converted else workload.implementation
-    described = describe(workload.model, workload.changes, 1, workload.objective, None, implementation, kept)
+    described = describe(
+        workload.model,
+        workload.changes,
+        vocab_size=1,
+        objective=workload.objective,
+        classes=None,
+        implementation=implementation,
+        kept=kept,
+    )
     _refuse_unlike(described, config, where, free)
 
 

@@ -12,6 +12,7 @@ from orchestrator.checkpoint.retention import best_commit
 from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
+from orchestrator.config.workload import WorkloadSpec
 from orchestrator.resolve.base import base_of_commit
 from orchestrator.resolve.chat import chat_of
 from orchestrator.resolve.commit_weights import of_their_class
@@ -87,11 +88,11 @@ def as_begun(spec: JobSpec, commit: CommitManifest | None) -> JobSpec:
     return spec.model_copy(update={"workload": theirs})
 
 
-def check_implementation(spec: JobSpec, commit: CommitManifest | None, where: str) -> None:
+def check_implementation(workload: WorkloadSpec, commit: CommitManifest | None, where: str) -> None:
     """Raise InputError if the job asks for transformers' class but the commit of its run at `where` has this
     project's weights.
     """
-    if commit is not None and spec.workload.implementation == "transformers" and not of_their_class(commit):
+    if commit is not None and workload.implementation == "transformers" and not of_their_class(commit):
         problem = "its model is this project's class, but the job file asks for transformers' class"
         raise InputError(problem, where, "set workload.implementation to auto, or start a new run")
 
@@ -104,7 +105,7 @@ def model_of_commit(
     """
     from orchestrator.checkpoint.averaged import weights_of
 
-    check_implementation(spec, commit, run.uri)
+    check_implementation(spec.workload, commit, run.uri)
     spec = as_begun(spec, commit)
     tokens = data_of(run, commit.meta["data"], retry)
     store = Store(run.commits, retry=retry)
@@ -113,4 +114,4 @@ def model_of_commit(
     workload = workload_of(spec, tokens, base=base_of_commit(spec, commit), kept=kept_config(commit))
     with contextlib.suppress(InputError):  # data of an earlier version, without its template
         workload = speaking(workload, chat_of(spec, tokens))
-    return CommitModel(spec, store, commit, tokens, workload, reader)
+    return CommitModel(spec, store, commit=commit, tokens=tokens, workload=workload, reader=reader)

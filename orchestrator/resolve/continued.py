@@ -38,6 +38,7 @@ from orchestrator.resolve.kept_config import config_json
 from orchestrator.resolve.named_commit import commit_at, place_and_tag
 from orchestrator.resolve.prepared_data import EXCERPT, PreparedData
 from orchestrator.storage.run_directory import ORIGIN, RunDir
+from orchestrator.train.config import TrainSpec
 from workloads.hf.hf_config import FOLDER, FolderConfig
 
 if TYPE_CHECKING:
@@ -219,10 +220,10 @@ def _draws_what_it_keeps(spec: JobSpec) -> bool:
     return spec.reads_base and (begins_anew or bool(spec.data.add_tokens) or "vocab_size" in workload.changes)
 
 
-def check_same_data(spec: JobSpec, source: Source, shards: str, data: str) -> None:
+def check_same_data(train: TrainSpec, source: Source, shards: str, data: str) -> None:
     """Raise InputError if the token shards in `data`, with that digest, are not those in which the job continues."""
-    assert spec.train.continue_from is not None
-    if spec.train.continue_from.position == "keep" and source.commit.meta.get(SHARDS, shards) != shards:
+    assert train.continue_from is not None
+    if train.continue_from.position == "keep" and source.commit.meta.get(SHARDS, shards) != shards:
         problem = f"the tokens in {data} differ from those that {source} has read"
         hint = "give the same text; or read the data from their beginning, by train.continue_from.position restart"
         raise InputError(problem, WHERE, hint)
@@ -262,7 +263,7 @@ def take_over(
                         f"{begun} is damaged: {problems[0]}", WHERE, "name another of its commits"
                     )
                 run.write_json(ORIGIN, begun.told())
-                meta, position = _meta_of(spec, begun, shards, data, base, kept)
+                meta, position = _meta_of(spec, begun, shards=shards, data=data, base=base, kept=kept)
                 copy_commit(theirs, step, ours, meta, position)
                 return ours.manifest(step)
         except Exception:

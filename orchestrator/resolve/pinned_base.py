@@ -60,7 +60,7 @@ def read_base(spec: JobSpec, begun: Mapping[str, Any], settled: bool, read: Call
         assert newest.step is not None
         return newest.step
 
-    return read_chosen(_store(base), None, lambda step: read(named_base(spec, step)), choose)
+    return read_chosen(_store(base), None, lambda step: read(named_base(spec.workload, step)), choose)
 
 
 def not_held(base: Base | None, run: RunDir) -> list[str]:

@@ -13,6 +13,7 @@ from orchestrator.config.spec import JobSpec
 from orchestrator.planner.precision import Choice, MachineOf, chosen, in_precision
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.storage.run_directory import PRECISION, RunDir
+from orchestrator.train.config import TrainSpec
 
 
 def as_its_run(spec: JobSpec, run: RunDir) -> JobSpec:
@@ -40,9 +41,9 @@ def in_chosen_precision(job: ResolvedJob, machine_of: MachineOf) -> ResolvedJob:
     return replace(job, spec=in_precision(job.spec, choice.precision), precision=choice)
 
 
-def choice_of(asked: JobSpec, job: ResolvedJob) -> Choice | None:
+def choice_of(train: TrainSpec, job: ResolvedJob) -> Choice | None:
     """Return why `job` has its precision, given the job as `asked`; None if it was named."""
-    if asked.train.precision != "auto":
+    if train.precision != "auto":
         return None
     return job.precision or Choice(job.spec.train.dtype)
 

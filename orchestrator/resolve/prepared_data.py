@@ -11,6 +11,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import check_same_cleaning
 from orchestrator.config.records import COLUMNS, PREFERENCES
 from orchestrator.config.spec import JobSpec
+from orchestrator.data.config import DataSpec
 from orchestrator.data.store.manifest import RECORDS_FORMAT
 from orchestrator.resolve.resolved_job import is_framed, special_tokens_of
 from orchestrator.storage.retry import Retry, storage_failed
@@ -29,15 +30,15 @@ EXCERPT = "excerpt"
 """The excerpt of the data in a run directory."""
 
 
-def data_cache(spec: JobSpec, run: RunDir) -> str:
+def data_cache(data: DataSpec, run: RunDir) -> str:
     """Return the folder of token shards: the job's, else one beside the runs, so that they share it."""
-    return spec.data.cache or f"{run.uri.rsplit('/', 1)[0]}/_data"
+    return data.cache or f"{run.uri.rsplit('/', 1)[0]}/_data"
 
 
-def prepared_before(spec: JobSpec, run: RunDir, commit: CommitManifest | None) -> str:
+def prepared_before(data: DataSpec, run: RunDir, commit: CommitManifest | None) -> str:
     """Return the location of the data that a commit's run has prepared; empty without any."""
     before = str(commit.meta.get("data", "")) if commit else ""
-    for place in (before, f"{data_cache(spec, run)}/{_name(before)}") if before else ():
+    for place in (before, f"{data_cache(data, run)}/{_name(before)}") if before else ():
         if _manifest_at(place):
             return place
     return ""
@@ -146,23 +147,25 @@ def prepared(
         from orchestrator.data.samples.own_samples import prepare_samples
 
         named = spec.data.samples
-        cache = data_cache(spec, run)
+        cache = data_cache(spec.data, run)
         return PreparedData(prepare_samples(named, spec.seed, cache, _name(before.uri)))
     data = before.uri
     begin = spec.data.streaming and begun is not None
     whole = bool(data) and is_complete(DataFolder(data))
     if not whole:
-        data = _prepared_text(spec, run, _name(data), tell, make, begin)
+        data = _prepared_text(spec, run, before=_name(data), tell=tell, make=make, begin=begin)
     elif stored := manifest.read(DataFolder(data)):  # also checked for a run without a commit
         check_same_cleaning(spec, stored.code, run.uri)
     sets = {
-        name: _prepared_set(spec, run, name, data, before.sets.get(name, ""), tell, make)
+        name: _prepared_set(
+            spec, run, name=name, data=data, before=before.sets.get(name, ""), tell=tell, make=make
+        )
         for name in spec.set_sources
     }
     all_data = PreparedData(data, sets)
     if begun and begin and not whole:
         begun(all_data)
-        _prepared_text(spec, run, _name(data), tell, make, False)
+        _prepared_text(spec, run, before=_name(data), tell=tell, make=make, begin=False)
     for uri in (data, *sets.values()):
         clear_note(DataFolder(uri))
     return all_data
@@ -175,12 +178,12 @@ def _prepared_text(spec: JobSpec, run: RunDir, before: str, tell: Progress, make
     workers = spec.resources.workers.max * spec.resources.per_worker.cpu if spec.data.streaming else 0.0
     return prepare_data(
         spec.data,
-        special_tokens_of(spec),
-        data_cache(spec, run),
+        special_tokens_of(spec.data, spec.workload),
+        data_cache(spec.data, run),
         tell,
         before=before,
         kind_of=partial(kind_of, spec),
-        framed=is_framed(spec),
+        framed=is_framed(spec.data, spec.workload),
         make=make,
         begin=begin,
         leave=0.0 if begin else workers,
@@ -213,13 +216,13 @@ def _prepared_set(
         return prepare_data(
             text,
             (),
-            data_cache(spec, run),
+            data_cache(spec.data, run),
             tell,
             before=_name(before),
             tokenizer_of=data,
             where=where,
             kind_of=partial(kind_of, spec),
-            framed=is_framed(spec) and not is_old,
+            framed=is_framed(spec.data, spec.workload) and not is_old,
             make=make,
         )
     except TextChanged:
@@ -270,7 +273,7 @@ def place_of_data(spec: JobSpec, run: RunDir, data: str, retry: Retry | None = N
     from orchestrator.data.samples.sections import published
     from orchestrator.data.store.data_folder import DataFolder
 
-    places = (data, f"{data_cache(spec, run)}/{data.rsplit('/', 1)[-1]}")
+    places = (data, f"{data_cache(spec.data, run)}/{data.rsplit('/', 1)[-1]}")
     return next((place for place in places if published.read(DataFolder(place, retry))), None)
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from orchestrator.config.errors import InputError
 from orchestrator.config.records import COLUMNS, FRAMED, WITHOUT_SENTINELS
 from orchestrator.config.spec import JobSpec
+from orchestrator.config.workload import WorkloadSpec
+from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.precision import Choice
@@ -62,11 +64,11 @@ class ResolvedJob:
         ]
 
 
-def adapter_of(spec: JobSpec) -> Adapter | None:
+def adapter_of(workload: WorkloadSpec) -> Adapter | None:
     """Return the adapter of the job; None without one."""
     from workloads.adapters.adapter import Adapter
 
-    adapter = spec.workload.adapter
+    adapter = workload.adapter
     if adapter is None:
         return None
     return Adapter(
@@ -88,8 +90,8 @@ def resolve(
     """
     from workloads.describe import describe
 
-    special = special_tokens_of(spec)
-    size = _vocabulary_size(spec, special) if vocabulary_size is None else vocabulary_size
+    special = special_tokens_of(spec.data, spec.workload)
+    size = _vocabulary_size(spec.data, special) if vocabulary_size is None else vocabulary_size
     with wrong_input("workload"):
         # The heads of other objectives can be checked only when the workload is loaded.
         workload = spec.workload
@@ -97,7 +99,13 @@ def resolve(
         labels = len(spec.data.labels) or None
         kept = config_to_keep(spec, kept)
         model = describe(
-            workload.model, workload.changes, size, objective, labels, workload.implementation, kept
+            workload.model,
+            workload.changes,
+            vocab_size=size,
+            objective=objective,
+            classes=labels,
+            implementation=workload.implementation,
+            kept=kept,
         )
         if kept and isinstance(model, TransformerConfig):
             kept = replace(kept, tied=model.tied)
@@ -112,9 +120,9 @@ def resolve(
 
         train = spec.train
         with wrong_input("workload.adapter.targets"), told_by_our_names(model):
-            share = trained_share(model, train.freeze, adapter_of(spec), train.thawed(train.steps))
+            share = trained_share(model, train.freeze, adapter_of(spec.workload), train.thawed(train.steps))
         with wrong_input("workload.adapter.quantize"):
-            small = quantised_share(model, adapter_of(spec))
+            small = quantised_share(model, adapter_of(spec.workload))
         shape = replace(shape, trained_share=share, quantised_share=small)
         kind = spec.workload.adapter.kind if spec.workload.adapter else ""
         if kind in ("prefix", "prompt", "p_tuning"):
@@ -136,22 +144,22 @@ def wrong_input(where: str) -> Iterator[None]:
         raise InputError(str(error), where) from None
 
 
-def special_tokens_of(spec: JobSpec) -> tuple[str, ...]:
+def special_tokens_of(data: DataSpec, workload: WorkloadSpec) -> tuple[str, ...]:
     """Return the special tokens that the job's objective needs. Raises InputError for an unknown objective."""
-    if spec.data.samples is not None or spec.workload.objective in WITHOUT_SENTINELS:
+    if data.samples is not None or workload.objective in WITHOUT_SENTINELS:
         return ()
     from workloads.objectives import special_tokens
 
     with wrong_input("workload.objective"):
-        return special_tokens(spec.workload.objective)
+        return special_tokens(workload.objective)
 
 
-def is_framed(spec: JobSpec) -> bool:
+def is_framed(data: DataSpec, workload: WorkloadSpec) -> bool:
     """Return whether the tokenizer's special tokens surround each text of the prepared data, see
     `SampledObjective.framed`.
     """
-    objective = spec.workload.objective
-    if spec.data.samples is not None or not is_object_reference(objective):
+    objective = workload.objective
+    if data.samples is not None or not is_object_reference(objective):
         return objective in FRAMED
     from workloads.objectives import is_framed
 
@@ -159,12 +167,12 @@ def is_framed(spec: JobSpec) -> bool:
         return is_framed(objective)
 
 
-def _vocabulary_size(spec: JobSpec, special: tuple[str, ...]) -> int:
-    if spec.data.samples is not None:
+def _vocabulary_size(data: DataSpec, special: tuple[str, ...]) -> int:
+    if data.samples is not None:
         return 1
-    if isinstance(spec.data.tokenizer, TrainedTokenizer):
-        return spec.data.tokenizer.recipe.vocabulary
+    if isinstance(data.tokenizer, TrainedTokenizer):
+        return data.tokenizer.recipe.vocabulary
     from orchestrator.data.encoding import tokenizer
 
-    text, _ = tokenizer.load(spec.data.tokenizer, special, spec.data.add_tokens)
+    text, _ = tokenizer.load(data.tokenizer, special, data.add_tokens)
     return tokenizer.size_in(text)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
+from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.evaluate.config import VALIDATION
 from orchestrator.resolve.base import Base, tokenizer_notes, weights_of
@@ -81,7 +82,7 @@ def training_inputs(
         return _of_samples(spec, job, workload, tokens)
     weights = [source.weight for source in spec.data.sources]
     share = spec.data.validation.share if spec.data.validation else None
-    plan = plan_of(spec, tokens)
+    plan = plan_of(spec.data, tokens)
     parts = None
     # held-out text must be complete when training begins, so it comes from the first section
     if share and plan:
@@ -94,13 +95,13 @@ def training_inputs(
     made = batches.batches_of(
         trained,
         workload.objective,
-        spec.seed,
-        weights,
-        mixture,
-        is_packed(spec),
-        routed,
-        plan,
-        share,
+        seed=spec.seed,
+        weights=weights,
+        mixture=mixture,
+        packed=is_packed(spec.data),
+        routed=routed,
+        plan=plan,
+        share=share,
     )
     held_out = _own_sets(spec, tokens, workload.objective, sets or {})
     if parts and spec.evaluate:
@@ -183,10 +184,10 @@ def resolve_over(
     weights = source.base if source else base
     is_text = spec.data.samples is None
     notes += tokenizer_notes(weights, tokens.tokenizer()) if weights and is_text else []
-    digest = digest_of(spec, tokens)
+    digest = digest_of(spec.data, tokens)
     if source:
-        check_same_data(spec, source, digest, data.uri)
-    return inputs.job, digest, [*notes, *_set_notes(spec, tokens, data.sets)]
+        check_same_data(spec.train, source, digest, data.uri)
+    return inputs.job, digest, [*notes, *_set_notes(spec.data, tokens, data.sets)]
 
 
 def shape_over(
@@ -205,13 +206,13 @@ def shape_over(
     return job.shape, job.kept, digest, notes
 
 
-def plan_of(spec: JobSpec, tokens: Tokens) -> SectionPlan | None:
+def plan_of(data: DataSpec, tokens: Tokens) -> SectionPlan | None:
     """Return the sections that the job's epochs go through; None without sections. Raises InputError if they are
     unknown.
     """
     from orchestrator.data.samples.sections.plan import SectionPlan
 
-    if spec.data.shuffle != "sections":
+    if data.shuffle != "sections":
         return None
     if plan := SectionPlan.read(tokens.folder):
         return plan
@@ -219,22 +220,20 @@ def plan_of(spec: JobSpec, tokens: Tokens) -> SectionPlan | None:
     raise InputError("lacks the plan of its sections", tokens.folder.uri, hint)
 
 
-def digest_of(spec: JobSpec, tokens: Tokens) -> str:
+def digest_of(data: DataSpec, tokens: Tokens) -> str:
     """Return a digest that identifies the job's token shards.
 
     With sections, some of which may not exist yet, it covers everything that determines them.
     """
     manifest_of_data = tokens.manifest
     return (
-        f"sections-{manifest_of_data.fingerprint}"
-        if spec.data.shuffle == "sections"
-        else manifest_of_data.digest
+        f"sections-{manifest_of_data.fingerprint}" if data.shuffle == "sections" else manifest_of_data.digest
     )
 
 
-def is_packed(spec: JobSpec) -> bool:
+def is_packed(data: DataSpec) -> bool:
     """Return whether the job's samples are packed by best fit."""
-    return spec.data.packing == "best_fit"
+    return data.packing == "best_fit"
 
 
 def course_of(inputs: TrainingInputs, spec: JobSpec, source: Source | None = None) -> dict[str, Any]:
@@ -281,7 +280,7 @@ def _cut_notes(inputs: TrainingInputs) -> list[str]:
     return [line + (f"; {lost} of them keep nothing that is predicted" if lost else "")]
 
 
-def _set_notes(spec: JobSpec, tokens: Tokens, sets: Mapping[str, str]) -> list[str]:
+def _set_notes(data: DataSpec, tokens: Tokens, sets: Mapping[str, str]) -> list[str]:
     """Return one line for each set that shares documents with the training text. Data before format 3, and incomplete
     data, cannot be compared.
     """
@@ -289,7 +288,7 @@ def _set_notes(spec: JobSpec, tokens: Tokens, sets: Mapping[str, str]) -> list[s
     from orchestrator.data.store.tokens import Tokens as Prepared
 
     notes = []
-    share = spec.data.validation and spec.data.validation.share
+    share = data.validation and data.validation.share
     comparable = tokens.manifest.format > 2 and tokens.sections is None
     for name, uri in sets.items() if comparable else ():
         held_out = Prepared.open(uri, keep=0)
@@ -309,7 +308,15 @@ def workload_of(
 ) -> Workload:
     """Return the workload over the vocabulary of prepared data. Raises InputError."""
     vocabulary = no_vocabulary() if spec.data.samples is not None else tokens.vocabulary()
-    return load_workload(spec, vocabulary, tokens.manifest.format, model, base, tokens.folder.retry, kept)
+    return load_workload(
+        spec,
+        vocabulary,
+        data_format=tokens.manifest.format,
+        model=model,
+        base=base,
+        retry=tokens.folder.retry,
+        kept=kept,
+    )
 
 
 def load_workload(
@@ -356,7 +363,7 @@ def load_workload(
             described=model,
             labels=spec.data.labels,
             begin=weights_of(base, spec, retry, data_format) if base and spec.workload.init_from else None,
-            adapter=adapter_of(spec),
+            adapter=adapter_of(spec.workload),
             implementation=spec.workload.implementation,
             kept=kept,
         )
@@ -398,6 +405,6 @@ def vocabulary_before_data(job: ResolvedJob) -> Vocabulary:
     anywhere = np.ones(size, bool)
     known: dict[str, Any] = {role: number for role, number in roles.items() if role != "unk"}
     known |= {"added": first_added(made, size), "frame": frame_of(made)}
-    if not isinstance(source, TrainedTokenizer) and is_framed(job.spec):
+    if not isinstance(source, TrainedTokenizer) and is_framed(job.spec.data, job.spec.workload):
         known["before"] = tokenizer.around_text(made)[0]
     return Vocabulary(size, **known, sentinels=tuple(sentinels), word_start=anywhere, sentence_end=anywhere)

@@ -171,7 +171,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     device = open_device(spec, context)
     patience = patient(spec.limits.unsaved, context.stop_requested)
     tokens = Tokens.open(task.data, patience, spec.data.node_cache_bytes)
-    if task.shards not in ("", digest_of(spec, tokens)):
+    if task.shards not in ("", digest_of(spec.data, tokens)):
         raise InputError(
             "these token shards differ from the run's (checksum)",
             task.data,
@@ -263,7 +263,12 @@ class Rank:
             inputs = self._with_references(inputs, references)
         self._batches = inputs.batches
         self._make_evaluator: Callable[[Engine], Evaluator] = lambda engine: Evaluator(
-            spec, layout, context, engine, inputs, lambda step: self._inject(step, in_evaluation=True)
+            spec,
+            layout,
+            context=context,
+            engine=engine,
+            inputs=inputs,
+            between=lambda step: self._inject(step, in_evaluation=True),
         )
         self._evaluator = self._make_evaluator(self._engine)
         self._last = min(task.until, spec.train.steps)

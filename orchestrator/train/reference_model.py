@@ -85,7 +85,9 @@ class References:
                     if agree(0, heeds_stop and context.stop_requested()).stop:
                         context.set_waiting(False)
                         return
-                    self._compute_pass(engine, read, part, mine, layout.micro_batch, computed)
+                    self._compute_pass(
+                        engine, read, part=part, mine=mine, size=layout.micro_batch, computed=computed
+                    )
                     context.set_waiting(False)
                     context.progressed()
                 dist.all_reduce(computed)

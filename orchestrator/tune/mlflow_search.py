@@ -62,7 +62,14 @@ class LiveSearch:
             if trial in ended and all(run.uri in parent.nested for run in runs):
                 self._settled.add(trial)
         assert self._spec.tune is not None
-        _log(parent, self._spec.tune, news["ended"], news["failed"], news["steps"], news["best"])
+        _log(
+            parent,
+            self._spec.tune,
+            ended=news["ended"],
+            failed=news["failed"],
+            steps=news["steps"],
+            best=news["best"],
+        )
 
 
 def publish(spec: JobSpec, sweep: RunDir, found: dict[str, Any]) -> str | None:
@@ -95,7 +102,14 @@ def _publish(spec: JobSpec, sweep: RunDir, found: dict[str, Any]) -> None:
     parent.log_documents(DOCUMENTS)
     states = [trial["state"] for trial in trials]
     left = states.count("not ended")
-    _log(parent, spec.tune, len(states) - left, states.count("failed"), found["steps"], best)
+    _log(
+        parent,
+        spec.tune,
+        ended=len(states) - left,
+        failed=states.count("failed"),
+        steps=found["steps"],
+        best=best,
+    )
     cut = [run for trial in trials if trial["state"] in ("not ended", "failed") for run in trial["runs"]]
     parent.end_nested(lineage.at(sweep, run) for run in cut)
     parent.set_status("KILLED" if left else "FAILED" if best is None else "FINISHED")

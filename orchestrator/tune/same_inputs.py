@@ -78,11 +78,11 @@ def check_same_inputs(spec: JobSpec, sweep: RunDir, data: PreparedData) -> None:
 def _inputs_of(spec: JobSpec, data: PreparedData) -> dict[str, Any]:
     """The inputs of the trials as plain data. The weights are None if the search is over models."""
     key = "data.samples" if spec.data.samples is not None else "data.sources"
-    texts = {key: digest_of(spec, Tokens.open(data.uri, keep=0))}
+    texts = {key: digest_of(spec.data, Tokens.open(data.uri, keep=0))}
     for name, (where, _) in spec.set_sources.items():
         texts[where] = Tokens.open(data.sets[name], keep=0).manifest.digest
     over_models = spec.tune is not None and any(key.startswith("workload.") for key in spec.tune.space)
     with wrong_input("workload.model"):
-        base = None if over_models else named_base(spec, None)
+        base = None if over_models else named_base(spec.workload, None)
         kept = None if over_models else config_to_keep(spec)
     return {TEXTS: texts, BASE: base and base.digest, CODE: code_of(spec), KEPT: config_json(kept)}

@@ -17,6 +17,7 @@ from orchestrator.checkpoint.identity import check_same_sets, differences, is_ot
 from orchestrator.config.errors import InputError, Problems
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.redact import holds_secret, redact_message
+from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec, dump
 from orchestrator.data.progress import StageLine
 from orchestrator.data.quiet_logging import quiet
@@ -82,13 +83,13 @@ def tune(
     spec = as_its_run(spec, sweep)
     search = check_space(spec)
     check_places(spec, sweep)
-    check_written(spec, sweep, address)
+    check_written(spec.checkpoint, spec.data, sweep, address)
     refuse_if_at_work(sweep, *_at_work(sweep))
     first = grid(search)[0] if search.sampler == "grid" else drawn(search, spec.seed, 0)
     job = check_job(_as_registered(spec, job_of(spec, first)), machine_of=worker_at(address))
     if spec.train.precision == "auto":  # once, so that no trial differs from others in it
         spec = in_precision(spec, job.spec.train.dtype)
-    check_labels(spec, address)
+    check_labels(spec.resources, address)
     check_same_sweep(spec, sweep)
     made = sweep.create()
     from cluster.local.ray_session import NoCluster, connected_ray
@@ -170,11 +171,13 @@ def _search(
         live.tell(news)
         show(news)
 
-    progress = SearchProgress(spec, sweep, records, wanted, before.get("hours") or 0.0, tell)
+    progress = SearchProgress(
+        spec, sweep, records=records, wanted=wanted, hours=before.get("hours") or 0.0, show=tell
+    )
     if len(records.ended) < wanted and not progress.limit():
         with live.follower() if spec.tracking else contextlib.nullcontext():
             _prepare(spec, sweep, show)
-            _fit(spec, search, sweep, records, progress, wanted)
+            _fit(spec, search, sweep=sweep, records=records, progress=progress, wanted=wanted)
     found = finish(spec, sweep, records, progress)
     if len(records.ended) < wanted:
         line = progress.limit() or "interrupted"
@@ -223,7 +226,7 @@ def _fit(
         known = {"sweep": sweep.uri, "trial": name, "params": config, "deadline": deadline}
         return known | {"ended": end.step if end else None}
 
-    at_once = min(search.concurrency or _capacity(spec), wanted)
+    at_once = min(search.concurrency or _capacity(spec.resources), wanted)
     searcher: Any = None
     space: dict[str, Any] = {}
     if search.sampler == "tpe":
@@ -301,13 +304,13 @@ def _is_settled(name: str, search: TuneSpec, records: TrialRecords) -> bool:
     return ended.state == "failed" or (search.sampler != "tpe" and search.scheduler in ("none", *POPULATION))
 
 
-def _capacity(spec: JobSpec) -> int:
+def _capacity(resources: ResourceSpec) -> int:
     """How many gangs of the largest size fit on the cluster, at least one."""
     from cluster.workers import nodes
 
-    bundle = spec.resources.per_worker.bundle
+    bundle = resources.per_worker.bundle
     there = sum(nodes.fitting_workers(node.total, node.labels, bundle) for node in nodes.alive())
-    return max(1, there // spec.resources.workers.max)
+    return max(1, there // resources.workers.max)
 
 
 def _share(at_once: int) -> float:

@@ -14,6 +14,7 @@ from orchestrator.config.metric_names import Metric, OfAnswers, OfWords
 from orchestrator.config.overrides import set_key
 from orchestrator.config.records import PREFERENCES
 from orchestrator.config.spec import JobSpec, dump, parse
+from orchestrator.config.workload import WorkloadSpec
 from orchestrator.evaluate.config import SAMPLES, metrics_of
 from orchestrator.observe.mlflow_checks import check_registered_name
 from orchestrator.storage.row_types import StepRow
@@ -38,12 +39,10 @@ OF_PRECISION = {"loss_scale", "skipped"}
 NAMED_FIRST = ("loss", "grad_norm", "tokens_per_second", "step_seconds")
 
 
-def check_metric(spec: JobSpec, metric: str) -> None:
+def check_metric(workload: WorkloadSpec, metric: str) -> None:
     """Raise InputError if no row of a step can have the metric. A user's own code may report any metric."""
-    objective = spec.workload.objective
-    is_own = (
-        objective == SAMPLES or is_object_reference(spec.workload.model) or is_object_reference(objective)
-    )
+    objective = workload.objective
+    is_own = objective == SAMPLES or is_object_reference(workload.model) or is_object_reference(objective)
     known = OF_STEPS | OF_EXPERTS | OF_HEADS | OF_PRECISION
     if objective in PREFERENCES:
         known |= {"accuracy", "divergence", *get_args(OfAnswers), *get_args(OfWords)}
@@ -153,7 +152,7 @@ def check(spec: JobSpec) -> TuneSpec:
             "there is no server to register a model on", "tune.register_as", "set tracking, or leave it out"
         )
     check_registered_name(tune.register_as, "tune.register_as")
-    check_metric(spec, tune.metric)
+    check_metric(spec.workload, tune.metric)
     for key, dimension in tune.space.items():
         where = f"tune.space.{key}"
         if key == STEPS and tune.scheduler != "none":

@@ -103,7 +103,7 @@ class Trial(ray_tune.Trainable):
                 return self._failed(str(reason))
             if self._assignment["ended"] is None and _committed(run) < rung:
                 reached, ended, limited = self._drive(spec, run, rung)
-            return self._result(spec, run, rung, reached, limited, ended)
+            return self._result(spec, run, rung=rung, reached=reached, limited=limited, why=ended)
         except InputError as error:
             reason = str(error)
         except RunFailed as error:
@@ -125,7 +125,7 @@ class Trial(ray_tune.Trainable):
             self._assignment["params"],
             name=trial_name(run_name(base.name, self._sweep.name), self._name),
             **{f"checkpoint__{key}": value for key, value in NO_EXPORT.items()},
-            data__cache=data_cache(self._base, self._sweep),
+            data__cache=data_cache(self._base.data, self._sweep),
             **unregistered,
         )
         if spec.evaluate is not None and "." in self._tune.metric:

@@ -24,12 +24,14 @@ from cluster.workers.injected_faults import FaultSpec
 from orchestrator.checkpoint.config import NO_EXPORT
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import Outcome
+from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec, dump, load
 from orchestrator.controller.run_history import EVENTS, METRICS
 from orchestrator.evaluate.config import without_tasks
 from orchestrator.resolve.precision import as_its_run
 from orchestrator.storage.file_names import COMMITS
 from orchestrator.storage.run_directory import Row, RunDir
+from orchestrator.train.config import TrainSpec
 from orchestrator.tune.space import job_of
 from orchestrator.verify.comparison import RunComparison, RunEnd, compare, leftovers_of
 
@@ -43,12 +45,14 @@ STANDARD = (
 """Default faults, at a step in the middle of the run, for the ranks that exist."""
 
 
-def expand(faults: Sequence[str], randoms: int, seed: int, spec: JobSpec) -> list[tuple[str, ...]]:
+def expand(
+    faults: Sequence[str], randoms: int, seed: int, resources: ResourceSpec, train: TrainSpec
+) -> list[tuple[str, ...]]:
     """The faults of each disturbed run: one run for each named fault, and one for all random ones.
 
     Raises InputError for a text that is no fault, and for a step or rank that the job does not have.
     """
-    steps, world = spec.train.steps, spec.resources.workers.max
+    steps, world = train.steps, resources.workers.max
     if not faults and not randoms:
         standard = [text.format(a=max(steps // 2, 2)) for text in STANDARD]
         faults = [text for text in standard if _fault(text).rank < world]
@@ -202,7 +206,14 @@ class ChaosRun:
         """The compared values: rows, events, duration, and leftover processes and files."""
         left = leftovers_of(self._cluster.folder)
         events = self.run_dir.rows(EVENTS)
-        return RunEnd(self.ended, self.seconds, tuple(self.fault_times), self.rows(), events, left)
+        return RunEnd(
+            self.ended,
+            self.seconds,
+            fault_times=tuple(self.fault_times),
+            rows=self.rows(),
+            events=events,
+            left=left,
+        )
 
     def _inject_faults(self, process: subprocess.Popen[bytes]) -> None:
         """Apply each external fault when the run reaches its step."""

@@ -94,7 +94,7 @@ def _replayed(spec: JobSpec, run: RunDir, start: int, steps: int) -> ReplayResul
     last = list(replayable)[-1]
     check_commit(manifest, spec, run.at("job.yaml"))
     tokens = tokens_of(spec, run, manifest.meta["data"])
-    check_shards(manifest, digest_of(spec, tokens), tokens.folder.uri)
+    check_shards(manifest, digest_of(spec.data, tokens), tokens.folder.uri)
     check_read_config(spec, manifest, run.uri)
     task = Task(
         job=spec.model_dump(mode="json"),
@@ -111,7 +111,12 @@ def _replayed(spec: JobSpec, run: RunDir, start: int, steps: int) -> ReplayResul
     )
     bundle = spec.resources.per_worker.bundle
     made, _ = run_to_the_end(
-        Layout.from_json(task.layout).world, bundle, ENTRY, task.to_json(), TIMEOUT, "replay"
+        Layout.from_json(task.layout).world,
+        bundle,
+        entry=ENTRY,
+        config=task.to_json(),
+        patience=TIMEOUT,
+        what="replay",
     )
     replayed = {row["step"]: row for row in made}
     return ReplayResult(manifest.step, [_compare(recorded[n], replayed[n]) for n in range(first, last + 1)])

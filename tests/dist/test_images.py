@@ -204,7 +204,9 @@ def test_a_masked_autoencoder_is_trained_alike_by_two_and_leaves(digits: Path, t
     gone = job("digits_mae.yaml", digits)
     gone["data"]["samples"]["options"]["uri"] = str(tmp_path / "gone")
     spec = parse(gone)  # what a run has prepared it goes on with, though the images are gone
-    assert check_job(spec, prepared_before(spec, RunDir(str(tmp_path / "one")), last(tmp_path / "one"))).spec
+    assert check_job(
+        spec, prepared_before(spec.data, RunDir(str(tmp_path / "one")), last(tmp_path / "one"))
+    ).spec
     two = run(
         job("digits_mae.yaml", digits, workers=2, parallel={"zero": 2, "micro_batch": 4}), tmp_path / "two"
     )

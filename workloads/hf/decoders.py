@@ -82,17 +82,17 @@ def read_rope_of(hf_config: Any, parameters: Mapping[str, Any]) -> dict[str, Any
     scaling = RopeScaling(
         kind,
         rope.get("factor") or _stretch(hf_config, rope),
-        0
+        original_positions=0
         if kind == "linear"
         else rope.get("original_max_position_embeddings") or hf_config.max_position_embeddings,
-        rope.get("low_freq_factor", 1.0),
-        rope.get("high_freq_factor", 4.0),
-        rope.get("beta_fast") or 32.0,
-        rope.get("beta_slow") or 1.0,
-        rope.get("mscale") or 0.0,
-        rope.get("mscale_all_dim") or 0.0,
-        rope.get("attention_factor") or 0.0,
-        rope.get("truncate", True),
+        low_frequency=rope.get("low_freq_factor", 1.0),
+        high_frequency=rope.get("high_freq_factor", 4.0),
+        beta_fast=rope.get("beta_fast") or 32.0,
+        beta_slow=rope.get("beta_slow") or 1.0,
+        mscale=rope.get("mscale") or 0.0,
+        mscale_all=rope.get("mscale_all_dim") or 0.0,
+        attention_factor=rope.get("attention_factor") or 0.0,
+        truncate=rope.get("truncate", True),
     )
     return {"rope_theta": theta, "rope_scaling": scaling}
 

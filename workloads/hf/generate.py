@@ -73,7 +73,11 @@ def generate(
             begin = start if pair else None
             change = change_of(generation, prompt, begin, room, network.device)
             chosen = _Chosen(sampling, number, change)
-            texts.append(_said(network, prompt, room, generation.ends, begin, chosen, ended))
+            texts.append(
+                _said(
+                    network, prompt, room=room, ends=generation.ends, start=begin, chosen=chosen, ended=ended
+                )
+            )
     return texts
 
 

@@ -143,7 +143,7 @@ class HuggingFaceWeights:
             full = self._stored_name(hf_name)
             return None if full is None else self._weights.part(full, theirs)
 
-        return part_from_hf(self._family, self._config, sizes, name, part, read)
+        return part_from_hf(self._family, self._config, shapes=sizes, name=name, part=part, read=read)
 
     def _shape_of(self, name: str, find: Callable[[str], Tensor | None]) -> torch.Size | None:
         """Return the shape of our tensor `name` in the checkpoint; None if it is missing."""

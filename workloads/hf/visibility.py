@@ -41,9 +41,11 @@ def check_visibility(trial: HuggingFaceWorkload, model: nn.Module, base: Batch) 
     length = base[key].shape[1]
     visible = torch.ones(length, length, dtype=torch.bool).tril() if pair else _visible(trial, base, real)
     rows = torch.ones(length, dtype=torch.bool) if pair else real
-    _check_influence(trial, model, base, key, visible & rows[:, None], rows)
+    _check_influence(trial, model, base=base, key=key, visible=visible & rows[:, None], rows=rows)
     if pair:
-        _check_influence(trial, model, base, "tokens", real[None, :].expand(length, -1), rows)
+        _check_influence(
+            trial, model, base=base, key="tokens", visible=real[None, :].expand(length, -1), rows=rows
+        )
 
 
 def _check_head(trial: HuggingFaceWorkload, model: nn.Module, base: Batch) -> None:
@@ -61,7 +63,13 @@ def _check_head(trial: HuggingFaceWorkload, model: nn.Module, base: Batch) -> No
         visible = visible & torch.ones(length, length, dtype=torch.bool).tril()
     finds_end = trial.config.head == "sequence" and trial.config.architecture != "encoder"
     _check_influence(
-        trial, model, base, "tokens", visible, rows, int(real.sum()) - 1 if finds_end else length
+        trial,
+        model,
+        base=base,
+        key="tokens",
+        visible=visible,
+        rows=rows,
+        end=int(real.sum()) - 1 if finds_end else length,
     )
 
 

@@ -248,7 +248,16 @@ class HuggingFaceWorkload:
         """See Workload.generate."""
         generation = self.generation.ending(self.vocabulary.eos)
         start = self.decoder_start
-        return generate(model.network, self.config, prompts, max_tokens, generation, start, sampling, ended)
+        return generate(
+            model.network,
+            self.config,
+            prompts=prompts,
+            max_tokens=max_tokens,
+            generation=generation,
+            start=start,
+            sampling=sampling,
+            ended=ended,
+        )
 
     def check_hf(self) -> None:
         """Nothing to check: the class itself writes the export."""
@@ -294,7 +303,9 @@ class HuggingFaceWorkload:
         causal = self.config.architecture == "decoder"
         ends = self.config.ends_in_head
         head = self.config.head
-        network = HuggingFaceNetwork(bare, self._fixed_buffers, causal, self.dropout, ends, head)
+        network = HuggingFaceNetwork(
+            bare, self._fixed_buffers, causal=causal, dropout=self.dropout, ends_in_head=ends, head=head
+        )
         network.layer_list = self.config.layer_list[0]
         network.hidden = self.config.hidden
         return network

@@ -95,7 +95,15 @@ class AttentionCore(nn.Module):
         if documents is not None:
             whole = documents
             allowed = documents.once(lambda: whole.dense(query.shape[2], query.device))
-        return self.attend(query, key, value, allowed, mask.causal and allowed is None, keys, sinks)
+        return self.attend(
+            query,
+            key,
+            value=value,
+            allowed=allowed,
+            causal=mask.causal and allowed is None,
+            keys=keys,
+            sinks=sinks,
+        )
 
     def drops(self, keys: Tensor | None) -> bool:
         """Whether shares are dropped, so that no fused kernel serves."""
@@ -113,12 +121,31 @@ class AttentionCore(nn.Module):
     ) -> Tensor:
         """As `forward`, of keys whose first is that of position 0, under a mask [1 or B, 1 or heads, L, M] or none."""
         if keys is None or not self.drops(keys):
-            return attend(query, key, value, allowed, causal, self.scale, self.cap, sinks)
+            return attend(
+                query,
+                key,
+                value=value,
+                allowed=allowed,
+                causal=causal,
+                scale=self.scale,
+                cap=self.cap,
+                sinks=sinks,
+            )
         heads = query.shape[1]
         numbers = torch.arange(self.part * heads, (self.part + 1) * heads, device=keys.device)
         of_heads = keyed(keys.unsqueeze(1), numbers.unsqueeze(-1))
         dropped = partial(drop, rate=self.dropout, keys=of_heads, site=self.site)
-        return attend_unfused(query, key, value, allowed, causal, self.scale, self.cap, sinks, dropped)
+        return attend_unfused(
+            query,
+            key,
+            value=value,
+            allowed=allowed,
+            causal=causal,
+            scale=self.scale,
+            cap=self.cap,
+            sinks=sinks,
+            dropped=dropped,
+        )
 
 
 class Sinks(nn.Module):

@@ -62,7 +62,15 @@ def generate(
             for prompt, room in zip(prompts, rooms, strict=True)
         ]
         over = _over(generation.ends, ended)
-        return _continue(step, begun, rooms, over, sampling or Sampling(), changes, device)
+        return _continue(
+            step,
+            begun,
+            rooms=rooms,
+            over=over,
+            sampling=sampling or Sampling(),
+            changes=changes,
+            device=device,
+        )
 
 
 def check_generates(config: TransformerConfig) -> None:

@@ -68,9 +68,13 @@ def attend(
     scores are held.
     """
     if cap:
-        return attend_unfused(query, key, value, allowed, causal, scale, cap, sinks)
+        return attend_unfused(
+            query, key, value=value, allowed=allowed, causal=causal, scale=scale, cap=cap, sinks=sinks
+        )
     if sinks is not None:
-        return _attend_with_sinks(query, key, value, allowed, causal, scale, sinks)
+        return _attend_with_sinks(
+            query, key, value=value, allowed=allowed, causal=causal, scale=scale, sinks=sinks
+        )
     if allowed is not None and query.is_cuda:
         key, value = _for_each_query(query, key), _for_each_query(query, value)
     if _is_causal_bias(allowed) and torch.is_autocast_enabled(query.device.type):
@@ -82,7 +86,7 @@ def attend(
     width = value.shape[-1]
     if width < query.shape[-1] and not query.is_cuda:
         value = F.pad(value, (0, query.shape[-1] - width))
-    _note(lambda: _choice(query, key, value, allowed, causal, how))
+    _note(lambda: _choice(query, key, v=value, allowed=allowed, causal=causal, how=how))
     found = F.scaled_dot_product_attention(query, key, value, allowed, is_causal=causal, **how)
     return found if found.shape[-1] == width else found[..., :width]
 
@@ -142,7 +146,7 @@ def attend_documents(
     saved = rows * length**2 - sum(count * size**2 for count, size in groups) // 2
     if heads * saved < len(groups) * A_CALL:
         return None
-    return _attend_by_length(query, key, value, found, documents.window, scale)
+    return _attend_by_length(query, key, value=value, documents=found, window=documents.window, scale=scale)
 
 
 def _attend_by_length(
@@ -157,7 +161,11 @@ def _attend_by_length(
     for *tokens, (count, size) in zip(*flat, documents.groups, strict=True):
         q, k, v = (each.unflatten(0, (count, size)).transpose(1, 2) for each in tokens)
         near = Documents(None, window).dense(size, q.device) if 0 < window < size else None
-        parts.append(attend(q, k, v, near, near is None, scale).transpose(1, 2).flatten(0, 1))
+        parts.append(
+            attend(q, k, value=v, allowed=near, causal=near is None, scale=scale)
+            .transpose(1, 2)
+            .flatten(0, 1)
+        )
     mixed = torch.cat(parts).index_select(0, documents.back)
     return mixed.unflatten(0, (len(query), -1)).transpose(1, 2)
 
@@ -167,7 +175,15 @@ def _attend_flash(
 ) -> Tensor | None:
     if documents.bounds is None:
         return None
-    return attend_flash(query, key, value, documents.bounds, documents.bounds, documents.window, scale)
+    return attend_flash(
+        query,
+        key,
+        value=value,
+        bounds=documents.bounds,
+        key_bounds=documents.bounds,
+        window=documents.window,
+        scale=scale,
+    )
 
 
 def attend_flash(
@@ -237,7 +253,7 @@ def _attend_with_sinks(
         allowed = causal_lower_right(length, key.shape[2])
     elif allowed is not None:
         allowed = F.pad(allowed, (1, 0), value=1 if allowed.dtype is torch.bool else 0)
-    return attend(query, key, value, allowed, causal, scale)[:, :, -length:, :size]
+    return attend(query, key, value=value, allowed=allowed, causal=causal, scale=scale)[:, :, -length:, :size]
 
 
 def _for_each_query(query: Tensor, grouped: Tensor) -> Tensor:

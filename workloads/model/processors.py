@@ -68,7 +68,9 @@ def change_of(
         return None
     begun = len(prompt) if start is None else 1
     try:
-        processors = _processors(asked, list(generation.ends), list(prompt), begun, room, device)
+        processors = _processors(
+            asked, list(generation.ends), prompt=list(prompt), begun=begun, room=room, device=device
+        )
     except (TypeError, ValueError) as error:
         line = " ".join(str(error).split())[:200]
         raise WorkloadError(f"transformers does not take the generation settings {asked}: {line}") from error

@@ -56,7 +56,17 @@ class Stack(nn.Module):
         bias = None
         if self.relative_bias is not None:
             bias = relative_scores(self.relative_bias, mask, length, cache)
-        context = Context(mask, table, bias, memory, memory_mask, keys, samples, real, cache)
+        context = Context(
+            mask,
+            table,
+            bias=bias,
+            memory=memory,
+            memory_mask=memory_mask,
+            keys=keys,
+            samples=samples,
+            real=real,
+            cache=cache,
+        )
         hidden, extra = run_layers(self.layers, hidden, context, extra)
         return (hidden if self.norm is None else self.norm(hidden)), extra
 

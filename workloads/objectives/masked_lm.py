@@ -37,7 +37,9 @@ def masked(
     first: np.ndarray | None = None,
 ) -> Sample:
     """Return the tokens with the chosen ones corrupted, and labels at the chosen ones."""
-    corrupted = corrupt(tokens, chosen, objective.token("mask"), objective.text_ids, rng, first)
+    corrupted = corrupt(
+        tokens, chosen, mask=objective.token("mask"), text_ids=objective.text_ids, rng=rng, first=first
+    )
     return {"tokens": corrupted, "labels": labels_at(tokens, chosen)}
 
 

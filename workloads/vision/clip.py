@@ -252,11 +252,11 @@ def _width(name: str, config: Mapping[str, Any]) -> Width:
     return Width(
         hidden,
         layers,
-        heads,
-        config["intermediate_size"],
-        config["hidden_act"],
-        config["layer_norm_eps"],
-        std,
+        heads=heads,
+        intermediate=config["intermediate_size"],
+        activation=config["hidden_act"],
+        eps=config["layer_norm_eps"],
+        std=std,
     )
 
 

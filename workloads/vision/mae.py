@@ -209,7 +209,16 @@ def _width(config: Mapping[str, Any], side: str) -> Width:
     )
     check_width(f"{side}hidden_size", hidden, heads, intermediate, config["hidden_act"])
     activation, eps, bias = (config[key] for key in ("hidden_act", "layer_norm_eps", "qkv_bias"))
-    return Width(hidden, layers, heads, intermediate, activation, eps, (STD, STD, STD), bias)
+    return Width(
+        hidden,
+        layers,
+        heads=heads,
+        intermediate=intermediate,
+        activation=activation,
+        eps=eps,
+        std=(STD, STD, STD),
+        bias=bias,
+    )
 
 
 def _renamed(name: str, names: Sequence[tuple[str, str]]) -> str:

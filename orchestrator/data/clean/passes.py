@@ -181,7 +181,13 @@ class _Comparing:
         documents = np.array(self._documents, np.uint32)
         sizes = np.array(self._sizes, np.uint32)
         signatures.write(
-            folder, compared_name(key, part), documents, sizes, keys, signed, np.array(self._words, bool)
+            folder,
+            compared_name(key, part),
+            documents=documents,
+            sizes=sizes,
+            keys=keys,
+            signatures=signed,
+            words=np.array(self._words, bool),
         )
 
 
@@ -202,7 +208,7 @@ def decide_part(uri: str, cleaning: Cleaning, number: int, part: Part) -> None:
     while steps and (found := decisions.read(folder, steps[0].key, name)) is not None:
         mask = found.kept
         steps = steps[1:]
-    decided = _decide_all(uri, cleaning, steps, comparing, mask, part)
+    decided = _decide_all(uri, cleaning, steps=steps, comparing=comparing, mask=mask, part=part)
     for step, decision in zip(steps, decided, strict=True):
         decisions.write(folder, step.key, name, decision)
     for compared in comparing:

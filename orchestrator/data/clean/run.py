@@ -133,7 +133,16 @@ def _decision(corpus: Corpus, chosen: Clusters, number: int, samples: list[list[
     removed, instead = chosen.of_part(number)
     held_out = int(np.count_nonzero((instead >> np.uint64(32)) >= len(corpus.keys)))
     gone = int(given[removed].sum())
-    found = Decision(kept, int(kept.sum()), total, len(removed), gone, 0, total - gone, samples=samples)
+    found = Decision(
+        kept,
+        int(kept.sum()),
+        bytes=total,
+        removed=len(removed),
+        removed_bytes=gone,
+        changed=0,
+        bytes_after=total - gone,
+        samples=samples,
+    )
     kept[removed] = False
     found.reasons |= {"held-out text": held_out} if held_out else {}
     found.reasons |= {"another document": len(removed) - held_out} if len(removed) > held_out else {}

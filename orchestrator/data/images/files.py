@@ -129,7 +129,9 @@ class ImageSource:
             kind = _kind(path)
             if kind == CAPTION and stem not in alone:
                 continue
-            file = SourceFile(0, f"{folder[1]}/{path}", ".image", 0, "", "", on_error=self._on_error)
+            file = SourceFile(
+                0, f"{folder[1]}/{path}", kind=".image", size=0, content="", field="", on_error=self._on_error
+            )
             try:
                 if kind == CAPTION:
                     raise Unfit("caption", "is a caption, and no image of its name is beside it")

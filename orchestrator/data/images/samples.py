@@ -233,7 +233,7 @@ class Images:
         target = DataFolder(folder)
         rejected = Rejected(ON_ERROR)
         ids = self._texts.encoder()
-        whole = SourceFile(0, self._source.uri, ".image", 0, "", "")
+        whole = SourceFile(0, self._source.uri, kind=".image", size=0, content="", field="")
         cut = Unfit("cut", f"a caption is longer than {self._tokens} tokens")
         found = Found(
             target,

@@ -117,7 +117,15 @@ def format_and_fingerprint(
             refused = error if data_format == manifest.FORMATS[-1] else refused
             continue
         chosen, kind, framing = given
-        name = fingerprint(files, chosen, part_bytes, data_format, kind, clean, framing)
+        name = fingerprint(
+            files,
+            chosen,
+            part_bytes=part_bytes,
+            data_format=data_format,
+            kind=kind,
+            clean=clean,
+            framing=framing,
+        )
         is_newest = data_format == manifest.newest_format(kind is not None)
         if name == before or (not before and is_newest):
             return data_format, name, given

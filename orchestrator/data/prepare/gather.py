@@ -40,7 +40,9 @@ def gather(
 
     Raises InputError if a record is damaged or the sources have no text.
     """
-    built, findings = gather_some(folder, fingerprint, uris, parts, range(len(parts)), written)
+    built, findings = gather_some(
+        folder, fingerprint, uris=uris, parts=parts, numbers=range(len(parts)), written=written
+    )
     rejected = rejections.write(folder, findings)
     if not built.bytes:
         hint = "; ".join(["give files with text", *rejections.notes(rejected, folder.uri)])

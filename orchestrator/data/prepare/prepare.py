@@ -126,13 +126,13 @@ def prepare(
             preparation = _Preparation(
                 data,
                 files,
-                given,
-                part_bytes,
-                cleaning,
-                data_format,
-                folder,
-                progress or silent,
-                where,
+                given=given,
+                part_bytes=part_bytes,
+                cleaning=cleaning,
+                data_format=data_format,
+                folder=folder,
+                progress=progress or silent,
+                where=where,
             )
             preparation.make(begin, leave)
         elif data.shuffle == "sections" and not getattr(
@@ -222,10 +222,10 @@ class _Preparation:
         keys = [part_key(part) for part in parts]
         there = reuse.there_already(folder, key, keys)
         tasks = _shard_tasks(folder.uri, written, given, self.data.encode_with != REFERENCE, text)
-        self._tokenise(parts, written, tasks, publisher, there, leave)
+        self._tokenise(parts, written, tasks=tasks, publisher=publisher, there=there, leave=leave)
         if begin:
             return
-        gathered = gather(folder, self._name, self._uris, parts, written, self.where)
+        gathered = gather(folder, self._name, uris=self._uris, parts=parts, written=written, where=self.where)
         reuse.note(folder, key, keys)
         if finished is None:
             manifest.write(folder, replace(gathered, code=cleaning.code if cleaning else {}))
@@ -265,7 +265,7 @@ class _Preparation:
         code = self.cleaning.code if self.cleaning else {}
 
         def section(numbers: Sequence[int]) -> manifest.DataManifest:
-            gathered, _ = gather_some(folder, name, uris, parts, numbers, written)
+            gathered, _ = gather_some(folder, name, uris=uris, parts=parts, numbers=numbers, written=written)
             return replace(gathered, code=code)
 
         there = published.so_far(folder) if begin else None
@@ -319,7 +319,7 @@ class _Preparation:
                 }
                 for n in todo
             ]
-            for done in run_tasks(task, rows, folder.uri, leave, most, is_there):
+            for done in run_tasks(task, rows, cache=folder.uri, leave=leave, together=most, there=is_there):
                 if ceiling.limited:
                     number = todo[done - 1]
                     ceiling.check(number, shards.read_record(folder, number, written.version), parts)
@@ -344,7 +344,9 @@ def _shard_tasks(
             if reuse.copy_shard(source, number, DataFolder(uri), row["number"], written.version):
                 return None
         part = sources.from_json(row["part"])
-        return shards.make_shard(uri, row["number"], part, written, fast, text, given)
+        return shards.make_shard(
+            uri, row["number"], part=part, written=written, fast=fast, cleaned=text, text=given
+        )
 
     def is_there(row: dict[str, Any]) -> bool:
         # a record from before belongs to files that are missing

@@ -181,7 +181,9 @@ def records_of(
     template = Template(kind.template, dict(kind.tokens)) if kind.template else None
     with_tools = kind.tool_template if data_format > 5 else ""
     tool_template = Template(with_tools, dict(kind.tokens)) if with_tools else None
-    answers = Answers(encoder, template, eos, data_format, framing, tool_template)
+    answers = Answers(
+        encoder, template, eos=eos, data_format=data_format, framing=framing, tool_template=tool_template
+    )
     labels = Labels(kind.labels, data_format)
     for row in rows(span, rejected, data_format):
         try:

@@ -198,10 +198,17 @@ def make_shard(
     named = NamedTokens(text if written.version > 5 else "")
     try:
         encoder = PartEncoder(text, draw, fast and not refuted, parse)
-        shard = _encoded(folder, part, encoder, written, cleaned, named)
+        shard = _encoded(folder, part, encoder=encoder, written=written, cleaned=cleaned, named=named)
     except EngineDiffers as error:
         folder.write_json(REFUTED, {"engine": error.name})
-        shard = _encoded(folder, part, PartEncoder(text, draw, False, parse), written, cleaned, named)
+        shard = _encoded(
+            folder,
+            part,
+            encoder=PartEncoder(text, draw, False, parse),
+            written=written,
+            cleaned=cleaned,
+            named=named,
+        )
     return lambda: _write(folder, number, shard, written.version)
 
 
@@ -231,7 +238,7 @@ def _encoded(
     sep = written.roles.get("sep")
     open_ = goes_on(part, cleaned) if framing.before else False
     for batch in _batches(part_pieces(part, written.version, cleaned, rejected)):
-        ids, ended = framed(encoder.encode(batch), batch, framing, eos, sep, open_)
+        ids, ended = framed(encoder.encode(batch), batch, framing=framing, eos=eos, sep=sep, goes_on=open_)
         open_ = not batch[-1].ends
         ends.append(ended + length)
         length += len(ids)
@@ -246,7 +253,16 @@ def _encoded(
             named.add(piece.text, framing.parsed)
     index = np.concatenate(ends) if ends else np.zeros(0, np.int64)
     names_found = named.to_json()
-    return _Shard(tokens.all(), index, contents, text_bytes, counts, rejected, names_found, encoder.compared)
+    return _Shard(
+        tokens.all(),
+        index,
+        contents=contents,
+        bytes=text_bytes,
+        counts=counts,
+        rejected=rejected,
+        named=names_found,
+        engine=encoder.compared,
+    )
 
 
 class _Held:
@@ -301,7 +317,15 @@ def _records(part: Part, written: TokenFormat, kind: RecordKind, text: str) -> _
     for record in (
         one
         for span in part
-        for one in records_of(span, kind, encoder, eos, rejected, written.version, framing)
+        for one in records_of(
+            span,
+            kind,
+            encoder=encoder,
+            eos=eos,
+            rejected=rejected,
+            data_format=written.version,
+            framing=framing,
+        )
     ):
         if not goes_on:  # a row may give several records
             named.add_record(record.text, framing.parsed)
@@ -321,7 +345,16 @@ def _records(part: Part, written: TokenFormat, kind: RecordKind, text: str) -> _
         length - counts.sum()
     )  # every word that is not a token counts as the eos that each record has
     words = np.concatenate(words_of) if words_of else np.zeros(0, "<u4")
-    return _Shard(words, np.array(ends), contents, text_bytes, counts, rejected, named.to_json(), turns=turns)
+    return _Shard(
+        words,
+        np.array(ends),
+        contents=contents,
+        bytes=text_bytes,
+        counts=counts,
+        rejected=rejected,
+        named=named.to_json(),
+        turns=turns,
+    )
 
 
 class _Shard(NamedTuple):

@@ -134,7 +134,7 @@ def split(tokens: Documents, share: float, both: bool = True, of: str = "") -> S
     least = min(facts["least"] for facts in facts_of)
     most = max(facts["most"] for facts in facts_of)
     if both:
-        _check_sides(least, most, every, held_out, share, of)
+        _check_sides(least, most, documents=every, held_out=held_out, share=share, of=of)
     sides = {side: [each[side] for each in runs] for side in SIDES}
     return Split(
         Subset(tokens, sides["trained"], every - held_out),

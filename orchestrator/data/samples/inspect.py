@@ -100,7 +100,16 @@ def spots(
         begins = np.concatenate(([True], tokens[:-1] == closing))
         begins = begins if places is None else begins | (places == 0)
         spots_of[name] = [
-            _spot(decode, int(token), labels, begins, real, places, sees, number)
+            _spot(
+                decode,
+                int(token),
+                labels=labels,
+                begins=begins,
+                real=real,
+                places=places,
+                sees=sees,
+                number=number,
+            )
             for number, token in enumerate(tokens)
         ]
     return spots_of
@@ -208,12 +217,12 @@ def _spot(
     return Spot(
         decode(token),
         token,
-        label,
-        "" if label is None else decode(label),
-        bool(begins[number]),
-        bool(real[number]),
-        None if places is None else int(places[number]),
-        None if sees is None else int(sees[number]),
+        label=label,
+        said="" if label is None else decode(label),
+        begins=bool(begins[number]),
+        real=bool(real[number]),
+        position=None if places is None else int(places[number]),
+        sees=None if sees is None else int(sees[number]),
     )
 
 

@@ -83,7 +83,19 @@ def prepare_samples(named: ObjectReference, seed: int, cache: str, before: str =
         )
         count = about["count"]
         data = DataManifest(
-            fingerprint, "uint16", "", 1, {}, (), (), count, count, 0, 0.0, 1.0, own=fingerprint
+            fingerprint,
+            "uint16",
+            tokenizer="",
+            vocabulary=1,
+            roles={},
+            sentinels=(),
+            sources=(),
+            tokens=count,
+            documents=count,
+            bytes=0,
+            entropy=0.0,
+            bytes_per_token=1.0,
+            own=fingerprint,
         )
         manifest.write(folder, replace(data, rejected=about.get("rejected", {})))
     return folder.uri

@@ -375,5 +375,7 @@ def windows_of(tokens: Streams, source: int, reading: Reading, whole: bool = Fal
 def packed_windows(tokens: Streams, source: int, reading: Reading) -> PackedWindows:
     """Return the samples of a source, packed by best fit. Raises DamagedShard as `windows_of`."""
     ends = tokens.document_ends_by_part(source)
-    index = open_index(tokens.derived, tokens.digest, source, ends, reading.window, reading.stride)
+    index = open_index(
+        tokens.derived, tokens.digest, source=source, ends=ends, window=reading.window, stride=reading.stride
+    )
     return PackedWindows(index)

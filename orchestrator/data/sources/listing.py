@@ -231,7 +231,17 @@ def _identify(number: int, source: Source, key: str, file: Listed, on_error: str
     if kind.kind == ".txt" and not isinstance(source.field, str):
         raise InputError("a text file cannot hold pairs or records", path, "give them as .jsonl or .parquet")
     field = source.field if kind.kind != ".txt" else ""
-    gone = SourceFile(number, uri, kind.kind, 0, VANISHED, field, "", kind.compression, on_error)
+    gone = SourceFile(
+        number,
+        uri,
+        kind=kind.kind,
+        size=0,
+        content=VANISHED,
+        field=field,
+        sums="",
+        compression=kind.compression,
+        on_error=on_error,
+    )
     gone = replace(gone, folders=_values_in_folders(path, gone.columns))
     if file.info is None:
         return gone

@@ -69,21 +69,21 @@ class Rejected:
         if file.on_error == "fail":
             place = "" if at is None else f"{place_of(file, at)}: "
             raise InputError(f"{place}{error.what}", file.uri, f"{error.hint}, or set {self._key}") from None
-        self._count(file, LEFT_OUT, error, at, sample, count)
+        self._count(file, LEFT_OUT, error=error, at=at, sample=sample, count=count)
 
     def repair(self, file: SourceFile, error: Unfit, at: int | None = None, sample: object = "") -> None:
         """Count a document that was repaired."""
-        self._count(file, REPAIRED, error, at, sample, 1)
+        self._count(file, REPAIRED, error=error, at=at, sample=sample, count=1)
 
     def note(
         self, file: SourceFile, kind: str, what: str, at: int | None = None, sample: object = ""
     ) -> None:
         """Count a document that was read in a way that the user should know about."""
-        self._count(file, READ, Unfit(kind, what), at, sample, 1)
+        self._count(file, READ, error=Unfit(kind, what), at=at, sample=sample, count=1)
 
     def pass_over(self, file: SourceFile, error: Unfit, at: int | None = None) -> None:
         """Count a document that is left out under every policy."""
-        self._count(file, LEFT_OUT, error, at, "", 1)
+        self._count(file, LEFT_OUT, error=error, at=at, sample="", count=1)
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return the findings in a fixed order, as plain data."""

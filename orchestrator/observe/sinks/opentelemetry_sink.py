@@ -78,14 +78,16 @@ class OpenTelemetrySink:
 
         fault = event.get("first_fault")
         status = Status(StatusCode.ERROR, str(fault)) if fault else Status()
-        return self._span(str(event["phase"]), event["number"], event["time"], end, status, event)
+        return self._span(
+            str(event["phase"]), event["number"], start=event["time"], end=end, status=status, event=event
+        )
 
     def _whole(self, event: Row) -> Any:
         from opentelemetry.trace import Status, StatusCode
 
         failed = event["phase"] == Outcome.FAILED
         status = Status(StatusCode.ERROR, str(event.get("reason"))) if failed else Status(StatusCode.OK)
-        return self._span(self._name, 0, self._born, event["time"], status, event)
+        return self._span(self._name, 0, start=self._born, end=event["time"], status=status, event=event)
 
     def _span(self, name: str, number: int, start: float, end: float, status: Any, event: Row) -> Any:
         from opentelemetry.sdk.trace import ReadableSpan

@@ -184,7 +184,7 @@ def layer(
     element = machine.elements(_moved(shape, tokens, tp, bool(sliced), program))
     element *= 1.0 if program.compiled else machine.eager
     sent, experts = _sent(shape, machine, program, tokens, part)
-    ring = _ring(shape, machine, program, tokens, tp, cp)
+    ring = _ring(shape, machine, program=program, tokens=tokens, tp=tp, cp=cp)
     launches = operations(shape, machine, program, tp, ep)
     # A GPU's process launches messages and operations in one order and runs ahead of both, so time of messages also
     # covers launches.

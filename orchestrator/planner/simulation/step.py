@@ -245,14 +245,16 @@ def step_time(
         compute = parts * (shape.layers * inner.compute + first.compute + head.compute)
         compute += (parts - 1) * _added(shape, layout, machine)
         sent = parts * (shape.layers * inner.sent + first.sent + head.sent)
-        return with_update(shape, layout, parts, machine, program, (compute, sent, 0.0))
+        return with_update(
+            shape, layout, parts=parts, machine=machine, program=program, passes=(compute, sent, 0.0)
+        )
     played = _played(shape, layout.but(**NOT_PLAYED), parts, machine, program)
     sent = parts * max(layers_by_rank(shape.layers, layout)) * inner.sent
     busy = max(played.busy)
     stages = layout.stages_of(played.busy.index(busy))
     waits = 2.0 * parts * sum(_handed(layout, machine, stage) for stage in stages)
     passes = (busy - sent - waits, sent, played.seconds - busy + waits)
-    return with_update(shape, layout, parts, machine, program, passes)
+    return with_update(shape, layout, parts=parts, machine=machine, program=program, passes=passes)
 
 
 def with_update(
@@ -288,7 +290,7 @@ def with_update(
         units=units,
         most=most,
     )
-    sent += _woken(layout, parts, machine, inner, compute, units)
+    sent += _woken(layout, parts, machine=machine, inner=inner, compute=compute, units=units)
     if shape.tied and layout.pipeline_rank_of(layout.stages - 1) != 0:
         # The first and the last stage both hold the tied embedding, and sum its gradients.
         weight = shape.table / layout.tp * program.gradient_width

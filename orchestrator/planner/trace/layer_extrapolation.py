@@ -79,7 +79,9 @@ def deepened(few: StepTrace, more: StepTrace, times: float) -> StepTrace:
                 found.append((place, {category: _on(a, b, times) for category, a, b in parts}))
     (phase, stage, micro_batch), at_peak = max(found, key=lambda each: sum(each[1].values()))
     steady = _each(few.memory.steady, more.memory.steady, times)
-    memory = Memory(sum(at_peak.values()), at_peak, steady, phase, stage, micro_batch)
+    memory = Memory(
+        sum(at_peak.values()), at_peak, steady=steady, phase=phase, stage=stage, micro_batch=micro_batch
+    )
     return dataclasses.replace(
         more, memory=memory, crests=(), memory_curve=(), saved=_on(few.saved, more.saved, times)
     )

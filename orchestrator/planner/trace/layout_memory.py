@@ -147,7 +147,7 @@ def traced_memory(job: ResolvedJob, layout: Layout, seconds: float = SECONDS) ->
 
     def traced(workload: Workload, rank: int, counts: Sequence[int]) -> list[StepTrace] | NotTraced:
         left = max(seconds - (time.process_time() - began), 0.0)
-        return traces(job.spec, workload, layout, rank, counts, left)
+        return traces(job.spec, workload, layout=layout, rank=rank, counts=counts, seconds=left)
 
     def whole(rank: int) -> StepTrace | NotTraced:
         counts = micro_batches_of(layout, accumulation, layout.coordinate(rank)["pp"], on_cpu)
@@ -206,7 +206,7 @@ def confirmed(
         return least or Confirmed(
             planned(spec, job.shape, workers, machine), None
         )  # which tells why none does
-    if not always and is_roomy(spec, first):
+    if not always and is_roomy(spec.resources, first):
         return Confirmed(first, None)
     found = first
     traced = first_traced = traced_memory(job, first.chosen.layout)
@@ -214,7 +214,9 @@ def confirmed(
         verdicts[found.chosen.layout] = _too_large(found, traced, on_cpu)
         left = SECONDS - (time.process_time() - began)
         try:
-            found = planned(spec, job.shape, workers, machine, must_fit, verdicts)
+            found = planned(
+                spec, job.shape, workers=workers, machine=machine, must_fit=must_fit, verdicts=verdicts
+            )
         except InputError:
             break
         if left <= 0.0 or not found.fits:

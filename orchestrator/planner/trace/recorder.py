@@ -233,7 +233,7 @@ class Recorder(TorchDispatchMode):
             if message is not None:
                 self.events.append(message)
         elif self.events is not None and namespace != "c10d":
-            self._record(func, args, kwargs, out, made, given)
+            self._record(func, args, kwargs=kwargs, out=out, made=made, given=given)
         return out
 
     def _count(self, made: list[Tensor], given: list[Tensor], namespace: str, func: Any) -> None:

@@ -330,7 +330,7 @@ def _step_trace(rank: int, layout: Layout, recorder: Recorder) -> StepTrace:
     """Return the trace of the step that was recorded last."""
     (phase, stage, micro_batch), peak, parts = recorder.peak
     at_peak = dict(zip(CATEGORIES, parts, strict=True))
-    memory = Memory(peak, at_peak, recorder.steady, phase, stage, micro_batch)
+    memory = Memory(peak, at_peak, steady=recorder.steady, phase=phase, stage=stage, micro_batch=micro_batch)
     return StepTrace(
         rank,
         layout.to_json(),

@@ -143,7 +143,9 @@ def _flat(zero: Any, named: Mapping[str, nn.Parameter]) -> Iterator[Fragment]:
                 continue
             ours, theirs = found.lp_fragment_address, found.hp_fragment_address
             name, shape = names[id(parameter)], tuple(parameter.shape)
-            yield _fragment(name, shape, ours.start, ours.numel, partition, theirs.start)
+            yield _fragment(
+                name, shape, begin=ours.start, size=ours.numel, partition=partition, start=theirs.start
+            )
 
 
 def _fully_sharded(zero: Any, named: Mapping[str, Any]) -> Iterator[Fragment]:
@@ -154,7 +156,14 @@ def _fully_sharded(zero: Any, named: Mapping[str, Any]) -> Iterator[Fragment]:
         shape = tuple(parameter.ds_shape)
         size = min(place, math.prod(shape) - begin)
         if size > 0:
-            yield _fragment(name, shape, begin, size, zero.fp32_partitioned_groups_flat[group], start)
+            yield _fragment(
+                name,
+                shape,
+                begin=begin,
+                size=size,
+                partition=zero.fp32_partitioned_groups_flat[group],
+                start=start,
+            )
 
 
 def frozen_fragments(named: Mapping[str, Any], rank: int) -> Iterator[Fragment]:
@@ -167,14 +176,16 @@ def frozen_fragments(named: Mapping[str, Any], rank: int) -> Iterator[Fragment]:
             begin = rank * part.numel()
             size = min(part.numel(), size - begin)
         if size > 0:
-            yield _fragment(name, shape, begin, size, part.view(-1), 0)
+            yield _fragment(name, shape, begin=begin, size=size, partition=part.view(-1), start=0)
 
 
 def _fragment(
     name: str, shape: tuple[int, ...], begin: int, size: int, partition: Tensor, start: int
 ) -> Fragment:
     whole = Cut(shape, (0,) * len(shape), shape)
-    return Fragment(name, shape, boxes_of(whole, begin, begin + size), partition, start, size)
+    return Fragment(
+        name, shape, boxes=boxes_of(whole, begin, begin + size), partition=partition, start=start, size=size
+    )
 
 
 log = logging.getLogger(__name__)
@@ -315,7 +326,14 @@ class DeepSpeedEngine:
         deepspeed = open_deepspeed(device.device)
         elements = sum(shape.numel() for shape in workload.shapes.values())
         config = settings(spec, layout, elements, workload.config.hidden)
-        self.model = _build(deepspeed, workload, layout, device.device, config, spec.train.dtype == "fp8")
+        self.model = _build(
+            deepspeed,
+            workload,
+            layout=layout,
+            device=device.device,
+            config=config,
+            in_8_bits=spec.train.dtype == "fp8",
+        )
         recompute(workload.blocks(self.model), layout, spec.train.compile)
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         rate = rates_of(spec.train.optimizer, workload)

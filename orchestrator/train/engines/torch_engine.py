@@ -250,7 +250,14 @@ class TorchEngine:
         reader.manifest.check_shapes(committed_shapes(self._workload, now))
         self._begin_frozen(self._seed)
         self._begin([shard for shard in self._data.shards if shard.name in now], self._seed)
-        restore(self._data.shards, self._optimizer, self._slots, self._average.of, reader, thawed)
+        restore(
+            self._data.shards,
+            self._optimizer,
+            slots=self._slots,
+            averages=self._average.of,
+            reader=reader,
+            thawed=thawed,
+        )
         self._steps = int(reader.read("optim.step"))
         self._average.go_on(self._steps)
         for name, buffer in self._buffers.items():

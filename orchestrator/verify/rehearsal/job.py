@@ -17,9 +17,10 @@ import pyarrow.parquet as pq
 from orchestrator.checkpoint.config import NO_EXPORT
 from orchestrator.config.errors import InputError
 from orchestrator.config.records import REFERENCED
+from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.smoke import shorter
 from orchestrator.config.spec import JobSpec, parse
-from orchestrator.data.config import Source
+from orchestrator.data.config import DataSpec, Source
 from orchestrator.data.sources import SourceFile, cut, resolve
 from orchestrator.data.sources.arrow_files import batches_in
 from orchestrator.data.sources.documents import LOOK_BYTES
@@ -288,17 +289,17 @@ class Rehearsed:
 
     def under(self, layout: Layout) -> JobSpec:
         """The same run under another layout."""
-        return parse({**self.spec.model_dump(mode="json"), **_ranks(self.spec, layout)})
+        return parse({**self.spec.model_dump(mode="json"), **_ranks(self.spec.resources, layout)})
 
 
 def rehearsed(job: ResolvedJob, layout: Layout, folder: Path) -> Rehearsed:
     """The small job, whose data and model are in `folder`. Raises InputError if the data cannot be read, or there is no
     small model."""
     spec, small = job.spec, smaller(layout)
-    if small.offload != "none" and not _gpu(spec):
+    if small.offload != "none" and not _gpu(spec.resources):
         small = dataclasses.replace(small, offload="none")
     model = small_model(job, small, folder / "model")
-    sequences = sequences_of(small, spec)
+    sequences = sequences_of(small, spec.train)
     document = _short(spec)
     document["workload"] |= model.changes
     document["train"]["global_batch"] = sequences
@@ -310,9 +311,9 @@ def rehearsed(job: ResolvedJob, layout: Layout, folder: Path) -> Rehearsed:
     if document["evaluate"]:
         for name, each in document["evaluate"]["sets"].items():
             each["sources"] = _excerpt(
-                spec.set_sources[name][1], f"evaluate.sets.{name}.sources", spec, folder
+                spec.set_sources[name][1], f"evaluate.sets.{name}.sources", spec.data, folder
             )
-    document |= _ranks(spec, small)
+    document |= _ranks(spec.resources, small)
     notes = [*model.notes, *_left_out(spec)]
     if model.changes:
         notes.insert(0, f"the model had {model.parameters:,} of {job.shape.parameters:,} parameters")
@@ -325,7 +326,7 @@ def rehearsed(job: ResolvedJob, layout: Layout, folder: Path) -> Rehearsed:
 
 def _short(spec: JobSpec) -> dict[str, Any]:
     """The job with few steps and a commit after each, and nothing that reaches beyond this machine."""
-    document = shorter(spec, STEPS, spec.model_dump(mode="json"))
+    document = shorter(spec.train, STEPS, spec.model_dump(mode="json"))
     document |= {
         "name": "rehearsal",
         "stop_when": None,
@@ -336,7 +337,7 @@ def _short(spec: JobSpec) -> dict[str, Any]:
     }
     document["train"] |= {
         "steps": STEPS,
-        "compile": spec.train.compile and _gpu(spec),
+        "compile": spec.train.compile and _gpu(spec.resources),
         "thaw": {},
         "continue_from": None,
     }
@@ -356,19 +357,19 @@ def _short(spec: JobSpec) -> dict[str, Any]:
     return document
 
 
-def _ranks(spec: JobSpec, layout: Layout) -> dict[str, Any]:
+def _ranks(resources: ResourceSpec, layout: Layout) -> dict[str, Any]:
     """The keys of a job under that layout on this machine."""
-    gpu = _gpu(spec)
-    worker: dict[str, Any] = {"cpu": 1, "gpu": spec.resources.per_worker.gpu if gpu else 0, "labels": {}}
+    gpu = _gpu(resources)
+    worker: dict[str, Any] = {"cpu": 1, "gpu": resources.per_worker.gpu if gpu else 0, "labels": {}}
     return {
         "parallel": layout.pins,
         "resources": {"workers": layout.world, "per_worker": worker, "must_fit": False},
     }
 
 
-def _gpu(spec: JobSpec) -> bool:
+def _gpu(resources: ResourceSpec) -> bool:
     """Whether the job wants GPUs and this machine has some."""
-    if not spec.resources.per_worker.gpu:
+    if not resources.per_worker.gpu:
         return False
     import torch
 
@@ -381,17 +382,17 @@ def _little(spec: JobSpec, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"cache": str(folder / "data")}
     if data.samples is not None:
         return found
-    found["sources"] = _excerpt(data.sources, "data.sources", spec, folder)
+    found["sources"] = _excerpt(data.sources, "data.sources", spec.data, folder)
     held_out = data.validation
     if held_out is not None:
-        sources = _excerpt(held_out.sources, "data.validation.sources", spec, folder)
+        sources = _excerpt(held_out.sources, "data.validation.sources", spec.data, folder)
         share = held_out.share and max(held_out.share, HELD_OUT)
         found["validation"] = {"share": share} if share else {"sources": sources}
     return found
 
 
-def _excerpt(sources: Sequence[Source], where: str, spec: JobSpec, folder: Path) -> list[dict[str, Any]]:
-    found = excerpt(sources, where, spec.data.on_error, folder / "text") if sources else []
+def _excerpt(sources: Sequence[Source], where: str, data: DataSpec, folder: Path) -> list[dict[str, Any]]:
+    found = excerpt(sources, where, data.on_error, folder / "text") if sources else []
     return [source.model_dump(mode="json") for source in found]
 
 
@@ -414,7 +415,7 @@ def _length(job: ResolvedJob, layout: Layout, model: SmallModel, sequences: int)
 def _left_out(spec: JobSpec) -> list[str]:
     """The parts of the job that the rehearsal does not try, one line each."""
     found = []
-    if spec.resources.per_worker.gpu and not _gpu(spec):
+    if spec.resources.per_worker.gpu and not _gpu(spec.resources):
         found.append("ranks had processors in place of GPUs")
         if spec.train.compile:
             found.append("train.compile was false")

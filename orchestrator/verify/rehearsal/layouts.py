@@ -8,6 +8,7 @@ from orchestrator.config.spec import JobSpec
 from orchestrator.parallel.engine_rules import engine_problems
 from orchestrator.parallel.layout import AXES, Layout, ModelShape, divisors
 from orchestrator.parallel.legal_layouts import legal, shard_of
+from orchestrator.train.config import TrainSpec
 
 MOST = 8
 """Ranks of a rehearsal, where its axes have room in so many."""
@@ -46,12 +47,12 @@ def _lower(degree: int) -> int:
     return divisors(degree)[-2] if len(divisors(degree)) > 2 else 0
 
 
-def sequences_of(layout: Layout, spec: JobSpec) -> int:
+def sequences_of(layout: Layout, train: TrainSpec) -> int:
     """A global batch of few sequences, with as many micro-batches as fill the pipeline, and two if the job has
     several."""
-    if spec.train.determinism == "bitwise":
-        return spec.train.virtual_shards
-    parts = 2 * layout.pp if layout.pp > 1 else min(spec.train.global_batch // layout.dp or 1, 2)
+    if train.determinism == "bitwise":
+        return train.virtual_shards
+    parts = 2 * layout.pp if layout.pp > 1 else min(train.global_batch // layout.dp or 1, 2)
     return layout.dp * parts
 
 

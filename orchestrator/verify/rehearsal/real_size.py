@@ -84,7 +84,7 @@ def _worker(spec: JobSpec) -> tuple[Machine, bool]:
     """A worker as the job names it, or one on this machine; and whether that is known."""
     from orchestrator.launch.worker import worker_here, worker_named
 
-    if (named := worker_named(spec)) is not None:
+    if (named := worker_named(spec.resources)) is not None:
         return named(spec), True
     if not spec.resources.per_worker.gpu:
         return worker_here(spec), True

@@ -83,7 +83,7 @@ def workload_of(spec: JobSpec) -> Workload:
         sequence_length=LENGTH,
         seed=spec.seed,
         labels=spec.data.labels,
-        adapter=adapter_of(spec),
+        adapter=adapter_of(spec.workload),
     )
     return dataclasses.replace(workload, frozen=workload.frozen | frozen_by(spec.train.freeze, workload))
 

@@ -168,7 +168,7 @@ def test_the_run_starts_with_what_fits(
     assert plan.chosen.layout == layout
     assert any("by its trace" in reason for _, reason in plan.rejected)
     assert asked == [1]
-    assert start_event(resolved.spec, layout, None, None, planner.refused)[0].endswith(
+    assert start_event(resolved.spec.train, layout, None, None, planner.refused)[0].endswith(
         "1 layout does not fit by the trace, see plan.json"
     )
     roomy = Planner(resolved.spec, resolved.shape, dataclasses.replace(machine, memory=1e12), confirm=confirm)

@@ -163,7 +163,7 @@ def open_index(
         return index
     with locked(facts.with_suffix(".lock")):  # one process of a node packs, the others wait
         if (index := _there(folder, source, facts)) is None:
-            _write(folder, source, facts, ends, window, stride)
+            _write(folder, source, facts=facts, ends=ends, window=window, stride=stride)
             index = _there(folder, source, facts)
     assert index is not None
     return index
@@ -270,7 +270,9 @@ class _Sums:
 
 
 def _shard(name: str, facts: dict[str, Any]) -> TokenShard:
-    return TokenShard(name, facts["numbers"], 0, 0, facts["xxh3"], facts["blocks"])
+    return TokenShard(
+        name, facts["numbers"], documents=0, bytes=0, xxh3=facts["xxh3"], blocks=facts["blocks"]
+    )
 
 
 def _checksum(facts: dict[str, Any]) -> str:

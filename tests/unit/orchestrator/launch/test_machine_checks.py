@@ -24,7 +24,7 @@ def spec(**changes: Any) -> JobSpec:
 
 def test_labels_are_for_clusters() -> None:
     labelled = spec(resources={"per_worker": {"labels": {"team": "blue"}}})
-    check_labels(labelled, "10.0.0.1:6379")
+    check_labels(labelled.resources, "10.0.0.1:6379")
     with pytest.raises(InputError, match="only a cluster's nodes have labels"):
         check_machine(labelled, None)
 

@@ -42,8 +42,8 @@ def spec(**changes: Any) -> JobSpec:
     [("/work/runs/small", "/work/runs/_data"), ("memory://bucket/runs/small", "memory://bucket/runs/_data")],
 )
 def test_runs_beside_each_other_share_their_data(run: str, cache: str) -> None:
-    assert data_cache(spec(), RunDir(run)) == cache
-    assert data_cache(spec(data={"cache": "/elsewhere"}), RunDir(run)) == "/elsewhere"
+    assert data_cache(spec().data, RunDir(run)) == cache
+    assert data_cache(spec(data={"cache": "/elsewhere"}).data, RunDir(run)) == "/elsewhere"
 
 
 def test_the_vocabulary_is_known_before_there_is_data() -> None:

@@ -38,10 +38,10 @@ def offers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_the_label_says_it_before_the_cluster_does(offers: list[Any]) -> None:
-    named = worker_named(spec(device="H100"))
+    named = worker_named(spec(device="H100").resources)
     assert named is not None
     assert named(spec(device="H100")).name == worker_at(ADDRESS)(spec(device="H100")).name == "h100"
-    assert worker_named(spec()) is worker_named(spec(gpu=0, device="H100")) is None
+    assert worker_named(spec().resources) is worker_named(spec(gpu=0, device="H100").resources) is None
     offers[0] = Offer(1e11, "A100")
     assert worker_at(ADDRESS)(spec()).name == "a100-40-fused"
 

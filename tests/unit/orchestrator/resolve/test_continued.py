@@ -177,9 +177,9 @@ def test_other_tokens_are_refused_where_the_position_is_kept(first: str, tmp_pat
     spec = second(first)
     source = source_of(spec, RunDir(str(tmp_path / "second")))
     assert source is not None
-    check_same_data(spec, source, "digest", "data")
+    check_same_data(spec.train, source, "digest", "data")
     with pytest.raises(InputError, match=r"the tokens in data differ from those that .*first@10 has read"):
-        check_same_data(spec, source, "other", "data")
+        check_same_data(spec.train, source, "other", "data")
 
 
 def test_a_damaged_commit_is_not_taken_over(first: str, tmp_path: Path) -> None:

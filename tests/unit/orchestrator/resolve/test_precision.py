@@ -38,7 +38,7 @@ def test_a_job_that_names_one_is_left_alone(tmp_path: Path) -> None:
     named = resolve(spec("bf16"))
     assert in_chosen_precision(named, refuse) is named
     assert as_its_run(named.spec, RunDir(str(tmp_path))) is named.spec
-    assert choice_of(named.spec, named) is None
+    assert choice_of(named.spec.train, named) is None
 
 
 def test_an_open_one_is_chosen_once_and_told() -> None:
@@ -46,7 +46,7 @@ def test_an_open_one_is_chosen_once_and_told() -> None:
     found = in_chosen_precision(asked, core)
     assert found.spec == spec(found.spec.train.dtype)
     assert found.precision is not None
-    assert found.precision == choice_of(asked.spec, found)
+    assert found.precision == choice_of(asked.spec.train, found)
     assert in_chosen_precision(found, refuse) is found
 
 
@@ -77,7 +77,7 @@ def test_a_run_keeps_what_it_began_with(tmp_path: Path, before: Any) -> None:
     kept = as_its_run(spec(), run)
     assert kept == spec(before)
     assert check_same_run(spec(), run) is check_same_run(kept, run) is None
-    assert str(choice_of(spec(), resolve(kept))) == f"{before}, which the run has begun with"
+    assert str(choice_of(spec().train, resolve(kept))) == f"{before}, which the run has begun with"
     other = "bf16" if before == "fp32" else "fp32"
     with pytest.raises(InputError, match=f"train.precision is '{before}' in this run and '{other}'"):
         check_same_run(spec(other), run)

@@ -132,9 +132,9 @@ def test_a_run_that_has_begun_is_checked_in_the_format_of_its_data(tmp_path: Pat
     (tmp_path / "cache" / "old").mkdir(parents=True)
     manifest.write(DataFolder(str(tmp_path / "cache" / "old")), before)
     commit = CommitManifest(4, 0, "", "", {"data": "/gone/old"}, 1, {}, {})
-    place = prepared_before(spec, run, commit)
+    place = prepared_before(spec.data, run, commit)
     assert place == str(tmp_path / "cache" / "old")
     assert format_at(place) == 5
-    assert format_at(prepared_before(spec, run, None)) == manifest.FORMAT
+    assert format_at(prepared_before(spec.data, run, None)) == manifest.FORMAT
     Path(place, "manifest.json").write_text("{")
-    assert prepared_before(spec, run, commit) == ""  # the run makes it again
+    assert prepared_before(spec.data, run, commit) == ""  # the run makes it again

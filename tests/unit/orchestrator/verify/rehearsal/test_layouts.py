@@ -54,7 +54,7 @@ def test_what_divides_the_model_still_does() -> None:
     "layout", [Layout(pp=2, tp=2), Layout(dp=2), Layout(), Layout(pp=2, dp=2, zero=1)], ids=str
 )
 def test_another_layout_is_legal_and_differs(layout: Layout) -> None:
-    spec, shape = spec_of(sequences_of(layout, spec_of())), model_shape(describe("gpt-tiny"), 32)
+    spec, shape = spec_of(sequences_of(layout, spec_of().train)), model_shape(describe("gpt-tiny"), 32)
     assert not layout.problems(shape, spec.train.global_batch)
     other = another(layout, spec, shape)
     assert other is not None
@@ -66,4 +66,4 @@ def test_another_layout_is_legal_and_differs(layout: Layout) -> None:
 
 def test_bitwise_keeps_its_virtual_shards() -> None:
     spec = spec_of(32, determinism="bitwise")
-    assert sequences_of(Layout(dp=2), spec) == spec.train.virtual_shards
+    assert sequences_of(Layout(dp=2), spec.train) == spec.train.virtual_shards
