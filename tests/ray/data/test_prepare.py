@@ -19,7 +19,7 @@ from before import unpack
 from jobs import job
 from tmpfs import mounted
 
-from cluster.workers import idle_agent
+from cluster.workers import ray_internals
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.data.config import DataSpec
@@ -103,7 +103,7 @@ def test_text_of_every_kind_becomes_shards_that_give_it_back(tmp_path: Path) -> 
 
 def test_a_cluster_of_this_process_has_no_agents_but_idle_ones() -> None:
     found = [process.cmdline() for process in psutil.Process().children(recursive=True)]
-    assert [line[3:4] for line in found].count([idle_agent.__file__]) == 2
+    assert [line[3:4] for line in found].count([ray_internals.__file__]) == 2
     assert not any("Agent" in line[0] for line in found if line)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from cluster.workers import idle_agent
+from cluster.workers import ray_internals
 
 RAYLET = """
 import subprocess, sys
@@ -20,7 +20,7 @@ sys.stdin.read()
 
 def test_it_says_that_nothing_is_served_and_ends_with_the_raylet(tmp_path: Path) -> None:
     raylet = subprocess.Popen(
-        [sys.executable, "-c", RAYLET, idle_agent.__file__, str(tmp_path)],
+        [sys.executable, "-c", RAYLET, ray_internals.__file__, str(tmp_path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -28,7 +28,7 @@ def test_it_says_that_nothing_is_served_and_ends_with_the_raylet(tmp_path: Path)
     )
     assert raylet.stdout is not None
     agent = int(raylet.stdout.readline())
-    wanted = {f"{name}_abc": "-1" for name in idle_agent.PORTS}
+    wanted = {f"{name}_abc": "-1" for name in ray_internals.PORTS}
     until = time.monotonic() + 30
     while {path.name: path.read_text() for path in tmp_path.iterdir()} != wanted:
         assert time.monotonic() < until
@@ -48,7 +48,7 @@ def test_it_becomes_the_agent_of_environments_when_one_is_asked_for(tmp_path: Pa
         "--runtime-env-agent-port=0",
     ]
     agent = subprocess.Popen(
-        [sys.executable, "-I", "-S", idle_agent.__file__, str(tmp_path), sys.executable, *own],
+        [sys.executable, "-I", "-S", ray_internals.__file__, str(tmp_path), sys.executable, *own],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "RAY_NODE_ID": "abc"},
