@@ -52,7 +52,7 @@ def corpus(
         emit(content)
     else:
         print(
-            f"{folder}: {content['bytes'] / 2**20:.1f} MiB of documentation strings in {len(corpus['files'])} files"
+            f"{folder}: {content['bytes'] / 2**20:.1f} MiB of documentation strings in {len(content['files'])} files"
         )
 
 
