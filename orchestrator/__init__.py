@@ -47,7 +47,7 @@ def __getattr__(name: str) -> Any:
     """What the project offers in Python, imported now."""
     from importlib import import_module
 
-    places = {"InputError": "job.errors", "Job": "api.job", "run": "api.start", "submit": "api.start"}
+    places = {"InputError": "config.errors", "Job": "api.job", "run": "api.start", "submit": "api.start"}
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"orchestrator.{places.get(name, 'api.run')}"), name)
