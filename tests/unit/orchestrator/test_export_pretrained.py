@@ -160,7 +160,7 @@ ASKED = {
 WHOLE = ("seq2seq", "span_extraction")
 """Cases whose records have no empty texts; a second text is never empty."""
 NO_CLASS = {
-    **dict.fromkeys(("phi3", "olmo2", "gemma2"), ("span_extraction",)),
+    **dict.fromkeys(("phi3", "olmo2", "gemma2", "stablelm"), ("span_extraction",)),
     "pegasus": ("span_extraction", "sequence_classification", "regression"),
 }
 """Objectives for which transformers has no class, by kind."""
@@ -227,6 +227,8 @@ def spec_of(folder: Path, case: str) -> JobSpec:
     document = job(str(folder / "rows.jsonl"))
     objective, field = ASKED[case], FIELDS.get(case, "first")
     document["workload"] = {"model": f"hf:{folder}", "objective": objective}
+    if objective == "seq2seq" and json.loads((folder / "config.json").read_text())["model_type"] == "mbart":
+        document["workload"]["options"] = {"start": 1}  # a target's own end says another token
     rows = [
         {"first": one if case in FIELDS else one + " " + DOCUMENTS[n % 9], "second": two, "label": LABELS[n % 3],
          "value": n / 10, "answer": one[:1], "start": 0}
