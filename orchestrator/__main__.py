@@ -5,8 +5,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import signal
 import sys
+
+from cluster.workers.interruptions import interrupt_on_sigterm
 
 INTERRUPTED = 130
 """What a shell calls the end of a command by Ctrl-C; a run that has begun commits and ends with 3."""
@@ -14,9 +15,7 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Run the command line. SIGTERM and SIGHUP are a KeyboardInterrupt from the first moment on."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup has it
-        signal.signal(signal.SIGHUP, signal.default_int_handler)
+    interrupt_on_sigterm()
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller: what is opened next would take its place
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))

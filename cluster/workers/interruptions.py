@@ -12,6 +12,14 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that ask a command to end."""
 
 
+def interrupt_on_sigterm() -> None:
+    """Raise KeyboardInterrupt for SIGTERM, and for SIGHUP unless nohup ignores it. `launch.run` turns that into a stop
+    of the run: a checkpoint, then the end."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
+
+
 @contextlib.contextmanager
 def kept_interruptions() -> Iterator[None]:
     """Raise KeyboardInterrupt for the signals in ENDS, at the end of the block at the latest.

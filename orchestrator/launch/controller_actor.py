@@ -48,7 +48,7 @@ class RunMetrics:
         self._parts = Gauge(PARTS, "mean seconds of a recent step, by part", ("run", "part"))
 
     def update(self, status: Mapping[str, Any]) -> None:
-        """Set the gauges from a status (`controller.status_of`). A gauge without a value in it keeps its last one."""
+        """Set the gauges from a status, see `controller.status`. A gauge without a value in it keeps its last one."""
         ranks = sum(rank.get("state") == "running" for rank in status.get("ranks") or ())
         for name, gauge in self._gauges.items():
             value = ranks if name == "orchestrator_ranks" else status.get(name.removeprefix("orchestrator_"))

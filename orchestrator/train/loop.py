@@ -42,6 +42,7 @@ from orchestrator.train.engines.engine import Engine, Metrics
 from orchestrator.train.engines.torch_engine import TorchEngine
 from orchestrator.train.evaluation import Evaluator
 from orchestrator.train.instability import check_stable
+from orchestrator.train.mfu import mfu, model_flops_per_second
 from orchestrator.train.profile import StepProfiler
 from orchestrator.train.progress import TrainingProgress
 from orchestrator.train.reference_model import References, references_of
@@ -541,13 +542,15 @@ class Rank:
         }
         if self._task.flops_per_token:
             # Shorter rows during the warm-up of the sequence length cost their share of a full row's FLOPs.
-            shortening = (
-                self._row_length(self._progress.step - 1) or 0
-            ) / self._spec.data.sequence_length or 1.0
-            flops = self._task.flops_per_token * row["tokens_per_second"] * shortening
+            length = self._row_length(self._progress.step - 1) or 0
+            flops = model_flops_per_second(
+                self._task.flops_per_token,
+                tokens_per_second=row["tokens_per_second"],
+                share=length / self._spec.data.sequence_length or 1.0,
+            )
             row["model_flops_per_second"] = flops
             if self._task.peak_flops:
-                row["mfu"] = flops / (self._task.peak_flops * self._layout.world)
+                row["mfu"] = mfu(flops, self._task.peak_flops, ranks=self._layout.world)
         if length := self._row_length(self._progress.step - 1):
             row["sequence_length"] = length
         return {**row, **metrics.extra}

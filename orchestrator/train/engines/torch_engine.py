@@ -24,7 +24,7 @@ from orchestrator.parallel.full_matrices import FullMatrices
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.losses import EvaluationSums, StepLosses
 from orchestrator.parallel.mesh import Mesh
-from orchestrator.parallel.norms import GlobalNorms, squared_norm
+from orchestrator.parallel.norms import GlobalNorms, clip_factor, squared_norm
 from orchestrator.parallel.parallelize import parallelize
 from orchestrator.parallel.parameter_shard import ParameterShard
 from orchestrator.parallel.partition import Cut
@@ -142,7 +142,7 @@ class TorchEngine:
             return Metrics(loss, math.nan, extra)
         norm = math.sqrt(square) * factor
         self.clock.switch(OPTIMIZER)
-        self._update(lr, factor * self._clip(norm), routed)
+        self._update(lr, factor * clip_factor(norm, self._spec.optimizer.clip), routed)
         self._scale.succeed()
         return Metrics(loss, norm, extra, busy)
 
@@ -316,11 +316,6 @@ class TorchEngine:
         self._data.publish()
         for stage in self._stages:
             self._workload.balance(stage, routed)
-
-    def _clip(self, norm: float) -> float:
-        """Return the factor min(1, clip / (norm + 1e-6)), as `torch.nn.utils.clip_grad_norm_` computes it."""
-        most = self._spec.optimizer.clip
-        return 1.0 if most is None else min(1.0, most / (norm + 1e-6))
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         shards = self._data.shards

@@ -1,0 +1,116 @@
+"""The content of status.json: phase, step, time left, goodput and ranks of a run, for people and for `status`."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import psutil
+
+from cluster.workers.clock import wall
+from cluster.workers.gang import RankStatus
+from orchestrator.config.outcome import ENDED
+from orchestrator.config.redact import redact_message
+from orchestrator.config.spec import JobSpec
+from orchestrator.controller.run_history import RunHistory
+from orchestrator.controller.state import State
+from orchestrator.observe.step_parts import StepParts, latest, why_slow
+from orchestrator.storage.row_line import Row
+
+EVENTS_SHOWN = 3
+"""Events in status.json."""
+STATUS_EVERY = 1.0
+"""Seconds between two writes of status.json."""
+
+
+def status_of(
+    spec: JobSpec,
+    state: State,
+    history: RunHistory | None,
+    ranks: tuple[RankStatus, ...],
+    until: int,
+    note: str,
+    evaluation: str = "",
+) -> dict[str, Any]:
+    """Return the content of status.json.
+
+    Args:
+        spec: the job.
+        state: the state of the run.
+        history: the record of the run, None before it is open.
+        ranks: the ranks that run.
+        until: the last step to train to, which gives the remaining time.
+        note: what the controller does at present, for people.
+        evaluation: what is evaluated beside the run, for people.
+    """
+    rows = history.recent if history else ()
+    last = rows[-1] if rows else {}
+    recent = latest(rows)
+    parts = StepParts(recent)
+    return {
+        "name": spec.name,
+        "objective": spec.workload.objective,
+        "phase": state.phase,
+        "step": state.step,
+        "steps": spec.train.steps,
+        "attempt": state.attempt,
+        "layout": str(state.layout) if state.layout else None,
+        "loss": last.get("loss"),
+        "tokens_per_second": last.get("tokens_per_second"),
+        "mfu": last.get("mfu"),
+        "step_parts": parts.means,
+        "why_slow": why_slow(parts, recent),
+        "validation": _validation(history) if history else None,
+        "memory_bytes": last.get("memory_bytes"),
+        "predicted_memory_bytes": history.predicted_memory if history else None,
+        "goodput": _goodput(history) if history else None,
+        "usd": history.spending.spent[1] or None if history else None,
+        "latest_events": [_shown(event) for event in history.events[-EVENTS_SHOWN:]] if history else [],
+        "eta_seconds": eta_seconds(state, until, history.step_seconds if history else 0.0),
+        "note": redact_message(note),
+        "evaluation": evaluation,
+        "missing_rows": history.event_history.missing if history else [],
+        "rows": history.mark if history else None,
+        "events": history.events_stored if history else 0,
+        "time": time.time(),
+        "pid": os.getpid(),
+        "memory_percent": psutil.virtual_memory().percent,
+        "nodes": history.nodes.latest if history else {},
+        "ranks": [
+            {"rank": r.rank, "node": r.node, "pid": r.pid, "state": r.state, "step": r.step} for r in ranks
+        ],
+    }
+
+
+def eta_seconds(state: State, until: int, step_seconds: float) -> float | None:
+    """Return the seconds left until step `until`: steps to do times the median step of late. None while the run does
+    not train, or before its first step."""
+    left = (until - state.step) * step_seconds
+    return left if left and state.phase == "train" else None
+
+
+def _validation(history: RunHistory) -> dict[str, Any] | None:
+    """The step and the losses of the last evaluation that this controller stored."""
+    row = history.evaluations.latest
+    if row is None:
+        return None
+    losses = {name: metrics["loss"] for name, metrics in row["sets"].items() if "loss" in metrics}
+    return {"step": row["step"], "loss": losses} if losses else None
+
+
+def _goodput(history: RunHistory) -> float | None:
+    """An estimate of the share of the time since the run began that went into its steps. The summary has it exactly."""
+    events = history.events
+    until = events[-1]["time"] if events and events[-1]["phase"] in ENDED else wall()
+    passed = until - events[0]["time"] if events else 0.0
+    return min(history.step * history.step_seconds / passed, 1.0) if passed > 0 and history.step else None
+
+
+def _shown(event: Row) -> dict[str, Any]:
+    fault = event.get("first_fault")
+    return {
+        "time": event["time"],
+        "phase": event["phase"],
+        "reason": f"{event.get('reason')}: {fault}" if fault else event.get("reason"),
+    }

@@ -1,0 +1,21 @@
+"""Model FLOPs utilisation of a step (MFU; Chowdhery et al., 2022, "PaLM", appendix B)."""
+
+from __future__ import annotations
+
+
+def model_flops_per_second(flops_per_token: float, tokens_per_second: float, share: float = 1.0) -> float:
+    """Return the FLOPs that the model needs for what was trained in a second, over all ranks.
+
+    Recomputed activations do not count.
+
+    Args:
+        flops_per_token: of a forward and a backward pass over a row of full length.
+        tokens_per_second: tokens of the global batch in a second.
+        share: length of the rows as a share of the full length, while the sequence length warms up.
+    """
+    return flops_per_token * tokens_per_second * share
+
+
+def mfu(flops_per_second: float, peak_flops: float, ranks: int) -> float:
+    """Return the share of what `ranks` devices of `peak_flops` FLOPs a second could compute at most."""
+    return flops_per_second / (peak_flops * ranks)
