@@ -152,7 +152,7 @@ def curve(run: Path) -> list[tuple[int, float, float, str]]:
 
 def weights(run: Path, step: int) -> dict[str, bytes]:
     """Every tensor of a commit, optimiser state included, as bytes."""
-    from orchestrator.checkpoint.store import Store
+    from orchestrator.checkpoint.commit_store import Store
 
     store = Store(str(run / "checkpoints"))
     reader = store.reader(store.manifest(step))

@@ -36,7 +36,7 @@ from workloads.hf.meaning import (
 )
 from workloads.hf.network import HuggingFaceNetwork
 from workloads.hf.our_names import told_by_our_names
-from workloads.hf.weights import check_of_class, weights_of_model
+from workloads.hf.weight_files import check_of_class, weights_of_model
 from workloads.hf.workload import HuggingFaceWorkload, adaptable
 from workloads.model.config import TransformerConfig
 from workloads.model.mup import beside
@@ -249,7 +249,7 @@ def _workload(
         return replace(workload, pretrained=weights)
     if (folder := weights_of_model(model)) is None:
         return workload
-    from workloads.hf.pretrained import pretrained
+    from workloads.hf.load_weights import pretrained
 
     weights = pretrained(config, workload.shapes, folder, workload.tables, vocabulary.added)
     if compares_labels(objective):

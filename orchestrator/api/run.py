@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.api.job import Job
 from orchestrator.api.place import place_of, run_directory
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.identity import read_job
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.checkpoint.resolve_checkpoint import read_chosen
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import ENDED, Outcome
 from orchestrator.config.spec import JobSpec

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit, commit_folder
 from orchestrator.checkpoint.reader import Reader
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.commit_steps import regular_before
 
 AVERAGE = "average."

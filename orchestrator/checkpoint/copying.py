@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import commit_folder
-from orchestrator.checkpoint.store import Store
 from orchestrator.storage.file_names import MANIFEST
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import CommitManifest, commit_folder
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.metric_names import by_name
 from orchestrator.storage.file_names import EVALUATION
 from orchestrator.storage.row_line import EVALS, Row, decode, encode

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.last_commit import refuse_anew
 from orchestrator.checkpoint.manifest import CommitManifest
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.document import parse_yaml
 from orchestrator.config.errors import InputError, Problems
 from orchestrator.config.own_code import check_same_cleaning, check_same_code

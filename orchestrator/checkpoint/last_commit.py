@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.reverify import passed_over
 from orchestrator.checkpoint.snapshots import newest_commit
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.run_directory import ORIGIN, RunDir

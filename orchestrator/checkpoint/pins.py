@@ -11,8 +11,8 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import FOLDER, commit_folder, published_steps
-from orchestrator.checkpoint.store import Store
 
 HOLD = re.compile(r"held-[0-9a-f]{16}\.json(\.[0-9a-f]{32}\.tmp)?")
 """The name of a hold, or of a draft of one that a crash left behind."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from orchestrator.checkpoint.store import KEEP_MORE, Store
+from orchestrator.checkpoint.commit_store import KEEP_MORE, Store
 from orchestrator.config.errors import InputError
 
 T = TypeVar("T")

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.evaluations import awaits, evaluated
 from orchestrator.checkpoint.manifest import (
     FILE_NAME,
@@ -18,7 +19,6 @@ from orchestrator.checkpoint.manifest import (
     published_steps,
 )
 from orchestrator.checkpoint.pins import HOLD, held
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.commit_steps import regular_before
 from orchestrator.config.metric_names import larger_is_better
 from orchestrator.storage.file_names import EVALUATION, MANIFEST

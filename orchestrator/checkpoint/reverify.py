@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.errors import InputError
 
 

@@ -22,11 +22,11 @@ import torch
 
 from cluster.workers.fork_server import START_TIMEOUT
 from cluster.workers.program import command_of
-from orchestrator.checkpoint.committer import CommitOutcome
+from orchestrator.checkpoint.commit_store import Store
+from orchestrator.checkpoint.commit_writer import CommitOutcome
 from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.retention import Retention
 from orchestrator.checkpoint.shared_memory import SharedBuffer, room_for
-from orchestrator.checkpoint.store import Store
 
 
 class Saver:

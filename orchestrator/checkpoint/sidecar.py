@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from orchestrator.checkpoint.committer import Committer
+from orchestrator.checkpoint.commit_store import Store
+from orchestrator.checkpoint.commit_writer import Committer
 from orchestrator.checkpoint.retention import Retention
 from orchestrator.checkpoint.shard import RawPiece
-from orchestrator.checkpoint.store import Store
 from orchestrator.storage.retry import Retry
 
 PR_SET_PDEATHSIG = 1

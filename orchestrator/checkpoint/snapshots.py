@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.retention import rewind
 from orchestrator.checkpoint.snapshot_backend import peers_uri
-from orchestrator.checkpoint.store import Store
 from orchestrator.storage.retry import Retry
 
 

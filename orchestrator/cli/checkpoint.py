@@ -13,7 +13,7 @@ from orchestrator.cli.options import Json, Run, emit, existing_run, on_this_mach
 from orchestrator.config.errors import InputError
 
 if TYPE_CHECKING:
-    from orchestrator.checkpoint.store import Store
+    from orchestrator.checkpoint.commit_store import Store
     from orchestrator.config.spec import JobSpec
 
 RawWeights = Annotated[
@@ -147,9 +147,9 @@ def prune(
 ) -> None:
     """Remove old checkpoints. Keep the newest, the newest undamaged one, and those that `checkpoint list` shows as
     held."""
+    from orchestrator.checkpoint.commit_store import Store
     from orchestrator.checkpoint.retention import prune as prune_commits
     from orchestrator.checkpoint.retention import retention_of
-    from orchestrator.checkpoint.store import Store
 
     run, spec = existing_run(run_dir)
     retention = dataclasses.replace(retention_of(spec), keep=keep)
@@ -250,7 +250,7 @@ def _looked_at(spec: JobSpec, store: Store, step: int) -> tuple[list[str], str |
 
 
 def _store(run_dir: str) -> Store:
-    from orchestrator.checkpoint.store import Store
+    from orchestrator.checkpoint.commit_store import Store
 
     run, _ = existing_run(run_dir)
     return Store(run.commits)

@@ -43,8 +43,8 @@ def inputs_of(target: str) -> tuple[TrainingInputs, Tokens, Source | None] | Non
     """What the job of a job file or a run directory trains on, its prepared data, and what it goes on from, if from
     anything; None for a folder of prepared data. Raises InputError, also if the data is not there."""
     from orchestrator.api.place import place_of
+    from orchestrator.checkpoint.commit_store import Store
     from orchestrator.checkpoint.identity import read_job
-    from orchestrator.checkpoint.store import Store
     from orchestrator.cli.options import job_of, run_of
     from orchestrator.data.progress import silent
     from orchestrator.data.store.tokens import Tokens

@@ -278,9 +278,9 @@ def _measured(
     what: str, step: int | None, overrides: list[str], raw: bool, measure: Callable[[_Commit | _Export], T]
 ) -> T:
     """What the call returns of what is named: of an export, if it is a folder with a config.json, else of a commit."""
+    from orchestrator.checkpoint.commit_store import Store
     from orchestrator.checkpoint.manifest import commit_folder
     from orchestrator.checkpoint.resolve_checkpoint import read_chosen
-    from orchestrator.checkpoint.store import Store
     from orchestrator.evaluate.of_export import is_export
     from orchestrator.storage.file_names import COMMITS
     from orchestrator.storage.uri import check_uri, is_local, local_path

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from orchestrator.config.spec import JobSpec
 from orchestrator.observe.formatting import count, duration
 from orchestrator.parallel.layout import ModelShape
+from orchestrator.planner.choose_layout import Plan
 from orchestrator.planner.feed import feed
 from orchestrator.planner.machines import told
 from orchestrator.planner.memory import needed_bytes, offered
-from orchestrator.planner.plan import Plan
 from orchestrator.planner.planner import faster_on_fewer
 from orchestrator.planner.search import TIE, Candidate
 from orchestrator.planner.step_trace import CATEGORIES

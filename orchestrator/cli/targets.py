@@ -56,7 +56,7 @@ def run_at(target: str) -> RunDir | None:
 def has_commit(job: Submission) -> bool | None:
     """Whether a job has a checkpoint to resume from; a chain has them in its stages. None if its run directory is not
     readable from this machine, or does not exist yet."""
-    from orchestrator.checkpoint.store import Store
+    from orchestrator.checkpoint.commit_store import Store
 
     try:
         if chain_at(job.run_dir) is not None or (run := run_at(job.run_dir)) is None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from orchestrator.config.spec import JobSpec
     from orchestrator.parallel.layout import Layout
-    from orchestrator.planner.plan import Verdict
+    from orchestrator.planner.choose_layout import Verdict
     from orchestrator.storage.run_directory import RunDir
 
 

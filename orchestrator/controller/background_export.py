@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.workers.cluster import Cluster, RemoteTask
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.resolve_checkpoint import read_chosen
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.spec import JobSpec
 from orchestrator.evaluate.on_tasks import evaluate_commit_on_tasks
 from orchestrator.export import hugging_face as export

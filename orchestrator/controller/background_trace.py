@@ -14,8 +14,8 @@ from typing import IO, Any
 from cluster.workers.program import command_of
 from orchestrator.config.spec import JobSpec, dump
 from orchestrator.parallel.layout import Layout
+from orchestrator.planner.choose_layout import Verdict
 from orchestrator.planner.device import Machine
-from orchestrator.planner.plan import Verdict
 from orchestrator.planner.planner import Planner
 
 AFTER = 120.0

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from cluster.workers.clock import wall
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.evaluations import measure_of
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.retention import best_commit
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.metric_names import by_name, larger_is_better
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.spec import JobSpec

@@ -9,13 +9,13 @@ from typing import Any
 
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.spec import JobSpec
-from orchestrator.controller.forecast import HOUR, Fleet, live, young_daly
+from orchestrator.controller.failure_simulation import HOUR, Fleet, live, young_daly
 from orchestrator.controller.state import Policy
 from orchestrator.parallel.config import ParallelSpec
 from orchestrator.parallel.layout import Layout, ModelShape
+from orchestrator.planner.choose_layout import Plan
 from orchestrator.planner.cluster_file import ClusterFile, Market
 from orchestrator.planner.host_memory import state_bytes
-from orchestrator.planner.plan import Plan
 from orchestrator.planner.planner import Planner
 
 SPARES = (0, 1, 2, 4, 8, 16, 32)

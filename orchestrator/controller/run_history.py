@@ -15,12 +15,12 @@ from typing import Any, Unpack
 
 from cluster.workers.clock import wall
 from orchestrator.checkpoint import identity
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.evaluations import attach
 from orchestrator.checkpoint.last_commit import LastCommit, last_commit, refuse_lost
 from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit
 from orchestrator.checkpoint.reverify import Doubted
 from orchestrator.checkpoint.snapshots import peer_store, rewind_all, rewind_memory
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.redact import holds_secret, redact_message
 from orchestrator.config.spec import JobSpec, dump
 from orchestrator.controller.background_trace import TraceBeside

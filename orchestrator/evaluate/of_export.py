@@ -125,7 +125,7 @@ def workload_of_export(spec: JobSpec) -> Workload:
     """
     from orchestrator.data.store.manifest import FORMAT
     from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
-    from workloads.hf.weights import check_none_unread, has_weights
+    from workloads.hf.weight_files import check_none_unread, has_weights
     from workloads.model.stored import ExtendedTable, listed
 
     folder = spec.workload.model.removeprefix("hf:")
@@ -166,7 +166,7 @@ def chat_of_export(data: DataSpec, workload: WorkloadSpec, tokenizer: Tokenizer)
     None if it learnt from texts, or if its folder has no chat template. If export.json is silent, a model with a
     template counts as trained on conversations.
     """
-    from orchestrator.data.prepare.conversations import dated, find_template
+    from orchestrator.data.prepare.chat_template import dated, find_template
 
     folder = workload.model.removeprefix("hf:")
     objective = workload.objective

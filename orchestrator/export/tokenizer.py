@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, processors
 from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding.auto_tokenizer import BY_FILE, FILE, is_read
 from orchestrator.data.encoding.tokenizer import LANGUAGES
-from orchestrator.data.prepare.conversations import MORE_TEMPLATES, named_template, templates_in
+from orchestrator.data.prepare.chat_template import MORE_TEMPLATES, named_template, templates_in
 from orchestrator.data.store.data_folder import DataFolder
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from orchestrator.importers.megatron_files import AGAIN, COMMON, FILES, RANK
 from orchestrator.importers.megatron_names import canonical, merged
 from orchestrator.importers.megatron_options import Options, number, options_of
 from workloads.errors import WorkloadError
-from workloads.hf.weights import write
+from workloads.hf.weight_files import write
 
 Place = tuple[int, int, int]
 """Ranks of tensor, pipeline and expert parallelism."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.config import NO_EXPORT, CheckpointSpec
 from orchestrator.checkpoint.evaluations import measure_of
 from orchestrator.checkpoint.identity import (
@@ -15,12 +16,11 @@ from orchestrator.checkpoint.identity import (
     restore_origin,
 )
 from orchestrator.checkpoint.manifest import CommitManifest
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.redact import holds_secret
 from orchestrator.config.spec import JobSpec, dump
 from orchestrator.resolve.precision import as_its_run
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.train.progress import TrainingProgress
+from orchestrator.train.committed_state import TrainingProgress
 
 OF_THE_EXPORT = NO_EXPORT.keys() - {"export_at"}
 """Keys of `checkpoint` that say what is exported, and where."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.records import PREFERENCES
-from orchestrator.data.prepare.conversations import asks_for_day, find_template, find_tool_template
+from orchestrator.data.prepare.chat_template import asks_for_day, find_template, find_tool_template
 from orchestrator.evaluate.of_export import objective_of
 from orchestrator.launch.first_rows import rows_at
 from orchestrator.resolve.chat import TALKING

@@ -28,10 +28,10 @@ from orchestrator.launch.own_code import check_own_code
 from orchestrator.launch.path_checks import check_places, check_written, sources_of
 from orchestrator.launch.worker import worker_at, worker_here
 from orchestrator.planner import prices
+from orchestrator.planner.choose_layout import plan
 from orchestrator.planner.device import BOUNDLESS
 from orchestrator.planner.host_memory import check_host_memory
 from orchestrator.planner.no_layout import too_narrow
-from orchestrator.planner.plan import plan
 from orchestrator.planner.precision import MachineOf
 from orchestrator.resolve.commit_model import as_begun, check_implementation
 from orchestrator.resolve.continued import begun_from
@@ -328,7 +328,7 @@ def check_preferences(spec: JobSpec) -> None:
         raise InputError(what, "data.shuffle", hint)
     if asked.init_from:
         return
-    from workloads.hf.weights import weights_of_model
+    from workloads.hf.weight_files import weights_of_model
 
     with wrong_input("workload.model"):
         folder = weights_of_model(asked.model)

@@ -12,7 +12,7 @@ from typing import Any
 
 from cluster.workers.clock import wall
 from cluster.workers.interruptions import held_interruptions
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.redact import redact_message

@@ -15,8 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.metric_names import by_name
 from orchestrator.config.redact import redact
 from orchestrator.observe.mlflow_run import MlflowRun

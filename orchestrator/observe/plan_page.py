@@ -10,8 +10,8 @@ from orchestrator.observe import charts
 from orchestrator.observe.page import render
 from orchestrator.observe.pipeline_timeline import lanes
 from orchestrator.parallel.layout import ModelShape
+from orchestrator.planner.choose_layout import Plan, program_of
 from orchestrator.planner.memory import MEMORY_SHARE, held
-from orchestrator.planner.plan import Plan, program_of
 from orchestrator.planner.simulation.step import pipeline
 from orchestrator.planner.simulation.timeline import Played
 

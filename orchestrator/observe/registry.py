@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.evaluations import metrics_of
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.metric_names import larger_is_better
 from orchestrator.config.redact import told
 from orchestrator.config.spec import JobSpec

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from orchestrator.config.spec import JobSpec
-from orchestrator.planner.plan import Plan
+from orchestrator.planner.choose_layout import Plan
 
 RATES = {"fastest": 8.6e6, "tokenizers": 1.5e6}
 """Bytes of text that one processor reads, encodes and writes in a second, by `data.encode_with`: measured on two cores

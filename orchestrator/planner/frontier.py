@@ -10,8 +10,8 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
 from orchestrator.controller.config import LimitSpec
 from orchestrator.parallel.layout import Layout, ModelShape
+from orchestrator.planner.choose_layout import NOTHING, Verdict, plan
 from orchestrator.planner.device import Machine
-from orchestrator.planner.plan import NOTHING, Verdict, plan
 from orchestrator.planner.planner import widths
 from orchestrator.train.config import TrainSpec
 

@@ -11,10 +11,10 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec
 from orchestrator.parallel.layout import Layout, ModelShape
+from orchestrator.planner.choose_layout import NOTHING, Plan, Verdict, plan, predict, program_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.host_memory import worker_bytes
 from orchestrator.planner.memory import MEMORY_SHARE, fits, needed_bytes
-from orchestrator.planner.plan import NOTHING, Plan, Verdict, plan, predict, program_of
 from orchestrator.planner.search import TIE
 from orchestrator.planner.simulation.operators import needed_flops
 from orchestrator.planner.simulation.step import pipeline

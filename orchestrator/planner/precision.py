@@ -13,9 +13,9 @@ from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec
 from orchestrator.config.validation_messages import input_error
 from orchestrator.parallel.layout import ModelShape
+from orchestrator.planner.choose_layout import Plan
 from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import MEMORY_SHARE
-from orchestrator.planner.plan import Plan
 from orchestrator.planner.planner import best_of, planned
 from orchestrator.train.config import Precision, TrainSpec
 

@@ -8,10 +8,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.identity import BASE, KEPT, TILES, job_of_commit
 from orchestrator.checkpoint.shard import digest
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
 from orchestrator.config.workload import WorkloadSpec
@@ -141,7 +141,7 @@ def named_base(workload: WorkloadSpec, step: int | None) -> Base | None:
     if init_from is None and not workload.model.startswith(FOLDER):
         return None  # imports torch, which a controller does not need before training begins
     from workloads.hf.dcp import METADATA
-    from workloads.hf.weights import has_weights, weights_of_model
+    from workloads.hf.weight_files import has_weights, weights_of_model
 
     if init_from is None:
         named = weights_of_model(workload.model)
@@ -168,7 +168,7 @@ def _digest_of(folder: str, stale_too: bool = False) -> str:
 
     With `stale_too`, return the checksum of earlier versions, which included leftovers of an earlier save.
     """
-    from workloads.hf.weights import stale_in
+    from workloads.hf.weight_files import stale_in
 
     names = ("config.json", "model.safetensors.index.json", ".metadata")
     kinds = (".safetensors", ".distcp")
@@ -237,7 +237,7 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None, data_forma
     ) -> StoredWeights:
         from orchestrator.checkpoint import averaged
         from workloads.describe import describe
-        from workloads.hf.pretrained import HuggingFaceWeights, pretrained
+        from workloads.hf.load_weights import HuggingFaceWeights, pretrained
         from workloads.model.config import TransformerConfig
 
         if not isinstance(config, TransformerConfig):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.records import PREFERENCES
-from orchestrator.data.prepare.conversations import PROBE, Template
+from orchestrator.data.prepare.chat_template import PROBE, Template
 from orchestrator.resolve.prepared_data import EARLIER, kind_of
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.identity import check_commit, read_job
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.retention import best_commit
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
 from orchestrator.config.workload import WorkloadSpec

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.copying import copy_commit
 from orchestrator.checkpoint.evaluations import TO_EVALUATE
 from orchestrator.checkpoint.identity import (
@@ -28,7 +29,6 @@ from orchestrator.checkpoint.identity import (
 from orchestrator.checkpoint.last_commit import refuse_anew
 from orchestrator.checkpoint.pins import holding
 from orchestrator.checkpoint.resolve_checkpoint import read_chosen
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import check_same_cleaning, check_same_code, code_of, where_of
 from orchestrator.config.spec import JobSpec

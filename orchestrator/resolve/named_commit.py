@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.identity import read_job
 from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit
 from orchestrator.checkpoint.retention import best_commit
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.storage.run_directory import RunDir
 

@@ -8,10 +8,10 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.identity import BASE
 from orchestrator.checkpoint.pins import hold_if_allowed, holders, release
 from orchestrator.checkpoint.resolve_checkpoint import read_chosen
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.spec import JobSpec
 from orchestrator.resolve.base import Base, base_of, check_drawn, named_base
 from orchestrator.storage.run_directory import RunDir

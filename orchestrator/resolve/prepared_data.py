@@ -82,7 +82,7 @@ def kind_of(spec: JobSpec, data_format: int = RECORDS_FORMAT) -> RecordKind | No
     location = spec.data.tokenizer
     if objective not in COLUMNS:
         return None
-    from orchestrator.data.prepare.conversations import (
+    from orchestrator.data.prepare.chat_template import (
         asks_for_day,
         check_tokens,
         dated,

@@ -14,7 +14,8 @@ from typing import Any
 
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.averaged import weights_of
-from orchestrator.checkpoint.committer import CommitOutcome
+from orchestrator.checkpoint.commit_store import Store
+from orchestrator.checkpoint.commit_writer import CommitOutcome
 from orchestrator.checkpoint.evaluations import MEASURED, TO_EVALUATE, measure_of
 from orchestrator.checkpoint.identity import BASE, CLEANED_BY, CODE, CONTINUED, IDENTITY, KEPT, SHARDS, TILES
 from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit
@@ -22,7 +23,6 @@ from orchestrator.checkpoint.reader import Reader
 from orchestrator.checkpoint.retention import retention_of
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.snapshots import peer_store
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
 from orchestrator.parallel.layout import Layout
@@ -30,8 +30,8 @@ from orchestrator.parallel.rank_messages import Agreed, agree, gather_json
 from orchestrator.storage.file_names import COMMITS
 from orchestrator.storage.retry import patient
 from orchestrator.storage.run_directory import Row
+from orchestrator.train.committed_state import CHUNKS_HEAD
 from orchestrator.train.engines.engine import Engine
-from orchestrator.train.progress import CHUNKS_HEAD
 from orchestrator.train.task import Task
 
 FINISH_TIMEOUT = 300.0

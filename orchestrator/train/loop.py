@@ -38,13 +38,13 @@ from orchestrator.storage.retry import patient
 from orchestrator.storage.row_line import Row
 from orchestrator.storage.row_types import EvaluationRow, StepRow
 from orchestrator.train.commits import Commits
+from orchestrator.train.committed_state import TrainingProgress
 from orchestrator.train.engines.engine import Engine, Metrics
 from orchestrator.train.engines.torch_engine import TorchEngine
 from orchestrator.train.evaluation import Evaluator
 from orchestrator.train.instability import check_stable
 from orchestrator.train.mfu import mfu, model_flops_per_second
 from orchestrator.train.profile import StepProfiler
-from orchestrator.train.progress import TrainingProgress
 from orchestrator.train.reference_model import References, references_of
 from orchestrator.train.sequence_warmup import shortened
 from orchestrator.train.task import Task
@@ -542,11 +542,11 @@ class Rank:
         }
         if self._task.flops_per_token:
             # Shorter rows during the warm-up of the sequence length cost their share of a full row's FLOPs.
-            length = self._row_length(self._progress.step - 1) or 0
+            row_length = self._row_length(self._progress.step - 1) or 0
             flops = model_flops_per_second(
                 self._task.flops_per_token,
                 tokens_per_second=row["tokens_per_second"],
-                share=length / self._spec.data.sequence_length or 1.0,
+                share=row_length / self._spec.data.sequence_length or 1.0,
             )
             row["model_flops_per_second"] = flops
             if self._task.peak_flops:

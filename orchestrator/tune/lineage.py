@@ -12,10 +12,10 @@ from typing import Any
 
 import yaml
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.copying import copy_commit
 from orchestrator.checkpoint.identity import IDENTITY, read_job
 from orchestrator.checkpoint.retention import rewind
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.spec import parse
 from orchestrator.controller.run_history import RECENT
 from orchestrator.observe.goodput import timeline

@@ -18,9 +18,9 @@ from ray import tune as ray_tune
 
 from cluster.workers.gang import Gang
 from cluster.workers.on_ray import on_ray
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.config import NO_EXPORT
 from orchestrator.checkpoint.identity import read_job
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.overrides import set_key
 from orchestrator.config.spec import JobSpec, parse

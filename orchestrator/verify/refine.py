@@ -18,7 +18,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
 from orchestrator.observe.audit import measured_parts
 from orchestrator.parallel.layout import Layout
-from orchestrator.planner.plan import predict
+from orchestrator.planner.choose_layout import predict
 from orchestrator.planner.profile import Change, Profile, Refinement, read
 from orchestrator.resolve.resolved_job import resolve
 from orchestrator.storage.row_line import METRICS, Row

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cluster.workers.run_local_gang import run_to_the_end
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.identity import check_commit, check_shards
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.resolve_checkpoint import read_chosen
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
 from orchestrator.data.samples.skips import on_record

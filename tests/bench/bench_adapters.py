@@ -40,7 +40,7 @@ def measure(case: dict[str, Any], folder: str) -> dict[str, float]:
 
     from cluster.workers.rank_process import serve_store
     from cluster.workers.worker_context import RankInfo, WorkerContext
-    from orchestrator.checkpoint.store import Store
+    from orchestrator.checkpoint.commit_store import Store
     from orchestrator.config.spec import parse
     from orchestrator.parallel.device import close_device, open_device
     from orchestrator.parallel.layout import Layout

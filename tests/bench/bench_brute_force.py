@@ -26,7 +26,7 @@ from orchestrator.parallel.engine_rules import engine_problems
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.parallel.legal_layouts import legal
 from orchestrator.planner.candidates import MICRO_BATCHES
-from orchestrator.planner.plan import plan, predict
+from orchestrator.planner.choose_layout import plan, predict
 from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.verify.calibrate import calibrate
 from workloads.describe import describe

@@ -22,10 +22,10 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.retention import Retention
 from orchestrator.checkpoint.saver import Saver
-from orchestrator.checkpoint.store import Store
 
 META = {"position": 0, "receipt": ""}
 Save = Callable[[int, dict[str, torch.Tensor]], None]

@@ -69,8 +69,8 @@ def build(uri: str, rows: int) -> None:
     """A run directory with so many rows, and a commit ten steps back."""
     import torch
 
+    from orchestrator.checkpoint.commit_store import Store
     from orchestrator.checkpoint.pieces import full_piece
-    from orchestrator.checkpoint.store import Store
     from orchestrator.storage.run_directory import RunDir
 
     run = RunDir(uri)

@@ -17,7 +17,7 @@ from typing import Any
 from torch.distributed import PrefixStore, TCPStore
 
 from cluster.workers.worker_context import RankInfo, WorkerContext
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.train.loop import main
 

@@ -12,7 +12,7 @@ from base_run import STEPS, document, run_base
 from jobs import curve, weights, write_text
 from local_run import drive_here
 
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.controller import decide

@@ -11,8 +11,8 @@ from jobs import curve, job, rows, weights, write_text
 from local_run import LocalGang, drive_here
 from transformers import AutoModelForCausalLM
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.identity import check_same_run, read_job
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.evaluate.of_commit import evaluate_commit

@@ -16,7 +16,7 @@ from scripted import SnapshotServers
 
 from cluster.workers.cluster import Cluster
 from cluster.workers.machine import Offer
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.spec import parse
 from orchestrator.controller.controller import Controller
 from orchestrator.storage.run_directory import RunDir

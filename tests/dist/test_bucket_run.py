@@ -13,7 +13,7 @@ from jobs import curve, job, slow_job, wait_for, write_text
 from local_run import LocalGang, controller_here, drive_here
 from s3 import Proxy
 
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.controller import decide
 from orchestrator.storage import run_directory
 from orchestrator.storage.file_names import ATTEMPT_FILE

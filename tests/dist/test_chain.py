@@ -14,7 +14,7 @@ from local_chain import drive_chain_here
 
 from orchestrator.chain.preflight import check_chain
 from orchestrator.chain.stage_run import stage_runs
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.cli.app import call
 from orchestrator.config.chain import parse_chain
 from orchestrator.config.errors import InputError

@@ -11,7 +11,7 @@ from jobs import curve, job, rows, weights, write_text
 from local_chain import drive_chain_here
 from local_run import LocalGang, drive_here
 
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.cli.data_samples import Wanted, inputs_of, look
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import Outcome

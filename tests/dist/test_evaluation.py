@@ -12,7 +12,7 @@ from local_run import LocalGang, controller_here, drive_here
 from prepared import prepare_sets_here
 
 from cluster.workers.gang import GangStatus
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.spec import parse
 from orchestrator.controller import decide

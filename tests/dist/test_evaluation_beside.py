@@ -11,8 +11,8 @@ from jobs import curve, job, rows, weights, write_text
 from lasting_gang import lasting_gang
 from local_run import LocalGang, controller_here, drive_here, with_evaluator
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.evaluations import attached
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.outcome import Outcome
 from orchestrator.controller import background_evaluation, decide
 

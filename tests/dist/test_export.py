@@ -14,9 +14,9 @@ from tmpfs import mounted
 from trained import trained
 from transformers import AutoConfig, Gemma3TextConfig
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.retention import Retention, prune
 from orchestrator.checkpoint.shard import RawPiece
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.export import hugging_face as exports
 from orchestrator.export.hugging_face import export

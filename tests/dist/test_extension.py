@@ -9,7 +9,7 @@ import pytest
 from jobs import curve, job, rows, weights, write_text
 from local_run import LocalGang, drive_here
 
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.spec import load
 from orchestrator.controller import decide
 from orchestrator.launch.finished import done_already

@@ -12,8 +12,8 @@ from base_run import STEPS, document, run_base
 from jobs import curve, weights, write_text
 from local_run import drive_here
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import CorruptCommit
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.controller import decide

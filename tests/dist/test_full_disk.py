@@ -16,7 +16,7 @@ from local_run import LocalGang, drive_here
 from tmpfs import mounted
 
 from cluster.workers.gang import GangStatus
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 
 STEPS = 150
 

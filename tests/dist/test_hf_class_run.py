@@ -28,7 +28,7 @@ from transformers import (
     T5Config,
 )
 
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import dump, parse
 from orchestrator.controller import decide

@@ -15,8 +15,8 @@ from local_run import LocalGang, drive_here
 from PIL import Image
 
 from orchestrator import load_run
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import CommitManifest
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.document import read_document
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse

@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from cluster.workers.gang import Bundle
 from orchestrator import load_run
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.identity import KEPT, read_job
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.evaluate.of_commit import evaluate_commit

@@ -16,7 +16,7 @@ from local_run import LocalGang, drive_here
 from safetensors.torch import load_file
 
 from orchestrator import load_run
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.export.hugging_face import export

@@ -12,7 +12,7 @@ import torch
 from jobs import job, write_text
 from local_run import LocalGang, drive_here
 
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.export.hugging_face import export
 from orchestrator.export.own_model import load_own

@@ -11,7 +11,7 @@ import torch
 from jobs import job, write_text
 from local_run import LocalGang, drive_here
 
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.storage.run_directory import RunDir
 
 CODE = """

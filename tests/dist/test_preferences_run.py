@@ -13,7 +13,7 @@ from jobs import curve, job, rows, weights
 from letters import letters, write_tokenizer
 from local_run import LocalGang, controller_here, drive_here, with_evaluator
 
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.spec import parse
 from orchestrator.controller import decide
 from orchestrator.evaluate.of_commit import evaluate_commit

@@ -9,8 +9,8 @@ import pytest
 from jobs import curve, job, rows, weights, write_text
 from local_run import LocalGang, drive_here
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.identity import read_job
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.evaluate.of_commit import evaluate_commit
 from orchestrator.evaluate.samples import continue_prompts

@@ -14,7 +14,7 @@ from jobs import job, rows, write_text
 from local_run import LocalGang, drive_here
 
 from cluster.workers.gang import GangStatus
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 
 STEPS = 40
 

@@ -12,8 +12,8 @@ from task_files import write_generation, write_rolling, write_task
 from trained import trained
 from transformers import GPTNeoXConfig
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.identity import read_job
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.spec import parse
 from orchestrator.evaluate import on_tasks
 from orchestrator.evaluate.lm_eval_model import WorkloadLM

@@ -10,7 +10,7 @@ import torch
 from jobs import job, write_text
 from local_run import LocalGang, drive_here
 
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.export.hugging_face import export
 
 

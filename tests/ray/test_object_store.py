@@ -23,7 +23,7 @@ from jobs import (
 )
 from s3 import Proxy, bucket, proxy, s3_server
 
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.storage.run_directory import RunDir
 
 __all__ = ["bucket", "proxy", "s3_server"]

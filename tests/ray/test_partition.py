@@ -18,7 +18,7 @@ from partition import Network, network, unable
 
 from cluster.workers.device_limits import CPU
 from cluster.workers.rank_process import FENCE_TIMEOUT
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(unable()), reason=unable())]
 

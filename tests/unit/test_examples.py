@@ -13,7 +13,7 @@ from jobs import job, write_text
 from prepared import prepare_here
 
 from orchestrator.config.spec import dump, parse
-from orchestrator.data.prepare.conversations import Template
+from orchestrator.data.prepare.chat_template import Template
 from orchestrator.storage.run_directory import RunDir
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -32,7 +32,7 @@ from workloads.hf.visibility import (
     logits_of,
     row_of,
 )
-from workloads.hf.weights import has_weights
+from workloads.hf.weight_files import has_weights
 from workloads.hf.workload import HuggingFaceWorkload
 from workloads.model.dropout import KEYS, row_keys
 from workloads.model.initialise import normal

@@ -22,7 +22,7 @@ from workloads.hf.family import Family
 from workloads.hf.hf_config import GENERATOR
 from workloads.hf.meaning import as_written, generates, write_settings
 from workloads.hf.older_form import write_both_forms
-from workloads.hf.weights import write
+from workloads.hf.weight_files import write
 from workloads.model.config import TransformerConfig
 from workloads.model.mup import folded
 from workloads.workload import PLAIN, Generation, Vocabulary

@@ -14,7 +14,7 @@ from workloads.errors import WorkloadError
 from workloads.hf.dcp import write_dcp
 from workloads.hf.hf_config import GENERATOR
 from workloads.hf.name_maps import Stored, to_pairs, written
-from workloads.hf.weights import Weights
+from workloads.hf.weight_files import Weights
 
 Names: TypeAlias = Literal["hf", "torchtitan", "olmo"]
 

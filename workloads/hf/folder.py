@@ -15,7 +15,7 @@ from workloads.hf.families import by_model_type
 from workloads.hf.family import HF_ACTIVATIONS, Family
 from workloads.hf.hf_class import HuggingFaceModel, describe_hf_class
 from workloads.hf.hf_config import GENERATOR, FolderConfig, folder_config, method_of, read_hf_config, root
-from workloads.hf.weights import Weights, has_weights
+from workloads.hf.weight_files import Weights, has_weights
 from workloads.model.config import TransformerConfig
 
 HARMLESS = frozenset((

@@ -23,7 +23,7 @@ from torch import Tensor
 from workloads.errors import WorkloadError
 from workloads.hf.compare import TOLERANCE
 from workloads.hf.name_maps import to_pairs
-from workloads.hf.weights import Weights
+from workloads.hf.weight_files import Weights
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

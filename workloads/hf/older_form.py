@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from workloads.hf.weights import Weights
+from workloads.hf.weight_files import Weights
 
 
 class _Names(NamedTuple):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from workloads.errors import WorkloadError
 from workloads.hf.dcp_export import copy_others
 from workloads.hf.hf_config import GENERATOR
-from workloads.hf.weights import Weights
+from workloads.hf.weight_files import Weights
 
 FILE = "model.onnx"
 ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert", "ernie", "albert", "electra")

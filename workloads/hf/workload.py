@@ -39,7 +39,7 @@ from workloads.hf.meaning import (
 from workloads.hf.network import HuggingFaceNetwork
 from workloads.hf.older_form import write_both_forms
 from workloads.hf.tensor_plan import stacked
-from workloads.hf.weights import Weights, has_weights
+from workloads.hf.weight_files import Weights, has_weights
 from workloads.model import losses
 from workloads.model.stored import listed
 from workloads.model.transformer import Output

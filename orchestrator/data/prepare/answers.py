@@ -11,9 +11,9 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from orchestrator.data.encoding.framing import UNFRAMED, Framing
-from orchestrator.data.prepare.conversations import Template
+from orchestrator.data.prepare.chat_template import Template
 from orchestrator.data.prepare.messages import Message, check_answers, check_written, checked, tools_of
-from orchestrator.data.prepare.turns import written
+from orchestrator.data.prepare.predicted_answers import written
 from orchestrator.data.sources.repair import is_unicode
 from orchestrator.data.store.manifest import RECORDS_FORMAT
 from workloads.objectives.records import MARK

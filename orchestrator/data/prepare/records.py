@@ -17,8 +17,8 @@ from orchestrator.config.records import COMPARED
 from orchestrator.data.encoding.framing import UNFRAMED, Framing
 from orchestrator.data.encoding.tokenizer import roles_of
 from orchestrator.data.prepare.answers import Answers, unmarked
+from orchestrator.data.prepare.chat_template import Template
 from orchestrator.data.prepare.columns import RowColumns, WrongRow
-from orchestrator.data.prepare.conversations import Template
 from orchestrator.data.sources import Span
 from orchestrator.data.sources.rejected import Rejected, Unfit
 from orchestrator.data.sources.repair import is_unicode

@@ -11,9 +11,9 @@ from typing import Any
 from orchestrator.config.errors import InputError
 from orchestrator.data.store.manifest import FORMAT
 from orchestrator.parallel.layout import Layout
+from orchestrator.planner.choose_layout import Plan, Verdict
 from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import MEMORY_SHARE, fits, needed_bytes, offered
-from orchestrator.planner.plan import Plan, Verdict
 from orchestrator.planner.planner import is_roomy, may_fit, planned
 from orchestrator.planner.simulation.step import saved_bytes
 from orchestrator.planner.step_trace import CATEGORIES, NotTraced, StepTrace

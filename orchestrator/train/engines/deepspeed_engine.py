@@ -34,11 +34,11 @@ from orchestrator.parallel.parameter_shard import Box, boxes_of
 from orchestrator.parallel.partition import Cut, cut_of
 from orchestrator.parallel.router_load import RouterLoad, ratios
 from orchestrator.parallel.step_clock import BACKWARD, COMMUNICATION, FORWARD, OPTIMIZER, StepClock
+from orchestrator.train.committed_state import CHUNKS_HEAD
 from orchestrator.train.engines.engine import Metrics
 from orchestrator.train.engines.loss_scale import LossScale
 from orchestrator.train.engines.moving_average import MovingAverage
 from orchestrator.train.engines.state import committed_shapes, initialise
-from orchestrator.train.progress import CHUNKS_HEAD
 from workloads.workload import Batch, Workload
 
 SLOTS = ("exp_avg", "exp_avg_sq")

@@ -32,11 +32,11 @@ from orchestrator.parallel.router_load import RouterLoad, ratios
 from orchestrator.parallel.runner import runner_of
 from orchestrator.parallel.shared_base import SharedBase, share
 from orchestrator.parallel.step_clock import COMMUNICATION, FORWARD, OPTIMIZER, StepClock, Stopwatch
+from orchestrator.train.committed_state import CHUNKS_HEAD
 from orchestrator.train.engines.engine import Metrics
 from orchestrator.train.engines.loss_scale import LossScale
 from orchestrator.train.engines.moving_average import MovingAverage
 from orchestrator.train.engines.state import committed_shapes, initialise, pieces, restore
-from orchestrator.train.progress import CHUNKS_HEAD
 from workloads.objectives.preferences import REFERENCE
 from workloads.workload import Batch, Workload
 

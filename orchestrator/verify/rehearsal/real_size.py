@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from orchestrator.config.spec import JobSpec
 from orchestrator.parallel.layout import Layout
+from orchestrator.planner.choose_layout import Plan
 from orchestrator.planner.device import Machine
 from orchestrator.planner.machines import on_paper, worker_on_paper
 from orchestrator.planner.memory import fits, offered
-from orchestrator.planner.plan import Plan
 from orchestrator.planner.precision import MachineOf
 from orchestrator.resolve.resolved_job import ResolvedJob
 

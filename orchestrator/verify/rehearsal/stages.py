@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import CommitManifest
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError, one_line
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.spec import JobSpec

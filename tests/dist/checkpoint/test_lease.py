@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.storage.run_directory import RunDir
 
 NEXT = {"time": 0.0, "attempt": 1, "phase": "train", "who": "next"}
 CONTROLLER = """
 import json, os, signal, sys, time
 from orchestrator.storage import lease
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.storage.run_directory import RunDir
 lease.LOCK_TIMEOUT = 60.0
 run, name, dies, turns = RunDir(sys.argv[1]), sys.argv[2], sys.argv[3] == "dies", int(sys.argv[4])

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.retention import Retention, prune
 from orchestrator.checkpoint.saver import Saver
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.storage import file_system
 from orchestrator.storage.retry import Retry

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from s3 import KEYS
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.evaluations import TO_EVALUATE, attach
 from orchestrator.checkpoint.shard import RawPiece
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.observe.registry import register_export
 from orchestrator.observe.tracker import Delivery, Tracker

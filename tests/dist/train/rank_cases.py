@@ -13,7 +13,7 @@ import torch.distributed as dist
 from texts import Corpus
 
 from cluster.workers.worker_context import WorkerContext
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.records import COLUMNS, PREFERENCES, REFERENCED
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.data.samples.batches import slices
@@ -21,9 +21,9 @@ from orchestrator.parallel.device import COMPUTE, Device, close_device, open_dev
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import gather_json
 from orchestrator.resolve.resolved_job import adapter_of
+from orchestrator.train.committed_state import CHUNKS_HEAD
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.loop import make_engine
-from orchestrator.train.progress import CHUNKS_HEAD
 from workloads.adapters.frozen import frozen_by
 from workloads.load import load
 from workloads.model.dropout import KEYS, row_keys

@@ -13,7 +13,7 @@ from prepared import prepare_here
 
 from cluster.workers.gang import Bundle
 from cluster.workers.process_gang import ProcessGang
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.parallel.layout import Layout
 from orchestrator.train.task import ENTRY, Task

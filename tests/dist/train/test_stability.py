@@ -14,7 +14,7 @@ from prepared import prepare_here
 
 from cluster.workers.gang import FINISHED, Bundle
 from cluster.workers.process_gang import ProcessGang
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.spec import parse
 from orchestrator.data.samples.skips import Skip, next_skip
 from orchestrator.parallel.layout import Layout

@@ -17,10 +17,10 @@ from orchestrator.controller import background_trace
 from orchestrator.controller.background_trace import verdicts_before
 from orchestrator.controller.events import start_event
 from orchestrator.parallel.layout import Layout
-from orchestrator.planner import plan as planning
+from orchestrator.planner import choose_layout as planning
+from orchestrator.planner.choose_layout import Verdict
 from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import MEMORY_SHARE, peak_bytes
-from orchestrator.planner.plan import Verdict
 from orchestrator.planner.planner import Planner
 from orchestrator.planner.trace import background_tracer, layout_memory
 from orchestrator.planner.trace.layout_memory import check_fits, confirmed

@@ -17,8 +17,8 @@ from local_run import controller_here
 from prepared import prepare_here
 from scripted import Training, fake_cluster
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.identity import check_same_run
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.controller import controller as controllers

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.copying import copy_commit
 from orchestrator.checkpoint.pieces import TensorPiece
-from orchestrator.checkpoint.store import Store
 
 
 @pytest.mark.parametrize("left", [0, 10, None], ids=["empty", "cut short", "whole"])

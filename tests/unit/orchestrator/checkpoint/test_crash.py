@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from orchestrator.checkpoint import retention
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.retention import Retention, prune, rewind
-from orchestrator.checkpoint.store import Store
 from orchestrator.storage import posix_backend
 from orchestrator.storage.file_names import MANIFEST
 from orchestrator.storage.posix_backend import PosixBackend

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from jobs import job
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.evaluations import (
     MEASURED,
     TO_EVALUATE,
@@ -21,7 +22,6 @@ from orchestrator.checkpoint.evaluations import (
 )
 from orchestrator.checkpoint.retention import Retention, best_commit, prune, remove, rewind
 from orchestrator.checkpoint.shard import RawPiece
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.spec import parse
 
 BESIDE = Retention(keep=1, best="validation.loss", unevaluated=True)

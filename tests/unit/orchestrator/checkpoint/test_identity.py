@@ -15,6 +15,7 @@ from jobs import job, write_text
 from prepared import prepare_here
 from scripted import drive
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.identity import (
     IDENTITY,
     SHARDS,
@@ -29,7 +30,6 @@ from orchestrator.checkpoint.identity import (
 )
 from orchestrator.checkpoint.manifest import commit_folder
 from orchestrator.checkpoint.retention import rewind
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.overrides import override
 from orchestrator.config.spec import JobSpec, dump, parse

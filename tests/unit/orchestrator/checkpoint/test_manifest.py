@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import CorruptCommit, parse_manifest
 from orchestrator.checkpoint.pieces import full_piece
 from orchestrator.checkpoint.shard import digest
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 
 

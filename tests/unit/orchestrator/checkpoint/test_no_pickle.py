@@ -8,15 +8,15 @@ from pathlib import Path
 
 import torch
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.pieces import full_piece
-from orchestrator.checkpoint.store import Store
 
 CODE = """
 import sys
 seen = []
 sys.addaudithook(lambda event, args: seen.append(event) if event.startswith("pickle.") else None)
 from orchestrator.checkpoint.retention import Retention, prune
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 store = Store(sys.argv[1])
 armed = len(seen)
 found = store.latest()

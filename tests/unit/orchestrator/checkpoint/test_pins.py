@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.pins import held, hold, holders, holding, release
 from orchestrator.checkpoint.retention import Retention, prune, rewind
 from orchestrator.checkpoint.shard import RawPiece
-from orchestrator.checkpoint.store import Store
 
 
 @pytest.fixture

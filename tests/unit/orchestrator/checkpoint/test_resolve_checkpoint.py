@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.checkpoint.commit_store import LOOKS, Store
 from orchestrator.checkpoint.resolve_checkpoint import TRIES, read_chosen
 from orchestrator.checkpoint.retention import Retention, prune
 from orchestrator.checkpoint.shard import RawPiece
-from orchestrator.checkpoint.store import LOOKS, Store
 from orchestrator.config.errors import InputError
 
 

@@ -14,12 +14,12 @@ import torch
 
 from orchestrator.checkpoint import saver as module
 from orchestrator.checkpoint import shared_memory
-from orchestrator.checkpoint.committer import CommitOutcome
+from orchestrator.checkpoint.commit_store import Store
+from orchestrator.checkpoint.commit_writer import CommitOutcome
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.retention import Retention
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.shared_memory import SharedBuffer
-from orchestrator.checkpoint.store import Store
 from orchestrator.storage.retry import Retry
 
 
@@ -234,7 +234,7 @@ PARENT = """
 import os, signal, sys, torch
 from orchestrator.checkpoint.pieces import full_piece
 from orchestrator.checkpoint.saver import Saver
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 saver = Saver(Store(sys.argv[1]))
 saver.save(1, [full_piece("model.w", torch.ones(4))], {"position": 1, "receipt": ""})
 while not saver.poll():

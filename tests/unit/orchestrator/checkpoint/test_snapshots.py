@@ -13,14 +13,14 @@ import pytest
 import torch
 from sockets import silent
 
-from orchestrator.checkpoint.committer import CommitOutcome
+from orchestrator.checkpoint.commit_store import Store
+from orchestrator.checkpoint.commit_writer import CommitOutcome
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.retention import Retention, prune
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.snapshot_backend import PeerBackend, peers_uri
 from orchestrator.checkpoint.snapshot_server import SnapshotServer
 from orchestrator.checkpoint.snapshots import newest_commit, peer_store
-from orchestrator.checkpoint.store import Store
 
 META = {"position": 0, "receipt": ""}
 TOKEN = "known to the gang"

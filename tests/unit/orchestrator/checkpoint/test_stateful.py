@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.retention import Retention, prune, rewind
-from orchestrator.checkpoint.store import Store
 from orchestrator.storage.retry import Retry
 
 SHARED = Path("/dev/shm")

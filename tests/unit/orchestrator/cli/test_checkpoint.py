@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import parse_manifest
 from orchestrator.checkpoint.pins import hold
-from orchestrator.checkpoint.store import Store
 from orchestrator.export import hugging_face
 
 

@@ -19,7 +19,7 @@ from orchestrator.config import chain, spec
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import dump, parse
 from orchestrator.data.encoding import tokenizer
-from orchestrator.data.prepare.conversations import Template
+from orchestrator.data.prepare.chat_template import Template
 from orchestrator.data.sources.fields import value_of
 from orchestrator.launch.doctor import Finding
 from orchestrator.launch.first_job import job_text

@@ -11,7 +11,7 @@ from jobs import write_job
 from PIL import Image
 
 from orchestrator.checkpoint import resolve_checkpoint
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.cli import evaluate
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse

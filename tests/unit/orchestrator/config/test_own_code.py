@@ -12,9 +12,9 @@ from jobs import job, write_text
 from prepared import prepare_here
 from scripted import drive
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.identity import CLEANED_BY, CODE, IDENTITY
 from orchestrator.checkpoint.manifest import commit_folder
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import check_same_cleaning, cleaning_code
 from orchestrator.config.spec import JobSpec, parse

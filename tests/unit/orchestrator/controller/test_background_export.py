@@ -11,9 +11,9 @@ import pytest
 from jobs import job
 from scripted import fake_cluster
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.retention import Retention, prune
 from orchestrator.checkpoint.shard import RawPiece
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.spec import parse
 from orchestrator.controller.background_export import BackgroundExport, export_commit
 from orchestrator.export import hugging_face

@@ -21,7 +21,7 @@ from scripted import ControllerKilled, RemoteTask, SnapshotServers, Training, fa
 
 from cluster.jobs.admission import Admission
 from cluster.workers.gang import GangStatus
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, load, parse
 from orchestrator.controller import background_export as exports

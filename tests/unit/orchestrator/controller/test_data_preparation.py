@@ -19,7 +19,7 @@ from prepared import prepare_here
 from scripted import Training, fake_cluster
 
 from cluster.workers.gang import GangStatus
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.controller import decide
 from orchestrator.controller import run_history as record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.spec import parse
 from orchestrator.controller.run_history import EvaluationRows
 from orchestrator.storage.run_directory import RunDir

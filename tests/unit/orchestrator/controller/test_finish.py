@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from jobs import job
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.evaluations import MEASURED
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.spec import parse
 from orchestrator.controller.finish import best_without_commit
 from orchestrator.observe.console import facts

@@ -11,7 +11,7 @@ from jobs import job, write_text
 from prepared import prepare_here
 from scripted import Training, fake_cluster
 
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.controller import decide
 from orchestrator.controller.controller import Controller

@@ -12,9 +12,9 @@ import torch
 from jobs import job
 from sockets import silent
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.identity import CONTINUED
 from orchestrator.checkpoint.pieces import TensorPiece
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import load, parse
 from orchestrator.controller.run_history import RunHistory

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from jobs import changed, job
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.evaluations import MEASURED
 from orchestrator.checkpoint.identity import CONTINUED, IDENTITY, read_job
 from orchestrator.checkpoint.shard import RawPiece
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.spec import JobSpec, dump, parse

@@ -20,8 +20,8 @@ from orchestrator.config.spec import JobSpec, dump, parse
 from orchestrator.launch.preflight import check_job
 from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.learning_rate import learning_rate
+from orchestrator.planner.choose_layout import plan
 from orchestrator.planner.device import BOUNDLESS
-from orchestrator.planner.plan import plan
 from orchestrator.resolve.resolved_job import resolve
 
 CODE = """

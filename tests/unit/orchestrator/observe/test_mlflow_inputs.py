@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.shard import RawPiece
-from orchestrator.checkpoint.store import Store
 from orchestrator.observe import mlflow_inputs
 from orchestrator.observe.mlflow_inputs import NamedData, data_in, log_commits, log_data
 from orchestrator.observe.mlflow_run import MlflowRun

@@ -8,8 +8,8 @@ import pytest
 
 from orchestrator.config.spec import parse
 from orchestrator.observe.plan_page import plan_page
+from orchestrator.planner.choose_layout import plan
 from orchestrator.planner.device import Machine
-from orchestrator.planner.plan import plan
 from orchestrator.planner.shape_of_model import model_shape
 from workloads.describe import describe
 

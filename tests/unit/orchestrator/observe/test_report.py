@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.identity import read_job
 from orchestrator.checkpoint.pieces import full_piece
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import dump, parse
 from orchestrator.observe.page import moment, size

@@ -9,8 +9,8 @@ from traced_cases import vocabulary_of
 
 from orchestrator.config.spec import parse
 from orchestrator.parallel.layout import Layout
+from orchestrator.planner.choose_layout import predict
 from orchestrator.planner.memory import peak_bytes
-from orchestrator.planner.plan import predict
 from orchestrator.planner.profile import load as load_profile
 from orchestrator.planner.simulation.operators import needed_flops
 from orchestrator.planner.step_trace import StepTrace

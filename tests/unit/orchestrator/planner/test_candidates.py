@@ -11,7 +11,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, dump, parse
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.candidates import Room, all_degrees
-from orchestrator.planner.plan import plan
+from orchestrator.planner.choose_layout import plan
 from orchestrator.planner.profile import load
 from orchestrator.planner.shape_of_model import model_shape
 from workloads.describe import describe

@@ -7,8 +7,8 @@ from jobs import job
 
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.parallel.layout import ModelShape
+from orchestrator.planner.choose_layout import Plan, plan
 from orchestrator.planner.feed import RATES, TOKEN_BYTES, feed
-from orchestrator.planner.plan import Plan, plan
 from orchestrator.planner.profile import load
 from orchestrator.resolve.resolved_job import resolve
 

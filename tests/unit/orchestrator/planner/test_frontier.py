@@ -8,8 +8,8 @@ import pytest
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
+from orchestrator.planner.choose_layout import plan
 from orchestrator.planner.frontier import frontier
-from orchestrator.planner.plan import plan
 from orchestrator.planner.profile import load
 from orchestrator.planner.shape_of_model import model_shape
 from workloads.describe import describe

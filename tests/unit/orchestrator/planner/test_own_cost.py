@@ -14,9 +14,9 @@ from orchestrator.config.own_code import check_same_code, code_of
 from orchestrator.config.spec import JobSpec, dump, parse
 from orchestrator.launch.preflight import check_job
 from orchestrator.parallel.layout import Layout
+from orchestrator.planner.choose_layout import Plan, plan, predict
 from orchestrator.planner.device import Machine
 from orchestrator.planner.own_cost import check_cost
-from orchestrator.planner.plan import Plan, plan, predict
 from orchestrator.planner.planner import Planner
 from orchestrator.planner.profile import load
 from orchestrator.planner.shape_of_model import model_shape

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.config.spec import JobSpec, parse
-from orchestrator.planner.plan import Plan, plan
+from orchestrator.planner.choose_layout import Plan, plan
 from orchestrator.planner.planner import Planner, faster_on_fewer, on_workers, planned, widths
 from orchestrator.planner.profile import load
 from orchestrator.planner.search import TIE

@@ -10,9 +10,9 @@ import pytest
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
+from orchestrator.planner.choose_layout import TIE
 from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import MEMORY_SHARE
-from orchestrator.planner.plan import TIE
 from orchestrator.planner.planner import planned
 from orchestrator.planner.precision import Choice, chosen, in_precision
 from orchestrator.planner.profile import load

@@ -18,9 +18,9 @@ from orchestrator.parallel.engine_rules import engine_problems
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.parallel.legal_layouts import legal
 from orchestrator.planner.candidates import MICRO_BATCHES, SURE, VIRTUAL, Room, all_degrees
+from orchestrator.planner.choose_layout import plan, predict, program_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import MEMORY_SHARE, peak_bytes
-from orchestrator.planner.plan import plan, predict, program_of
 from orchestrator.planner.profile import Profile, load
 from orchestrator.planner.search import BEST, TIE
 from orchestrator.planner.shape_of_model import model_shape

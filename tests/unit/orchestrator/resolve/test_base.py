@@ -12,8 +12,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.pieces import full_piece
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, dump, parse
 from orchestrator.resolve.base import Base, _digest_of, base_json, base_of, base_of_commit, tokenizer_notes

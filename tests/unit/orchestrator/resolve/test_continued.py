@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from orchestrator.checkpoint import retention
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.copying import copy_commit
 from orchestrator.checkpoint.pieces import full_piece
 from orchestrator.checkpoint.retention import Retention, prune
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.resolve import continued

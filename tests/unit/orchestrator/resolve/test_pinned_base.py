@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.identity import BASE
 from orchestrator.checkpoint.pins import holders
 from orchestrator.checkpoint.retention import Retention, prune
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.resolve.base import Base, base_json, base_of

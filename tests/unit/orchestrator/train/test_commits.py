@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.checkpoint.pieces import full_piece
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.train import commits as module

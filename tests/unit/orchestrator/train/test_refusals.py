@@ -7,8 +7,8 @@ import pytest
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.parallel.layout import Layout, ModelShape
+from orchestrator.planner.choose_layout import plan
 from orchestrator.planner.device import Machine
-from orchestrator.planner.plan import plan
 from orchestrator.planner.shape_of_model import model_shape
 from workloads.describe import describe
 

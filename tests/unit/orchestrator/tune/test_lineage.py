@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.pieces import TensorPiece
-from orchestrator.checkpoint.store import Store
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import lineage
 

@@ -15,7 +15,7 @@ from cluster.workers.machine import this_machine
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.parallel.layout import Layout
-from orchestrator.planner.plan import predict
+from orchestrator.planner.choose_layout import predict
 from orchestrator.planner.profile import Profile, load, read, store
 from orchestrator.resolve.resolved_job import resolve
 from orchestrator.storage.run_directory import RunDir

@@ -12,8 +12,8 @@ from jobs import job, write_text
 from prepared import prepare_here
 from scripted import drive
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.retention import remove
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.storage.run_directory import RunDir

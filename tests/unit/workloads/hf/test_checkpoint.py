@@ -14,9 +14,9 @@ from workloads.hf.checkpoint import check_export, export, structure
 from workloads.hf.convert import to_hf
 from workloads.hf.families import FAMILIES, family_of
 from workloads.hf.folder import describe_folder
+from workloads.hf.load_weights import pretrained
 from workloads.hf.parity_table import CASES, VOCABULARY, Case, random_state
-from workloads.hf.pretrained import pretrained
-from workloads.hf.weights import INDEX, Weights, write
+from workloads.hf.weight_files import INDEX, Weights, write
 from workloads.load import load
 from workloads.model.count import parameters
 from workloads.model.presets import preset

@@ -11,8 +11,8 @@ from workloads.errors import WorkloadError
 from workloads.hf.checkpoint import structure
 from workloads.hf.compare import TOLERANCE, difference, probes
 from workloads.hf.folder import describe_folder
+from workloads.hf.load_weights import pretrained
 from workloads.hf.parity_table import LENGTH, SIZE, VOCABULARY, random_state
-from workloads.hf.pretrained import pretrained
 from workloads.model.config import TransformerConfig
 from workloads.model.presets import PRESETS, preset
 from workloads.model.stored import whole

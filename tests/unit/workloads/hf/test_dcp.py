@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemT
 
 from workloads.errors import WorkloadError
 from workloads.hf.dcp import DcpTensors, write_dcp
-from workloads.hf.weights import Weights
+from workloads.hf.weight_files import Weights
 from workloads.load import load
 from workloads.workload import Vocabulary, Workload
 

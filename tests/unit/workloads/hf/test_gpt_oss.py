@@ -15,8 +15,8 @@ from workloads.errors import WorkloadError
 from workloads.hf import mxfp4
 from workloads.hf.compare import TOLERANCE
 from workloads.hf.folder import describe_folder
-from workloads.hf.pretrained import pretrained
-from workloads.hf.weights import Weights
+from workloads.hf.load_weights import pretrained
+from workloads.hf.weight_files import Weights
 from workloads.load import load
 from workloads.model.config import TransformerConfig
 from workloads.model.stored import whole

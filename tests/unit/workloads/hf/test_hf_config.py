@@ -14,7 +14,7 @@ import transformers
 
 from workloads.errors import WorkloadError
 from workloads.hf.folder import describe_folder
-from workloads.hf.weights import check_none_unread
+from workloads.hf.weight_files import check_none_unread
 from workloads.load import load, with_weights
 from workloads.workload import Vocabulary
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from workloads.errors import WorkloadError
 from workloads.hf.dcp_export import export_dcp
-from workloads.hf.weights import Weights
+from workloads.hf.weight_files import Weights
 from workloads.load import load
 from workloads.workload import Vocabulary
 

@@ -22,7 +22,7 @@ from orchestrator.data import sources
 from orchestrator.data.config import Source
 from orchestrator.data.encoding import tokenizer
 from orchestrator.data.prepare import records
-from orchestrator.data.prepare.conversations import Template
+from orchestrator.data.prepare.chat_template import Template
 from orchestrator.data.prepare.records import Record, RecordKind, records_of
 from orchestrator.data.sources import lines
 from workloads.objectives.records import MARK, from_bits, unpack

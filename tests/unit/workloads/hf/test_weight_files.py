@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from workloads.errors import WorkloadError
-from workloads.hf.weights import INDEX, SINGLE, Weights, check_none_unread, has_weights
+from workloads.hf.weight_files import INDEX, SINGLE, Weights, check_none_unread, has_weights
 from workloads.load import load
 from workloads.workload import Vocabulary
 

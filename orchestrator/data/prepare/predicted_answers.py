@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from orchestrator.data.prepare.conversations import PROBE, Template
+from orchestrator.data.prepare.chat_template import PROBE, Template
 from orchestrator.data.prepare.messages import (
     THOUGHT,
     THOUGHT_ENDS,

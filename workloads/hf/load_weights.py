@@ -17,7 +17,7 @@ from workloads.hf.checkpoint import belongs, electra_pair, shared, within
 from workloads.hf.convert import Shapes, from_hf, part_from_hf, row_of, ties, used
 from workloads.hf.families import family_of
 from workloads.hf.family import Family
-from workloads.hf.weights import Weights
+from workloads.hf.weight_files import Weights
 from workloads.model.config import TransformerConfig
 from workloads.model.stored import (
     Part,

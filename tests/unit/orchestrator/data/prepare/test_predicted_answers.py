@@ -16,8 +16,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from orchestrator.data.prepare.answers import Answers, unmarked
-from orchestrator.data.prepare.conversations import CLOCK, Template, dated
-from orchestrator.data.prepare.turns import written
+from orchestrator.data.prepare.chat_template import CLOCK, Template, dated
+from orchestrator.data.prepare.predicted_answers import written
 from workloads.objectives.records import MARK
 
 FOLDER = Path(trl.__file__).parent / "chat_templates"

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from orchestrator.config.errors import InputError
 from orchestrator.data.prepare.answers import Answers, unmarked
-from orchestrator.data.prepare.conversations import (
+from orchestrator.data.prepare.chat_template import (
     TOOL_USE,
     Template,
     check_tokens,

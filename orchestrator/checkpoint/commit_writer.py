@@ -13,10 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import commit_folder
 from orchestrator.checkpoint.retention import Retention, discard, prune
 from orchestrator.checkpoint.shard import RawPiece
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import one_line
 
 SLOWER_FACTOR = 10.0

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.checkpoint.evaluations import MEASURED
 from orchestrator.evaluate.config import StopWhen
 from orchestrator.train.commits import CARRIED
-from orchestrator.train.progress import CHUNKS_HEAD, TrainingProgress
+from orchestrator.train.committed_state import CHUNKS_HEAD, TrainingProgress
 
 
 def after(values: list[float], stop_when: StopWhen) -> list[bool]:

@@ -14,9 +14,9 @@ from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.parallel.layout import Layout, ModelShape
+from orchestrator.planner.choose_layout import plan, predict
 from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import MEMORY_SHARE, peak_bytes
-from orchestrator.planner.plan import plan, predict
 from orchestrator.planner.planner import Planner
 from orchestrator.planner.profile import load
 from orchestrator.planner.search import TIE

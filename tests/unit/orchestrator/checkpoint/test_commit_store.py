@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import CorruptCommit, parse_manifest
 from orchestrator.checkpoint.pieces import DTYPES, TensorPiece, full_piece
 from orchestrator.checkpoint.retention import Retention, discard, prune, rewind
-from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 
 META = {"position": 640, "receipt": "abc", "layout": {"tp": 2}, "loss": 1.5}

@@ -11,13 +11,13 @@ import pytest
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.spec import parse
-from orchestrator.controller.forecast import HOUR, Fleet, live, young_daly
+from orchestrator.controller.failure_simulation import HOUR, Fleet, live, young_daly
 from orchestrator.controller.forecast_table import forecast
 from orchestrator.controller.state import Policy
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.legal_layouts import fit
+from orchestrator.planner.choose_layout import plan
 from orchestrator.planner.cluster_file import Failures, load
-from orchestrator.planner.plan import plan
 from orchestrator.planner.profile import load as load_profile
 from orchestrator.planner.shape_of_model import model_shape
 from workloads.describe import describe
