@@ -74,7 +74,10 @@ def read_index(folder: DataFolder, step: PlannedStep) -> np.ndarray | None:
 
 
 def decontaminate(folder: DataFolder, step: PlannedStep) -> Decide:
-    """Return a step that removes documents with an n-gram of the stored index. Raises InputError if the index is gone."""
+    """Return a step that removes documents with an n-gram of the stored index.
+
+    Raises InputError if the index is gone.
+    """
     index = read_index(folder, step)
     if index is None:
         raise InputError("is damaged", folder.at(index_name(step)), "run the same command again")

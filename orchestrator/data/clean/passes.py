@@ -200,7 +200,10 @@ def compared_name(key: str, part: str) -> str:
 
 
 def decide_part(uri: str, cleaning: Cleaning, number: int, part: Part) -> None:
-    """Make the missing decisions of pass `number` on one part, and store them in the folder `uri`. Raises InputError."""
+    """Make the missing decisions of pass `number` on one part, and store them in the folder `uri`.
+
+    Raises InputError.
+    """
     os.environ["RAYON_NUM_THREADS"] = "1"  # a task has one CPU
     folder = DataFolder(uri)
     name = part_key(part)

@@ -1,4 +1,7 @@
-"""Totals of cleaning: what each step removed from each source, with samples. Stored as clean.json beside the manifest."""
+"""Totals of cleaning: what each step removed from each source, with samples.
+
+Stored as clean.json beside the manifest.
+"""
 
 from __future__ import annotations
 

@@ -57,7 +57,10 @@ _NUMBER = re.compile(r"\d+(?:[.,\u060c\u066b\u2396\u2397\u2398]\d+)?")
 
 @lru_cache(maxsize=2)
 def words(text: str) -> tuple[str, ...]:
-    """Return the words of a text, punctuation included. Cached, because several steps need the words of the same text."""
+    """Return the words of a text, punctuation included.
+
+    Cached, because several steps need the words of the same text.
+    """
     return tuple((_ASCII if text.isascii() else _OTHER).findall(text))
 
 

@@ -72,7 +72,8 @@ def convert(ranks: Mapping[bytes, int], pattern: str, special: Mapping[str, int]
     """Return a tokenizer with these ranks as ids.
 
     BPE merges two tokens whenever their concatenated bytes are a token, the lowest rank first, as tiktoken does. All
-    such pairs become merges. Raises ValueError if the text of a special token could be encoded as that token.
+    such pairs become merges. Raises ValueError if a special token clashes with a token, or if ordinary text could be
+    encoded as one.
     """
     spelled = {data: _spelling(data) for data in ranks}
     merges = []

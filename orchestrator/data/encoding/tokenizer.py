@@ -266,7 +266,10 @@ def size_of(tokenizer: Tokenizer) -> int:
 
 
 def encoder(text: str, parse: bool = False) -> Tokenizer:
-    """Return the tokenizer for raw text. Names of special tokens are ordinary text; with `parse` they are the tokens."""
+    """Return the tokenizer for raw text.
+
+    Names of special tokens are ordinary text; with `parse` they are the tokens.
+    """
     tokenizer = Tokenizer.from_str(text)
     tokenizer.encode_special_tokens = not parse
     return tokenizer

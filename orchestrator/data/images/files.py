@@ -67,7 +67,10 @@ class ImageSource:
         self._is_tar = uri.lower().endswith(TARS)
 
     def read(self, rejected: Rejected) -> Iterator[RawImage]:
-        """Yield all images in the order of their names, or of the archive. Files that are no images go to `rejected`."""
+        """Yield all images in the order of their names, or of the archive.
+
+        Files that are no images go to `rejected`.
+        """
         return self._in_tars(rejected) if self._is_tar else self._in_folder(rejected)
 
     def fingerprint(self) -> str:

@@ -90,7 +90,7 @@ class Captions:
         return found
 
     def size(self, prepared: str = "") -> int:
-        """Return an upper bound of all token ids; 0 without captions. Raises InputError."""
+        """Return an exclusive upper bound of the token ids; 0 without captions. Raises InputError."""
         found = self.tokenizer(prepared)
         return 1 + max(found.get_vocab().values(), default=0) if found else 0
 

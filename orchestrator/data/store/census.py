@@ -103,6 +103,7 @@ def _duplicates(tokens: Tokens) -> list[int] | None:
     """
     if tokens.manifest.format < 3:
         return None
+    # Equal texts have equal hashes. Hashes are uniform, so keeping those below a limit samples texts with all copies.
     share = min(1.0, COUNTED / max(1, tokens.manifest.documents))
     limit = math.ceil(share * 2**64)
     found = [digests(tokens.contents(source)) for source in range(tokens.sources)]

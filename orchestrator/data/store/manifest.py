@@ -25,9 +25,9 @@ FORMATS = (1, 2, 3, 4, 5, 6)
 2: samples tile the text; a sample's randomness depends on the pass over its source. Blocks have checksums, and the ends
 of documents are recorded.
 3: as 2; the length and a hash of each document's text are recorded too, so that documents can be held out by content.
-4: as 3, of records alone; a token that begins before an answer and ends in it is predicted, and no answer is empty.
-5: as 4; a chat template is given messages as it reads them, see `preprocessing.messages`.
-6: texts and records. What a pretrained folder, a table or a tokenizer means is read as their own libraries read it.
+4: as 3, for records only; a token that begins before an answer and ends in it is predicted, and no answer is empty.
+5: as 4; a chat template receives messages in the form that it reads, see `preprocessing.messages`.
+6: text and records. A pretrained folder, a table or a tokenizer is interpreted as its own library interprets it.
 """
 NAME = "manifest.json"
 
