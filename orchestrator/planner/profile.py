@@ -79,9 +79,11 @@ class Matrix(StrictModel):
 
 
 class Attention(StrictModel):
-    """.
+    """The share of the peak that attention's products reach, and the cost of a score in the forward pass.
 
-    The share of the peak that attention's products reach, and the memory traffic and seconds of one score, forward.
+    Attributes:
+        score_bytes: bytes of memory traffic for each score.
+        score_seconds: additional seconds for each score.
     """
 
     share: Share
