@@ -112,9 +112,8 @@ class FullMatrices:
         every rank.
         """
         tp: ProcessGroup = self._mesh.tp
-        experts = (
-            len(cut.shape) - 2
-        )  # leading dimensions are a stack of experts, each kept whole by its own rank
+        # leading dimensions are a stack of experts, each kept whole by its own rank
+        experts = len(cut.shape) - 2
         if cut.extent[experts:] == cut.shape[experts:]:
             return change(local).contiguous()
         shape = (*cut.extent[:experts], *cut.shape[experts:])

@@ -43,8 +43,8 @@ class Layout:
     Attributes:
         shard: number of replicas over which ZeRO 2 and 3 shard one copy of the weights; 0 for all.
         virtual: stages of a rank under schedules that interleave them.
-        first_less, last_less: layers by which the first and the last stage are shorter, because they have the embedding
-            and the head.
+        first_less, last_less: number of layers that the embedding and the head count as when layers are divided into
+            stages.
         recompute_layers: number of each stage's first layers that are recomputed; 0 for all.
     """
 

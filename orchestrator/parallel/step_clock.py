@@ -93,9 +93,8 @@ class StepClock:
         """The timeline of the current step; None unless it is recorded."""
         self._part, self._since = "", 0.0
         self._seconds: dict[str, float] = {}
-        self._marks: list[
-            tuple[str, torch.cuda.Event]
-        ] = []  # each event begins its part; part "" ends a step
+        # each event begins its part; part "" ends a step
+        self._marks: list[tuple[str, torch.cuda.Event]] = []
 
     def switch(self, part: str) -> str:
         """Assign the time from now on to `part`, or to no part if it is empty. Return the previous part."""

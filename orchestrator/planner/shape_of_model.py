@@ -85,9 +85,8 @@ def _declared(config: OwnModel, shape: ModelShape) -> ModelShape:
     """Return the shape with the ways in which an own model declares that it can be divided."""
     if not config.stages and not config.is_sharded:
         return shape
-    hidden = round(
-        (shape.parameters / (12 * config.depth)) ** 0.5
-    )  # a transformer layer has about 12 hidden^2 parameters
+    # as if it were a transformer, whose layers have about 12 hidden^2 parameters each
+    hidden = round((shape.parameters / (12 * config.depth)) ** 0.5)
     return dataclasses.replace(
         shape,
         no_model_split="",

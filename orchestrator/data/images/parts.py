@@ -97,9 +97,8 @@ class Found:
     def labels(self) -> np.ndarray:
         """The class of each image as an index into `classes`, int32 [images]; -1 for none."""
         places = {name: place for place, name in enumerate(self.classes)}
-        of_numbers = [
-            -1 if name is None else places[name] for name in self._numbers
-        ]  # None has the number -1
+        # None has the number -1, so that it is at index 0 here
+        of_numbers = [-1 if name is None else places[name] for name in self._numbers]
         return np.array(of_numbers, np.int32)[np.array(self._labels, np.int32) + 1]
 
 

@@ -141,9 +141,8 @@ def traced_memory(job: ResolvedJob, layout: Layout, seconds: float = SECONDS) ->
     A deep model, and a pipeline with many micro-batches, are extrapolated from two smaller traces. Never fails: a rank
     that cannot be traced has the reason instead.
     """
-    from orchestrator.planner.trace.step import (
-        traces,
-    )  # imports the whole engine, which most jobs do not need
+    # imports the whole engine, which most jobs do not need
+    from orchestrator.planner.trace.step import traces
 
     began, ranks, depths = time.process_time(), ranks_of(layout), depths_of(job, layout)
     saved = saved_bytes(job.shape, layout, str(job.spec.train.optimizer.name))
