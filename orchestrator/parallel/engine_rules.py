@@ -79,7 +79,7 @@ def _with_sequence_warmup(train: TrainSpec, layout: Layout) -> list[str]:
 
 
 def _by_deepspeed(train: TrainSpec, layout: Layout) -> list[str]:
-    """Return what the DeepSpeed engine cannot train, or not with the result of the torch engine."""
+    """Return the features that the DeepSpeed engine does not support, or computes differently from the torch engine."""
     found = []
     if train.optimizer.name != "adamw":
         found.append(

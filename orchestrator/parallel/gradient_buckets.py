@@ -71,6 +71,7 @@ class GradientBuckets:
     def _add(self, parameters: list[nn.Parameter], multiple: int) -> None:
         size = sum(p.numel() for p in parameters)
         padded = -(-size // multiple) * multiple
+        # Each gradient is a view of the flat bucket, so that one collective reduces all of them without a copy.
         flat = torch.zeros(padded, dtype=parameters[0].dtype, device=parameters[0].device)
         index, offset = len(self.flats), 0
         for parameter in parameters:

@@ -110,6 +110,7 @@ class Layout:
     def coordinate(self, rank: int) -> dict[str, int]:
         """Return the index of `rank` on every axis."""
         found = {}
+        # The coordinate is the rank in mixed radix: tp is the lowest digit, pp the highest.
         for axis in reversed(AXES):
             rank, found[axis] = divmod(rank, getattr(self, axis))
         return {axis: found[axis] for axis in AXES}
@@ -190,7 +191,7 @@ def _indivisible(degree: int, size: int, axis: str, what: str) -> list[str]:
 
 
 def split_problems(layout: Layout, shape: ModelShape) -> list[str]:
-    """Return the degrees that do not divide what they split of the model, one line each."""
+    """Return the problems of splitting the model by each degree, one line each."""
     if shape.no_model_split:
         cut = {"tp": "tensors", "pp": "layers", "ep": "experts", "cp": "the sequence"}
         why = {"tp": shape.no_tensor_split, "pp": shape.no_pipeline_split}
@@ -304,6 +305,7 @@ def _cut(layout: Layout, shape: ModelShape) -> list[str]:
 
 def batch_problems(layout: Layout, global_batch: int) -> list[str]:
     """Return the problems of dividing the global batch into micro-batches that fill the pipeline."""
+    # Every data-parallel rank computes the same number of full micro-batches.
     if global_batch % (layout.dp * layout.micro_batch):
         return [
             f"global_batch {global_batch} is not a multiple of {layout.dp} data-parallel ranks x "

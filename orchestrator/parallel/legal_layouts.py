@@ -67,6 +67,7 @@ def nearest(
 
     def distance(other: Layout) -> tuple[float, int, str]:
         degrees = ("pp", "dp", "cp", "tp", "ep", "micro_batch")
+        # Doubling or halving one degree is one step.
         steps = sum(abs(math.log2(getattr(other, d) / getattr(layout, d))) for d in degrees)
         others = sum(
             getattr(other, d) != getattr(layout, d) for d in ("zero", "schedule", "sequence", "offload")

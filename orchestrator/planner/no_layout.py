@@ -61,6 +61,7 @@ def too_narrow(resources: ResourceSpec, widest: Layout) -> InputError:
 def _not_by_hand(spec: JobSpec, shape: ModelShape, layout: Layout, reason: str, offered: float) -> InputError:
     """Return the error for a layout that the job fully specifies, with the nearest legal ones as a hint."""
     batch, shards = spec.train.global_batch, spec.train.bitwise_shards
+    # Bitwise determinism computes each virtual shard as one micro-batch.
     micros = (batch // shards,) if shards else ()
 
     def cannot(other: Layout) -> bool:
@@ -78,6 +79,7 @@ def _pinned_problem(spec: JobSpec, shape: ModelShape, workers: int) -> str:
     if not isinstance(spec.parallel, ParallelSpec):
         return ""
     pins = spec.parallel.pins
+    # DeepSpeed shards at least the optimizer state, and needs ZeRO 3 to offload parameters.
     least = {"deepspeed": 3 if pins.get("offload") == "parameters" else 1}.get(pins.get("engine", ""), 0)
     alone = Layout(**{"zero": least, **pins})
     if (size := alone.pp * alone.cp * alone.tp) > workers:

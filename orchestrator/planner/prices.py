@@ -2,9 +2,9 @@
 
 The table is CSV. An empty zone means any zone, and a line may begin with #:
 
-machine,market,zone,usd_per_hour
-g5.xlarge,spot,us-west-2a,0.45
-g5.xlarge,on-demand,,1.006
+    machine,market,zone,usd_per_hour
+    g5.xlarge,spot,us-west-2a,0.45
+    g5.xlarge,on-demand,,1.006
 """
 
 from __future__ import annotations

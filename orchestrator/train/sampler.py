@@ -128,8 +128,10 @@ class Sampler:
     def _length(self) -> int:
         """The length of rows: the sequence length, halved while all rows fit and the layout can divide it."""
         longest, tokens = max(map(len, self.prompts.rows)), self.asked.tokens
+        # A decoder's row has the prompt and the answer. An encoder-decoder has them in separate rows.
         needed = longest + tokens if self.prompts.start is None else max(longest, tokens + 1)
         length, divisor = self.sequence_length, 2 * self.layout.cp * self.layout.tp
+        # Context and sequence parallelism together need a length that 2 x cp x tp divides.
         while length % (2 * divisor) == 0 and length // 2 >= needed:
             length //= 2
         return length

@@ -90,8 +90,8 @@ class Cleaning:
         return tuple(step for step in before if step.name in CHANGE_TEXT and step.name != "own")
 
     def passes(self) -> list[tuple[PlannedStep, ...]]:
-        """Return the steps divided into passes, each of which reads the text once. A pass ends after steps that compare
-        all documents.
+        """Return the steps divided into passes. A pass reads the text once, and ends after steps that compare all
+        documents.
         """
         found: list[tuple[PlannedStep, ...]] = []
         held: tuple[PlannedStep, ...] = ()
@@ -152,7 +152,7 @@ def check_steps(data: DataSpec) -> None:
 
 
 def lists_of(rule: Url) -> dict[str, list[str]]:
-    """Return the lists of the step `url`, with those that are files read. Raises InputError."""
+    """Return the lists of the step `url`; a list that is given as a file is read. Raises InputError."""
     found: dict[str, list[str]] = {}
     for name in Url.LISTS:
         given: str | list[str] = getattr(rule, name)

@@ -1,8 +1,8 @@
 """Run cleaning with Ray Data: part by part within a pass, and over all documents between passes.
 
-<cache>/clean/<key of a step>/<key of a part>.json    the step's decision on the part
-<cache>/clean/<key>/<key of a part>.bin               comparison data of the part's documents
-<cache>/clean/<key>/<band>-<first>-<last>.pairs       similar documents, by the keys of one slice
+    <cache>/clean/<key of a step>/<key of a part>.json    the step's decision on the part
+    <cache>/clean/<key>/<key of a part>.bin               comparison data of the part's documents
+    <cache>/clean/<key>/<band>-<first>-<last>.pairs       similar documents, by the keys of one slice
 
 Each file is written once. Existing work is reused, whichever run did it.
 """
@@ -177,7 +177,7 @@ OTHER_PART_BYTES = 2**25
 
 @dataclass(frozen=True)
 class Work:
-    """The parts to clean, each of which ends with a document, and the folder of the decisions."""
+    """The parts to clean and the folder of the decisions. Each part ends with a document."""
 
     folder: DataFolder
     cleaning: Cleaning

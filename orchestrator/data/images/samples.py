@@ -1,12 +1,12 @@
 """Image samples: decoded once to uint8 arrays of one size, which training reads by number.
 
-<folder>/part-00000.npy      uint8 [images, size, size, channels], as many as PART_BYTES hold
-<folder>/captions-00000.npy  int32 [images, tokens] of the same images, if there are captions
-<folder>/sums-00000.npy      uint64 [images], checksums of both
-<folder>/labels.npy          int32 [images], -1 for an image without a class
-<folder>/classes.npy         int32 [classes, tokens], a caption of each class
-<folder>/tokenizer.json      the tokenizer of the captions, unless they are bytes
-<folder>/index.json          number of images, the classes, and the sizes of the parts; written last
+    <folder>/part-00000.npy      uint8 [images, size, size, channels], as many as PART_BYTES hold
+    <folder>/captions-00000.npy  int32 [images, tokens] of the same images, if there are captions
+    <folder>/sums-00000.npy      uint64 [images], checksums of both
+    <folder>/labels.npy          int32 [images], -1 for an image without a class
+    <folder>/classes.npy         int32 [classes, tokens], a caption of each class
+    <folder>/tokenizer.json      the tokenizer of the captions, unless they are bytes
+    <folder>/index.json          number of images, the classes, and the sizes of the parts; written last
 
 Random crops, mirroring and noise for masks depend only on the seed and the sample.
 """
@@ -358,7 +358,7 @@ class Images:
         return np.asarray(self._maps[name][number - (self._ends[part - 1] if part else 0)])
 
     def _array(self, name: str) -> np.ndarray | None:
-        """Return a small array, verified; None if there is none. Raises InputError if it is damaged."""
+        """Return a small array, verified; None if it was not written. Raises InputError if it is damaged."""
         digest = self._about["sums"].get(name)
         path = self._folder / f"{name}.npy"
         if digest is None:

@@ -49,8 +49,8 @@ class TokenShard:
         blocks: from format 2 on, the xxh3_64 (16 hexadecimal digits) of every `shards.BLOCK_BYTES`, concatenated.
         ends: from format 2 on, the xxh3_64 of the index of document ends, see `shards.ends_name`.
         contents: from format 3 on, the xxh3_64 of the index of documents' contents, see `shards.contents_name`.
-        turns: of conversations that are learnt turn by turn: the number of `rows`, how many `more` records than rows
-            they have, and the `tokens` of those; empty without any.
+        turns: for conversations trained on turn by turn: the number of `rows`, how many `more` records than rows
+            they have, and the `tokens` of these records; empty without any.
     """
 
     file: str
@@ -162,7 +162,9 @@ class DataManifest:
         return xxhash.xxh3_128_hexdigest(json.dumps([self.dtype, content]).encode())
 
     def to_json(self) -> dict[str, Any]:
-        """The manifest as JSON."""
+        """Return the manifest as JSON. Empty optional fields are left out, so that checksums of earlier versions stay
+        valid.
+        """
         found = asdict(self)
         if self.format < 3:  # the checksum covers the original keys
             for shard in (shard for source in found["sources"] for shard in source["shards"]):
@@ -212,7 +214,7 @@ class DataManifest:
 
 
 class DamagedManifest(InputError):
-    """The manifest differs from what was written."""
+    """The manifest differs from the one that was written."""
 
 
 def read(folder: DataFolder, name: str = NAME) -> DataManifest | None:

@@ -62,6 +62,7 @@ def stand_in(predicted: float) -> Callable[[Any, Sequence[Any], dict[str, Any]],
 
 
 def _chosen(mask: Tensor, share: float) -> tuple[Tensor, ...]:
+    """Return index tensors that select `share` of the mask's elements, one for each of its dimensions."""
     count = round(share * mask.numel())
     return tuple(torch.empty(count, dtype=torch.int64, device=mask.device) for _ in range(mask.dim()))
 

@@ -69,11 +69,16 @@ def _without(config: TransformerConfig, layers: int) -> TransformerConfig:
 
 
 def deepened(few: StepTrace, more: StepTrace, times: float) -> StepTrace:
-    """Return the trace of the whole model: memory extrapolated linearly from `few` to `more`, events of `more`."""
+    """Return the trace of the whole model: memory extrapolated linearly from `few` to `more`, events of `more`.
+
+    `times` is how many times the difference of the two is added to `few`.
+    """
 
     found, others_of = [], _passes(more)
     for place, crests in _passes(few).items():
         others, half = others_of.get(place, []), (len(crests) + 1) // 2
+        # A pass peaks near its beginning or its end. Each half is extrapolated from its own peak, because they grow at
+        # different rates.
         if len(others) >= half:
             for one, other in ((crests[:half], others[:half]), (crests[-half:], others[-half:])):
                 parts = zip(CATEGORIES, _most(one), _most(other), strict=True)

@@ -112,7 +112,7 @@ class TracedMemory:
         return predicted, memory | {"formula_bytes": round(formula), "formula_error": error}
 
     def fits(self, plan: Plan, on_cpu: bool) -> bool:
-        """Whether the rank that needs most fits the plan's machine."""
+        """Return whether the rank that needs most fits the plan's machine."""
         return fits(self.needed(plan.chosen.memory, on_cpu), plan.machine, on_cpu)
 
     def needed(self, formula: float, on_cpu: bool) -> float:

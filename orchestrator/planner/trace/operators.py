@@ -95,7 +95,7 @@ def dtype_of(tensors: Sequence[Tensor]) -> str:
 
 
 def is_free(func: Any) -> bool:
-    """Whether the operator takes no time: it creates a view or empty memory, or returns metadata of a tensor."""
+    """Return whether the operator takes no time: it creates a view or empty memory, or returns metadata of a tensor."""
     name = func._schema.name
     return func.is_view or name.startswith(
         ("prim::", "aten::empty", "aten::new_empty", "aten::detach", "aten::lift")

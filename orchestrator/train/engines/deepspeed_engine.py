@@ -164,6 +164,7 @@ def _fully_sharded(zero: Any, named: Mapping[str, Any]) -> Iterator[Fragment]:
     """
     for name, parameter in named.items():
         group, start, place = zero.grad_position[zero.get_param_id(parameter)]
+        # All partitions of a parameter have `place` elements, so the last ones may reach beyond it.
         begin = zero._get_param_partition_rank(parameter) * place
         shape = tuple(parameter.ds_shape)
         size = min(place, math.prod(shape) - begin)

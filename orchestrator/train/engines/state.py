@@ -80,6 +80,7 @@ def _read_into(view: Tensor, stored: StoredTensor, part: Part) -> None:
         view.copy_(stored[part])
         return
     rows, *rest = part
+    # Rows per read: READ_BYTES over the bytes of an fp32 row.
     step = max(1, READ_BYTES // (4 * max(1, view.numel() // len(view)))) if len(view) else 1
     if view.dim() == 2:  # whole tiles, so that none is drawn twice
         step = max(1, step // ROWS) * ROWS
