@@ -105,7 +105,7 @@ def check_layers(workload: Workload, model: nn.Module, batch: Batch) -> None:
     told, whole = f"{workload.name}: cut between its layers", _whole(workload, model, batch)
     try:
         loss, found = _by_layers(workload, model, batch)
-    except Exception as error:  # each class fails in its own way
+    except Exception as error:  # classes of transformers raise any kind of error
         raise WorkloadError(f"{told}, its loss fails ({_line(error)})") from None
     _check_same(told, whole, [loss], found)
 

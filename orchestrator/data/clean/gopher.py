@@ -113,7 +113,7 @@ def _repeated_words(text: str, rule: GopherRepetition) -> str:
     least = min((share for _, share in rule.repeated if share), default=1.0)
     for length, share in sorted(rule.repeated):
         if total < length or rows.characters(length, ends) / len(text) <= least:
-            break  # every repeated longer n-gram consists of repeated shorter ones
+            break  # longer n-grams repeat within repeated shorter ones, so they cover no more
         if share and _repeated_characters(rows.of(length), ends, length) / len(text) > share:
             return f"repeated {length} words"
     return ""

@@ -117,7 +117,7 @@ class FastEngine:
         """Return the ids; None if the engine fails."""
         try:
             ids, offsets = self._tokenizer.encode_batch_flat(list(texts), False, not self._parse)
-        except BaseException as error:  # a panic of Rust is no Exception
+        except BaseException as error:  # a panic in Rust is a BaseException
             if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
                 raise
             return None

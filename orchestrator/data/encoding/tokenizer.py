@@ -103,7 +103,7 @@ def load(
         found = _prepared(text, tuple(named.items()), tuple(special_tokens), tuple(added), is_special)
     except InputError:
         raise
-    except Exception as error:  # tokenizers raises plain Exception, every file system its own kind
+    except Exception as error:  # tokenizers raises plain Exception, and every file system its own errors
         raise InputError(f"is not a tokenizer.json that can be read ({error})", where) from None
     if not text:
         hint = "give its path or its folder, or train_bpe: N; AutoTokenizer's save_pretrained writes one"
@@ -174,7 +174,7 @@ def is_there(uri: str) -> bool:
         return folder.read(name) is not None
     except InputError:
         raise
-    except Exception as error:  # every file system has its own kind
+    except Exception as error:  # every file system raises its own errors
         raise InputError(f"cannot be read ({error})", f"data.tokenizer {uri}") from None
 
 
@@ -187,7 +187,7 @@ def _place(uri: str) -> tuple[DataFolder, str]:
     return DataFolder(uri), "tokenizer.json"
 
 
-@lru_cache(maxsize=4)  # a command asks several times, and each takes a tenth of a second
+@lru_cache(maxsize=4)  # a command calls it several times, at a tenth of a second each
 def _prepared(
     text: str,
     named: tuple[tuple[str, str], ...],
@@ -254,7 +254,7 @@ def sentinels_in(text: str) -> tuple[int, ...]:
     return _size_and_sentinels(text)[1]
 
 
-@lru_cache(maxsize=4)  # to read a tokenizer takes a tenth of a second
+@lru_cache(maxsize=4)  # reading a tokenizer takes a tenth of a second
 def _size_and_sentinels(text: str) -> tuple[int, tuple[int, ...]]:
     found = encoder(text)
     return size_of(found), tuple(sentinels(found))
@@ -283,7 +283,7 @@ def special_names(text: str) -> tuple[str, ...]:
 
 def around_text(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the tokens that a tokenizer puts before and after a text."""
-    for text in ("a", "0", ".", "\n", "\u4e00"):  # a small vocabulary may lack some
+    for text in ("a", "0", ".", "\n", "\u4e00"):  # a small vocabulary may lack some of these characters
         found = tokenizer.encode(text)
         inside = [number for number, place in enumerate(found.sequence_ids) if place is not None]
         if inside:

@@ -108,7 +108,7 @@ class ImageSource:
         try:
             fs, root = open_file_system(self.uri, TIMEOUT)
             found = Retry()(fs.find, root)
-        except Exception as error:  # every fsspec backend raises errors of its own
+        except Exception as error:  # every fsspec backend raises its own errors
             raise InputError(f"cannot be listed ({error})", f"{self._where} {self.uri}", "check it") from None
         names = sorted(path[len(root) :].strip("/") for path in found)
         names = [name for name in names if name and not any(p.startswith(".") for p in name.split("/"))]
@@ -176,7 +176,7 @@ def decoded(data: bytes, size: int, channels: int) -> np.ndarray:
         raise
     except UnidentifiedImageError:
         raise Unfit("image", f"cannot be decoded (it is none of {', '.join(FORMATS)})") from None
-    except Exception as error:  # decoders of single formats raise errors of their own
+    except Exception as error:  # the decoder of each format raises its own errors
         reason = " ".join(str(error).split())[:100] or type(error).__name__
         raise Unfit("image", f"cannot be decoded ({reason})") from None
     return np.asarray(image, np.uint8).reshape(size, size, channels)

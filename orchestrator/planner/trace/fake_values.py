@@ -108,7 +108,7 @@ def values_assumed(note: Callable[[str], None], on_cpu: bool) -> Iterator[None]:
 
     def agreed(self: Any, stages: Any, *_: Any) -> None:
         for stage in stages:
-            stage._inference_mode = InferenceMode.STATIC  # our stages are given their shapes
+            stage._inference_mode = InferenceMode.STATIC  # our stages receive their shapes in advance
 
     with (
         replaced(_PipelineSchedule, "_warmup_p2p", agreed),

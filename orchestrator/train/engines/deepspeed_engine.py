@@ -212,7 +212,7 @@ def open_deepspeed(device: torch.device) -> ModuleType:
 
     Raises InputError if it is not installed.
     """
-    # DeepSpeed reads both on import and on initialisation; without them it looks for a launcher or MPI
+    # DeepSpeed reads both variables on import and initialisation; without them it looks for a launcher or MPI
     os.environ["DS_ACCELERATOR"] = device.type
     os.environ["LOCAL_RANK"] = str(device.index or 0)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
@@ -289,7 +289,7 @@ def compile_once(operator: str, load: Callable[[], object]) -> None:
     Raises InputError if there is no compiler, or if compiling fails.
     """
     where, hint = "parallel.offload", "or set offload to none"
-    if shutil.which("ninja") is None:  # installed with DeepSpeed, beside a Python that is not on PATH
+    if shutil.which("ninja") is None:  # DeepSpeed installs ninja beside Python, which may not be on PATH
         os.environ["PATH"] = os.pathsep.join(
             [os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)]
         )

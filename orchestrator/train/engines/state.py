@@ -39,7 +39,7 @@ def pieces(
         tensors: dict[str, Tensor] = {f"model.{shard.name}": shard.parameter.detach()}
         state = optimizer.state.get(shard.parameter, {})
         for slot in slots(shard.name):
-            found = state.get(slot)  # None before the first step
+            found = state.get(slot)  # no state exists before the first step
             tensors[f"optim.{shard.name}.{slot}"] = (
                 torch.zeros_like(shard.parameter) if found is None else found
             )
