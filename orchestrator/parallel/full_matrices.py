@@ -83,8 +83,9 @@ class FullMatrices:
     def _part(
         self, name: str, part_of: Callable[[ParameterShard], Tensor]
     ) -> tuple[ParameterShard, Tensor] | None:
-        """Return this rank's shard of a matrix with the result of `part_of`. `part_of` updates state, so every replica
-        calls it.
+        """Return this rank's shard of a matrix with the result of `part_of`; None without a shard.
+
+        `part_of` also updates state, so every replica calls it.
         """
         shard = self._shards.get(name)
         return None if shard is None else (shard, part_of(shard))

@@ -1,7 +1,7 @@
 """The memory of a deep model, extrapolated from traces with fewer layers.
 
-Each additional layer of a stage adds the same bytes at the beginning and at the end of a pass, and a pass peaks at one
-of these. A pipeline holds the buffers of all micro-batches from the first step on.
+Each additional layer of a stage adds a constant number of bytes at the beginning of a pass, and a constant number at
+its end; a pass peaks at one of these. A pipeline holds the buffers of all micro-batches from the first step on.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def deepened(few: StepTrace, more: StepTrace, times: float) -> StepTrace:
     found, others_of = [], _passes(more)
     for place, crests in _passes(few).items():
         others, half = others_of.get(place, []), (len(crests) + 1) // 2
-        # A pass peaks near its beginning or its end. Each half is extrapolated from its own peak, because they grow at
-        # different rates.
+        # A pass peaks near its beginning or its end. Each half is extrapolated from its own peak, because the growth per
+        # layer may differ between them.
         if len(others) >= half:
             for one, other in ((crests[:half], others[:half]), (crests[-half:], others[-half:])):
                 parts = zip(CATEGORIES, _most(one), _most(other), strict=True)
