@@ -77,7 +77,7 @@ def deepened(few: StepTrace, more: StepTrace, times: float) -> StepTrace:
     found, others_of = [], _passes(more)
     for place, crests in _passes(few).items():
         others, half = others_of.get(place, []), (len(crests) + 1) // 2
-        # A pass peaks near its beginning or its end. Each half is extrapolated from its own peak, because the growth per
+        # A pass peaks near its beginning or its end. Each half is extrapolated from its own peak, because growth per
         # layer may differ between them.
         if len(others) >= half:
             for one, other in ((crests[:half], others[:half]), (crests[-half:], others[-half:])):
