@@ -12,7 +12,7 @@ from orchestrator.parallel.parameters import Held
 
 
 class Ddp:
-    """See `DataParallel`. Gradients are all-reduced over the replicas."""
+    """Data parallelism without sharding, see `DataParallel`: gradients are all-reduced over the replicas."""
 
     def __init__(self, held: list[Held], mesh: Mesh, overlap: bool) -> None:
         self._overlap = overlap
@@ -56,10 +56,12 @@ class Ddp:
             buckets.wait()
 
     def publish(self) -> None:
-        """Nothing to do: every replica has made the same update."""
+        """Do nothing: every replica has made the same update."""
 
 
 def _sum_over(group: ProcessGroup) -> Start:
+    """Return a function that starts the all-reduce of a bucket over `group`."""
+
     def start(_: int, flat: Tensor) -> dist.Work | None:
         return dist.all_reduce(flat, group=group.handle, async_op=True) if group.size > 1 else None
 

@@ -1,4 +1,4 @@
-"""The choice of device, process-group backend and compute dtype."""
+"""Choice of the device, the process-group backend and the compute dtype of a rank."""
 
 from __future__ import annotations
 
@@ -30,22 +30,26 @@ COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 """Timeout of a collective. A dead peer is detected from outside, and this process replaced, long before."""
 
 COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
-"""Dtype of matrix products by the job's precision, but for those that `multiply_in_8_bits` has changed."""
+"""Dtype of matrix products by the job's precision, except for those that `multiply_in_8_bits` replaces."""
 
 WORKSPACE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-"""What cuBLAS reads as it begins, so that its sums have one order (cuBLAS documentation, section 2.1.4). A standby
-begins before there is a job, so that all jobs have it; on Hopper it is torch's own choice."""
+"""Environment that makes cuBLAS sum in a fixed order (cuBLAS documentation, section 2.1.4). cuBLAS reads it at its
+start. A standby process starts before its job is known, so all jobs have it. On Hopper it is torch's default.
+"""
 BITWISE = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
-"""What NCCL reads as it begins, for the same; it chooses by size and load otherwise."""
+"""Environment that makes NCCL sum in a fixed order. It is read at NCCL's start; otherwise NCCL chooses by size and
+load.
+"""
 
 
 HAS_8_BITS = (8, 9)
-"""The first compute capability of GPUs that multiply float8 (NVIDIA's CUDA programming guide): Ada."""
+"""The first compute capability with float8 products, Ada (NVIDIA's CUDA programming guide)."""
 KEPT_BY_MALLOC = {-3: 32 * 2**20, -1: 2**31 - 1}
-"""glibc's M_MMAP_THRESHOLD, at the most that it takes, and M_TRIM_THRESHOLD (mallopt(3)). A step of a small model takes
-up to a third less with these (docs/benchmarks.md)."""
+"""glibc's M_MMAP_THRESHOLD at its maximum, and M_TRIM_THRESHOLD (mallopt(3)). With these a step of a small model takes
+up to a third less time (docs/benchmarks.md).
+"""
 CARDS = Path("/dev/infiniband")
-"""Where the system has the network's cards that NCCL reaches without the kernel."""
+"""The folder of network cards that NCCL reaches without the kernel."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +107,11 @@ class Device:
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep what tensors of up to 32 MiB have left, for the next ones: at the end of each pass glibc
-    gives it back to the kernel, which clears every page anew. Where its user has set that, or for another C library,
-    nothing changes."""
+    """Make the C library keep freed tensors of up to 32 MiB for later ones.
+
+    By default glibc returns this memory to the kernel after each pass, and the kernel clears every page again. Nothing
+    changes if the user has set these options, or with another C library.
+    """
     if {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & set(os.environ):
         return
     with contextlib.suppress(OSError, AttributeError):
@@ -115,10 +121,10 @@ def keep_freed_memory() -> None:
 
 
 def open_device(spec: JobSpec, context: WorkerContext) -> Device:
-    """Take this rank's device and join the process group of all ranks: NCCL on CUDA, gloo beside it and on CPU.
+    """Take this rank's device, and join the process group of all ranks: gloo on CPU, NCCL and gloo on CUDA.
 
-    Raises RuntimeError if the job asks for a GPU and there is none, InputError if two ranks would share one or it has
-    not the job's precision.
+    Raises RuntimeError if the job asks for a GPU and there is none. Raises InputError if two ranks would share a GPU,
+    or if the GPU does not support the job's precision.
     """
     rank_info, worker = context.rank_info, spec.resources.per_worker
     torch.set_num_threads(max(int(worker.cpu), 1))
@@ -144,13 +150,14 @@ def open_device(spec: JobSpec, context: WorkerContext) -> Device:
 
 
 def check_has_precision(precision: str, device: torch.device) -> None:
-    """Raise InputError if a GPU has no products in 8 bits and is asked for them."""
+    """Raise InputError if the precision is fp8 and the GPU has no 8-bit products."""
     if precision == "fp8" and torch.cuda.get_device_capability(device) < HAS_8_BITS:
         what = f"{torch.cuda.get_device_name(device)} has no products in 8 bits"
         raise InputError(what, "train.precision", "set it to bf16; Ada, Hopper and Blackwell have them")
 
 
 def _take_gpu(rank_info: RankInfo, bitwise: bool) -> torch.device:
+    """Return this rank's GPU after setting its numerics. Raises RuntimeError without one."""
     if not torch.cuda.is_available():
         raise RuntimeError("per_worker.gpu is 1, and this worker's torch sees no GPU")
     device = torch.device("cuda", gpu_of(rank_info.local_rank, torch.cuda.device_count()))
@@ -161,8 +168,11 @@ def _take_gpu(rank_info: RankInfo, bitwise: bool) -> torch.device:
 
 
 def allow_locked_memory() -> None:
-    """Let NCCL lock memory for the network's cards as far as the system lets this process; tell where that has a bound,
-    as in most containers unless their runtime is told, for NCCL then fails at its first message between nodes."""
+    """Let NCCL lock as much memory for the network's cards as the system allows this process.
+
+    Prints a warning if the system has a limit, as in most containers: NCCL then fails at its first message between
+    nodes.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (most, most))
     if most != resource.RLIM_INFINITY and CARDS.exists():
@@ -171,8 +181,11 @@ def allow_locked_memory() -> None:
 
 
 def make_ready() -> None:
-    """Make the GPU ready before it is known for which rank, if this process sees one alone, as from Ray: its context,
-    its allocator, and cuBLAS for both passes. Its memory is given back but for the context; nothing is drawn."""
+    """Initialise the GPU before its rank is known: its context, its allocator, and cuBLAS for both passes.
+
+    Does so only if this process sees a single GPU, as under Ray. All memory but the context is freed, and no random
+    numbers are drawn.
+    """
     if not torch.cuda.is_available() or torch.cuda.device_count() != 1:
         return
     set_numerics(bitwise=False)
@@ -180,18 +193,19 @@ def make_ready() -> None:
         rows = torch.ones(16, 16, device="cuda", dtype=dtype, requires_grad=True)
         torch.nn.functional.linear(rows, rows, rows[0]).sum().backward()
     torch.cuda.synchronize()
-    torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for each thread and stream
+    torch._C._cuda_clearCublasWorkspaces()  # they take 32 MiB for each thread and stream
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
 
 
 def gpu_of(local_rank: int, visible: int) -> int:
-    """The number of a rank's GPU among those that its process sees: all of its node, or, as from Ray, its own alone.
+    """Return the index of a rank's GPU among those that its process sees: all of its node, or its own alone, as under
+    Ray.
 
     Raises InputError if there are too few.
     """
     if visible == 1:
-        return 0  # whose it is beside, `check_own_gpu` tells
+        return 0  # `check_own_gpu` detects a GPU that several ranks have
     if local_rank >= visible:
         what = f"the node of {local_rank + 1} ranks has {visible} GPUs"
         raise InputError(what, "resources.workers", "run no more workers than GPUs on a node")
@@ -199,7 +213,7 @@ def gpu_of(local_rank: int, visible: int) -> int:
 
 
 def check_own_gpu(uuid: str) -> None:
-    """Refuse ranks that share a GPU, all of them together; `uuid` is that of this rank's."""
+    """Raise InputError, on all ranks together, if ranks share a GPU; `uuid` is that of this rank's GPU."""
     everyone = gather_json(uuid)
     ranks = [rank for rank, other in enumerate(everyone) if other == uuid]
     if len(ranks) > 1:
@@ -209,8 +223,10 @@ def check_own_gpu(uuid: str) -> None:
 
 
 def set_numerics(bitwise: bool) -> None:
-    """Have CUDA multiply fp32 as fp32, which a library's default or another program's setting may change; `bitwise`,
-    with algorithms alone that give the same bits each time. An operator that has none then raises."""
+    """Make CUDA multiply fp32 in full precision, whatever a library's default or another program's setting is.
+
+    With `bitwise`, use only algorithms that always give the same bits. An operator without one then raises.
+    """
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = False
     os.environ.update(WORKSPACE)
@@ -218,14 +234,14 @@ def set_numerics(bitwise: bool) -> None:
         os.environ.update(BITWISE)
         torch.use_deterministic_algorithms(True)
         unread: Any = torch.utils.deterministic
-        unread.fill_uninitialized_memory = False  # nothing reads what nobody wrote
+        unread.fill_uninitialized_memory = False  # no code reads uninitialised memory
 
 
 def peak_memory(before: int = 0) -> int:
-    """Peak memory of this rank in bytes: allocated on its GPU, or else resident in its process beyond what was so
-    `before`, of libraries.
+    """Return the peak memory of this rank in bytes.
 
-    Pages of files are not counted: the kernel takes them back when memory is short, and shares them among the ranks.
+    On a GPU it is what torch allocated. On a CPU it is the resident memory beyond `before`, which libraries took. Pages
+    of files are not counted, because the kernel reclaims them when memory is short, and ranks share them.
     """
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return int(torch.cuda.max_memory_allocated())
@@ -233,7 +249,7 @@ def peak_memory(before: int = 0) -> int:
 
 
 def _file_pages() -> int:
-    """Resident bytes of this process that files are mapped to; 0 where the system does not tell."""
+    """Return the resident bytes of this process that are mapped from files; 0 if the system does not say."""
     with contextlib.suppress(OSError), open("/proc/self/status") as file:
         for line in file:
             if line.startswith("RssFile:"):

@@ -1,4 +1,4 @@
-"""What an engine cannot run of a job, whatever the model: refused with a reason before anything starts.
+"""The features of a job that an engine does not support, whatever the model. They are refused before anything starts.
 
 Rules about the layout alone are in `layout`. Torch-free and ray-free.
 """
@@ -11,12 +11,14 @@ from orchestrator.train.config import TrainSpec
 from workloads.own.object_reference import is_object_reference
 
 HEAD_TOKENS = {"cpu": 256, "cuda": 2048}
-"""Tokens whose logits a head computes at once. Fewer make matrix products slower: on a CPU 256 are as fast as all
-(docs/benchmarks.md), on a GPU a guess by its ratio of FLOPs to bandwidth. The bits of a run depend on them."""
+"""Number of tokens whose logits a head computes at once. Fewer tokens make matrix products slower. On a CPU 256 are as
+fast as all (docs/benchmarks.md); on a GPU the value is a guess from its ratio of FLOPs to bandwidth. The bits of a run
+depend on it.
+"""
 
 
 def engine_problems(spec: JobSpec, layout: Layout) -> list[str]:
-    """Every reason why the layout's engine cannot run this job, each with a hint; empty if it can."""
+    """Return every reason why the layout's engine cannot run this job, each with a hint; empty if it can."""
     found, train = [], spec.train
     if train.compile and layout.pp > 1 and layout.schedule in SPLIT:
         found.append(
@@ -53,7 +55,7 @@ def engine_problems(spec: JobSpec, layout: Layout) -> list[str]:
 
 
 def _with_sequence_warmup(train: TrainSpec, layout: Layout) -> list[str]:
-    """What takes the shape of a micro-batch from the first one, or cuts rows itself."""
+    """Return the options that fix the shape of rows, and so exclude sequence warm-up."""
     found = [
         f"train.sequence_warmup changes the length of rows, which {axis} {getattr(layout, axis)} fixes; set {axis} to 1"
         for axis in ("pp", "cp")
@@ -77,7 +79,7 @@ def _with_sequence_warmup(train: TrainSpec, layout: Layout) -> list[str]:
 
 
 def _by_deepspeed(train: TrainSpec, layout: Layout) -> list[str]:
-    """What the DeepSpeed engine cannot train, or not with the result of the torch engine."""
+    """Return the features that the DeepSpeed engine does not support, or computes differently from the torch engine."""
     found = []
     if train.optimizer.name != "adamw":
         found.append(
@@ -104,7 +106,7 @@ def _by_deepspeed(train: TrainSpec, layout: Layout) -> list[str]:
             "DeepSpeed's ZeRO 3 frees weights between layers, which compiled blocks keep; set train.compile to false"
         )
     if layout.recompute == "selective":
-        # Observed: ZeRO 3 fails, since it fetches weights again, and ZeRO 2 gives slightly different gradients.
+        # Observed: ZeRO 3 fails, because it fetches weights again; ZeRO 2 gives slightly different gradients.
         found.append(
             "selective recomputation is wrong together with DeepSpeed's hooks; set recompute to full or none"
         )

@@ -1,8 +1,8 @@
-"""Matrices that are cut over ranks, brought together on one of them and given back in parts.
+"""Collects matrices that are sharded over ranks on one rank each, and returns the changed parts.
 
-The matrices are dealt out over the replicas, one each at a time, so that each is worked on once a replica group and not
-on every rank (Liu et al., 2025, "Muon is Scalable for LLM Training", section 2.3). Tensor-parallel ranks do the same
-work.
+The matrices are distributed over the replicas, one at a time for each. A matrix is thus processed once per replica
+group, and not on every rank (Liu et al., 2025, "Muon is Scalable for LLM Training", section 2.3). Tensor-parallel ranks
+repeat the same work.
 """
 
 from __future__ import annotations
@@ -19,16 +19,23 @@ from orchestrator.parallel.partition import Cut
 
 
 class FullMatrices:
-    """The matrices of this rank's pipeline stages; of a stack of experts, those that its expert rank holds.
+    """The matrices of this rank's pipeline stages; of a stack of experts, those of its expert rank.
 
-    `cuts` are those of the matrices by name, the same names on all ranks of the stages; `shards` are the parts that
-    this rank updates, of some of them perhaps none. `device` is where they are updated: that of the rank, or its host
-    if they are offloaded.
+    Attributes:
+        device: where matrices are updated: the rank's device, or its host if they are offloaded.
     """
 
     def __init__(
         self, cuts: Mapping[str, Cut], shards: Sequence[ParameterShard], mesh: Mesh, device: torch.device
     ) -> None:
+        """Prepare the matrices.
+
+        Args:
+            cuts: the cut of each matrix by name; all ranks of the stages have the same names.
+            shards: the parts that this rank updates; some matrices may have none here.
+            mesh: the process groups.
+            device: the rank's device.
+        """
         self._cuts, self._mesh = cuts, mesh
         self.device = torch.device("cpu") if mesh.layout.offload != "none" else device
         self._shards = {shard.name: shard for shard in shards if shard.name in cuts}
@@ -42,16 +49,18 @@ class FullMatrices:
     def changed(
         self, part_of: Callable[[ParameterShard], Tensor], change: Callable[[Tensor], Tensor]
     ) -> Iterator[tuple[ParameterShard, Tensor]]:
-        """Each shard, and its part of what `change` makes of the full matrix of which `part_of` gives the part.
+        """Yield each shard with its part of a changed matrix. All ranks call this together and consume every item.
 
-        `change` maps [.., rows, columns] to the same shape. All ranks call this together and take every item.
+        Args:
+            part_of: returns this rank's part of the matrix to change, for a shard.
+            change: maps the full matrix, [.., rows, columns], to one of the same shape.
         """
         for group, matrices in self._rounds():
             mine: Tensor | None = None
             for owner, (name, cut) in enumerate(matrices):
                 full = self._brought_to(owner, group, cut, self._part(name, part_of))
                 mine = full if group.index == owner else mine
-            if mine is not None:  # one each, at the same time
+            if mine is not None:  # each owner changes its own matrix; owners work in parallel
                 mine = self._over_tensor_ranks(mine, matrices[group.index][1], change)
             for owner, (name, cut) in enumerate(matrices):
                 full = mine if mine is not None and group.index == owner else self._buffer(cut, torch.empty)
@@ -64,7 +73,7 @@ class FullMatrices:
                     yield shard, found
 
     def _rounds(self) -> Iterator[tuple[ProcessGroup, Sequence[tuple[str, Cut]]]]:
-        """The matrices in turns, in each of which a replica has one at most; with the replicas of the turn."""
+        """Yield the matrices in rounds, each with its replica group. In a round a replica owns at most one matrix."""
         for expert in (False, True):
             group = self._mesh.expert_data if expert else self._mesh.data
             some = [(name, cut) for name, cut in self._cuts.items() if cut.expert == expert]
@@ -74,14 +83,17 @@ class FullMatrices:
     def _part(
         self, name: str, part_of: Callable[[ParameterShard], Tensor]
     ) -> tuple[ParameterShard, Tensor] | None:
-        """This rank's shard of that matrix with what `part_of` gives of it, which moves the state of every copy."""
+        """Return this rank's shard of a matrix with the result of `part_of`; None without a shard.
+
+        `part_of` also updates state, so every replica calls it.
+        """
         shard = self._shards.get(name)
         return None if shard is None else (shard, part_of(shard))
 
     def _brought_to(
         self, owner: int, group: ProcessGroup, cut: Cut, part: tuple[ParameterShard, Tensor] | None
     ) -> Tensor | None:
-        """The matrix of which each replica has a `part`, on the `owner`; elsewhere None."""
+        """Return the full matrix on its `owner`, collected from each replica's `part`; None on other ranks."""
         if not self._is_sharded and group.index != owner:
             return None
         full = self._buffer(cut, torch.zeros)
@@ -90,12 +102,19 @@ class FullMatrices:
             for box, view in shard.views(given):
                 _of(box, cut, full).copy_(view)
         if self._is_sharded and group.size > 1:
+            # Each replica fills its own boxes and leaves zeros elsewhere, so the sum assembles the matrix exactly.
             dist.reduce(full, group.ranks[owner], group=group.handle)
         return full if group.index == owner else None
 
     def _over_tensor_ranks(self, local: Tensor, cut: Cut, change: Callable[[Tensor], Tensor]) -> Tensor:
+        """Apply `change` to the matrix that tensor-parallel ranks share, and return this rank's part.
+
+        `local` is [.., rows, columns] of this rank. An all-reduce of zero-padded parts assembles the full matrix on
+        every rank.
+        """
         tp: ProcessGroup = self._mesh.tp
-        experts = len(cut.shape) - 2  # a stack of them is cut over ranks that each keep their own
+        # leading dimensions are a stack of experts, each kept whole by its own rank
+        experts = len(cut.shape) - 2
         if cut.extent[experts:] == cut.shape[experts:]:
             return change(local).contiguous()
         shape = (*cut.extent[:experts], *cut.shape[experts:])
@@ -110,6 +129,6 @@ class FullMatrices:
 
 
 def _of(box: Box, cut: Cut, local: Tensor) -> Tensor:
-    """The view of a box of the full tensor in the part that this rank computes with."""
+    """Return the view of a box, given in coordinates of the full tensor, in the part that this rank computes with."""
     at = [slice(a - c, a - c + n) for a, c, n in zip(box.start, cut.start, box.extent, strict=True)]
     return local[tuple(at)]

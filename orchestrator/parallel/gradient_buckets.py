@@ -1,8 +1,8 @@
-"""Gradients in flat buckets that are summed over ranks while the backward pass still runs.
+"""Gradients in flat buckets, which are reduced over ranks while the backward pass still runs.
 
-Buckets are fixed by the order of the parameters alone, so a sum is formed in the same order in the first step
-after a restart as in any other (DDP re-arranges its buckets after the first step, which a bit-exact resume
-cannot have). After Li et al., 2020, "PyTorch Distributed".
+The buckets depend only on the order of the parameters, so the first step after a restart sums in the same order as any
+other. (DDP rearranges its buckets after the first step, which rules out a bit-exact resume.) After Li et al., 2020,
+"PyTorch Distributed".
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from orchestrator.parallel.layout import bucket_bytes
 from orchestrator.parallel.mesh import ProcessGroup
 
 IN_FLIGHT = 2
-"""Buckets that gloo sums at once: it copies what it scatters, so that all at once would be all gradients twice."""
+"""Maximum number of buckets that gloo reduces at the same time. It copies its input, so that all buckets at once would
+double the memory of the gradients.
+"""
 
 Start = Callable[[int, Tensor], "dist.Work | None"]
-"""Begin the sum of bucket number i, given its flat gradients."""
+"""Starts the reduction of bucket number i, given its flat gradients."""
 
 
 class GradientBuckets:
-    """Keeps gradients in flat buckets and calls `start` as soon as a bucket's last gradient is there.
+    """Keeps gradients in flat buckets, and calls `start` once all gradients of a bucket have arrived.
 
-    `members[i]` are the parameters of bucket i and `flats[i]` its gradients, padded with zeros to a multiple
-    of `multiple` elements.
+    `members[i]` are the parameters of bucket i. `flats[i]` holds their gradients, padded with zeros to a multiple of
+    `multiple` elements.
     """
 
     def __init__(
@@ -50,16 +52,16 @@ class GradientBuckets:
             self._add(bucket, multiple)
 
     def zero(self) -> None:
-        """Set every gradient to zero, in place."""
+        """Set all gradients to zero, in place."""
         for flat in self.flats:
             flat.zero_()
 
     def arm(self) -> None:
-        """Sum during the backward pass that comes next: the last micro-batch of the step."""
+        """Reduce during the next backward pass, which is that of the step's last micro-batch."""
         self._missing, self._next = [len(members) for members in self.members], 0
 
     def wait(self) -> None:
-        """Finish all sums, those that the backward pass did not begin included."""
+        """Finish all reductions, and start those that the backward pass did not start."""
         for index in range(self._next if self._missing else 0, len(self.flats)):
             self._begin(index)
         for work in self._work:
@@ -69,6 +71,7 @@ class GradientBuckets:
     def _add(self, parameters: list[nn.Parameter], multiple: int) -> None:
         size = sum(p.numel() for p in parameters)
         padded = -(-size // multiple) * multiple
+        # Each gradient is a view of the flat bucket, so that one collective reduces all of them without a copy.
         flat = torch.zeros(padded, dtype=parameters[0].dtype, device=parameters[0].device)
         index, offset = len(self.flats), 0
         for parameter in parameters:
@@ -82,7 +85,7 @@ class GradientBuckets:
         if not self._missing:
             return
         self._missing[index] -= 1
-        # In one order on all ranks: a model may leave parameters out that others' samples reach.
+        # Collectives must start in the same order on all ranks, although samples may reach different parameters.
         while self._next < len(self.flats) and self._missing[self._next] == 0:
             self._begin(self._next)
             self._next += 1

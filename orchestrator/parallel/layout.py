@@ -1,4 +1,4 @@
-"""Layouts: the degrees of parallelism, the coordinate of every rank, and which layouts are legal.
+"""Layouts: the degrees of parallelism, the coordinate of every rank, and the rules that make a layout legal.
 
 Standard library only, so that the job file, the planner and the controller need neither torch nor ray.
 Rank order, slowest to fastest: pp, dp, cp, tp. The ranks of a tensor-parallel group are consecutive, so that they are
@@ -19,31 +19,33 @@ from orchestrator.parallel.stages import layers_by_stage, layers_of
 AXES = ("pp", "dp", "cp", "tp")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv")
 SEVERAL_STAGES = ("interleaved", "zero_bubble", "zbv")
-"""Schedules under which each rank runs several stages: of ZB-V two."""
+"""Schedules under which each rank runs several stages; ZB-V runs two."""
 SPLIT = ("zero_bubble", "zbv")
 """Schedules that run the backward pass in two halves: for the input of a stage, and later for its weights."""
 
 BUCKET_BYTES = 25 * 2**20
-"""Bytes of gradients that are summed at once (Li et al., 2020, section 3.2.3)."""
+"""Bytes of gradients that are reduced together (Li et al., 2020, section 3.2.3)."""
 PART_BYTES = 2**20
-"""Bytes of them that each rank sums at least: of many ranks the latency of a ring is long, and buckets are larger."""
+"""Minimum bytes of a bucket for each rank. With many ranks the latency of a ring is long, so buckets grow with them."""
 
 
 def bucket_bytes(ranks: int) -> int:
-    """Bytes of gradients that so many ranks sum at once."""
+    """Return the bytes of gradients that `ranks` ranks reduce together."""
     return max(BUCKET_BYTES, ranks * PART_BYTES)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Degrees of parallelism, and how the engine runs. Expert-parallel groups consist of data-parallel ranks; `dp`
-    counts all data-parallel ranks, whatever ZeRO stage.
+    """Degrees of parallelism, and how the engine runs.
+
+    Expert-parallel groups consist of data-parallel ranks. `dp` counts all data-parallel ranks, whatever the ZeRO stage.
 
     Attributes:
-        shard: replicas over which ZeRO 2 and 3 divide a copy of the weights; 0 is all of them.
+        shard: number of replicas over which ZeRO 2 and 3 shard one copy of the weights; 0 for all.
         virtual: stages of a rank under schedules that interleave them.
-        first_less, last_less: layers that the embedding and the head count as where a pipeline is cut.
-        recompute_layers: the first layers of each stage, which are recomputed; 0 is all of them.
+        first_less, last_less: number of layers that the embedding and the head count as when layers are divided into
+            stages.
+        recompute_layers: number of each stage's first layers that are recomputed; 0 for all.
     """
 
     pp: int = 1
@@ -66,12 +68,12 @@ class Layout:
 
     @property
     def replicas(self) -> int:
-        """Ranks with the same dense parameters and different tokens."""
+        """Number of ranks with the same dense parameters and different tokens."""
         return self.dp * self.cp
 
     @property
     def sharded(self) -> int:
-        """Ranks over which ZeRO divides."""
+        """Number of ranks over which ZeRO shards."""
         return self.shard or self.dp * self.cp
 
     @property
@@ -85,11 +87,11 @@ class Layout:
         return self.pp * (self.virtual if self.pp > 1 and self.schedule in SEVERAL_STAGES else 1)
 
     def layers_of(self, layers: int, stage: int) -> tuple[int, int]:
-        """(first layer, number of layers) of a stage, of so many layers."""
+        """Return (first layer, number of layers) of a stage of a model with `layers` layers."""
         return layers_of(layers, stage, self.stages, self.first_less, self.last_less)
 
     def stages_of(self, pipeline_rank: int) -> list[int]:
-        """The stages that the rank of that index on the pipeline axis runs, in order.
+        """Return the stages that the rank at an index of the pipeline axis runs, in order.
 
         ZB-V runs the second half of the stages back to the first rank (Qi et al., 2024, section 6).
         """
@@ -100,38 +102,39 @@ class Layout:
         return list(range(pipeline_rank, self.stages, self.pp))
 
     def pipeline_rank_of(self, stage: int) -> int:
-        """The index on the pipeline axis of the rank that runs a stage."""
+        """Return the index on the pipeline axis of the rank that runs a stage."""
         if self.schedule == "zbv" and self.pp > 1:
             return min(stage, self.stages - 1 - stage)
         return stage % self.pp
 
     def coordinate(self, rank: int) -> dict[str, int]:
-        """The index of `rank` on every axis."""
+        """Return the index of `rank` on every axis."""
         found = {}
+        # The coordinate is the rank in mixed radix: tp is the lowest digit, pp the highest.
         for axis in reversed(AXES):
             rank, found[axis] = divmod(rank, getattr(self, axis))
         return {axis: found[axis] for axis in AXES}
 
     def rank(self, **coordinate: int) -> int:
-        """The rank at a coordinate; axes that are not given are 0."""
+        """Return the rank at a coordinate; axes that are not given are 0."""
         number = 0
         for axis in AXES:
             number = number * getattr(self, axis) + coordinate.get(axis, 0)
         return number
 
     def groups(self, axis: str) -> Iterator[list[int]]:
-        """The groups of ranks that differ only in their index on `axis`."""
+        """Yield the groups of ranks that differ only in their index on `axis`."""
         for rank in range(self.world):
             coordinate = self.coordinate(rank)
             if coordinate[axis] == 0:
                 yield [self.rank(**{**coordinate, axis: i}) for i in range(getattr(self, axis))]
 
     def accumulation(self, global_batch: int) -> int:
-        """Micro-batches that each data-parallel rank computes in a step."""
+        """Return the number of micro-batches that each data-parallel rank computes in a step."""
         return global_batch // (self.dp * self.micro_batch)
 
     def problems(self, shape: ModelShape, global_batch: int) -> list[str]:
-        """A line with a hint for every rule that this layout breaks for that model; empty if it is legal."""
+        """Return one line with a hint for every rule that this layout breaks for a model; empty if it is legal."""
         return [
             *split_problems(self, shape),
             *_combinations(self, shape),
@@ -140,25 +143,27 @@ class Layout:
         ]
 
     def but(self, **changes: Any) -> Layout:
-        """A copy with these changes. A search makes hundreds of thousands: `dataclasses.replace` takes ten times as
-        long."""
+        """Return a copy with these changes.
+
+        A search makes hundreds of thousands of copies, and `dataclasses.replace` takes ten times as long.
+        """
         made = object.__new__(Layout)
         made.__dict__.update(self.__dict__, **changes)
         return made
 
     def to_json(self) -> dict[str, Any]:
-        """The layout as plain data."""
+        """Return the layout as plain data."""
         return dataclasses.asdict(self)
 
     @property
     def pins(self) -> dict[str, Any]:
-        """What the key `parallel` of a job file says of it: all but the width, which follows from the workers."""
+        """The layout as the job file's key `parallel`: everything but the width, which follows from the workers."""
         found = {name: value for name, value in self.to_json().items() if name != "dp"}
         return found | {"shard": self.shard or None}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Layout:
-        """The layout that `to_json` wrote."""
+        """Restore a layout; the inverse of `to_json`."""
         return cls(**data)
 
     def __str__(self) -> str:
@@ -186,7 +191,7 @@ def _indivisible(degree: int, size: int, axis: str, what: str) -> list[str]:
 
 
 def split_problems(layout: Layout, shape: ModelShape) -> list[str]:
-    """Whether each degree divides what it splits of the model."""
+    """Return the problems of splitting the model by each degree, one line each."""
     if shape.no_model_split:
         cut = {"tp": "tensors", "pp": "layers", "ep": "experts", "cp": "the sequence"}
         why = {"tp": shape.no_tensor_split, "pp": shape.no_pipeline_split}
@@ -241,7 +246,9 @@ def split_problems(layout: Layout, shape: ModelShape) -> list[str]:
 
 
 def _combinations(layout: Layout, shape: ModelShape) -> list[str]:
-    """Options that exclude each other. Torch would run some of these with wrong results and no error."""
+    """Return the options that exclude each other. Torch would run some of these without an error and give wrong
+    results.
+    """
     found = []
     if layout.sequence and layout.tp == 1:
         found.append("sequence splits work over tensor-parallel ranks, and tp is 1; set sequence to false")
@@ -270,7 +277,7 @@ def _combinations(layout: Layout, shape: ModelShape) -> list[str]:
 
 
 def _cut(layout: Layout, shape: ModelShape) -> list[str]:
-    """Whether the layers can be dealt out, and some of each stage recomputed, as the layout says."""
+    """Return the problems of distributing the layers over stages, and of recomputing some layers of each stage."""
     found = []
     if layout.virtual != 2 and (layout.pp == 1 or layout.schedule not in ("interleaved", "zero_bubble")):
         found.append(
@@ -297,7 +304,8 @@ def _cut(layout: Layout, shape: ModelShape) -> list[str]:
 
 
 def batch_problems(layout: Layout, global_batch: int) -> list[str]:
-    """Whether the global batch divides into micro-batches that fill the pipeline."""
+    """Return the problems of dividing the global batch into micro-batches that fill the pipeline."""
+    # Every data-parallel rank computes the same number of full micro-batches.
     if global_batch % (layout.dp * layout.micro_batch):
         return [
             f"global_batch {global_batch} is not a multiple of {layout.dp} data-parallel ranks x "
@@ -318,7 +326,7 @@ def batch_problems(layout: Layout, global_batch: int) -> list[str]:
 
 
 def _engine(layout: Layout) -> list[str]:
-    """What the engine cannot run."""
+    """Return the options that the layout's engine does not support."""
     if layout.engine == "torch":
         if layout.offload != "parameters":
             return []
@@ -344,6 +352,6 @@ def _engine(layout: Layout) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def divisors(number: int) -> tuple[int, ...]:
-    """All divisors of a positive number, ascending."""
+    """Return all divisors of a positive number, ascending."""
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return (*small, *(number // d for d in reversed(small) if d * d != number))

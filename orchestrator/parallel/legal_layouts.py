@@ -1,6 +1,6 @@
-"""Which layouts there are: all legal ones of a world, the widest on some workers, those nearest to an illegal one.
+"""Enumeration of layouts: all legal ones of a world, the widest for some workers, and those nearest to an illegal one.
 
-Standard library only, as `layout`.
+Standard library only, like `layout`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from orchestrator.parallel.layout import SCHEDULES, Layout, ModelShape, batch_pr
 def legal(
     shape: ModelShape, world: int, global_batch: int, micro_batches: Sequence[int] = (1,)
 ) -> Iterator[Layout]:
-    """Every legal layout of that model on exactly `world` ranks, without recomputation."""
+    """Yield every legal layout of a model on exactly `world` ranks, without recomputation."""
     degrees = divisors(world)
     for pp, cp, tp in itertools.product(degrees, degrees, degrees):
         if world % (pp * cp * tp):
@@ -52,20 +52,22 @@ def nearest(
     micro_batches: Sequence[int] = (),
     count: int = 3,
 ) -> list[Layout]:
-    """The `count` legal layouts on the same number of ranks that are nearest to an illegal one: by factors of two in
-    the degrees, then by the other options that differ.
+    """Return the legal layouts on the same number of ranks that are nearest to an illegal one.
+
+    The distance counts factors of two in the degrees first, and then the other options that differ.
 
     Args:
-        layout: the illegal one.
-        shape: of the model.
-        global_batch: samples of a step.
-        refused: whether the job cannot run under a layout that its model can.
-        micro_batches: those that the job can have; by default the layout's, its half and one.
-        count: how many, at most.
+        layout: the illegal layout.
+        shape: the sizes of the model.
+        global_batch: samples in a step.
+        refused: returns a true value for a layout under which the job cannot run although the model can.
+        micro_batches: possible micro-batches of the job; by default the layout's, half of it, and one.
+        count: maximum number of layouts.
     """
 
     def distance(other: Layout) -> tuple[float, int, str]:
         degrees = ("pp", "dp", "cp", "tp", "ep", "micro_batch")
+        # Doubling or halving one degree is one step.
         steps = sum(abs(math.log2(getattr(other, d) / getattr(layout, d))) for d in degrees)
         others = sum(
             getattr(other, d) != getattr(layout, d) for d in ("zero", "schedule", "sequence", "offload")
@@ -83,11 +85,11 @@ def nearest(
 
 
 def fit(degrees: Layout, workers: int, global_batch: int, virtual_shards: int = 0) -> Layout | None:
-    """The widest data-parallel layout with these pp, cp, tp and ep degrees on at most `workers` ranks.
+    """Return the widest data-parallel layout with these pp, cp, tp and ep degrees on at most `workers` ranks.
 
     The width divides the global batch, which never changes, and the number of virtual shards if there are any. A
-    micro-batch that does not divide a rank's share is lowered to the largest that does, and so is `shard`. A width that
-    leaves too few micro-batches for the pipeline is taken only if every one does. None if no width fits.
+    micro-batch that does not divide a rank's share is lowered to the largest one that does, and so is `shard`. A width
+    that leaves too few micro-batches for the pipeline is used only if every width does. None if no width fits.
     """
     replica = degrees.pp * degrees.cp * degrees.tp
     widest = None
@@ -104,6 +106,6 @@ def fit(degrees: Layout, workers: int, global_batch: int, virtual_shards: int = 
 
 
 def shard_of(layout: Layout, most: int) -> int:
-    """Over how many replicas ZeRO can divide each copy of that layout's weights, at most `most`; 0 is all of them."""
+    """Return over how many replicas, at most `most`, ZeRO can shard each copy of the weights; 0 for all."""
     fits = [d for d in divisors(layout.replicas) if 1 < d <= most and d % (layout.ep * layout.cp) == 0]
     return fits[-1] if fits and fits[-1] < layout.replicas else 0

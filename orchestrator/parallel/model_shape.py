@@ -1,4 +1,4 @@
-"""The sizes of a model. Standard library only, as `layout`."""
+"""The sizes of a model. Standard library only, like `layout`."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ Bias = Literal["", "distance", "disentangled", "relative_keys"]
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a model that layout, memory and time depend on.
+    """The sizes of a model on which layouts, memory and time depend.
 
     Attributes:
-        stages: most pipeline stages; 0 is as many as layers.
-        embedding: numbers of a token's embedding; 0 is hidden.
-        head_dim: numbers of an attention head; 0 is hidden / heads.
-        gated: whether a feed-forward block has two matrices up.
-        causal: whether a token attends only to those before it.
-        tied: whether embedding and output projection are one weight.
-        capped: whether scores of attention are capped, which no fused kernel does.
-        biased: what positions add to the scores of attention: nothing, T5's bias by distance, the two products of
-            disentangled attention, or the product of relative keys.
-        distances: how many distances the two products of disentangled attention are with.
-        score_share: scores of a mean layer, as a share of those of all tokens with all.
-        capped_logits: whether logits are.
-        normed, normed_heads: numbers of a token that a layer's norms read beyond the two of its halves: of the residual
-            stream, and of queries and keys.
+        stages: maximum number of pipeline stages; 0 for as many as layers.
+        embedding: width of a token's embedding; 0 for hidden.
+        head_dim: width of an attention head; 0 for hidden / heads.
+        gated: whether a feed-forward block has two up-projections.
+        causal: whether a token attends only to earlier tokens.
+        tied: whether embedding and output projection share a weight.
+        capped: whether attention scores are capped, which no fused kernel supports.
+        biased: what positions add to attention scores: nothing, T5's bias by distance, the two products of disentangled
+            attention, or the product of relative keys.
+        distances: number of distances in the products of disentangled attention.
+        score_share: attention scores of a mean layer, as a share of those of all pairs of tokens.
+        capped_logits: whether logits are capped.
+        normed, normed_heads: per token, elements that a layer normalises beyond the norms of its two blocks: in the
+            residual stream, and in queries and keys.
         expert_feedforward: columns of one expert.
-        generator: size of ELECTRA's generator, as a share of the discriminator's; 0 of other models. generator_heads,
-            generator_feedforward: its attention heads, and columns of its feed-forward block.
-        experts_per_token, shared_experts: experts that a token uses, of those it is routed to and of those all use.
-        expert_layers: layers that have experts.
+        generator: width of ELECTRA's generator as a share of the discriminator's; 0 for other models. generator_heads,
+            generator_feedforward: its attention heads, and the columns of its feed-forward block.
+        experts_per_token, shared_experts: experts to which a token is routed, and experts that all tokens use.
+        expert_layers: number of layers with experts.
         no_model_split: why neither tensors nor layers can be divided between ranks; empty if they can.
         heads_split: whether tensor parallelism splits the attention heads.
-        no_tensor_split, no_pipeline_split: why tensors, or layers, cannot be.
+        no_tensor_split, no_pipeline_split: why tensors, or layers, cannot be divided; empty if they can.
         no_context_split, no_sequence_split: why the sequence cannot be split over context-parallel or tensor-parallel
             ranks; empty if it can.
         no_recompute: why layers cannot be recomputed; empty if they can.
         uneven_vocabulary: whether the vocabulary may be split into unequal parts.
         expert_share: share of the parameters that belong to experts.
-        head_share: tokens whose logits over the vocabulary are computed, as a share of those of a sequence.
+        head_share: share of a sequence's tokens whose logits over the vocabulary are computed.
         trained_share: share of the parameters that are trained.
-        quantised_share: share of the parameters that are kept in 4 bits.
-        chunked_head: whether the loss is computed in chunks of tokens, so that logits never stand whole.
+        quantised_share: share of the parameters that are stored in 4 bits.
+        chunked_head: whether the loss is computed in chunks of tokens, so that the logits never exist all at once.
     """
 
     parameters: int
@@ -92,10 +92,10 @@ class ModelShape:
 
     @property
     def table(self) -> int:
-        """Numbers of the table of embeddings."""
+        """Number of elements of the embedding table."""
         return self.vocabulary * (self.embedding or self.hidden)
 
     @property
     def head_size(self) -> int:
-        """Numbers of an attention head."""
+        """Width of an attention head."""
         return self.head_dim or max(self.hidden // self.heads, 1)

@@ -1,4 +1,4 @@
-"""What an own model declares of how it can be divided, tried in this process before a run starts."""
+"""Checks, in one process and before a run starts, that an own model can be divided as it declares."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from workloads.own.network import OwnNetwork, through
 from workloads.workload import Batch, Workload
 
 CLOSE = 1e-3
-"""Largest relative difference of losses and gradients, by roundings."""
+"""Maximum relative difference of losses and gradients that rounding explains."""
 SHARDING = "sharding()"
-"""What declares how the tensors of an own model are cut."""
+"""The method in which an own model declares how its tensors are cut."""
 SECONDS = 60.0
-"""So long a rank waits for the others; they compute the same, so that one that does not come has failed."""
+"""How long a rank waits for the others. All compute the same, so a rank that does not arrive has failed."""
 
 
 def check_stages(workload: OwnWorkload, batch: Batch) -> None:
-    """Raise WorkloadError if a module of `stages()` cannot be run by itself, on what the one before hands on."""
+    """Raise WorkloadError if a module of `stages()` cannot run alone on the output of the one before."""
     count = workload.config.stages
     with torch.no_grad(), torch.device("meta"):
         empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in batch.items()}
@@ -51,8 +51,14 @@ def check_stages(workload: OwnWorkload, batch: Batch) -> None:
 
 
 def check_sharding(workload: Workload, model: nn.Module, batch: Batch, ways: int, by: str = SHARDING) -> None:
-    """Raise WorkloadError if the loss or a gradient of `model` on `batch` becomes another one when tensors are cut over
-    so many ranks, `by` what declares it. They are threads here."""
+    """Raise WorkloadError if cutting the tensors of `model` over ranks changes its loss or a gradient.
+
+    Args:
+        workload, model: the workload and its undivided model.
+        batch: the batch to compare on.
+        ways: number of ranks, which are threads of this process.
+        by: what declares the cuts, for the message.
+    """
     told, group = f"{workload.name}: cut over {ways} ranks by {by}", _Threads(ways)
     whole = _whole(workload, model, batch)
     styles = workload.sharding()
@@ -93,18 +99,19 @@ def check_sharding(workload: Workload, model: nn.Module, batch: Batch, ways: int
 
 
 def check_layers(workload: Workload, model: nn.Module, batch: Batch) -> None:
-    """Raise WorkloadError if the loss or a gradient of `model`, a class of transformers, on `batch` becomes another one
-    when it is cut into stages of one layer each."""
+    """Raise WorkloadError if cutting `model`, a class of transformers, into one-layer stages changes its loss or a
+    gradient.
+    """
     told, whole = f"{workload.name}: cut between its layers", _whole(workload, model, batch)
     try:
         loss, found = _by_layers(workload, model, batch)
-    except Exception as error:  # each class fails in its own way
+    except Exception as error:  # classes of transformers raise any kind of error
         raise WorkloadError(f"{told}, its loss fails ({_line(error)})") from None
     _check_same(told, whole, [loss], found)
 
 
 def _whole(workload: Workload, model: nn.Module, batch: Batch) -> tuple[float, dict[str, Tensor]]:
-    """The loss and the gradients of the undivided model, which holds none afterwards: it is copied."""
+    """Return the loss and the gradients of the undivided model. Its own gradients are cleared, because it is copied."""
     model.zero_grad(set_to_none=True)
     loss = workload.loss(model, batch).total
     loss.backward()
@@ -120,12 +127,20 @@ def _check_same(
     found: Mapping[str, Tensor],
     hints: tuple[str, str] = ("", ""),
 ) -> None:
-    """Raise WorkloadError, which begins as `told`, if a loss or a gradient is not that of the whole; `hints` are for
-    either."""
+    """Raise WorkloadError if a loss or a gradient differs from that of the undivided model.
+
+    Args:
+        told: beginning of the message.
+        whole: loss and gradients of the undivided model.
+        losses: losses of the ranks.
+        found: gradients, summed over the ranks.
+        hints: ends of the message for a loss and for a gradient.
+    """
     total, gradients = whole
     for loss in losses:
         if not abs(float(loss) - total) <= CLOSE * abs(total) + 1e-6:
             raise WorkloadError(f"{told}, its loss is {float(loss):.6g}, and {total:.6g} whole{hints[0]}")
+    # A gradient that is near zero consists of rounding errors, so the largest norm bounds the absolute error.
     most = max((float(g.norm()) for g in gradients.values()), default=0.0)
     for name, gradient in gradients.items():
         other = found.get(name, torch.zeros_like(gradient))
@@ -134,7 +149,7 @@ def _check_same(
 
 
 def _by_layers(workload: Workload, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss and all gradients of stages of one layer each, one after another."""
+    """Return the loss and all gradients, computed by stages of one layer each, one after another."""
     count = len(workload.stages()) + 1
     stages = [copy.deepcopy(model) for _ in range(count)]
     handed: tuple[Tensor, ...] = ()
@@ -142,6 +157,7 @@ def _by_layers(workload: Workload, model: nn.Module, batch: Batch) -> tuple[Tens
     for number, stage in enumerate(stages[:-1]):
         stage.keep(number, number + 1)  # type: ignore[operator]
         (hidden,) = stage(batch, handed=handed).tensors
+        # Cut the graph between stages, as sending between ranks does.
         handed = (hidden.detach().requires_grad_(),)
         sent.append((hidden, handed[0]))
     stages[-1].keep(count - 1, count)  # type: ignore[operator]
@@ -158,19 +174,21 @@ def _by_layers(workload: Workload, model: nn.Module, batch: Batch) -> tuple[Tens
 
 
 def least_ways(workload: OwnWorkload) -> int:
-    """The fewest ranks, above one, over which tensors of this model may be cut; 1 if there are none."""
+    """Return the smallest number of ranks above one over which this model's tensors may be cut; 1 if none are cut."""
     config = workload.config
     if not config.is_sharded:
         return 1
     heads, cut = config.whole_heads, config.cut
-    if cut == 1:  # tables alone, whose parts may be unequal
+    if cut == 1:  # only tables are cut, and their parts may be unequal
         return 2
     return next((n for n in range(2, cut + 1) if cut % n == heads % n == 0), 1)
 
 
 def check_handed(workload: OwnWorkload, model: nn.Module, batch: Batch) -> None:
-    """Raise WorkloadError if the model has a `loss` of its own, and its stages give another one, or what a stage hands
-    on has no gradient."""
+    """Raise WorkloadError if the stages of a model do not compute the same loss as its own `loss`.
+
+    Raises it also if the output of the first stage has no gradient.
+    """
     assert isinstance(model, OwnNetwork)
     stages = stages_of(model.network)
     if not all(tensor.requires_grad for tensor in through(stages, batch, 0, 1)):
@@ -191,7 +209,7 @@ def check_handed(workload: OwnWorkload, model: nn.Module, batch: Batch) -> None:
 
 
 def _part(whole: nn.Module, styles: Mapping[str, str], tp: ProcessGroup) -> tuple[nn.Module, dict[str, Cut]]:
-    """The part of a rank, and where its tensors are in the whole."""
+    """Return a rank's part of the model, and where each of its tensors is in the whole."""
     model = copy.deepcopy(whole)
     mesh = cast(Mesh, SimpleNamespace(tp=tp, layout=SimpleNamespace(sequence=False)))
     cuts = {n: cut_of(n, p.shape, styles, mesh) for n, p in model.named_parameters()}
@@ -208,7 +226,7 @@ def _part(whole: nn.Module, styles: Mapping[str, str], tp: ProcessGroup) -> tupl
 
 
 def _placed(gradient: Tensor, cut: Cut, index: int) -> Tensor:
-    """A rank's share of the whole gradient, such that all ranks' add up to it."""
+    """Return a rank's contribution to the full gradient. The contributions of all ranks add up to it."""
     whole = gradient.new_zeros(cut.shape)
     if cut.over_tp or cut.partial or index == 0:
         whole[cut.slices()] = gradient
@@ -220,14 +238,14 @@ def _line(error: Exception) -> str:
 
 
 class _Threads:
-    """The collectives of ranks that are threads of this process."""
+    """Collectives of ranks that are threads of this process."""
 
     def __init__(self, ways: int) -> None:
         self.ways, self.barrier = ways, threading.Barrier(ways, timeout=SECONDS)
         self.given: list[Tensor | None] = [None] * ways
 
     def everyone(self, index: int, mine: Tensor) -> list[Tensor]:
-        """What all ranks give."""
+        """Return the tensors of all ranks, in rank order."""
         self.given[index] = mine.detach().clone()
         self.barrier.wait()
         found = [cast(Tensor, each) for each in self.given]
@@ -236,15 +254,15 @@ class _Threads:
 
 
 class _Rank:
-    """What stands for the process group of a rank that is a thread, see `torch.distributed.ProcessGroup`."""
+    """Stands in for the process group of a rank that is a thread, see `torch.distributed.ProcessGroup`."""
 
     def __init__(self, threads: _Threads, index: int) -> None:
         self._threads, self._index = threads, index
 
     def allreduce(self, tensors: list[Tensor], _: object) -> None:
-        """Sum in place."""
+        """Sum in place over all ranks."""
         tensors[0].copy_(torch.stack(self._threads.everyone(self._index, tensors[0])).sum(0))
 
     def all_gather_single(self, out: Tensor, mine: Tensor, _: object) -> None:
-        """All parts in rank order."""
+        """Write the parts of all ranks to `out` in rank order."""
         out.copy_(torch.cat(self._threads.everyone(self._index, mine)).view_as(out))

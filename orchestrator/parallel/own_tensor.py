@@ -1,5 +1,7 @@
-"""Tensor parallelism of own models and of classes of transformers: each layer that is cut has its own collectives,
-since nothing is known of what is around it."""
+"""Tensor parallelism of own models and of classes of transformers.
+
+Nothing is known about a layer's surroundings, so each cut layer has its own collectives.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,11 @@ from workloads.hf.tensor_plan import ROTATED
 
 
 def apply_own_tensor(model: nn.Module, styles: Mapping[str, str], tp: ProcessGroup) -> None:
-    """Insert the collectives into a model whose parameters are sharded already.
+    """Insert the collectives into a model whose parameters are already sharded.
 
-    A column-cut layer gives the part of its outputs that this rank has, a row-cut one takes such a part, or cuts it
-    from the whole, and gives the sum over all ranks; logits over a vocabulary are put together again, since the loss is
-    the model's own.
+    A column-cut layer returns this rank's part of its outputs. A row-cut layer takes such a part, or cuts it from a
+    full input, and returns the sum over all ranks. Logits over a vocabulary are gathered, because the loss is the
+    model's own.
     """
     replaced: dict[nn.Module, nn.Module] = {}
     for name, module in list(model.named_modules(remove_duplicate=False)):
@@ -37,7 +39,7 @@ def apply_own_tensor(model: nn.Module, styles: Mapping[str, str], tp: ProcessGro
 
 
 def _divided(module: nn.Module, style: str | None, parent: nn.Module, tp: ProcessGroup) -> nn.Module:
-    """A module with its collectives, or what stands for it."""
+    """Return a module with its collectives, or the module that replaces it."""
     linear = isinstance(module, nn.Linear | LoraLinear)
     if style == "vocab" and isinstance(module, nn.Embedding):
         return VocabularyEmbedding(module, tp)
@@ -62,7 +64,7 @@ def _divided(module: nn.Module, style: str | None, parent: nn.Module, tp: Proces
 
 
 def _own_part(size: int, tp: ProcessGroup) -> Callable[..., Any]:
-    """A hook before a row-cut layer of so many inputs: where it is given all of them, it takes its part."""
+    """Return a pre-hook for a row-cut layer with `size` inputs in all: it cuts this rank's part from a full input."""
 
     def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (split(args[0], -1, tp), *args[1:]) if args[0].shape[-1] == size else args
@@ -71,14 +73,19 @@ def _own_part(size: int, tp: ProcessGroup) -> Callable[..., Any]:
 
 
 def _shared_end(size: int, tp: ProcessGroup) -> Callable[..., Tensor]:
-    """A hook after a layer that is whole, of whose outputs the last `size` are read by the heads of each rank: their
-    gradients are summed. What reads the others sums them itself."""
+    """Return a hook for an uncut layer whose last `size` outputs are read by the heads of every rank.
+
+    Their gradients are summed over the ranks. The layer that reads the other outputs sums its own.
+    """
     return lambda _, __, out: torch.cat((out[..., :-size], copy(out[..., -size:], tp)), -1)
 
 
 def _own_experts(experts: nn.Module, tp: ProcessGroup) -> None:
-    """Have a stack of experts of transformers compute those that this rank has: it is given all tokens, and passes over
-    choices of an expert beyond its last, as under transformers' own expert parallelism."""
+    """Make a stack of experts of transformers compute only this rank's experts.
+
+    The stack receives all tokens. It skips choices beyond its last expert, as under transformers' own expert
+    parallelism.
+    """
     count = int(experts.num_experts)  # type: ignore[arg-type]
     start, own = span(count, tp.index, tp.size)
     experts.num_experts = own  # type: ignore[assignment]
@@ -92,6 +99,7 @@ def _own_experts(experts: nn.Module, tp: ProcessGroup) -> None:
         if chosen.shape != weights.shape or chosen.is_floating_point():
             raise WorkloadError("its experts are called in an unknown way")
         mine = (chosen >= start) & (chosen < start + own)
+        # Index `own` is one beyond the last local expert: the stack skips such choices, and their weights become zero.
         local = torch.where(mine, chosen - start, own)
         return (copy(hidden, tp), local, copy(weights, tp) * mine), {}
 
@@ -100,13 +108,14 @@ def _own_experts(experts: nn.Module, tp: ProcessGroup) -> None:
 
 
 def _whole(size: int | Any, tp: ProcessGroup) -> Callable[..., Tensor]:
-    """Join outputs of `size` numbers, of which ranks may have one more or less than others."""
+    """Return a hook that gathers `size` outputs over the ranks, whose parts may differ by one in size."""
     parts = [span(size, index, tp.size)[1] for index in range(tp.size)]
     widest = max(parts)
 
     def hook(_: nn.Module, __: Any, out: Tensor) -> Tensor:
         if widest == min(parts):
             return join(out, -1, tp)
+        # all-gather needs equal sizes: pad each part to the widest, and cut the padding off afterwards.
         every = join(F.pad(out, (0, widest - out.shape[-1])), -1, tp).split(widest, -1)
         return torch.cat([each[..., :part] for each, part in zip(every, parts, strict=True)], -1)
 

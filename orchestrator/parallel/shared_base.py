@@ -1,9 +1,9 @@
-"""Weights that are not trained, held once by all processes of a machine that train on the same base.
+"""Frozen weights, held once in memory by all processes of a machine that train on the same base.
 
-These are the ranks of a run, and those of other trials of a search. The memory is an anonymous file (memfd), which the
-kernel frees when the last process that has it ends, however it ends. A small file in the user's own temporary folder
-says which processes have it open. Each maps it privately, so that a write, of which there should be none, is seen by
-nobody else; and the file is sealed once it is filled.
+These are the ranks of a run, and of other trials of a search. The memory is an anonymous file (memfd). The kernel frees
+it when the last process that holds it ends, however it ends. A small file in the user's temporary folder lists the
+processes that have it open. The memory file is sealed once it is filled, and each process maps it privately, so that an
+accidental write stays in that process.
 """
 
 from __future__ import annotations
@@ -24,30 +24,40 @@ from torch import Tensor
 from orchestrator.storage.own_folder import own_folder
 
 ALIGNED = 64
+"""Alignment of tensors, in bytes."""
 MARK = 64
-"""Bytes at the beginning of the memory, which say of what it is; they are written last."""
+"""Bytes at the beginning of the memory that identify its content; they are written last."""
 WAIT = 60.0
-"""Longest seconds to wait for a process that fills the memory; after that each has its own."""
-SEAL_FUTURE_WRITE = 0x10  # of linux/fcntl.h, which Python has no name for
+"""Maximum seconds to wait for a process that fills the memory. After that, each process holds its own copy."""
+SEAL_FUTURE_WRITE = 0x10  # from linux/fcntl.h; Python has no name for it
 Fill = Callable[[Sequence[Tensor]], None]
 
 
 class SharedBase:
-    """Tensors in memory that is shared, as this process sees them; `close` gives it up."""
+    """Tensors in shared memory, as this process sees them; `close` gives them up."""
 
     def __init__(self, tensors: list[Tensor], descriptor: int) -> None:
         self.tensors, self._descriptor = tensors, descriptor
 
     def close(self) -> None:
-        """No process finds the memory here any more. The tensors stay as long as somebody holds them."""
+        """Stop offering the memory to other processes. The tensors live as long as they are referenced."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 def share(key: str, shapes: Sequence[torch.Size], fill: Fill, wait: float = WAIT) -> SharedBase | None:
-    """fp32 tensors of these shapes, of which `fill` writes the values if no process of this user has them under this
-    key; None where memory cannot be shared, or its owner does not come to an end of filling it."""
+    """Return shared fp32 tensors, filled by this process if no other process of this user has them under the key.
+
+    Args:
+        key: identifies the content.
+        shapes: of the tensors.
+        fill: writes the values.
+        wait: maximum seconds to wait for another process that fills them.
+
+    Returns:
+        The tensors; None if memory cannot be shared, or if the other process does not finish in time.
+    """
     name = xxhash.xxh3_128_hexdigest(f"{key} {[tuple(shape) for shape in shapes]}".encode())
     starts, size = _places(shapes)
     try:
@@ -68,7 +78,7 @@ def share(key: str, shapes: Sequence[torch.Size], fill: Fill, wait: float = WAIT
 
 
 def _places(shapes: Sequence[torch.Size]) -> tuple[list[int], int]:
-    """Where each tensor begins, in bytes, and the size of all."""
+    """Return the byte at which each tensor begins, and the total size."""
     starts, at = [], MARK
     for shape in shapes:
         starts.append(at)
@@ -84,7 +94,7 @@ def _tensors(memory: mmap.mmap, shapes: Sequence[torch.Size], starts: Sequence[i
 
 
 def _made(name: str, size: int, fill: Callable[[mmap.mmap], None]) -> int:
-    """The descriptor of new memory that is filled."""
+    """Return the descriptor of new memory, filled and sealed."""
     descriptor = os.memfd_create(f"base-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, size)
@@ -101,7 +111,7 @@ def _made(name: str, size: int, fill: Callable[[mmap.mmap], None]) -> int:
 
 
 def _opened(owner: tuple[int, int], name: str, size: int) -> int | None:
-    """A descriptor of the memory that a process has open; None if it has not, or has something else there by now."""
+    """Return a descriptor of the memory that a process has open; None if it no longer has it."""
     with contextlib.suppress(OSError):
         found = os.open(f"/proc/{owner[0]}/fd/{owner[1]}", os.O_RDONLY | os.O_CLOEXEC)
         if os.fstat(found).st_size == size and os.pread(found, MARK, 0).rstrip(b"\0") == name.encode():
@@ -112,7 +122,7 @@ def _opened(owner: tuple[int, int], name: str, size: int) -> int | None:
 
 @contextlib.contextmanager
 def _locked(path: Path, wait: float) -> Iterator[IO[str]]:
-    """The file, locked. Raises TimeoutError."""
+    """Open and lock a file. Raises TimeoutError."""
     with path.open("a+") as file:
         end = time.monotonic() + wait
         while True:
@@ -127,7 +137,7 @@ def _locked(path: Path, wait: float) -> Iterator[IO[str]]:
 
 
 def _owners(file: IO[str]) -> list[tuple[int, int]]:
-    """The processes that had the memory open, each with its descriptor, as far as they are there."""
+    """Return the living processes that have the memory open, each with its descriptor."""
     file.seek(0)
     lines = [line.split() for line in file]
     found = [

@@ -1,7 +1,7 @@
-"""Where the time of a step goes on one rank, measured in every step.
+"""Measures where one rank spends the time of each step.
 
-On a CPU by the clock, which costs a microsecond a switch. On CUDA, where work is queued, by events: they are read once
-the device has come past them, so that nothing waits for it.
+A CPU reads the clock, at a microsecond per switch. On CUDA, where work is queued, events mark the time. They are read
+after the device has passed them, so that nothing waits for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _QUIET: AbstractContextManager[None] = contextlib.nullcontext()
 
 
 def _moment(on_cuda: bool) -> Any:
-    """This moment: a number of seconds, or on CUDA, where calls return at once, an event."""
+    """Return the current time: seconds on a CPU, or a recorded event on CUDA, where calls return at once."""
     if not on_cuda:
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -29,12 +29,12 @@ def _moment(on_cuda: bool) -> Any:
 
 
 def _between(begin: Any, end: Any) -> float:
-    """Seconds from one moment to another."""
+    """Return the seconds between two moments."""
     return float(end - begin) if isinstance(begin, float) else float(begin.elapsed_time(end)) / 1e3
 
 
 class Stopwatch:
-    """Seconds of what is done from its making to `stop`; on CUDA, where calls return at once, by events."""
+    """Measures seconds from its creation to `stop`; on CUDA by events, because calls return at once."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_cuda = device.type == "cuda"
@@ -42,16 +42,16 @@ class Stopwatch:
         self._ended: Any = self._began
 
     def stop(self) -> None:
-        """What is timed ends here."""
+        """End the measurement."""
         self._ended = _moment(self._on_cuda)
 
     def seconds(self) -> float:
-        """How long it took; on CUDA asked for once the host has waited for what came after."""
+        """Return the duration. On CUDA, call it only after the host has waited for later work."""
         return _between(self._began, self._ended)
 
 
 class Timeline:
-    """When the actions of a pipeline's schedule ran on this rank, in one step."""
+    """The times at which the actions of a pipeline's schedule ran on this rank in one step."""
 
     def __init__(self, on_cuda: bool) -> None:
         self._on_cuda = on_cuda
@@ -59,15 +59,18 @@ class Timeline:
         self._began = self.now()
 
     def now(self) -> Any:
-        """This moment, for `add`."""
+        """Return the current moment, for `add`."""
         return _moment(self._on_cuda)
 
     def add(self, kind: str, stage: int, part: int, began: Any) -> None:
-        """An action that ends now: F, B, I or W (see `planner.simulation.timeline`) of micro-batch `part`."""
+        """Add an action that ends now: F, B, I or W (see `planner.simulation.timeline`) of micro-batch `part`."""
         self._actions.append((kind, stage, part, began, self.now()))
 
     def actions(self) -> list[tuple[str, int, int, float, float]]:
-        """Kind, stage, micro-batch, begin and end in seconds since the step began. On CUDA the device is waited for."""
+        """Return kind, stage, micro-batch, begin and end of each action, in seconds since the step began.
+
+        On CUDA this waits for the device.
+        """
         if self._on_cuda and self._actions:
             torch.cuda.synchronize()
         return [
@@ -77,23 +80,24 @@ class Timeline:
 
 
 class StepClock:
-    """Gives every moment of a step to one of its parts.
+    """Assigns every moment of a step to one of its parts.
 
-    `communication` is exposed: time in which this rank does nothing but wait for collectives, on a CPU also those
-    within the forward and the backward pass. `pipeline` is time without a micro-batch to compute: the bubble, and
-    transfers between stages.
+    `communication` is exposed time, in which this rank only waits for collectives; on a CPU it includes those within
+    the forward and backward passes. `pipeline` is time without a micro-batch to compute: the bubble, and transfers
+    between stages.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._events = device.type == "cuda"
         self.timeline: Timeline | None = None
-        """Of the step that runs, if it is recorded."""
+        """The timeline of the current step; None unless it is recorded."""
         self._part, self._since = "", 0.0
         self._seconds: dict[str, float] = {}
-        self._marks: list[tuple[str, torch.cuda.Event]] = []  # each begins its part; "" ends a step
+        # each event begins its part; part "" ends a step
+        self._marks: list[tuple[str, torch.cuda.Event]] = []
 
     def switch(self, part: str) -> str:
-        """From now on the time belongs to `part`, and to none if it is empty. Returns the part before."""
+        """Assign the time from now on to `part`, or to no part if it is empty. Return the previous part."""
         before, self._part = self._part, part
         if self._events:
             event = torch.cuda.Event(enable_timing=True)
@@ -116,9 +120,9 @@ class StepClock:
         return bool(self._part)
 
     def communicating(self) -> AbstractContextManager[None]:
-        """What is done within belongs to `communication`, and what comes after to the part before.
+        """Return a context whose time belongs to `communication`; afterwards the previous part continues.
 
-        Not on CUDA, where a collective is queued and does not wait; nor in code that is being compiled.
+        It does nothing on CUDA, where a collective is queued and does not wait, and in code that is being compiled.
         """
         return _QUIET if self._events or torch.compiler.is_compiling() else self._communicating()
 
@@ -134,8 +138,11 @@ class StepClock:
             self.switch(before)
 
     def take(self) -> dict[str, float]:
-        """End the step; its seconds by part. On CUDA what the device has not done yet is left to the next call, so that
-        the end of a step is told with the step after it."""
+        """End the step and return its seconds by part.
+
+        On CUDA, work that the device has not finished is counted by the next call, so the end of a step is reported
+        with the step after it.
+        """
         self.switch("")
         if self._events:
             self._read()
@@ -143,6 +150,7 @@ class StepClock:
         return found
 
     def _read(self) -> None:
+        """Add the durations of all parts whose end the device has passed, without waiting for the others."""
         done = 0
         for (part, begun), (_, ended) in zip(self._marks, self._marks[1:], strict=False):
             if not ended.query():

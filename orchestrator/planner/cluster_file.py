@@ -1,7 +1,7 @@
-"""A cluster that need not be here, as a file: its devices, how often its parts fail, what it costs and burns.
+"""A cluster described by a file, which need not exist: its devices, failure rates, prices and power.
 
-Where the file says nothing of failures, they are those of the 54 days of Llama 3 405B on 16,384 H100 (Llama Team, 2024,
-table 5): of 419 interruptions 268 were of GPUs and their memory, 46 of hosts, 49 of the network and 56 of software.
+Default failure rates are those of 54 days of Llama 3 405B on 16,384 H100 (Llama Team, 2024, table 5). Of 419
+interruptions 268 came from GPUs and their memory, 46 from hosts, 49 from the network and 56 from software.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from orchestrator.config.strict import StrictModel
 from orchestrator.planner.model_file import Amount, PositiveAmount, read_model
 
 GPU_HOURS = 16384 * 54 * 24.0
-"""Hours of all GPUs in that report; a node has eight."""
+"""GPU hours in that report; a node has eight GPUs."""
 MARKET = "on-demand"
 
 
 class Failures(StrictModel):
-    """Hours between two failures of one GPU, and of one node by its host, its network and its software; after one of
-    the software the node is there again at once."""
+    """Mean hours between failures: of one GPU, and of one node by its host, its network and its software.
+
+    After a software failure the node is available again at once.
+    """
 
     gpu: PositiveAmount = round(GPU_HOURS / 268)
     host: PositiveAmount = round(GPU_HOURS / 8 / 46)
@@ -30,12 +32,14 @@ class Failures(StrictModel):
     software: PositiveAmount = round(GPU_HOURS / 8 / 56)
 
     def breaks(self, per_node: int) -> float:
-        """Failures an hour of one node after which it is repaired."""
+        """Return a node's failures per hour that need a repair: the sum of the rates of GPUs, host and network."""
         return per_node / self.gpu + 1.0 / self.host + 1.0 / self.network
 
 
 class Market(StrictModel):
-    """A price; of a spot market also the hours between two interruptions of a node, and until another one is there."""
+    """A price. A spot market also has the mean hours between interruptions of a node, and until a replacement is
+    available.
+    """
 
     usd_per_gpu_hour: Amount
     hours_between_interruptions: PositiveAmount | None = None
@@ -43,7 +47,7 @@ class Market(StrictModel):
 
 
 class Power(StrictModel):
-    """What a node takes beside its devices, what cooling and supply add to all of it, and what a kWh emits."""
+    """Power of a node besides its devices, the overhead factor of cooling and supply, and the emissions of a kWh."""
 
     host_watts: Amount = 2000.0
     overhead: Annotated[float, Field(ge=1, le=100)] = 1.25
@@ -70,7 +74,7 @@ class ClusterFile(StrictModel):
 
 
 def load(path: Path) -> ClusterFile:
-    """The cluster that a YAML file describes. Raises InputError."""
+    """Return the cluster that a YAML file describes. Raises InputError."""
     hint = "it needs device and nodes, as in docs/guides/planning.md"
     found = read_model(path, ClusterFile, "cluster", hint, "give a YAML file")
     if not found.markets:

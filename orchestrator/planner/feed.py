@@ -1,4 +1,4 @@
-"""Whether streamed text becomes tokens as fast as training reads them. Torch-free and ray-free."""
+"""Whether streamed text is tokenised as fast as training reads it. Torch-free and ray-free."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ from orchestrator.config.spec import JobSpec
 from orchestrator.planner.choose_layout import Plan
 
 RATES = {"fastest": 8.6e6, "tokenizers": 1.5e6}
-"""Bytes of text that one processor reads, encodes and writes in a second, by `data.encode_with`: measured on two cores
-of a Xeon with 40 MB of source code, and taken from docs/guides/data.md. Cleaning comes on top."""
+"""Bytes of text that one processor reads, encodes and writes per second, by `data.encode_with`. Measured on two cores
+of a Xeon with 40 MB of source code (docs/guides/data.md). Cleaning is not included.
+"""
 TOKEN_BYTES = 4.0
-"""Of text in a token: English by a vocabulary of 32 to 128 thousand."""
+"""Bytes of text in a token: English with a vocabulary of 32 to 128 thousand entries."""
 
 
 @dataclass(frozen=True)
 class Feed:
-    """Tokens a second that `processors` beside the workers make of text, and that training reads while it waits for
-    none; seconds that a step waits as long as text is left that is no token yet."""
+    """Rates of tokenisation and training.
+
+    Attributes:
+        processors: processors beside the workers.
+        prepared: tokens per second that they make of text.
+        read: tokens per second that training reads if it never waits.
+        stall_seconds: how long a step waits while text remains to be tokenised.
+    """
 
     processors: int
     prepared: float
@@ -26,17 +33,21 @@ class Feed:
     stall_seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """The feed as plain data."""
+        """Return the feed as plain data."""
         return asdict(self)
 
 
 def feed(spec: JobSpec, plan: Plan) -> Feed | None:
-    """How the chosen layout is fed; None if the job does not stream text. Of processors there are those of the hosts
-    that no worker takes, and one at least, since one task runs beside the workers wherever none is free."""
+    """Return how the chosen layout is fed; None if the job does not stream text.
+
+    The processors are those of the hosts that no worker uses, but at least one: one task runs beside the workers even
+    if none is free.
+    """
     if not spec.data.streaming or spec.data.samples is not None:
         return None
     workers, seconds = plan.chosen.layout.world, plan.chosen.seconds
     beside = (plan.machine.host_cores - spec.resources.per_worker.bundle.cpu) * workers
     processors = max(int(beside), 1)
+    # tokens/s = processors x bytes/s per processor / bytes per token
     prepared = processors * RATES[spec.data.encode_with] / TOKEN_BYTES
     return Feed(processors, prepared, plan.tokens / seconds, max(plan.tokens / prepared - seconds, 0.0))

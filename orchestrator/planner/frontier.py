@@ -1,4 +1,4 @@
-"""The frontier of time and cost: for how many workers a job is quickest for what it costs. Torch-free."""
+"""The frontier of time and cost over the number of workers. Torch-free."""
 
 from __future__ import annotations
 
@@ -18,8 +18,14 @@ from orchestrator.train.config import TrainSpec
 
 @dataclass(frozen=True)
 class Point:
-    """The best layout on a number of workers: seconds of a step, hours of all steps, hours of all workers, and USD,
-    None where the job gives no price."""
+    """The best layout for a number of workers.
+
+    Attributes:
+        step_seconds: of one step.
+        hours: of all steps.
+        worker_hours: hours of all workers together.
+        usd: their cost; None if the job gives no price.
+    """
 
     layout: Layout
     step_seconds: float
@@ -28,7 +34,7 @@ class Point:
     usd: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """The point as plain data."""
+        """Return the point as plain data."""
         return {
             "workers": self.layout.world, "layout": str(self.layout), "step_seconds": self.step_seconds,
             "hours": self.hours, "worker_hours": self.worker_hours, "usd": self.usd,
@@ -43,10 +49,17 @@ def frontier(
     must_fit: bool = True,
     verdicts: Mapping[Layout, Verdict] = NOTHING,
 ) -> list[Point]:
-    """The points that no other beats in both time and cost, quickest first, of 1, 2, 4, .. and `workers` workers;
-    without `must_fit` also of layouts that do not fit. Of traced ones the `verdicts` count, see `plan`.
+    """Return the points that no other point beats in both time and cost (the Pareto frontier), quickest first.
 
-    Raises InputError if no layout on so many is legal and fits.
+    Args:
+        spec, shape: the job, and the sizes of its model.
+        workers: the largest number of workers; smaller powers of two are tried too.
+        machine: the machine of a worker.
+        must_fit: leave out layouts that do not fit.
+        verdicts: results of traced layouts, see `plan`.
+
+    Raises:
+        InputError: if no layout is legal and fits.
     """
     points: dict[int, Point] = {}
     for width in widths(1, workers):
@@ -59,6 +72,7 @@ def frontier(
         if found.fits or not must_fit:
             point = _point(spec.limits, spec.train, found.chosen.layout, found.chosen.seconds)
             points[point.layout.world] = point
+    # Sorted by time, a point is on the frontier if it is cheaper than all quicker ones.
     best, cheapest = [], float("inf")
     for point in sorted(points.values(), key=lambda each: (each.hours, each.worker_hours)):
         if point.worker_hours < cheapest:

@@ -1,4 +1,4 @@
-"""Why no layout of a job is legal and fits, and what is near. Torch-free."""
+"""Errors that explain why no layout of a job is legal and fits, and which layouts are near. Torch-free."""
 
 from __future__ import annotations
 
@@ -23,8 +23,15 @@ def no_layout(
     offered: float,
     narrow: Layout | None = None,
 ) -> InputError:
-    """Why there is no layout. Of those that are too `large` the least is told, and none of them is recommended; the
-    widest of those that use too few workers is `narrow`."""
+    """Return the error that explains why there is no layout.
+
+    Args:
+        spec, shape, workers: the job, the sizes of its model, and its number of workers.
+        rejected: illegal layouts with the reason.
+        large: layouts that do not fit, with their bytes. The error names the smallest, and recommends none of them.
+        offered: bytes that a worker offers.
+        narrow: the widest layout among those that use too few workers.
+    """
     if not spec.searches_layout and rejected:
         return _not_by_hand(spec, shape, *rejected[0], offered if large else math.inf)
     pinned = _pinned_problem(spec, shape, workers)
@@ -42,7 +49,7 @@ def no_layout(
 
 
 def too_narrow(resources: ResourceSpec, widest: Layout) -> InputError:
-    """That no layout uses as many workers as the job wants at least."""
+    """Return the error that no layout uses as many workers as the job requires."""
     workers = resources.workers
     return InputError(
         f"no legal layout uses {workers.min} to {workers.max} workers; the widest is {widest}",
@@ -52,7 +59,9 @@ def too_narrow(resources: ResourceSpec, widest: Layout) -> InputError:
 
 
 def _not_by_hand(spec: JobSpec, shape: ModelShape, layout: Layout, reason: str, offered: float) -> InputError:
+    """Return the error for a layout that the job fully specifies, with the nearest legal ones as a hint."""
     batch, shards = spec.train.global_batch, spec.train.bitwise_shards
+    # Bitwise determinism computes each virtual shard as one micro-batch.
     micros = (batch // shards,) if shards else ()
 
     def cannot(other: Layout) -> bool:
@@ -66,10 +75,11 @@ def _not_by_hand(spec: JobSpec, shape: ModelShape, layout: Layout, reason: str, 
 
 
 def _pinned_problem(spec: JobSpec, shape: ModelShape, workers: int) -> str:
-    """What is wrong with the pins of a layout whose rest is chosen, whatever that is; empty if nothing is."""
+    """Return what is wrong with the pinned part of a layout, whatever the rest is; empty if nothing is."""
     if not isinstance(spec.parallel, ParallelSpec):
         return ""
     pins = spec.parallel.pins
+    # DeepSpeed shards at least the optimizer state, and needs ZeRO 3 to offload parameters.
     least = {"deepspeed": 3 if pins.get("offload") == "parameters" else 1}.get(pins.get("engine", ""), 0)
     alone = Layout(**{"zero": least, **pins})
     if (size := alone.pp * alone.cp * alone.tp) > workers:
@@ -81,5 +91,5 @@ def _pinned_problem(spec: JobSpec, shape: ModelShape, workers: int) -> str:
 
 
 def needs(memory: float, offered: float) -> str:
-    """What a layout that does not fit needs, in words."""
+    """Return the text that says how much memory a layout needs that does not fit."""
     return f"{memory / 2**30:.2f} GiB a rank and a worker offers {offered / 2**30:.2f} GiB"

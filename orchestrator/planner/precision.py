@@ -1,4 +1,4 @@
-"""The precision of a job that leaves it to the planner (`train.precision: auto`). Torch-free and ray-free."""
+"""The choice of precision for a job with `train.precision: auto`. Torch-free and ray-free."""
 
 from __future__ import annotations
 
@@ -20,16 +20,21 @@ from orchestrator.planner.planner import best_of, planned
 from orchestrator.train.config import Precision, TrainSpec
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
-"""From the widest numbers to those that need a loss scale: of some that are equally fast the first is taken."""
+"""From the widest numbers to those that need a loss scale. Among equally fast ones the first is chosen."""
 
 MachineOf = Callable[[JobSpec], Machine]
-"""The machine of a worker of a job, whose precision is known."""
+"""Returns the machine of a worker, for a job whose precision is set."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The precision that was chosen, the plans in each that the job may train in, and why it may not in others; `equal`
-    are those that count as equally good. Without plans it is the one that the run has begun with."""
+    """The chosen precision and the alternatives.
+
+    Attributes:
+        plans: the best plan in each precision that the job allows; empty if the run began with `precision`.
+        rejected: why the other precisions are not allowed.
+        equal: precisions that count as equally good.
+    """
 
     precision: Precision
     plans: tuple[tuple[Precision, Plan], ...] = ()
@@ -37,7 +42,7 @@ class Choice:
     equal: tuple[Precision, ...] = ()
 
     def __str__(self) -> str:
-        """The choice and why, as a line without its end."""
+        """Return the choice and its reasons as one line."""
         if not self.plans:
             return f"{self.precision}, which the run has begun with"
         plans = dict(self.plans)
@@ -47,7 +52,7 @@ class Choice:
         return "; ".join([line, *(f"{precision}: {reason}" for precision, reason in self.rejected)])
 
     def to_json(self) -> dict[str, Any]:
-        """The choice as plain data, for `plan --json`."""
+        """Return the choice as plain data, for `plan --json`."""
         return {
             "chosen": self.precision,
             "why": str(self),
@@ -60,7 +65,7 @@ class Choice:
 
 
 def in_precision(spec: JobSpec, precision: Precision) -> JobSpec:
-    """The job in that precision. Raises InputError if it may not train in it."""
+    """Return the job with that precision. Raises InputError if the job does not allow it."""
     try:
         TrainSpec.model_validate({**spec.train.model_dump(mode="json"), "precision": precision})
     except ValidationError as error:
@@ -69,11 +74,19 @@ def in_precision(spec: JobSpec, precision: Precision) -> JobSpec:
 
 
 def chosen(spec: JobSpec, shape: ModelShape, machine_of: MachineOf) -> Choice:
-    """The precision in which the job is predicted to be best by its objective, of those in which it fits; of some that
-    are within TIE of that the widest. If it fits in none, that which needs least memory: what is checked of a plan
-    refuses it then, or the job says that it need not fit.
+    """Choose the precision with the best predicted objective, among those in which the job fits.
 
-    Each is planned as if the job named it. Raises InputError if the job has a plan in none.
+    The widest precision within TIE of the best wins. If the job fits in none, the one that needs least memory is
+    chosen, and the later check of the plan refuses it unless the job need not fit. Each precision is planned as if the
+    job named it.
+
+    Args:
+        spec: the job.
+        shape: the sizes of its model.
+        machine_of: returns the machine of a worker in a precision.
+
+    Raises:
+        InputError: if the job has a plan in no precision.
     """
     plans: dict[Precision, Plan] = {}
     rejected: list[tuple[Precision, InputError]] = []
@@ -99,8 +112,10 @@ def chosen(spec: JobSpec, shape: ModelShape, machine_of: MachineOf) -> Choice:
 
 
 def _has_bf16(resources: ResourceSpec, machine: Machine) -> bool:
-    """Whether workers have bf16 of their own, and need no fp16. A CPU's fp16 is no faster, and of a device without a
-    profile it is not known what it has."""
+    """Return whether workers support bf16, so that fp16 is not needed.
+
+    True for CPUs, where fp16 is no faster, and for a GPU without a profile, whose support is unknown.
+    """
     if not resources.per_worker.gpu or machine.stands_for:
         return True
     return machine.flops > machine.full_flops

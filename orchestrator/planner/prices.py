@@ -1,6 +1,6 @@
-"""What the machines of a gang cost: looked up by machine type, market and zone in the user's table (`limits.prices`).
+"""Prices of the machines of a worker group, by machine type, market and zone, from the user's table (`limits.prices`).
 
-The table is CSV; a zone may be empty, for any zone, and a line may begin with #:
+The table is CSV. An empty zone means any zone, and a line may begin with #:
 
     machine,market,zone,usd_per_hour
     g5.xlarge,spot,us-west-2a,0.45
@@ -20,13 +20,13 @@ from orchestrator.storage.input_files import open_input
 
 COLUMNS = ["machine", "market", "zone", "usd_per_hour"]
 WARN_AT = 0.8
-"""Share of a limit at which an event warns that it comes near."""
+"""Share of a limit at which an event warns that the limit is near."""
 
 Prices = Mapping[tuple[str, str, str], float]
 
 
 def check(spec: JobSpec) -> None:
-    """Raise InputError if the table of prices cannot be read, or a ceiling in USD has no price to be counted by."""
+    """Raise InputError if the price table cannot be read, or a limit in USD has no price."""
     load(spec.limits.prices)
     if spec.limits.prices or spec.limits.usd_per_worker_hour:
         return
@@ -42,7 +42,7 @@ def check(spec: JobSpec) -> None:
 
 
 def load(uri: str | None) -> Prices:
-    """Prices by (machine, market, zone) from the table at `uri`; none without one. Raises InputError."""
+    """Return prices by (machine, market, zone) from the table at `uri`; empty without one. Raises InputError."""
     if uri is None:
         return {}
     try:
@@ -67,7 +67,7 @@ def _usd(row: Mapping[str, str]) -> float:
 
 
 def rate(machines: Sequence[Mapping[str, str]], prices: Prices) -> float | None:
-    """USD an hour of whole machines, each with its `machine`, `market` and `zone`; None if one has no price."""
+    """Return USD per hour of whole machines, each with its `machine`, `market` and `zone`; None if one has no price."""
     found = [
         prices.get((m["machine"], m["market"], m["zone"]), prices.get((m["machine"], m["market"], "")))
         for m in machines
@@ -77,7 +77,7 @@ def rate(machines: Sequence[Mapping[str, str]], prices: Prices) -> float | None:
 
 
 def by_zone(machines: Sequence[Mapping[str, str]], prices: Prices) -> list[dict[str, Any]]:
-    """How many of these machines are in each zone and market, and their USD an hour, None if one has no price."""
+    """Return the number of machines in each zone and market, and their USD per hour; None if one has no price."""
     places: dict[tuple[str, str], list[Mapping[str, str]]] = {}
     for machine in machines:
         places.setdefault((machine["zone"], machine["market"]), []).append(machine)
@@ -89,7 +89,7 @@ def by_zone(machines: Sequence[Mapping[str, str]], prices: Prices) -> list[dict[
 
 @dataclass(frozen=True)
 class Ceiling:
-    """A ceiling of the job, `limits.<key>`, of which so much is spent."""
+    """A limit of the job, `limits.<key>`, and the amount spent."""
 
     key: str
     limit: float
@@ -102,7 +102,7 @@ class Ceiling:
 def near(
     limits: Mapping[str, float | None], spent: Mapping[str, float], known: Set[tuple[str, float]]
 ) -> list[Ceiling]:
-    """Each ceiling that has come near and is not yet `known`, by key and limit, to be so."""
+    """Return each limit that is now nearly reached and not yet `known`, which has pairs of key and limit."""
     return [
         Ceiling(key, limit, spent[key])
         for key, limit in limits.items()

@@ -1,6 +1,6 @@
-"""Device profiles: files that say what a device reaches, each figure with its source.
+"""Device profiles: files with the speeds and sizes of a device, each figure with its source.
 
-Those of known devices are beside this module, in `profiles/`; `orchestrator calibrate` writes that of a machine.
+Profiles of known devices are in `profiles/` beside this module. `orchestrator calibrate` writes that of a machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Source = Annotated[str, Field(min_length=3)]
 
 
 class Figure(StrictModel):
-    """A number in SI units, and where it is from."""
+    """A number in SI units, and its source."""
 
     value: Amount
     source: Source
@@ -43,7 +43,7 @@ def _above_zero(figure: Figure) -> Figure:
 
 
 Rate = Annotated[Figure, AfterValidator(_above_zero)]
-"""A figure by which something is divided."""
+"""A figure that is used as a divisor, so it is above 0."""
 
 
 def _one_at_most(figure: Figure) -> Figure:
@@ -56,7 +56,7 @@ ShareFigure = Annotated[Rate, AfterValidator(_one_at_most)]
 
 
 class Peaks(StrictModel):
-    """Peak FLOP/s of matrix products by type of number."""
+    """Peak FLOP/s of matrix products by data type."""
 
     bf16: PositiveAmount
     fp16: PositiveAmount
@@ -66,8 +66,11 @@ class Peaks(StrictModel):
 
 
 class Matrix(StrictModel):
-    """How much of the peak matrix products reach: large ones `share`, and half of it where one size is `half_size`, or
-    rows x columns are `half_area`."""
+    """The share of the peak that matrix products reach.
+
+    Large products reach `share`. The share is half of that where one dimension is `half_size`, or where rows x columns
+    are `half_area`.
+    """
 
     share: Share
     half_size: Amount
@@ -76,7 +79,12 @@ class Matrix(StrictModel):
 
 
 class Attention(StrictModel):
-    """How much of the peak attention's products reach; bytes of memory that each score takes forward, and seconds."""
+    """The share of the peak that attention's products reach, and the cost of a score in the forward pass.
+
+    Attributes:
+        score_bytes: bytes of memory traffic for each score.
+        score_seconds: additional seconds for each score.
+    """
 
     share: Share
     score_bytes: Amount
@@ -85,8 +93,9 @@ class Attention(StrictModel):
 
 
 class Narrow(StrictModel):
-    """What steps in 16 bits have of their own where a processor computes them by other ways than in 32: see the figures
-    of the same names."""
+    """Figures for steps in 16 bits, on a processor that computes them differently from 32 bits. See the figures of the
+    same names in `Profile`.
+    """
 
     half_size: Amount
     launch: PositiveAmount
@@ -95,7 +104,7 @@ class Narrow(StrictModel):
 
 
 class Connection(StrictModel):
-    """Seconds of a message, and bytes per second that each worker sends."""
+    """Seconds of latency of a message, and bytes per second that each worker sends."""
 
     latency: PositiveAmount
     bandwidth: PositiveAmount
@@ -103,7 +112,7 @@ class Connection(StrictModel):
 
 
 class Change(StrictModel):
-    """A figure that a run has changed, by its key, from one value to another."""
+    """A figure that a run changed: its key, and its value before and after."""
 
     figure: str
     before: float
@@ -111,8 +120,14 @@ class Change(StrictModel):
 
 
 class Refinement(StrictModel):
-    """What a finished run has changed of a profile: when and by whom it was asked for, which run, how many times the
-    predicted seconds each part of its step has taken, and the figures."""
+    """The changes that a finished run made to a profile.
+
+    Attributes:
+        time, by: when and by whom the refinement was requested.
+        run, steps: the run, and its number of steps.
+        ratios: measured over predicted seconds, by part of the step.
+        changes: the changed figures.
+    """
 
     time: str
     by: str
@@ -123,7 +138,7 @@ class Refinement(StrictModel):
 
 
 class Profile(StrictModel):
-    """A device, and how several are joined."""
+    """A device, and how several are connected."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
     device: str
@@ -168,7 +183,10 @@ class Profile(StrictModel):
     refined: tuple[Refinement, ...] = Field(default=(), description="by which runs, in order")
 
     def machine(self, precision: str) -> Machine:
-        """The worker that plans are made for, training in that precision. Raises InputError if a GPU has none such."""
+        """Return the worker to plan for, when it trains in that precision.
+
+        Raises InputError if a GPU does not support the precision.
+        """
         if precision == "fp8" and self.kind == "cuda" and self.peak.fp8 is None:
             hint = "set it to bf16; Ada, Hopper and Blackwell have them"
             raise InputError(f"{self.device} has no products in 8 bits", "train.precision", hint)
@@ -208,13 +226,15 @@ class Profile(StrictModel):
 
 
 def names() -> list[str]:
-    """The profiles that come with the package."""
+    """Return the names of the profiles in the package."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def load(name: str) -> Profile:
-    """The profile of that name, of the accelerator that Ray calls so, or in that file; case does not matter. Raises
-    InputError."""
+    """Return a profile by its name, by Ray's name of the accelerator, or from a file. Case does not matter.
+
+    Raises InputError.
+    """
     if name.lower() in names():
         return _packaged(name.lower())
     if found := of_accelerator(name.upper()):
@@ -226,27 +246,30 @@ def load(name: str) -> Profile:
 
 
 def read(path: Path) -> Profile:
-    """The profile in a file. Raises InputError."""
+    """Return the profile in a file. Raises InputError."""
     return read_model(path, Profile, "device profile", "orchestrator calibrate writes such a file")
 
 
 def stored_at() -> Path | None:
-    """Where `orchestrator calibrate` stores the profile of this machine; None for a user without a home folder, as a
-    number without an account is, which some clusters give to containers."""
+    """Return the path where `orchestrator calibrate` stores this machine's profile.
+
+    None for a user without a home folder, such as a numeric user without an account in a container.
+    """
     with contextlib.suppress(RuntimeError):
         return Path.home() / ".orchestrator" / "machine.yaml"
     return None
 
 
 def calibrated() -> Profile | None:
-    """The profile that `orchestrator calibrate` has stored on this machine, if it has. Raises InputError."""
+    """Return the profile that `orchestrator calibrate` stored on this machine; None without one. Raises InputError."""
     path = stored_at()
     return read(path) if path and path.is_file() else None
 
 
 def check_stores(path: Path) -> None:
-    """Raise InputError if no profile can be written to a file, or another kind of file is there, before one is
-    measured for it."""
+    """Raise InputError, before a measurement, if a profile cannot be written to `path` or another kind of file is
+    there.
+    """
     if why := os.strerror(errno.EISDIR) if path.is_dir() else unwritable(str(path.absolute().parent)):
         raise InputError(f"cannot be written ({why})", str(path), "give another with --to")
     if path.exists():
@@ -258,7 +281,7 @@ def check_stores(path: Path) -> None:
 
 
 def store(profile: Profile, path: Path) -> None:
-    """Write a profile to a file, in one piece. Raises InputError."""
+    """Write a profile to a file atomically. Raises InputError."""
     text = yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False)
     written = path.with_name(f"{path.name}.{os.getpid()}")
     try:
@@ -274,8 +297,10 @@ def store(profile: Profile, path: Path) -> None:
 
 
 def of_accelerator(accelerator: str) -> Profile | None:
-    """The profile of an accelerator by its name in Ray or to its driver ("H100", "NVIDIA A100-SXM4-80GB"); None if none
-    is known. Of several memories that a device is sold with, the one that the name tells, else the smallest."""
+    """Return the profile of an accelerator, given its name in Ray or in its driver ("H100", "NVIDIA A100-SXM4-80GB").
+
+    None for an unknown accelerator. If a device is sold with several memory sizes, the name decides, else the smallest.
+    """
     model = re.split(r"[-\s]", re.sub(r"^(NVIDIA|Tesla)\s+", "", accelerator))[0]
     found = [
         profile

@@ -1,4 +1,4 @@
-"""The sizes of a model that planning needs, and which kinds of parallelism its architecture allows."""
+"""The sizes of a model that planning needs, and the parallelism that its architecture allows."""
 
 from __future__ import annotations
 
@@ -19,9 +19,15 @@ if TYPE_CHECKING:
 def model_shape(
     config: Description, sequence_length: int, divides_classes: bool = True, predicted: Predicted = ALL
 ) -> ModelShape:
-    """The sizes that planning needs, of a model that is trained to predict so much. What is run as it is can be split
-    as far as it says how, and a class of transformers only if it `divides_classes`: the planner does not choose that by
-    itself."""
+    """Return the sizes of a model that planning needs.
+
+    Args:
+        config: the model.
+        sequence_length: tokens of a sample.
+        divides_classes: whether a model that runs as a class of transformers may be divided. The planner never decides
+            this by itself.
+        predicted: the tokens that the objective predicts.
+    """
     undeclared = "an own model that declares neither stages() nor sharding()"
     whole = undeclared if config.architecture == "own" else "this model's Hugging Face class"
     shape = ModelShape(
@@ -52,7 +58,7 @@ def model_shape(
 
 
 def _of_class(config: HuggingFaceModel, shape: ModelShape) -> ModelShape:
-    """The shape with what can be divided of a class of transformers that is run as it is."""
+    """Return the shape with the ways in which a class of transformers can be divided."""
     (styles, no_tensors), (layers, no_layers) = config.styles, config.layer_list
     whole = "this model's Hugging Face class is run as it is"
     if not styles and layers is None:
@@ -76,10 +82,11 @@ def _of_class(config: HuggingFaceModel, shape: ModelShape) -> ModelShape:
 
 
 def _declared(config: OwnModel, shape: ModelShape) -> ModelShape:
-    """The shape with what an own model says can be split of it."""
+    """Return the shape with the ways in which an own model declares that it can be divided."""
     if not config.stages and not config.is_sharded:
         return shape
-    hidden = round((shape.parameters / (12 * config.depth)) ** 0.5)  # as if its layers were a transformer's
+    # as if it were a transformer, whose layers have about 12 hidden^2 parameters each
+    hidden = round((shape.parameters / (12 * config.depth)) ** 0.5)
     return dataclasses.replace(
         shape,
         no_model_split="",
@@ -97,11 +104,12 @@ def _declared(config: OwnModel, shape: ModelShape) -> ModelShape:
 
 
 def _splits(config: TransformerConfig, shape: ModelShape, predicted: Predicted) -> ModelShape:
-    """The shape with what can be split in a model of this project."""
+    """Return the shape with the ways in which one of this project's models can be divided."""
     moe, stacks = config.moe, (config.layers, config.decoder_layers)
     experts = layers = 0
     if moe:
         layers = sum(map(moe.routed, stacks))
+        # Parameters of all experts: two matrices each, three if the feed-forward block is gated.
         experts = layers * moe.experts * (3 if config.gated else 2) * config.hidden * moe.intermediate
     return dataclasses.replace(
         shape,
@@ -137,7 +145,7 @@ def _splits(config: TransformerConfig, shape: ModelShape, predicted: Predicted) 
 
 
 def _bias(config: TransformerConfig) -> Bias:
-    """What positions add to its scores of attention."""
+    """Return what positions add to attention scores."""
     if config.disentangled:
         return "disentangled"
     if config.positions == "relative_keys":
@@ -146,8 +154,11 @@ def _bias(config: TransformerConfig) -> Bias:
 
 
 def _score_share(config: TransformerConfig, sequence_length: int, predicted: Predicted) -> float:
-    """Scores of a mean layer, as a share of those of a sequence's tokens with each other: a decoder beside an encoder
-    has its own, and those with what was read."""
+    """Return the attention scores of a mean layer, as a share of those of all pairs of tokens in a sequence.
+
+    With w the length of the target as a share of the source, a decoder layer has w^2 scores of its own and w with the
+    encoder's output.
+    """
     if not config.decoder_layers:
         return 1.0
     written = (predicted.target_length or sequence_length) / sequence_length
@@ -156,7 +167,7 @@ def _score_share(config: TransformerConfig, sequence_length: int, predicted: Pre
 
 
 def _head_share(config: TransformerConfig, sequence_length: int, predicted: Predicted) -> float:
-    """Tokens whose logits over the vocabulary are computed, as a share of those of a sequence."""
+    """Return the share of a sequence's tokens whose logits over the vocabulary are computed."""
     if config.head not in ("language", "masked") and not config.generator:
         return 0.0
     if config.architecture == "encoder-decoder":
@@ -165,7 +176,7 @@ def _head_share(config: TransformerConfig, sequence_length: int, predicted: Pred
 
 
 def _no_context_split(config: TransformerConfig) -> str:
-    """Why context parallelism cannot split the model's sequence; empty if it can."""
+    """Return why context parallelism cannot split the sequence; empty if it can."""
     if config.decoder_layers:
         return "the decoder attends to the full encoder output"
     if config.biased_by_distance or config.disentangled or config.positions == "relative_keys":
@@ -180,7 +191,7 @@ def _no_context_split(config: TransformerConfig) -> str:
 
 
 def _no_sequence_split(config: TransformerConfig) -> str:
-    """Why sequence parallelism cannot split the residuals over tensor-parallel ranks; empty if it can."""
+    """Return why sequence parallelism cannot split the residuals over tensor-parallel ranks; empty if it can."""
     if config.decoder_layers:
         return "the decoder attends to the full encoder output"
     if config.generator:

@@ -1,5 +1,7 @@
-"""The last collectives of a rank, as torch's flight recorder has them: of a gang that hangs they tell which rank waits
-for which. It records for NCCL and for gloo, always, in memory.
+"""The last collectives of a rank, from torch's flight recorder. In a hanging worker group they show which rank waits
+for which.
+
+The recorder works for NCCL and gloo, always, in memory.
 """
 
 from __future__ import annotations
@@ -14,21 +16,26 @@ from orchestrator.storage.file_system import open_file_system
 from orchestrator.storage.retry import Retry
 
 PROFILES = "profiles"
-"""The folder of all profiles in a run directory; in it are a folder a request, and the last request."""
+"""The folder of all profiles in a run directory. It has a folder for each request, and the last request."""
 TIMELINE = f"{PROFILES}/timeline"
-"""The folder of the timeline of a pipeline: a file for each rank of one pipeline, of the last attempt that had one."""
+"""The folder of a pipeline's timeline, with one file for each rank of one pipeline. The last attempt with a timeline
+wrote it.
+"""
 DUMPS = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json"}
-"""By which function of torch each library tells its collectives."""
+"""The function of torch that returns the collectives of each library."""
 PRINTED = 12
-"""Collectives of a library that are printed, the last ones."""
+"""Number of a library's last collectives that are printed."""
 TIMEOUT = 60.0
-"""Seconds for a file to be written to a remote store."""
+"""Seconds to write a file to a remote store."""
 RETRY = Retry(attempts=3, first=0.2, cap=2.0, deadline=120.0)
 
 
 def write_collectives(run: str, attempt: int, rank: int) -> None:
-    """Print the last collectives, and write all that are recorded to `profiles/hang-attempt-1/rank-0.gloo.json`
-    of the run directory at that URI. Nothing is done where none was recorded. Never raises: the gang is lost anyhow."""
+    """Print the last collectives, and write all recorded ones to the run directory at the URI `run`.
+
+    The file is `profiles/hang-attempt-1/rank-0.gloo.json`, for example. Nothing happens if no collective was recorded.
+    Never raises, because the worker group is lost anyway.
+    """
     try:
         files = {}
         for library, record in records():
@@ -39,12 +46,12 @@ def write_collectives(run: str, attempt: int, rank: int) -> None:
                 files[f"rank-{rank}.{library}.json"] = record
         if files:
             write(f"{run}/{PROFILES}/hang-attempt-{attempt}", files)
-    except Exception:  # whatever torch and the store raise
+    except Exception:  # torch and the store may raise anything
         traceback.print_exc()
 
 
 def records() -> Iterator[tuple[str, bytes]]:
-    """The library and what it has recorded: gloo, and NCCL where torch has it, whose recorder is another one."""
+    """Yield each library and its recorded collectives: gloo, and NCCL if torch has it, each with its own recorder."""
     from torch._C import _distributed_c10d as c10d
 
     for library, name in DUMPS.items():
@@ -53,7 +60,7 @@ def records() -> Iterator[tuple[str, bytes]]:
 
 
 def line_of(entry: Mapping[str, Any]) -> str:
-    """A collective in a line: its number in its group, what it is, its sizes and how far it has come."""
+    """Return a collective as a line: its number in its group, its kind, its sizes and its state."""
     number = entry.get("p2p_seq_id") if entry.get("is_p2p") else entry.get("collective_seq_id")
     group = " ".join(map(str, entry.get("process_group") or ()))
     return (

@@ -1,7 +1,7 @@
-"""When training is unstable: a loss that is not a number, or that jumps.
+"""Detection of unstable training: a loss that is not finite, or that jumps.
 
-What follows is decided by `orchestrator.controller.decide`; which samples are left out then, by
-`orchestrator.data.samples.skips`.
+`orchestrator.controller.decide` decides what follows, and `orchestrator.data.samples.skips` which samples are left out
+then.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from orchestrator.train.config import StabilitySpec
 
 NORMAL = 1.4826
-"""Standard deviations of a normal distribution in its median absolute deviation."""
+"""Ratio of the standard deviation to the median absolute deviation of a normal distribution."""
 LEAST_SPREAD = 0.005
-"""Of the median: losses that hardly move do not make a spike of every ripple."""
+"""Minimum spread as a share of the median, so that ripples of a nearly constant loss are no spikes."""
 
 
 class NonFinite(ArithmeticError):
-    """The loss or the gradient norm is not a number.
+    """The loss or the gradient norm is not finite.
 
-    Every rank raises it at the same optimiser step `step`, before any commit; `position` is that of the first sample of
+    Every rank raises it at the same optimizer step `step`, before any commit. `position` is that of the first sample of
     the step's global batch.
     """
 
@@ -33,7 +33,7 @@ class NonFinite(ArithmeticError):
 
 
 class LossSpike(ArithmeticError):
-    """The loss is far above the last ones, by the job's measure; raised as `NonFinite` is."""
+    """The loss is far above recent losses, by the job's measure. It is raised like `NonFinite`."""
 
     kind = "unstable"
 
@@ -50,10 +50,15 @@ def check_stable(
     step: int,
     position: int,
 ) -> None:
-    """Raise NonFinite or LossSpike if the numbers of a step show that training is unstable; a step that predicts
-    nothing has no loss.
+    """Raise NonFinite or LossSpike if the numbers of a step show that training is unstable.
 
-    `before` are the losses of the steps before. All ranks have the same numbers, so that all raise or none.
+    All ranks have the same numbers, so all of them raise or none does.
+
+    Args:
+        loss, grad_norm: of the step; a step that predicts nothing has no loss.
+        before: losses of the earlier steps.
+        stability: the job's thresholds.
+        step, position: the step, and the position of its first sample.
     """
     for name, value in (("loss", loss), ("grad_norm", grad_norm)):
         if value is not None and not math.isfinite(value):
@@ -63,10 +68,11 @@ def check_stable(
 
 
 def spike(loss: float, before: Sequence[float], stability: StabilitySpec) -> str:
-    """In words why a loss is a spike after those `before`; empty if it is none, or if they are too few to tell."""
+    """Return why a loss is a spike after the losses `before`; empty if it is none, or if there are too few."""
     recent = before[-stability.window :]
     if stability.spike is None or len(recent) < stability.window:
         return ""
+    # Median and median absolute deviation ignore earlier outliers, which would inflate mean and variance.
     middle = statistics.median(recent)
     deviation = NORMAL * statistics.median(abs(value - middle) for value in recent)
     spread = max(deviation, LEAST_SPREAD * abs(middle))

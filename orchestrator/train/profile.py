@@ -1,6 +1,6 @@
-"""Profiles of a rank's next steps, asked for while it trains: traces, and tables of what took the time.
+"""Profiles of a rank's next steps, requested during training: traces, and tables of the operators that took longest.
 
-torch's profiler changes no number. It is imported when it is first asked for.
+torch's profiler changes no number. It is imported on the first request.
 """
 
 from __future__ import annotations
@@ -25,26 +25,29 @@ from orchestrator.train.flight_record import PROFILES, TIMELINE, write, write_co
 from orchestrator.train.task import Task
 
 RECORDED = 8
-"""The step of an attempt whose timeline is recorded: the first ones are slower."""
+"""The step of an attempt whose timeline is recorded; earlier ones are slower."""
 MOST_ACTIONS = 5000
-"""A longer timeline is not written."""
+"""Maximum actions of a timeline; a longer one is not written."""
 OPERATORS = 40
-"""Operators in a table, those that took longest."""
+"""Number of operators in a table: those that took longest."""
 COMMUNICATION = ("c10d::", "gloo:", "nccl:", "ncclDevKernel", "ncclKernel")
-"""How the names of collectives begin."""
+"""Prefixes of the names of collectives."""
 MEMORY_EVENTS = 100_000
-"""Allocations of a GPU that a memory snapshot has."""
+"""Maximum allocations in a GPU memory snapshot."""
 
 
 class StepProfiler:
-    """Profiles the steps that are asked for by `WorkerContext.ask_profile`, {"id", "ranks", "steps"}.
+    """Profiles the steps requested by `WorkerContext.ask_profile`, {"id", "ranks", "steps"}.
 
-    A context manager: what is being profiled when it is left is written. A profile that fails says so in the rank's log
+    It is a context manager: on exit it writes a profile in progress. A profile that fails is reported in the rank's log
     and changes nothing else.
     """
 
     def __init__(self, context: WorkerContext, task: Task, clock: Callable[[], StepClock]) -> None:
-        """`clock` gives that of the engine in use. The timeline of a pipeline in one early step is written too."""
+        """Create a profiler. `clock` returns the clock of the current engine.
+
+        It also writes the timeline of a pipeline in one early step.
+        """
         self._context, self._run, self._clock = context, task.run, clock
         self._attempt, self._steps = task.attempt, 0
         hang = functools.partial(write_collectives, task.run, task.attempt, context.rank_info.rank)
@@ -63,7 +66,7 @@ class StepProfiler:
             self._guarded(lambda: self._end(self._context.step))
 
     def next(self, step: int) -> None:
-        """Step number `step` is about to begin."""
+        """Start or end profiles and timelines before step number `step` begins."""
         self._steps += 1
         if self._steps == RECORDED:
             self._clock().record()
@@ -77,7 +80,7 @@ class StepProfiler:
             self._guarded(self._begin)
 
     def _write_timeline(self, step: int) -> None:
-        """In a thread, which training does not wait for."""
+        """Write the timeline in a background thread, so that training does not wait."""
         timeline, self._clock().timeline = self._clock().timeline, None
         actions = timeline.actions() if timeline is not None else []
         if not actions or len(actions) > MOST_ACTIONS:
@@ -86,13 +89,14 @@ class StepProfiler:
         name, content = f"rank-{self._context.rank_info.rank}.json", json.dumps(found).encode()
 
         def work() -> None:
-            with contextlib.suppress(Exception):  # whatever the store raises; nothing else needs it
+            # the store may raise anything, and nothing depends on the timeline
+            with contextlib.suppress(Exception):
                 write(f"{self._run}/{TIMELINE}", {name: content})
 
         threading.Thread(target=work, name="timeline", daemon=True).start()
 
     def _guarded(self, call: Any) -> None:
-        """What may take longer than a step, and may fail without harm."""
+        """Make a call that may take longer than a step, and may fail without harm."""
         self._context.set_waiting(True)
         try:
             call()
@@ -114,7 +118,7 @@ class StepProfiler:
         self._began = time.perf_counter()
 
     def _end(self, last: int) -> None:
-        """Stop after step `last`, and write what was seen."""
+        """Stop after step `last`, and write the profile."""
         seconds = time.perf_counter() - self._began
         profile, self._profile = self._profile, None
         if torch.cuda.is_available():
@@ -139,7 +143,7 @@ class StepProfiler:
             self._write(files, found)
 
     def _write(self, files: Iterable[Path], found: Mapping[str, Any]) -> None:
-        """The files, then the tables, whose being there says that all is."""
+        """Write the files, then the tables. The tables mark the profile as complete."""
         from orchestrator.storage.run_directory import RunDir
 
         run, folder = RunDir(self._run), f"{PROFILES}/{self._asked['id']}"
@@ -148,7 +152,7 @@ class StepProfiler:
 
 
 def tables(averages: Iterable[Any]) -> dict[str, list[dict[str, Any]]]:
-    """The operators that took longest by themselves, and the collectives, from torch's averages by name."""
+    """Return the operators with the longest own time, and the collectives, from torch's averages by name."""
     rows = [
         {
             "name": str(each.key),

@@ -1,7 +1,7 @@
-"""What the model says after the prompts of a job, between two steps of training, under any layout.
+"""Text that the model generates from a job's prompts between two training steps, under any layout.
 
-Every token is a forward pass of all prompts as an evaluation makes it, without a cache: nothing but that pass has to
-know how a layout divides the model.
+Every token is a full forward pass of all prompts, as in an evaluation and without a cache. Only that pass has to know
+how a layout divides the model.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from workloads.workload import Batch, Sampling, Workload
 
 @dataclass(frozen=True)
 class Sampler:
-    """Continues prompts with an engine's model; every rank has one and calls it at the same steps.
+    """Continues prompts with an engine's model. Every rank has a sampler and calls it at the same steps.
 
-    A decoder's row is its prompt and what it has said. An encoder-decoder reads the prompt, and what its decoder has
-    said stands after `prompts.start`. Rows are divided over the ranks as samples of held-out text are.
+    A row of a decoder is its prompt and the tokens generated so far. An encoder-decoder reads the prompt, and its
+    decoder's row begins with `prompts.start`. Rows are divided over the ranks like samples of held-out text.
     """
 
     prompts: Prompts
@@ -47,7 +47,7 @@ class Sampler:
     sequence_length: int
 
     def say(self, heeds_stop: bool, between: Callable[[], object]) -> list[dict[str, str]] | None:
-        """Each prompt and the text after it; None if it `heeds_stop`, and the gang was asked to stop.
+        """Return each prompt and the text after it; None if it `heeds_stop` and the worker group was asked to stop.
 
         `between` is called after every token.
         """
@@ -72,7 +72,7 @@ class Sampler:
         return [{"prompt": prompt, "text": text} for prompt, text in texts]
 
     def _chosen(self, row: int, logits: Tensor, said: Sequence[int]) -> int:
-        """The next token of a row; its end where the model has diverged."""
+        """Return the next token of a row; the end of text if the model has diverged."""
         sampling = Sampling(temperature=self.asked.temperature, seed=self.asked.seed)
         prompt, start = self.prompts.rows[row], self.prompts.start
         read = [*(prompt if start is None else [start]), *said]
@@ -85,14 +85,16 @@ class Sampler:
 
     @cached_property
     def _changes(self) -> list[Change | None]:
-        """What the settings do to the logits of each row."""
+        """How the generation settings change the logits of each row."""
         prompts, room = self.prompts, self.asked.tokens
         cpu = torch.device("cpu")
         return [change_of(prompts.generation, row, prompts.start, room, cpu) for row in prompts.rows]
 
     def _micro_batch(self, part: int, said: Sequence[Sequence[int]], going: Collection[int]) -> Batch:
-        """Micro-batch number `part`, whose labels are the numbers of the rows that go on; what is beyond the last row
-        is another of which nothing is predicted."""
+        """Return micro-batch number `part`. Its labels are the numbers of the rows that continue.
+
+        Places beyond the last row repeat row 0, and nothing is predicted for them.
+        """
         prompts, size = self.prompts, self.layout.micro_batch
         numbers = range(part * size, (part + 1) * size)
         there = [n if n < len(said) else 0 for n in numbers]
@@ -107,7 +109,7 @@ class Sampler:
             answers, spoken = self._padded(rows)
             batch = {"tokens": tokens, "padding": real, "decoder_tokens": answers}
             batch["labels"] = _labels(rows, marks, answers)
-        if self.workload.config.moe:  # a row that is not there takes no room from others
+        if self.workload.config.moe:  # filler rows take no expert capacity from real rows
             routed = torch.tensor([n < len(said) for n in numbers]).unsqueeze(1)
             batch[REAL] = real & routed
             if prompts.start is not None:
@@ -115,7 +117,7 @@ class Sampler:
         return batch
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Rows padded at their ends, int64 [B, length], and where they are real."""
+        """Return rows padded at their ends, int64 [B, length], and which tokens are real, bool [B, length]."""
         tokens = torch.full((len(rows), self._length), self.workload.vocabulary.eos)
         for number, row in enumerate(rows):
             tokens[number, : len(row)] = torch.tensor(row)
@@ -124,17 +126,19 @@ class Sampler:
 
     @property
     def _length(self) -> int:
-        """That of a sequence, halved as often as all rows have room in it, and the layout can divide it."""
+        """The length of rows: the sequence length, halved while all rows fit and the layout can divide it."""
         longest, tokens = max(map(len, self.prompts.rows)), self.asked.tokens
+        # A decoder's row has the prompt and the answer. An encoder-decoder has them in separate rows.
         needed = longest + tokens if self.prompts.start is None else max(longest, tokens + 1)
         length, divisor = self.sequence_length, 2 * self.layout.cp * self.layout.tp
+        # Context and sequence parallelism together need a length that 2 x cp x tp divides.
         while length % (2 * divisor) == 0 and length // 2 >= needed:
             length //= 2
         return length
 
 
 def _labels(rows: Sequence[Sequence[int]], marks: Sequence[int], like: Tensor) -> Tensor:
-    """The mark of every row at its last token; nothing elsewhere."""
+    """Return labels with each row's mark at its last token, and IGNORED elsewhere."""
     labels = torch.full_like(like, IGNORED)
     for number, (row, mark) in enumerate(zip(rows, marks, strict=True)):
         labels[number, len(row) - 1] = mark

@@ -1,4 +1,4 @@
-"""The task of a gang, as plain data. Torch-free, since the controller makes it."""
+"""The task of a worker group as plain data. Torch-free, because the controller creates it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from orchestrator.config.spec import JobSpec
 from orchestrator.parallel.layout import Layout
 
 EVALUATION_PATIENCE = 900.0
-"""Seconds that a model may take to be read, or a global batch to be evaluated."""
+"""Maximum seconds to read a model, or to evaluate one global batch."""
 ENTRY = "orchestrator.train.loop:main"
 """The entry point of the rank program."""
 ENTRY_OF = {"torch": ENTRY, "deepspeed": "orchestrator.train.engines.deepspeed_rank:main"}
-"""The entry point by engine; they differ in what is imported first."""
+"""The entry point of each engine. They differ in what they import first."""
 PREEMPTION_NOTICES = "cluster.workers.preemption:PreemptionNotices"
 """The node service that watches for preemption notices."""
 SNAPSHOT_SERVER = "orchestrator.checkpoint.snapshot_server:SnapshotServer"
@@ -22,31 +22,31 @@ SNAPSHOT_SERVER = "orchestrator.checkpoint.snapshot_server:SnapshotServer"
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """The configuration of all ranks of one gang.
+    """The configuration of all ranks of one worker group.
 
     Attributes:
         job, layout: as JSON.
         run, data: URIs of the run directory and of the prepared data.
         attempt: number of the attempt, from 1.
         restore: step of the commit to start from; None for a fresh start.
-        until: the gang ends with a commit at this step, or when all steps are done.
+        until: step at which the worker group ends with a commit, unless all steps are done earlier.
         commit: False in a replay, which writes nothing.
-        evaluate_only: the gang evaluates the commit and ends; its result has the row as "evaluation".
-        token: new for every gang, so that the files of an earlier one are told apart.
+        evaluate_only: only evaluate the commit; the result has the row as "evaluation".
+        token: unique to each worker group, so that files of earlier ones can be told apart.
         snapshot_servers: {"node", "address"} of each server that keeps snapshots in memory.
         snapshot_token: the token of these servers.
         faults: faults to inject, for tests; see `cluster.workers.injected_faults`.
         skips: windows of samples to leave out besides those in the commit; see `orchestrator.data.samples.skips.Skip`.
         shards: digest of the prepared data; empty if unknown.
-        sets: URIs of the prepared data of sets of held-out text of their own, by name.
-        base: the weights that the run begins with, see `orchestrator.resolve.base.Base`; None if it begins anew.
-        folder_config: what the run has kept of the configuration of a pretrained folder, as JSON, see
-            `orchestrator.resolve.kept_config`; None if it has no folder.
-        flops_per_token, peak_flops: FLOPs that a token takes, forward and backward, without gradients of frozen
-            weights; and FLOP/s of a worker in matrix products; 0 if not known.
-        code: hashes of the user's own code, see `orchestrator.config.own_code`; those of this node must be the same.
-        cleaned_by: hashes of the user's own code that cleaned the text, as the prepared data tells.
-        code_roots: folders in which the controller has found that code.
+        sets: by name, URIs of the prepared data of separate sets of held-out text.
+        base: the initial weights, see `orchestrator.resolve.base.Base`; None for random initialisation.
+        folder_config: the configuration of a pretrained folder that the run stored, as JSON, see
+            `orchestrator.resolve.kept_config`; None without such a folder.
+        flops_per_token, peak_flops: FLOPs of a token, forward and backward, without gradients of frozen weights; and
+            FLOP/s of a worker in matrix products; 0 if unknown.
+        code: hashes of the user's own code, see `orchestrator.config.own_code`; this node's code must have the same.
+        cleaned_by: hashes of the user's own code that cleaned the text, from the prepared data.
+        code_roots: folders in which the controller found that code.
     """
 
     job: dict[str, Any]
@@ -77,9 +77,10 @@ class Task:
     def of_evaluation(
         cls, job: JobSpec, micro_batch: int, *, run: str, data: str, restore: int | None, **rest: Any
     ) -> Task:
-        """The task of one process that evaluates the model of a commit, or that of the job, and writes nothing.
+        """Return the task of one process that evaluates the model of a commit, or the job's initial one, and writes
+        nothing.
 
-        One process has any layout's numbers; its micro-batch is what fitted a rank's memory.
+        The numbers of one process match those of any layout. Its micro-batch is one that fitted a rank's memory.
         """
         return cls(
             job=job.model_dump(mode="json"),
@@ -94,5 +95,5 @@ class Task:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The task as plain data."""
+        """Return the task as plain data."""
         return dataclasses.asdict(self)

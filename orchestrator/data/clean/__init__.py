@@ -1,5 +1,5 @@
-"""Cleaning: which documents of the sources are kept, and what of their text, by a declared list of steps.
+"""Cleaning: a declared list of steps decides which documents are kept, and what of their text.
 
-Steps before one that compares all documents are decided part by part; decisions alone are stored (`decisions`), and the
-text is read again when it is tokenised.
+A pass decides part by part until a step compares all documents. Only decisions are stored (see `decisions`); the text
+is read again when it is tokenised.
 """

@@ -1,4 +1,4 @@
-"""What cleaning leaves of the text of a part."""
+"""The text of a part after cleaning."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from orchestrator.data.store.manifest import FORMAT
 
 @dataclass(frozen=True)
 class CleanedText:
-    """Text of which all steps have decided; decisions are in the folder `uri`."""
+    """Text whose documents all steps have judged; the decisions are in the folder `uri`."""
 
     cleaning: Cleaning
     uri: str
 
     def pieces(self, part: Part, rejected: Rejected | None = None) -> Iterator[TextPiece]:
-        """What is left of a part, in pieces; what cannot be used goes to `rejected`. Raises InputError as reading the
-        part does."""
+        """Yield what is left of a part, in pieces. Unusable rows go to `rejected`.
+
+        Raises InputError as reading the part does.
+        """
         kept = kept_of(DataFolder(self.uri), self.cleaning.key, part_key(part))
         steps = changes(self.uri, self.cleaning, None)
         for number, (text, row) in enumerate(texts(part, self.cleaning.columns, rejected)):

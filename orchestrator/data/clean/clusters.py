@@ -1,7 +1,7 @@
-"""Clusters of documents that are alike, in all parts, and which document of each is kept.
+"""Clusters of similar documents over all parts, and the document of each that is kept.
 
-A document has one number: its part's in the upper and its place there in the lower 32 bits. Numbers are in the order of
-the sources, whatever the size of the parts, so that the clusters do not depend on it.
+A document's number has its part in the upper 32 bits and its place in the part in the lower 32. Numbers follow the
+order of the sources whatever the size of the parts, so the clusters do not depend on that size.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from scipy.sparse.csgraph import connected_components
 from orchestrator.data.clean.signatures import RANGES, Compared, Comparison
 
 RECORDS = 2**21
-"""Records that one task sorts, about; with their signatures some hundred bytes each."""
+"""Approximate number of records that one task sorts. With its signature, a record takes some hundred bytes."""
 LEADERS = 32
-"""Documents that stand for those with the same key: more kinds of documents than that in one key are not compared."""
+"""Maximum number of documents under one key that all others are compared with. It bounds the comparisons, which would
+otherwise grow with the square of a key's documents.
+"""
 PAIR = np.dtype([("one", "<u8"), ("other", "<u8")])
 
 
 class Slice(NamedTuple):
-    """The keys of one band in ranges [first, last), of all parts."""
+    """The keys of one band in the ranges [first, last), over all parts."""
 
     band: int
     first: int
@@ -31,29 +33,31 @@ class Slice(NamedTuple):
 
 
 def slices(documents: int, comparison: Comparison) -> list[Slice]:
-    """The work of comparing, divided so that each has about RECORDS records."""
+    """Divide the comparison into slices of about RECORDS records."""
     each = max(1, min(RANGES, RANGES * RECORDS // max(1, documents)))
     firsts = range(0, RANGES, each)
     return [Slice(b, n, min(RANGES, n + each)) for b in range(comparison.bands) for n in firsts]
 
 
 class Parts(Protocol):
-    """All parts, those of training first; each is read when it is asked for."""
+    """All parts, training parts first; each is read on demand."""
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of parts."""
 
     def compared(self, number: int) -> Compared:
-        """What the documents of a part are compared by."""
+        """Return the comparison data of a part."""
 
     def alive(self, number: int) -> np.ndarray | None:
-        """Which documents of a part are to be compared, bool [documents]; None for all."""
+        """Return which documents of a part take part in the comparison, bool [documents]; None for all."""
 
 
 def pairs(parts: Parts, piece: Slice, comparison: Comparison) -> np.ndarray:
-    """Pairs of documents that are alike and have equal keys in a slice, PAIR [pairs]. All that are alike in one key are
-    joined by its first document."""
+    """Return the pairs of similar documents with equal keys in a slice, PAIR [pairs].
+
+    Each document is paired with one leader that it is similar to, which suffices to join them into one cluster.
+    """
     keys = [np.zeros(0, np.uint64)]
     numbers = [np.zeros(0, np.uint64)]
     for number in range(parts.count):
@@ -68,6 +72,7 @@ def pairs(parts: Parts, piece: Slice, comparison: Comparison) -> np.ndarray:
     order = np.lexsort((document, key))
     key = key[order]
     document = document[order]
+    # Only keys that at least two documents share are compared.
     same = key[1:] == key[:-1]
     shared = (
         np.concatenate([same, [False]]) | np.concatenate([[False], same]) if len(key) else np.zeros(0, bool)
@@ -78,6 +83,7 @@ def pairs(parts: Parts, piece: Slice, comparison: Comparison) -> np.ndarray:
         return np.zeros(0, PAIR)
     signatures = _signatures(parts, document)
     begins = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]]))
+    # leader[i] is the index of the first document with the key of document i.
     leader = np.repeat(begins, np.diff([*begins, len(key)]))
     equal = _equal(signatures, leader, np.arange(len(key)))
     found = [
@@ -92,7 +98,7 @@ def pairs(parts: Parts, piece: Slice, comparison: Comparison) -> np.ndarray:
 
 
 def _led(document: np.ndarray, signatures: np.ndarray, left: np.ndarray, alike: int) -> Iterator[np.ndarray]:
-    """Pairs among documents of one key that are unlike its first: each of the next leaders takes those like it."""
+    """Yield pairs among documents of one key that are unlike its first: each next leader takes those similar to it."""
     for _ in range(LEADERS):
         if len(left) < 2:
             return
@@ -103,7 +109,7 @@ def _led(document: np.ndarray, signatures: np.ndarray, left: np.ndarray, alike: 
 
 
 def _equal(signatures: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """How many bytes of two signatures are equal, by rows."""
+    """Return for each pair of rows how many signature bytes are equal, int64. Works in steps to bound memory."""
     step = 2**16
     found = [np.zeros(0, np.int64)]
     for at in range(0, len(one), step):
@@ -119,7 +125,7 @@ def _pairs(document: np.ndarray, leader: np.ndarray, members: np.ndarray) -> np.
 
 
 def _signatures(parts: Parts, document: np.ndarray) -> np.ndarray:
-    """The signatures of documents, read part by part."""
+    """Return the signatures of documents, uint8 [documents, width], read part by part."""
     owner = (document >> np.uint64(32)).astype(np.int64)
     found = np.zeros((len(document), parts.compared(int(owner[0])).header["width"]), np.uint8)
     for number in np.unique(owner):
@@ -131,13 +137,13 @@ def _signatures(parts: Parts, document: np.ndarray) -> np.ndarray:
 
 
 class Clusters(NamedTuple):
-    """Documents that are in a cluster, sorted, and the one that is kept instead of each."""
+    """The documents that belong to a cluster, sorted, and for each the document that is kept."""
 
     document: np.ndarray
     kept: np.ndarray
 
     def of_part(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """The places in a part of the documents that are removed, and the documents that are kept instead."""
+        """Return the places of a part's removed documents, and the documents kept instead of them."""
         begin, end = np.searchsorted(self.document, [np.uint64(number << 32), np.uint64((number + 1) << 32)])
         removed = self.document[begin:end] != self.kept[begin:end]
         mine = self.document[begin:end][removed] & np.uint64(0xFFFFFFFF)
@@ -145,8 +151,14 @@ class Clusters(NamedTuple):
 
 
 def clusters(found: Sequence[np.ndarray], parts: Parts, held_out: int, longest: bool) -> Clusters:
-    """Join pairs into clusters, and choose what is kept of each: the longest document if that is asked for, and among
-    such the first. Documents of parts from `held_out` on are not training's, and are kept before all others."""
+    """Join pairs into clusters (connected components), and choose the document of each that is kept.
+
+    Args:
+        found: pairs of similar documents, as from `pairs`.
+        parts: all parts.
+        held_out: number of the first part that is not training text. Documents from there on always win.
+        longest: keep the longest document; otherwise, and among equally long ones, the first.
+    """
     joined = np.unique(np.concatenate([np.zeros(0, PAIR), *found]))
     document, place = np.unique(np.concatenate([joined["one"], joined["other"]]), return_inverse=True)
     if not len(document):
@@ -157,6 +169,7 @@ def clusters(found: Sequence[np.ndarray], parts: Parts, held_out: int, longest: 
     label = connected_components(graph, directed=False)[1]
     owner = (document >> np.uint64(32)).astype(np.int64)
     size = _sizes(parts, document, owner) if longest else np.zeros(len(document), np.int64)
+    # lexsort uses its last key first: cluster, then held-out documents, then length, then order of the sources.
     order = np.lexsort((document, -size, owner < held_out, label))
     first = np.concatenate([[True], np.diff(label[order]) != 0])
     best = np.zeros(label.max() + 1, np.uint64)
@@ -167,6 +180,7 @@ def clusters(found: Sequence[np.ndarray], parts: Parts, held_out: int, longest: 
 
 
 def _sizes(parts: Parts, document: np.ndarray, owner: np.ndarray) -> np.ndarray:
+    """Return the bytes of text of documents, int64 [documents], read part by part."""
     found = np.zeros(len(document), np.int64)
     for number in np.unique(owner):
         documents, sizes = parts.compared(int(number)).sizes()

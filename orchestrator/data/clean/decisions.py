@@ -1,4 +1,4 @@
-"""What a step decided of the documents of one part: a small file, which is written once and checked when it is read."""
+"""A step's decisions on the documents of one part: a small file, written once and verified when read."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import xxhash
 from orchestrator.data.store.data_folder import DataFolder
 
 SAMPLES = 4
-"""Samples of removed documents of a part and a step."""
+"""Samples of removed documents for each part and step."""
 SHOWN = 400
-"""Most characters of a sample's text."""
+"""Maximum characters of a sample's text."""
 
 
 @dataclass
 class Decision:
-    """What a step decided of one part.
+    """A step's decision on one part.
 
     Attributes:
-        kept: which of the part's documents are left after this step, bool [documents].
-        documents, bytes: how many the step was given, and the bytes of their text.
-        removed, removed_bytes: how many of them it removed.
-        changed, bytes_after: how many of the others it changed, and the bytes of all others.
-        reasons: how many documents were removed for each reason.
-        samples: some that were removed: a hash of the text, by which samples are drawn, the reason and the beginning.
+        kept: whether each document of the part is left after this step, bool [documents].
+        documents, bytes: number of documents that the step received, and the bytes of their text.
+        removed, removed_bytes: of these, what it removed.
+        changed, bytes_after: number of remaining documents that it changed, and the bytes of all remaining ones.
+        reasons: number of removed documents for each reason.
+        samples: some removed documents: a hash of the text, the reason, and the beginning of the text.
     """
 
     kept: np.ndarray
@@ -42,7 +42,7 @@ class Decision:
     samples: list[list[str]] = field(default_factory=list)
 
     def remove(self, text: str, size: int, reason: str) -> None:
-        """Count a document of `size` bytes that is removed."""
+        """Count a removed document of `size` bytes."""
         self.removed += 1
         self.removed_bytes += size
         self.reasons[reason] += 1
@@ -50,17 +50,17 @@ class Decision:
 
 
 def sample_of(text: str, reason: str) -> list[str]:
-    """A removed document as a sample."""
+    """Return a removed document as a sample."""
     return [xxhash.xxh3_64_hexdigest(text.encode()), reason, text[:SHOWN]]
 
 
 def sample(found: list[list[str]], limit: int) -> list[list[str]]:
-    """Some of the samples, the same in whatever order they are found."""
+    """Return up to `limit` samples, independent of the order in which they were collected."""
     return sorted(map(list, {tuple(entry) for entry in found}))[:limit]
 
 
 def name(key: str, part: str) -> str:
-    """The file of a step's decision on a part, by the key of each."""
+    """Return the file name of a decision, given the keys of the step and the part."""
     return f"{key}/{part}.json"
 
 
@@ -76,7 +76,7 @@ def write(folder: DataFolder, key: str, part: str, decision: Decision) -> None:
 
 
 def read(folder: DataFolder, key: str, part: str) -> Decision | None:
-    """A stored decision, None if there is none or it is damaged."""
+    """Return a stored decision; None if it is missing or damaged."""
     try:
         found = folder.read_json(name(key, part))
         if found is None or found.pop("checksum") != _checksum(found):

@@ -1,4 +1,4 @@
-"""Whole documents of a part: rules judge a document, so none may be divided between two parts."""
+"""Whole documents of a part. Cleaning rules judge a document, so no document spans two parts."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from orchestrator.data.sources.text_rows import SEPARATOR
 from orchestrator.data.store.manifest import FORMAT
 
 DOCUMENT_BYTES = 2**26
-"""A longer document is refused, since all of it must be in memory."""
+"""Maximum size of a document, because all of it must fit in memory."""
 BLOCK = 2**20
 _LINE = re.escape(SEPARATOR) + rb"\r?\n"
 _SEPARATOR, _FIRST = re.compile(rb"(?<=\n)" + _LINE), re.compile(rb"\A" + _LINE + rb"|(?<=\n)" + _LINE)
-"""A line that separates documents, within a file and at its beginning."""
+"""Lines that separate documents: within a file, and also at its beginning."""
 _LONGEST = len(SEPARATOR) + 3
 
 
 def aligned(parts: Sequence[Part]) -> list[Part]:
-    """The same text in parts that end where documents do: only .txt files are cut elsewhere.
+    """Return the same text in parts that end at document boundaries. Only .txt files need to move their cuts.
 
-    Raises InputError for a document of more than DOCUMENT_BYTES that is to be cut.
+    Raises InputError if a cut falls into a document of more than DOCUMENT_BYTES.
     """
     moved: dict[tuple[str, int], int] = {}
 
@@ -56,7 +56,8 @@ def aligned(parts: Sequence[Part]) -> list[Part]:
 
 
 def _next_document(file: BinaryIO, at: int, span: Span) -> int:
-    """Where the first document that begins at or after byte `at` does; the size of the file if none does."""
+    """Return the start of the first document that begins at or after byte `at`; the file's size without one."""
+    # Blocks overlap by the longest separator, so that one across their boundary is found.
     begin = max(0, at - _LONGEST)
     file.seek(begin)
     held = file.read(BLOCK)
@@ -83,10 +84,9 @@ def _too_long(span: Span, at: int | None = None) -> InputError:
 def texts(
     part: Part, columns: tuple[str, ...] = (), rejected: Rejected | None = None
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The documents of a part, each with the row that it is the text of, which has these columns as far as there are
-    such. What cannot be used goes to `rejected`.
+    """Yield each document of a part with its row, which holds the requested columns that exist.
 
-    Raises InputError as `rows` does, and for a document of more than DOCUMENT_BYTES.
+    Unusable rows go to `rejected`. Raises InputError as `rows` does, and for a document of more than DOCUMENT_BYTES.
     """
     rejected = rejected or Rejected()
     for span in part:

@@ -1,7 +1,7 @@
-"""The rules of Gopher (Rae et al., 2021, appendix A1.1), in the form that datatrove 0.10 gives them.
+"""The rules of Gopher (Rae et al., 2021, appendix A1.1), as datatrove 0.10 implements them.
 
-Different on purpose: words are those of `words`; n words in a row are equal if all are, where datatrove compares them
-joined, so that "ab c" equals "a bc".
+Two deliberate differences: words are those of `words`, and two n-grams are equal only if each of their words is.
+datatrove compares joined words, so that "ab c" equals "a bc".
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BULLETS = ("\u2022", "-")
 
 
 def quality(text: str, rule: GopherQuality) -> str:
-    """Why the quality rules remove a text; empty if they do not."""
+    """Return why the quality rules remove a text; empty if they keep it."""
     found = counted(text)
     total = len(found.numbers)
     lengths = found.lengths[~found.symbols]
@@ -44,7 +44,7 @@ def quality(text: str, rule: GopherQuality) -> str:
         return "too many ellipses"
     lines = text.splitlines()
     if rule.max_bullet_lines:
-        most = rule.max_bullet_lines * len(lines)  # there are no more such lines than such marks
+        most = rule.max_bullet_lines * len(lines)  # a cheap upper bound: each such line has a mark
         if sum(map(text.count, BULLETS)) >= most and (
             sum(line.lstrip().startswith(BULLETS) for line in lines) / len(lines) > rule.max_bullet_lines
         ):
@@ -63,7 +63,7 @@ def quality(text: str, rule: GopherQuality) -> str:
 
 
 def repetition(text: str, rule: GopherRepetition) -> str:
-    """Why the repetition rules remove a text; empty if they do not."""
+    """Return why the repetition rules remove a text; empty if they keep it."""
     if not text:
         return "empty"
     paragraphs = _PARAGRAPHS.split(text.strip())
@@ -82,7 +82,7 @@ def repetition(text: str, rule: GopherRepetition) -> str:
 
 
 def repeated(parts: Sequence[str]) -> tuple[int, int]:
-    """How many of the texts came before, and their characters."""
+    """Return how many of the texts repeat an earlier one, and their total characters."""
     seen: set[str] = set()
     number = characters = 0
     if len(set(parts)) == len(parts):
@@ -97,61 +97,70 @@ def repeated(parts: Sequence[str]) -> tuple[int, int]:
 
 
 def _repeated_words(text: str, rule: GopherRepetition) -> str:
+    """Return which n-gram rule removes a text; empty if none does."""
     found = counted(text)
     total = len(found.numbers)
+    # ends[i] is the number of characters before word i, without spaces.
     ends = np.concatenate([[0], np.cumsum(found.lengths)])
     rows = _Rows(found.numbers)
     for length, share in sorted(rule.top):
         if total < length or not share:
             continue
         at, times = rows.most_frequent(length)
-        characters = ends[at + length] - ends[at] + length - 1  # with the spaces between
+        characters = ends[at + length] - ends[at] + length - 1  # with the spaces between words
         if characters * times / len(text) > share:
             return f"the most frequent {length} words"
     least = min((share for _, share in rule.repeated if share), default=1.0)
     for length, share in sorted(rule.repeated):
         if total < length or rows.characters(length, ends) / len(text) <= least:
-            break  # nor have longer rows more characters
+            break  # longer n-grams repeat within repeated shorter ones, so they cover no more
         if share and _repeated_characters(rows.of(length), ends, length) / len(text) > share:
             return f"repeated {length} words"
     return ""
 
 
 class _Repeated(NamedTuple):
-    """Where the rows of n words begin that are there more than once, in order, and numbers that are equal for equal
-    rows, both int64."""
+    """The n-grams that occur more than once.
+
+    Attributes:
+        places: index of each one's first word, ascending, int64.
+        rows: a number for each, equal for equal n-grams, int64.
+    """
 
     places: np.ndarray
     rows: np.ndarray
 
 
 class _Rows:
-    """The rows of words of a text, by the number of each word; those of n from those of n - 1, since only within rows
-    that are there more than once can longer ones be."""
+    """The repeated n-grams of a text, computed from the number of each word.
+
+    A repeated n-gram begins with a repeated (n-1)-gram. Each length is therefore derived from the one before.
+    """
 
     def __init__(self, numbers: np.ndarray) -> None:
         self._numbers = numbers
         self._words = int(numbers.max(initial=0)) + 1
-        self._repeated = [_Repeated(np.arange(len(numbers)), numbers)]  # of one word all
+        self._repeated = [_Repeated(np.arange(len(numbers)), numbers)]  # all single words are candidates
 
     def of(self, length: int) -> _Repeated:
-        """The rows of `length` words, 2 at least."""
+        """Return the repeated n-grams of `length` words, at least 2."""
         while len(self._repeated) < length:
             (places, rows), size = self._repeated[-1], len(self._repeated)
             there = np.searchsorted(places, len(self._numbers) - size)
+            # The pair (number of the prefix, next word) identifies an n-gram without hashing.
             keys = rows[:there] * self._words + self._numbers[places[:there] + size]
             self._repeated.append(_repeated(places[:there], keys))
         return self._repeated[length - 1]
 
     def characters(self, length: int, ends: np.ndarray) -> int:
-        """Characters that are in some repeated row of so many words."""
+        """Return the characters covered by repeated n-grams of `length` words; overlaps count once."""
         places = self.of(length).places
         begins = places.copy()
         begins[1:] = np.maximum(places[1:], places[:-1] + length)
         return int((ends[places + length] - ends[begins]).sum())
 
     def most_frequent(self, length: int) -> tuple[int, int]:
-        """Where the first of the most frequent rows of `length` words is, and how often it is there."""
+        """Return the first place of the most frequent n-gram of `length` words, and its count."""
         places, rows = self.of(length)
         if not len(rows):
             return 0, 1
@@ -161,7 +170,7 @@ class _Rows:
 
 
 def _repeated(places: np.ndarray, rows: np.ndarray) -> _Repeated:
-    """Those that are there more than once, numbered anew from 0."""
+    """Keep the n-grams that occur more than once, and renumber them from 0."""
     ordered = np.sort(rows)
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
     if not len(twice):
@@ -172,7 +181,7 @@ def _repeated(places: np.ndarray, rows: np.ndarray) -> _Repeated:
 
 
 def _repeated_characters(found: _Repeated, ends: np.ndarray, length: int) -> int:
-    """Characters of the rows that came before, none counted twice."""
+    """Return the characters of n-grams that repeat an earlier one; overlapping repetitions count once."""
     seen: set[int] = set()
     characters = at = 0
     for place, row in zip(found.places.tolist(), found.rows.tolist(), strict=True):

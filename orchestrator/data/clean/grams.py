@@ -1,7 +1,7 @@
-"""Words in a row of evaluation text, by which documents that hold some of it are found (Brown et al., 2020, app. C).
+"""Decontamination: find documents that share word n-grams with evaluation text (Brown et al., 2020, appendix C).
 
-As datatrove 0.10 has it, with all of the evaluation text as what is looked for. A text of fewer words, though not of
-very few, is looked for whole, where datatrove does not find it.
+The rules are those of datatrove 0.10 with one addition: an evaluation text that is shorter than an n-gram is matched as
+a whole, unless it is very short. datatrove never matches it.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from orchestrator.data.clean.words import plain_words
 from orchestrator.data.store.data_folder import DataFolder
 
 ENTRY = np.dtype([("gram", "<u8"), ("source", "<u2"), ("words", "<u2")])
+"""One n-gram of the index: its hash, the number of its evaluation source, and its length in words."""
 SUM = 8
 """Bytes of the checksum at the end of a stored index."""
 PART_BYTES = 2**25
 LEAST = 8
-"""Words of a text that is looked for though it has fewer than are asked for, as in Brown et al.: an answer of one word
-stands in most documents."""
+"""Minimum words of an evaluation text that is matched as a whole. A one-word answer occurs in most documents."""
 
 
 def index_name(step: PlannedStep) -> str:
-    """The file of a step's index."""
+    """Return the file name of a step's index."""
     return f"{step.key}/grams.bin"
 
 
 def write_index(folder: DataFolder, step: PlannedStep) -> None:
-    """Store the hashes of all words in a row of the evaluation text, sorted, unless that is done. Raises InputError."""
+    """Store the sorted hashes of all n-grams of the evaluation text, unless a sound index exists. Raises InputError."""
     if read_index(folder, step) is not None:
         return
     rule: Decontaminate = step.rule
@@ -52,6 +52,7 @@ def write_index(folder: DataFolder, step: PlannedStep) -> None:
             entries["gram"] = hashes.of_rows(words, rule.words)
             entries["source"], entries["words"] = part[0].file.source, min(rule.words, len(words))
             found.append(entries)
+    # Sorted by hash, one entry for each hash, because lookups use binary search.
     index = np.unique(np.concatenate(found))
     index = index[np.concatenate([[True], index["gram"][1:] != index["gram"][:-1]])] if len(index) else index
     if not len(index):
@@ -65,7 +66,7 @@ def write_index(folder: DataFolder, step: PlannedStep) -> None:
 
 
 def read_index(folder: DataFolder, step: PlannedStep) -> np.ndarray | None:
-    """The stored index, ENTRY [n], sorted; None if there is none or it is damaged."""
+    """Return the stored index, ENTRY [n], sorted by hash; None if it is missing or damaged."""
     data = folder.read(index_name(step)) or b""
     if len(data) < SUM or xxhash.xxh3_64_digest(data[:-SUM]) != data[-SUM:]:
         return None
@@ -73,7 +74,10 @@ def read_index(folder: DataFolder, step: PlannedStep) -> np.ndarray | None:
 
 
 def decontaminate(folder: DataFolder, step: PlannedStep) -> Decide:
-    """Remove documents with words in a row of the stored index. Raises InputError if that is gone."""
+    """Return a step that removes documents with an n-gram of the stored index.
+
+    Raises InputError if the index is gone.
+    """
     index = read_index(folder, step)
     if index is None:
         raise InputError("is damaged", folder.at(index_name(step)), "run the same command again")
@@ -95,7 +99,7 @@ def decontaminate(folder: DataFolder, step: PlannedStep) -> Decide:
 
 
 def _first(entries: np.ndarray, grams: np.ndarray) -> int | None:
-    """The source of the first of these hashes that is among the entries."""
+    """Return the source of the first of the hashes `grams` that is in the index; None without one."""
     at = np.minimum(np.searchsorted(entries["gram"], grams), len(entries) - 1)
     hits = np.flatnonzero(entries["gram"][at] == grams)
     return int(entries["source"][at[hits[0]]]) if len(hits) else None

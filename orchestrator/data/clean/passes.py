@@ -1,4 +1,4 @@
-"""One part in one pass: the text is read once, each step decides on the documents that those before it have kept."""
+"""One pass over one part: the text is read once, and each step judges the documents that earlier steps kept."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ POLICIES = (
 
 
 def c4(text: str, rule: C4) -> str | Removed:
-    """The lines of a text that are kept, or why the document is not."""
+    """Return the lines of a text that are kept, or why the document is removed."""
     number = 0
     kept = []
     for line in map(str.strip, text.splitlines()):
@@ -69,7 +69,7 @@ def c4(text: str, rule: C4) -> str | Removed:
 
 
 def fineweb(text: str, rule: FineWeb) -> str:
-    """Why the rules remove a text; empty if they do not."""
+    """Return why the rules remove a text; empty if they keep it."""
     lines = [line for line in text.split("\n") if line.strip()]
     if not lines:
         return "empty"
@@ -91,7 +91,10 @@ EMPTY = "nothing is left"
 
 @lru_cache(maxsize=32)
 def decide_of(uri: str, step: PlannedStepJson) -> Decide:
-    """What a step decides. Kept, since a model takes long to load. Raises InputError."""
+    """Return the function that judges documents for a step. Cached, because a model takes long to load.
+
+    Raises InputError.
+    """
     folder = DataFolder(uri)
     planned = PlannedStep(*json.loads(step))
     rule = planned.rule
@@ -120,7 +123,7 @@ def decide_of(uri: str, step: PlannedStepJson) -> Decide:
 
 
 PlannedStepJson = str
-"""A step as JSON, which a cache can hold."""
+"""A step as JSON, which can be a key of the cache."""
 
 
 def _unless(reason_of: Callable[[str], str]) -> Decide:
@@ -132,7 +135,7 @@ def _decide(uri: str, step: PlannedStep) -> Decide:
 
 
 class _Comparing:
-    """What a part's documents are compared by, as they are kept one after the other."""
+    """Collects the comparison data of a part, one kept document after another."""
 
     def __init__(self, step: PlannedStep) -> None:
         self.step = step
@@ -147,7 +150,7 @@ class _Comparing:
         self._hashes = signatures.WordHashes()
 
     def add(self, number: int, text: str, size: int) -> None:
-        """A document that is kept so far."""
+        """Add a document that all steps so far keep."""
         rows: Sequence[int] | np.ndarray = ()
         if self.step.name == "exact_duplicates":
             self._exact.append(xxhash.xxh3_128_digest(text.encode()))
@@ -171,7 +174,7 @@ class _Comparing:
         self._waiting = 0
 
     def write(self, folder: DataFolder, key: str, part: str) -> None:
-        """Store it."""
+        """Store the comparison data."""
         if self.step.name == "exact_duplicates":
             keys, signed = signatures.exact(self._exact)
         else:
@@ -192,12 +195,15 @@ class _Comparing:
 
 
 def compared_name(key: str, part: str) -> str:
-    """The file of what a part's documents are compared by."""
+    """Return the file name of a part's comparison data."""
     return f"{key}/{part}.bin"
 
 
 def decide_part(uri: str, cleaning: Cleaning, number: int, part: Part) -> None:
-    """Decide pass `number` of one part, as far as it is not decided, in the folder `uri`. Raises InputError."""
+    """Make the missing decisions of pass `number` on one part, and store them in the folder `uri`.
+
+    Raises InputError.
+    """
     os.environ["RAYON_NUM_THREADS"] = "1"  # a task has one CPU
     folder = DataFolder(uri)
     name = part_key(part)
@@ -223,7 +229,7 @@ def _decide_all(
     mask: np.ndarray | None,
     part: Part,
 ) -> list[Decision]:
-    """The decisions of `steps` on the documents in `mask`; all others before them in the pass were decided."""
+    """Return the decisions of `steps` on the documents in `mask`. Earlier steps of the pass are already decided."""
     todo = [(_decide(uri, step), Decision(np.zeros(0, bool))) for step in steps]
     first = steps[0] if steps else comparing[0].step if comparing else None
     before = changes(uri, cleaning, first)
@@ -258,7 +264,7 @@ def _decide_all(
 
 
 def changes(uri: str, cleaning: Cleaning, until: PlannedStep | None) -> list[Decide]:
-    """The steps before `until` that change text; all of them if it is None."""
+    """Return the steps before `until` that change text; all such steps if it is None."""
     found = []
     for step in cleaning.steps:
         if step == until:
@@ -269,7 +275,7 @@ def changes(uri: str, cleaning: Cleaning, until: PlannedStep | None) -> list[Dec
 
 
 def changed(text: str, row: Row, steps: Sequence[Decide], part: Part) -> str:
-    """A document that these steps keep, as they leave it. Raises InputError if they do not any more."""
+    """Return a document after these steps, which keep it. Raises InputError if a step now removes it."""
     for decide in steps:
         after = decide(text, row)
         if isinstance(after, Removed):
@@ -280,9 +286,10 @@ def changed(text: str, row: Row, steps: Sequence[Decide], part: Part) -> str:
 
 
 def compare_part(uri: str, step: PlannedStep, before: Sequence[PlannedStep], key: str, part: Part) -> None:
-    """Store what the documents of a part of other text are compared by, as the steps `before` change it, under `key`.
+    """Store the comparison data of a part of text that is not trained on under `key`, after the steps `before` changed
+    it.
 
-    What one of those would remove is compared as it was.
+    A document that one of these steps would remove is compared as it was before that step.
     """
     os.environ["RAYON_NUM_THREADS"] = "1"
     comparing = _Comparing(step)
@@ -298,7 +305,7 @@ def compare_part(uri: str, step: PlannedStep, before: Sequence[PlannedStep], key
 
 
 def kept_of(folder: DataFolder, key: str, part: str) -> np.ndarray:
-    """Which documents of a part are left after a step. Raises InputError if that is gone."""
+    """Return which documents of a part are left after a step. Raises InputError if the decision is gone."""
     found = decisions.read(folder, key, part)
     if found is None:
         raise InputError(

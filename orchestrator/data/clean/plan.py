@@ -1,7 +1,7 @@
-"""The steps of a job with keys: equal keys mean equal decisions on equal documents.
+"""The cleaning steps of a job with their keys. Equal keys mean equal decisions on equal documents.
 
-The key of a step covers all steps up to it. One that compares all documents covers all sources too; before such a step
-decisions depend on a part alone, so that files which are added leave those on other parts as they are.
+The key of a step covers all steps up to it. The key of a step that compares all documents covers all sources as well.
+Before such a step, decisions depend on one part only, so added files do not invalidate decisions on other parts.
 """
 
 from __future__ import annotations
@@ -28,14 +28,20 @@ from orchestrator.storage.input_files import open_input
 CORPUS = ("exact_duplicates", "near_duplicates")
 """Steps that compare all documents."""
 CHANGE_TEXT = ("normalize", "c4", "pii", "own")
+"""Steps that may change a document's text."""
 VERSION = 2
-"""Raised when a rule comes to other decisions."""
+"""Increase it when a rule's decisions change."""
 
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A step with its options as in a job file, and its key; the key of what documents are compared by, and a hash of
-    the user's code."""
+    """A step with its options as in the job file.
+
+    Attributes:
+        key: key of the step's decisions.
+        compared: key of the comparison data of the documents; empty unless the step compares all documents.
+        code: hash of the user's function; empty for other steps.
+    """
 
     name: str
     options: dict[str, Any]
@@ -45,13 +51,13 @@ class PlannedStep:
 
     @property
     def rule(self) -> Any:
-        """The options as the job's model of them."""
+        """The options as the job's configuration model."""
         return CleanStep.model_validate({self.name: self.options}).options
 
 
 @dataclass(frozen=True)
 class Cleaning:
-    """The steps in order; `held_out` is text that training must not have."""
+    """The steps in order; `held_out` is text that must not be trained on."""
 
     steps: tuple[PlannedStep, ...]
     held_out: tuple[Source, ...] = ()
@@ -64,12 +70,12 @@ class Cleaning:
 
     @property
     def code(self) -> dict[str, str]:
-        """The hashes of own functions, by `module:name`."""
+        """The hashes of the user's functions, by `module:name`."""
         return {step.options["function"]: step.code for step in self.steps if step.code}
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of a row that the steps need beside the text."""
+        """The columns of a row that the steps need besides the text."""
         found: list[str] = []
         for step in self.steps:
             rule = step.rule
@@ -77,12 +83,16 @@ class Cleaning:
         return tuple(dict.fromkeys(found))
 
     def changing(self, until: PlannedStep) -> tuple[PlannedStep, ...]:
-        """The steps before `until` that change a text by itself alone: other text is compared as they leave it."""
+        """Return the steps before `until` that change a text independently of its row. Other text is compared after
+        them.
+        """
         before = self.steps[: self.steps.index(until)]
         return tuple(step for step in before if step.name in CHANGE_TEXT and step.name != "own")
 
     def passes(self) -> list[tuple[PlannedStep, ...]]:
-        """The steps, divided after those that compare all documents: a pass reads the text once."""
+        """Return the steps divided into passes. A pass reads the text once, and ends after steps that compare all
+        documents.
+        """
         found: list[tuple[PlannedStep, ...]] = []
         held: tuple[PlannedStep, ...] = ()
         for step in self.steps:
@@ -93,19 +103,19 @@ class Cleaning:
         return [*found, held] if held else found
 
     def to_json(self) -> str:
-        """As JSON, for a task on any node."""
+        """Serialise the plan, for a task on any node."""
         held_out = [text.model_dump() for text in self.held_out]
         return json.dumps([[asdict(step) for step in self.steps], held_out, self.on_error])
 
     @classmethod
     def from_json(cls, text: str) -> Cleaning:
-        """The inverse of `to_json`."""
+        """Restore a plan; the inverse of `to_json`."""
         steps, held_out, on_error = json.loads(text)
         return cls(tuple(PlannedStep(**s) for s in steps), tuple(Source(**s) for s in held_out), on_error)
 
 
 def cleaning_of(data: DataSpec, files: Sequence[SourceFile], part_bytes: int) -> Cleaning | None:
-    """The steps of a job over these files, None if it names none. Raises InputError for what cannot be used."""
+    """Return the steps of a job over these files; None without any. Raises InputError for unusable steps."""
     if not data.clean:
         return None
     validation = data.validation.sources if data.validation else []
@@ -118,7 +128,7 @@ def cleaning_of(data: DataSpec, files: Sequence[SourceFile], part_bytes: int) ->
         options = step.options.model_dump(mode="json")
         shown = [step.name, _without_places(options), _beside(step, held_out, data.on_error)]
         if step.name in CORPUS:
-            # what documents are compared by depends on the steps before that look at one document
+            # comparison data depends on earlier steps that judge one document, not on earlier comparisons
             compared = _hash([local, step.name, _how(step), "compared"])
             key = _hash([key, shown, whole])
             steps.append(PlannedStep(step.name, options, key, compared))
@@ -130,7 +140,7 @@ def cleaning_of(data: DataSpec, files: Sequence[SourceFile], part_bytes: int) ->
 
 
 def check_steps(data: DataSpec) -> None:
-    """Raise InputError for steps that lack what they need: a library, a file, a function, or a column."""
+    """Raise InputError if a step lacks a library, file, function or column that it needs."""
     for number, source in enumerate(data.sources if data.clean else ()):
         if not isinstance(source.field, str):
             hint = "leave it out, and clean the pairs before"
@@ -142,7 +152,7 @@ def check_steps(data: DataSpec) -> None:
 
 
 def lists_of(rule: Url) -> dict[str, list[str]]:
-    """The lists of the step `url`, of which some may be files. Raises InputError."""
+    """Return the lists of the step `url`; a list that is given as a file is read. Raises InputError."""
     found: dict[str, list[str]] = {}
     for name in Url.LISTS:
         given: str | list[str] = getattr(rule, name)
@@ -167,7 +177,7 @@ def _read(uri: str, where: str) -> str:
 
 
 def others(rule: Any, held_out: Sequence[Source]) -> list[Source]:
-    """The text that documents are compared with beside the sources."""
+    """Return the text that documents are compared with besides the sources."""
     given = rule.sources if isinstance(rule, Decontaminate) else rule.against
     named = [Source(uri=text.uri, field=text.field, format=text.format) for text in given]
     if isinstance(rule, Decontaminate):
@@ -176,7 +186,7 @@ def others(rule: Any, held_out: Sequence[Source]) -> list[Source]:
 
 
 def _beside(step: CleanStep, held_out: Sequence[Source], on_error: str) -> Any:
-    """What a step depends on beside its options. Raises InputError for what is missing."""
+    """Return what a step depends on besides its options. Raises InputError if something is missing."""
     rule = step.options
     if step.name in CORPUS or isinstance(rule, Decontaminate):
         files = sources.resolve(others(rule, held_out), f"data.clean.{step.name}", on_error)
@@ -193,12 +203,12 @@ def _beside(step: CleanStep, held_out: Sequence[Source], on_error: str) -> Any:
 
 
 def _in_order(files: Sequence[SourceFile]) -> list[Any]:
-    """What the numbers of parts and documents follow from: no part is of two sources."""
+    """Return what determines the numbers of parts and documents. A part never spans two sources."""
     return [[file.source, identity_of(file)] for file in files]
 
 
 def _without_places(options: dict[str, Any]) -> dict[str, Any]:
-    """Options without where files are: their content counts."""
+    """Return the options without the locations of files: only their content counts."""
     found = {key: None if key in Url.LISTS else value for key, value in options.items()}
     for key in ("against", "sources"):
         found |= {key: [text["field"] for text in options[key]]} if key in options else {}
@@ -206,7 +216,7 @@ def _without_places(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _how(step: CleanStep) -> Any:
-    """What a signature depends on."""
+    """Return what a signature depends on; None for a step without signatures."""
     if step.name != "near_duplicates":
         return None
     rule = step.options

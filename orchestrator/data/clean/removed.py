@@ -1,4 +1,4 @@
-"""What a step says of a document that it removes."""
+"""The result of a step that removes a document."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from typing import NamedTuple
 
 
 class Removed(NamedTuple):
-    """A document is removed, for a reason in a few words."""
+    """A document is removed, with the reason in a few words."""
 
     reason: str

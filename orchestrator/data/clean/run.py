@@ -1,10 +1,10 @@
-"""Deciding on all documents of the sources, with Ray Data: part by part, and between passes on all documents at once.
+"""Run cleaning with Ray Data: part by part within a pass, and over all documents between passes.
 
-    <cache>/clean/<key of a step>/<key of a part>.json    what the step decided of the part
-    <cache>/clean/<key>/<key of a part>.bin               what its documents are compared by
-    <cache>/clean/<key>/<band>-<first>.pairs              documents that are alike, by keys in one slice
+    <cache>/clean/<key of a step>/<key of a part>.json    the step's decision on the part
+    <cache>/clean/<key>/<key of a part>.bin               comparison data of the part's documents
+    <cache>/clean/<key>/<band>-<first>-<last>.pairs       similar documents, by the keys of one slice
 
-Each file is written once; what is there is not done again, whoever made it.
+Each file is written once. Existing work is reused, whichever run did it.
 """
 
 from __future__ import annotations
@@ -40,14 +40,16 @@ from orchestrator.data.store.data_folder import DataFolder
 from orchestrator.storage.read_at_once import read_at_once
 
 SAMPLES = 8
-"""Samples of what such a step removes: for each, two parts are read again."""
+"""Samples of removed duplicates. Each takes another read of two parts."""
 SUM = 8
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """All parts by the files of what their documents are compared by; those of training, which have `keys`, come first.
-    `before` is the key of the step before, empty if there is none."""
+    """All parts, by the files of their comparison data. Training parts, which have `keys`, come first.
+
+    `before` is the key of the previous step; empty for the first one.
+    """
 
     uri: str
     keys: Sequence[str]
@@ -56,16 +58,16 @@ class Corpus:
 
     @property
     def count(self) -> int:
-        """How many parts there are."""
+        """Number of parts."""
         return len(self.files)
 
     @property
     def folder(self) -> DataFolder:
-        """Where the files are."""
+        """The folder of the files."""
         return DataFolder(self.uri)
 
     def documents(self) -> int:
-        """Documents of all parts."""
+        """Return the number of documents in all parts."""
         return sum(self.compared(number).rows for number in range(self.count))
 
     def compared(self, number: int) -> Compared:
@@ -80,14 +82,14 @@ class Corpus:
 
 
 def comparison_of(step: PlannedStep) -> Comparison:
-    """How a step compares documents."""
+    """Return how a step compares documents."""
     if step.name == "exact_duplicates":
         return EXACT
     return signatures.comparison(step.options["threshold"], step.options["hashes"])
 
 
 def other_key(step: PlannedStep, before: Sequence[PlannedStep]) -> str:
-    """The key of what documents of text that is not trained on are compared by, as the steps `before` change it."""
+    """Return the key of the comparison data of text that is not trained on, after the steps `before` changed it."""
     how = [step.options.get(name) for name in ("threshold", "words", "hashes", "seed")]
     algorithm = signatures.algorithm() if step.name == "near_duplicates" else ""
     changes = [[each.name, each.options] for each in before]
@@ -95,7 +97,7 @@ def other_key(step: PlannedStep, before: Sequence[PlannedStep]) -> str:
 
 
 def pairs_name(piece: Slice) -> str:
-    """The file of the pairs of a slice, below the step's key."""
+    """Return the file name of a slice's pairs, below the step's key."""
     return f"{piece.band}-{piece.first}-{piece.last}.pairs"
 
 
@@ -113,7 +115,7 @@ def _read_pairs(folder: DataFolder, name: str) -> np.ndarray:
 
 
 def decide_alike(corpus: Corpus, step: PlannedStep, pieces: Sequence[Slice], parts: Sequence[Part]) -> None:
-    """Decide which documents are kept, and store that for each part. Raises InputError."""
+    """Decide which documents are kept, and store the decision for each part. Raises InputError."""
     folder = corpus.folder
     found = [_read_pairs(folder, f"{step.key}/{pairs_name(piece)}") for piece in pieces]
     longest = step.options.get("keep") == "longest"
@@ -124,6 +126,7 @@ def decide_alike(corpus: Corpus, step: PlannedStep, pieces: Sequence[Slice], par
 
 
 def _decision(corpus: Corpus, chosen: Clusters, number: int, samples: list[list[str]]) -> Decision:
+    """Return the decision on part `number`: which documents stay after removing all but one of each cluster."""
     documents, sizes = corpus.compared(number).sizes()
     alive = corpus.alive(number)
     given = np.zeros(len(documents) if alive is None else len(alive), np.int64)
@@ -150,10 +153,11 @@ def _decision(corpus: Corpus, chosen: Clusters, number: int, samples: list[list[
 
 
 def _samples(chosen: Clusters, parts: Sequence[Part]) -> dict[int, list[list[str]]]:
-    """Some documents that are removed by the number of their part, each beside what is kept instead."""
+    """Return samples of removed documents by the number of their part, each with the document that is kept instead."""
     mask = chosen.document != chosen.kept
     removed = chosen.document[mask]
     kept = chosen.kept[mask]
+    # Drawn by a hash of the number, so that every run shows the same samples.
     drawn = np.argsort(mix(removed), kind="stable")[:SAMPLES]
     wanted = {int(n) for n in (*removed[drawn], *kept[drawn]) if int(n) >> 32 < len(parts)}
     text = {number: _text(parts[number >> 32], number & 0xFFFFFFFF) for number in sorted(wanted)}
@@ -173,7 +177,7 @@ OTHER_PART_BYTES = 2**25
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be cleaned: parts that end with a document, and where decisions are."""
+    """The parts to clean and the folder of the decisions. Each part ends with a document."""
 
     folder: DataFolder
     cleaning: Cleaning
@@ -181,14 +185,14 @@ class Work:
     progress: Progress
 
     def keys(self) -> list[str]:
-        """The keys of the parts."""
+        """Return the keys of the parts."""
         return [part_key(part) for part in self.parts]
 
 
 def clean(cleaning: Cleaning, parts: Sequence[Part], cache: str, progress: Progress) -> CleanedText:
-    """Decide on all documents of `parts`, as far as it is not decided; returns what is left. Ray must be initialised.
+    """Make all missing decisions on the documents of `parts`, and return the cleaned text. Ray must be initialised.
 
-    Raises InputError as reading the text does, and for steps that cannot be used.
+    Raises InputError as reading the text does, and for unusable steps.
     """
     work = Work(DataFolder(f"{DataFolder(cache).uri}/{FOLDER}"), cleaning, parts, progress)
     work.folder.remove_old_drafts()
@@ -205,7 +209,7 @@ def clean(cleaning: Cleaning, parts: Sequence[Part], cache: str, progress: Progr
 
 
 def _prepare_steps(work: Work, steps: Sequence[PlannedStep]) -> None:
-    """Store what tasks need of steps that read other files."""
+    """Store what tasks need from files that the steps read."""
     for step in steps:
         rule = step.rule
         if isinstance(rule, Url):
@@ -228,7 +232,7 @@ def _write_index(uri: str, step: PlannedStep) -> None:
 
 
 def _decide_parts(work: Work, number: int, steps: Sequence[PlannedStep]) -> None:
-    """Pass `number` of all parts that lack a decision of it."""
+    """Run pass `number` on all parts that lack one of its decisions."""
     keys = work.keys()
     lacking = [False] * len(keys)
     for step in steps:
@@ -254,7 +258,7 @@ def _decide_parts(work: Work, number: int, steps: Sequence[PlannedStep]) -> None
 
 
 def undecided(folder: DataFolder, key: str, parts: Sequence[str]) -> set[str]:
-    """Those of the parts that have no sound decision of a step."""
+    """Return the parts without a sound decision of a step."""
     there = folder.sizes(key)
     found = {part for part in parts if f"{part}.json" not in there}
     asked = sorted(set(parts) - found)
@@ -263,7 +267,7 @@ def undecided(folder: DataFolder, key: str, parts: Sequence[str]) -> set[str]:
 
 
 def _compare(work: Work, step: PlannedStep, before: str) -> None:
-    """Decide on all documents at once. `before` is the key of the step before, empty if there is none."""
+    """Decide on all documents at once. `before` is the key of the previous step; empty for the first one."""
     keys = work.keys()
     if not undecided(work.folder, step.key, keys):
         return
@@ -293,7 +297,7 @@ def _choose(corpus: Corpus, step: PlannedStep, pieces: list[clusters.Slice], par
 
 
 def _compare_others(work: Work, step: PlannedStep) -> list[str]:
-    """Make what the documents of other text are compared by; returns the files."""
+    """Write the comparison data of text that is not trained on, and return its files."""
     texts = others(step.rule, work.cleaning.held_out)
     if not texts:
         return []

@@ -1,8 +1,8 @@
-"""What is compared of documents: a hash of the text, or a MinHash signature (Broder, 1997) of its words in a row.
+"""Document comparison by a hash of the text, or by a MinHash signature (Broder, 1997) of its word n-grams.
 
-A file holds what one part's documents are compared by. Records of a band and a document, sorted by a key, come last:
-documents with equal keys in a band are candidates, and their signatures then say whether they are alike. Keys are
-uniform, so that a task may read those of one of RANGES alone.
+A file holds the comparison data of one part's documents. It ends with one record per document and band, sorted by key.
+Documents with equal keys in a band are candidates; their signatures decide whether they are similar. Keys are uniformly
+distributed over RANGES ranges, so that a task can read the records of a few ranges alone.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ from orchestrator.data.samples.order import mix
 from orchestrator.data.store.data_folder import DataFolder
 
 RANGES = 64
-"""Ranges of keys that can be read by themselves."""
+"""Number of key ranges that can be read separately."""
 RECORD = np.dtype([("key", "<u8"), ("document", "<u4")])
+"""One entry of a band: a document's key, and its number within the part."""
 WORDS = 2**20
-"""Words whose hashes are kept at most."""
+"""Maximum number of cached word hashes."""
 FOUND = 0.95
-"""Least probability that a pair at the threshold becomes a candidate."""
+"""Minimum probability that a pair at the threshold becomes a candidate."""
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+"""2^64 divided by the golden ratio, an odd number: the base of the polynomial hashes."""
 LARGEST_HEAD = 2**26
 BATCH = 2**18
-"""Hashes that are signed at once."""
+"""Hashes that are signed together."""
 
 
 class WordHashes(dict[str, int]):
-    """The hashes of words, kept for the next text."""
+    """A cache of word hashes, shared by all texts."""
 
     def __missing__(self, word: str) -> int:
         if len(self) >= WORDS:
@@ -45,10 +47,11 @@ class WordHashes(dict[str, int]):
         return found
 
     def of_rows(self, words: Sequence[str], length: int) -> np.ndarray:
-        """A hash of each `length` words in a row, uint64; of all words if there are fewer."""
+        """Return a hash of each n-gram of `length` words, uint64; one hash of all words if the text is shorter."""
         hashes = np.fromiter(map(self.__getitem__, words), np.uint64, len(words))
         length = min(length, len(words))
         count = len(words) - length + 1 if words else 0
+        # A polynomial hash modulo 2^64, computed for all n-grams at once: one pass for each of their words.
         found = np.zeros(count, np.uint64)
         for at in range(length):
             found = found * MULTIPLIER + hashes[at : at + count]
@@ -57,8 +60,10 @@ class WordHashes(dict[str, int]):
 
 @dataclass(frozen=True)
 class Comparison:
-    """How documents are compared: keys of `bands` bands, and signatures of `width` bytes of which at least `alike` are
-    equal."""
+    """How documents are compared: by keys of `bands` bands, and signatures of `width` bytes.
+
+    Two documents are similar if at least `alike` bytes of their signatures are equal.
+    """
 
     bands: int
     width: int
@@ -69,28 +74,36 @@ EXACT = Comparison(1, 8, 8)
 
 
 def comparison(threshold: float, hashes: int) -> Comparison:
-    """Of near duplicates: as many hashes in a band as find a pair at the threshold with probability FOUND."""
+    """Return the comparison for near duplicates at a Jaccard `threshold`.
+
+    A band of r hashes agrees with probability threshold^r. The largest r is chosen for which at least one of the hashes
+    // r bands agrees with probability FOUND (locality-sensitive hashing).
+    """
     rows = max(
         (n for n in range(1, hashes + 1) if 1 - (1 - threshold**n) ** (hashes // n) >= FOUND), default=1
     )
-    # one byte of each hash is compared: two of unequal documents are equal by chance in one case of 256
+    # one byte of each hash is compared, and two unequal hashes share it with probability 1/256
     return Comparison(hashes // rows, hashes, math.ceil(hashes * (threshold + (1 - threshold) / 256)))
 
 
 def exact(hashes: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """The keys [documents, 1] and signatures [documents, 8] of documents by the 128-bit hashes of their text."""
+    """Return the keys [documents, 1] and signatures [documents, 8] of documents, given the 128-bit hashes of their
+    text.
+    """
     both = np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, 16)
     return np.ascontiguousarray(both[:, :8]).view("<u8"), both[:, 8:]
 
 
 def near(rows: Iterable[np.ndarray], hashes: int, seed: int, bands: int) -> tuple[np.ndarray, np.ndarray]:
-    """The keys [documents, bands] and signatures [documents, hashes] of documents by the hashes of their rows of words;
-    of no meaning for one without words."""
+    """Return the keys [documents, bands] and signatures [documents, hashes] of documents, given their n-gram hashes.
+
+    The results of a document without n-grams are meaningless.
+    """
     keys = [np.zeros((0, bands), np.uint64)]
     signatures = [np.zeros((0, hashes), np.uint8)]
     for batch in _batches(rows):
         numbers = _minima(batch, hashes, seed)
-        # the last bits of a number are not uniform enough for a byte of it
+        # the last bits of a number are not uniform enough, so it is mixed before one byte is taken
         signatures.append((mix(numbers) >> np.uint64(56)).astype(np.uint8))
         width = hashes // bands
         banded = numbers[:, : width * bands].reshape(len(numbers), bands, width)
@@ -102,6 +115,7 @@ def near(rows: Iterable[np.ndarray], hashes: int, seed: int, bands: int) -> tupl
 
 
 def _batches(rows: Iterable[np.ndarray]) -> Iterable[list[np.ndarray]]:
+    """Group documents until a group has BATCH n-grams."""
     held: list[np.ndarray] = []
     size = 0
     for row in rows:
@@ -116,6 +130,7 @@ def _batches(rows: Iterable[np.ndarray]) -> Iterable[list[np.ndarray]]:
 
 
 def _minima(rows: list[np.ndarray], hashes: int, seed: int) -> np.ndarray:
+    """Return the minimum of each hash function over a document's n-grams, uint64 [documents, hashes]."""
     rensa = needs_extra("near_duplicates", "rensa")
     offsets = np.cumsum([0, *map(len, rows)]).astype(np.uint64)
     made = rensa.RMinHash.digest_matrix_from_flat_token_hashes(
@@ -125,18 +140,18 @@ def _minima(rows: list[np.ndarray], hashes: int, seed: int) -> np.ndarray:
 
 
 def algorithm() -> str:
-    """What a signature depends on beside the options. Raises InputError without rensa."""
+    """Return what a signature depends on besides the options. Raises InputError without rensa."""
     return f"rensa {needs_extra('near_duplicates', 'rensa').RMinHash.ALGORITHM_VERSION}"
 
 
 def damaged(folder: DataFolder, name: str) -> InputError:
-    """The error for a damaged file of what documents are compared by."""
+    """Return the error for a damaged file of comparison data."""
     return InputError("is damaged", folder.at(name), "remove it; the same command makes it anew")
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A file of what one part's documents are compared by: `rows` documents with `sizes` in bytes of text."""
+    """A file with the comparison data of one part."""
 
     folder: DataFolder
     name: str
@@ -144,22 +159,24 @@ class Compared:
 
     @property
     def rows(self) -> int:
-        """Documents with a signature."""
+        """Number of documents with a signature."""
         return int(self.header["rows"])
 
     def sizes(self) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers and the sizes of the documents."""
+        """Return the numbers of the documents and the sizes of their text in bytes, uint32 [rows] each."""
         found = self._part(0, 8 * self.rows, self.header["sums"]["documents"])
         return np.frombuffer(found, "<u4")[: self.rows], np.frombuffer(found, "<u4")[self.rows :]
 
     def signatures(self) -> np.ndarray:
-        """The signatures, uint8 [rows, width]."""
+        """Return the signatures, uint8 [rows, width]."""
         width = self.header["width"]
         found = self._part(8 * self.rows, self.rows * width, self.header["sums"]["signatures"])
         return np.frombuffer(found, np.uint8).reshape(self.rows, width)
 
     def records(self, band: int, first: int, last: int) -> np.ndarray:
-        """The records of a band with keys in ranges [first, last), sorted by key."""
+        """Return the records of a band with keys in the ranges [first, last), sorted by key. Raises InputError if
+        damaged.
+        """
         counts = self.header["counts"][band]
         sums = self.header["sums"]["ranges"][band]
         before = (8 + self.header["width"]) * self.rows + RECORD.itemsize * (
@@ -197,8 +214,15 @@ def write(
     signatures: np.ndarray,
     words: np.ndarray,
 ) -> None:
-    """Store what a part's documents are compared by: their numbers, sizes, keys [documents, bands] and signatures.
-    Only those that have `words`, bool [documents], are candidates."""
+    """Store the comparison data of one part.
+
+    Args:
+        folder, name: the file to write.
+        documents, sizes: number and bytes of text of each document.
+        keys: uint64 [documents, bands].
+        signatures: uint8 [documents, width].
+        words: bool [documents]; only documents with words become candidates.
+    """
     listed = documents.astype("<u4").tobytes() + sizes.astype("<u4").tobytes()
     counts = []
     sums = []
@@ -207,6 +231,7 @@ def write(
         records = np.zeros(np.count_nonzero(words), RECORD)
         records["key"], records["document"] = keys[words, band], documents[words]
         records = records[np.argsort(records["key"], kind="stable")]
+        # The upper 6 bits of a key are its range: 2^6 = RANGES.
         ends = np.searchsorted(records["key"] >> np.uint64(58), np.arange(RANGES + 1))
         found = [records[a:b].tobytes() for a, b in pairwise(ends.tolist())]
         counts.append(np.diff(ends).tolist())
@@ -225,7 +250,7 @@ def write(
 
 
 def opened(folder: DataFolder, name: str) -> Compared:
-    """The stored file. Raises InputError if it is damaged, FileNotFoundError if there is none."""
+    """Open a stored file. Raises InputError if it is damaged, FileNotFoundError if it is missing."""
     begin = bytearray(16)
     if folder.read_into(name, 0, memoryview(begin)) != 16:
         raise damaged(folder, name)

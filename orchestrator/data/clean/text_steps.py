@@ -1,9 +1,8 @@
-"""Steps that look at one document: its Unicode form, its language, its address, personal data, and own functions.
+"""Steps that look at one document: Unicode form, language, address, personal data, and the user's functions.
 
-Like datatrove 0.10 where that has the rule. Different on purpose: a replacement is always the same, where datatrove
-takes the next of a list, which depends on the documents before; an entry of `domains` means the host and all below it,
-where datatrove looks into a list of public suffixes; the language is found by py3langid and not by fastText, in a
-document's beginning.
+They follow datatrove 0.10 where it has the rule. Deliberate differences: a replacement is always the same, while
+datatrove's depends on earlier documents; an entry of `domains` covers the host and all its subdomains, while datatrove
+uses a list of public suffixes; py3langid detects the language from the beginning of a document, instead of fastText.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from orchestrator.data.sources.repair import is_unicode
 
 Row = Mapping[str, Any]
 Decide = Callable[[str, Row], str | Removed]
-"""The text that is kept of a document, or why it is removed; its row has the columns that the step needs."""
+"""Returns the text that is kept of a document, or why it is removed. Its row has the columns that the step needs."""
 
 _EMAIL = re.compile(
     r"\b[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(?:\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*@(?:(?:[A-Za-z0-9](?:[A-Za-z0-9-]*"
@@ -41,12 +40,12 @@ _PHONE = re.compile(
 )
 PATTERNS = {"email": _EMAIL, "ip": _IP, "phone": _PHONE}
 INSTEAD = {"email": "email@example.com", "ip": "192.0.2.1", "phone": "555-0100"}
-"""Addresses and numbers that are kept free for examples (RFC 2606, RFC 5737)."""
+"""Addresses and numbers reserved for examples (RFC 2606, RFC 5737)."""
 _NOT_LETTERS = re.compile(r"[^a-zA-Z0-9]+")
 
 
 def needs_extra(step: str, module: str) -> Any:
-    """The module of the extra `data` that a step needs. Raises InputError if it is not installed."""
+    """Return a module of the extra `data` that a step needs. Raises InputError if it is not installed."""
     try:
         return import_module(module)
     except ImportError:
@@ -55,7 +54,9 @@ def needs_extra(step: str, module: str) -> Any:
 
 
 def normalize(rule: Normalize) -> Decide:
-    """Text in one Unicode form, repaired if that is asked for. Raises InputError if ftfy is needed and missing."""
+    """Return a step that rewrites text in one Unicode form, after optional repair. Raises InputError if ftfy is
+    missing.
+    """
     if not rule.fix:
         return lambda text, row: unicodedata.normalize(rule.form, text)
     ftfy = needs_extra("normalize with fix", "ftfy")
@@ -64,14 +65,16 @@ def normalize(rule: Normalize) -> Decide:
 
 
 def identifier() -> Any:
-    """The model that tells languages, with probabilities. Raises InputError without py3langid."""
+    """Return the model that detects languages, with probabilities. Raises InputError without py3langid."""
     langid = needs_extra("language", "py3langid.langid")
     return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
 
 
 def language(rule: Language) -> Decide:
-    """Keep documents whose most probable language is one of `keep`. Raises InputError without py3langid, and for a
-    language that it does not know."""
+    """Return a step that keeps documents whose most probable language is in `keep`.
+
+    Raises InputError without py3langid, and for an unknown language.
+    """
     model = identifier()
     if unknown := sorted(set(rule.keep) - set(model.labels)):
         hint = "give ISO 639 codes, as in en"
@@ -87,7 +90,7 @@ def language(rule: Language) -> Decide:
 
 
 def url(rule: Url, lists: Mapping[str, frozenset[str]]) -> Decide:
-    """Remove documents whose address is in one of the `lists`, by the names of the rule's options."""
+    """Return a step that removes documents whose address is in one of the `lists`, keyed by the rule's options."""
     domains = {_domain(entry) for entry in lists["domains"]}
     urls = lists["urls"]
     words, soft, parts = (
@@ -115,7 +118,7 @@ def url(rule: Url, lists: Mapping[str, frozenset[str]]) -> Decide:
 
 
 def unusable(name: str, entry: str) -> str:
-    """Why an entry of a list of the rule `url` would mean nothing, or everything; empty if it is sound."""
+    """Return why an entry of a `url` list would match nothing, or everything; empty if it is sound."""
     if name == "domains":
         return "" if re.fullmatch(r"[^\s/:*?#@]+\.?", _domain(entry)) else "is no host"
     if name == "urls":
@@ -128,7 +131,7 @@ def unusable(name: str, entry: str) -> str:
 
 
 def _domain(entry: str) -> str:
-    """A host as it is written with a protocol, or with a star or a dot before it."""
+    """Return the host of an entry that may begin with a protocol, a star or a dot."""
     return entry.lower().partition("://")[2 if "://" in entry else 0].removeprefix("*").strip("./")
 
 
@@ -145,7 +148,7 @@ def _host(address: str) -> str:
 
 
 def pii(rule: Pii) -> Decide:
-    """Replace personal data, or remove documents with some."""
+    """Return a step that replaces personal data, or removes documents that contain some."""
 
     def instead(kind: str, match: re.Match[str]) -> str:
         found = match.group()
@@ -170,12 +173,15 @@ def _is_meant(address: str, private: bool) -> bool:
 
 
 def own(rule: Own) -> Decide:
-    """A function of the user's: what it returns is kept, None removes the document. Raises InputError if it cannot be
-    imported, or returns anything else."""
+    """Return the step of a user's function: its result is kept, and None removes the document.
+
+    Raises InputError if the function cannot be imported. The step raises it if the function fails or returns anything
+    but text or None.
+    """
     called = cleaning_function(rule)
 
     def decide(text: str, row: Row) -> str | Removed:
-        # What is read of a file beside the text goes by its kind.
+        # Columns of a file depend on its format, and nulls are not passed.
         asked = {name: value for name in rule.columns if (value := value_of(row, name)) is not None}
         try:
             found = called(text, asked, **rule.options)

@@ -1,4 +1,7 @@
-"""How much each step has removed, by source, with samples: clean.json beside the manifest of prepared data."""
+"""Totals of cleaning: what each step removed from each source, with samples.
+
+Stored as clean.json beside the manifest.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,15 @@ from orchestrator.storage.read_at_once import read_at_once
 TOTALS = "clean.json"
 COUNTS = ("documents", "bytes", "removed", "removed_bytes", "changed", "bytes_after")
 SAMPLES = 20
-"""Samples of what a step has removed."""
+"""Samples of the documents that a step removed."""
 REASONS = 40
-"""Reasons that are told one by one."""
+"""Reasons that are listed individually."""
 
 
 def totals(text: CleanedText, parts: Sequence[Part], sources: int) -> list[dict[str, Any]]:
-    """For each step its name, options, reasons and samples, and what it was given and removed of each of the `sources`.
+    """Return for each step its name, options, reasons and samples, and its counts for each of the `sources`.
 
-    Raises InputError if nothing is left.
+    Raises InputError if cleaning removes every document, or if a stored decision is missing or damaged.
     """
     folder = DataFolder(text.uri)
     keys = [part_key(part) for part in parts]
@@ -60,18 +63,18 @@ def totals(text: CleanedText, parts: Sequence[Part], sources: int) -> list[dict[
 
 
 def read_totals(folder: DataFolder) -> list[dict[str, Any]]:
-    """The totals beside prepared data; empty for data that was not cleaned."""
+    """Return the totals stored beside prepared data; empty for data that was not cleaned."""
     found: list[dict[str, Any]] = folder.read_json(TOTALS) or []
     return found
 
 
 def removed_in_all(folder: DataFolder) -> int:
-    """How many documents cleaning has removed of prepared data."""
+    """Return how many documents cleaning removed from prepared data."""
     return sum(source["removed"] for step in read_totals(folder) for source in step["sources"])
 
 
 def removed_by(uri: str, step: str) -> list[dict[str, Any]]:
-    """The totals of the steps of this name of prepared data. Raises InputError if there is none."""
+    """Return the totals of the steps with this name. Raises InputError if there is no such step."""
     folder = DataFolder(uri)
     found = read_totals(folder)
     if named := [entry for entry in found if entry["step"] == step]:

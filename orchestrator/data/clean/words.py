@@ -1,7 +1,7 @@
-"""Words, sentences and punctuation of a text, as the rules of datatrove (Apache-2.0, version 0.10) see them.
+"""Words, sentences and punctuation of a text, as in the rules of datatrove (Apache-2.0, version 0.10).
 
-Its words are those of spaCy, whose rules differ for every language; here they are runs of letters and digits, single
-ideographs and kana, and single other characters. Nothing else differs.
+One difference: datatrove uses spaCy's words, whose rules depend on the language. Here a word is a run of letters and
+digits, a single ideograph or kana, or a single other character.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ TERMINAL = frozenset(
     "\U00011a9c\U00011c41\U00011c42\U00011ef7\U00011ef8\U00011f43\U00011f44\U00016a6e\U00016a6f"
     "\U00016af5\U00016b37\U00016b38\U00016b44\U00016e98\U0001bc9f\U0001da88"
 )
-"""What ends a sentence: the characters of Unicode's property Sentence_Terminal."""
+"""Characters that end a sentence: Unicode's property Sentence_Terminal."""
 CONTROLS = "".join(map(chr, (*range(9), 11, 12, *range(13, 32), *range(127, 160))))
 MARKS = (
     "!\u0022#$%&'()*+,-./:;<=>?@[\u005c]^_`{|}~\u00ab\u00b4\u00bb\u2013\u2014\u2019\u201c\u201d"
     "\u201e\u2026\u2236\u2501\u25ba\u3001\u3002\u3008\u3009\u300a\u300b\u300c\u300d\u3010\u3011"
     "\uff01\uff05\uff08\uff09\uff0c\uff0e\uff11\uff1a\uff1b\uff1f\uff5e" + CONTROLS
 )
-"""What separates words when texts are compared."""
+"""Characters that separate words when texts are compared."""
 PUNCTUATION = frozenset(MARKS) | TERMINAL
-"""A word of these alone is a symbol."""
+"""A word of these characters alone is a symbol."""
 KEPT = 2**17
-"""Words of which it is kept what they are, before a text that may have others."""
+"""Number of distinct words after which the cache of word numbers is cleared."""
 _AS_SPACES = str.maketrans(MARKS, " " * len(MARKS))
 _IDEOGRAPHS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _WORD = r"\d+(?:[.,]\d+)+|\w+(?:['\u2019]\w+)*|\.{2,}|[^\w\s]"
@@ -57,13 +57,22 @@ _NUMBER = re.compile(r"\d+(?:[.,\u060c\u066b\u2396\u2397\u2398]\d+)?")
 
 @lru_cache(maxsize=2)
 def words(text: str) -> tuple[str, ...]:
-    """The words of a text, punctuation included. Kept for the next step that asks for those of the same text."""
+    """Return the words of a text, punctuation included.
+
+    Cached, because several steps need the words of the same text.
+    """
     return tuple((_ASCII if text.isascii() else _OTHER).findall(text))
 
 
 class Counted(NamedTuple):
-    """The words of a text: a number for each, equal for equal words of this text, and the length of each in
-    characters; which are symbols, and which have a letter, bool."""
+    """The words of a text, one array entry for each.
+
+    Attributes:
+        numbers: equal for equal words of this text, int64.
+        lengths: in characters, int64.
+        symbols: whether the word is punctuation alone, bool.
+        letters: whether the word has a letter, bool.
+    """
 
     numbers: np.ndarray
     lengths: np.ndarray
@@ -72,8 +81,10 @@ class Counted(NamedTuple):
 
 
 class _Numbers(dict[str, int]):
-    """A number for each word, and what it is: four times its length, 2 for a symbol, 1 for a letter. Kept, since words
-    come again and again."""
+    """Numbers words, and encodes their kind: four times the length, plus 2 for a symbol, plus 1 for a letter.
+
+    Words recur, so each is classified once.
+    """
 
     def __init__(self) -> None:
         self._kinds = np.zeros(KEPT, np.int64)
@@ -87,7 +98,7 @@ class _Numbers(dict[str, int]):
         return number
 
     def of(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers of words, and what they are, int64."""
+        """Return the numbers of words and their kinds, int64 [words] each."""
         if len(self) > KEPT:
             self.clear()
         found = np.fromiter(map(self.__getitem__, words), np.int64, len(words))
@@ -101,19 +112,19 @@ def _numbers() -> _Numbers:
 
 @lru_cache(maxsize=2)
 def counted(text: str) -> Counted:
-    """What the rules ask of the words of a text. Kept for the next step, as `words`."""
+    """Return the properties of a text's words that the rules use. Cached like `words`."""
     numbers, kinds = _numbers().of(words(text))
     return Counted(numbers, kinds >> 2, (kinds & 2) > 0, (kinds & 1) > 0)
 
 
 def sentences(line: str) -> int:
-    """How many sentences a line has, at least 1."""
+    """Return the number of sentences of a line, at least 1."""
     return 1 + sum(1 for _ in _SENTENCE.finditer(line))
 
 
 @lru_cache(maxsize=2)
 def plain_words(text: str) -> tuple[str, ...]:
-    """The words of a text by which texts are compared: lower case, without punctuation and diacritics, numbers as 0."""
+    """Return the words by which texts are compared: lower case, no punctuation or diacritics, numbers as 0."""
     text = _NUMBER.sub("0", text.lower()).translate(_AS_SPACES)
     if text.isascii():
         return tuple(text.split())

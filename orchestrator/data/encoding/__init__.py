@@ -1,1 +1,1 @@
-"""Text to token ids: the reference, and faster engines that are used as long as they give the same ids."""
+"""Encoding of text to token ids: a reference engine, and faster engines that are used while they give the same ids."""

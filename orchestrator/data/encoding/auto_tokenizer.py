@@ -1,7 +1,7 @@
-"""How others read the tokenizer of a folder: whether transformers makes of it what its tokenizer.json says.
+"""Checks whether transformers' AutoTokenizer reads a folder as its tokenizer.json says.
 
-AutoTokenizer takes the class of some kinds of models, which divides text in a way of its own, over the file. Training
-and evaluation read the file; a folder of which AutoTokenizer makes another tokenizer is told.
+For some kinds of models AutoTokenizer uses a class with its own way to split text, and ignores the file. Training and
+evaluation read the file. A folder that AutoTokenizer reads differently is reported.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from tokenizers import Encoding, Tokenizer
 
 FILE = "tokenizer.json"
 BY_FILE = "PreTrainedTokenizerFast"
-"""The class of transformers that reads the file whatever the model is."""
+"""The class of transformers that reads the file, whatever the model is."""
 FROM_VOCABULARY = 64
-"""Probes that are made of a tokenizer's own tokens."""
+"""Number of probes that are made of a tokenizer's own tokens."""
 TEXTS = (
     "", " ", "\n", "a", "Tell me, in 3 words: what is a token?\n", "don't  stop\n\n  it's 1234567 (x_1 + 2.5)...",
     "Ünïcödé 東京 and\tmore!?", "  leading, and trailing  ", "\n\n\nnew\r\nlines\r", "tabs\t\tand \t mixed",
@@ -33,13 +33,14 @@ TEXTS = (
 
 
 def class_to_read(folder: str) -> str:
-    """The class of transformers that reads the tokenizer in a folder where AutoTokenizer makes another one of it, empty
-    where it does not."""
+    """Return the class of transformers to use instead of AutoTokenizer's choice; empty if that choice is right."""
     return "" if is_read(Tokenizer.from_file(str(Path(folder) / FILE)), folder) else BY_FILE
 
 
 def is_read(tokenizer: Tokenizer, folder: str) -> bool:
-    """Whether AutoTokenizer makes of a folder one that encodes like `tokenizer`: all probes, alone and in pairs."""
+    """Return whether AutoTokenizer reads a folder as a tokenizer that encodes all probes, alone and in pairs, as
+    `tokenizer` does.
+    """
     from transformers import AutoTokenizer
 
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
@@ -52,7 +53,7 @@ def is_read(tokenizer: Tokenizer, folder: str) -> bool:
             _encodes_alike(loaded, tokenizer, text, second)
             for text, second in [*((text, None) for text in texts), (texts[4], texts[5])]
         )
-    except Exception:  # of any class of transformers
+    except Exception:  # every class of transformers raises its own errors
         return False
 
 
@@ -63,9 +64,10 @@ def _encodes_alike(loaded: Any, tokenizer: Tokenizer, text: str, second: str | N
 
 
 def probes(tokenizer: Tokenizer) -> Iterator[str]:
-    """A hundred texts: those on which tokenizers differ, and some of this one's own tokens in a row."""
+    """Yield about a hundred texts: those on which tokenizers differ, and runs of this tokenizer's own tokens."""
     yield from TEXTS
     size = tokenizer.get_vocab_size()
     for number in range(FROM_VOCABULARY):
+        # Two large primes spread the ids over the vocabulary, the same ones in every process.
         ids = [(number * 7919 + place * 104729) % size for place in range(12)]
         yield tokenizer.decode(ids, skip_special_tokens=False)

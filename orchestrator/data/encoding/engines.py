@@ -1,12 +1,12 @@
-"""What encodes texts: the library `tokenizers`, and where they give the same ids the faster engine `fastokens`.
+"""Engines that encode texts: the library `tokenizers`, and the faster `fastokens` where it gives the same ids.
 
-`tokenizers` is the reference: prepared data has its ids, whichever engine made them. A faster engine is therefore
-compared with it, first on hard texts (`hard_texts`), then on a share of the very text it encodes; where it once
-differs, it is used no more, and what it made is made again by the reference.
+`tokenizers` is the reference: prepared data has its ids, whichever engine made them. A faster engine is compared with
+it, first on hard texts (`hard_texts`), then on a share of the text that it encodes. After a difference the engine is no
+longer used, and the reference encodes its texts again.
 
-fastokens (Apache-2.0) takes byte-level BPE and refuses what it does not know. tokie (MIT or Apache-2.0) was tried and
-is not used: for byte-level BPE 42 of 3,748 documents had other ids, and for WordPiece most characters that Unicode has
-not assigned.
+fastokens (Apache-2.0) supports byte-level BPE and refuses everything else. tokie (MIT or Apache-2.0) was tried and is
+not used: for byte-level BPE 42 of 3,748 documents got other ids, and for WordPiece most characters that Unicode has not
+assigned did.
 """
 
 from __future__ import annotations
@@ -27,29 +27,37 @@ from orchestrator.data.encoding.hard_texts import hard_texts
 REFERENCE = "tokenizers"
 FAST = "fastokens"
 RENEWED = 2**27
-"""Characters after which fastokens is loaded anew, which takes 0.2 s: it keeps the words that it has met, up to about
-260 MiB of them."""
+"""Number of characters after which fastokens is loaded again, which takes 0.2 s. It caches the words that it has seen,
+up to about 260 MiB.
+"""
 
 
 class Encoded(NamedTuple):
-    """The ids of several texts, uint32 [tokens], and the end of those of each text, int64 [texts]."""
+    """The ids of several texts.
+
+    Attributes:
+        ids: of all texts, concatenated, uint32 [tokens].
+        ends: index after each text's last id, int64 [texts].
+    """
 
     ids: np.ndarray
     ends: np.ndarray
 
     def of(self, number: int) -> np.ndarray:
-        """The ids of one text."""
+        """Return the ids of one text."""
         return self.ids[self.ends[number - 1] if number else 0 : self.ends[number]]
 
 
 class Engine(Protocol):
-    """What encodes texts; `name` is its name and version."""
+    """Encodes texts; `name` is the engine's name and version."""
 
     name: str
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """The ids of texts, without special tokens around them. Their names in a text are ordinary text, or where an
-        engine parses them the tokens."""
+        """Return the ids of texts, without special tokens around them.
+
+        The name of a special token in a text is ordinary text, unless the engine parses names; then it is that token.
+        """
 
 
 class ReferenceEngine:
@@ -66,13 +74,15 @@ class ReferenceEngine:
         return Encoded(ids, np.cumsum([len(one) for one in found], dtype=np.int64))
 
     def added_tokens(self) -> list[str]:
-        """The tokens that were added to the vocabulary."""
+        """Return the tokens that were added to the vocabulary."""
         return [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
 
 
 class FastEngine:
-    """fastokens, on one thread; a text on which it fails is encoded by the reference. Raises ValueError for a tokenizer
-    that it does not know, and ImportError where it is not installed."""
+    """fastokens on one thread; the reference encodes a text on which it fails.
+
+    Raises ValueError for an unsupported tokenizer, and ImportError if it is not installed.
+    """
 
     def __init__(self, text: str, parse: bool = False) -> None:
         os.environ["RAYON_NUM_THREADS"] = "1"  # a task has one CPU
@@ -99,15 +109,15 @@ class FastEngine:
     def _renew(self) -> None:
         import fastokens
 
-        self._tokenizer = None  # first, so that never both are held
+        self._tokenizer = None  # freed first, so that only one is in memory
         self._tokenizer = fastokens.Tokenizer.from_json_str(self._text)
         self._seen = 0
 
     def _try(self, texts: Sequence[str]) -> Encoded | None:
-        """The ids, None if the engine fails."""
+        """Return the ids; None if the engine fails."""
         try:
             ids, offsets = self._tokenizer.encode_batch_flat(list(texts), False, not self._parse)
-        except BaseException as error:  # a panic of Rust is no Exception
+        except BaseException as error:  # a panic in Rust is a BaseException
             if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
                 raise
             return None
@@ -115,18 +125,18 @@ class FastEngine:
 
 
 LONG_ENTRY = 512
-"""Characters of a vocabulary's entry beyond which the faster engine reads it in the square of the length."""
+"""Maximum length of a vocabulary entry for the faster engine, in characters. It reads longer ones in quadratic time."""
 
 
 @lru_cache(maxsize=2)
 def reference(text: str, parse: bool = False) -> ReferenceEngine:
-    """The reference for a tokenizer's JSON; kept, since a process encodes many parts."""
+    """Return the reference for a tokenizer's JSON. Cached, because a process encodes many parts."""
     return ReferenceEngine(text, parse)
 
 
 @lru_cache(maxsize=2)
 def fast(text: str, parse: bool = False) -> Engine | None:
-    """The faster engine for a tokenizer's JSON; None where there is none, or where it differs on hard texts."""
+    """Return the faster engine for a tokenizer's JSON; None if it does not support it, or differs on hard texts."""
     vocabulary = json.loads(text)["model"].get("vocab", {})
     entries = vocabulary if isinstance(vocabulary, dict) else [entry[0] for entry in vocabulary]
     if max(map(len, entries), default=0) > LONG_ENTRY:
@@ -135,7 +145,7 @@ def fast(text: str, parse: bool = False) -> Engine | None:
         found = FastEngine(text, parse)
     except ImportError:
         return None
-    except Exception:  # of its own kinds, for what it does not know
+    except Exception:  # it raises its own errors for unsupported tokenizers
         return None
     standard = reference(text, parse)
     texts = hard_texts(standard.added_tokens())
@@ -143,26 +153,29 @@ def fast(text: str, parse: bool = False) -> Engine | None:
 
 
 def same(one: Encoded, other: Encoded) -> bool:
-    """Whether the ids of all texts are equal."""
+    """Return whether the ids of all texts are equal."""
     return np.array_equal(one.ends, other.ends) and np.array_equal(one.ids, other.ids)
 
 
 class Compared(NamedTuple):
-    """Which engine encoded, and how much of its text was compared with the reference: documents, or pieces of long
-    ones, and their bytes."""
+    """The engine of a part, and how much of the part's text was compared with the reference.
+
+    `documents` counts documents, or pieces of long ones; `bytes` is their size.
+    """
 
     name: str
     documents: int
     bytes: int
 
     def to_json(self) -> dict[str, Any]:
-        """The values by name."""
+        """Return the fields by name."""
         return self._asdict()
 
 
 def add_engine(engines: dict[str, dict[str, int]], record: Mapping[str, Any] | None) -> None:
-    """Add what a part's record says of its engine to the sums over all parts, by the engine's name: parts, and of these
-    the documents and bytes that were compared."""
+    """Add a part's `record` to `engines`: by the engine's name, the number of parts, and of compared documents and
+    bytes.
+    """
     if record is not None:
         held = engines.setdefault(
             str(record["name"]), {"parts": 0, "compared_documents": 0, "compared_bytes": 0}

@@ -1,4 +1,4 @@
-"""Which special tokens stand around and within the tokens of texts in prepared data."""
+"""The special tokens around and within the tokens of each text in prepared data."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from orchestrator.data.sources.documents import TextPiece
 
 @dataclass(frozen=True)
 class Framing:
-    """What is written around each text, and how a text that names special tokens is read.
+    """The tokens written around each text, and how names of special tokens in a text are read.
 
     Attributes:
-        before: the tokens before a text, such as bos. They are not written twice where a text begins with them.
-        after: those behind it, in front of the one that ends a document.
-        parsed: whether the name of a special token in a text is read as that token, and not as characters.
+        before: tokens before a text, such as bos. They are not repeated if parsing already put them there.
+        after: tokens after a text, before the one that ends the document.
+        parsed: whether the name of a special token in a text is read as that token, instead of as characters.
     """
 
     before: tuple[int, ...] = ()
@@ -30,40 +30,50 @@ class Framing:
 
     @classmethod
     def of(cls, tokenizer: str, eos: int, framed: bool, parsed: bool) -> Framing:
-        """That of a tokenizer, given as JSON: what it puts around a text, if texts are `framed`."""
+        """Return the framing of a tokenizer, given as JSON: the tokens that it puts around a text, if texts are
+        `framed`.
+        """
         if not framed:
             return cls(parsed=parsed)
         before, after = around_text(Tokenizer.from_str(tokenizer))
         return cls(before, after[:-1] if after[-1:] == (eos,) else after, parsed)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, which is part of the fingerprint; empty if nothing is written and nothing parsed."""
+        """Return the framing as part of the fingerprint; empty without any."""
         return asdict(self) if self != UNFRAMED else {}
 
     def around(self, ids: Sequence[int] | np.ndarray, eos: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """What stands before and behind the tokens of a text."""
+        """Return the tokens before and after a text."""
         return self.opening(ids), self.closing(ids, eos)
 
     def opening(self, ids: Sequence[int] | np.ndarray) -> tuple[int, ...]:
-        """What stands before a text that begins with these tokens."""
+        """Return the tokens before a text that begins with `ids`."""
         is_there = self.parsed and tuple(ids[: len(self.before)]) == self.before
         return () if is_there else self.before
 
     def closing(self, ids: Sequence[int] | np.ndarray, eos: int) -> tuple[int, ...]:
-        """What stands behind a text that ends with these tokens."""
+        """Return the tokens after a text that ends with `ids`."""
         is_there = self.parsed and len(ids) > 0 and ids[-1] == eos
         return () if is_there else (*self.after, eos)
 
 
 UNFRAMED = Framing()
-"""Nothing is written around a text, and names of special tokens in it are characters."""
+"""No tokens around a text; names of special tokens in it are characters."""
 
 
 def framed(
     encoded: Encoded, pieces: Sequence[TextPiece], framing: Framing, eos: int, sep: int | None, goes_on: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The ids of pieces with what stands around each document, or behind the first text of a pair, and the ends of the
-    documents among them, int64. `goes_on` is whether the first piece goes on with a document."""
+    """Insert the framing of each document, and the separator after the first text of a pair.
+
+    Args:
+        encoded, pieces: the ids of the pieces, and the pieces.
+        framing, eos, sep: the tokens to insert.
+        goes_on: whether the first piece continues a document.
+
+    Returns:
+        The ids, and the index after each document that ends among them, int64 [documents].
+    """
     places: list[int] = []
     values: list[int] = []
     ends: list[int] = []
@@ -79,6 +89,7 @@ def framed(
         places += [start] * len(opening) + [stop] * len(closing)
         values += [*opening, *closing]
         if piece.ends:
+            # `values` holds all insertions so far, by which this end moves.
             ends.append(stop + len(values))
         start = stop
         begins = piece.ends

@@ -1,4 +1,4 @@
-"""Texts on which tokenizers' engines are known to differ, for the first comparison of one with the reference."""
+"""Texts on which tokenizer engines are known to differ, for the first comparison of an engine with the reference."""
 
 from __future__ import annotations
 
@@ -33,11 +33,13 @@ TEXTS = (
     "<|endoftext|><|endoftext|> x <|im_start|>system</s><s>[INST] <0x0A> ▁ ## Ġ Ċ",
 )
 MIXTURES = 150
-"""Random mixtures of the texts' characters."""
+"""Number of random mixtures of the texts' characters."""
 
 
 def hard_texts(added: Sequence[str]) -> list[str]:
-    """The texts, random mixtures of what is in them, and each of the `added` tokens in several surroundings."""
+    """Return the texts, random mixtures of their characters, random Unicode, and each of the `added` tokens in several
+    contexts.
+    """
     draw = random.Random(0)
     pool = [
         *"".join(text[:80] for text in TEXTS),

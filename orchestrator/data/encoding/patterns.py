@@ -1,6 +1,6 @@
-"""How OpenAI's tokenizers divide text and which special tokens they have, from tiktoken 0.14 (MIT).
+"""Patterns with which OpenAI's tokenizers split text, and their special tokens, from tiktoken 0.14 (MIT).
 
-`GPT4` is the pattern of cl100k_base as it was first published; tiktoken's of today matches the same.
+`GPT4` is the pattern of cl100k_base as first published; the current one of tiktoken matches the same.
 """
 
 from __future__ import annotations
@@ -31,4 +31,4 @@ ENCODINGS: dict[str, tuple[str, dict[str, int]]] = {
     "cl100k_base": (GPT4, {END: 100257, **_FIM, "<|endofprompt|>": 100276}),
     "o200k_base": (O200K, {END: 199999, "<|endofprompt|>": 200018}),
 }
-"""By the name of the encoding: the pattern that divides text, and the ids of its special tokens."""
+"""By the name of an encoding: the pattern that splits text, and the ids of its special tokens."""

@@ -1,7 +1,7 @@
-"""tiktoken's files: a line for each token, its bytes in base64 and its rank, which is its id.
+"""tiktoken's files: one line for each token, with its bytes in base64 and its rank, which is its id.
 
-A file has neither the pattern that divides text nor the special tokens. For OpenAI's encodings these are known by the
-file's name; for others a JSON file beside it, `<name>.tiktoken.json`, gives `pat_str` and `special_tokens`.
+A file has neither the pattern that splits text nor the special tokens. For OpenAI's encodings the file's name gives
+both. For others a JSON file beside it, `<name>.tiktoken.json`, gives `pat_str` and `special_tokens`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from orchestrator.data.store.data_folder import DataFolder
 
 SUFFIX = ".tiktoken"
 MOST_UNUSED = 100_000
+"""Maximum number of unused ids that get a placeholder token."""
 
 
 def tokenizer_of(folder: DataFolder, name: str, where: str) -> Tokenizer | None:
-    """The tokenizer of the file `name` in a folder, None if there is no such file. Raises InputError."""
+    """Return the tokenizer of the file `name` in a folder; None if the file is missing. Raises InputError."""
     data = folder.read(name)
     if data is None:
         return None
@@ -34,7 +35,7 @@ def tokenizer_of(folder: DataFolder, name: str, where: str) -> Tokenizer | None:
 
 
 def _settings(folder: DataFolder, name: str, where: str) -> tuple[str, dict[str, int]]:
-    """The pattern and the special tokens."""
+    """Return the pattern and the special tokens. Raises InputError."""
     try:
         beside: Any = folder.read_json(f"{name}.json")
         if beside is not None:
@@ -52,7 +53,7 @@ def _settings(folder: DataFolder, name: str, where: str) -> tuple[str, dict[str,
 
 
 def ranks_of(data: bytes) -> dict[bytes, int]:
-    """The rank of each token of a file. Raises ValueError."""
+    """Return the rank of each token of a file. Raises ValueError."""
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(data.splitlines(), 1):
         fields = line.split()
@@ -68,8 +69,12 @@ def ranks_of(data: bytes) -> dict[bytes, int]:
 
 
 def convert(ranks: Mapping[bytes, int], pattern: str, special: Mapping[str, int]) -> Tokenizer:
-    """The tokenizer with these ranks as ids. Two tokens are merged whenever the bytes of both are a token, that of the
-    lowest rank first, as tiktoken does. Raises ValueError for special tokens that a text could have."""
+    """Return a tokenizer with these ranks as ids.
+
+    BPE merges two tokens whenever their concatenated bytes are a token, the lowest rank first, as tiktoken does. All
+    such pairs become merges. Raises ValueError if a special token clashes with a token, or if ordinary text could be
+    encoded as one.
+    """
     spelled = {data: _spelling(data) for data in ranks}
     merges = []
     for data, rank in ranks.items():
@@ -83,7 +88,7 @@ def convert(ranks: Mapping[bytes, int], pattern: str, special: Mapping[str, int]
     if set(special.values()) & set(ranks.values()) or set(special) & set(vocabulary):
         raise ValueError("a special token has the id or the spelling of a token")
     used = {*ranks.values(), *special.values()}
-    # a space is in no spelling of bytes: no text has these tokens, and engines want all ids
+    # no spelling of bytes contains a space, so no text has these tokens; engines need every id
     unused = {f"unused {number}": number for number in range(max(used)) if number not in used}
     model = models.BPE(
         vocab=vocabulary | dict(special) | (unused if len(unused) < MOST_UNUSED else {}),
@@ -105,7 +110,7 @@ def convert(ranks: Mapping[bytes, int], pattern: str, special: Mapping[str, int]
 
 
 def _byte_letters() -> list[str]:
-    """The character that stands for each byte in a byte-level vocabulary (Radford et al., 2019)."""
+    """Return the character that stands for each byte in a byte-level vocabulary (Radford et al., 2019)."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = iter(range(256, 512))
     return [chr(byte) if byte in shown else chr(next(hidden)) for byte in range(256)]

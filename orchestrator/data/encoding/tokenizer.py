@@ -1,4 +1,4 @@
-"""The tokenizer: training or loading one, and the roles of its special tokens."""
+"""Training or loading of a tokenizer, and the roles of its special tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workloads.hf.hf_config import of_the_hub
 from workloads.hf.meaning import PLAIN_CLASSES, tokens_of_class, tokens_of_files
 
 STANDARD = ("<|endoftext|>", "<pad>", "<bos>", "<cls>", "<sep>", "<mask>", "<unk>")
-"""The special tokens of every tokenizer that is trained here; ids 0, 1, ... in this order."""
+"""The special tokens of every tokenizer trained here, with ids 0, 1, ... in this order."""
 
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "eos": ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>", "[EOS]", "[SEP]"),
@@ -29,21 +29,22 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "mask": ("<mask>", "[MASK]"),
     "unk": ("<unk>", "[UNK]"),
 }
-"""Usual tokens of each role, the most common first."""
+"""Common tokens of each role, the most common first."""
 
 
 LANGUAGES = {"source_language": "src_lang", "target_language": "tgt_lang"}
-"""The roles of languages, and how transformers' tokenizers call them."""
+"""The roles of languages, and their names in transformers' tokenizers."""
 
 LONGEST = 256
-"""Characters of a token that is trained: a text of one letter a thousand times would make tokens of all lengths, which
-serve nothing else and take long to read."""
+"""Maximum characters of a trained token. A text that repeats one letter a thousand times would otherwise yield useless
+tokens of every length, which take long to read.
+"""
 
 
 def train(texts: Iterable[str], entries: int, special_tokens: Sequence[str]) -> str:
-    """Train a byte-level BPE tokenizer (Radford et al., 2019, section 2.2) with `entries` entries; returns its JSON.
+    """Train a byte-level BPE tokenizer (Radford et al., 2019, section 2.2) with `entries` entries, and return its JSON.
 
-    A small text may yield fewer entries than asked for.
+    A small text may yield fewer entries.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -60,7 +61,7 @@ def train(texts: Iterable[str], entries: int, special_tokens: Sequence[str]) -> 
 
 
 def all_special(objective: Sequence[str]) -> list[str]:
-    """The standard special tokens and the objective's, each once."""
+    """Return the standard special tokens and the objective's, each once."""
     return list(dict.fromkeys([*STANDARD, *objective]))
 
 
@@ -78,12 +79,16 @@ def check_size(entries: int, special_tokens: Sequence[str]) -> None:
 def load(
     uri: str, special_tokens: Sequence[str], added: Sequence[str] = (), data_format: int = FORMAT
 ) -> tuple[str, dict[str, int]]:
-    """The JSON of the tokenizer at `uri`, and the ids of its tokens by role.
+    """Return the JSON of the tokenizer at `uri`, and the ids of its tokens by role.
 
-    `uri` names a tokenizer.json or its folder, or a file of tiktoken. Special tokens that the objective needs are
-    added, unless the tokenizer has a usual token of that role; then the tokens `added`. It is read as for prepared data
-    of `data_format`.
-    Raises InputError if there is no tokenizer, or none of its tokens can end a document.
+    Args:
+        uri: a tokenizer.json or its folder, or a file of tiktoken.
+        special_tokens: those that the objective needs; added unless the tokenizer has a common token of that role.
+        added: further tokens to add.
+        data_format: format of the prepared data, which determines how the tokenizer is read.
+
+    Raises:
+        InputError: if there is no tokenizer, or none of its tokens can end a document.
     """
     where = f"data.tokenizer {uri}"
     folder, name = _place(uri)
@@ -98,7 +103,7 @@ def load(
         found = _prepared(text, tuple(named.items()), tuple(special_tokens), tuple(added), is_special)
     except InputError:
         raise
-    except Exception as error:  # tokenizers raises plain Exception, every file system its own kind
+    except Exception as error:  # tokenizers raises plain Exception, and every file system its own errors
         raise InputError(f"is not a tokenizer.json that can be read ({error})", where) from None
     if not text:
         hint = "give its path or its folder, or train_bpe: N; AutoTokenizer's save_pretrained writes one"
@@ -114,8 +119,10 @@ def load(
 
 
 def languages_of(tokenizer: Tokenizer, config: Mapping[str, Any]) -> dict[str, int]:
-    """The ids of the tokens of the languages that a tokenizer_config.json names for a source and for a target, by
-    their roles. Some classes of transformers write the token of a language between underscores."""
+    """Return the ids, by role, of the language tokens that a tokenizer_config.json names for source and target.
+
+    Some classes of transformers write the token of a language between underscores.
+    """
     found = {}
     for role, key in LANGUAGES.items():
         name = config.get(key)
@@ -127,9 +134,11 @@ def languages_of(tokenizer: Tokenizer, config: Mapping[str, Any]) -> dict[str, i
 
 
 def special_tokens_of(uri: str, data_format: int = FORMAT) -> dict[str, str]:
-    """The special tokens by name, such as eos_token, that the tokenizer at `uri` has once transformers has loaded it:
-    by its tokenizer_config.json, its special_tokens_map.json, and by default of its class. Before format 6 those of its
-    tokenizer_config.json alone."""
+    """Return the special tokens by name, such as eos_token, as transformers assigns them to the tokenizer at `uri`.
+
+    They come from tokenizer_config.json, special_tokens_map.json and the defaults of the class. Before format 6 they
+    come from tokenizer_config.json alone.
+    """
     folder, _ = _place(uri)
     config = folder.read_json("tokenizer_config.json") or {}
     if data_format < 6:
@@ -143,33 +152,34 @@ def special_tokens_of(uri: str, data_format: int = FORMAT) -> dict[str, str]:
     if by_class is None:
         return found
     written = (folder.read("tokenizer.json") or b"").decode()
-    # By default a class may name a token that this tokenizer does not have.
+    # The defaults of a class may name tokens that this tokenizer lacks.
     return {name: token for name, token in by_class.items() if name in found or _is_in(written, token)}
 
 
 def _is_in(text: str, token: str) -> bool:
-    """Whether a tokenizer's JSON has a token of that name."""
+    """Return whether a tokenizer's JSON has a token of that name."""
     return any(json.dumps(token, ensure_ascii=ascii_only) in text for ascii_only in (False, True))
 
 
 def _content(folder: DataFolder) -> str:
-    """A checksum of the files of which transformers makes a tokenizer, as far as they name its tokens."""
+    """Return a checksum of the files from which transformers determines the special tokens."""
     names = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json")
     return xxhash.xxh3_128_hexdigest(b"\0".join(folder.read(name) or b"" for name in names))
 
 
 def is_there(uri: str) -> bool:
-    """Whether there is a file where `load` looks for the tokenizer. Raises InputError if that cannot be told."""
+    """Return whether the file exists that `load` would read. Raises InputError if that cannot be determined."""
     folder, name = _place(uri)
     try:
         return folder.read(name) is not None
     except InputError:
         raise
-    except Exception as error:  # every file system has its own kind
+    except Exception as error:  # every file system raises its own errors
         raise InputError(f"cannot be read ({error})", f"data.tokenizer {uri}") from None
 
 
 def _place(uri: str) -> tuple[DataFolder, str]:
+    """Return the folder and the name of the file that `load` reads."""
     head, _, tail = uri.rpartition("/")
     head = head or ("/" if uri.startswith("/") else ".")
     if tail.endswith((".json", tiktoken_file.SUFFIX)):
@@ -177,7 +187,7 @@ def _place(uri: str) -> tuple[DataFolder, str]:
     return DataFolder(uri), "tokenizer.json"
 
 
-@lru_cache(maxsize=4)  # a command asks several times, and each takes a tenth of a second
+@lru_cache(maxsize=4)  # a command calls it several times, at a tenth of a second each
 def _prepared(
     text: str,
     named: tuple[tuple[str, str], ...],
@@ -185,8 +195,10 @@ def _prepared(
     added: tuple[str, ...],
     is_special: bool,
 ) -> tuple[str, dict[str, int]] | None:
-    """The JSON of a tokenizer with the tokens that are added, and its roles; None if no token ends a document. With
-    `is_special` the tokens that are `named` are special ones, as in a tokenizer of transformers."""
+    """Return the JSON of a tokenizer with the added tokens, and its roles; None if no token ends a document.
+
+    With `is_special`, the `named` tokens become special tokens, as in a tokenizer of transformers.
+    """
     if not text:
         return None
     tokenizer = Tokenizer.from_str(text)
@@ -209,9 +221,9 @@ def _prepared(
 
 
 def roles_of(tokenizer: Tokenizer, named: Mapping[str, str]) -> dict[str, int]:
-    """The ids of the tokens for eos, pad, bos, cls, sep, mask and unk, as far as the tokenizer has them.
+    """Return the ids of the tokens for eos, pad, bos, cls, sep, mask and unk, as far as the tokenizer has them.
 
-    `named` gives the token of a role; for other roles the usual tokens are tried.
+    `named` gives the token of a role; for other roles the common tokens are tried.
     """
     found = {}
     for role, usual in _NAMES.items():
@@ -222,7 +234,7 @@ def roles_of(tokenizer: Tokenizer, named: Mapping[str, str]) -> dict[str, int]:
 
 
 def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The tokens of roles that a tokenizer_config.json names, as they were read before format 6."""
+    """Return the tokens of roles that a tokenizer_config.json names, as read before format 6."""
     named = {}
     for role in _NAMES:
         token = config.get(f"{role}_token")
@@ -233,43 +245,45 @@ def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def size_in(text: str) -> int:
-    """The largest id of a tokenizer's JSON plus one."""
+    """Return the largest id of a tokenizer's JSON plus one."""
     return _size_and_sentinels(text)[0]
 
 
 def sentinels_in(text: str) -> tuple[int, ...]:
-    """The ids of `<extra_id_0>`, `<extra_id_1>`, ..., as many as a tokenizer's JSON has."""
+    """Return the ids of `<extra_id_0>`, `<extra_id_1>`, ..., as many as a tokenizer's JSON has."""
     return _size_and_sentinels(text)[1]
 
 
-@lru_cache(maxsize=4)  # to read a tokenizer takes a tenth of a second
+@lru_cache(maxsize=4)  # reading a tokenizer takes a tenth of a second
 def _size_and_sentinels(text: str) -> tuple[int, tuple[int, ...]]:
     found = encoder(text)
     return size_of(found), tuple(sentinels(found))
 
 
 def size_of(tokenizer: Tokenizer) -> int:
-    """The largest id plus one."""
+    """Return the largest id plus one."""
     return int(max(tokenizer.get_vocab(with_added_tokens=True).values())) + 1
 
 
 def encoder(text: str, parse: bool = False) -> Tokenizer:
-    """The tokenizer for raw text, in which the names of special tokens are ordinary text, or with `parse` the
-    tokens."""
+    """Return the tokenizer for raw text.
+
+    Names of special tokens are ordinary text; with `parse` they are the tokens.
+    """
     tokenizer = Tokenizer.from_str(text)
     tokenizer.encode_special_tokens = not parse
     return tokenizer
 
 
 def special_names(text: str) -> tuple[str, ...]:
-    """The special tokens of a tokenizer's JSON, the longest first."""
+    """Return the special tokens of a tokenizer's JSON, the longest first."""
     added = Tokenizer.from_str(text).get_added_tokens_decoder().values()
     return tuple(sorted((token.content for token in added if token.special), key=len, reverse=True))
 
 
 def around_text(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The tokens that a tokenizer puts before and behind a text."""
-    for text in ("a", "0", ".", "\n", "\u4e00"):  # a small vocabulary may lack some
+    """Return the tokens that a tokenizer puts before and after a text."""
+    for text in ("a", "0", ".", "\n", "\u4e00"):  # a small vocabulary may lack some of these characters
         found = tokenizer.encode(text)
         inside = [number for number, place in enumerate(found.sequence_ids) if place is not None]
         if inside:
@@ -278,7 +292,7 @@ def around_text(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def sentinels(tokenizer: Tokenizer) -> list[int]:
-    """The ids of `<extra_id_0>`, `<extra_id_1>`, ..., as many as there are."""
+    """Return the ids of `<extra_id_0>`, `<extra_id_1>`, ..., as many as exist."""
     ids: list[int] = []
     while (token := tokenizer.token_to_id(f"<extra_id_{len(ids)}>")) is not None:
         ids.append(token)

@@ -1,8 +1,7 @@
-"""Training a tokenizer by a recipe, so that equal texts give equal tokenizers.
+"""Training of a tokenizer by a recipe. Equal texts give equal tokenizers.
 
-The trainers of `tokenizers` number what they find in the order of hash tables, which is another in every process,
-except over bytes. Characters are therefore numbered here first, and of a unigram model the scores are rounded and
-sorted.
+Except over bytes, the trainers of `tokenizers` number entries in the order of hash tables, which differs between
+processes. Characters are therefore numbered here first, and the scores of a unigram model are rounded and sorted.
 """
 
 from __future__ import annotations
@@ -22,20 +21,28 @@ from orchestrator.data.encoding.patterns import GPT4
 UNKNOWN = "<unk>"
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 CHARACTERS = 6000
-"""Most characters that have a token of their own, and at most a quarter of the vocabulary."""
+"""Maximum number of characters with a token of their own; also at most a quarter of the vocabulary."""
 SAMPLE_BYTES = {"bpe": 2**26, "wordpiece": 2**26, "unigram": 2**23}
-"""Most bytes of text that a kind is trained on, taken evenly from all parts; a unigram model takes minutes for more."""
+"""Maximum bytes of training text for each kind, taken evenly from all parts. A unigram model takes minutes for more."""
 DIGITS = 4
-"""Decimal digits of the scores of a unigram model: those of two trainings differ from the twelfth on."""
+"""Decimal digits of a unigram model's scores. Two trainings differ from the twelfth digit on."""
 NEVER = 1000.0
-"""How much lower the score of a special token of a unigram model is than that of any piece."""
+"""How far the score of a special token is below that of any piece in a unigram model."""
 
 
 def train(texts: Iterable[str], recipe: TokenizerRecipe, special_tokens: Sequence[str]) -> str:
-    """Train a tokenizer; returns its JSON. `special_tokens` are those of the objective, which come after the standard
-    ones. A small text may yield fewer entries than asked for.
+    """Train a tokenizer, and return its JSON.
 
-    Raises InputError for a vocabulary that is too small.
+    Args:
+        texts: the training text.
+        recipe: the kind of tokenizer and its options.
+        special_tokens: the objective's special tokens, which follow the standard ones.
+
+    Returns:
+        The tokenizer. A small text may yield fewer entries than the recipe asks for.
+
+    Raises:
+        InputError: if the vocabulary is too small.
     """
     check_size(recipe, special_tokens)
     if not recipe.to_json():
@@ -54,7 +61,7 @@ def train(texts: Iterable[str], recipe: TokenizerRecipe, special_tokens: Sequenc
     made = json.loads(tokenizer.to_str())
     if recipe.kind == "unigram":
         _settle_scores(made["model"], len(special))
-    if recipe.kind == "wordpiece":  # whose characters were numbered as special tokens
+    if recipe.kind == "wordpiece":  # `_trainer` passed its characters as special tokens
         made["added_tokens"] = made["added_tokens"][: len(special)]
     if recipe.byte_fallback:
         _add_bytes(made["model"])
@@ -81,7 +88,7 @@ def _reserved(recipe: TokenizerRecipe, special: Sequence[str]) -> int:
 
 
 def _empty(recipe: TokenizerRecipe) -> Tokenizer:
-    """The tokenizer before it is trained."""
+    """Return the tokenizer before training."""
     model = {
         "bpe": lambda: models.BPE(unk_token=UNKNOWN if recipe.divided_by == "metaspace" else None),
         "wordpiece": lambda: models.WordPiece(unk_token=UNKNOWN),
@@ -133,7 +140,7 @@ def _trainer(recipe: TokenizerRecipe, special: list[str], alphabet: list[str]) -
 
 
 def _characters(texts: Sequence[str], limit: int, special: Sequence[str]) -> list[str]:
-    """The sign that stands for a space, the characters of the special tokens, and the most frequent of the texts."""
+    """Return the sign that stands for a space, the characters of the special tokens, and the most frequent others."""
     counts = Counter[str]()
     for text in texts:
         counts.update(text)
@@ -143,7 +150,7 @@ def _characters(texts: Sequence[str], limit: int, special: Sequence[str]) -> lis
 
 
 def _without_others(texts: Sequence[str], kept: set[str], recipe: TokenizerRecipe) -> list[str]:
-    """The texts without the characters that get no token; WordPiece's trainer leaves them out itself."""
+    """Return the texts without characters that get no token. WordPiece's trainer leaves these out itself."""
     if recipe.kind == "wordpiece":
         return list(texts)
     others = {ord(character) for text in texts for character in set(text) - kept if character != " "}
@@ -151,9 +158,11 @@ def _without_others(texts: Sequence[str], kept: set[str], recipe: TokenizerRecip
 
 
 def _settle_scores(model: dict[str, Any], special: int) -> None:
-    """Round the scores, and sort the pieces by them and by their spelling. Characters that are kept although they are
-    rare have the lowest, in an order of their own; special tokens so low a one that their spelling in a text is text:
-    the trainer gives them the highest."""
+    """Round the scores, and sort the pieces by score and spelling, so that equal texts give equal models.
+
+    Rare characters that are kept anyway get the lowest scores, in a fixed order. Special tokens get a score so low that
+    their spelling in a text stays text; the trainer gives them the highest.
+    """
     pieces = [(piece, round(score, DIGITS)) for piece, score in model["vocab"][special:]]
     lowest = min((score for _, score in pieces), default=0.0)
     single = [p for p in pieces if len(p[0]) == 1]
@@ -167,7 +176,7 @@ def _settle_scores(model: dict[str, Any], special: int) -> None:
 
 
 def _add_bytes(model: dict[str, Any]) -> None:
-    """Give the model tokens for all bytes, after its others."""
+    """Add tokens for all bytes after the model's other tokens."""
     model["byte_fallback"] = True
     if isinstance(model["vocab"], list):
         lowest = min(score for _, score in model["vocab"]) - 10.0

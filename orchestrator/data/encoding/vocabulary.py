@@ -1,4 +1,4 @@
-"""What an objective needs to know of a tokenizer, derived from the spelling of its entries."""
+"""The properties of a tokenizer that objectives need, derived from the spelling of its entries."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from orchestrator.data.store.manifest import DataManifest
 from workloads.workload import Frame, Vocabulary
 
 _CLOSING = "\"')]}ĠĊč "
-"""What may follow a full stop within an entry: quotes, brackets, white space as spelled by byte-level BPE."""
+"""Characters that may follow a full stop within an entry: quotes, brackets, and white space in byte-level spelling."""
 
 
 def vocabulary_of(tokenizer: Tokenizer, found: DataManifest) -> Vocabulary:
-    """The vocabulary of prepared data.
+    """Return the vocabulary of prepared data.
 
     A token starts a word if it begins with white space, as spelled by byte-level BPE ('Ġ', 'Ċ', ...) or SentencePiece
-    ('▁'), or if it is not marked as a continuation ('##', WordPiece); the table is None for a tokenizer that marks
+    ('▁'), or if it is not marked as a continuation ('##', WordPiece). The table is None for a tokenizer that marks
     neither. A token ends a sentence if its text ends with . ! or ?, ignoring closing quotes and brackets. Data of
     format 1 reserves no ids, as in the version that made it.
     """
@@ -49,7 +49,7 @@ def vocabulary_of(tokenizer: Tokenizer, found: DataManifest) -> Vocabulary:
 
 
 def frame_of(tokenizer: Tokenizer) -> Frame | None:
-    """What the tokenizer puts around a text and around two, None if that is nothing."""
+    """Return the tokens that the tokenizer puts around one text and around two; None if it adds none."""
     if not tokenizer.num_special_tokens_to_add(is_pair=False):
         return None
 
@@ -70,7 +70,7 @@ def frame_of(tokenizer: Tokenizer) -> Frame | None:
 
 
 def first_added(tokenizer: Tokenizer, size: int) -> int:
-    """The least id from which on all of `size` entries were added to the tokenizer, or are unused."""
+    """Return the smallest id from which on all of `size` entries were added to the tokenizer, or are unused."""
     added = tokenizer.get_added_tokens_decoder()
     while size and (size - 1 in added or tokenizer.id_to_token(size - 1) is None):
         size -= 1
@@ -78,6 +78,7 @@ def first_added(tokenizer: Tokenizer, size: int) -> int:
 
 
 def _word_starts(tokenizer: Tokenizer, entries: list[str]) -> np.ndarray | None:
+    """Return whether each entry starts a word, bool [entries]; None if the tokenizer does not mark words."""
     decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
     kinds = {d.get("type") for d in [decoder, *decoder.get("decoders", [])]}
     if "WordPiece" in kinds:

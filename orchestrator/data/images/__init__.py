@@ -1,4 +1,4 @@
-"""Images as samples: a folder or WebDataset archives, decoded once, and read by number."""
+"""Image samples from a folder or WebDataset archives: decoded once, and read by number."""
 
 from orchestrator.data.images.samples import Images
 

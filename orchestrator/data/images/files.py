@@ -1,5 +1,6 @@
-"""The images of a folder or of WebDataset archives, with what is said of each: read in a fixed order, decoded to arrays
-of one size.
+"""Images of a folder or of WebDataset archives with their classes and captions.
+
+They are read in a fixed order and decoded to arrays of one size.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
-"""What is decoded, whatever a file is called: Pillow knows others, and runs a program for some of them."""
+"""Formats that are decoded, whatever a file's name says. Pillow knows more, and runs external programs for some."""
 PIXELS = 2**27
-"""Most pixels of an image: it takes three bytes for each while it is decoded."""
+"""Maximum pixels of an image, which takes three bytes for each while it is decoded."""
 CAPTION = "txt"
 CLASS = "cls"
 CAPTION_BYTES = 2**16
@@ -40,8 +41,14 @@ TARS = (".tar", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tgz")
 
 
 class RawImage(NamedTuple):
-    """An image file's bytes, the class that it is said to be of, its caption, and where it is: the file and for an
-    archive the number of the row."""
+    """An image before decoding.
+
+    Attributes:
+        data: bytes of the image file.
+        label: name of its class; None without one.
+        caption: its caption; None without one.
+        file, row: where it is; `row` is the number of an archive's row.
+    """
 
     data: bytes
     label: str | None
@@ -60,11 +67,14 @@ class ImageSource:
         self._is_tar = uri.lower().endswith(TARS)
 
     def read(self, rejected: Rejected) -> Iterator[RawImage]:
-        """All images in the order of their names, or of the archive. What is none goes to `rejected`."""
+        """Yield all images in the order of their names, or of the archive.
+
+        Files that are no images go to `rejected`.
+        """
         return self._in_tars(rejected) if self._is_tar else self._in_folder(rejected)
 
     def fingerprint(self) -> str:
-        """A checksum of the names and contents of all files."""
+        """Return a checksum of the names and contents of all files."""
         digest = xxhash.xxh3_128()
         if self._is_tar:
             for file in self._archives():
@@ -92,11 +102,13 @@ class ImageSource:
                         rejected.refuse(file, error, row)
 
     def _files(self) -> tuple[list[str], tuple[Any, str]]:
-        """The names of the files below the folder that are not hidden, sorted, and how they are read."""
+        """Return the sorted names of all files below the folder that are not hidden, and the file system and path to
+        read them.
+        """
         try:
             fs, root = open_file_system(self.uri, TIMEOUT)
             found = Retry()(fs.find, root)
-        except Exception as error:  # every fsspec backend raises errors of its own
+        except Exception as error:  # every fsspec backend raises its own errors
             raise InputError(f"cannot be listed ({error})", f"{self._where} {self.uri}", "check it") from None
         names = sorted(path[len(root) :].strip("/") for path in found)
         names = [name for name in names if name and not any(p.startswith(".") for p in name.split("/"))]
@@ -105,7 +117,7 @@ class ImageSource:
         return names, (fs, root.rstrip("/"))
 
     def _contents(self, folder: tuple[Any, str], names: Iterable[str]) -> Iterator[bytes]:
-        """What the files hold, in this order."""
+        """Yield the contents of the files in this order."""
         return read_at_once(partial(self._bytes, folder), names, held=2 * AT_ONCE)
 
     def _bytes(self, folder: tuple[Any, str], name: str) -> bytes:
@@ -146,11 +158,12 @@ class ImageSource:
 
 
 def decoded(data: bytes, size: int, channels: int) -> np.ndarray:
-    """An image as uint8 [size, size, channels]: its shorter side is scaled to `size`, and the middle is cut out, as
-    transformers' CLIPImageProcessor does it; what is transparent is white, as there. Of one that moves it is the first
-    image.
+    """Decode an image to uint8 [size, size, channels].
 
-    Raises Unfit if it cannot be decoded whole, or not in a fixed way.
+    As in transformers' CLIPImageProcessor, the shorter side is scaled to `size` and the middle is cut out. Transparent
+    pixels become white. An animation gives its first image.
+
+    Raises Unfit if the image cannot be decoded completely, or not in a reproducible way.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -163,14 +176,14 @@ def decoded(data: bytes, size: int, channels: int) -> np.ndarray:
         raise
     except UnidentifiedImageError:
         raise Unfit("image", f"cannot be decoded (it is none of {', '.join(FORMATS)})") from None
-    except Exception as error:  # decoders of single formats raise errors of their own
+    except Exception as error:  # the decoder of each format raises its own errors
         reason = " ".join(str(error).split())[:100] or type(error).__name__
         raise Unfit("image", f"cannot be decoded ({reason})") from None
     return np.asarray(image, np.uint8).reshape(size, size, channels)
 
 
 def _check_image(width: int, height: int, mode: str) -> None:
-    """Raises Unfit for what would take too much memory, or has numbers of which no range is known."""
+    """Raise Unfit for an image that takes too much memory, or whose numbers have no known range."""
     if width * height > PIXELS:
         raise Unfit("large", f"has {width} x {height} pixels, more than {PIXELS}", "scale it down")
     if mode in ("I", "F"):
@@ -179,17 +192,17 @@ def _check_image(width: int, height: int, mode: str) -> None:
 
 
 def _turned(image: Image.Image) -> Image.Image:
-    """As its camera was held, so far as that can be read."""
+    """Rotate the image as its camera was held, if its metadata can be read."""
     from PIL import ImageOps
 
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # parsers of metadata raise errors of many kinds; those of pixels come again
+    except Exception:  # parsers of metadata raise many kinds of errors; errors in pixels recur later
         return image
 
 
 def _of_8_bits(image: Image.Image) -> Image.Image:
-    """Pillow cuts numbers of 16 bits at 255, which makes an image white."""
+    """Scale 16-bit values to 8 bits. Pillow would clip them at 255, which makes an image white."""
     if not image.mode.startswith("I;16"):
         return image
     from PIL import Image
@@ -198,7 +211,7 @@ def _of_8_bits(image: Image.Image) -> Image.Image:
 
 
 def _on_white(image: Image.Image) -> Image.Image:
-    """An image with transparency on a white ground."""
+    """Put an image with transparency on a white ground."""
     if "A" not in image.getbands() and image.info.get("transparency") is None:
         return image
     from PIL import Image
@@ -208,8 +221,11 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def _middle(image: Image.Image, size: int) -> Image.Image:
-    """The square in the middle of an image whose shorter side becomes `size`. Of one that is so narrow that it would be
-    too large, that square alone is scaled, which rounds a few pixels in another way."""
+    """Scale an image so that its shorter side is `size`, and return the square in its middle.
+
+    If the scaled image of a narrow one would exceed PIXELS, only the square is scaled, which rounds a few pixels
+    differently.
+    """
     from PIL import Image
 
     short = min(image.size)
@@ -224,7 +240,7 @@ def _middle(image: Image.Image, size: int) -> Image.Image:
 
 
 def _of_row(values: dict[str, Any], file: SourceFile, row: int) -> RawImage:
-    """The image of an archive's row. Raises Unfit for one that has none, or several."""
+    """Return the image of an archive's row. Raises Unfit for a row with no image, or with several."""
     given = values
     values = {name.lower(): value for name, value in values.items()}
     if len(values) < len(given):
@@ -244,7 +260,7 @@ def _kind(path: PurePosixPath) -> str:
 
 
 def _text(value: str | bytes | None) -> str | None:
-    """What is said of an image, None for nothing. Raises Unfit for what is no text."""
+    """Return a caption or class as text; None without any. Raises Unfit if it is not text."""
     if value is None:
         return None
     if len(value) > CAPTION_BYTES:

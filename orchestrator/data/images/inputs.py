@@ -1,4 +1,4 @@
-"""What makes inputs of images and captions for transformers, as files that CLIPProcessor and AutoProcessor read."""
+"""Files with which transformers prepares images and captions; CLIPProcessor and AutoProcessor read them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 BEGIN = "<|startoftext|>"
 END = "<|endoftext|>"
 BICUBIC = 3
-"""Pillow's number of it."""
+"""Pillow's number of bicubic resampling."""
 
 
 def processor_config(size: int, channels: int, mean: Sequence[float], std: Sequence[float]) -> dict[str, Any]:
-    """The image processor that does what `orchestrator.data.images.files.decoded` does, and normalises."""
+    """Return the image processor that does what `orchestrator.data.images.files.decoded` does, and normalises."""
     return {
         "image_processor_type": "CLIPImageProcessor",
         "do_convert_rgb": channels == 3,
@@ -35,10 +35,10 @@ def processor_config(size: int, channels: int, mean: Sequence[float], std: Seque
 
 
 def byte_tokenizer() -> Tokenizer:
-    """The tokenizer that gives what `captions.byte_tokens` gives: UTF-8 between 256 and 257."""
+    """Return the tokenizer that matches `samples.byte_tokens`: UTF-8 bytes between 256 and 257."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-    # Its bytes have the letters of GPT-2's: a visible one is itself, and others come from 256 on.
+    # Bytes are spelled as by GPT-2: visible ones as themselves, the others as characters from 256 on.
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in visible]
     letters = {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
@@ -53,7 +53,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def write_inputs(folder: str, processor: Mapping[str, Any], tokenizer: Tokenizer | None, tokens: int) -> None:
-    """Write the image processor, and the tokenizer of captions of so many `tokens`, if there are any."""
+    """Write the image processor, and the tokenizer of captions of `tokens` tokens if there is one."""
     target = Path(folder)
     both = {} if tokenizer is None else {"processor_class": "CLIPProcessor"}
     (target / "preprocessor_config.json").write_text(json.dumps({**processor, **both}, indent=2) + "\n")
@@ -62,7 +62,7 @@ def write_inputs(folder: str, processor: Mapping[str, Any], tokenizer: Tokenizer
     tokenizer.save(str(target / "tokenizer.json"))
     around = [tokenizer.id_to_token(number) for number in tokenizer.encode("").ids]
     roles = {"bos_token": around[0]} if len(around) > 1 else {}
-    if around:  # the last one also fills up, see `Images`
+    if around:  # the last token also pads, see `Images`
         roles |= {"eos_token": around[-1], "pad_token": around[-1]}
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -1,4 +1,4 @@
-"""The parts in which prepared images are kept, and what is known of all of them."""
+"""The parts in which prepared images are stored, and the properties of all images."""
 
 from __future__ import annotations
 
@@ -13,15 +13,21 @@ import xxhash
 from orchestrator.data.store.data_folder import DataFolder
 
 Encoder: TypeAlias = Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]
-"""Makes token ids of texts, int32 [texts, tokens], and says which of them are cut, bool [texts]."""
+"""Encodes texts: returns token ids, int32 [texts, tokens], and whether each text was cut, bool [texts]."""
 PART = "part"
 CAPTIONS = "captions"
 SUMS = "sums"
 
 
 class Found:
-    """What has been decoded so far, written in parts of at most `each` images; `ids` makes token ids of captions, and
-    `is_cut` is called with each caption that is too long for them. `named` are the classes, if these are known before.
+    """The images decoded so far, written in parts of `each` images.
+
+    Args:
+        folder: the folder of the parts.
+        each: maximum number of images in a part.
+        ids: encodes captions; None without captions.
+        is_cut: called with each caption that is too long.
+        named: the classes, if they are known in advance.
     """
 
     def __init__(
@@ -44,7 +50,7 @@ class Found:
         self.sizes = list[int]()
 
     def add(self, pixels: np.ndarray, label: str | None, caption: str) -> None:
-        """One more image."""
+        """Add an image."""
         self._pixels.append(pixels)
         self._labels.append(self._numbers.setdefault(label, len(self._numbers) - 1))
         if self._ids:
@@ -53,7 +59,7 @@ class Found:
             self.flush()
 
     def flush(self) -> None:
-        """Write the part that is begun."""
+        """Write the current part."""
         if not self._pixels:
             return
         part = len(self.sizes)
@@ -74,13 +80,14 @@ class Found:
 
     @property
     def count(self) -> int:
-        """How many images there are."""
+        """Number of images."""
         return len(self._labels)
 
     @property
     def classes(self) -> list[str]:
-        """The names of the classes by their numbers: as they were named, else sorted, numbers as such; empty if no
-        image has one."""
+        """The class names by number: as given, else sorted, numerically if all are numbers; empty if no image has a
+        class.
+        """
         found = [name for name in self._numbers if name is not None]
         if self._named:
             return self._named if found else []
@@ -88,14 +95,15 @@ class Found:
 
     @property
     def labels(self) -> np.ndarray:
-        """The class of each image, by its place in `classes`, int32; -1 for none."""
+        """The class of each image as an index into `classes`, int32 [images]; -1 for none."""
         places = {name: place for place, name in enumerate(self.classes)}
-        of_numbers = [-1 if name is None else places[name] for name in self._numbers]  # that of None is -1
+        # None has the number -1, so that it is at index 0 here
+        of_numbers = [-1 if name is None else places[name] for name in self._numbers]
         return np.array(of_numbers, np.int32)[np.array(self._labels, np.int32) + 1]
 
 
 def sum_of(pixels: np.ndarray, caption: np.ndarray | None) -> int:
-    """A checksum of an image and its caption."""
+    """Return a checksum of an image and its caption."""
     digest = xxhash.xxh3_64(np.ascontiguousarray(pixels).data)
     if caption is not None:
         digest.update(np.ascontiguousarray(caption).data)
@@ -103,12 +111,12 @@ def sum_of(pixels: np.ndarray, caption: np.ndarray | None) -> int:
 
 
 def part_name(kind: str, number: int) -> str:
-    """The file of a part of PART, CAPTIONS or SUMS."""
+    """Return the file name of a part; `kind` is PART, CAPTIONS or SUMS."""
     return f"{kind}-{number:05d}.npy"
 
 
 def npy(values: np.ndarray) -> bytes:
-    """An array as a file."""
+    """Return an array in the .npy format."""
     held = io.BytesIO()
     np.save(held, values)
     return held.getvalue()

@@ -1,14 +1,14 @@
-"""Images as samples: decoded once to uint8 arrays of one size, which training reads by number.
+"""Image samples: decoded once to uint8 arrays of one size, which training reads by number.
 
     <folder>/part-00000.npy      uint8 [images, size, size, channels], as many as PART_BYTES hold
-    <folder>/captions-00000.npy  int32 [images, tokens] of the same images, where there are captions
+    <folder>/captions-00000.npy  int32 [images, tokens] of the same images, if there are captions
     <folder>/sums-00000.npy      uint64 [images], checksums of both
-    <folder>/labels.npy          int32 [images], -1 for one without a class
+    <folder>/labels.npy          int32 [images], -1 for an image without a class
     <folder>/classes.npy         int32 [classes, tokens], a caption of each class
-    <folder>/tokenizer.json      that of the captions, unless they are bytes
-    <folder>/index.json          how many there are, the classes, and the sizes of the parts; written last
+    <folder>/tokenizer.json      the tokenizer of the captions, unless they are bytes
+    <folder>/index.json          number of images, the classes, and the sizes of the parts; written last
 
-What training changes (a crop, a mirror image) and draws (noise for masks) is a function of the seed and the sample.
+Random crops, mirroring and noise for masks depend only on the seed and the sample.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from orchestrator.data.sources.files import SourceFile
 from orchestrator.data.sources.rejected import LEFT_OUT, Rejected, Unfit
 
 BYTES = "bytes"
-"""The tokenizer that needs no file: UTF-8 bytes, 256 before and 257 after them."""
+"""The tokenizer that needs no file: UTF-8 bytes, with 256 before and 257 after them."""
 FILE = "tokenizer.json"
 HINT = "give a tokenizer.json, or bytes"
 
 
 class Captions:
-    """What makes token ids of captions; its file is named by the key `where` of a job."""
+    """Encodes captions as token ids; the job's key `where` names its tokenizer."""
 
     def __init__(self, tokenizer: str, tokens: int, where: str) -> None:
         self._name = tokenizer
@@ -64,7 +64,7 @@ class Captions:
         self._where = where
 
     def file(self) -> bytes | None:
-        """The tokenizer's file, None for bytes and without captions. Raises InputError."""
+        """Return the tokenizer's file; None for bytes, and without captions. Raises InputError."""
         if self._name == BYTES or not self._tokens:
             return None
         try:
@@ -73,7 +73,7 @@ class Captions:
             raise InputError(f"{self._name} cannot be read ({error.strerror})", self._where, HINT) from None
 
     def tokenizer(self, prepared: str = "") -> Tokenizer | None:
-        """The tokenizer, None without captions; that of what was `prepared`, if it is given. Raises InputError."""
+        """Return the tokenizer, the one in the folder `prepared` if given; None without captions. Raises InputError."""
         from tokenizers import Tokenizer
 
         if not self._tokens:
@@ -90,13 +90,15 @@ class Captions:
         return found
 
     def size(self, prepared: str = "") -> int:
-        """What all token ids stay below; 0 without captions. Raises InputError."""
+        """Return an exclusive upper bound of the token ids; 0 without captions. Raises InputError."""
         found = self.tokenizer(prepared)
         return 1 + max(found.get_vocab().values(), default=0) if found else 0
 
     def encoder(self) -> Encoder | None:
-        """What makes token ids: cut so that the last one stays, and filled up with that; None without captions. Raises
-        InputError."""
+        """Return the encoder; None without captions. A long caption is cut but keeps its last token, which also pads.
+
+        Raises InputError.
+        """
         tokenizer = self.tokenizer()
         if tokenizer is None:
             return None
@@ -117,7 +119,11 @@ class Captions:
 
 
 def byte_tokens(texts: Sequence[str], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """UTF-8 bytes between 256 and 257, which also fills up what is left: int32 [texts, length]; and which are cut."""
+    """Encode texts as UTF-8 bytes between 256 and 257, padded with 257.
+
+    Returns:
+        The ids, int32 [texts, length], and whether each text was cut, bool [texts].
+    """
     found = np.full((len(texts), length), 257, np.int32)
     cut = np.zeros(len(texts), bool)
     for number, text in enumerate(texts):
@@ -130,33 +136,35 @@ def byte_tokens(texts: Sequence[str], length: int) -> tuple[np.ndarray, np.ndarr
 WHERE = "data.samples.options"
 INDEX = "index.json"
 FORMAT = 4
-"""Of what is prepared; it changes with what is decoded of an image."""
+"""Format of the prepared images. It changes when decoding changes."""
 PART_BYTES = 2**26
 AT_ONCE = 64
-"""Images that are decoded together, by several threads."""
+"""Number of images that several threads decode together."""
 
 
 class Images:
-    """The images of a folder or of archives, for `data.samples`; see the guide. A sample has `pixels`, float32
-    [channels, size, size], with `tokens` a `caption`, int64 [tokens], where there are classes a `label`, and with
-    `patches` that many random numbers, `noise`.
+    """The images of a folder or of archives, for `data.samples`; see the guide.
+
+    A sample has `pixels`, float32 [channels, size, size]. With `tokens` it has a `caption`, int64 [tokens]; with
+    classes a `label`; with `patches` that many random numbers, `noise`.
 
     Args:
-        uri: a folder of images, in which the first folder below it is the class and `x.txt` beside `x.png` the caption;
-            or a path or glob of .tar files as WebDataset has them (jpg, png, ..; txt; cls).
+        uri: a folder of images, whose first subfolder is the class and where `x.txt` is the caption of `x.png`; or a
+            path or glob of .tar files in WebDataset's layout (jpg, png, ..; txt; cls).
         size, channels: of the arrays.
-        caption: one for an image that has none of its own, in which {} is its class.
-        classes: names of the classes, whose places are the labels and may stand for names in the files; without them
-            the labels are places among the sorted names.
+        caption: template for images without a caption, in which {} is the class.
+        classes: names of the classes; labels are indices into them, and files may give an index instead of a name.
+            Without it, labels are indices into the sorted names.
         tokenizer: bytes, or a tokenizer.json.
-        tokens: of a caption, start and end included; 0 for none.
-        patches: how many random numbers a sample has.
-        mean, std: of the values, 0 to 1, by which they are normalised.
-        crop: the least share of an image's area that training cuts out; 1 for none.
+        tokens: length of a caption, including start and end; 0 for no captions.
+        patches: number of random numbers in a sample.
+        mean, std: normalisation of the pixels, which range from 0 to 1.
+        crop: minimum share of an image's area that training cuts out; 1 for no cropping.
         mirror: whether training mirrors half of the images.
-        on_error: fail or skip, for what cannot be used; max_rejected: as in `data`.
+        on_error: fail or skip, for unusable images.
+        max_rejected: as in `data`.
 
-    Raises ValueError for what does not fit.
+    Raises ValueError for invalid arguments.
     """
 
     def __init__(
@@ -221,14 +229,14 @@ class Images:
         self._about = dict[str, Any]()
 
     def fingerprint(self) -> str:
-        """A checksum of the files, the tokenizer's too, and of how they are prepared."""
+        """Return a checksum of all files, the tokenizer's included, and of the format."""
         digest = xxhash.xxh3_128_hexdigest(self._texts.file() or b"")
         return f"{FORMAT} {digest} {self._source.fingerprint()}"
 
     def prepare(self, folder: str, most: int | None = None) -> dict[str, Any]:
-        """Decode all images, or as many, into `folder`: their count, and what was left out by kind.
+        """Decode all images, or the first `most`, into `folder`, and return their count and the rejected ones by kind.
 
-        Raises InputError for what cannot be used unless it is to be skipped, and if nothing is left.
+        Raises InputError for unusable images unless they are skipped, and if no image is left.
         """
         target = DataFolder(folder)
         rejected = Rejected(ON_ERROR)
@@ -243,7 +251,7 @@ class Images:
             self._named,
         )
         with warnings.catch_warnings():
-            # Of sizes there is a limit of ours; of metadata that is damaged nothing depends.
+            # Image size has a limit of our own, and nothing depends on damaged metadata.
             warnings.filterwarnings("ignore", module=r"PIL\.")
             for image, pixels in islice(self._decoded(rejected), most):
                 found.add(pixels, image.label, image.caption or "")
@@ -266,7 +274,7 @@ class Images:
         return about
 
     def _of_classes(self, ids: Encoder, classes: Sequence[str]) -> np.ndarray:
-        """A caption of each class as token ids. Raises InputError if two are the same."""
+        """Return a caption of each class as token ids. Raises InputError if two are equal."""
         found, _ = ids([self._captioned(name) for name in classes])
         first: dict[bytes, str] = {}
         for name, row in zip(classes, found, strict=True):
@@ -276,7 +284,7 @@ class Images:
         return found
 
     def open(self, folder: str) -> None:
-        """Read from what was prepared in `folder` from now on. Raises InputError if it is not there."""
+        """Read from the prepared `folder` from now on. Raises InputError if it is missing."""
         self._about = DataFolder(folder).read_json(INDEX) or {}
         if "sums" not in self._about:
             raise InputError("the prepared images are gone", folder, "prepare them again: start another run")
@@ -286,11 +294,11 @@ class Images:
         self._labels, self._classes = self._array("labels"), self._array("classes")
 
     def __len__(self) -> int:
-        """How many images were prepared."""
+        """Return the number of prepared images."""
         return int(self._about["count"])
 
     def sample(self, number: int, rng: np.random.Generator) -> dict[str, Any]:
-        """An image as training reads it."""
+        """Return an image for training, with random crop, mirroring and noise from `rng`."""
         pixels, caption = self._read(number)
         if self._crop < 1.0:
             pixels = _cut_out(pixels, self._crop, rng)
@@ -299,20 +307,20 @@ class Images:
         return self._beside(pixels, caption, number, rng)
 
     def held_out(self, number: int, rng: np.random.Generator) -> dict[str, Any]:
-        """An image as it is."""
+        """Return an image without crop or mirroring."""
         return self._beside(*self._read(number), number, rng)
 
     def of_set(self) -> dict[str, Any]:
-        """A caption of each class, if there are any: `classes`, [classes, tokens]."""
+        """Return a caption of each class, `classes` [classes, tokens]; empty without any."""
         return {} if self._classes is None else {"classes": self._classes}
 
     def limits(self) -> dict[str, int]:
-        """What token ids stay below. Raises InputError if the tokenizer cannot be read."""
+        """Return an exclusive upper bound of the token ids. Raises InputError if the tokenizer cannot be read."""
         prepared = str(self._folder) if self._about else ""
         return {"caption": self._texts.size(prepared)} if self._tokens else {}
 
     def export(self, prepared: str, folder: str) -> None:
-        """Write an image processor and a tokenizer for transformers to `folder`, which give these samples."""
+        """Write an image processor and a tokenizer for transformers to `folder`, which produce these samples."""
         mean, std = (value.ravel().tolist() for value in (self._mean, self._std))
         each = [value * self._channels if len(value) == 1 else value for value in (mean, std)]
         processor = processor_config(self._size, self._channels, *each)
@@ -332,7 +340,7 @@ class Images:
         return found
 
     def _read(self, number: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """An image and its caption, verified. Raises InputError if they are not what was prepared."""
+        """Return an image and its caption, verified. Raises InputError if they are damaged."""
         pixels = self._row(PART, number)
         caption = self._row(CAPTIONS, number) if self._tokens else None
         if sum_of(pixels, caption) != int(self._row(SUMS, number)):
@@ -350,7 +358,7 @@ class Images:
         return np.asarray(self._maps[name][number - (self._ends[part - 1] if part else 0)])
 
     def _array(self, name: str) -> np.ndarray | None:
-        """A small array, verified; None if there is none. Raises InputError if it is not what was prepared."""
+        """Return a small array, verified; None if it was not written. Raises InputError if it is damaged."""
         digest = self._about["sums"].get(name)
         path = self._folder / f"{name}.npy"
         if digest is None:
@@ -360,7 +368,7 @@ class Images:
         return np.array(open_memmap(path, mode="r"))
 
     def _decoded(self, rejected: Rejected) -> Iterator[tuple[RawImage, np.ndarray]]:
-        """The images that can be used, in their order."""
+        """Yield the usable images in order."""
         images = self._source.read(rejected)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             while some := list(islice(images, AT_ONCE)):
@@ -379,8 +387,10 @@ class Images:
             return error
 
     def _said(self, image: RawImage) -> RawImage:
-        """With the name of its class, and a caption where the class gives one. Raises Unfit for a class that is none,
-        and for one without a caption where there are to be some."""
+        """Return the image with its class name, and with the class's caption if it has none of its own.
+
+        Raises Unfit for an unknown class, and for a missing caption if captions are required.
+        """
         label = image.label
         caption = image.caption
         if label is not None and self._named and label not in self._named:
@@ -407,7 +417,7 @@ class Images:
 
 
 def _cut_out(pixels: np.ndarray, least: float, rng: np.random.Generator) -> np.ndarray:
-    """A square of at least that share of the area, anywhere, scaled to the size of the whole."""
+    """Return a random square of at least `least` of the area, scaled to the full size."""
     from PIL import Image
 
     size = len(pixels)

@@ -21,7 +21,7 @@ from orchestrator.data.store.tokens import Tokens
 SAMPLE = 300
 """Number of documents of each source that are decoded, evenly spaced."""
 SAMPLE_TOKENS = 2048
-"""Maximum tokens of such a document."""
+"""Maximum tokens that are decoded of a sampled document."""
 COUNTED = 2**22
 """Approximate number of documents compared for duplicates; from more data a part is chosen by its text."""
 BINS = 24
@@ -91,6 +91,7 @@ def _lengths(tokens: Tokens, source: int) -> tuple[list[int], int]:
     for ends in tokens.document_ends_by_part(source):
         if len(ends):
             lengths = np.maximum(1, np.diff(ends, prepend=last))
+            # Bin n counts lengths in [2^n, 2^(n+1)); the last bin also counts longer ones.
             counts += np.bincount(np.minimum(np.log2(lengths).astype(np.int64), BINS - 1), minlength=BINS)
             longest = max(longest, int(lengths.max()))
             last = int(ends[-1])
@@ -103,6 +104,7 @@ def _duplicates(tokens: Tokens) -> list[int] | None:
     """
     if tokens.manifest.format < 3:
         return None
+    # Equal texts have equal hashes. Hashes are uniform, so keeping those below a limit samples texts with all copies.
     share = min(1.0, COUNTED / max(1, tokens.manifest.documents))
     limit = math.ceil(share * 2**64)
     found = [digests(tokens.contents(source)) for source in range(tokens.sources)]

@@ -27,7 +27,7 @@ class DataFolder:
         self.uri = self.backend.root if isinstance(self.backend, PosixBackend) else uri.rstrip("/")
 
     def at(self, name: str) -> str:
-        """The path or URI of the file `name` in this folder."""
+        """Return the path or URI of the file `name` in this folder."""
         return f"{self.uri}/{name}"
 
     def read(self, name: str) -> bytes | None:

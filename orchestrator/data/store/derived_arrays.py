@@ -1,7 +1,7 @@
 """Arrays that each node derives from prepared data once, and memory-maps from files on its disk.
 
-<derived>/<what>/<key>/000000.json     of source 0: its maker's facts, and checksums, written last
-<derived>/<what>/<key>/000000.<name>   the numbers of one array, int64 little-endian
+<derived>/<kind>/<key>/000000.json     facts about the arrays of source 0, and their checksums; written last
+<derived>/<kind>/<key>/000000.<name>   the numbers of one array, int64 little-endian
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from orchestrator.storage.atomic import draft_of, replace_file
 CHUNK = 2**20
 """Numbers that are hashed at once."""
 Keep = Callable[[str, np.ndarray], Any]
-"""Takes the next numbers of a named array."""
+"""Takes the next piece of a named array."""
 
 
 def arrays_in_memory(

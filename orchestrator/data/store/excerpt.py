@@ -30,7 +30,7 @@ def write_excerpt(uri: str, target: str) -> None:
     if shards.is_complete(folder) and (manifest.read(folder) or full).fingerprint == full.fingerprint:
         return
     if full.own:
-        if text := DataFolder(uri).read("tokenizer.json"):  # of captions
+        if text := DataFolder(uri).read("tokenizer.json"):  # the tokenizer of captions
             folder.write("tokenizer.json", text)
         manifest.write(folder, full)
         return

@@ -25,9 +25,9 @@ FORMATS = (1, 2, 3, 4, 5, 6)
 2: samples tile the text; a sample's randomness depends on the pass over its source. Blocks have checksums, and the ends
 of documents are recorded.
 3: as 2; the length and a hash of each document's text are recorded too, so that documents can be held out by content.
-4: as 3, of records alone; a token that begins before an answer and ends in it is predicted, and no answer is empty.
-5: as 4; a chat template is given messages as it reads them, see `preprocessing.messages`.
-6: texts and records. What a pretrained folder, a table or a tokenizer means is read as their own libraries read it.
+4: as 3, for records only; a token that begins before an answer and ends in it is predicted, and no answer is empty.
+5: as 4; a chat template receives messages in the form that it reads, see `preprocessing.messages`.
+6: text and records. A pretrained folder, a table or a tokenizer is interpreted as its own library interprets it.
 """
 NAME = "manifest.json"
 
@@ -49,8 +49,8 @@ class TokenShard:
         blocks: from format 2 on, the xxh3_64 (16 hexadecimal digits) of every `shards.BLOCK_BYTES`, concatenated.
         ends: from format 2 on, the xxh3_64 of the index of document ends, see `shards.ends_name`.
         contents: from format 3 on, the xxh3_64 of the index of documents' contents, see `shards.contents_name`.
-        turns: of conversations that are learnt turn by turn: the number of `rows`, how many `more` records than rows
-            they have, and the `tokens` of those; empty without any.
+        turns: for conversations trained on turn by turn: the number of `rows`, how many `more` records than rows
+            they have, and the `tokens` of these records; empty without any.
     """
 
     file: str
@@ -162,7 +162,9 @@ class DataManifest:
         return xxhash.xxh3_128_hexdigest(json.dumps([self.dtype, content]).encode())
 
     def to_json(self) -> dict[str, Any]:
-        """The manifest as JSON."""
+        """Return the manifest as JSON. Empty optional fields are left out, so that checksums of earlier versions stay
+        valid.
+        """
         found = asdict(self)
         if self.format < 3:  # the checksum covers the original keys
             for shard in (shard for source in found["sources"] for shard in source["shards"]):
@@ -212,7 +214,7 @@ class DataManifest:
 
 
 class DamagedManifest(InputError):
-    """The manifest differs from what was written."""
+    """The manifest differs from the one that was written."""
 
 
 def read(folder: DataFolder, name: str = NAME) -> DataManifest | None:

@@ -261,7 +261,7 @@ class Tokens:
         self.tokenizer()
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the data. Raises DamagedShard if it is missing or damaged."""
+        """Return the tokenizer of the data. Raises DamagedShard if it is missing or damaged."""
         return Tokenizer.from_str(read_tokenizer(self.folder, self.manifest))
 
     def vocabulary(self) -> Vocabulary:

@@ -1,6 +1,7 @@
-"""The engine's own step run as any rank of any world on tensors without memory: what it computes, sends and holds.
+"""Traces of a rank: the engine's own step, run on tensors without memory as any rank of any world.
 
-Torch's FakeTensorMode and its "fake" process group stand in for memory and for the other ranks; a dispatch mode
-records. The process must not be in a process group. The commands that plan and check a job use it, and a run's
-controller asks it in a process beside itself, `beside`; no rank imports it.
+A trace records what the rank computes, sends and holds. Torch's FakeTensorMode replaces memory, and its "fake" process
+group replaces the other ranks; a dispatch mode records. The process must not be in a process group. Commands that plan
+and check a job use traces. A run's controller obtains them from a separate process (`background_tracer`). No rank
+imports this package.
 """

@@ -1,7 +1,7 @@
-"""Traces layouts of a run in a process of its own: that which trains, giving way to all others, and before a start
-those that may be too large.
+"""Traces the layouts of a run in a separate process.
 
-It reads what is asked on its standard input and writes the answer on its standard output, both JSON.
+It traces the layout that trains, at the lowest priority, and before a start the layouts that may be too large. It reads
+a request on its standard input and writes the answer on its standard output, both as JSON.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ from cluster.workers.rank_process import die_with_parent
 
 
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
-    """What of plan.json a trace changes: `predicted` and `memory`. `asked` has the `job` as YAML, the `layout`, and of
-    the closed formula the bytes `by_stage` and those of the rank that needs most; the bytes that a worker has.
-    Where it has a number of `workers` and their `machine` instead, the `verdicts` on layouts for these."""
+    """Return what a trace changes in plan.json: `predicted` and `memory`.
+
+    Args:
+        asked: the `job` as YAML, the `layout`, the formula's bytes `by_stage` and of the largest rank (`formula`), and
+            a worker's `memory` in bytes. With `workers` and their `machine` instead of these, the result has the
+            `verdicts` on layouts for such workers.
+    """
     from orchestrator.config.document import parse_yaml
     from orchestrator.config.spec import parse
     from orchestrator.parallel.layout import Layout
@@ -38,7 +42,7 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer once; the argument is the process id of who asks."""
+    """Answer one request. The argument is the process id of the parent, with which this process ends."""
     die_with_parent(int(sys.argv[1]))
     asked = json.load(sys.stdin)
     if "layout" in asked:
@@ -46,4 +50,4 @@ def main() -> None:
     found = answer(asked)
     sys.stdout.write("\n" + json.dumps(found))
     sys.stdout.flush()
-    os._exit(0)  # threads of libraries are not waited for
+    os._exit(0)  # do not wait for threads of libraries

@@ -62,6 +62,7 @@ def stand_in(predicted: float) -> Callable[[Any, Sequence[Any], dict[str, Any]],
 
 
 def _chosen(mask: Tensor, share: float) -> tuple[Tensor, ...]:
+    """Return index tensors that select `share` of the mask's elements, one for each of its dimensions."""
     count = round(share * mask.numel())
     return tuple(torch.empty(count, dtype=torch.int64, device=mask.device) for _ in range(mask.dim()))
 
@@ -107,7 +108,7 @@ def values_assumed(note: Callable[[str], None], on_cpu: bool) -> Iterator[None]:
 
     def agreed(self: Any, stages: Any, *_: Any) -> None:
         for stage in stages:
-            stage._inference_mode = InferenceMode.STATIC  # our stages are given their shapes
+            stage._inference_mode = InferenceMode.STATIC  # our stages receive their shapes in advance
 
     with (
         replaced(_PipelineSchedule, "_warmup_p2p", agreed),

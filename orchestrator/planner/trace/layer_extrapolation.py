@@ -1,7 +1,7 @@
-"""The memory of a deep model from traces of it with fewer layers.
+"""The memory of a deep model, extrapolated from traces with fewer layers.
 
-With each layer that a stage has more, a pass of a step holds the same bytes more at its beginning, and at its end, and
-the most of a pass is at one of these. A pipeline holds the buffers of all micro-batches, from the first step on.
+Each additional layer of a stage adds a constant number of bytes at the beginning of a pass, and a constant number at
+its end; a pass peaks at one of these. A pipeline holds the buffers of all micro-batches from the first step on.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def depths_of(job: ResolvedJob, layout: Layout) -> Depths | None:
         min(stacks) if layout.pp == 1 else min(layout.layers_of(config.layers, n)[1] for n in range(stages))
     )
     unit, first = (config.moe.every, config.moe.first) if config.moe else (1, 0)
-    # beyond the layers that are recomputed all are alike
+    # all layers after the recomputed ones are alike
     few = max(FEW + layout.recompute_layers, first + 1)
     removed = (thin - few) // unit * unit
     step = -(-MORE // unit) * unit
@@ -63,16 +63,22 @@ def depths_of(job: ResolvedJob, layout: Layout) -> Depths | None:
 
 
 def _without(config: TransformerConfig, layers: int) -> TransformerConfig:
+    """Return the model with `layers` fewer layers in each stack."""
     decoder = config.decoder_layers - layers if config.decoder_layers else 0
     return dataclasses.replace(config, layers=config.layers - layers, decoder_layers=decoder)
 
 
 def deepened(few: StepTrace, more: StepTrace, times: float) -> StepTrace:
-    """Return the trace of the whole model: memory extrapolated linearly from `few` to `more`, events of `more`."""
+    """Return the trace of the whole model: memory extrapolated linearly from `few` to `more`, events of `more`.
+
+    `times` is how many times the difference of the two is added to `few`.
+    """
 
     found, others_of = [], _passes(more)
     for place, crests in _passes(few).items():
         others, half = others_of.get(place, []), (len(crests) + 1) // 2
+        # A pass peaks near its beginning or its end. Each half is extrapolated from its own peak, because growth per
+        # layer may differ between them.
         if len(others) >= half:
             for one, other in ((crests[:half], others[:half]), (crests[-half:], others[-half:])):
                 parts = zip(CATEGORIES, _most(one), _most(other), strict=True)
@@ -88,8 +94,11 @@ def deepened(few: StepTrace, more: StepTrace, times: float) -> StepTrace:
 
 
 def further(found: StepTrace, few: StepTrace, more: StepTrace, times: float) -> StepTrace:
-    """The trace `found` of a pipeline that is filled with so many micro-batches more as are `times` the difference of
-    `few` and `more`. What each holds beyond the first does not depend on how deep the model is."""
+    """Return the trace `found` of a full pipeline, extended by more micro-batches.
+
+    Their number is `times` the difference of `few` and `more`. What each additional micro-batch holds does not depend
+    on the model's depth, so shallow traces measure it.
+    """
     at_peak = _grown(found.memory.at_peak, few.memory.at_peak, more.memory.at_peak, times)
     place, a, b = (each.memory.micro_batch for each in (found, few, more))
     memory = dataclasses.replace(
@@ -120,6 +129,7 @@ def _grown(
 
 
 def _on(a: float, b: float, times: float) -> int:
+    """Return the value at `times` along the line through `a` (at 0) and `b` (at 1)."""
     return round(a + times * (b - a))
 
 

@@ -25,14 +25,14 @@ from workloads.workload import Workload
 ENDS = 2
 """Ranks at the ends of a pipeline, which are traced first."""
 SECONDS = 40.0
-"""Processor seconds for the traces of a layout, and of the layouts that are tried in its place."""
+"""Processor seconds for the traces of a layout, and of the layouts tried in its place."""
 LAST = 20.0
-"""Additional processor seconds for the layout that needs least, if no other is known to fit."""
+"""Additional processor seconds for the layout that needs least memory, if no other is known to fit."""
 
 
 @dataclass(frozen=True)
 class TracedMemory:
-    """The memory of a layout's traced ranks. `saved`: bytes that a rank which was not traced copies for a commit."""
+    """The memory of a layout's traced ranks. `saved`: bytes that an untraced rank copies for a commit."""
 
     layout: Layout
     ranks: tuple[StepTrace | NotTraced, ...]
@@ -57,7 +57,7 @@ class TracedMemory:
     def by_stage(self, formula: Sequence[float], of: Callable[[StepTrace], float]) -> list[int]:
         """Return `of` (trace) for each index of the pipeline axis.
 
-        Between two traced ranks it is the `formula`, corrected by its errors at these.
+        Between two traced ranks, the `formula` is corrected by its error at these two, interpolated linearly.
         """
         known = {self.layout.coordinate(each.rank)["pp"]: of(each) for each in self.traces}
         places, found = sorted(known), []
@@ -84,8 +84,14 @@ class TracedMemory:
     def beside(
         self, by_stage: Sequence[float], formula: float, machine: Machine, on_cpu: bool
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What replaces in a plan's JSON what the formula has `predicted`, `by_stage` and of the rank that needs most;
-        and its `memory`, where the formula's error is told."""
+        """Return what replaces the formula's entries in a plan's JSON: `predicted`, and `memory` with the formula's
+        error.
+
+        Args:
+            by_stage: the formula's bytes by index of the pipeline axis.
+            formula: its bytes of the largest rank.
+            machine, on_cpu: the machine of a worker, and whether it computes on CPUs.
+        """
         largest, memory = self.largest, self.to_json()
         if largest is None:
             most = self.needed(formula, on_cpu)
@@ -106,12 +112,14 @@ class TracedMemory:
         return predicted, memory | {"formula_bytes": round(formula), "formula_error": error}
 
     def fits(self, plan: Plan, on_cpu: bool) -> bool:
-        """Whether the rank that needs most fits the plan's machine."""
+        """Return whether the rank that needs most fits the plan's machine."""
         return fits(self.needed(plan.chosen.memory, on_cpu), plan.machine, on_cpu)
 
     def needed(self, formula: float, on_cpu: bool) -> float:
-        """The bytes that the rank takes which needs most: where not all were traced, the most of what those take that
-        were, and of what the `formula` says of the tensors."""
+        """Return the bytes of the rank that needs most.
+
+        If some ranks were not traced, it is the maximum over the traced ranks and the `formula`.
+        """
         found = [(float(each.memory.peak), float(each.saved)) for each in self.traces]
         found += [(formula, self.saved)] if self.reasons or not found else []
         return max(needed_bytes(self.layout, tensors, saved, on_cpu) for tensors, saved in found)
@@ -128,10 +136,13 @@ class TracedMemory:
 
 
 def traced_memory(job: ResolvedJob, layout: Layout, seconds: float = SECONDS) -> TracedMemory:
-    """Trace one rank of each pipeline stage that may need most, within so many `seconds` of the processor: of a deep
-    model, and of a pipeline with many micro-batches, from two traces of fewer. Never fails: what cannot be traced says
-    why."""
-    from orchestrator.planner.trace.step import traces  # all of the engine: most jobs fit without
+    """Trace one rank of each pipeline stage that may need most, within `seconds` of processor time.
+
+    A deep model, and a pipeline with many micro-batches, are extrapolated from two smaller traces. Never fails: a rank
+    that cannot be traced has the reason instead.
+    """
+    # imports the whole engine, which most jobs do not need
+    from orchestrator.planner.trace.step import traces
 
     began, ranks, depths = time.process_time(), ranks_of(layout), depths_of(job, layout)
     saved = saved_bytes(job.shape, layout, str(job.spec.train.optimizer.name))
@@ -163,7 +174,7 @@ def traced_memory(job: ResolvedJob, layout: Layout, seconds: float = SECONDS) ->
     for rank in ranks:
         spent = time.process_time() - began
         if len(every) >= ENDS and spent + spent / len(every) > seconds:
-            break  # what is between the ends follows from them
+            break  # ranks between the ends are interpolated
         every.append(whole(rank))
     return TracedMemory(layout, tuple(every), time.process_time() - began, saved)
 
@@ -180,8 +191,12 @@ def with_all(
 
 @dataclass(frozen=True)
 class Confirmed:
-    """A plan whose layout fits by its trace as well, if there is one, and what the traces said of layouts where it is
-    not what the formula says; `traced` is None where the formula settles it."""
+    """A plan whose layout fits by its trace too, if it was traced.
+
+    Attributes:
+        traced: the trace; None if the formula settles it.
+        verdicts: layouts for which the traces differ from the formula.
+    """
 
     plan: Plan
     traced: TracedMemory | None
@@ -191,11 +206,18 @@ class Confirmed:
 def confirmed(
     job: ResolvedJob, workers: int, machine: Machine, must_fit: bool = True, always: bool = False
 ) -> Confirmed:
-    """See `planned`; where the trace of its layout does not fit, that of the next best which does, found within
-    SECONDS of the processor. Where none is, or none fits by the formula, the one that needs least is taken if its trace
-    fits; else the first stays. `always` traces it where there is room enough, too.
+    """Plan a job as `planned` does, and confirm by traces that its layout fits.
 
-    Raises InputError as `planned` does.
+    If a layout does not fit by its trace, the next best one is tried, within SECONDS of processor time. If none fits,
+    the layout that needs least is chosen if its trace fits; otherwise the first one stays.
+
+    Args:
+        job, workers, machine: the job, its number of workers, and their machine.
+        must_fit: require that the layout fits.
+        always: trace the layout even if it clearly fits.
+
+    Raises:
+        InputError: as `planned`.
     """
     spec, began, verdicts = job.spec, time.process_time(), dict[Layout, Verdict]()
     on_cpu = not spec.resources.per_worker.gpu
@@ -205,7 +227,7 @@ def confirmed(
         least = _least(job, workers, machine, verdicts)
         return least or Confirmed(
             planned(spec, job.shape, workers, machine), None
-        )  # which tells why none does
+        )  # raises the error that says why none fits
     if not always and is_roomy(spec.resources, first):
         return Confirmed(first, None)
     found = first
@@ -233,7 +255,7 @@ def confirmed(
 def _least(
     job: ResolvedJob, workers: int, machine: Machine, verdicts: Mapping[Layout, Verdict]
 ) -> Confirmed | None:
-    """Return the plan with the layout that needs least by the formula, if its trace fits."""
+    """Return the plan with the layout that needs least memory by the formula, if its trace fits."""
     spec, on_cpu = job.spec, not job.spec.resources.per_worker.gpu
     without_room = dataclasses.replace(machine, memory=1.0)
     try:
@@ -252,6 +274,7 @@ def _least(
 
 
 def _too_large(found: Plan, traced: TracedMemory, on_cpu: bool) -> Verdict:
+    """Return the verdict on a layout that does not fit by its trace, or could not be traced."""
     needed, there = traced.needed(found.chosen.memory, on_cpu), offered(found.machine, on_cpu)
     if needed <= there:
         return Verdict(f"others do not fit by their traces, and it has none: {traced.reasons[0]}", 1.0)
@@ -261,9 +284,9 @@ def _too_large(found: Plan, traced: TracedMemory, on_cpu: bool) -> Verdict:
 
 
 def check_fits(job: ResolvedJob, machine: Machine) -> None:
-    """Raise InputError if the layout that would be chosen is predicted to need more memory than the machine offers.
+    """Raise InputError if the layout that would be chosen needs more memory than the machine offers.
 
-    It is traced only where the formula does not settle it, see `is_roomy`.
+    It is traced only if the formula does not settle it, see `is_roomy`.
     """
     spec = job.spec
     if not spec.resources.must_fit:
@@ -281,17 +304,21 @@ def check_fits(job: ResolvedJob, machine: Machine) -> None:
 
 
 def ranks_of(layout: Layout) -> list[int]:
-    """The first rank of the first and the last index of the pipeline axis, then of the second and of a middle one: of
-    the others, each is between two of them."""
+    """Return the ranks to trace: the first rank at the first, last, second and middle index of the pipeline axis.
+
+    Every other index is between two of these.
+    """
     places = dict.fromkeys([0, layout.pp - 1, min(1, layout.pp - 1), layout.pp // 2])
     return [layout.rank(pp=place) for place in places]
 
 
 def micro_batches_of(layout: Layout, accumulation: int, index: int, on_cpu: bool) -> tuple[int, ...]:
-    """How many micro-batches are traced to know the peak of a step on the ranks at that index of the pipeline axis:
-    without a pipeline what two leave; in one as many as fill it, and by how much one more, or a round of them, is
-    beyond. On a GPU, where what has arrived is let go of at once, a further one of a filled pipeline leaves nothing but
-    itself, and some bytes of its losses."""
+    """Return the numbers of micro-batches to trace, from which the peak of a step at pipeline `index` follows.
+
+    Without a pipeline two micro-batches suffice. With one, the first number fills the pipeline, and the second adds one
+    micro-batch or one round, whose additional bytes are extrapolated. A GPU frees what has arrived at once, so there a
+    further micro-batch adds only itself and some bytes of its losses, and the second number is not needed.
+    """
     if layout.pp == 1:
         return (min(accumulation, 2),)
     in_rounds = layout.schedule in ("interleaved", "zero_bubble")

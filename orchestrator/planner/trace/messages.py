@@ -50,7 +50,7 @@ class Messages:
         self.mesh: Mesh | None = None
         self.made = 0
         self._on_cpu = on_cpu
-        # Tensors of each message of a call that returns work; None outside of such a call.
+        # Tensors of each message of the current call that returns work; None outside of such calls.
         self._sent: list[list[Tensor]] | None = None
         # Axis and number of ranks by the name of a group.
         self._sizes: dict[str, tuple[Axis, int]] = {}
@@ -172,7 +172,7 @@ class _RecordedWork:
         return self._work.wait(*given)
 
     def is_completed(self) -> bool:
-        """Whether the message is known to have arrived."""
+        """Return whether the message is known to have arrived."""
         return self._waited or self._has_arrived
 
     def __getattr__(self, name: str) -> Any:

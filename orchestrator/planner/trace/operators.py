@@ -27,7 +27,7 @@ def kind_of(name: str, in_optimizer: bool) -> Kind:
 
 
 def flops_of(func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> float:
-    """Floating-point operations of a product of matrices or of attention, two of a multiply-add; 0 of others.
+    """Return the floating-point operations of a matrix product or of attention, two per multiply-add; 0 for others.
 
     Causal attention counts half, which is what kernels compute.
     """
@@ -44,6 +44,11 @@ def flops_of(func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], 
 
 
 def _attention(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> float:
+    """Return the floating-point operations of attention; queries, keys and values are [B, heads, tokens, head size].
+
+    Forward has two products, scores and weighted values. Backward has five, since it recomputes the scores (Dao et al.,
+    2022): 2.5 times as many.
+    """
     backward = "backward" in name
     tensors = [a for a in args if isinstance(a, Tensor) and a.dim() == 4]
     query, key, value = tensors[1:4] if backward else tensors[:3]
@@ -90,7 +95,7 @@ def dtype_of(tensors: Sequence[Tensor]) -> str:
 
 
 def is_free(func: Any) -> bool:
-    """Whether the operator takes no time: it creates a view or empty memory, or returns metadata of a tensor."""
+    """Return whether the operator takes no time: it creates a view or empty memory, or returns metadata of a tensor."""
     name = func._schema.name
     return func.is_view or name.startswith(
         ("prim::", "aten::empty", "aten::new_empty", "aten::detach", "aten::lift")

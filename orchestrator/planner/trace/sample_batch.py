@@ -1,4 +1,4 @@
-"""Micro-batches as a run's are, of made-up text: the shapes and types that a step computes with."""
+"""Micro-batches of made-up text with the shapes and types of a run's."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from workloads.objectives.records import MARK, pack, to_bits
 from workloads.workload import Batch, Workload
 
 ENDLESS = 2**40
+"""Number of samples of the made-up corpus."""
 
 
 @dataclass(frozen=True)
 class MadeUp:
-    """A corpus whose every sample is as long as one can be; see `workloads.workload.Text`."""
+    """A corpus whose samples all have the maximum length; see `workloads.workload.Text`."""
 
     workload: Workload
     length: int
 
     def __call__(self, sample: int) -> np.ndarray:
-        """The raw tokens of a sample, or the words of its record."""
+        """Return the raw tokens of a sample, or the words of its record."""
         vocabulary, objective = self.workload.vocabulary, self.workload.objective
         special, size = vocabulary.special, vocabulary.size
         plain = np.array([i for i in range(min(size, 4096)) if i not in special] or [0])
@@ -36,7 +37,7 @@ class MadeUp:
         text = np.asarray(plain[(np.arange(objective.window(self.length)) * 7 + sample) % len(plain)])
         if (
             objective.reading.unit == "documents"
-        ):  # of two texts each: nothing is predicted of one that is no pair
+        ):  # each has two texts: no loss comes from a document that is not a pair
             text[len(text) // 2] = vocabulary.sep
         return text
 
@@ -44,24 +45,26 @@ class MadeUp:
         return ENDLESS
 
     def siblings(self, sample: int) -> range:
-        """The samples of the same document."""
+        """Return the samples of the same document: only this one."""
         return range(sample, sample + 1)
 
     def companions(self, sample: int) -> range:
-        """All samples."""
+        """Return all samples."""
         return range(len(self))
 
 
 def sample_batch(spec: JobSpec, workload: Workload, rows: int) -> Batch:
-    """A micro-batch of `rows` samples, full to their length, with all that a rank adds to one; the first own sample
-    so many times. Raises InputError if that cannot be read."""
+    """Return a micro-batch of `rows` full-length samples, with everything that a rank adds to one.
+
+    For own samples it repeats the first one. Raises InputError if that cannot be read.
+    """
     if spec.data.samples is not None:
         first = first_samples(spec.data.samples, spec.seed, 1)
         return {name: value.expand(rows, *value.shape[1:]).clone() for name, value in first.items()}
     text = MadeUp(workload, spec.data.sequence_length)
     batch = workload.objective.collate(text, range(rows), 0)
     batch = {name: torch.as_tensor(value) for name, value in batch.items()}
-    batch.pop(SEGMENTS, None)  # one document a row is the most that there is to compute
+    batch.pop(SEGMENTS, None)  # one document per row takes the most computation
     if workload.objective.name in REFERENCED:
         batch["reference"] = torch.full((rows, 2), -20.0)
     if spec.workload.draws:
@@ -72,7 +75,7 @@ def sample_batch(spec: JobSpec, workload: Workload, rows: int) -> Batch:
 
 
 def predicted_share(batch: Batch) -> float:
-    """The share of labels in a micro-batch that are predicted; 1 without labels of tokens."""
+    """Return the share of a micro-batch's labels that are predicted; 1 without labels of tokens."""
     labels = batch.get("labels")
     return float((labels != IGNORED).float().mean()) if labels is not None and labels.numel() else 1.0
 

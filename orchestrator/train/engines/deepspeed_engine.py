@@ -42,13 +42,19 @@ from orchestrator.train.engines.state import committed_shapes, initialise
 from workloads.workload import Batch, Workload
 
 SLOTS = ("exp_avg", "exp_avg_sq")
-"""AdamW's optimiser state of one parameter."""
+"""AdamW's optimizer state of one parameter."""
 
 
 @dataclass(frozen=True)
 class Fragment:
-    """The part of a parameter in a flat partition of this rank: `size` elements from `start`; they are the `boxes` of
-    the parameter."""
+    """The part of a parameter in a flat partition of this rank.
+
+    Attributes:
+        name, shape: of the full parameter.
+        boxes: the part in coordinates of the parameter.
+        partition: the flat partition.
+        start, size: the part's range in the partition.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -58,28 +64,30 @@ class Fragment:
     size: int
 
     def views(self, flat: Tensor) -> Iterator[tuple[Box, Tensor]]:
-        """The boxes with their views of `flat`, which is the partition or a state of its size."""
+        """Yield the boxes with their views of `flat`, which is the partition or a state of its size."""
         for box in self.boxes:
             yield box, flat.narrow(0, self.start + box.offset, box.size).view(box.extent)
 
 
 class Partitions:
-    """The state of DeepSpeed's ZeRO optimiser `zero`, which wraps the optimiser of its partitions."""
+    """The state of DeepSpeed's ZeRO optimizer `zero`, which wraps the optimizer of its partitions."""
 
     def __init__(
         self, zero: Any, stage: int, named: Mapping[str, nn.Parameter], ema: float | None = None
     ) -> None:
-        """`ema` is the decay of a moving average of the weights."""
+        """Find the fragments of all parameters in `named`. `ema` is the decay of a moving average of the weights."""
         self._zero, self._stage = zero, stage
         self.optimizer: torch.optim.Optimizer = zero.optimizer
         self.fragments = list(_fully_sharded(zero, named) if stage == 3 else _flat(zero, named))
-        # all partitions, including those with padding only: a step updates all of them
+        # all partitions, including those of padding only, because a step updates all of them
         self._all = zero.fp32_partitioned_groups_flat if stage == 3 else zero.single_partition_of_fp32_groups
         self.average = MovingAverage(ema, self._all)
 
     @torch.no_grad()
     def begin(self, steps: int) -> None:
-        """Create the optimiser state, zero, after that many steps; DeepSpeed itself creates it in its first step."""
+        """Create the optimizer state, all zeros, with the step count `steps`. DeepSpeed itself creates it in its first
+        step.
+        """
         for partition in self._all:
             state = self.optimizer.state[partition]
             for slot in SLOTS:
@@ -89,11 +97,13 @@ class Partitions:
 
     @property
     def steps(self) -> int:
-        """Optimiser steps done."""
+        """Number of completed optimizer steps."""
         return next(int(self.optimizer.state[p]["step"]) for p in self._all)
 
     def pieces(self) -> Iterator[TensorPiece]:
-        """This rank's weights, optimiser state and averages, fp32; over all ranks they tile every tensor once."""
+        """Yield this rank's weights, optimizer state and averages, fp32. Over all ranks they tile every tensor exactly
+        once.
+        """
         for fragment in self.fragments:
             for name, flat in self._tensors(fragment).items():
                 for box, view in fragment.views(flat):
@@ -111,7 +121,7 @@ class Partitions:
         self.publish()
 
     def _tensors(self, fragment: Fragment) -> dict[str, Tensor]:
-        """The partition of a fragment and what is kept of it, by the names in a commit."""
+        """Return the partition of a fragment and its states, by their names in a commit."""
         partition, name = fragment.partition, fragment.name
         found = {f"model.{name}": partition.detach()}
         found |= {f"optim.{name}.{slot}": self.optimizer.state[partition][slot] for slot in SLOTS}
@@ -134,12 +144,12 @@ class Partitions:
 
 
 def _flat(zero: Any, named: Mapping[str, nn.Parameter]) -> Iterator[Fragment]:
-    """ZeRO 1 and 2: the parameters of a group are concatenated, and each rank has a range of that."""
+    """Yield fragments under ZeRO 1 and 2: the parameters of a group are concatenated, and each rank has one range."""
     names = {id(parameter): name for name, parameter in named.items()}
     for partition, group in zip(zero.single_partition_of_fp32_groups, zero.bit16_groups, strict=True):
         for parameter in group:
             found = parameter._hp_mapping
-            if found is None:  # all of it is another rank's
+            if found is None:  # the whole parameter belongs to another rank
                 continue
             ours, theirs = found.lp_fragment_address, found.hp_fragment_address
             name, shape = names[id(parameter)], tuple(parameter.shape)
@@ -149,9 +159,12 @@ def _flat(zero: Any, named: Mapping[str, nn.Parameter]) -> Iterator[Fragment]:
 
 
 def _fully_sharded(zero: Any, named: Mapping[str, Any]) -> Iterator[Fragment]:
-    """ZeRO 3: each rank has a range of every parameter; the last ranks' ranges are shorter and padded."""
+    """Yield fragments under ZeRO 3: each rank has a range of every parameter. The last ranks' ranges are shorter and
+    padded.
+    """
     for name, parameter in named.items():
         group, start, place = zero.grad_position[zero.get_param_id(parameter)]
+        # All partitions of a parameter have `place` elements, so the last ones may reach beyond it.
         begin = zero._get_param_partition_rank(parameter) * place
         shape = tuple(parameter.ds_shape)
         size = min(place, math.prod(shape) - begin)
@@ -167,7 +180,7 @@ def _fully_sharded(zero: Any, named: Mapping[str, Any]) -> Iterator[Fragment]:
 
 
 def frozen_fragments(named: Mapping[str, Any], rank: int) -> Iterator[Fragment]:
-    """This rank's parts of parameters that are not trained: all of them, or under ZeRO 3 a range of each."""
+    """Yield this rank's parts of frozen parameters: whole ones, or under ZeRO 3 a range of each."""
     for name, parameter in named.items():
         shape, part = tuple(getattr(parameter, "ds_shape", parameter.shape)), parameter.data
         begin, size = 0, math.prod(shape)
@@ -191,15 +204,15 @@ def _fragment(
 log = logging.getLogger(__name__)
 
 BUCKET = 50_000_000
-"""Most elements whose gradients are reduced at once."""
+"""Maximum elements whose gradients are reduced together."""
 
 
 def open_deepspeed(device: torch.device) -> ModuleType:
-    """The library, set up for that device and for the existing process group.
+    """Return the library, set up for a device and the existing process group.
 
     Raises InputError if it is not installed.
     """
-    # DeepSpeed reads both on import and on initialisation; without them it looks for a launcher or MPI
+    # DeepSpeed reads both variables on import and initialisation; without them it looks for a launcher or MPI
     os.environ["DS_ACCELERATOR"] = device.type
     os.environ["LOCAL_RANK"] = str(device.index or 0)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
@@ -212,17 +225,19 @@ def open_deepspeed(device: torch.device) -> ModuleType:
             "install deepspeed, or set engine to torch",
         ) from None
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    # it calls deprecated collectives of torch, which would print a warning on every rank
+    # DeepSpeed calls deprecated collectives of torch, which would print a warning on every rank
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
-    # its shared-memory all-reduce is for inference only, and takes minutes to compile
+    # the shared-memory all-reduce is for inference only, and takes minutes to compile
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
     return deepspeed
 
 
 def settings(spec: JobSpec, layout: Layout, elements: int, hidden: int) -> dict[str, Any]:
-    """DeepSpeed's configuration for a model of `elements` parameters and width `hidden`; all settings whose defaults
-    differ from the torch engine are given."""
+    """Return DeepSpeed's configuration for a model of `elements` parameters and width `hidden`.
+
+    It sets every option whose default differs from the torch engine.
+    """
     train = spec.train
     zero: dict[str, Any] = {
         "stage": layout.zero,
@@ -230,7 +245,7 @@ def settings(spec: JobSpec, layout: Layout, elements: int, hidden: int) -> dict[
         "contiguous_gradients": True,
         # the bucket is allocated in full; the default takes 2 GB even for the smallest model
         "reduce_bucket_size": min(elements, BUCKET),
-        # under ZeRO 3 vectors are kept on every rank, and matrices are gathered when they are used
+        # under ZeRO 3 every rank keeps the vectors, and gathers matrices for their use
         "stage3_param_persistence_threshold": 10 * hidden,
     }
     host = {"device": "cpu", "pin_memory": bool(spec.resources.per_worker.gpu)}
@@ -252,7 +267,7 @@ def settings(spec: JobSpec, layout: Layout, elements: int, hidden: int) -> dict[
 def optimizer_of(
     spec: OptimizerSpec, parameters: Iterable[tuple[nn.Parameter, bool, Rate]], offload: bool
 ) -> torch.optim.Optimizer:
-    """AdamW over the full parameters, as of `groups_of`; DeepSpeed replaces them by its partitions.
+    """Return AdamW over the full parameters, grouped by `groups_of`; DeepSpeed replaces them with its partitions.
 
     With offload it is DeepSpeed's AdamW for CPUs (Ren et al., 2021, section 5).
     """
@@ -267,13 +282,14 @@ def optimizer_of(
 
 
 def compile_once(operator: str, load: Callable[[], object]) -> None:
-    """Load an operator of DeepSpeed, which compiles it on first use; one process per machine compiles, the others wait.
+    """Load an operator of DeepSpeed, which compiles it on first use. One process per machine compiles, and the others
+    wait.
 
-    A killed compilation blocks nobody, since the kernel releases its lock.
+    A killed compilation blocks no other process, because the kernel releases its lock.
     Raises InputError if there is no compiler, or if compiling fails.
     """
     where, hint = "parallel.offload", "or set offload to none"
-    if shutil.which("ninja") is None:  # installed with DeepSpeed, beside a Python that is not on PATH
+    if shutil.which("ninja") is None:  # DeepSpeed installs ninja beside Python, which may not be on PATH
         os.environ["PATH"] = os.pathsep.join(
             [os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)]
         )
@@ -285,13 +301,13 @@ def compile_once(operator: str, load: Callable[[], object]) -> None:
             where,
             f"install {' and '.join('g++' if tool == 'c++' else tool for tool in missing)}, {hint}",
         )
-    # on import, builds of torch with CUDA ask for GPUs, which fork servers that import this module must not
+    # on import, torch built with CUDA asks for GPUs, which fork servers that import this module must not do
     from torch.utils.cpp_extension import _get_build_directory
 
     folder = Path(_get_build_directory(operator, verbose=False))
     with open(folder / "in-use", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        # PyTorch's own lock is a file that stays when its process is killed, and would be waited for without end
+        # PyTorch's own lock is a file. It stays when its process is killed, and others would wait for it forever.
         (folder / "lock").unlink(missing_ok=True)
         if not (folder / f"{operator}.so").exists():
             log.warning("compiling DeepSpeed's %s in %s: about two minutes, once a machine", operator, folder)
@@ -308,11 +324,11 @@ def compile_once(operator: str, load: Callable[[], object]) -> None:
 
 
 class DeepSpeedEngine:
-    """See `Engine`. DeepSpeed keeps weights, gradients and optimiser state; losses, counts and commits are this
-    project's.
+    """The DeepSpeed engine, see `Engine`. DeepSpeed keeps weights, gradients and optimizer state.
 
-    Gradients are sums over tokens. The number of predicted tokens is known only at the step; it is then given to
-    DeepSpeed as its loss scale, by which it divides before it clips.
+    This project computes losses and counts, and writes commits. Gradients are sums over tokens. The number of predicted
+    tokens is known only when the optimizer steps. It is then given to DeepSpeed as its loss scale, by which DeepSpeed
+    divides before it clips.
     """
 
     def __init__(self, spec: JobSpec, workload: Workload, layout: Layout, device: Device) -> None:
@@ -364,21 +380,21 @@ class DeepSpeedEngine:
             self.clock.switch(BACKWARD)
             self._engine.backward(part, scale_wrt_gas=False)
             if number < len(micro_batches):
-                self._engine.step()  # counts the micro-batch
+                self._engine.step()  # only counts the micro-batch
         self.clock.switch(COMMUNICATION if self._layout.world > 1 else OPTIMIZER)
         loss, extra, count, _ = self._losses.over_ranks(torch.zeros(()))
         routed = self._routing.take([self.model])
         extra = {**extra, **ratios(routed)}
         if self._scale.enabled:
             extra = {**extra, "loss_scale": self._scale.value, "skipped": 0.0}
-        # DeepSpeed has divided the sums by the number of ranks
+        # Turn sums into means: DeepSpeed divided by the ranks, and the loss by `expected` instead of the count.
         self._zero.loss_scale = self._scale.value * count / (self._losses.expected * self._layout.dp)
         set_lr(self._zero.param_groups, lr)
         self.clock.switch(OPTIMIZER)
         self._engine.step()
         norm = float(self._engine.get_global_grad_norm())
         if self._zero.overflow or not math.isfinite(norm):
-            # every rank has the same norm, so that all skip the step or all fail
+            # every rank has the same norm, so all of them skip the step or all fail
             if self._scale.overflow():
                 return Metrics(loss, 0.0, {**extra, "skipped": 1.0})
             return Metrics(loss, math.nan, extra)
@@ -414,7 +430,7 @@ class DeepSpeedEngine:
 
     @torch.no_grad()
     def hold_reference(self, seed: int) -> None:
-        """See `Engine.hold_reference`; refused by the rules of engines."""
+        """See `Engine.hold_reference`. The engine's rules refuse it earlier."""
         raise NotImplementedError("DeepSpeed holds no reference")
 
     @torch.no_grad()
@@ -476,14 +492,14 @@ class DeepSpeedEngine:
 
 
 class _WithLoss(nn.Module):
-    """The model with its loss: DeepSpeed wraps a module whose output is the loss of a micro-batch."""
+    """The model and its loss as one module. DeepSpeed wraps a module whose output is the loss of a micro-batch."""
 
     def __init__(self, model: nn.Module, losses: StepLosses, device: Device) -> None:
         super().__init__()
         self.model, self._losses, self._device = model, losses, device
 
     def forward(self, batch: Batch, parts: int) -> Tensor:
-        """fp32 scalar."""
+        """Return the loss of a micro-batch, an fp32 scalar."""
         with self._device.autocast():
             output = self.model(batch, in_chunks=self._losses.in_chunks)
             return self._losses.of(output, batch, parts)
@@ -497,17 +513,17 @@ def _build(
     config: dict[str, Any],
     in_8_bits: bool,
 ) -> nn.Module:
-    """The model with uninitialised memory; under ZeRO 3 each rank holds its part only.
+    """Return the model with uninitialised memory. Under ZeRO 3 each rank holds only its part.
 
-    There the full model is first allocated in untouched host memory, which costs nothing, and passes through the device
-    one parameter at a time.
+    There the full model is first allocated in host memory that is never touched, which costs nothing. It then passes
+    through the device one parameter at a time.
     """
     with torch.device("meta"):
         model = workload.build()
     model.to_empty(device="cpu" if layout.zero == 3 else device)
     model.train()
     freeze(model, workload)
-    if in_8_bits:  # while weights have their shapes
+    if in_8_bits:  # before ZeRO 3 replaces the weights by flat parts
         multiply_in_8_bits(workload.blocks(model))
     if layout.zero == 3:
         deepspeed.zero.Init(module=model, config_dict_or_path=config, dtype=torch.float32)

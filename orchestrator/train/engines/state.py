@@ -1,4 +1,4 @@
-"""State by canonical name and global offset: what a rank saves, and how it loads a commit."""
+"""State by canonical name and global offset: the pieces that a rank saves, and how it loads a commit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workloads.model.stored import Part, StoredTensor
 from workloads.workload import Workload
 
 READ_BYTES = 2**22
-"""About how much of a stored tensor is read at once."""
+"""Approximate bytes of a stored tensor that are read at once."""
 
 
 def pieces(
@@ -25,13 +25,21 @@ def pieces(
     slots: Callable[[str], Sequence[str]],
     averages: Mapping[Tensor, Tensor],
 ) -> Iterator[TensorPiece]:
-    """The weights, optimiser states and `averages` of weights that this rank saves; over all ranks they tile every
-    tensor once. `slots` gives the states of a parameter by its name."""
+    """Yield the weights, optimizer states and averaged weights that this rank saves.
+
+    Over all ranks the pieces tile every tensor exactly once.
+
+    Args:
+        shards: this rank's shards.
+        optimizer: holds their states.
+        slots: returns the names of a parameter's optimizer states.
+        averages: averaged weights by parameter.
+    """
     for shard in shards_to_save(shards):
         tensors: dict[str, Tensor] = {f"model.{shard.name}": shard.parameter.detach()}
         state = optimizer.state.get(shard.parameter, {})
         for slot in slots(shard.name):
-            found = state.get(slot)  # None before the first step
+            found = state.get(slot)  # no state exists before the first step
             tensors[f"optim.{shard.name}.{slot}"] = (
                 torch.zeros_like(shard.parameter) if found is None else found
             )
@@ -43,16 +51,20 @@ def pieces(
 
 
 def committed_shapes(workload: Workload, thawing: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
-    """The shapes of the model's tensors that a commit has: not of those that are not trained, nor of those that are
-    `thawing`, trained from this commit on."""
+    """Return the shapes of the model's tensors in a commit.
+
+    Frozen parameters are not stored, nor are those that are `thawing`, which train from this commit on.
+    """
     lacking = {*workload.frozen, *thawing}
     kept = {name: shape for name, shape in workload.shapes.items() if name not in lacking}
     return {f"model.{name}": tuple(shape) for name, shape in kept.items()}
 
 
 def initialise(workload: Workload, name: str, seed: int, views: Iterable[tuple[Box, Tensor]]) -> None:
-    """Fill this rank's parts of a tensor with their initial values; only they are read of weights that are stored, and
-    drawn of others."""
+    """Fill this rank's parts of a tensor with initial values.
+
+    Of stored weights, only these parts are read; other weights are drawn in full.
+    """
     stored = workload.stored(name, seed)
     whole = workload.initial(name, seed) if stored is None else None
     for box, view in views:
@@ -63,13 +75,14 @@ def initialise(workload: Workload, name: str, seed: int, views: Iterable[tuple[B
 
 
 def _read_into(view: Tensor, stored: StoredTensor, part: Part) -> None:
-    """Read a part of a stored tensor some rows at a time, so that little of it is held twice."""
+    """Read a part of a stored tensor a few rows at a time, so that little of it is in memory twice."""
     if not part:
         view.copy_(stored[part])
         return
     rows, *rest = part
+    # Rows per read: READ_BYTES over the bytes of an fp32 row.
     step = max(1, READ_BYTES // (4 * max(1, view.numel() // len(view)))) if len(view) else 1
-    if view.dim() == 2:  # whole tiles, of which none is drawn twice
+    if view.dim() == 2:  # whole tiles, so that none is drawn twice
         step = max(1, step // ROWS) * ROWS
     at = rows.start
     while at < rows.stop:
@@ -79,7 +92,7 @@ def _read_into(view: Tensor, stored: StoredTensor, part: Part) -> None:
 
 
 def shards_to_save(shards: Iterable[ParameterShard]) -> list[ParameterShard]:
-    """The shards that this rank saves: the ranks of a replica group divide their shards, so that all write about as
+    """Return the shards that this rank saves. A replica group divides its shards, so that all ranks write about as
     much.
 
     Greedy: the largest shard goes to the rank with the least to write. Every rank computes the same assignment.
@@ -106,10 +119,13 @@ def restore(
     reader: Reader,
     thawed: Mapping[str, int],
 ) -> None:
-    """Load this rank's part of weights, optimiser states and `averages` of weights.
+    """Load this rank's part of weights, optimizer states and averaged weights.
 
-    `thawed` has the step after which a parameter is trained, if that is not the first. What is trained from this very
-    commit on has its weights already, which are their average too.
+    Args:
+        shards, optimizer, slots, averages: as in `pieces`.
+        reader: the commit.
+        thawed: the step after which a parameter is trained, if that is not the first. A parameter trained from this
+            very commit on already has its weights, which are also their average.
     """
     steps = int(reader.read("optim.step"))
     for shard in shards:
@@ -135,6 +151,8 @@ def restore(
 
 
 def _steps(age: float, shard: ParameterShard, optimizer: torch.optim.Optimizer) -> Tensor:
-    """The step count of a parameter, on its device for fused kernels; others read it, and would wait there."""
+    """Return a parameter's step count, on its device for fused kernels. Other optimizers read it, and would wait for
+    the device.
+    """
     on_host = getattr(optimizer, "step_count_on_host", False)
     return torch.tensor(age, device="cpu" if on_host else shard.parameter.device)
