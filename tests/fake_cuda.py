@@ -154,11 +154,11 @@ def fake_cuda(rank: int, world: int, rows: int = 0) -> Iterator[Waits]:
         with unset_fake_temporarily():
             return torch.full(tuple(tensor.shape), one).tolist()
 
-    def real_mesh(*given: Any) -> Any:
+    def real_mesh(*given: Any, **keywords: Any) -> Any:
         with unset_fake_temporarily():
-            return made(*given)
+            return made(*given, **keywords)
 
-    def agreed(self: Any, stages: Any, *_: Any) -> None:
+    def agreed(self: Any, stages: Any, *_: Any, **__: Any) -> None:
         for stage in stages:
             stage._inference_mode = InferenceMode.STATIC
 
@@ -185,14 +185,14 @@ def fake_cuda(rank: int, world: int, rows: int = 0) -> Iterator[Waits]:
                 "empty_cache",
                 "reset_peak_memory_stats",
             ):
-                patch.setattr(torch.cuda, name, lambda *_: None)
+                patch.setattr(torch.cuda, name, lambda *_, **__: None)
             patch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
             patch.setattr(torch.cuda, "device_count", lambda: 1)
             patch.setattr(torch.cuda, "current_device", lambda: 0)
-            patch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+            patch.setattr(torch.cuda, "get_device_capability", lambda *_, **__: (9, 0))
             patch.setattr(torch.nn.attention.bias, "causal_lower_right", lower_right)
-            patch.setattr(torch.cuda, "get_rng_state", lambda *_: torch.zeros(1))
-            patch.setattr(torch.cuda, "set_rng_state", lambda *_: None)
+            patch.setattr(torch.cuda, "get_rng_state", lambda *_, **__: torch.zeros(1))
+            patch.setattr(torch.cuda, "set_rng_state", lambda *_, **__: None)
             patch.setattr(_meta_registrations, "_meta_grouped_mm_common", grouped)
             patch.setattr(FakeTensor, "tolist", tolist)
             patch.setattr(fsdp, "_device_mesh", real_mesh)
@@ -204,7 +204,7 @@ def fake_cuda(rank: int, world: int, rows: int = 0) -> Iterator[Waits]:
                     "is_available",
                     "is_bf16_supported",
                 ):  # which autocast asks, and the mode as it begins
-                    patch.setattr(torch.cuda, name, lambda *_: True)
+                    patch.setattr(torch.cuda, name, lambda *_, **__: True)
                 yield waits
     finally:
         dist.destroy_process_group()

@@ -123,7 +123,7 @@ def controller_here(
     cluster = Cluster(
         gang=gang or (lambda: LocalGang([2])),
         offer=lambda bundle, most: Offer(8e9),
-        run_task=lambda *call: pytest.fail("nothing is exported"),
+        run_task=lambda *call, **_: pytest.fail("nothing is exported"),
         services=SnapshotServers,
     )
     return Controller(spec, place, until, cluster, faults)

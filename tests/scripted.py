@@ -274,8 +274,8 @@ class SnapshotServers:
 
 def fake_cluster(
     gang: Callable[[], FakeGang],
-    run_task: Callable[..., RemoteTask] = lambda function, *arguments: RemoteTask(
-        lambda: function(*arguments)
+    run_task: Callable[..., RemoteTask] = lambda function, *arguments, **keywords: RemoteTask(
+        lambda: function(*arguments, **keywords)
     ),
     services: Callable[[str, str], SnapshotServers] = SnapshotServers,
 ) -> Cluster:

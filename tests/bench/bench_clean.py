@@ -86,7 +86,7 @@ def cleaned(folder: Path, work: Path, processes: int) -> dict[str, Any]:
     size = sources.part_size(files)
     cleaning, parts = cleaning_of(data, files, size), sources.cut(files, size)
     assert cleaning is not None
-    text = clean(cleaning, parts, str(work), lambda *_: None)
+    text = clean(cleaning, parts, str(work), lambda *_, **__: None)
 
     def read(row: dict[str, Any]) -> None:
         count = sum(piece.bytes for piece in text.pieces(sources.from_json(row["part"])))

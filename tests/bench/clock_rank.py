@@ -24,13 +24,13 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         calls[0] += 1
         return switch(self, part)
 
-    def alternating(rank: Any, *more: Any) -> bool:
+    def alternating(rank: Any, *more: Any, **keywords: Any) -> bool:
         on = rank._progress.step // BLOCK % 2 == 1
         counts = rank._progress.step < 2 * BLOCK  # whose times are left out
         StepClock.switch = counted if counts and on else switch if on else (lambda self, part: "")  # type: ignore[method-assign,assignment]
         StepClock.take = take if on else (lambda self: {})  # type: ignore[method-assign,assignment]
         began = time.thread_time()  # other processes of the machine are not in it
-        stop = bool(step(rank, *more))
+        stop = bool(step(rank, *more, **keywords))
         steps.append([float(on), time.thread_time() - began])
         return stop
 

@@ -28,7 +28,7 @@ def drive(run: RunDir) -> dict[str, Any]:
     cluster = Cluster(
         gang=lambda: LocalGang([1]),
         offer=lambda bundle, most: Offer(8e9),
-        run_task=lambda *call: pytest.fail("nothing is exported"),
+        run_task=lambda *call, **_: pytest.fail("nothing is exported"),
         services=SnapshotServers,
     )
     spec = parse(yaml.safe_load(run.read_text("job.yaml") or ""))

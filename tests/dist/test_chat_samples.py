@@ -41,7 +41,7 @@ def test_it_answers_as_it_has_learnt(tmp_path: Path, capsys: pytest.CaptureFixtu
     export(str(run), 40, str(tmp_path / "model"))
     (tmp_path / "chat_template.jinja").unlink()  # that of the data, and that of the export count
 
-    def generated(*words: Any) -> str:
+    def generated(*words: Any, **_: Any) -> str:
         with pytest.raises(SystemExit) as ended:
             call(["generate", *map(str, words), *PROMPTS, "--tokens", "6"])
         assert ended.value.code == 0

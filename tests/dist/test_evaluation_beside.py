@@ -164,7 +164,7 @@ def test_a_controller_that_is_killed_meanwhile(
     """In the middle of an evaluation, or when its row is stored and its commit does not have it yet."""
     run = tmp_path / "run"
 
-    def die(*_: Any) -> None:
+    def die(*_: Any, **__: Any) -> None:
         raise Killed
 
     with monkeypatch.context() as patch:
@@ -252,10 +252,10 @@ def test_a_commit_that_was_damaged_while_it_waited_has_no_evaluation(
     controller = controller_here(document, str(run), cache, gang=with_evaluator([2]))
     halt = controller._halt
 
-    def damage(*given: Any) -> None:
+    def damage(*given: Any, **keywords: Any) -> None:
         (shard, *_) = (run / "checkpoints/step-00000005").glob("shard-*")
         shard.write_bytes(shard.read_bytes()[:-64] + bytes(64))
-        halt(*given)
+        halt(*given, **keywords)
 
     controller._halt = damage  # type: ignore[method-assign]
     assert controller.drive()["state"] == Outcome.DONE.value

@@ -94,11 +94,11 @@ def test_a_run_at_work_does_not_remove_what_is_exported(
     shutil.copytree(run, tmp_path / "run")
     store, write = Store(str(tmp_path / "run/checkpoints")), exports.write
 
-    def meanwhile(*arguments: Any) -> float | None:
+    def meanwhile(*arguments: Any, **keywords: Any) -> float | None:
         piece = RawPiece("model.w", "F32", (1,), (0,), (1,), memoryview(bytes(4)))
         store.publish(3, store.write_raw(3, 0, [piece]), {"position": 3, "receipt": ""})
         assert prune(store, Retention(keep=1)) == []
-        return write(*arguments)
+        return write(*arguments, **keywords)
 
     monkeypatch.setattr(exports, "write", meanwhile)
     assert export(str(tmp_path / "run"), 2, str(tmp_path / "export"))["step"] == 2
@@ -108,7 +108,7 @@ def test_a_run_at_work_does_not_remove_what_is_exported(
 def test_an_export_that_is_cancelled_leaves_nothing(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def cancelled(*_: object) -> None:
+    def cancelled(*_: object, **__: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(exports, "_sample", cancelled)

@@ -41,7 +41,7 @@ def test_the_next_attempt_makes_it_again_and_is_the_same_run(
     drive_here(job(text), str(quiet), cache)
     made = []
 
-    def make(preparation: Any, *_: Any) -> None:
+    def make(preparation: Any, *_: Any, **__: Any) -> None:
         """What tasks of Ray do elsewhere."""
         assert not cache.exists()
         made.append(prepare_here(parse(document), str(cache)))

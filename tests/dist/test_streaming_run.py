@@ -48,7 +48,9 @@ class Tasks:
 
     def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(part_tasks, "run_tasks", self.run)
-        monkeypatch.setattr(part_tasks, "run_alone", lambda task, cache, *arguments: task(*arguments))
+        monkeypatch.setattr(
+            part_tasks, "run_alone", lambda task, cache, *arguments, **keywords: task(*arguments, **keywords)
+        )
         monkeypatch.setattr(sources, "part_size", lambda files: 4_000)
 
 
@@ -116,7 +118,7 @@ def controller(
     cluster = Cluster(
         gang=lambda: LocalGang(rooms),
         offer=lambda bundle, most: Offer(8e9),
-        run_task=lambda *call: pytest.fail("nothing is exported"),
+        run_task=lambda *call, **_: pytest.fail("nothing is exported"),
         services=SnapshotServers,
     )
     return Controller(parse(given), place, until, cluster, faults)

@@ -177,8 +177,8 @@ def test_a_submitted_chain_takes_turns_is_stopped_and_goes_on(
     path, root = write_job(tmp_path, document(folder)), tmp_path / "runs" / "c"
     at = ["--address", local.dashboard]
 
-    def said(*words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = orchestrator(*words, *at, cwd=tmp_path, timeout=600)
+    def said(*words: object, code: int = 0, **keywords: Any) -> subprocess.CompletedProcess[str]:
+        done = orchestrator(*words, *at, cwd=tmp_path, timeout=600, **keywords)
         assert done.returncode == code, done.stderr
         return done
 

@@ -186,7 +186,7 @@ def test_a_run_on_a_store_is_that_on_a_disk_though_an_object_vanishes(
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
 
-    def make(*_: Any) -> None:
+    def make(*_: Any, **__: Any) -> None:
         """What tasks of Ray do elsewhere."""
         made.append(prepare_here(parse(document), cache))
 

@@ -214,7 +214,7 @@ def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
     of = engine._losses.of
     for step in range(start, start + steps):
         infinite = [dist.get_rank(), step] in case.get("overflow", [])
-        engine._losses.of = (lambda *call: of(*call) * math.inf) if infinite else of
+        engine._losses.of = (lambda *call, **keywords: of(*call, **keywords) * math.inf) if infinite else of
         batches = micro_batches(workload, spec, layout, step, case.get("ragged", False))
         if case.get("evaluated"):
             engine.eval_step(micro_batches(workload, spec, layout, 99))

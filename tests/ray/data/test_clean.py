@@ -120,7 +120,7 @@ def test_of_a_file_that_is_there_twice_one_copy_is_kept_however_files_are_groupe
         rows = "".join(json.dumps({"text": text}) + "\n" for text in texts[of])
         (tmp_path / f"{name}.jsonl").write_text(rows)
 
-    def kept(*groups: str) -> list[str]:
+    def kept(*groups: str, **_: Any) -> list[str]:
         sources = [{"uri": [str(tmp_path / f"{name}.jsonl") for name in group]} for group in groups]
         tokenizer = {"train_bpe": 300}
         data = DataSpec(

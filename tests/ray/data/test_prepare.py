@@ -80,7 +80,7 @@ def test_text_of_every_kind_becomes_shards_that_give_it_back(tmp_path: Path) -> 
     data = spec(*write_texts(tmp_path / "texts"))
     told: list[tuple[str, int, int]] = []
     uri = prepare(
-        data, ("<extra_id_0>",), str(tmp_path / "cache"), lambda *t: told.append(t[:3]), part_bytes=2000
+        data, ("<extra_id_0>",), str(tmp_path / "cache"), lambda *t, **_: told.append(t[:3]), part_bytes=2000
     )
 
     tokens = Tokens.open(uri)
@@ -114,7 +114,7 @@ def test_prepared_data_is_not_prepared_again(tmp_path: Path) -> None:
     before = snapshot(Path(uri))
     moved = spec(*write_texts(tmp_path / "elsewhere"), weight=0.5)
     for again in (data, moved):
-        assert prepare(again, (), cache, lambda *_: pytest.fail("worked again")) == uri
+        assert prepare(again, (), cache, lambda *_, **__: pytest.fail("worked again")) == uri
     assert snapshot(Path(uri)) == before
 
     (tmp_path / "texts" / "b.txt").write_text("Another text altogether.")
@@ -279,7 +279,7 @@ def test_a_set_is_made_again_by_the_tokenizer_of_the_run(tmp_path: Path) -> None
     document["evaluate"] = {"sets": {"wiki": {"sources": [{"uri": str(tmp_path / "wiki.jsonl")}]}}}
     job_, run = parse(document), RunDir(str(tmp_path / "run"))
 
-    def nothing(*told: Any) -> None:
+    def nothing(*told: Any, **_: Any) -> None:
         """Tells nobody."""
 
     made = prepared(job_, run, PreparedData(), nothing)
@@ -344,7 +344,7 @@ def test_a_killed_preparation_goes_on_where_it_was(tmp_path: Path) -> None:
     assert "manifest.json" not in before
 
     told: list[tuple[str, int, int]] = []
-    uri = prepare(data, (), str(cache), lambda *t: told.append(t[:3]), part_bytes=20_000)
+    uri = prepare(data, (), str(cache), lambda *t, **_: told.append(t[:3]), part_bytes=20_000)
     assert uri == str(left)
     assert told[2] == ("tokens", len(finished), told[-1][2])
     assert told[-1][2] > len(finished)

@@ -49,7 +49,9 @@ def _job(folder: Path, parallel: dict[str, Any]) -> ResolvedJob:
 def machine(resolved: ResolvedJob, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A GPU on which micro-batches of four sequences have room, and those of eight by a formula that is too low."""
     largest = peak_bytes(resolved.spec, resolved.shape, Layout(micro_batch=4))
-    monkeypatch.setattr(planning, "peak_bytes", lambda *given: LOW * peak_bytes(*given))
+    monkeypatch.setattr(
+        planning, "peak_bytes", lambda *given, **keywords: LOW * peak_bytes(*given, **keywords)
+    )
     return Machine(1.15 * largest / MEMORY_SHARE, 1e12, launch=1e-4)
 
 
@@ -121,7 +123,7 @@ def test_what_the_formula_alone_refuses_is_taken_where_its_trace_fits(
     traced = layout_memory.traced_memory(pinned, layout).largest
     assert traced is not None
     tight = Machine(1.01 * traced.memory.peak / MEMORY_SHARE, 1e12, launch=1e-4)
-    monkeypatch.setattr(planning, "peak_bytes", lambda *_: 1.2 * traced.memory.peak)
+    monkeypatch.setattr(planning, "peak_bytes", lambda *_, **__: 1.2 * traced.memory.peak)
     with pytest.raises(InputError, match="GiB a rank and a worker offers"):
         planning.plan(pinned.spec, pinned.shape, 1, tight)
     found = confirmed(pinned, 1, tight)
@@ -136,7 +138,7 @@ def test_what_the_formula_alone_refuses_is_taken_where_its_trace_fits(
     smaller = dataclasses.replace(tight, memory=0.95 * tight.memory)
     with pytest.raises(InputError, match="GiB a rank and a worker offers"):
         confirmed(pinned, 1, smaller)
-    monkeypatch.setattr(planning, "peak_bytes", lambda *_: 1.5 * traced.memory.peak)
+    monkeypatch.setattr(planning, "peak_bytes", lambda *_, **__: 1.5 * traced.memory.peak)
     with pytest.raises(InputError, match="GiB a rank and a worker offers"):
         confirmed(pinned, 1, tight)
 
@@ -152,7 +154,7 @@ def test_the_run_starts_with_what_fits(
         given = {"job": dump(resolved.spec), "workers": workers, "machine": dataclasses.asdict(machine)}
         said = json.dumps(background_tracer.answer(json.loads(json.dumps(given))))
         program = [sys.executable, "-c", f"import sys; sys.stdin.read(); print({said!r})"]
-        monkeypatch.setattr(background_trace, "command_of", lambda *_: program)
+        monkeypatch.setattr(background_trace, "command_of", lambda *_, **__: program)
         return verdicts_before(resolved.spec, machine, lambda: False, workers)
 
     busy = [True]
@@ -180,7 +182,7 @@ def test_the_run_starts_with_what_fits(
 def test_what_says_nothing_leaves_the_formula(
     program: list[str], resolved: ResolvedJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background_trace, "command_of", lambda *_: program)
+    monkeypatch.setattr(background_trace, "command_of", lambda *_, **__: program)
     monkeypatch.setattr(background_trace, "BEFORE", 0.3)
     assert verdicts_before(resolved.spec, Machine(1e9, 1e12), lambda: False, 1) == {}
     monkeypatch.setattr(background_trace, "BEFORE", 30.0)

@@ -124,7 +124,9 @@ def wrong(spec: JobSpec, quiet: Path, folder: Path, part: Path, by: Callable[...
     """What is wrong with how a run goes on after a part of it was damaged; empty if nothing is."""
     begun: list[Controller] = []
     try:
-        found = go_on(spec, folder, by=lambda *call: begun.append(by(*call)) or begun[0])
+        found = go_on(
+            spec, folder, by=lambda *call, **keywords: begun.append(by(*call, **keywords)) or begun[0]
+        )
     except InputError as error:
         named = any(name in str(error) for name in (part.name, part.parent.name) if name)
         return "" if named else f"another place is named: {error}"

@@ -313,7 +313,7 @@ def test_folders_are_sent_before_the_one_request_that_is_waited_for(
     sent: list[Any] = []
     held: list[bool] = []
     monkeypatch.setattr(JobSubmissionClient, "_do_request", answered)
-    monkeypatch.setattr(JobSubmissionClient, "_package_exists", lambda *_: False)
+    monkeypatch.setattr(JobSubmissionClient, "_package_exists", lambda *_, **__: False)
     monkeypatch.setattr(
         JobSubmissionClient, "_upload_package", lambda *_, **__: done.append(("PUT", "package"))
     )

@@ -25,7 +25,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_second_start_ends_nothing_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(name: str, folder: Path, *_: object) -> None:
+    def start(name: str, folder: Path, *_: object, **__: object) -> None:
         (folder / "nodes" / "first").touch()
         with pytest.raises(ClusterError, match="another command is at work with the cluster 'a'"):
             loopback.up("a", [])
@@ -39,7 +39,7 @@ def test_a_second_start_ends_nothing_of_the_first(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_failed_to_start_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise ClusterError("no network")
 
     monkeypatch.setattr(loopback, "_up", fail)
@@ -138,7 +138,7 @@ def test_a_folder_with_a_long_path_is_told_with_the_mend(
         "OSError: validate_socket_filename failed: AF_UNIX path length cannot exceed 107 bytes: /a/b\n"
     )
     process = subprocess.Popen([sys.executable, "-c", ""])
-    monkeypatch.setattr(node_processes, "launch_node", lambda *_: process)
+    monkeypatch.setattr(node_processes, "launch_node", lambda *_, **__: process)
     with pytest.raises(ClusterError, match="/a/b; its sockets are below TMPDIR: set it to a shorter path"):
         start_nodes([node])
     process.wait(10)

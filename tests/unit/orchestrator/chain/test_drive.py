@@ -63,7 +63,7 @@ def driven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
         begun.append(run.name)
         return Scripted(run.name, scripts[run.name])
 
-    monkeypatch.setattr(drive, "preflight", lambda spec, *_: SimpleNamespace(spec=spec, precision=None))
+    monkeypatch.setattr(drive, "preflight", lambda spec, *_, **__: SimpleNamespace(spec=spec, precision=None))
     monkeypatch.setattr(drive, "attach", attach)
 
     def make(**how: Script) -> tuple[Driver, list[str]]:
@@ -117,7 +117,7 @@ def test_the_first_stage_that_fails_ends_all(driven: Any) -> None:
 def test_input_that_is_wrong_once_a_stage_begins_is_that_stages(
     driven: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def check(spec: Any, run: RunDir, *_: Any) -> SimpleNamespace:
+    def check(spec: Any, run: RunDir, *_: Any, **__: Any) -> SimpleNamespace:
         if run.name == "right":
             raise InputError("is gone", "data.sources.0.uri a.txt", "put it back")
         return SimpleNamespace(spec=spec, precision=None)

@@ -192,7 +192,7 @@ def test_what_another_writer_wrote_after_a_save_was_withdrawn_goes_with_the_next
 def test_why_another_writer_failed_is_said(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group = committers(in_memory, 2)
 
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: Any) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(group[1].store, "write_raw", broken)

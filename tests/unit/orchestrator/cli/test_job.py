@@ -310,7 +310,12 @@ def test_a_plan_checks_what_a_run_checks_and_tells_all_of_it(command: Any, folde
         said = command(words[0], "job.yaml", *words[1:])
         assert said.code == 2, said.err
         told = said.err.splitlines()
-        for part in ("nowhere.txt", "masked_lm does not train", "is no export", "only a cluster's nodes"):
+        for part in (
+            "nowhere.txt",
+            "masked_lm does not train",
+            "something other than an export",
+            "only a cluster's nodes",
+        ):
             assert sum(part in line for line in told) == 1, said.err
         assert len(told) == 4
     assert sorted(path.name for path in folder.iterdir()) == ["job.yaml", "mine.txt"]

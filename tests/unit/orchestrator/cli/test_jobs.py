@@ -193,7 +193,7 @@ def test_who_stops_following_a_job_is_not_told_that_it_is_done(
 ) -> None:
     """By Ctrl-C, or SIGTERM as a scheduler sends it: what follows in a script would go on without the model."""
     monkeypatch.setattr(submission, "jobs_at", lambda address: OneJob())
-    monkeypatch.setattr(submission, "submit", lambda jobs, *_: (jobs.get("small"), True))
+    monkeypatch.setattr(submission, "submit", lambda jobs, *_, **__: (jobs.get("small"), True))
     said = command(*words)
     assert (said.code, said.out) == (130, "")
     assert said.err.endswith("small-1 is still running; `orchestrator stop small` ends it\n")
@@ -301,7 +301,7 @@ def test_a_stopped_job_is_said_to_go_on_from_a_commit_that_is_there(
     assert (said.code, said.out) == (code, "small-1: stopped\n")
     assert ("there is no commit yet" in said.err) == (commit is False)
     at_work = dataclasses.replace(stopped.get("small"), state="running")
-    monkeypatch.setattr(submission, "existing", lambda *_: at_work)
+    monkeypatch.setattr(submission, "existing", lambda *_, **__: at_work)
     monkeypatch.setattr(stopped, "stop", lambda _: None)
     assert command("stop", "small", "--address", "a:1").out == f"small-1: stopped; the same job {next_time}\n"
     if commit is False:

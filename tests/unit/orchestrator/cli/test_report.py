@@ -44,7 +44,8 @@ def test_a_verdict_is_shown(
 ) -> None:
     asked = []
     monkeypatch.setattr(
-        "orchestrator.verify.replay.replay", lambda *words: asked.append(words[2:]) or ReplayResult(4, rows)
+        "orchestrator.verify.replay.replay",
+        lambda *words, **_: asked.append(words[2:]) or ReplayResult(4, rows),
     )
     shown = command("verify-resume", run, "--steps", 2)
     assert shown.code == code

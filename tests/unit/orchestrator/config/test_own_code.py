@@ -71,13 +71,13 @@ def test_a_run_does_not_go_on_by_other_code(spec: JobSpec, tmp_path: Path) -> No
     found = manifest.read(DataFolder(data))
     assert found is not None
     manifest.write(DataFolder(data), dataclasses.replace(found, code=cleaned_by(spec)))
-    prepared(spec, run, PreparedData(data), lambda *_: None)
+    prepared(spec, run, PreparedData(data), lambda *_, **__: None)
 
     (tmp_path / "steps_of_run.py").write_text(STEP + "CHANGED = True\n")
     with pytest.raises(InputError, match=CHANGED):
         drive(spec, run.uri)
     with pytest.raises(InputError, match=CHANGED):  # it has prepared, and has no commit yet
-        prepared(spec, run, PreparedData(data), lambda *_: None)
+        prepared(spec, run, PreparedData(data), lambda *_, **__: None)
     phase = spec.train.model_copy(update={"steps": 20}).model_dump() | {"continue_from": {"run": run.uri}}
     after = parse(spec.model_dump() | {"train": phase})
     with pytest.raises(InputError, match=f"{CHANGED}.*position: restart"):

@@ -103,7 +103,8 @@ def test_a_stop_finds_a_model_that_was_published_in_that_moment(
     document = job("none")
     document["checkpoint"] |= {"export": "hf"}
     cluster = dataclasses.replace(
-        fake_cluster(lambda: pytest.fail("no gang")), run_task=lambda *_: Writes(run.at("export"), published)
+        fake_cluster(lambda: pytest.fail("no gang")),
+        run_task=lambda *_, **__: Writes(run.at("export"), published),
     )
     exports = BackgroundExport(cluster, parse(document), run, pytest.fail)
     Writes(run.at("export"), 1).cancel()  # that of an earlier command

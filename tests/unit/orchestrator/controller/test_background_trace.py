@@ -71,7 +71,7 @@ def test_a_process_that_fails_leaves_the_formula(
 ) -> None:
     monkeypatch.setattr(background_trace, "AFTER", 0.0)
     monkeypatch.setattr(background_trace, "AT_END", 60.0)
-    monkeypatch.setattr(background_trace, "command_of", lambda *_: ["false"])
+    monkeypatch.setattr(background_trace, "command_of", lambda *_, **__: ["false"])
     written: list[dict[str, Any]] = []
     beside = TraceBeside(spec, written.append)
     beside.begin(planner, 1, spec.resources.workers.max)

@@ -87,7 +87,7 @@ class Runs:
         def gang() -> FakeGang:
             return FakeGang(lambda attempt: self.training(attempt), self.refusals, lambda: self.capacity())
 
-        def run_task(*call: Any) -> RemoteTask:
+        def run_task(*call: Any, **_: Any) -> RemoteTask:
             self.calls.append(call)
             answer = self.export if call[0] in (export.export, exports.export_commit) else self.evaluate
             self.tasks.append(RemoteTask(lambda: answer(call[2], call[3]), self.looks))
@@ -853,7 +853,10 @@ def test_a_run_that_waits_for_its_turn_asks_for_workers_too(runs: Runs) -> None:
     queue, notes = GrowingQueue(runs.wants), []
     controller = runs.controller(queue=queue)
     look = controller._preparing.look
-    controller._preparing.look = lambda *of: (notes.append(controller.status()["note"]), look(*of))[1]
+    controller._preparing.look = lambda *of, **keywords: (
+        notes.append(controller.status()["note"]),
+        look(*of, **keywords),
+    )[1]
     assert controller.drive()["state"] == "done"
     assert notes[0] == "the run is admitted"  # and no more that it waits
     assert [workers for workers, _ in itertools.groupby(runs.wants)] == [2, 0]

@@ -96,7 +96,11 @@ def test_a_recovery_after_thousands_of_faults_looks_at_the_last_events_only(
 ) -> None:
     looked: list[int] = []
     monkeypatch.setattr(
-        module, "timeline", lambda events, *rest: [looked.append(len(events)), timeline(events, *rest)][1]
+        module,
+        "timeline",
+        lambda events, *rest, **keywords: [looked.append(len(events)), timeline(events, *rest, **keywords)][
+            1
+        ],
     )
     history = EventHistory(lives(10_000))
     spending = Spending(LIMITS, history)

@@ -16,6 +16,6 @@ def test_peft_tells_nothing_of_four_bits_where_there_are_none() -> None:
     logger.setLevel(logging.WARNING)
     levels = []
     with mock.patch.object(peft.PeftModel, "from_pretrained") as loaded:
-        loaded.side_effect = lambda *_: levels.append(logger.level) or mock.Mock()
+        loaded.side_effect = lambda *_, **__: levels.append(logger.level) or mock.Mock()
         peft_adapter._with(None, "folder", 0)
     assert levels == [logging.ERROR]

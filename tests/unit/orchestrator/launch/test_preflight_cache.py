@@ -89,7 +89,7 @@ def test_nothing_is_written_where_no_data_is(document: dict[str, Any], tmp_path:
 def test_of_a_known_job_the_model_alone_is_not_asked(
     document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         raise InputError("asked", "workload.model")
 
     monkeypatch.setattr(preflight, "check_workload", refuse)

@@ -89,7 +89,7 @@ def test_the_users_own_code_is_part_of_the_run(
     optimizer = spec.train.optimizer.model_copy(update={"schedule": ObjectReference(use="halves:half")})
     spec = spec.model_copy(update={"train": spec.train.model_copy(update={"optimizer": optimizer})})
     monkeypatch.setattr(ray_train, "check_job", lambda spec, **_: SimpleNamespace(spec=spec))
-    monkeypatch.setattr(ray_train, "prepared", lambda *_: PreparedData(config["data"], {}))
+    monkeypatch.setattr(ray_train, "prepared", lambda *_, **__: PreparedData(config["data"], {}))
     told = ray_train.loop_config(spec, config["run"])
     assert told["code"] == code_of(spec)
     assert told["code_roots"] == [str(tmp_path)]
@@ -102,8 +102,8 @@ def test_workers_are_told_the_precision_that_was_chosen(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By what Ray offers; the same loop begun again keeps it, whatever would be chosen now."""
-    monkeypatch.setattr(worker, "_offer", lambda *_: Offer(8e9))
-    monkeypatch.setattr(ray_train, "prepared", lambda *_: PreparedData(config["data"], {}))
+    monkeypatch.setattr(worker, "_offer", lambda *_, **__: Offer(8e9))
+    monkeypatch.setattr(ray_train, "prepared", lambda *_, **__: PreparedData(config["data"], {}))
     spec = parse({**config["job"], "train": {**config["job"]["train"], "precision": "auto"}})
     told = ray_train.loop_config(spec, config["run"])
     assert told["job"]["train"]["precision"] in ("fp32", "bf16")

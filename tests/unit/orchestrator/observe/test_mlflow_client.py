@@ -53,7 +53,7 @@ def test_one_that_another_has_made_meanwhile_is_kept(tmp_path: Path, monkeypatch
 def test_a_file_system_without_hard_links_has_one_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(*_: object) -> None:
+    def refused(*_: object, **__: object) -> None:
         raise OSError(errno.EPERM, "there are no hard links")
 
     monkeypatch.setattr(os, "link", refused)

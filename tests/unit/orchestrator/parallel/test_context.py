@@ -36,8 +36,8 @@ def documents(window: int, several: bool = True) -> Documents:
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys and values are whole, as they are once gathered."""
-    monkeypatch.setattr(context, "gather", lambda tensor, *_: tensor)
-    monkeypatch.setattr(context, "in_order", lambda tensor, *_: tensor)
+    monkeypatch.setattr(context, "gather", lambda tensor, *_, **__: tensor)
+    monkeypatch.setattr(context, "in_order", lambda tensor, *_, **__: tensor)
     monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", varlen_attn)
 
 

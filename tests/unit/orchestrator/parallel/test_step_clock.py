@@ -98,5 +98,5 @@ def test_what_a_device_does_is_timed_by_its_events(monkeypatch: pytest.MonkeyPat
     now[0] += 2.0
     watch.stop()
     now[0] += 5.0
-    monkeypatch.setattr(Event, "elapsed_time", lambda *_: 7000.0)
+    monkeypatch.setattr(Event, "elapsed_time", lambda *_, **__: 7000.0)
     assert watch.seconds() == 7.0

@@ -340,9 +340,9 @@ def test_a_number_of_workers_is_planned_for_once(monkeypatch: pytest.MonkeyPatch
     """The controller asks at every look while there is room for more."""
     asked: list[int] = []
 
-    def counted(spec: JobSpec, shape: ModelShape, workers: int, *rest: Any) -> Any:
+    def counted(spec: JobSpec, shape: ModelShape, workers: int, *rest: Any, **keywords: Any) -> Any:
         asked.append(workers)
-        return plan(spec, shape, workers, *rest)
+        return plan(spec, shape, workers, *rest, **keywords)
 
     monkeypatch.setattr("orchestrator.planner.planner.plan", counted)
     planner = Planner(job(), TINY, ROOMY)

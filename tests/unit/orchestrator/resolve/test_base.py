@@ -180,7 +180,7 @@ def test_an_export_gives_its_weights_to_a_preset(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_with_other_tokens_is_told(tmp_path: Path) -> None:
-    def known(*words: str) -> Tokenizer:
+    def known(*words: str, **_: Any) -> Tokenizer:
         return Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="a"))
 
     known("a", "b", "c").save(str(tmp_path / "tokenizer.json"))

@@ -208,9 +208,9 @@ def test_what_is_taken_over_is_held_meanwhile(
     run, theirs = RunDir(str(tmp_path / "second")), Store(f"{first}/checkpoints")
     run.create()
 
-    def late(*words: Any) -> None:
+    def late(*words: Any, **keywords: Any) -> None:
         assert commit(theirs, 12) == []
-        copy_commit(*words)
+        copy_commit(*words, **keywords)
 
     monkeypatch.setattr(continued, "copy_commit", late)
     taken = take_over(second(first), run, "digest", PreparedData(), None)
@@ -227,11 +227,11 @@ def test_a_commit_that_is_removed_before_it_is_held(
     run, theirs = RunDir(str(tmp_path / "second")), Store(f"{first}/checkpoints")
     run.create()
 
-    def late(*words: Any) -> None:
+    def late(*words: Any, **keywords: Any) -> None:
         if STEP in theirs.steps():
             monkeypatch.setattr(retention, "held", lambda paths: set())
             commit(theirs, 12)
-        copy_commit(*words)
+        copy_commit(*words, **keywords)
 
     monkeypatch.setattr(continued, "copy_commit", late)
     spec = second(f"{first}{tag}")

@@ -134,7 +134,7 @@ def test_likelihoods_of_tasks_are_those_of_lm_eval_and_a_whole_text_has_no_bos(
     ours = WorkloadLM(workload, model, theirs.tokenizer, lambda: None)
     other = HFLM(pretrained=theirs.model, tokenizer=theirs.tokenizer, backend="causal", batch_size=1)
 
-    def asked(*arguments: str) -> Any:
+    def asked(*arguments: str, **_: Any) -> Any:
         return SimpleNamespace(args=arguments)
 
     pairs = [asked(text[:40], text[40:60]) for text in TEXTS] + [asked("", TEXTS[0])]

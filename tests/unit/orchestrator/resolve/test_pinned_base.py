@@ -97,7 +97,7 @@ def test_one_that_is_named_is_told_to_be_gone(store: Store) -> None:
 def test_a_base_where_nothing_may_be_written_is_told(
     store: Store, ours: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: Any) -> None:
         raise PermissionError("held")
 
     monkeypatch.setattr("orchestrator.storage.posix_backend.PosixBackend.replace", refuse)

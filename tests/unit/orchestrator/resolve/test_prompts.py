@@ -32,7 +32,7 @@ def test_decoders_and_pairs_generate_and_need_no_held_out_text(model: str, objec
 )
 def test_what_generates_no_text_is_refused(model: str, objective: str, kind: str) -> None:
     with pytest.raises(
-        InputError, match=rf"evaluate.samples: {model} \({kind}\), trained by {objective}, gen"
+        InputError, match=rf"evaluate.samples: {model} \({kind}\), trained by {objective}, does not generate"
     ):
         check_generates(resolved(model, objective, SAMPLES))
 

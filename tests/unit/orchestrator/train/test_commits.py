@@ -77,7 +77,7 @@ def test_of_the_last_commit_rank_0_hears_from_the_others_before_it_waits_for_the
 
     agreed = SimpleNamespace(stop=True, failures=1)
     monkeypatch.setattr(module, "gather_json", gathered)
-    monkeypatch.setattr(module, "agree", lambda *told: done.append(told[2]) or agreed)
+    monkeypatch.setattr(module, "agree", lambda *told, **_: done.append(told[2]) or agreed)
     found = commits(tmp_path, None)
     found._context = SimpleNamespace(rank_info=SimpleNamespace(rank=rank), set_waiting=lambda on: None)  # type: ignore[assignment]
     found._task = SimpleNamespace(restore=None)  # type: ignore[assignment]

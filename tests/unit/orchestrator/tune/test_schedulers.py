@@ -178,7 +178,7 @@ def decisions(
         trial.step = began[trial.name]
         scheduler._trial_state[trial] = _PBTTrialState(trial)
     monkeypatch.setattr(
-        scheduler, "_checkpoint_or_exploit", lambda trial, *_: found.append((trial.name, trial.step))
+        scheduler, "_checkpoint_or_exploit", lambda trial, *_, **__: found.append((trial.name, trial.step))
     )
     tune.run()
     return found
@@ -222,7 +222,7 @@ def test_pb2_learns_what_each_trial_gained_and_goes_on_from_the_donor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tune = TuneSpec(space={LR: {"uniform": [0.1, 0.9]}}, trials=4, scheduler="pb2")  # type: ignore[arg-type]
-    monkeypatch.setattr(Pbt, "on_trial_result", lambda *_: "CONTINUE")
+    monkeypatch.setattr(Pbt, "on_trial_result", lambda *_, **__: "CONTINUE")
     scheduler = Pb2(tune, 5, 0)
     trial, donor = (
         SimpleNamespace(config={"assignment": {"trial": name, "params": {LR: rate}}})

@@ -20,7 +20,7 @@ TUNE = {"space": {"train.optimizer.lr": {"choice": [1e-3, 2e-3]}}, "sampler": "r
 def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
     """Whose run fails for want of memory."""
 
-    def fail(*_: Any) -> int:
+    def fail(*_: Any, **__: Any) -> int:
         raise RunFailed("no memory")
 
     sweep = RunDir(str(tmp_path))

@@ -48,7 +48,9 @@ def tasks(monkeypatch: pytest.MonkeyPatch, run: RunDir) -> list[Task]:
     tasks: list[Task] = []
     recorded = {row["step"]: row for row in run.rows("metrics.jsonl")}
 
-    def answer(world: int, bundle: object, entry: str, config: dict[str, Any], *more: object) -> Any:
+    def answer(
+        world: int, bundle: object, entry: str, config: dict[str, Any], *more: object, **_: Any
+    ) -> Any:
         tasks.append(task := Task(**config))
         return [recorded[step] for step in range((task.restore or 0) + 1, task.until + 1)], None
 
@@ -149,12 +151,12 @@ def test_a_commit_that_a_run_at_work_removes_is_followed_by_the_next(
 ) -> None:
     answer = replays.run_to_the_end
 
-    def late(*words: Any) -> Any:
+    def late(*words: Any, **keywords: Any) -> Any:
         if not tasks:
             remove(Store(run.commits), 4, Store(run.commits).backend.list())
-            answer(*words)
+            answer(*words, **keywords)
             raise RuntimeError("rank 0 failed")
-        return answer(*words)
+        return answer(*words, **keywords)
 
     monkeypatch.setattr(replays, "run_to_the_end", late)
     found = replay(spec, run, None, 3)

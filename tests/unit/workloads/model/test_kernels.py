@@ -127,7 +127,11 @@ def test_documents_of_a_length_are_attended_to_at_once(monkeypatch: pytest.Monke
             torch.zeros(2, HEADS, len(numbers[0]), SIZE),
         )
         took: list[int] = []
-        monkeypatch.setattr(kernels, "attend", lambda q, *more: took.append(len(q)) or attend(q, *more))
+        monkeypatch.setattr(
+            kernels,
+            "attend",
+            lambda q, *more, **keywords: took.append(len(q)) or attend(q, *more, **keywords),
+        )
         found = attend_documents(query, query, query, documents, 0.3)
         assert (found is None) == (not took)
         assert sum(took) == (sum(count for count, _ in documents.by_length.groups) if took else 0)

@@ -33,7 +33,7 @@ def bytes_of(uri: str) -> dict[str, bytes]:
 
 def by_the_reference(prepare_here: Prepare, monkeypatch: pytest.MonkeyPatch, uri: str) -> str:
     with monkeypatch.context() as patched:
-        patched.setattr(shards, "fast", lambda *_: None)
+        patched.setattr(shards, "fast", lambda *_, **__: None)
         return prepare_here([TEXT], part_bytes=1500, uri=uri)
 
 

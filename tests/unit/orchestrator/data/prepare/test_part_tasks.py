@@ -20,7 +20,7 @@ from orchestrator.data.prepare.part_tasks import encode_error, grouped, raise_er
         (
             OSError(errno.ENOSPC, "No space left on device", "/cache/1.bin"),
             InputError,
-            "/cache/1.bin: cannot be used on a worker's node (No space left on device); make room",
+            "/cache/1.bin: cannot be used on a worker's node (No space left on device); free space",
         ),
         (
             FileNotFoundError("bucket/a"),

@@ -31,7 +31,7 @@ FEATURES = {"info": {"features": {"label": {"names": ["bad", "good"], "_type": "
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks run in this process."""
 
-    def run(task: Any, rows: list[dict[str, Any]], cache: str, *_: Any) -> Iterator[int]:
+    def run(task: Any, rows: list[dict[str, Any]], cache: str, *_: Any, **__: Any) -> Iterator[int]:
         for done, row in enumerate(rows, 1):
             part_tasks.raise_error(part_tasks.run_task(task, cache, row))
             yield done

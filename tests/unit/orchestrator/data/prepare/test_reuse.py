@@ -24,11 +24,11 @@ def test_only_what_is_new_is_tokenised(tmp_path: Path, monkeypatch: pytest.Monke
     made: list[int] = []
     make = shards.make_shard
 
-    def counted(uri: str, number: int, *arguments: Any) -> Any:
+    def counted(uri: str, number: int, *arguments: Any, **keywords: Any) -> Any:
         made.append(number)
-        return make(uri, number, *arguments)
+        return make(uri, number, *arguments, **keywords)
 
-    def run(task: Any, rows: list[dict[str, Any]], cache: str, *_: Any) -> Iterator[int]:
+    def run(task: Any, rows: list[dict[str, Any]], cache: str, *_: Any, **__: Any) -> Iterator[int]:
         for done, row in enumerate(rows, 1):
             part_tasks.raise_error(part_tasks.run_task(task, cache, row))
             yield done

@@ -104,7 +104,7 @@ def test_slices_tile_the_step_in_rank_order(ranks: int, accumulation: int, micro
 
 @pytest.mark.parametrize(("ranks", "micro"), [(5, 1), (2, 4)])
 def test_a_batch_that_does_not_divide_is_refused(ranks: int, micro: int) -> None:
-    with pytest.raises(ValueError, match="global batch 12 is no multiple"):
+    with pytest.raises(ValueError, match="global batch 12 is not a multiple"):
         slices(0, 12, 0, ranks, micro)
 
 

@@ -20,7 +20,7 @@ from orchestrator.data.store.tokens import Tokens
 def test_sections_of_records_are_published_as_all_of_them_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def here(task: Any, rows: list[dict[str, Any]], cache: str, *_: Any) -> Any:
+    def here(task: Any, rows: list[dict[str, Any]], cache: str, *_: Any, **__: Any) -> Any:
         for done, row in enumerate(rows, 1):
             part_tasks.raise_error(part_tasks.run_task(task, cache, row))
             yield done

@@ -29,7 +29,7 @@ class KilledError(BaseException):
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataSpec:
     """Ten parts, whose tasks run in this process."""
 
-    def here(task: Any, rows: list[dict[str, Any]], cache: str, *_: Any) -> Iterator[int]:
+    def here(task: Any, rows: list[dict[str, Any]], cache: str, *_: Any, **__: Any) -> Iterator[int]:
         for done, row in enumerate(rows, 1):
             part_tasks.raise_error(part_tasks.run_task(task, cache, row))
             yield done
