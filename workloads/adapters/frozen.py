@@ -17,11 +17,11 @@ from workloads.workload import Workload
 SHOWN = 3
 """Maximum number of names that a message suggests."""
 ALL = "all-linear"
-"""peft's word for all linear layers."""
+"""peft's name for all linear layers."""
 
 
 class Unmatched(WorkloadError):
-    """`pattern` matches none of `names`; `what` says what they are names of, for the message."""
+    """A pattern that matches none of `names`. `what` says what the names stand for, for the message."""
 
     def __init__(self, pattern: str, what: str, names: Collection[str]) -> None:
         self.pattern = pattern
