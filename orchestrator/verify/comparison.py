@@ -90,9 +90,7 @@ def _receipts(rows: list[Row], reference: list[Row], events: list[Row]) -> str:
     if receipts == [row["samples"] for row in reference]:
         return "same"
     if len(receipts) == len(reference) and any(event.get("skipped") for event in events):
-        return (
-            "as on record"  # events and manifests record the samples that were skipped after an instability
-        )
+        return "as on record"  # events and manifests record samples skipped after an instability
     differs = next(
         (
             n

@@ -30,9 +30,7 @@ def smaller(layout: Layout, most: int = MOST) -> Layout:
 
     while world() > most:
         lower = {axis: _lower(degrees[axis]) for axis in AXES if axis != "dp" or degrees["ep"] == 1}
-        lower["pp"] = (
-            max(degrees["pp"] // 2, 2) if degrees["pp"] > 2 else 0
-        )  # no size needs to be divisible by pp
+        lower["pp"] = max(degrees["pp"] // 2, 2) if degrees["pp"] > 2 else 0  # pp divides no size
         large = [axis for axis in lower if lower[axis]]
         if large:
             axis = max(large, key=lambda each: degrees[each])
