@@ -183,6 +183,7 @@ def attention_of(measured: Sequence[Sequence[float]], peak: float) -> dict[str, 
     `measured` has the seconds for a pair of tokens with a small and with a large head size. Seconds are linear in the
     head size: the slope is the cost of the products, and the intercept that of the softmax.
     """
+    # A pair of tokens takes 4 FLOPs per element of a head: 2 for q k^T and 2 for the product with v.
     (small, seconds), (large, longer) = measured
     product = max((longer - seconds) / (4.0 * (large - small)), 1.0 / peak)
     return {"share": 1.0 / (product * peak), "score_seconds": max(seconds - 4.0 * small * product, 0.0)}
@@ -199,6 +200,7 @@ def half_size(rates: Sequence[tuple[Sequence[int], float]], peak: float) -> floa
         found = 0.0
         for sizes, rate in rates:
             flops = 2.0 * math.prod(sizes)
+            # A dimension of n reaches n / (n + half) of the peak, and the three dimensions multiply.
             share = math.prod(size / (size + half) for size in sizes)
             found += math.log((overhead + flops / (peak * share)) * rate / flops) ** 2
         return found

@@ -68,6 +68,7 @@ class LoraLinear(nn.Module):
         """Map [.., in] to [.., out]."""
         y = self.product(x, self.weight) + self.lora_b(self.lora_a(x)) * self.scale
         if self.magnitude is not None:
+            # m / |row of W + scale * B A|, so each row has the norm m.
             y = y * self.magnitude(self._norms()).to(y.dtype)
         y = self.gather(y)
         return y if self.bias is None else y + self.bias.to(y.dtype)

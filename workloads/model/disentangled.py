@@ -62,6 +62,8 @@ def scores(query: Tensor, key: Tensor, of_queries: Tensor, of_keys: Tensor, numb
     numbers as in `Between`.
     """
     numbers = numbers.unsqueeze(1).expand(*query.shape[:2], -1, -1)
+    # Scores of all distances, [B, heads, L, 2 * buckets], of which each pair takes that of its own distance. The second
+    # product is indexed [key, query], so its result is transposed.
     to_distance = (query @ of_keys.transpose(-2, -1)).gather(-1, numbers)
     from_distance = (key @ of_queries.transpose(-2, -1)).gather(-1, numbers.transpose(-2, -1))
     return to_distance + from_distance.transpose(-2, -1)

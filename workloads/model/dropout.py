@@ -86,6 +86,7 @@ def drop(x: Tensor, rate: float, keys: Tensor | None, site: int) -> Tensor:
     zeroed = round(rate * NUMBERS)
     if keys is None or not zeroed:
         return x
+    # int16 numbers begin at -NUMBERS / 2.
     kept = _numbers(keyed(keys, site), x.shape[-1]) >= zeroed - NUMBERS // 2
     return torch.where(kept, x / (1.0 - zeroed / NUMBERS), 0.0)
 
@@ -103,6 +104,7 @@ def skip(x: Tensor, before: Tensor, rate: float, keys: Tensor | None) -> Tensor:
 
 def _numbers(keys: Tensor, count: int) -> Tensor:
     """Return `count` random numbers for each key of [..]: int16 [.., count], uniform over the range of the type."""
+    # Each draw of 64 bits gives four numbers.
     draws = keyed(keys.unsqueeze(-1), torch.arange(-(-count // 4), device=keys.device))
     return draws.view(torch.int16)[..., :count]
 

@@ -88,6 +88,7 @@ class Electra(nn.Module):
 def sample(logits: Tensor, numbers: Tensor) -> Tensor:
     """Sample one token from each distribution by inversion: logits [.., V] and numbers in [0, 1) [..] to int64 [..]."""
     cumulative = logits.float().softmax(-1).cumsum(-1)
+    # By rounding, the last cumulative value may differ from one.
     drawn = numbers.unsqueeze(-1) * cumulative[..., -1:]
     return torch.searchsorted(cumulative, drawn, right=True).squeeze(-1).clamp(max=logits.shape[-1] - 1)
 
@@ -104,7 +105,7 @@ def uniform(seeds: Tensor, length: int) -> Tensor:
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """A 32-bit hash (Wellons, "hash-prospector": lowbias32), in int64 so that nothing overflows."""
+    """Hash to 32 bits (Wellons, "hash-prospector": lowbias32), in int64 so that nothing overflows."""
     x = x & 0xFFFFFFFF
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
     x = ((x ^ (x >> 15)) * 0x846CA68B) & 0xFFFFFFFF

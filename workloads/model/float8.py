@@ -31,6 +31,7 @@ def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
     A row with a non-finite element becomes entirely non-finite.
     """
     largest = rows.abs().amax(-1, keepdim=True).float().clamp(min=LEAST)
+    # Rounded down to a power of two: the row fits the range of float8, and scaling itself rounds nothing.
     scale = ((LARGEST / largest).view(torch.int32) & EXPONENT).view(torch.float32)
     return (rows * scale.to(rows.dtype)).to(DTYPE), scale.reciprocal()
 

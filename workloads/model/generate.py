@@ -198,6 +198,7 @@ def choose(
     if sampling.top_k:
         scores, order = scores[:, : sampling.top_k], order[:, : sampling.top_k]
     shares = scores.softmax(-1)
+    # The probability of all more probable tokens. A token stays if this does not reach top_p without it.
     before = shares.cumsum(-1) - shares
     shares = torch.where(before < sampling.top_p, shares, 0.0)
     total = shares.cumsum(-1)

@@ -124,8 +124,10 @@ def attend_unfused(
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -torch.inf) if allowed.dtype is torch.bool else scores + allowed
+    # The softmax of 16-bit scores is computed in fp32.
     wide = torch.float32 if scores.dtype in (torch.bfloat16, torch.float16) else scores.dtype
     if sinks is not None:
+        # A sink takes a share of the softmax like one more key. Its value is zero, so its column is dropped.
         column = sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:3], 1)
         scores = torch.cat((scores, column), -1)
     shares = scores.softmax(-1, dtype=wide)[..., : key.shape[2]]
@@ -146,6 +148,8 @@ def attend_documents(
     if torch.compiler.is_compiling() or found is None:
         return None
     (rows, heads, length, _), groups = query.shape, found.groups
+    # A causal document computes half of its square of scores, where a mask computes all scores of the row. The saving
+    # must outweigh one kernel call for each length.
     saved = rows * length**2 - sum(count * size**2 for count, size in groups) // 2
     if heads * saved < len(groups) * A_CALL:
         return None
@@ -157,6 +161,7 @@ def _attend_by_length(
 ) -> Tensor:
     order, counts = documents.order, [count * size for count, size in documents.groups]
     parts = []
+    # [B, heads, L, D] becomes tokens [B x L, heads, D], sorted by the length of their document.
     flat = (
         each.transpose(1, 2).flatten(0, 1).index_select(0, order).split(counts)
         for each in (query, key, value)
@@ -214,6 +219,7 @@ def attend_flash(
 
     _note(lambda: "variable-length flash")
     rows, length, most = query.shape[0], query.shape[2], key.shape[2]
+    # The kernel counts the keys before a query, without the key at its own position.
     inside = (window - 1 if window else -1, 0)
     q, k, v = (each.transpose(1, 2).flatten(0, 1) for each in (query, key, value))
     grouped = query.shape[1] != key.shape[1]
@@ -246,6 +252,7 @@ def _attend_with_sinks(
     sink. The width grows by eight elements instead of one, because kernels need this alignment.
     """
     size, length = value.shape[-1], query.shape[2]
+    # Divided by the scale, because the kernel multiplies all scores with it.
     scores = F.pad((sinks / scale).to(query.dtype)[:, None, None], (0, SINK_WIDTH - 1))
     query = torch.cat((query, scores.expand(*query.shape[:3], -1)), -1)
     first = F.pad(key.new_ones(1), (key.shape[-1], SINK_WIDTH - 1)).expand(*key.shape[:2], 1, -1)

@@ -67,7 +67,7 @@ class Documents:
     made: list[Tensor] = field(default_factory=list, compare=False)
 
     def once(self, make: Callable[[], Tensor]) -> Tensor:
-        """Return the mask for layers that no kernel serves. All layers share it, because each keeps it for its backward
+        """Return the mask for layers that no kernel serves. All layers share one, because each saves it for its backward
         pass.
         """
         if torch.compiler.is_compiling():

@@ -51,6 +51,7 @@ def _scaled(frequencies: Tensor, scaling: RopeScaling, config: TransformerConfig
 
 def _llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     """Divide low frequencies by the factor, keep high ones, and interpolate in between (Llama 3.1 release)."""
+    # Full rotations of each frequency within the original length.
     turns = scaling.original_positions * frequencies / (2 * math.pi)
     blend = (turns - scaling.low_frequency) / (scaling.high_frequency - scaling.low_frequency)
     blend = blend.clamp(0, 1)
@@ -62,6 +63,7 @@ def _yarn(frequencies: Tensor, scaling: RopeScaling, config: TransformerConfig) 
     dim = config.rotary_dim
 
     def index(turns: float) -> float:
+        # The (fractional) index of the frequency with this many rotations within the original length.
         wave = scaling.original_positions / (turns * 2 * math.pi)
         return dim * math.log(wave) / (2 * math.log(config.rope_theta))
 

@@ -35,6 +35,8 @@ class RelativeKeys(nn.Module):
         query is [B, heads, L, D]; keys [1, heads, 2 L - 1, D] are those of the distances in `between`.
         """
         numbers = between.numbers.unsqueeze(1).expand(*query.shape[:2], -1, -1)
+        # Scores of all 2 L - 1 distances, of which each pair takes that of its own. This replaces the relative shift of
+        # Transformer-XL, and also works for permuted positions.
         found = ((query + self._heads(self.distance)) @ keys.transpose(-2, -1)).gather(-1, numbers)
         if between.other is not None:
             of_segments = self.segments.view(-1, self.head_dim, 2).to(query.dtype)

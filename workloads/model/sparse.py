@@ -46,6 +46,7 @@ def _drawn(config: TransformerConfig, blocks: int) -> np.ndarray:
     reach = config.window * config.window_dilation
     for block in range(blocks):
         order = np.random.default_rng(block).random(blocks).argsort(kind="stable")
+        # The smallest distance between tokens of the two blocks; negative or zero for the block itself.
         apart = (abs(order - block) - 1) * size + 1
         free = (apart >= reach) & ((order + 1) * size > config.global_tokens)
         if config.causal:

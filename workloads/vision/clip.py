@@ -141,6 +141,8 @@ class Clip(nn.Module):
         """
         images, texts = features[:, :-1].chunk(2, -1)
         scale, other = features[:, -1:], ~counted[None]
+        # [G, G]: rows are images, columns texts, and the pairs are on the diagonal. Rows that only fill up the batch
+        # are no candidates for others.
         similarity, own = images @ texts.T, torch.arange(len(features), device=features.device)
         sides = [(each * scale).masked_fill(other, -torch.inf) for each in (similarity, similarity.T)]
         of_image, of_text = (functional.cross_entropy(each, own, reduction="none") for each in sides)
