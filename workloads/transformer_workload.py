@@ -125,7 +125,7 @@ class TransformerWorkload:
         return lr_scale(name, self.shapes[name], self.base_shapes[name])
 
     def with_adapter(self, adapter: Adapter) -> TransformerWorkload:
-        """Return this workload with an adapter. Of its own tensors, only newly initialised heads are trained.
+        """Return this workload with an adapter. Only newly initialised heads of the base are trained.
 
         Raises WorkloadError if there is nothing to adapt.
         """

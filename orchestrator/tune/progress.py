@@ -226,7 +226,7 @@ class SearchProgress:
         results = [r for r in results if r["value"] is not None and math.isfinite(r["value"])]
         results = [r for r in results if r["trial"] not in failed]
         sign = 1 if self._tune.direction == "min" else -1
-        # Only the last result of a trial counts. Of equal values, the longer training wins.
+        # Only the last result of a trial counts. Among equal values, the longer training wins.
         last = {r["trial"]: r for r in sorted(results, key=lambda r: r["step"])}
         return min(last.values(), key=lambda r: (sign * r["value"], -r["step"]), default=None)
 

@@ -21,7 +21,7 @@ ALL = "all-linear"
 
 
 class Unmatched(WorkloadError):
-    """A pattern that matches none of `names`. `what` says what the names stand for, for the message."""
+    """A pattern that matches none of `names`. The message calls the names `what`."""
 
     def __init__(self, pattern: str, what: str, names: Collection[str]) -> None:
         self.pattern = pattern
@@ -49,7 +49,7 @@ def matching(patterns: Iterable[str], names: Collection[str], what: str) -> froz
     """Return the names that at least one of the patterns (fnmatch) matches.
 
     Raises:
-        Unmatched: if a pattern matches no name. Its message says `what` the names are.
+        Unmatched: if a pattern matches no name. The message calls the names `what`.
     """
     matches: set[str] = set()
     for pattern in patterns:

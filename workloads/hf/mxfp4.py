@@ -70,7 +70,7 @@ class Unpacked:
         return found
 
     def part(self, name: str, part: Part) -> Tensor:
-        """Return a part of one tensor. Of a packed tensor, only the groups that it touches are read."""
+        """Return a part of one tensor. Reads only the groups of a packed tensor that overlap the part."""
         if name not in self._packed:
             return self._source.part(name, part)
         experts, inputs, out = part

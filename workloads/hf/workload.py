@@ -149,8 +149,9 @@ class HuggingFaceWorkload:
 
     @cached_property
     def _outputs(self) -> frozenset[str]:
-        """Return the head's tensors with a row for each label, by transformers' names: those that one more label
-        changes.
+        """Return the head's tensors with a row for each label, by transformers' names.
+
+        These are the tensors whose shapes change with one more label.
         """
         sizes = [
             {name: tensor.shape for name, tensor in config.bare.named_parameters()}
@@ -283,9 +284,7 @@ class HuggingFaceWorkload:
             write_settings(folder, self.generation, hf_config)
 
     def _export_config(self) -> Any:
-        """Return the folder's configuration, with the token with which a decoder was trained to begin, and those that
-        end a text.
-        """
+        """Return the folder's configuration, with the start token of the trained decoder and the end tokens of a text."""
         hf_config = self.config.hf_config()
         start = getattr(self.objective, "decoder_start", None)
         if self.config.architecture == "encoder-decoder" and start is not None:

@@ -67,8 +67,9 @@ class Documents:
     made: list[Tensor] = field(default_factory=list, compare=False)
 
     def once(self, make: Callable[[], Tensor]) -> Tensor:
-        """Return the mask for layers that no kernel serves. All layers share one, because each saves it for its backward
-        pass.
+        """Return the mask for layers that no kernel serves.
+
+        All layers share one tensor, because each saves it for its backward pass.
         """
         if torch.compiler.is_compiling():
             return make()

@@ -39,7 +39,7 @@ WIDTHS = (
     "latent",
     "moe",
 )
-"""The fields that may differ between a model and its base. Of moe, only the intermediate size may."""
+"""The fields that may differ between a model and its base. In moe, only the intermediate size may."""
 
 
 def beside(config: TransformerConfig, widths: Mapping[str, Any]) -> TransformerConfig:

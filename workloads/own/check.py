@@ -61,7 +61,7 @@ neither gradients nor dropout nor wrong sharding would be visible.
 def check_model(
     workload: OwnWorkload, batch: Batch, seed: int, limits: Mapping[str, int] | None = None
 ) -> set[str]:
-    """Return the names of the values that the loss returns besides the loss. `batch` has at least two samples; `limits`
+    """Return the names of the other values that the loss function returns. `batch` has at least two samples; `limits`
     are those of `Samples`.
 
     Raises:

@@ -80,9 +80,9 @@ def call(reference: str, made: Any, options: dict[str, Any]) -> Any:
 def code_hash(reference: str) -> str:
     """Return a hash of the module, and of all modules that it imports from the same working directory.
 
-    The hash covers their contents and their names in the directory. Of an installed package, it covers only the module
-    itself. Imports are found in the source, within functions too; computed imports are not found. Raises WorkloadError
-    if there is no source.
+    The hash covers their contents and their names in the directory. If the module belongs to an installed package,
+    only imports within that package are followed. Imports are found in the source, within functions too; computed
+    imports are not found. Raises WorkloadError if there is no source.
     """
     root = _root(reference.partition(":")[0])
     digest = blake2b(digest_size=16)
