@@ -284,7 +284,7 @@ class HuggingFaceWorkload:
             write_settings(folder, self.generation, hf_config)
 
     def _export_config(self) -> Any:
-        """Return the folder's configuration, with the start token of the trained decoder and the end tokens of a text."""
+        """Return the folder's configuration, with the decoder's start token and the end tokens of a text."""
         hf_config = self.config.hf_config()
         start = getattr(self.objective, "decoder_start", None)
         if self.config.architecture == "encoder-decoder" and start is not None:
