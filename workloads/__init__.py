@@ -1,4 +1,4 @@
-"""What is trained: plain single-device torch that knows no ranks and no Ray.
+"""The trained models: plain single-device torch, independent of ranks and of Ray.
 
-`workload` is the contract with the orchestrator, `load` makes a workload from what a job file says.
+`workload` is the contract with the orchestrator; `load` makes a workload from the job file's settings.
 """

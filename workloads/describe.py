@@ -1,4 +1,4 @@
-"""The configuration of a model by its name and changes in a job file, without torch."""
+"""Derive a model's configuration from its name and changes in a job file. Torch-free."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from workloads.own.model import OwnModel
 
 Description: TypeAlias = "TransformerConfig | HuggingFaceModel | OwnModel"
-"""What a model is made of: one of this project, a class of transformers or a user's own that is run as it is."""
+"""A model's description: a configuration of this project, a transformers class, or a user's own model that runs
+unchanged.
+"""
 Implementation: TypeAlias = Literal["auto", "transformers"]
-"""Whose code computes a model in a folder: this project's where it can, or transformers' in any case."""
+"""Which code computes a model in a folder: this project's if possible, or transformers' in any case."""
 SENTENCES = ("next_sentence", "sentence_order")
-"""Objectives with a label of the whole sequence besides those of the tokens."""
+"""Objectives that label the whole sequence besides its tokens."""
 TYPED = (*SENTENCES, "unified_lm", "translation_lm")
 """Objectives whose batches have two token types."""
 
@@ -36,9 +38,9 @@ SUPERVISED_HEADS = {
 }
 """The heads of supervised objectives."""
 CLASSES = {"regression": 1, "reward": 1, "span_extraction": 2}
-"""Outputs of the heads whose number is no choice."""
+"""The number of outputs of heads that fix it."""
 OWN_HEADS = {"encoder": ("sequence", "token", "span"), "decoder": ("sequence", "token")}
-"""The supervised heads that models of this project can have, by architecture."""
+"""The supervised heads that this project's models support, by architecture."""
 
 
 def describe(
@@ -50,12 +52,14 @@ def describe(
     implementation: Implementation = "auto",
     kept: FolderConfig | None = None,
 ) -> Description:
-    """The configuration of preset `model`, of the folder in `hf:<folder>`, or of `module:name`, with `changes`.
+    """Return the configuration of preset `model`, of the folder in `hf:<folder>`, or of `module:name`, with `changes`.
 
-    A preset has `vocab_size` tokens unless `changes` give another number; a folder keeps its own. With `objective` the
-    model has the heads that it trains, of so many `classes`. A folder with a conversion table here is a model of this
-    project, unless `implementation` is transformers. Its configuration is what a run has `kept` of it, else what the
-    folder has. Raises WorkloadError for an unknown model or field, or sizes that do not fit each other.
+    A preset has `vocab_size` tokens unless `changes` give another number; a folder keeps its own. With `objective`, the
+    model has the heads that the objective trains, with `classes` outputs. A folder with a conversion table becomes a
+    model of this project, unless `implementation` is transformers. Its configuration is the run's `kept` copy, else the
+    folder's.
+
+    Raises WorkloadError for an unknown model or field, or for inconsistent sizes.
     """
     wanted = dict(changes or {})
     if is_object_reference(model):
@@ -103,11 +107,10 @@ def headed(
     classes: int | None,
     kept: FolderConfig | None = None,
 ) -> TransformerConfig | HuggingFaceModel:
-    """The model; of a class that is run as it is, with the head that `objective` trains, of so many classes. Where a
-    model in a folder, whose configuration is `kept`, can have no such head here, its class of transformers has it,
-    which is then run as it is.
+    """Return the model with the head that `objective` trains, with `classes` outputs.
 
-    Raises WorkloadError if there is none.
+    A transformers class gets its own head. If this project's model of a folder does not support the head, the folder's
+    transformers class is used unchanged, with configuration `kept`. Raises WorkloadError if no class supports it.
     """
     from workloads.hf.hf_class import HuggingFaceModel, describe_hf_class
 
@@ -132,7 +135,7 @@ def headed(
 
 
 def _lacks(config: TransformerConfig, head: str) -> bool:
-    """Whether no weights with such a head could be read of transformers' class, or written for it."""
+    """Return whether weights with such a head can be neither read from nor written for transformers' class."""
     from workloads.hf.families import FAMILIES
 
     family = FAMILIES.get(config.family)
@@ -140,7 +143,7 @@ def _lacks(config: TransformerConfig, head: str) -> bool:
 
 
 def for_objective(config: TransformerConfig, objective: str, classes: int | None = None) -> TransformerConfig:
-    """The configuration with the heads that `objective` trains and no others.
+    """Return the configuration with exactly the heads that `objective` trains.
 
     Raises WorkloadError if the model cannot have them.
     """
@@ -166,12 +169,12 @@ def for_objective(config: TransformerConfig, objective: str, classes: int | None
 
 
 def parameters(config: Description) -> int:
-    """Number of trained parameters; see `count.parameters`."""
+    """Return the number of trained parameters, see `count.parameters`."""
     return count.parameters(config) if isinstance(config, TransformerConfig) else config.parameters()
 
 
 def flops(config: Description, sequence_length: int, predicted: Predicted = ALL) -> float:
-    """FLOPs of a forward and backward pass per token; see `count.flops`."""
+    """Return the FLOPs of a forward and backward pass per token, see `count.flops`."""
     if isinstance(config, TransformerConfig):
         return count.flops(config, sequence_length, predicted)
     return config.flops(sequence_length)

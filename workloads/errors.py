@@ -1,7 +1,7 @@
-"""The one exception that workloads raise for a wrong request."""
+"""The exception that workloads raise for invalid requests."""
 
 from __future__ import annotations
 
 
 class WorkloadError(ValueError):
-    """A model, objective or checkpoint that does not fit; the message is one line with a hint."""
+    """A model, objective or checkpoint does not fit the request. The message is one line with a hint."""

@@ -1,4 +1,4 @@
-"""Loading a workload (model and objective) by the names and options of a job file."""
+"""Load a workload (model and objective) by the names and options of a job file."""
 
 from __future__ import annotations
 
@@ -52,15 +52,17 @@ from workloads.workload import Generation, Objective, Vocabulary, Workload
 Begin: TypeAlias = Callable[
     [TransformerConfig | OwnModel, Mapping[str, torch.Size], Collection[str], int], StoredWeights
 ]
-"""Reads the weights of a model of these shapes, with its tables and the least added token, as in `stored.misfits`."""
+"""Reads the weights for a model of these shapes, given its token tables and the first added token as in
+`stored.misfits`.
+"""
 OUT_OF_ORDER = ("permuted_lm", "blank_infilling")
-"""Objectives whose rows are not in the order of the text."""
+"""Objectives whose rows are not in text order."""
 NOT_OF_HF_CLASSES = (
     *SENTENCES,
     "replaced_token_detection",
     "reward",
 )
-"""Objectives that need heads or losses which a Hugging Face class run as it is does not have."""
+"""Objectives that need heads or losses that an unchanged Hugging Face class lacks."""
 
 
 def load(
@@ -84,18 +86,36 @@ def load(
     implementation: Implementation = "auto",
     kept: FolderConfig | None = None,
 ) -> TransformerWorkload | HuggingFaceWorkload | OwnWorkload:
-    """The workload of preset `model` (with `changes`), of `hf:<folder>` or of `module:name`, trained with `objective`.
+    """Return the workload of preset `model` (with `changes`), of `hf:<folder>` or of `module:name`, trained with
+    `objective`.
 
-    options are those of the objective; rule is the sampling rule of the run's data, see `workloads.objectives.sampled`;
-    mup gives the widths of the base model for muP, see `workloads.model.mup`; dropout, attention_dropout and layer_drop
-    are rates, see `workloads.model.dropout`. described is what `describe` said of the model, if it was asked already;
-    else it is asked with this implementation, and `kept` is what the run has kept of the configuration in the folder.
-    begin reads other weights to begin with than those of the folder. With an adapter only that is trained, and heads
-    that begin anew. A model of a folder gets a row for each token that was added to its tokenizer.
+    With an adapter, only the adapter and newly initialised heads are trained. A folder's model gets a row for each
+    token that was added to its tokenizer.
 
-    Raises WorkloadError for an unknown model, field or objective, an objective that the architecture cannot train, a
-    sequence longer than the model's positions, a vocabulary larger than the model's, a checkpoint that does not fit,
-    or a base model with other tensors.
+    Args:
+        model: the name of the model.
+        objective: the name of the objective.
+        vocabulary: the vocabulary of the tokenizer.
+        changes: changed fields of a preset.
+        options: the options of the objective.
+        mup: the widths of the base model for muP, see `workloads.model.mup`.
+        dropout: the rate of dropout, see `workloads.model.dropout`.
+        attention_dropout: the rate of attention dropout.
+        layer_drop: the rate of skipped layers.
+        sequence_length: tokens of a sample.
+        seed: the seed of the run.
+        rule: the sampling rule of the run's data, see `workloads.objectives.sampled`.
+        described: the result of `describe`, if it was called before.
+        begin: reads other initial weights than the folder's.
+        labels: the names of a classifier's labels.
+        adapter: the adapter to train.
+        implementation: see `describe`.
+        kept: the run's copy of the folder's configuration.
+
+    Raises:
+        WorkloadError: for an unknown model, field or objective, an objective that the architecture cannot train, a
+            sequence longer than the model's positions, a vocabulary larger than the model's, a checkpoint that does not
+            fit, or a base model with other tensors.
     """
     if mup is not None and model.startswith(FOLDER):
         raise WorkloadError(
@@ -169,8 +189,9 @@ def _with_decoder_start(
     objective: str,
     start: int,
 ) -> Vocabulary:
-    """The vocabulary with the token that begins a decoder of this folder. Raises WorkloadError if the model has no such
-    token."""
+    """Return the vocabulary with the start token of this folder's decoder. Raises WorkloadError
+    if the model lacks it.
+    """
     vocabulary = vocabulary_of_folder(vocabulary, meaning, objective, start)
     if (vocabulary.decoder_start or 0) >= config.vocab_size:
         raise WorkloadError(
@@ -183,7 +204,7 @@ def _with_decoder_start(
 def _check_class_options(
     model: str, begin: Begin | None, layer_drop: float, attention_dropout: float
 ) -> None:
-    """Refuse what a class of transformers that runs as it is does not offer. Raises WorkloadError."""
+    """Raise WorkloadError for options that an unchanged transformers class does not support."""
     if begin is not None:
         raise WorkloadError(f"{model} is run as a class of transformers; name its weights in workload.model")
     if layer_drop:
@@ -199,7 +220,7 @@ def _check_class_options(
 
 
 def _decodes(config: Description, objective: str) -> bool:
-    """Whether the decoder of an encoder-decoder says a text, which begins with a token of its own."""
+    """Return whether the decoder of an encoder-decoder generates text, which needs a start token."""
     return config.architecture == "encoder-decoder" and objective not in SUPERVISED_HEADS
 
 
@@ -211,8 +232,7 @@ def _own(workload: OwnWorkload, adapter: Adapter | None, begin: Begin | None) ->
 
 
 def _completed(config: TransformerConfig, vocabulary: Vocabulary, sequence_length: int) -> TransformerConfig:
-    """A preset with the numbers that depend on the vocabulary and the length, as transformers' configuration has
-    them."""
+    """Return a preset with the fields that depend on vocabulary and length, as in transformers' configuration."""
     if config.family == "roberta" and vocabulary.pad is not None:
         # RoBERTa counts positions from the padding id; transformers derives the offset from it.
         return config.changed({"position_offset": vocabulary.pad + 1})
@@ -291,7 +311,7 @@ def _check(
             "text from it; set window to 0, or take another objective"
         )
     limited = isinstance(config, HuggingFaceModel) or config.positions == "learned"
-    if objectives.compares(objective):  # each of two answers begins at 0
+    if objectives.compares(objective):  # each of the two answers starts at position 0
         sequence_length //= 2
     if limited and sequence_length > config.max_positions:
         raise WorkloadError(
@@ -303,8 +323,11 @@ def _check(
 def trained_share(
     model: Description, freeze: Sequence[str], adapter: Adapter | None, thawed: Sequence[str] = ()
 ) -> float:
-    """The share of the parameters of `model` that are trained: those of the adapter, if there is one, and no pattern in
-    `freeze` matches, or those that one in `thawed` does. Heads may be missing in it."""
+    """Return the share of the parameters of `model` that are trained.
+
+    These are the adapter's parameters, if there is an adapter, or those that no pattern in `freeze` or a pattern in
+    `thawed` matches. The count may leave out heads.
+    """
     with torch.device("meta"):
         built = (
             OwnNetwork(model.make(), {})
@@ -327,8 +350,11 @@ def trained_share(
 
 
 def quantised_share(model: Description, adapter: Adapter | None) -> float:
-    """The share of the parameters of `model` that an adapter's base has in 4 bits, see `workloads.adapters.nf4`. Raises
-    WorkloadError if it can have none so."""
+    """Return the share of the parameters of `model` that an adapter's base stores in 4 bits, see
+    `workloads.adapters.nf4`.
+
+    Raises WorkloadError if the base cannot be stored in 4 bits.
+    """
     if adapter is None or not adapter.quantise or not isinstance(model, TransformerConfig):
         return 0.0
     with torch.device("meta"):
@@ -340,7 +366,7 @@ def quantised_share(model: Description, adapter: Adapter | None) -> float:
 def with_weights(
     workload: Workload, read: Callable[[str], Tensor], device: torch.device | None = None
 ) -> nn.Module:
-    """The workload's model with the weights that `read(name)` returns, in evaluation mode; on the CPU by default."""
+    """Return the workload's model in evaluation mode, with the weights that `read(name)` returns. On CPU by default."""
     with torch.device("meta"):
         model = workload.build()
     model.to_empty(device=device or torch.device("cpu")).eval()

@@ -1,7 +1,6 @@
-"""What a workload says of a module that others have written, from the module itself: its tensors, how deep each
-parameter lies, and the values that they begin with.
+"""Derive a workload's tensors, parameter depths and initial values from a module itself.
 
-Classes of transformers and own models are such; the project's own transformers say it from their configuration.
+Used for transformers classes and own models. The project's transformers derive them from their configuration.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def shapes_of(workload: Workload) -> Mapping[str, torch.Size]:
-    """See Workload.shapes; a shared tensor has the name under which it comes first."""
+    """See Workload.shapes. A shared tensor has the name under which it comes first."""
     with torch.device("meta"):
         model = workload.build()
     kept = model.state_dict().keys()
@@ -30,8 +29,10 @@ def shapes_of(workload: Workload) -> Mapping[str, torch.Size]:
 
 
 def depths_of(workload: Workload) -> Mapping[str, int]:
-    """See Workload.depth, of every tensor, by the layers that `blocks` gives in their order: what comes before the
-    first of them counts as embeddings, what is in none of them and comes later as the head."""
+    """Return Workload.depth of every tensor, by the order of the layers in `blocks`.
+
+    Parameters before the first layer count as embeddings, parameters after it outside of all layers as the head.
+    """
     with torch.device("meta"):
         model = workload.build()
     blocks = workload.blocks(model)
@@ -47,8 +48,10 @@ def depths_of(workload: Workload) -> Mapping[str, int]:
 def initial_of(
     workload: Workload, adapter: Adapter | None, own: Callable[[str, int], Tensor], name: str, seed: int
 ) -> Tensor:
-    """See Workload.initial: what `own(name, seed)` gives of the module's own tensors, and the adapter of those that it
-    adds. Raises WorkloadError if the model has no such tensor."""
+    """See Workload.initial. `own(name, seed)` gives the module's own tensors, and the adapter those that it adds.
+
+    Raises WorkloadError if the model has no such tensor.
+    """
     if name not in workload.shapes:
         raise WorkloadError(
             f"{workload.name} has no tensor {name!r}; its names are those of named_parameters()"

@@ -1,5 +1,8 @@
-"""How many tokens an objective predicts, and how long an encoder-decoder's targets are. No torch, so that planning need
-not import the objectives, which takes seconds; a test compares both."""
+"""The number of tokens that an objective predicts, and the target length of an encoder-decoder.
+
+This module imports neither torch nor the objectives, which takes seconds, so that planning starts quickly. A test
+compares both.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,16 @@ RATES: Mapping[str, float] = MappingProxyType(
         0.15,
     )
 )
-"""Share of the text that is predicted, where the job gives no `rate`, of objectives that train encoders."""
+"""The default share of the text that objectives for encoders predict, if the job gives no `rate`."""
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a model computes a prediction of.
+    """The tokens for which a model computes predictions.
 
     Attributes:
-        share: of a sequence's tokens, those that an encoder's head gets: it computes no others.
-        target_length: tokens that a decoder beside an encoder writes; 0 is as many as are read.
+        share: the share of a sequence's tokens for which an encoder's head computes outputs.
+        target_length: tokens that the decoder of an encoder-decoder writes; 0 for as many as are read.
     """
 
     share: float = 1.0
@@ -34,14 +37,14 @@ class Predicted:
 
 
 ALL = Predicted()
-"""Every token."""
+"""Predictions for every token."""
 
 
 def predicted(objective: str, options: Mapping[str, Any], sequence_length: int) -> Predicted:
-    """What is predicted of samples of `sequence_length` tokens, by the objective's options in the job."""
+    """Return what is predicted of samples of `sequence_length` tokens, by the objective's options in the job."""
     if objective in RATES:
         return Predicted(share=float(options.get("rate", RATES[objective])))
-    if objective == "permuted_lm":  # the targets' queries stand behind the text, in one sequence with it
+    if objective == "permuted_lm":  # the queries of the targets follow the text in the same sequence
         return Predicted(share=1.0 / (1.0 + float(options.get("k", 6))))
     if objective == "span_corruption":
         rate, mean_span = float(options.get("rate", 0.15)), float(options.get("mean_span", 3.0))
@@ -52,8 +55,11 @@ def predicted(objective: str, options: Mapping[str, Any], sequence_length: int) 
 
 
 def corrupted(sequence_length: int, rate: float, mean_span: float) -> tuple[int, int]:
-    """Span corruption's window of text, of which as much is left as fills `sequence_length` with its sentinels and eos,
-    and the length of its targets, which are the spans with theirs (Raffel et al., 2020, section 3.1.4)."""
+    """Return the text window and the target length of span corruption (Raffel et al., 2020, section 3.1.4).
+
+    The window is the longest whose remaining text, with sentinels and eos, fits in `sequence_length`. The targets are
+    the removed spans with their sentinels.
+    """
     window = sequence_length - 1
     while _source_length(window + 1, rate, mean_span) <= sequence_length:
         window += 1
@@ -61,7 +67,7 @@ def corrupted(sequence_length: int, rate: float, mean_span: float) -> tuple[int,
 
 
 def noise_of(window: int, rate: float, mean_span: float) -> tuple[int, int]:
-    """Noise tokens and spans in a window."""
+    """Return the numbers of noise tokens and of spans in a window."""
     noise = min(max(round(window * rate), 1), window - 1)
     return noise, max(round(noise / mean_span), 1)
 

@@ -30,7 +30,7 @@ from workloads.workload import Batch, Ended, Generation, Loss, Objective, Sampli
 
 
 def build_model(config: TransformerConfig) -> nn.Module:
-    """The module of `config` on the current default device."""
+    """Return the module of `config` on the current default device."""
     if config.architecture == "encoder-decoder":
         return EncoderDecoder(config)
     return Electra(config) if config.generator else Transformer(config)
@@ -38,10 +38,10 @@ def build_model(config: TransformerConfig) -> nn.Module:
 
 @dataclass(frozen=True)
 class TransformerWorkload:
-    """A transformer and an objective; the contract is `workloads.workload.Workload`.
+    """A transformer and an objective. The contract is `workloads.workload.Workload`.
 
-    pretrained has the weights that it begins with, if it does not begin anew; frozen are the parameters that are not
-    trained. meaning is what the pretrained folder means beyond its weights.
+    `pretrained` holds the initial weights, None to initialise randomly. `frozen` are the parameters that are not
+    trained. `meaning` is what the pretrained folder defines besides its weights.
     """
 
     name: str
@@ -56,7 +56,7 @@ class TransformerWorkload:
     generation: Generation = field(default=Generation(), compare=False)
 
     def build(self) -> nn.Module:
-        """The plain module on the current default device."""
+        """Return the plain module on the current default device."""
         model = build_model(self.config)
         if self.adapter:
             self.adapter.apply(model, self.config)
@@ -64,17 +64,17 @@ class TransformerWorkload:
 
     @cached_property
     def shapes(self) -> Mapping[str, torch.Size]:
-        """Shape of every canonical tensor, parameters and buffers."""
+        """Return the shape of every canonical tensor, parameters and buffers."""
         with torch.device("meta"):
             return {name: tensor.shape for name, tensor in self.build().state_dict().items()}
 
     @cached_property
     def base_shapes(self) -> Mapping[str, torch.Size]:
-        """The shapes in the muP base model; those of this model if it has none."""
+        """Return the shapes in the muP base model; those of this model without a base."""
         return self.shapes if self.config.base is None else shapes_of(self.config.base)
 
     def initial(self, name: str, seed: int) -> Tensor:
-        """The initial value of `name`, fp32 on CPU: the checkpoint's if there is one, else from (seed, name).
+        """Return the initial value of `name`, fp32 on CPU: the checkpoint's if there is one, else from (seed, name).
 
         Raises WorkloadError if the model has no tensor `name`.
         """
@@ -88,7 +88,7 @@ class TransformerWorkload:
         return initial(self.config, name, self.shapes[name], seed, self.base_shapes[name])
 
     def stored(self, name: str, seed: int) -> StoredTensor | None:
-        """See Workload.stored. The rows of tokens that were added depend on (seed, name, row) alone."""
+        """See Workload.stored. The rows of added tokens depend only on (seed, name, row)."""
         added = self.adapter is not None and self.adapter.adds(name)
         found = self.pretrained.find(name) if self.pretrained and not added else None
         shape = self.shapes[name]
@@ -116,7 +116,7 @@ class TransformerWorkload:
 
     @property
     def tables(self) -> frozenset[str]:
-        """The tensors with a row a token."""
+        """Return the tensors with one row per token."""
         styles = self.sharding()
         return frozenset(n for n in self.shapes if styles.get(n.rpartition(".")[0]) == "vocab")
 
@@ -125,7 +125,7 @@ class TransformerWorkload:
         return lr_scale(name, self.shapes[name], self.base_shapes[name])
 
     def with_adapter(self, adapter: Adapter) -> TransformerWorkload:
-        """This workload with an adapter: of its own tensors only heads that begin anew are trained.
+        """Return this workload with an adapter. Only newly initialised heads of the base are trained.
 
         Raises WorkloadError if there is nothing to adapt.
         """
@@ -143,7 +143,7 @@ class TransformerWorkload:
         return depth(self.config, name)
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """Forward pass and loss of one micro-batch."""
+        """Run the forward pass and return the loss of one micro-batch."""
         return self.criterion(model(batch), batch)
 
     def criterion(
@@ -152,7 +152,7 @@ class TransformerWorkload:
         batch: Batch,
         of_tokens: losses.TokenLoss = losses.token_loss,
     ) -> Loss:
-        """The loss of the output of a forward pass (the last pipeline stage)."""
+        """Return the loss of a forward pass's output (on the last pipeline stage)."""
         if compared := preference_loss(self.objective, output, batch, of_tokens):
             return compared
         return losses.loss(self.config, output, batch, of_tokens)
@@ -174,10 +174,10 @@ class TransformerWorkload:
         return found
 
     def sharding(self) -> Mapping[str, str]:
-        """See Workload.sharding. 'heads' marks norms inside a head: their weight is whole on every rank, but
-        a rank sees only its heads, so its gradient is to be summed over the tensor-parallel group.
+        """See Workload.sharding. 'heads' marks norms inside a head.
 
-        Latent attention is not cut (its rotated key is shared by all heads).
+        Their weight is replicated, but a rank sees only its own heads, so its gradient is summed over the
+        tensor-parallel group. Latent attention is not sharded, because all heads share its rotated key.
         """
         styles = _sharding(self.config)
         return styles_with(styles) if self.adapter else styles
@@ -188,7 +188,7 @@ class TransformerWorkload:
         return frozenset(name for name in self.shapes if ".feedforward.experts." in name)
 
     def stages(self) -> Sequence[str]:
-        """Layers 1 to the last; empty where layers are shared or there are two networks."""
+        """Return layers 1 to the last; empty if layers are shared or if there are two networks."""
         config = self.config
         if config.generator or config.shared_layers:
             return ()
@@ -226,7 +226,7 @@ class TransformerWorkload:
         )
 
     def check_hf(self) -> None:
-        """Raise WorkloadError if transformers has no class for this model, which `to_hf` would raise too."""
+        """Raise WorkloadError if transformers has no class for this model, as `to_hf` would."""
         from workloads.hf.checkpoint import check_export
 
         self._check_merges()
@@ -248,8 +248,11 @@ class TransformerWorkload:
             )
 
     def to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
-        """Write config.json and model.safetensors (fp32) that transformers loads, with the adapter merged into the
-        base. Raises WorkloadError."""
+        """Write config.json and model.safetensors (fp32) in transformers' format, with the adapter merged into the
+        base.
+
+        Raises WorkloadError.
+        """
 
         self._check_merges()
         if self.adapter:
@@ -264,7 +267,7 @@ class TransformerWorkload:
             )
 
     def base_to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
-        """As `to_hf`, of the model without its adapter."""
+        """Like `to_hf`, for the model without its adapter."""
         from workloads.hf.checkpoint import export
         from workloads.hf.meaning import PROBLEMS
 
@@ -281,7 +284,7 @@ class TransformerWorkload:
         )
 
     def _output_names(self) -> Sequence[str]:
-        """The names of what a head of labels predicts; none for other heads."""
+        """Return the names of a classification head's labels; empty for other heads."""
         from workloads.hf.meaning import names_of_outputs
 
         if self.config.head not in ("sequence", "token"):
@@ -300,7 +303,7 @@ class TransformerWorkload:
 
 
 def shapes_of(config: TransformerConfig) -> dict[str, torch.Size]:
-    """The shape of every tensor of a model."""
+    """Return the shape of every tensor of a model."""
     with torch.device("meta"):
         return {name: tensor.shape for name, tensor in build_model(config).state_dict().items()}
 
@@ -316,7 +319,7 @@ def _sharding(config: TransformerConfig) -> dict[str, str]:
         styles["generator.head.output"] = "vocab"
     if config.biased_by_distance:
         styles["*relative_bias"] = "column"
-    if config.disentangled:  # every rank has its heads' part of their gradients
+    if config.disentangled:  # each rank's gradients of these cover only its own heads
         styles |= {"distances": "heads", "distances.norm": "heads"}
     layer = "*layers.*."
     names = ["attention", "cross_attention"] if seq2seq else ["attention"]

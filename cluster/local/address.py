@@ -91,7 +91,7 @@ def require_token_mode() -> None:
 
 
 def _local_at(given: str) -> LocalCluster | None:
-    """The local cluster at an address. For an empty address, any running one, the default name first."""
+    """Return the local cluster at an address. For an empty address, any running one, the default name first."""
     try:
         names = sorted(path.name for path in folder_of().parent.iterdir() if path.is_dir())
     except OSError:

@@ -1,9 +1,10 @@
-"""A Ray node of an allocation, a task each: `python -P -m cluster.local.allocation ADDRESS PORT CPUS GPUS FOLDER`.
+"""Run one Ray node of an allocation, as one task: `python -P -m cluster.local.allocation ADDRESS PORT CPUS GPUS
+FOLDER`.
 
-Which task it is, Slurm or SkyPilot has said in the environment. The node of task 0 is the head, at that address. Each
-lives, with all of Ray, as long as the script that started it holds the other end of its standard input. SIGTERM does
-not end it: at a preemption Slurm sends that to all tasks and not to the script, while the run on them has yet to
-commit. It is told in the folder instead, where the script looks.
+Slurm or SkyPilot gives the number of the task in the environment. Task 0 is the head, at that address. Each node, with
+all of Ray, lives while the script that started it holds the other end of its standard input. SIGTERM does not end it:
+at a preemption, Slurm sends SIGTERM to all tasks but not to the script, and the run on them still has to commit.
+Instead, a file in the folder tells the script.
 """
 
 from __future__ import annotations
@@ -24,22 +25,23 @@ from cluster.local.node import NodeSpec
 from cluster.local.ports import free_port
 
 PATIENCE = 120.0
-"""Seconds that the head may take to be reachable."""
+"""Seconds until the head must be reachable."""
 LEAVING = 20.0
 """Seconds for the node to end in order."""
 LONGEST_FOLDER = 24
-"""Most characters of the folder of temporary files: of the 107 bytes of a socket's path Ray and this module need the
-rest."""
+"""The maximum length of the folder of temporary files. A socket's path has 107 bytes, and Ray and this module need the
+rest.
+"""
 PREEMPTED = "preempted"
-"""The file of the folder that says that SIGTERM has come."""
+"""The file in the folder that records that SIGTERM has come."""
 
 
 def main() -> None:
-    """Run the node of this task. Exits with a line if the head is not there in time."""
+    """Run the node of this task. Exit with a message if the head is not reachable in time."""
     address, port, cpus, gpus, told = sys.argv[1:6]
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda *_: _tell(Path(told)))
-    # What Ray starts here would look for Python's own modules in the working directory first, where a job's files are.
+    # Ray's processes would look for Python's own modules first in the working directory, which holds a job's files.
     os.environ["PYTHONSAFEPATH"] = "1"
     ended = threading.Event()
     number = int(os.environ.get("SKYPILOT_NODE_RANK") or os.environ.get("SLURM_PROCID", "0"))
@@ -56,19 +58,23 @@ def main() -> None:
 
 
 def short_folder(usual: str) -> str:
-    """The usual folder of temporary files, or /tmp where paths of sockets below it would be too long: sites give each
-    job of Slurm one of its own."""
+    """Return the usual folder of temporary files, or /tmp if paths of sockets below the usual one would be too long.
+
+    Some sites give each Slurm job a folder of its own.
+    """
     return usual if len(usual) <= LONGEST_FOLDER else "/tmp"
 
 
 def _tell(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # the script has ended, and has taken its folder along
+    with contextlib.suppress(OSError):  # the script has ended and removed its folder
         (folder / PREEMPTED).touch()
 
 
 def _watch(ended: threading.Event, folder: str) -> None:
-    """Wait for the end of the standard input. (Through its descriptor: a thread within `sys.stdin` would hinder the end
-    of this process.)"""
+    """Wait for the end of the standard input.
+
+    It reads the file descriptor, because a thread that reads sys.stdin would block the end of this process.
+    """
     try:
         while os.read(0, 4096):
             pass
@@ -76,11 +82,11 @@ def _watch(ended: threading.Event, folder: str) -> None:
         ended.set()
         time.sleep(LEAVING)
         shutil.rmtree(folder, ignore_errors=True)
-        os._exit(1)  # it waits for a head that has gone, say; the reaper ends what there is of Ray
+        os._exit(1)  # for example while it waits for a head that is gone; the reaper ends Ray's processes
 
 
 def spec_of(folder: str, address: str, port: int, cpus: float, gpus: float, number: int) -> NodeSpec:
-    """The node of task `number` of an allocation."""
+    """Return the node of task `number` of an allocation."""
     if not number:
         dashboard = free_port("127.0.0.1")
         return NodeSpec(
@@ -91,14 +97,14 @@ def spec_of(folder: str, address: str, port: int, cpus: float, gpus: float, numb
 
 
 def _address(number: int) -> str:
-    """Where the others reach the node of a task."""
+    """Return the address at which other nodes reach the node of a task."""
     if "SKYPILOT_NODE_RANK" in os.environ:
         return os.environ["SKYPILOT_NODE_IPS"].split()[number]
     return socket.gethostbyname(os.environ.get("SLURMD_NODENAME") or socket.gethostname())
 
 
 def reached(address: str, port: int, patience: float, ended: threading.Event) -> bool:
-    """Whether something listens there within so many seconds, and before `ended`."""
+    """Return whether a process listens there within `patience` seconds and before `ended` is set."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline and not ended.is_set():
         try:

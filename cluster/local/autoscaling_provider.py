@@ -1,7 +1,7 @@
 """A node provider for Ray's autoscaler (v2, provider type `external`) that starts real nodes on this machine.
 
-It starts and ends nodes as a cloud would, so that elastic training can be tried and tested without one. A node
-whose process has ended, for whatever reason, counts as taken back by the cloud.
+It starts and ends nodes as a cloud would, so that elastic training can be tested without a cloud. A node whose process
+has ended, for any reason, counts as reclaimed by the cloud.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ HEAD = "head"
 
 
 class LocalNodeProvider(NodeProvider):
-    """Ray's `NodeProvider` for a local cluster; node ids are addresses. The autoscaler calls it from several
-    threads."""
+    """Ray's `NodeProvider` for a local cluster. Node ids are addresses. The autoscaler calls it
+    from several threads.
+    """
 
     def __init__(self, provider_config: dict[str, Any], cluster_name: str) -> None:
         super().__init__(provider_config, cluster_name)
@@ -47,22 +48,22 @@ class LocalNodeProvider(NodeProvider):
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def non_terminated_nodes(self, tag_filters: dict[str, str]) -> list[str]:
-        """The head, and the nodes whose process runs."""
+        """Return the head, and the nodes whose process runs."""
         with self._lock:
             for ip in [ip for ip, process in self._processes.items() if process.poll() is not None]:
                 del self._processes[ip], self._tags[ip]
             return [ip for ip, tags in self._tags.items() if tag_filters.items() <= tags.items()]
 
     def is_running(self, node_id: str) -> bool:
-        """Whether the node is up."""
+        """Return whether the node is up."""
         return node_id == HEAD or NodeSpec(self._cluster.folder, node_id).record.exists()
 
     def is_terminated(self, node_id: str) -> bool:
-        """Whether the node is gone."""
+        """Return whether the node is gone."""
         return node_id not in self.non_terminated_nodes({})
 
     def node_tags(self, node_id: str) -> dict[str, str]:
-        """The tags that the autoscaler has set on the node."""
+        """Return the tags that the autoscaler has set on the node."""
         with self._lock:
             return dict(self._tags.get(node_id, {}))
 
@@ -72,7 +73,7 @@ class LocalNodeProvider(NodeProvider):
             self._tags.setdefault(node_id, {}).update(tags)
 
     def external_ip(self, node_id: str) -> str:
-        """The node's address, which is also its id."""
+        """Return the node's address, which is also its id."""
         return node_id
 
     internal_ip = external_ip
@@ -111,10 +112,9 @@ class LocalNodeProvider(NodeProvider):
 
 
 def autoscaling_config(nodes: Sequence[NodeSpec], least: int, most: int, idle: float) -> str:
-    """Ray's autoscaling configuration (YAML) with `least` to `most` nodes of each of these types; a node that is idle
-    for `idle` seconds ends.
+    """Return Ray's autoscaling configuration (YAML) with `least` to `most` nodes of each of these types.
 
-    `local_cluster.up` fills in {folder}, {address} and {network}.
+    A node that is idle for `idle` seconds ends. `local_cluster.up` fills in {folder}, {address} and {network}.
     """
     cluster = {"folder": "{folder}", "address": "{address}", "dashboard": "", "network": "{network}"}
     kinds: dict[str, Any] = {HEAD: {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0}}
@@ -126,7 +126,7 @@ def autoscaling_config(nodes: Sequence[NodeSpec], least: int, most: int, idle: f
             "min_workers": least,
             "max_workers": most,
         }
-    # What Ray's launcher would install on a machine: nothing.
+    # Ray's launcher has nothing to install on a machine.
     launcher: dict[str, Any] = {"auth": {}, "file_mounts": {}, "initialization_commands": []}
     launcher |= {"cluster_synced_files": [], "file_mounts_sync_continuously": False, "rsync_exclude": []}
     launcher |= {"rsync_filter": [], "docker": {}}

@@ -110,7 +110,7 @@ class LocalCluster:
 
     @property
     def token_path(self) -> str:
-        """The file of the cluster's own token; empty if it uses the token of the user's environment."""
+        """Return the file of the cluster's own token; empty if it uses the token of the user's environment."""
         path = Path(self.folder) / "token"
         return str(path) if path.exists() else ""
 
@@ -123,7 +123,7 @@ class LocalCluster:
 
 
 def user_token() -> bool:
-    """Whether the user's environment has a Ray token.
+    """Return whether the user's environment has a Ray token.
 
     A token in ~/.ray/auth_token does not count, because Ray itself writes such a file for programs without one.
     """

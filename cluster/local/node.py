@@ -75,13 +75,15 @@ class NodeSpec:
 
     @property
     def short_name(self) -> str:
-        """A short name that is unique in the folder, because it is part of the paths of sockets: 7 at 127.0.26.7."""
+        """Return a name that is unique in the folder: 7 at 127.0.26.7. It is short, because paths of sockets contain
+        it.
+        """
         _, block, _, number = self.ip.split(".")
         return number if self.owns_machine else str(int(block) * 256 + int(number))
 
     @property
     def record(self) -> Path:
-        """The file that the node writes once it runs."""
+        """Return the file that the node writes once it runs."""
         return Path(self.folder) / "nodes" / f"{self.ip}.json"
 
 

@@ -95,7 +95,7 @@ def start_nodes(nodes: Sequence[NodeSpec], module: str = "cluster.local.node") -
 
 
 def _last_words(node: NodeSpec) -> str:
-    """Why a node has not come up, by the last line of its log, with the mend where that is known."""
+    """Return why a node did not start, by the last line of its log, with the fix if it is known."""
     lines = (Path(node.folder) / f"node-{node.ip}.log").read_text(errors="replace").splitlines()
     last = next((line.strip() for line in reversed(lines) if line.strip()), "no reason given")[:300]
     return f"{last}; its sockets are below TMPDIR: set it to a shorter path" if LONG_PATH in last else last

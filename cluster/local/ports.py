@@ -9,7 +9,7 @@ import psutil
 
 
 def is_own(address: str) -> bool:
-    """Whether it is an IPv4 address of this machine."""
+    """Return whether it is an IPv4 address of this machine."""
     try:
         if ipaddress.IPv4Address(address).is_loopback:
             return True
@@ -19,7 +19,7 @@ def is_own(address: str) -> bool:
 
 
 def free_port(host: str, preferred: int = 0) -> int:
-    """The preferred port of the address `host` if nobody listens there, else any free one."""
+    """Return the preferred port of the address `host` if it is free, else any free one."""
     if preferred and _is_free(host, preferred):
         return preferred
     with socket.socket() as found:

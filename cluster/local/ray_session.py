@@ -174,7 +174,7 @@ def _own_folder() -> Iterator[_Folder]:
 
 
 def _not_started(reason: str, folder: str) -> NotStarted:
-    """The error for a Ray that did not start, by the reason and the state of its folder."""
+    """Return the error for a Ray that did not start, by the reason and the state of its folder."""
     if LONG_PATH in reason:
         return NotStarted(reason, "its sockets are below TMPDIR, or RAY_TMPDIR: set it to a shorter path")
     with contextlib.suppress(OSError):
@@ -210,7 +210,7 @@ def processors_here() -> int:
 
 
 def _environment() -> dict[str, Any]:
-    """The options for Ray's workers if a user's folder could hide a package of this project; empty otherwise.
+    """Return the options for Ray's workers if a user's folder could hide a package of this project; empty otherwise.
 
     Workers search the working directory first. The hook that corrects this delays each worker, so others do without it.
     """
@@ -249,7 +249,7 @@ def _connect(address: str | None, options: dict[str, Any]) -> None:
 
 
 def _workers() -> list[psutil.Process]:
-    """The worker processes of this process's raylet."""
+    """Return the worker processes of this process's raylet."""
     raylets = {str(pid) for pid in ray_internals.raylet_pids()}
     found = []
     for process in psutil.process_iter():

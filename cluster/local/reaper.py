@@ -65,7 +65,7 @@ def descendants(ancestor: int) -> dict[int, str]:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on; empty if the process is gone or a zombie."""
+    """Return the fields of /proc/PID/stat from the state on; empty if the process is gone or a zombie."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -75,7 +75,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def _start_of(pid: int) -> str:
-    """The start time of a process in clock ticks since boot. It tells apart processes that reuse an id."""
+    """Return the start time of a process in clock ticks since boot. It distinguishes processes that reuse an id."""
     return fields[19] if (fields := _stat(pid)) else ""
 
 

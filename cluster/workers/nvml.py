@@ -1,4 +1,4 @@
-"""NVIDIA's management library, which comes with the driver: what the GPUs of this node do, and the energy they took."""
+"""NVIDIA's management library, which comes with the driver: load, memory, power and energy of this node's GPUs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Any, NamedTuple
 
 LIBRARY = "libnvidia-ml.so.1"
 NAME_BYTES = 96
-"""NVML_DEVICE_NAME_V2_BUFFER_SIZE."""
+"""NVML_DEVICE_NAME_V2_BUFFER_SIZE, which includes the final zero byte."""
 
 
 class GpuReading(NamedTuple):
-    """One GPU now; None is what its driver does not tell. `energy` is in joules since the driver was loaded."""
+    """The present state of one GPU; None for values that its driver does not provide.
+
+    `used` and `total` are in bytes, `utilization` is in percent. `energy` is in joules since the driver was loaded.
+    """
 
     used: float | None
     total: float | None
@@ -30,7 +33,7 @@ class _Memory(ctypes.Structure):
 
 
 class Nvml:
-    """The GPUs of this node, none where there is no driver. Signatures as in nvml.h."""
+    """The GPUs of this node; none without a driver. Signatures are as in nvml.h."""
 
     def __init__(self, library: str = LIBRARY) -> None:
         self._library: Any = None
@@ -48,7 +51,7 @@ class Nvml:
                 self._devices.append(device)
 
     def names(self) -> list[str]:
-        """The name of each GPU that its driver tells, as "NVIDIA H100 80GB HBM3"."""
+        """Return the names of the GPUs that the driver provides, such as "NVIDIA H100 80GB HBM3"."""
         found = []
         for device in self._devices:
             name = ctypes.create_string_buffer(NAME_BYTES)
@@ -57,7 +60,7 @@ class Nvml:
         return found
 
     def read(self) -> list[GpuReading]:
-        """A reading of each GPU, by its index."""
+        """Return a reading of each GPU, by its index."""
         return [self._read(device) for device in self._devices]
 
     def _read(self, device: ctypes.c_void_p) -> GpuReading:
@@ -76,5 +79,5 @@ class Nvml:
         )
 
     def _ask(self, function: str, device: ctypes.c_void_p, answer: Any) -> Any:
-        """The answer, None if the GPU does not give one."""
+        """Return the answer; None if the GPU gives none."""
         return None if getattr(self._library, function)(device, ctypes.byref(answer)) else answer

@@ -1,4 +1,4 @@
-"""Ranks in processes of this machine, run to their end by a command that has nothing else to do."""
+"""Run ranks in processes of this machine to their end, for commands that do nothing else meanwhile."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from cluster.workers.process_gang import ProcessGang
 def run_to_the_end(
     world: int, bundle: Bundle, entry: str, config: dict[str, Any], patience: float, what: str
 ) -> tuple[list[dict[str, Any]], Any]:
-    """The rows that rank 0 reported, and what its entry point returned.
+    """Run a gang to its end. Return the rows that rank 0 reported, and the result of its entry point.
 
     Args:
         world: number of ranks.
-        bundle: what each occupies.
+        bundle: the resources of each rank.
         entry: "module:function" of the program.
         config: its configuration.
-        patience: seconds without a row or an evaluated batch after which it is given up.
+        patience: seconds without a row or an evaluated batch after which the gang is stopped.
         what: name of the work, for messages.
 
-    Raises RuntimeError if a rank fails, or none makes progress for so long. No process is left behind.
+    Raises:
+        RuntimeError: if a rank fails, or if no rank makes progress for `patience` seconds. No process is left behind.
     """
     gang, rows = ProcessGang(), list[dict[str, Any]]()
     seen, moved = (0, 0), time.monotonic()

@@ -1,11 +1,11 @@
-"""A process that has imported what ranks need, once for a node: the fork servers of a run there begin as copies of it.
+"""A process per node that imports what ranks need once. The fork servers of runs on the node start as copies of it.
 
     python -m cluster.workers.shared_imports TARGET LISTENER LIFELINE
 
-It accepts connections on LISTENER and ends when the other side of LIFELINE, both descriptors of sockets, is closed.
-Whoever connects and is of the same user gets a copy, which has the folder and the environment of who asks: it is a fork
-server (`cluster.workers.fork_server`) or calls one function. The process itself has one thread and computes nothing, so
-that forking is safe.
+LISTENER and LIFELINE are descriptors of sockets. The process accepts connections on LISTENER, and ends when the other
+side of LIFELINE is closed. A client of the same user gets a copy with the client's folder and environment. The copy
+becomes a fork server (`cluster.workers.fork_server`) or calls one function. The process itself has one thread and
+computes nothing, so forking is safe.
 """
 
 from __future__ import annotations
@@ -30,21 +30,24 @@ from cluster.workers import fork_server
 from cluster.workers.program import command_of, environment_of_ranks, working_directory_last
 
 START_TIMEOUT = 20.0
-"""Seconds for a process to be started."""
+"""Seconds for a process to start."""
 CLEANUP_TIMEOUT = 5.0
-"""Seconds that a call which is cancelled has to clean up."""
+"""Seconds that a cancelled call has to clean up."""
 
 
 class SharedImports:
-    """Starts the process, to which can be connected by its `name` from now on; `target` is the "module:function" whose
-    module is imported. It ends with this object's process, or when this is closed. Raises OSError if there is one."""
+    """Starts the process, which then accepts connections by its `name`.
+
+    `target` is the "module:function" whose module is imported. The process ends with this object's process, or when
+    this object is closed. Raises OSError if a process of that name exists.
+    """
 
     def __init__(self, name: str, target: str) -> None:
         self.name, self.target = name, target
         self._ours, theirs = socket.socketpair()
         with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(_address(name))
-            listener.listen()  # who connects meanwhile waits for the imports
+            listener.listen()  # connections wait until the imports are done
             given = listener.fileno(), theirs.fileno()
             # A session of its own: Ctrl-C is for the command, which commits before it ends its ranks.
             self._process = subprocess.Popen(
@@ -52,25 +55,25 @@ class SharedImports:
                 pass_fds=given,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # what fails is told to who asks; ranks have logs of their own
+                stderr=subprocess.DEVNULL,  # errors go to the client; ranks have their own logs
                 env={"OMP_NUM_THREADS": "1"} | environment_of_ranks(),
                 start_new_session=True,
             )
 
     def close(self) -> None:
-        """End it; copies go on. Safe to call twice."""
+        """End the process; its copies continue. Safe to call twice."""
         self._ours.close()
         self._process.kill()
         self._process.wait()
 
 
 def is_supported() -> bool:
-    """Whether this system has sockets whose names are gone with the process that listens."""
+    """Return whether this system has sockets whose names vanish with the listening process."""
     return sys.platform.startswith("linux")
 
 
 def connect(name: str, target: str) -> tuple[socket.socket, SharedImports | None]:
-    """A connection to a copy of the process of that name; if none listens, one is started, which is returned too.
+    """Connect to a copy of the process of that name. If no process listens, start one and return it too.
 
     Raises OSError.
     """
@@ -84,18 +87,21 @@ def connect(name: str, target: str) -> tuple[socket.socket, SharedImports | None
         try:
             started = SharedImports(name, target)
         except OSError as error:
-            if error.errno != errno.EADDRINUSE:  # another one has been started in this moment
+            if error.errno != errno.EADDRINUSE:  # another one has just been started
                 raise
 
 
 class CallInCopy:
-    """A `RemoteTask` in a copy of the process of that name, which has its imports done. One that ends without a result
-    is called once more, in another copy, as Ray does. Raises OSError if there is no such process."""
+    """A `RemoteTask` in a copy of the process of that name, so its imports are done.
+
+    If the copy ends without a result, the call is repeated once in another copy, as Ray does. Raises OSError if there
+    is no such process.
+    """
 
     def __init__(self, name: str, function: Callable[..., Any], *arguments: Any) -> None:
         self._name, self._call = name, (function, arguments)
         self._again = True
-        self._answer: tuple[bool, Any] | None = None  # whether it failed, and its result or why
+        self._answer: tuple[bool, Any] | None = None  # whether it failed, and its result or the error
         self._channel = self._begun()
 
     def _begun(self) -> Connection:
@@ -110,7 +116,7 @@ class CallInCopy:
         return self._answer is not None or self._channel.closed
 
     def result(self) -> Any:
-        """See `RemoteTask.result`. Raises ChildProcessError if both copies have ended without one."""
+        """See `RemoteTask.result`. Raises ChildProcessError if both copies ended without a result."""
         while self._answer is None and not self._channel.closed:
             self._receive()
         if self._answer is None:
@@ -123,7 +129,7 @@ class CallInCopy:
         return result
 
     def _receive(self) -> None:
-        """Take what the copy says; where it has ended, begin another."""
+        """Receive the copy's answer. If the copy has ended, start another."""
         try:
             self._answer = self._channel.recv()
         except (EOFError, OSError):
@@ -133,7 +139,7 @@ class CallInCopy:
                 with contextlib.suppress(OSError):
                     self._channel = self._begun()
         except Exception as error:
-            # Of an answer that cannot be unpickled: `done` is asked outside of any handler.
+            # The answer cannot be unpickled. Keep the error for `result`, because callers of `done` handle none.
             self._answer = (True, error)
 
     def cancel(self) -> None:
@@ -145,15 +151,15 @@ class CallInCopy:
             with connection, contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_WR)
                 connection.settimeout(2 * CLEANUP_TIMEOUT)
-                while connection.recv(2**16):  # an answer that nobody wants; then it is gone
+                while connection.recv(2**16):  # discard answers until the copy has ended
                     pass
 
 
 def main() -> None:
-    """Import, and fork a copy for every connection, until the lifeline is closed."""
+    """Import the target, and fork a copy for every connection until the lifeline is closed."""
     listener, lifeline = (socket.socket(fileno=int(number)) for number in sys.argv[2:])
     fork_server.import_for_ranks(sys.argv[1])
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # copies end when they will, and nobody asks how
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps copies; nobody reads their exit codes
     while lifeline not in select.select([listener, lifeline], [], [])[0]:
         connection, _ = listener.accept()
         if _is_ours(connection) and not os.fork():
@@ -168,8 +174,8 @@ def main() -> None:
 
 
 def _serve(connection: socket.socket) -> None:
-    """What a copy does for the process that has connected."""
-    with connection.makefile("rb", buffering=0) as unbuffered:  # what follows belongs to others
+    """Serve the client in a copy."""
+    with connection.makefile("rb", buffering=0) as unbuffered:  # later bytes belong to other readers
         place = json.loads(unbuffered.readline())
     _take_place(place)
     if place["do"] == "serve":
@@ -187,7 +193,7 @@ def _serve(connection: socket.socket) -> None:
 
 
 def _interrupt_when_unwanted(channel: Connection) -> None:
-    """Interrupt the call when whoever waits for it does so no longer, or is gone; some seconds later end it."""
+    """Interrupt the call when the client cancels it or is gone, and kill it some seconds later."""
     select.select([channel], [], [])
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(CLEANUP_TIMEOUT)
@@ -195,7 +201,7 @@ def _interrupt_when_unwanted(channel: Connection) -> None:
 
 
 def _asked(name: str, do: str) -> socket.socket:
-    """A connection to a copy of the process of that name, which knows what to do and where. Raises OSError."""
+    """Connect to a copy of the process of that name, and send it the task and this process's place. Raises OSError."""
     place = {"do": do, "environment": environment_of_ranks(), "folder": os.getcwd(), "path": sys.path}
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -210,7 +216,7 @@ def _asked(name: str, do: str) -> socket.socket:
 
 
 def _take_place(place: dict[str, Any]) -> None:
-    """Be as if the process that has connected had started this one."""
+    """Take over the client's folder and environment, as if the client had started this process."""
     os.environ.clear()
     os.environ.update(place["environment"])
     os.chdir(place["folder"])
@@ -222,7 +228,7 @@ def _address(name: str) -> str:
 
 
 def _is_ours(connection: socket.socket) -> bool:
-    """Whether the process at the other end is of the same user."""
+    """Return whether the process at the other end belongs to the same user."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return bool(struct.unpack("3i", credentials)[1] == os.getuid())
 

@@ -1,8 +1,8 @@
-"""All that is checked of a chain before its first stage begins, those stages included whose inputs are not there yet.
+"""All checks of a chain before its first stage begins, including stages whose inputs do not exist yet.
 
-A stage that has begun keeps the inputs that it began with: its job, the commit of its base, its text. If one of them
-has changed, the chain is refused: neither are older results passed off as those of the new inputs, nor is anybody's
-commit removed. Under another name, or with its folder moved away, the stage is run again.
+A stage that has begun keeps its inputs: its job, the commit of its base, and its text. If one of them has changed, the
+chain is refused. This avoids presenting old results as results of the new inputs, and removing a user's commits. To run
+the stage again, rename it or move its folder away.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ AGAIN = "set it back, give the stage another name, or move its folder away: it i
 def check_chain(
     chain: ChainSpec, stages: Mapping[str, StageRun], root: RunDir, address: str | None
 ) -> set[str]:
-    """Find all that can be found wrong of a chain without starting anything; returns the stages that are done.
+    """Check a chain completely without starting anything. Return the stages that are done.
 
     Raises InputError with the problems of all stages.
     """
@@ -78,7 +78,7 @@ def check_chain(
                     with wrong_input(CONTINUE):
                         _check_to_come(resolved[before.stage], resolved[name], where)
                 elif before and before.stage not in done:
-                    pass  # what is wrong with that stage is told
+                    pass  # that stage's own problem is reported
                 elif base is None or base.stage in done:
                     commit = check_same_run(stage.job, stage.run)
                     check_base(resolved[name], commit or check_continues(resolved[name], stage.run))
@@ -90,7 +90,7 @@ def check_chain(
 
 
 def _check_exports_are_here(chain: ChainSpec, root: RunDir) -> None:
-    """A run begins with an export only where that is a folder of the file system."""
+    """Check that exports are on the local file system, because a run can begin only with such an export."""
     for stage in chain.stages:
         base = stage.begins_with and chain[stage.begins_with.stage]
         if not base or not base.job.workload.adapter:
@@ -104,8 +104,10 @@ def _check_exports_are_here(chain: ChainSpec, root: RunDir) -> None:
 
 
 def check_inputs(stage: StageRun, done: set[str]) -> bool:
-    """Whether a stage is done; `done` are those before it that are. Raises InputError if what it has begun with is not
-    what it would begin with now."""
+    """Return whether a stage is done, given the stages before it that are `done`.
+
+    Raises InputError if the stage would now begin with other inputs.
+    """
     job, run = stage.job, stage.run
     try:
         commit, is_done = check_same_run(job, run), done_already(job, run) is not None
@@ -125,8 +127,10 @@ def check_inputs(stage: StageRun, done: set[str]) -> bool:
 def _check_same_base(
     stage: StageRun, begun: Mapping[str, Any], commit: CommitManifest | None, is_done: bool, done: set[str]
 ) -> None:
-    """The weights that the stage began with are those that it would begin with now, or they are gone and it does not
-    need them any more."""
+    """Check that the stage would still begin with the same weights.
+
+    Missing weights are allowed if the stage no longer needs them.
+    """
     base = stage.stage.begins_with
     if base is None:
         base_of(stage.job, begun, is_done or commit is not None)
@@ -148,7 +152,9 @@ def _check_same_base(
 
 
 def _check_same_source(stage: StageRun, begun: Mapping[str, Any], done: set[str]) -> None:
-    """The commit that the stage goes on from is the one that it would go on from now, or gone, and not needed."""
+    """Check that the stage would still continue from the same commit. A missing commit is allowed
+    if it is not needed.
+    """
     source, asked = stage.stage.continues, stage.job.train.continue_from
     if source is None or asked is None:
         return
@@ -182,11 +188,11 @@ def _check_same_text(job: JobSpec, data: str) -> None:
     except TextChanged as error:
         raise InputError("the text has changed since the stage began", error.where, AGAIN) from None
     except InputError:
-        return  # it is gone; where it is needed still, that is found out and told
+        return  # it is gone; if a stage still needs it, another check reports that
 
 
 def _check_to_come(base: ResolvedJob, job: ResolvedJob, where: str) -> None:
-    """What a stage would begin with will fit it."""
+    """Check that the future initial weights of a stage will fit it."""
     from orchestrator.data.store.manifest import FORMAT
     from workloads.errors import WorkloadError
     from workloads.own.model import OwnWorkload
@@ -207,8 +213,8 @@ def _check_to_come(base: ResolvedJob, job: ResolvedJob, where: str) -> None:
     assert isinstance(theirs, TransformerWorkload)
     assert isinstance(ours, TransformerWorkload)
     check_rows(job.spec, ours, theirs.shapes, where)
-    plain = replace(theirs, adapter=None), replace(ours, adapter=None)  # a base has none, or is merged
-    # that of an adapter is its merged export
+    plain = replace(theirs, adapter=None), replace(ours, adapter=None)  # a base's adapter is merged
+    # An adapter is exported merged into its base.
     merged = base.spec.model_copy(
         update={"workload": base.spec.workload.model_copy(update={"adapter": None})}
     )
@@ -217,7 +223,7 @@ def _check_to_come(base: ResolvedJob, job: ResolvedJob, where: str) -> None:
 
 @contextlib.contextmanager
 def of_stage(name: str) -> Iterator[None]:
-    """Name the stage in what is wrong with it."""
+    """Add the stage's name to the errors of this context."""
     try:
         yield
     except InputError as error:
@@ -230,8 +236,11 @@ def of_stage(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def stand_ins(chain: ChainSpec, stages: Mapping[str, StageRun]) -> Iterator[dict[str, JobSpec]]:
-    """The jobs of the stages, by name, as far as they are known before the first one runs: a tokenizer that an earlier
-    stage will train is one of the same kind that has seen no text, in a folder that lasts as long as this."""
+    """Yield the jobs of the stages, by name, as far as they are known before the first stage runs.
+
+    A tokenizer that an earlier stage will train is replaced by an untrained one of the same kind, in a folder that
+    exists during this context.
+    """
     from orchestrator.data.encoding import tokenizer
 
     with tempfile.TemporaryDirectory(prefix="chain-") as folder:

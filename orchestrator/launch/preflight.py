@@ -1,7 +1,7 @@
-"""All that is checked of a job before anything is started or written: `preflight` is the whole list.
+"""All checks of a job before anything is started or written: `preflight` is the whole list.
 
-Every check raises InputError with the key of the job file, or the option, that is wrong. Checks that do not depend on
-each other are all made: a user reads all problems at once.
+Every check raises InputError with the key of the job file, or the option, that is wrong. Independent checks all run, so
+that a user sees all problems at once.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 def check_hugging_face_class(spec: JobSpec, workload: Any) -> None:
-    """A class of transformers that is run as it is computes what the job says."""
+    """Check that an unchanged transformers class computes what the job says."""
     from workloads.hf.behaviour import check_behaviour
 
     with wrong_input("workload"):
@@ -65,7 +65,7 @@ def check_hugging_face_class(spec: JobSpec, workload: Any) -> None:
 
 
 def _check_divided(spec: JobSpec, trial: Any, model: Any, batch: Any) -> None:
-    """A small copy of a class of transformers is the same divided as whole, if the job divides it."""
+    """Check that a small copy of a transformers class computes the same when it is sharded, if the job shards it."""
     from orchestrator.parallel.own_check import check_layers, check_sharding
     from workloads.errors import WorkloadError
 
@@ -91,8 +91,10 @@ def preflight(
     begin: Callable[[], None] = lambda: None,
     is_known: bool = False,
 ) -> ResolvedJob:
-    """Find all that can be found wrong of a run without starting anything. Returns the job, resolved, as the run has
-    begun it: see `as_begun`. `begin` and `is_known`: see `check_job`."""
+    """Check a run completely without starting anything. Return the resolved job.
+
+    A run that has begun keeps its own settings, see `as_begun`. `begin` and `is_known` are as in `check_job`.
+    """
     check_places(spec, run_dir)
     check_written(spec.checkpoint, spec.data, run_dir, address)
     problems = Problems()
@@ -133,7 +135,7 @@ def check_here(
     kept: FolderConfig | None = None,
     begins: bool = False,
 ) -> ResolvedJob:
-    """What is wrong with a job, and with this machine for it; see `check_job`. Returns the job, resolved."""
+    """Check a job, and this machine for it; see `check_job`. Return the resolved job."""
     problems = Problems()
     with problems.noted():
         machine_of = worker_at(address)
@@ -156,10 +158,18 @@ def check_job(
     kept: FolderConfig | None = None,
     begins: bool = False,
 ) -> ResolvedJob:
-    """What is wrong with a job wherever it runs; `prepared` is where the data of its run is, if it has begun. `begin`
-    is called before the model is loaded, if nothing else is wrong; that of a job that `is_known` is not loaded, see
-    `checked_before`. A run that has begun has `kept` the configuration of its pretrained folder. `begins`: see
-    `check_text`. Returns the job, resolved, in a precision for such workers if it leaves that open."""
+    """Check a job independently of where it runs. Return the resolved job, with a precision for its workers if it names
+    none.
+
+    Args:
+        spec: the job.
+        prepared: the folder of the run's data, if the run has begun.
+        begin: called before the model is loaded, unless a problem was found.
+        is_known: whether the job was checked before; its model is then not loaded, see `checked_before`.
+        machine_of: returns a worker of the job.
+        kept: the run's copy of the configuration of its pretrained folder.
+        begins: see `check_text`.
+    """
     problems = Problems()
     if job := _check_before_loading(spec, problems, machine_of, kept, begins):
         if not problems:
@@ -176,8 +186,10 @@ def check_job(
 
 
 def check_preparable(spec: JobSpec) -> None:
-    """What is wrong with a job of which the data alone is prepared: all of `check_job` that does not load its model,
-    which takes longer than little text does."""
+    """Check a job for data preparation: everything in `check_job` except loading its model.
+
+    For little text, loading the model would take longer than the preparation.
+    """
     problems = Problems()
     _check_before_loading(spec, problems, lambda spec: BOUNDLESS, begins=True)
     problems.raise_noted()
@@ -190,7 +202,7 @@ def _check_before_loading(
     kept: FolderConfig | None = None,
     begins: bool = False,
 ) -> ResolvedJob | None:
-    """The job, resolved, unless it cannot be; what is wrong is noted in `problems`. It imports no torch."""
+    """Return the resolved job, None if it cannot be resolved. Adds to `problems`. Imports no torch."""
     with problems.noted():
         check_text(spec, begins)
     for check in (check_records, check_preferences, check_cleaning, check_best, prices.check):
@@ -208,7 +220,7 @@ def _check_before_loading(
 
 
 def check_named(spec: JobSpec) -> None:
-    """The text and the model that a job names are there: of a job with wrong keys, what can be told of the others."""
+    """Check that the text and the model that a job names exist. Also works for a job with other wrong keys."""
     from workloads.describe import describe
 
     problems = Problems()
@@ -221,8 +233,11 @@ def check_named(spec: JobSpec) -> None:
 
 
 def check_text(spec: JobSpec, begins: bool = False) -> None:
-    """The sources are there, and those of training hold at least one sequence. Where the data of a run `begins`, the
-    columns that the sources name are looked for, see `check_columns`: a run that began without one goes on."""
+    """Check that the sources exist, and that those of training hold at least one sequence.
+
+    If the data of a run `begins`, also check the columns that the sources name, see `check_columns`. A run that began
+    without a column continues.
+    """
     from orchestrator.data import sources
 
     if spec.data.samples is not None:
@@ -232,9 +247,7 @@ def check_text(spec: JobSpec, begins: bool = False) -> None:
     size = sum(file.plain_size for file in files)
     if objective in COLUMNS and not size:
         raise InputError("all files are empty", "data.sources", "give files with rows")
-    if (
-        objective not in COLUMNS and size < spec.data.sequence_length
-    ):  # a record is a sample however short it is
+    if objective not in COLUMNS and size < spec.data.sequence_length:  # a record is a sample, however short
         what = f"the corpus has {size} bytes, fewer than one sequence of {spec.data.sequence_length} tokens"
         raise InputError(what, "data.sources", "give more text or lower data.sequence_length")
     found = [
@@ -249,19 +262,21 @@ def check_text(spec: JobSpec, begins: bool = False) -> None:
 
 
 def _check_rows(files: Sequence[SourceFile], where: str, objective: str, begins: bool) -> None:
-    """Of the sources at the key `where` the first row can be read and, where data `begins`, the columns are there."""
+    """Check that the first row of the sources at the key `where` can be read and, if data `begins`, has the columns."""
     from orchestrator.data.sources import part_size
     from orchestrator.data.sources.documents import check_beginning
     from orchestrator.data.sources.named_columns import check_columns, first_parts
 
     check_beginning(files)
     if begins:
-        looked_at = [file for file in files if file.kind != ".arrow"]  # all of one is read to find its rows
+        looked_at = [file for file in files if file.kind != ".arrow"]  # finding its rows reads the whole file
         check_columns(first_parts(looked_at, part_size(files)), where, objective)
 
 
 def check_objective(job: ResolvedJob) -> None:
-    """The objective is known, the model's architecture can be trained with it, and the sources have what it reads."""
+    """Check that the objective exists, that the model's architecture supports it, and that the
+    sources have its inputs.
+    """
     from workloads import objectives
 
     spec, architecture = job.spec, job.model.architecture
@@ -279,8 +294,9 @@ def check_objective(job: ResolvedJob) -> None:
 
 
 def check_records(spec: JobSpec) -> None:
-    """Every source says in which columns is what the objective reads, the labels have names, and there is a chat
-    template if one is needed."""
+    """Check that every source names the columns of the objective, that labels have names, and that a needed chat
+    template exists.
+    """
     name = spec.workload.objective
     for where, source in sources_of(spec):
         if problem := problem_of(name, source.field):
@@ -295,13 +311,15 @@ def check_records(spec: JobSpec) -> None:
     if name in COLUMNS and isinstance(spec.data.tokenizer, TrainedTokenizer):
         hint = "name that of the model, or train one on text first"
         raise InputError(f"{name} reads records, on which no tokenizer is trained", "data.tokenizer", hint)
-    kind = kind_of(spec, EARLIER)  # a run may have begun before a template was looked at more closely
+    kind = kind_of(spec, EARLIER)  # the run may have begun under a version with fewer checks of templates
     if spec.data.chat_date is not None and not (kind and kind.template):
         raise InputError("there is no chat template that could ask for it", "data.chat_date", "leave it out")
 
 
 def check_cleaning(spec: JobSpec) -> None:
-    """The objective reads text that can be cleaned, each step has what it needs, and added tokens are trained."""
+    """Check that the objective reads text that can be cleaned, that each step has its inputs, and that added tokens are
+    trained.
+    """
     from orchestrator.data.clean.plan import check_steps
 
     if spec.data.clean and spec.workload.objective in COLUMNS:
@@ -314,8 +332,10 @@ def check_cleaning(spec: JobSpec) -> None:
 
 
 def check_preferences(spec: JobSpec) -> None:
-    """An objective that compares with a reference has one, which is what the run begins with; and nothing is asked for
-    that is not defined where the loss is of whole answers."""
+    """Check that an objective with a reference model begins with weights, and that no option is undefined for its loss.
+
+    The reference is the model that the run begins with. The loss is defined over whole answers.
+    """
     asked = spec.workload
     for key, what in (("z_loss", "z-loss"), ("label_smoothing", "smoothing over a vocabulary")):
         if asked.objective in (*PREFERENCES, *OF_CLASSES) and getattr(spec.train, key):
@@ -338,9 +358,11 @@ def check_preferences(spec: JobSpec) -> None:
 
 
 def check_workload(job: ResolvedJob, prepared: str = "") -> None:
-    """Model, objective, options, sequence length and tokenizer fit each other, groups of parameters have some, and the
-    model can be exported if the job wants that. What only the text decides is left open: which tokens begin a word or
-    end a sentence."""
+    """Check that model, objective, options, sequence length and tokenizer fit each other.
+
+    Also check that parameter groups match parameters, and that the model can be exported if the job exports it. Word
+    starts and sentence ends are not checked, because they depend on the text.
+    """
     from workloads.adapters.frozen import check_groups
     from workloads.hf.hf_class import HuggingFaceModel
     from workloads.hf.our_names import told_by_our_names
@@ -373,7 +395,7 @@ def check_workload(job: ResolvedJob, prepared: str = "") -> None:
 
 
 def check_tasks(spec: JobSpec, workload: Any) -> None:
-    """The task files are there with their data, lm-eval is installed, and the model can be evaluated on them."""
+    """Check that the task files and their data exist, that lm-eval is installed, and that it can evaluate the model."""
     from orchestrator.evaluate.task_files import check_fits, read_tasks
 
     if spec.evaluate and spec.evaluate.tasks:
@@ -382,7 +404,7 @@ def check_tasks(spec: JobSpec, workload: Any) -> None:
 
 
 def check_layouts(job: ResolvedJob) -> None:
-    """There is a legal layout for the workers that the job wants, whatever the machine."""
+    """Check that a legal layout exists for the job's workers, on any machine."""
     workers = job.spec.resources.workers
     best = plan(job.spec, job.shape, workers.max, BOUNDLESS).chosen.layout
     if best.world < workers.min:

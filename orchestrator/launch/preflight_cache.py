@@ -1,8 +1,8 @@
-"""Which jobs have run to an end before: such a job is not checked again by loading its model, for which torch is
-imported, and begins more than a second sooner.
+"""Remember jobs that have run to their end, to skip the check that loads the model.
 
-A job is known by all that this check reads: the job itself, its tokenizer, and the code and the versions of what checks
-it. Where the user's own code, a folder of Hugging Face's, tasks or other packages have a say, it is checked each time.
+This saves more than a second, because the check imports torch. A job is identified by everything that the check reads:
+the job itself, its tokenizer, and the code and the versions of the checkers. A job that depends on the user's own code,
+a Hugging Face folder, tasks or other packages is checked each time.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from orchestrator.storage.uri import is_local
 from workloads.own.object_reference import is_object_reference
 
 FOLDER = "checked"
-"""Where it is kept, beside the prepared data."""
+"""The folder of the marks, next to the prepared data."""
 VERSIONS = ("training-orchestrator", "torch", "transformers", "tokenizers")
 
 
 def is_known(mark: Path | None) -> bool:
-    """Whether the job of this mark has run to an end."""
+    """Return whether the job of this mark has run to its end."""
     return mark is not None and mark.exists()
 
 
 def note(mark: Path | None) -> None:
-    """Remember that the job has run to an end. Raises nothing: what is not remembered is checked again."""
+    """Record that the job has run to its end. Raises nothing: a job without a record is checked again."""
     if mark is None or not mark.parents[1].is_dir():
         return
     try:
@@ -43,7 +43,7 @@ def note(mark: Path | None) -> None:
 
 
 def mark_of(spec: JobSpec, run: RunDir) -> Path | None:
-    """The file that tells so of this job and of the code as it is now; None for a job that is checked each time."""
+    """Return the mark's file for this job and the present code; None for a job that is checked each time."""
     model, tokenizer = spec.workload.model, spec.data.tokenizer
     folder = data_cache(spec.data, run)
     others = spec.evaluate is not None and spec.evaluate.tasks
@@ -62,7 +62,7 @@ def mark_of(spec: JobSpec, run: RunDir) -> Path | None:
     try:
         read = [spec.model_dump_json(), *(metadata.version(name) for name in VERSIONS)]
         read += [_state(path) for path in (*files, *_code())]
-    except (OSError, metadata.PackageNotFoundError):  # the check says what is missing
+    except (OSError, metadata.PackageNotFoundError):  # the check reports what is missing
         return None
     name = hashlib.blake2b(json.dumps(read).encode(), digest_size=16).hexdigest()
     return Path(folder) / FOLDER / name

@@ -44,7 +44,7 @@ class OptimizerContext:
 
 
 def build_optimizer(context: OptimizerContext) -> torch.optim.Optimizer:
-    """The optimizer over this rank's shards. Raises InputError if the user's own cannot be made."""
+    """Return the optimizer over this rank's shards. Raises InputError if the user's own optimizer cannot be made."""
     name = context.spec.name
     if isinstance(name, ObjectReference):
         if not context.shards:
@@ -60,8 +60,10 @@ def build_optimizer(context: OptimizerContext) -> torch.optim.Optimizer:
 
 
 def slots_of(spec: OptimizerSpec, name: str, matrices: Container[str]) -> tuple[str, ...]:
-    """Names of the state tensors of the parameter `name`. `matrices` are the parameters that an optimizer for matrices
-    updates (Muon); under it all others have AdamW's."""
+    """Return the names of the state tensors of the parameter `name`.
+
+    `matrices` are the parameters that a matrix optimizer (Muon) updates. All other parameters then have AdamW's state.
+    """
     if isinstance(spec.name, ObjectReference):
         return slots_of_own(spec.name)
     kind = KINDS[spec.name]

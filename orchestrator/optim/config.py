@@ -13,7 +13,7 @@ from orchestrator.config.strict import Count, Fraction, StrictModel
 from orchestrator.optim.kinds import KINDS
 
 NEWER = ("momentum", "layer_decay", "groups")
-"""Keys that jobs of earlier versions lack; where they have their default they are no part of a run's identity."""
+"""Keys that jobs of earlier versions lack. At their defaults they are not part of a run's identity."""
 SHARE = r"^[0-9]+(\.[0-9]+)?%$"
 
 
@@ -36,17 +36,18 @@ Steps = Annotated[
     ),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": SHARE}]}),
 ]
-"""Steps, or a share of all steps such as "5%". It stays as it was said, since all steps may become others; `in_steps`
-gives the steps."""
+"""Steps, or a share of all steps such as "5%". The share is kept as text, because the total may change; `in_steps`
+converts it.
+"""
 
 
 def in_steps(said: int | str, steps: int) -> int:
-    """The steps that are said, of a share those of so many `steps`, rounded down."""
+    """Return the number of steps: a share of `steps` is rounded down."""
     return int(steps * _share(said) / 100) if isinstance(said, str) else said
 
 
 def _share(said: str) -> float:
-    """The percentage of a share."""
+    """Return the percentage of a share."""
     return float(said.removesuffix("%"))
 
 
@@ -156,9 +157,9 @@ class OptimizerSpec(StrictModel):
         return self
 
     def settled(self, steps: int) -> int | None:
-        """How many updates of a run of `steps` steps are the first ones of every longer run too.
+        """Return how many first updates of a run of `steps` steps equal those of every longer run.
 
-        None under a schedule that is stretched over the whole run.
+        None under a schedule that spans the whole run.
         """
         stretched = self.schedule in ("linear", "cosine") or isinstance(self.schedule, ObjectReference)
         return None if stretched else steps - in_steps(self.decay, steps)

@@ -14,15 +14,17 @@ from orchestrator.parallel.parameter_shard import ParameterShard
 from workloads.workload import Workload
 
 NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
-"""Names of parameters that do not decay even where they are matrices, as T5's table of distances: those of
-`transformers.Trainer.get_decay_parameter_names`."""
+"""Names of parameters without weight decay even if they are matrices, such as T5's table of distances: the patterns of
+`transformers.Trainer.get_decay_parameter_names`.
+"""
 BY_NAME = 6
-"""The format of a run's data from which on its parameters' names count so."""
+"""The first data format of a run from which parameter names decide about weight decay."""
 
 
 class Rate(NamedTuple):
-    """Factors of a parameter's learning rate, of its width (muP), its depth (`layer_decay`) and its group; and the
-    weight decay of that, None for the optimiser's."""
+    """The factors of a parameter's learning rate, by its width (muP), its depth (`layer_decay`) and its group, and the
+    group's weight decay; None for the optimizer's.
+    """
 
     width: float = 1.0
     depth: float = 1.0
@@ -31,12 +33,12 @@ class Rate(NamedTuple):
 
 
 def plain(name: str) -> Rate:
-    """The learning rate of the job for every parameter."""
+    """Return the job's learning rate for every parameter."""
     return Rate()
 
 
 def rates_of(spec: OptimizerSpec, workload: Workload) -> Callable[[str], Rate]:
-    """The factors by parameter name. A run on data of an earlier format decays tables of biases too."""
+    """Return the factors by parameter name. A run on data of an earlier format also decays tables of biases."""
     rule = getattr(getattr(workload, "objective", None), "rule", 0)
 
     def rate(name: str) -> Rate:
@@ -56,12 +58,12 @@ def rates_of(spec: OptimizerSpec, workload: Workload) -> Callable[[str], Rate]:
 def groups_of(
     spec: OptimizerSpec, parameters: Iterable[tuple[nn.Parameter, bool, Rate]]
 ) -> list[dict[str, Any]]:
-    """Parameter groups for tuples (parameter, whether it is a matrix, the factors of its learning rate).
+    """Return parameter groups for tuples (parameter, whether it is a matrix, the factors of its learning rate).
 
-    Weight decay applies to matrices only, and not to those of NOT_DECAYED. It is divided by the factor of the
-    width, so that learning rate times decay does not depend on it (Wang and Aitchison, 2024; the mup package does
-    the same), and not by those of the depth (Clark et al., 2020, and Bao et al., 2022, decay so) and of the group,
-    as in torch.
+    Weight decay applies only to matrices that NOT_DECAYED does not match. It is divided by the width factor, so that
+    learning rate times decay does not depend on the width (Wang and Aitchison, 2024; the mup package does the same). It
+    is not divided by the factors of the depth (as in Clark et al., 2020, and Bao et al., 2022) and of the group (as in
+    torch).
     """
     found: dict[tuple[bool, Rate], list[nn.Parameter]] = {}
     for parameter, matrix, rate in parameters:
@@ -77,7 +79,7 @@ def groups_of(
             "weight_decay": decay / rate.width if matrix else 0.0,
         }
 
-    def order(key: tuple[bool, Rate]) -> tuple[bool, Rate]:  # the same on every rank
+    def order(key: tuple[bool, Rate]) -> tuple[bool, Rate]:  # deterministic on all ranks
         return key[0], key[1]._replace(decay=-1.0 if key[1].decay is None else key[1].decay)
 
     return [of(*key) for key in sorted(found, key=order, reverse=True)]
@@ -86,7 +88,7 @@ def groups_of(
 def groups_of_shards(
     spec: OptimizerSpec, shards: Iterable[ParameterShard], rate: Callable[[str], Rate]
 ) -> list[dict[str, Any]]:
-    """Parameter groups of these shards, see `groups_of`."""
+    """Return parameter groups of these shards, see `groups_of`."""
     return groups_of(spec, [(shard.parameter, shard.matrix, rate(shard.name)) for shard in shards])
 
 

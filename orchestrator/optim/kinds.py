@@ -44,9 +44,9 @@ KINDS: Mapping[str, OptimizerKind] = {
         "orchestrator.optim.muon", ("momentum_buffer",), 72.0, matrices_only=True, keys=("momentum",)
     ),
 }
-"""By the name in the job file."""
+"""The optimizers by their name in the job file."""
 
 
 def kind_of(name: str) -> OptimizerKind:
-    """The record of an optimizer. The planner assumes AdamW's costs for one of the user's own."""
+    """Return the record of an optimizer. The planner assumes AdamW's costs for a user's own optimizer."""
     return KINDS.get(name, ADAMW)

@@ -27,7 +27,7 @@ class Lamb(torch.optim.Optimizer):
     """You et al., 2020, algorithm 2: Adam's update, scaled to the norm of each matrix; no scale for vectors."""
 
     step_count_on_host = True
-    """`step` reads the count as a number, which would wait for a GPU."""
+    """`step` reads the step count as a Python number. On a GPU tensor this would be a synchronisation."""
 
     def __init__(
         self,
@@ -42,9 +42,11 @@ class Lamb(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update from the gradients."""
+        """Update the weights from the gradients."""
         weights = [group["params"][0] for group in self.param_groups]
         updates = [self._update(group) for group in self.param_groups]
+        # A matrix w with Adam's update u: w -= lr * |w| / |u| * u. The norms are of full tensors, so they are summed
+        # over the ranks that hold shards. The update u includes the decay.
         sizes = zip(self._norms(weights), self._norms(updates), self._shards, strict=True)
         for group, p, update, (weight, size, shard) in zip(
             self.param_groups, weights, updates, sizes, strict=True

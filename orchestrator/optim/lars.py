@@ -26,10 +26,10 @@ class Lars(torch.optim.Optimizer):
     """You et al., 2017, algorithm 1: momentum on gradients scaled to a share of each matrix's norm."""
 
     step_count_on_host = True
-    """`step` reads the count as a number, which would wait for a GPU."""
+    """`step` reads the step count as a Python number. On a GPU tensor this would be a synchronisation."""
 
     TRUST = 0.001
-    """eta of the paper."""
+    """The trust coefficient, eta in the paper."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Lars(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update from the gradients."""
+        """Update the weights from the gradients."""
         weights = [group["params"][0] for group in self.param_groups]
         gradients = [p.grad for p in weights]
         sizes = zip(self._norms(weights), self._norms(gradients), self._shards, strict=True)
@@ -54,6 +54,8 @@ class Lars(torch.optim.Optimizer):
             state["step"] = state.get("step", torch.tensor(0.0)) + 1
             change = p.grad + decay * p
             if shard.matrix:
+                # A matrix w with gradient g: the rate is lr * eta * |w| / (|g| + decay * |w| + eps), with norms of full
+                # tensors.
                 share = self.TRUST * weight / (size + decay * weight + group["eps"])
                 ratio = torch.where((weight > 0) & (size > 0), share, 1.0)
                 shard.multiply(change, ratio * group["lr"])

@@ -14,10 +14,12 @@ WHERE = "train.optimizer.schedule"
 
 
 def learning_rate(spec: OptimizerSpec, step: int, steps: int, begin: int = 0) -> float:
-    """The learning rate of update `step` (from 0) of `steps`: linear warm-up, then the schedule of the job, counted
-    from update `begin` on. A warm-up or decay that is a share is one of all `steps`.
+    """Return the learning rate of update `step` (from 0) of `steps`: linear warm-up, then the job's schedule.
 
-    wsd: warm-up, stable, decay (Hu et al. 2024, section 4), its decay 1 - sqrt (Hägele et al. 2024, section 3).
+    Updates count from `begin` on. A warm-up or decay that is a share is a share of all `steps`.
+
+    wsd: warm-up, stable, decay (Hu et al. 2024, section 4), with a 1 - sqrt decay (Hägele et al. 2024, section 3).
+
     inverse_sqrt: lr * sqrt(warmup / update), as in Vaswani et al. 2017, eq. 3, scaled so that the warm-up ends at lr.
     """
     warmup, decay = in_steps(spec.warmup, steps), in_steps(spec.decay, steps)
@@ -45,7 +47,10 @@ def learning_rate(spec: OptimizerSpec, step: int, steps: int, begin: int = 0) ->
 
 
 def own_share(named: ObjectReference, step: int, steps: int) -> float:
-    """The learning rate of an update as a share of `lr`, by an own schedule. Raises InputError for what is none."""
+    """Return the learning rate of an update as a share of `lr`, by the user's own schedule.
+
+    Raises InputError if the schedule fails or returns an invalid share.
+    """
     try:
         found = float(load(named.use)(step, steps, **named.options))
     except WorkloadError as error:

@@ -23,11 +23,11 @@ class Lion(torch.optim.Optimizer):
     """Chen et al., 2023, algorithm 2: the sign of an interpolated momentum."""
 
     step_count_on_host = True
-    """`step` reads the count as a number, which would wait for a GPU."""
+    """`step` reads the step count as a Python number. On a GPU tensor this would be a synchronisation."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update from the gradients."""
+        """Update the weights from the gradients."""
         for group in self.param_groups:
             near, far = group["betas"]
             for p in group["params"]:

@@ -22,15 +22,17 @@ if TYPE_CHECKING:
     from orchestrator.optim.build import OptimizerContext
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic polynomial whose iteration brings every singular value near one."""
+"""The coefficients of the quintic polynomial whose iteration brings every singular value near one."""
 ITERATIONS = 5
 LEAST_NORM = 1e-7
 RMS = 0.2
-"""Root mean square of the elements of an update, which is about that of AdamW's."""
+"""The root mean square of an update's elements, which is about that of AdamW's updates."""
 
 
 def build(context: OptimizerContext) -> torch.optim.Optimizer:
-    """Muon for the shards of the matrices in `context.full`, AdamW for the others. See `orchestrator.optim.build`."""
+    """Return Muon for the shards of the matrices in `context.full`, AdamW for the others. See
+    `orchestrator.optim.build`.
+    """
     assert context.full is not None
     full = context.full
     groups: list[dict[str, Any]] = []
@@ -39,15 +41,15 @@ def build(context: OptimizerContext) -> torch.optim.Optimizer:
         groups += [
             {**group, "muon": is_matrix} for group in groups_of_shards(context.spec, shards, context.rate)
         ]
-    if not groups:  # a rank without a shard still takes its part in gathering the matrices of others
+    if not groups:  # a rank without a shard still helps to gather the other ranks' matrices
         groups = [{"params": [], "lr": 0.0, "lr_scale": 1.0, "weight_decay": 0.0, "muon": True}]
     return Muon(groups, context.spec, full, context.matmul_dtype)
 
 
 class Muon(torch.optim.Optimizer):
-    """Groups with `muon` are the matrices of `full`; those without are AdamW's.
+    """Groups with `muon` hold the matrices of `full`; AdamW updates the other groups.
 
-    `dtype` is that of the iterations.
+    `dtype` is the type of the Newton-Schulz iterations.
     """
 
     def __init__(
@@ -58,11 +60,11 @@ class Muon(torch.optim.Optimizer):
         rest = [group for group in self.param_groups if not group["muon"]]
         self._adamw = torch.optim.AdamW(rest, betas=spec.betas, eps=spec.eps, fused=True) if rest else None
         if self._adamw is not None:
-            self._adamw.state = self.state  # one state by parameter, of which each part has its own slots
+            self._adamw.state = self.state  # both share one state per parameter, each with its own slots
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update from the gradients; all ranks call it together."""
+        """Update the weights from the gradients. All ranks call it together."""
         if self._adamw is not None:
             self._adamw.step()
         group_of = {p: group for group in self.param_groups if group["muon"] for p in group["params"]}
@@ -70,10 +72,12 @@ class Muon(torch.optim.Optimizer):
             p = shard.parameter
             group, (rows, columns) = group_of[p], shard.cut.shape[-2:]
             p.mul_(1 - group["lr"] * group["weight_decay"])
+            # An orthogonal matrix [rows, columns] has elements of root mean square 1 / sqrt(max(rows, columns)), so
+            # this factor makes it RMS.
             p.add_(update, alpha=-group["lr"] * RMS * math.sqrt(max(rows, columns)))
 
     def _direction(self, shard: ParameterShard) -> Tensor:
-        """The gradient carried on by the momentum, which is updated."""
+        """Update the momentum, and return the gradient with Nesterov momentum."""
         p = shard.parameter
         assert p.grad is not None
         state = self.state[p]
@@ -87,14 +91,16 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """About U V^T of the singular value decomposition U S V^T of each matrix [.., rows, columns], fp32.
+    """Return approximately U V^T of the singular value decomposition U S V^T of each matrix [.., rows, columns], fp32.
 
-    Its singular values are between about 0.7 and 1.2.
+    The singular values of the result are between about 0.7 and 1.2.
     """
     a, b, c = COEFFICIENTS
     x = matrix.to(dtype)
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
+    # Dividing by the Frobenius norm brings all singular values to at most 1, from where the iteration converges. The
+    # gram matrix of a wide matrix is the smaller one, so tall matrices are transposed.
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=LEAST_NORM)
     for _ in range(ITERATIONS):
         gram = x @ x.mT

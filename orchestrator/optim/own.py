@@ -1,4 +1,4 @@
-"""An own optimiser over shards, see `workloads.own.protocols.Optimizer`."""
+"""The user's own optimizer over shards, see `workloads.own.protocols.Optimizer`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TAKEN = ("step", "average")
 
 
 def make_own(named: ObjectReference) -> Any:
-    """The optimiser that a job names. Raises InputError."""
+    """Return the optimizer that a job names. Raises InputError."""
     try:
         found = call(named.use, load(named.use), named.options)
     except WorkloadError as error:
@@ -35,7 +35,7 @@ def make_own(named: ObjectReference) -> Any:
 
 
 def slots_of_own(named: ObjectReference) -> tuple[str, ...]:
-    """The states of a parameter. Raises InputError."""
+    """Return the names of a parameter's states. Raises InputError."""
     return tuple(make_own(named).slots)
 
 
@@ -43,7 +43,7 @@ class OwnOptimizer(torch.optim.Optimizer):
     """Calls the user's update for each shard."""
 
     step_count_on_host = True
-    """`step` reads the count as a number, which would wait for a GPU."""
+    """`step` reads the step count as a Python number. On a GPU tensor this would be a synchronisation."""
 
     def __init__(self, groups: list[dict[str, Any]], named: ObjectReference, lr: float) -> None:
         super().__init__(groups, {"lr": lr})
@@ -51,7 +51,7 @@ class OwnOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update from the gradients."""
+        """Update the weights from the gradients."""
         for group in self.param_groups:
             for p in group["params"]:
                 state = self.state[p]
@@ -64,7 +64,7 @@ class OwnOptimizer(torch.optim.Optimizer):
 
 
 def check_own(named: ObjectReference) -> None:
-    """Raise InputError if updates of parts are not parts of the update, or an update fails."""
+    """Raise InputError if the update of a part differs from that part of the update, or if an update fails."""
     generator = torch.Generator().manual_seed(0)
     start, gradients = torch.randn(4, 6, generator=generator), torch.randn(3, 4, 6, generator=generator)
     try:

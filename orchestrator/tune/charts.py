@@ -129,12 +129,12 @@ def _kind(trial: str, state: str, best: str) -> str:
 
 
 def _order(line: Line) -> tuple[int, float]:
-    """The order of drawing: later lines lie above earlier ones."""
+    """Return the drawing order: later lines lie above earlier ones."""
     return ("part", "full", "best").index(line.kind), line.opacity
 
 
 def _axis(values: Sequence[Any], kind: str) -> tuple[list[float], list[Tick]]:
-    """Heights 0 to 1 of the values on their axis, and its labelled ticks."""
+    """Return the heights 0 to 1 of the values on their axis, and its labelled ticks."""
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
     if numbers and kind not in ("choice", "grid"):
         logarithmic = kind == "loguniform"

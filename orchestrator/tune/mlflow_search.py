@@ -88,7 +88,7 @@ def publish(spec: JobSpec, sweep: RunDir, found: dict[str, Any]) -> str | None:
 
 
 def _parent(spec: JobSpec, sweep: RunDir) -> ParentRun:
-    """The run of a search, which is another one than that of a search that was in the same directory before."""
+    """Return the parent run of this search, never that of an earlier search in the same directory."""
     assert spec.tracking is not None
     assert spec.tune is not None
     born = sweep.rows(TRIALS)[0]["time"]

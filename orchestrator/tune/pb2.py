@@ -87,7 +87,7 @@ def _upper_bounds(
 
 
 def _unit(ranges: Mapping[str, Dimension], config: Mapping[str, Any]) -> list[float]:
-    """Values scaled to 0 to 1 within their ranges, in the logarithm where the range is logarithmic."""
+    """Scale values to 0 to 1 within their ranges, logarithmically for logarithmic ranges."""
     found = []
     for key, dimension in ranges.items():
         low, high = dimension.ends

@@ -81,17 +81,17 @@ class SearchProgress:
 
     @property
     def hours(self) -> float:
-        """Wall-clock hours of all commands together."""
+        """Return the wall-clock hours of all commands together."""
         return self._hours + (time.monotonic() - self._began) / 3600
 
     @property
     def steps(self) -> int:
-        """Optimiser steps of all trials."""
+        """Return the optimizer steps of all trials."""
         return sum(steps for steps, _ in self.spent.values())
 
     @property
     def cost(self) -> float:
-        """USD of all runs."""
+        """Return the USD of all runs."""
         return float(sum(usd for _, usd in self.spent.values()))
 
     def recount(self) -> None:
@@ -191,7 +191,7 @@ class SearchProgress:
         }
 
     def _eta(self) -> float | None:
-        """Seconds until the last trial has ended, None before the first result of this command.
+        """Return the seconds until the last trial has ended, None before the first result of this command.
 
         The pace is taken from the first step to the last result, because the preparation before the first step happens
         only once.
@@ -204,7 +204,7 @@ class SearchProgress:
         return max(pace * left - (time.time() - self._last_result), 0.0) if left else 0.0
 
     def _first_step(self, run: str) -> float:
-        """The unix time at which the first step of a run under this command began."""
+        """Return the unix time at which the first step of a run under this command began."""
         rows = lineage.at(self._sweep, run).log(METRICS).rows()
         began = (row["time"] - row["step_seconds"] for row in rows if row["time"] >= self._launched)
         return next(began, self._launched)
@@ -226,7 +226,7 @@ class SearchProgress:
         results = [r for r in results if r["value"] is not None and math.isfinite(r["value"])]
         results = [r for r in results if r["trial"] not in failed]
         sign = 1 if self._tune.direction == "min" else -1
-        # Only the last result of a trial counts. Of equal values, the longer training wins.
+        # Only the last result of a trial counts. Among equal values, the longer training wins.
         last = {r["trial"]: r for r in sorted(results, key=lambda r: r["step"])}
         return min(last.values(), key=lambda r: (sign * r["value"], -r["step"]), default=None)
 

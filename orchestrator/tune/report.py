@@ -76,7 +76,7 @@ def report(sweep: RunDir) -> str:
 
 
 def _charts(sweep: RunDir, tune: TuneSpec, trained: list[dict[str, Any]], best: str) -> dict[str, Any]:
-    """The charts of the trials that have a value, for the template."""
+    """Return the template's charts of the trials that have a value."""
     rows = {t["trial"]: _with_metric(_history(sweep, t["runs"][-1]), tune.metric) for t in trained}
     trained = [t for t in trained if rows[t["trial"]]]
     if not trained:
@@ -106,7 +106,7 @@ def _charts(sweep: RunDir, tune: TuneSpec, trained: list[dict[str, Any]], best: 
 
 
 def _history(sweep: RunDir, run: str) -> list[Row]:
-    """The rows behind a run's weights; none for a run that cannot be read, so that the others keep their curves."""
+    """Return the rows behind a run's weights. Empty for an unreadable run, so that the others keep their curves."""
     try:
         return lineage.history(sweep, run)
     except (InputError, OSError):
@@ -114,11 +114,11 @@ def _history(sweep: RunDir, run: str) -> list[Row]:
 
 
 def _with_metric(rows: list[Row], metric: str) -> list[Row]:
-    """The rows that have the metric, including those of evaluations."""
+    """Return the rows that have the metric, including those of evaluations."""
     every = [*rows, *({**row, **by_name(row.get("sets") or {})} for row in evaluations_in(rows))]
     return [row for row in every if isinstance(row.get(metric), int | float)]
 
 
 def _smooth(values: list[float], window: int) -> list[float]:
-    """The mean of the last `window` values at each step, which schedulers compare."""
+    """Return the mean of the last `window` values at each step, which schedulers compare."""
     return [statistics.fmean(values[max(0, n + 1 - window) : n + 1]) for n in range(len(values))]

@@ -76,7 +76,7 @@ def check_same_inputs(spec: JobSpec, sweep: RunDir, data: PreparedData) -> None:
 
 
 def _inputs_of(spec: JobSpec, data: PreparedData) -> dict[str, Any]:
-    """The inputs of the trials as plain data. The weights are None if the search is over models."""
+    """Return the inputs of the trials as plain data. The weights are None if the search is over models."""
     key = "data.samples" if spec.data.samples is not None else "data.sources"
     texts = {key: digest_of(spec.data, Tokens.open(data.uri, keep=0))}
     for name, (where, _) in spec.set_sources.items():

@@ -97,7 +97,7 @@ class Asha(FIFOScheduler):
         return sorted(values, key=lambda trial: values[trial])[: len(values) // self._reduction]
 
     def _at(self, trial: Any) -> int:
-        """The highest rung that a trial reached, 0 if none."""
+        """Return the highest rung that a trial reached, 0 if none."""
         return max((rung for rung, values in self._values.items() if trial in values), default=0)
 
 

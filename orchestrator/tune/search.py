@@ -108,7 +108,7 @@ def tune(
 
 
 def _as_registered(spec: JobSpec, trial: JobSpec) -> JobSpec:
-    """The job of a trial for the checks. It has an export if the best model is to be registered."""
+    """Return the job of a trial for the checks. It has an export if the best model is to be registered."""
     if spec.tune is None or spec.tune.register_as is None or trial.checkpoint.export:
         return trial
     form = "safetensors" if is_object_reference(trial.workload.model) else "hf"
@@ -116,7 +116,7 @@ def _as_registered(spec: JobSpec, trial: JobSpec) -> JobSpec:
 
 
 def _at_work(sweep: RunDir) -> list[RunDir]:
-    """The runs of the trials that have not ended. Those that train keep their status up to date."""
+    """Return the runs of the trials that have not ended. Running ones keep their status up to date."""
     rows = sweep.rows(TRIALS)
     ended = {row["trial"] for row in rows if row["event"] == "ended"}
     names = [row["trial"] for row in rows if row["event"] == "drawn" and row["trial"] not in ended]
@@ -297,7 +297,7 @@ def _ends_as_ctrl_c() -> Iterator[None]:
 
 
 def _is_settled(name: str, search: TuneSpec, records: TrialRecords) -> bool:
-    """Whether a trial has ended, and its results would not matter to the scheduler or the sampler."""
+    """Return whether a trial has ended, and its results would not matter to the scheduler or the sampler."""
     ended = records.ended.get(name)
     if ended is None:
         return False
@@ -305,7 +305,7 @@ def _is_settled(name: str, search: TuneSpec, records: TrialRecords) -> bool:
 
 
 def _capacity(resources: ResourceSpec) -> int:
-    """How many gangs of the largest size fit on the cluster, at least one."""
+    """Return how many gangs of the largest size fit on the cluster, at least one."""
     from cluster.workers import nodes
 
     bundle = resources.per_worker.bundle

@@ -85,7 +85,9 @@ class Trial(ray_tune.Trainable):
         self._at = self._first() if base.tune.scheduler in POPULATION else 0
 
     def _first(self) -> int:
-        """The rung before the last one that was reached, so that a continued PBT does not compare old results."""
+        """Return the rung before the last one that was reached, so that a continued PBT does not
+        compare old results.
+        """
         committed = _committed(lineage.at(self._sweep, self._name))
         reached = [step for step in rungs(self._tune, self._base.train.steps) if step <= committed]
         return reached[-2] if len(reached) > 1 else 0
@@ -113,9 +115,9 @@ class Trial(ray_tune.Trainable):
         return self._failed(reason)
 
     def _job(self) -> JobSpec:
-        """The job of the run, with the values of the trial and without exports and tasks.
+        """Return the job of the run, with the values of the trial and without exports and tasks.
 
-        It has an evaluation at each rung if the metric is of an evaluation.
+        It has an evaluation at each rung if the metric is one of an evaluation.
         """
         base = self._base
         evaluate = without_tasks(base.evaluate, base.set_names)
@@ -168,7 +170,7 @@ class Trial(ray_tune.Trainable):
         return reached, str(found["reason"] or ""), limited
 
     def _hours(self, spec: JobSpec, run: RunDir) -> float:
-        """The hours of the run so far, counted like `limits.hours`."""
+        """Return the hours of the run so far, counted like `limits.hours`."""
         found = summary(spec, None, run.rows("events.jsonl"), totals_of(run))["ledger"]
         return float(found["wall_seconds"] - found["seconds"].get("down", 0.0)) / 3600
 
@@ -204,7 +206,7 @@ class Trial(ray_tune.Trainable):
         }
 
     def _trained(self, rung: int) -> float:
-        """The mean of the metric over the last steps."""
+        """Return the mean of the metric over the last steps."""
         # Early in training a mean over many steps would measure how fast the loss fell, not its level.
         window = min(self._tune.window, max(rung // 4, 1))
         recent = lineage.latest(self._sweep, self._name, rung, window)
@@ -217,16 +219,16 @@ class Trial(ray_tune.Trainable):
         return statistics.fmean(found) if found else math.nan
 
     def _evaluated(self, spec: JobSpec, rung: int) -> float:
-        """The metric of the last evaluation, which is that of the rung unless the run ended before it."""
+        """Return the metric of the last evaluation, which is at the rung unless the run ended before it."""
         assert spec.evaluate is not None
         every, (name, _, metric) = spec.evaluate.every, self._tune.metric.partition(".")
         found = evaluations_in(lineage.latest(self._sweep, self._name, rung, every + 1))
         if not found:
             raise InputError(f"nothing was evaluated up to step {rung}", "evaluate.every", "lower it")
-        return float(found[-1]["sets"][name].get(metric, math.nan))  # none where nothing is predicted
+        return float(found[-1]["sets"][name].get(metric, math.nan))  # absent if nothing is predicted
 
     def _failed(self, reason: str) -> dict[str, Any]:
-        """The result of a failed trial: the worst possible value, and the steps and USD that it used."""
+        """Return the result of a failed trial: the worst possible value, and the steps and USD that it used."""
         steps, usd = lineage.spent(self._sweep, self._name)
         result = {
             STEP: self._at,
@@ -246,7 +248,7 @@ class Trial(ray_tune.Trainable):
 
     @property
     def _worst(self) -> float:
-        """The value of a trial that failed or diverged. Infinite, because schedulers cannot order NaN."""
+        """Return the value of a trial that failed or diverged. Infinite, because schedulers cannot order NaN."""
         return math.inf if self._tune.direction == "min" else -math.inf
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
@@ -290,5 +292,5 @@ class ReusedGang:
 
 
 def _committed(run: RunDir) -> int:
-    """The step of the run's last commit, 0 before the first."""
+    """Return the step of the run's last commit, 0 before the first."""
     return max(Store(run.commits).steps(), default=0)

@@ -1,4 +1,4 @@
 """Checks of a run's promises: replay steps bit by bit, and compare a run with faults with an undisturbed run.
 
-Commands alone use it: no run needs it.
+Only commands use this package; runs do not need it.
 """

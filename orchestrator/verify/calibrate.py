@@ -1,7 +1,8 @@
-"""Measure this machine, and derive the profile of a core that plans use.
+"""Measure this machine, and derive the profile of a core for the planner.
 
-Rates come from operators timed alone, links from all-reduces between two processes; what a launch costs and how often
-memory passes are fitted to steps of small models, since autograd and Python take most of a small step.
+Rates come from operators timed in isolation, links from all-reduces between two processes. The cost of a kernel launch
+and the number of memory passes are fitted to steps of small models, because autograd and Python take most of a small
+step.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ RANK = "orchestrator.verify.calibration_rank:measure"
 TIMEOUT = 120.0
 """Seconds without a message from a rank after which the measurement stops."""
 LAUNCHES = [1e-6 * 1.25**n for n in range(28)]
-"""Candidates for the seconds of a launch."""
+"""Candidates for the seconds of a kernel launch."""
 PASSES = [1.25**n for n in range(13)]
-"""Candidates for how often the bytes of element-wise operations pass through memory."""
+"""Candidates for how often element-wise operations move their bytes through memory."""
 SMALL: tuple[dict[str, Any], ...] = tuple(
     {
         "hidden": hidden, "layers": layers, "heads": heads, "intermediate": 4 * hidden, "vocab_size": vocabulary,
@@ -64,7 +65,7 @@ NARROW = tuple(
         ({**SMALL[4], "model": "llama-tiny"}, Layout(micro_batch=4)),
     )
 )
-"""The same in 16 bits."""
+"""The same jobs in 16 bits."""
 
 PAIRED = (
     (SMALL[1], Layout(tp=2, micro_batch=4)),
@@ -88,24 +89,23 @@ PAIRED_ROUNDS = 4
 BEGINNINGS = [2e-5 * 1.1**n for n in range(66)]
 """Candidates for the seconds to start a collective. Every second one is a candidate for a message between stages."""
 WAKINGS = [0.05 * n for n in range(17)]
-"""Candidates for the slowdown of a collective behind computation, as a share of the computation."""
+"""Candidates for how much computation before a collective delays it, as a share of the computation."""
 CROWDINGS = [1.0 + 0.1 * n for n in range(16)]
 """Candidates for the slowdown of memory and launches when other processes run."""
 OVERHEADS = [0.0, *(2e-7 * 1.25**n for n in range(20))]
-"""Candidates for the seconds of a product beyond its arithmetic."""
+"""Candidates for the seconds of a matrix product beyond its arithmetic."""
 SHARES = (0.5, 0.75, 1.0)
 """Candidates for the share of the bandwidth that large messages reach."""
 LEAST_DELAY = 0.001
-"""Of a rank beyond its least seconds, as a share of them: a run can refine no zero."""
+"""The smallest relative delay of a rank that a profile stores. A run could not refine a zero."""
 
 
 def calibrate() -> Profile:
-    """Measure the profile of a core of this machine, in about a minute. Raises RuntimeError if a measurement
-    fails."""
+    """Measure the profile of a core of this machine, in about a minute. Raises RuntimeError if a measurement fails."""
     steps = [{"job": asked, "layout": layout.to_json()} for asked, layout in (*ALONE, *NARROW)]
     alone = measured(1, {"operators": True, "steps": steps})
     paired = [{"job": asked, "layout": layout.to_json()} for asked, layout in PAIRED]
-    # how long threads take to wake depends on where the kernel put them: twice, by processes of their own
+    # Thread wake-up times depend on where the kernel placed the threads, so measure twice, in new processes.
     first = measured(2, {"collectives": True, "steps": paired, "rounds": PAIRED_ROUNDS})
     again = measured(2, {"steps": paired, "rounds": PAIRED_ROUNDS})
     medians = [(a[1] + b[1]) / 2.0 for a, b in zip(first["steps"], again["steps"], strict=True)]
@@ -128,11 +128,14 @@ def profile_of(
     steps: Sequence[float | None],
     delay: float,
 ) -> Profile:
-    """The profile that these measurements make; `steps` are the least seconds of each of ALONE and NARROW, None of
-    those that take too long."""
+    """Return the profile that follows from these measurements.
+
+    `steps` are the shortest seconds of each job of ALONE and NARROW, None for jobs that take too long. `delay` is a
+    rank's relative delay.
+    """
     rates = rates_of(operators["matrix"])
     peaks = {name: max(rate for _, rate in rows) for name, rows in rates.items()}
-    # a cache that holds a small model is faster than the memory behind it
+    # a cache that holds a small model is faster than main memory
     bandwidth = max(operators["copy"], operators["elements"], operators["optimizer"])
     latency, speed = link_of(messages)
     document = load("cpu-core").model_dump()
@@ -167,7 +170,7 @@ def profile_of(
 
 
 def rates_of(matrix: Mapping[str, Sequence[Any]]) -> dict[str, list[tuple[Sequence[int], float]]]:
-    """Sizes and FLOP/s of each measured product, by precision."""
+    """Return the sizes and the FLOP/s of each measured matrix product, by precision."""
     return {
         name: [(sizes, 2.0 * math.prod(sizes) / seconds) for sizes, seconds in rows]
         for name, rows in matrix.items()
@@ -175,22 +178,29 @@ def rates_of(matrix: Mapping[str, Sequence[Any]]) -> dict[str, list[tuple[Sequen
 
 
 def attention_of(measured: Sequence[Sequence[float]], peak: float) -> dict[str, float]:
-    """The share of the peak that attention's products reach, and what each score takes beside them: from seconds of a
-    pair of tokens with heads of a small and of a large size."""
+    """Return the share of the peak that attention's products reach, and the other seconds of each score.
+
+    `measured` has the seconds for a pair of tokens with a small and with a large head size. Seconds are linear in the
+    head size: the slope is the cost of the products, and the intercept that of the softmax.
+    """
+    # A pair of tokens takes 4 FLOPs per element of a head: 2 for q k^T and 2 for the product with v.
     (small, seconds), (large, longer) = measured
     product = max((longer - seconds) / (4.0 * (large - small)), 1.0 / peak)
     return {"share": 1.0 / (product * peak), "score_seconds": max(seconds - 4.0 * small * product, 0.0)}
 
 
 def half_size(rates: Sequence[tuple[Sequence[int], float]], peak: float) -> float:
-    """The size at which a product reaches half of the peak, by least squares of logarithms. What each takes besides, as
-    any operation does, is fitted with it and left to the seconds of a launch."""
+    """Return the size at which a matrix product reaches half of the peak, by least squares of logarithms.
+
+    The fixed overhead of a product is fitted with it and dropped, because the launch cost covers it.
+    """
 
     def error(tried: tuple[float, float]) -> float:
         half, overhead = tried
         found = 0.0
         for sizes, rate in rates:
             flops = 2.0 * math.prod(sizes)
+            # A dimension of n reaches n / (n + half) of the peak, and the three dimensions multiply.
             share = math.prod(size / (size + half) for size in sizes)
             found += math.log((overhead + flops / (peak * share)) * rate / flops) ** 2
         return found
@@ -199,16 +209,19 @@ def half_size(rates: Sequence[tuple[Sequence[int], float]], peak: float) -> floa
 
 
 def link_of(messages: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Latency and bandwidth from seconds of all-reduces over two ranks, each of which sends the tensor's bytes once."""
+    """Return latency and bandwidth from all-reduces over two ranks, each of which sends the tensor's bytes once."""
     latency = min(seconds for _, seconds in messages) / 2.0
     size, seconds = max(messages)
     return latency, size / max(seconds - 2.0 * latency, 1e-9)
 
 
 def with_messages(profile: Profile, steps: Sequence[float]) -> Profile:
-    """The profile with the beginning of a collective and of a message between stages, the bandwidth and the crowding
-    that meet the medians of the steps of two processes best: within a step threads that sleep are woken, a message
-    waits for the slower process, and both use memory at once. The least of such steps has luck in all its waits."""
+    """Return the profile with the communication figures that fit the median steps of two processes best.
+
+    The figures are the start of a collective, the start of a message between stages, the bandwidth, the waking and the
+    crowding. Within a step, sleeping threads wake up, messages wait for the slower process, and both processes share
+    the memory. Medians are used, because the shortest step is one in which all waits happened to be short.
+    """
     machine = profile.machine("fp32")
     jobs = [
         (*predicted_with(asked), layout, seconds)
@@ -247,8 +260,10 @@ Measured = tuple[ModelShape, int, Program, Layout, float]
 
 
 def _by_collectives(job: Measured, machine: Machine) -> tuple[float, float, float]:
-    """The predicted step without a pipeline, which is linear in both: its seconds where collectives begin at once, and
-    how much `collective` and `waking` add to it."""
+    """Return the predicted step without a pipeline as a linear function of `collective` and `waking`.
+
+    The result is its seconds with both at zero, and the coefficient of each.
+    """
     shape, batch, program, layout, _ = job
     own, begun, woken = (
         step_time(shape, layout, batch, replace(machine, collective=begins, waking=more), program).seconds
@@ -258,7 +273,7 @@ def _by_collectives(job: Measured, machine: Machine) -> tuple[float, float, floa
 
 
 def _error(jobs: Sequence[Measured], machine: Machine) -> float:
-    """Distance of predicted from measured steps: the sum of absolute logarithms of their ratios."""
+    """Return the distance of predicted from measured steps: the sum of |log(predicted / measured)|."""
     return sum(
         abs(math.log(step_time(shape, layout, batch, machine, program).seconds / seconds))
         for shape, batch, program, layout, seconds in jobs
@@ -271,7 +286,10 @@ def _launch_and_passes(
     measured: Sequence[tuple[dict[str, Any], Layout]],
     steps: Sequence[float | None],
 ) -> tuple[float, float]:
-    """Seconds of a launch, and how often bytes pass, that meet the measured steps best, which are the least of each."""
+    """Return the seconds of a launch and the number of memory passes that fit the measured steps best.
+
+    `steps` are the shortest of each job. A coarse grid search is followed by a finer one around its best point.
+    """
     machine = replace(profile.machine(precision), delay=0.0)
     jobs = [
         (*predicted_with(asked), layout, seconds)
@@ -311,7 +329,7 @@ def job(
 
 
 def predicted_with(asked: dict[str, Any]) -> tuple[ModelShape, int, Program]:
-    """The model's shape, the batch and the program of a measured job."""
+    """Return the model's shape, the batch and the program of a measured job."""
     spec = job(**asked)
     config = describe(spec.workload.model, spec.workload.changes, objective="causal_lm")
     program = replace(program_of(spec), commit_every=0)
@@ -319,12 +337,12 @@ def predicted_with(asked: dict[str, Any]) -> tuple[ModelShape, int, Program]:
 
 
 def needed_flops_of(asked: dict[str, Any]) -> float:
-    """FLOPs of a step of a measured job."""
+    """Return the FLOPs of a step of a measured job."""
     shape, batch, _ = predicted_with(asked)
     return needed_flops(shape) * batch * shape.sequence_length
 
 
 def predicted(machine: Machine, asked: dict[str, Any], layout: Layout) -> float:
-    """Predicted seconds of a step of a measured job."""
+    """Return the predicted seconds of a step of a measured job."""
     shape, batch, program = predicted_with(asked)
     return step_time(shape, layout, batch, machine, program).seconds

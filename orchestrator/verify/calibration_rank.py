@@ -1,4 +1,4 @@
-"""The measurements of a rank on its machine: operators, memory, collectives and steps of small models."""
+"""Measure a rank on its machine: operators, memory, collectives and steps of small models."""
 
 from __future__ import annotations
 
@@ -41,14 +41,17 @@ ROUNDS = 5
 SLOW = 0.25
 """A call that takes this many seconds runs once only."""
 LONGEST = 1.0
-"""Seconds that the products of a step may take, at the best rate of any: of a longer one nothing is measured. On a
-processor without instructions for 16 bits they take twenty times as long as in 32."""
+"""The maximum seconds of a step's matrix products at the best measured rate; longer steps are not measured. A CPU
+without 16-bit instructions takes twenty times as long as in 32 bits.
+"""
 
 
 def measure(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
-    """The measurements that `config` asks for: {"operators": True}, {"collectives": True}, {"steps": [a list of a job
-    and a layout]}, of each so many "rounds"; each rank returns its own. With operators, of steps that would take too
-    long None."""
+    """Return the measurements of this rank that `config` asks for.
+
+    Its keys are {"operators": True}, {"collectives": True}, {"steps": [a list of a job and a layout]}, and "rounds",
+    the number of repetitions. With operators, steps that would take too long are None.
+    """
     spec = job(**config["steps"][0]["job"]) if config.get("steps") else job()
     device = open_device(spec, context)
     found: dict[str, Any] = {}
@@ -61,7 +64,7 @@ def measure(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         rates = {name: max(rate for _, rate in rows) for name, rows in measured.items()}
         rounds = config.get(
             "rounds", ROUNDS * dist.get_world_size()
-        )  # processes that wait for each other: more
+        )  # more rounds for processes that wait for each other
         found["steps"] = [
             _step(each["job"], each["layout"], device, rounds) if _ends_soon(each["job"], rates) else None
             for each in config["steps"]
@@ -71,14 +74,17 @@ def measure(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
 
 
 def _ends_soon(asked: dict[str, Any], rates: dict[str, float]) -> bool:
-    """Whether a step of that job takes at most LONGEST at these rates. True without rates."""
+    """Return whether a step of that job takes at most LONGEST at these rates. True without rates."""
     rate = rates.get(asked.get("precision", "fp32"))
     return rate is None or needed_flops_of(asked) / rate <= LONGEST
 
 
 def seconds_of(run: Callable[[], Any], least: float = 0.02, rounds: int = ROUNDS) -> float:
-    """Seconds of a call in the best of some rounds, each of at least so many seconds: others that run here only make it
-    longer. Of this process alone, which runs one thread."""
+    """Return the CPU seconds of a call, in the best of `rounds` rounds of at least `least` seconds each.
+
+    The minimum is used, because other processes can only slow the call down. It is CPU time of this process, which runs
+    one thread.
+    """
     began = time.process_time()
     run()
     if (first := time.process_time() - began) > SLOW:
@@ -105,6 +111,8 @@ def _operators(device: torch.device) -> dict[str, Any]:
             seconds = _product(rows, columns, inner, device, dtype)
             found["matrix"][name].append([[rows, columns, inner], seconds])
     long, other = torch.randn(LONG, device=device), torch.empty(LONG, device=device)
+    # A copy reads and writes 4 bytes per element. GELU and the sum move 20: two passes that read three inputs and write
+    # two outputs.
     found["copy"] = 8.0 * LONG / seconds_of(lambda: other.copy_(long), rounds=3)
     x, y = torch.randn(2**18, device=device), torch.randn(2**18, device=device)
     found["elements"] = 20.0 * 2**18 / seconds_of(lambda: F.gelu(x, approximate="tanh") + y)
@@ -112,6 +120,7 @@ def _operators(device: torch.device) -> dict[str, Any]:
     for size in HEADS:
         q = torch.randn(2, 4, LENGTH, size, device=device)
         attend = partial(F.scaled_dot_product_attention, q, q, q, is_causal=True)
+        # Half of the 2 x 4 x LENGTH^2 pairs (rows x heads x tokens^2), because the attention is causal.
         found["attention"].append([size, seconds_of(attend) / (0.5 * 2 * 4 * LENGTH**2)])
     weights = [torch.randn(2**18, device=device, requires_grad=True) for _ in range(8)]
     for weight in weights:
@@ -127,8 +136,10 @@ def _operators(device: torch.device) -> dict[str, Any]:
 
 
 def _product(rows: int, columns: int, inner: int, device: torch.device, dtype: torch.dtype) -> float:
-    """Seconds of a product, in the mean of the three that a linear layer has: its output, and the gradients of its
-    input and its weight. Where a library has no kernel for a precision, one may take ten times as long as another."""
+    """Return the mean seconds of a linear layer's three products: the output, and the gradients of input and weight.
+
+    If a library has no kernel for a precision, one of them may take ten times as long as another.
+    """
     made = partial(torch.randn, device=device, dtype=dtype)
     x, weight, gradient = made(rows, inner), made(columns, inner), made(rows, columns)
     forms = (lambda: x @ weight.t(), lambda: gradient @ weight, lambda: gradient.t() @ x)
@@ -136,7 +147,7 @@ def _product(rows: int, columns: int, inner: int, device: torch.device, dtype: t
 
 
 def _all_reduce(size: int, device: torch.device) -> float:
-    """Least seconds of an all-reduce of that many bytes over all ranks, which run it together."""
+    """Return the shortest seconds of an all-reduce of that many bytes over all ranks, which call it together."""
     tensor = torch.zeros(size // 4, device=device)
     dist.all_reduce(tensor)
     found = []
@@ -149,9 +160,12 @@ def _all_reduce(size: int, device: torch.device) -> float:
 
 
 def _step(asked: dict[str, Any], layout: dict[str, Any], device: Device, rounds: int) -> list[float]:
-    """[least, median] seconds of a step of that job under that layout, without the first two, the least of this
-    process's own, which others that run here do not lengthen, and by how much a step takes longer than its least in the
-    mean, as a share of it. Of a process that is alone the first two are its own."""
+    """Return figures of that job's step under that layout, without the first two steps.
+
+    They are the shortest and the median seconds, the shortest CPU seconds of this process, which other processes do not
+    affect, and the mean relative delay of a step over its shortest. For a single process, the first two are CPU seconds
+    too.
+    """
     spec, chosen = job(**asked), Layout.from_json(layout)
     size, length = spec.workload.changes["vocab_size"], spec.data.sequence_length
     workload = load(
@@ -183,7 +197,9 @@ def _step(asked: dict[str, Any], layout: dict[str, Any], device: Device, rounds:
 
 
 def _delay(seconds: list[float]) -> float:
-    """The mean of what exponentially distributed seconds are beyond their least, by the least of so few: that is
-    itself a part of the mean beyond it."""
+    """Return the mean excess of exponentially distributed delays over their minimum, as a share of the minimum.
+
+    The minimum of n samples exceeds the true one by 1/n of the mean excess, hence the factor n / (n - 1).
+    """
     least, count = min(seconds), len(seconds)
     return (statistics.fmean(seconds) - least) * count / (count - 1) / least

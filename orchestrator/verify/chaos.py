@@ -1,7 +1,7 @@
-"""Chaos: inject faults into runs, and check that each stays the same run.
+"""Chaos: inject faults into runs, and check that each result equals the undisturbed run.
 
-The job is trained once undisturbed and once for each fault, on real Ray nodes of this machine. Compared are the
-receipt of every step, the losses, and whether processes or resources are left over.
+The job is trained once undisturbed and once for each fault, on real Ray nodes of this machine. The comparison covers
+the receipt of every step, the losses, and leftover processes and resources.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from orchestrator.verify.comparison import RunComparison, RunEnd, compare, lefto
 
 CLUSTER = "chaos"
 TRIAL_TIMEOUT = 2700.0
-"""Most seconds for one run, with all its faults."""
+"""The maximum seconds of one run, with all its faults."""
 STANDARD = (
     "kill@1:{a}", "kill@0:{a}", "stop@1:{a}", "raise@0:{a}", "slow@1:{a}=0.2", "nan@0:{a}", "driver@{a}",
     "controller@{a}", "node@1:{a}", "drain@1:{a}", "flip@{a}", "torn@{a}", "outage@{a}=2",
@@ -48,9 +48,9 @@ STANDARD = (
 def expand(
     faults: Sequence[str], randoms: int, seed: int, resources: ResourceSpec, train: TrainSpec
 ) -> list[tuple[str, ...]]:
-    """The faults of each disturbed run: one run for each named fault, and one for all random ones.
+    """Return the faults of each disturbed run: one run for each named fault, and one for all random ones.
 
-    Raises InputError for a text that is no fault, and for a step or rank that the job does not have.
+    Raises InputError for an invalid fault, and for a step or rank that the job does not have.
     """
     steps, world = train.steps, resources.workers.max
     if not faults and not randoms:
@@ -83,7 +83,7 @@ def _random(count: int, seed: int, steps: int, world: int) -> Iterator[str]:
             f"raise train.steps above {2 * count}",
         )
     generator = random.Random(seed)
-    # Never at two consecutive steps: the step at which a rank was is known to within one.
+    # Never two consecutive steps: the step that a rank had reached is known only to within one.
     at_steps = sorted(generator.sample(range(2, steps + 1, 2), count))
     for step in at_steps:
         kind = generator.choices(["kill", "stop", "raise"], [8, 1, 1])[0]
@@ -98,8 +98,8 @@ def chaos(
 ) -> list[RunComparison]:
     """Train undisturbed and then with faults, on a local cluster with one node for each worker.
 
-    `report` gets a line when a part begins and each comparison when it is done. Raises InputError if another chaos
-    is running on this machine: each removes what an earlier one has left.
+    `report` gets a line when a part begins and each comparison when it is done. Raises InputError if another chaos runs
+    on this machine, because each removes the leftovers of earlier ones.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -123,7 +123,7 @@ def _chaos(
     down(CLUSTER)
     cluster = up(CLUSTER, [node] * world)
     try:
-        # Through the head: any other node may be killed, and its end would be that of this process too.
+        # Connect through the head: any other node may be killed, which would end this process too.
         head = cluster.address.partition(":")[0]
         with open(runs / "ray.log", "w") as news, connected_ray(cluster.address, node=head, output=news):
             report("the undisturbed run")
@@ -134,7 +134,7 @@ def _chaos(
                     str(undisturbed.folder),
                     "fix the job first",
                 )
-            # What was chosen for it is not chosen anew for those that are compared with it.
+            # Automatic choices of the first run also apply to the runs that are compared with it.
             job.write_text(dump(as_its_run(load(job), undisturbed.run_dir)))
             comparisons = []
             for number, faults in enumerate(disturbed):
@@ -150,7 +150,9 @@ def _chaos(
 
 
 def _job(spec: JobSpec, runs: Path) -> Path:
-    """The job with many restarts, and without exports, tracking, messages, labels and limits of time and cost."""
+    """Return the job with many restarts, and without exports, tracking, messages, labels, and
+    limits of time and cost.
+    """
     spec = spec.model_copy(update={"evaluate": without_tasks(spec.evaluate, spec.set_names)})
     changed = dict.fromkeys(("tracking", "notify", "sinks", "limits.hours", "limits.cost_usd"))
     changed |= {f"checkpoint.{key}": value for key, value in NO_EXPORT.items()}
@@ -161,9 +163,9 @@ def _job(spec: JobSpec, runs: Path) -> Path:
 
 
 class ChaosRun:
-    """A run in a folder of its own, with the faults that are injected into it.
+    """A run in its own folder, with the faults that are injected into it.
 
-    Faults of ranks are given to the command; those from outside are applied here.
+    Rank faults are passed to the command; this process applies external ones.
     """
 
     def __init__(self, job: Path, folder: Path, cluster: LocalCluster, faults: Sequence[str]) -> None:
@@ -177,7 +179,7 @@ class ChaosRun:
         self.ended, self.seconds = "not started", 0.0
 
     def run(self) -> str:
-        """Run the command until the run has ended, again after each fault that ends it. Return the outcome."""
+        """Run the command until the run has ended, restarting it after each fault that ends it. Return the outcome."""
         began = time.monotonic()
         with open(self.folder.with_suffix(".log"), "w") as log:
             while True:
@@ -199,11 +201,11 @@ class ChaosRun:
         return self.ended
 
     def rows(self) -> list[Row]:
-        """The metrics rows, one per step."""
+        """Return the metrics rows, one per step."""
         return self.run_dir.rows(METRICS)
 
     def end(self) -> RunEnd:
-        """The compared values: rows, events, duration, and leftover processes and files."""
+        """Return the compared values: rows, events, duration, and leftover processes and files."""
         left = leftovers_of(self._cluster.folder)
         events = self.run_dir.rows(EVENTS)
         return RunEnd(

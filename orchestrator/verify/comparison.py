@@ -24,10 +24,10 @@ LEAVING = 10.0
 
 @dataclass(frozen=True)
 class RunEnd:
-    """A run that has ended, as it is compared.
+    """The state of a run that has ended, for the comparison.
 
-    `outcome` is how it ended, `seconds` its duration, `fault_times` when faults were applied from outside, in unix
-    seconds, `left` the processes and placement groups that are still there.
+    `outcome` is how it ended, `seconds` its duration, `fault_times` when external faults were applied, in unix seconds,
+    `left` the processes and placement groups that still exist.
     """
 
     outcome: str
@@ -40,11 +40,11 @@ class RunEnd:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """The comparison of a run with faults to the undisturbed one.
+    """The comparison of a run with faults with the undisturbed one.
 
-    `receipt` and `losses` are "same" or say what differs; `back_after` is seconds from fault to next new step, None
-    if training never paused; `left` is what still ran or was held afterwards; `missed` counts faults that did not
-    happen, in which case nothing is proved.
+    `receipt` and `losses` are "same" or the difference; `back_after` is the seconds from a fault to the next new step,
+    None if training never paused; `left` is what still ran or was held afterwards; `missed` counts faults that did not
+    happen, in which case the comparison proves nothing.
     """
 
     fault: str
@@ -61,13 +61,13 @@ class RunComparison:
 
     @property
     def held(self) -> bool:
-        """Whether both are the same run."""
+        """Return whether both runs are the same."""
         same = self.receipt in ("same", "as on record") and not self.losses.startswith("differ")
         return self.ended == "done" and same and not self.left and not self.missed
 
 
 def compare(fault: str, run: RunEnd, reference: list[Row], injected: Sequence[str]) -> RunComparison:
-    """Compare a run into which the faults `injected` were put with the rows of the undisturbed one."""
+    """Compare a run that got the faults `injected` with the rows of the undisturbed run."""
     rows, events = run.rows, run.events
     faults = [event for event in events if event.get("first_fault")]
     return RunComparison(
@@ -90,7 +90,7 @@ def _receipts(rows: list[Row], reference: list[Row], events: list[Row]) -> str:
     if receipts == [row["samples"] for row in reference]:
         return "same"
     if len(receipts) == len(reference) and any(event.get("skipped") for event in events):
-        return "as on record"  # samples were skipped after an instability, as events and manifests record
+        return "as on record"  # events and manifests record samples skipped after an instability
     differs = next(
         (
             n
@@ -118,7 +118,7 @@ def _losses(rows: list[Row], reference: list[Row]) -> str:
 
 
 def _back_after(run: RunEnd, events: list[Row], rows: list[Row]) -> float | None:
-    """Seconds from a fault to the next new step, the longest of all faults; None without faults."""
+    """Return the seconds from a fault to the next new step, the longest of all faults; None without faults."""
     found = []
     for number, event in enumerate(events):
         if event.get("first_fault"):
@@ -131,9 +131,9 @@ def _back_after(run: RunEnd, events: list[Row], rows: list[Row]) -> float | None
 
 
 def leftovers_of(folder: str) -> tuple[str, ...]:
-    """Ranks, checkpoint writers and placement groups of the cluster in `folder` that remain after LEAVING seconds.
+    """Return the cluster's ranks, checkpoint writers and placement groups that remain after LEAVING seconds.
 
-    This process must be connected to that cluster.
+    `folder` is the folder of the cluster, to which this process must be connected.
     """
     deadline = time.monotonic() + LEAVING
     while (found := (*_processes(folder), *_placement_groups())) and time.monotonic() < deadline:
@@ -142,7 +142,7 @@ def leftovers_of(folder: str) -> tuple[str, ...]:
 
 
 def _processes(folder: str) -> list[str]:
-    """Processes of ranks and of checkpoint writers that belong to the cluster."""
+    """Return the processes of ranks and of checkpoint writers that belong to the cluster."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -166,5 +166,5 @@ def _placement_groups() -> list[str]:
 
 
 def to_json(comparisons: Sequence[RunComparison]) -> list[dict[str, Any]]:
-    """Each comparison as plain data, with whether it is the same run (`held`)."""
+    """Return each comparison as plain data, with `held`: whether it is the same run."""
     return [{**dataclasses.asdict(found), "held": found.held} for found in comparisons]

@@ -1,4 +1,4 @@
-"""The profile of this machine's processors refined by a run that has ended."""
+"""Refine the profile of this machine's processors by a finished run."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from orchestrator.storage.row_line import METRICS, Row
 from orchestrator.storage.run_directory import RunDir
 
 ONCE = 1.25
-"""How many times larger or smaller one run may make a figure."""
+"""The largest factor by which one run may change a figure."""
 TOGETHER = 2.0
-"""And all runs together, of what was measured by calibration."""
+"""The largest factor by which all runs together may change a calibrated figure."""
 SLOWS: Mapping[str, tuple[tuple[str, int], ...]] = {
     "compute": (
         ("peak.fp32", -1),
@@ -47,8 +47,9 @@ SLOWS: Mapping[str, tuple[tuple[str, int], ...]] = {
     ),
     "delay": (("delay.value", 1),),
 }
-"""By part of a step, and by the delay of a rank, the figures that it is predicted by, and whether it takes longer with
-more (1) or less (-1) of each."""
+"""The profile's figures that predict each part of a step and a rank's delay, and whether a larger figure makes the part
+slower (1) or faster (-1).
+"""
 
 
 def refined(
@@ -57,9 +58,11 @@ def refined(
     measured: Mapping[str, float],
     record: Mapping[str, Any],
 ) -> Profile:
-    """The profile after a run of which these seconds by part were measured, where it predicts those, and under `delay`
-    the share by which a rank's seconds are beyond its least; `record` says when, by whom, of which run and how many
-    steps."""
+    """Return the profile after a run with these measured seconds for each predicted part.
+
+    Each figure moves by the square root of measured / predicted, limited by ONCE and TOGETHER. Under `delay`, both
+    mappings have a rank's relative delay. `record` holds the time, the user, the run and its number of steps.
+    """
     ratios = {
         part: measured[part] / predicted[part]
         for part in SLOWS
@@ -69,7 +72,7 @@ def refined(
     bandwidth = profile.memory_bandwidth.value
     for part, ratio in ratios.items():
         factor = _moved(ratio)
-        if part == "optimizer":  # whose share is of a bandwidth that has moved already
+        if part == "optimizer":  # its share refers to a bandwidth that has already moved
             factor /= bandwidth / _value(document, "memory_bandwidth.value")
         for key, sign in SLOWS[part]:
             if document[key.partition(".")[0]] is None:
@@ -84,8 +87,10 @@ def refined(
 
 
 def undone(profile: Profile) -> Profile:
-    """The profile as it was before the last run that has refined it. Raises ValueError if none has, InputError if its
-    record is damaged."""
+    """Return the profile as it was before the last refinement.
+
+    Raises ValueError if no run has refined it, InputError if its record is damaged.
+    """
     if not profile.refined:
         raise ValueError("no run has refined it")
     found = profile.model_copy(update={"refined": profile.refined[:-1]})
@@ -107,7 +112,7 @@ def _moved(ratio: float) -> float:
 
 
 def _bounded(profile: Profile, key: str, before: float, after: float) -> float:
-    """`after`, within TOGETHER of what the figure was before any run; a share grows to 1 at most."""
+    """Limit `after` to within TOGETHER of the calibrated figure. A share grows at most to 1."""
     begun = next((c.before for entry in profile.refined for c in entry.changes if c.figure == key), before)
     most = min(begun * TOGETHER, max(begun, 1.0)) if "share" in key else begun * TOGETHER
     return min(max(after, begun / TOGETHER), most)
@@ -129,14 +134,14 @@ def _set(document: dict[str, Any], key: str, value: float) -> None:
 
 
 FEWEST = 20
-"""Steps of a run that say something."""
+"""The minimum number of steps of a run that refines a profile."""
 MOST = 10_000
-"""Steps of which the delay of a rank is read off."""
+"""The maximum number of steps from which a rank's delay is computed."""
 CALIBRATE = "run orchestrator calibrate first"
 
 
 def refine(spec: JobSpec, run: RunDir, path: Path) -> Profile:
-    """The profile in the file `path` after this run, which is to have ended. Raises InputError."""
+    """Return the profile in the file `path`, refined by this finished run. Raises InputError."""
     profile = _profile(path)
     summary, plan = run.read_json_or_empty("summary.json"), run.read_json_or_empty("plan.json")
     means, chosen = summary.get("step_parts") or {}, dict(plan.get("chosen") or {})
@@ -157,7 +162,7 @@ def refine(spec: JobSpec, run: RunDir, path: Path) -> Profile:
     time = predict(spec, resolve(spec).shape, layout, machine).time
     late = summary.get("late_seconds")
     measured, predicted = measured_parts(means, late), {**time.to_json(), "delay": profile.delay.value}
-    if late is None:  # waiting for the last rank is among what rank 0 has measured of communication
+    if late is None:  # rank 0's communication time then includes waiting for the last rank
         predicted["communication"] += time.stragglers
     measured["delay"] = delay_of(line.row for line in run.log(METRICS).backward() if line.row is not None)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -166,7 +171,7 @@ def refine(spec: JobSpec, run: RunDir, path: Path) -> Profile:
 
 
 def _who() -> str:
-    """The name of the user; of one without a name, as in a container, the number."""
+    """Return the user's name, or the user id if there is no name, as in a container."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -174,8 +179,11 @@ def _who() -> str:
 
 
 def delay_of(newest_first: Iterable[Row]) -> float:
-    """By how much rank 0 has computed longer than its least in the mean of the newest gang's steps but the first, as a
-    share of that; 0 of too few steps. The least is the twentieth part that is shortest: a single one may be odd."""
+    """Return rank 0's mean delay over its shortest computation, as a share of it; 0 for too few steps.
+
+    It covers the steps of the newest gang except the first. The shortest computation is the 5 % quantile, because a
+    single step may be an outlier.
+    """
     attempt, found = None, list[float]()
     for row in newest_first:
         attempt = attempt or row.get("attempt")
@@ -189,7 +197,7 @@ def delay_of(newest_first: Iterable[Row]) -> float:
 
 
 def undo(path: Path) -> Profile:
-    """The profile in the file `path` as it was before the last run that has refined it. Raises InputError."""
+    """Return the profile in the file `path` as it was before the last refinement. Raises InputError."""
     try:
         return undone(_profile(path))
     except ValueError as error:
@@ -197,7 +205,7 @@ def undo(path: Path) -> Profile:
 
 
 def _check_machine(ran_on: Mapping[str, Any], run: RunDir) -> None:
-    """Refuse a run of another kind of machine; of another machine of the same kind it says as much."""
+    """Raise InputError for a run of another kind of machine."""
     here, kind = this_machine(), ("processor", "cores")
     if not all(ran_on.get(key) for key in kind):
         raise InputError("does not say on which machine it ran", run.uri, "name a run of this version")

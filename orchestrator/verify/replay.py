@@ -33,9 +33,9 @@ TIMEOUT = 600.0
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """For each replayed step a row {step, recorded, replayed, verdict}: both losses, and "same" or what differs.
+    """The rows {step, recorded, replayed, verdict} of the replayed steps: both losses, and "same" or the difference.
 
-    `start` is the step of the commit from which it was replayed.
+    `start` is the step of the commit from which the replay began.
     """
 
     start: int
@@ -43,19 +43,19 @@ class ReplayResult:
 
     @property
     def same(self) -> bool:
-        """Whether all steps equal the record."""
+        """Return whether all steps equal the record."""
         return bool(self.rows) and all(row["verdict"] == "same" for row in self.rows)
 
     @property
     def line(self) -> str:
-        """The result in one line."""
+        """Return the result in one line."""
         if self.same:
             return f"{len(self.rows)} steps replayed: receipts equal, losses equal to the last bit"
         bad = [str(row["step"]) for row in self.rows if row["verdict"] != "same"]
         return f"the replay differs at step {', '.join(bad)}"
 
     def to_json(self) -> dict[str, Any]:
-        """The result as plain data."""
+        """Return the result as plain data."""
         return {**asdict(self), "same": self.same, "line": self.line}
 
 
@@ -73,7 +73,7 @@ def replay(spec: JobSpec, run: RunDir, step: int | None, steps: int) -> ReplayRe
 
 
 def _recorded(run: RunDir, step: int) -> dict[int, Row]:
-    """The rows after a step."""
+    """Return the rows after a step."""
     return {row["step"]: row for row in run.log(METRICS).after(step)}
 
 
@@ -85,7 +85,7 @@ def _replayed(spec: JobSpec, run: RunDir, start: int, steps: int) -> ReplayResul
         raise InputError(
             f"the layout of step {first}, {layout_text}, is not on record", run.uri, "choose another --step"
         )
-    # what thaws after a step is trained on from the commit of that step, which a replay does not make
+    # When parameters thaw, a run restores the commit of that step. A replay makes no commits.
     beyond = min((step for step in spec.train.thaw if step >= first), default=first + steps) + 1
     replayable = itertools.takewhile(
         lambda n: n in recorded and recorded[n]["layout"] == layout_text,
@@ -137,7 +137,7 @@ def _choose(store: Store, recorded: dict[int, Row], step: int | None) -> int:
 
 
 def _layouts(run: RunDir, manifest: CommitManifest) -> list[dict[str, Any]]:
-    """The recorded layouts with their texts: the layout of the checkpoint, and those of all starts."""
+    """Return the recorded layouts with their texts: the layout of the checkpoint, and those of all starts."""
     known = [manifest.meta["layout"]]
     known += [event["layout"] for event in run.rows("events.jsonl") if event.get("layout")]
     return [{**layout, "text": str(Layout.from_json(layout))} for layout in known]

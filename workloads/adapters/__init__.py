@@ -1,1 +1,1 @@
-"""Which parameters of a model are trained, and small ones that are trained beside others that are not."""
+"""Select which parameters of a model are trained, and add small trained parameters (adapters) to frozen models."""

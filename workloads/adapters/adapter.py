@@ -1,4 +1,4 @@
-"""An adapter of a model of this project: which tensors it adds, how they begin, and how they may be cut."""
+"""Adapters of this project's models: the tensors that they add, their initial values, and how they are sharded."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ from workloads.model.transformer import Layer, Transformer
 
 
 class Prefix(nn.Module):
-    """Learned keys and values, each [kv_heads * head_dim, count], which every token attends to; column i is that of
-    position i, before the tokens, which begin at position `count`."""
+    """Learned keys and values, each [kv_heads * head_dim, count], that every token attends to.
+
+    Column i belongs to position i. The tokens follow from position `count` on.
+    """
 
     def __init__(self, width: int, head_dim: int, count: int) -> None:
         super().__init__()
@@ -36,17 +38,17 @@ class Prefix(nn.Module):
         self.head_dim = head_dim
 
     def forward(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, kv_heads, L, D] of tokens, with those of the prefix before them."""
+        """Prepend the prefix to the tokens' keys and values [B, kv_heads, L, D]."""
         return self._before(self.key, key), self._before(self.value, value)
 
     def _before(self, learned: Tensor, of_tokens: Tensor) -> Tensor:
-        # As many heads as a tensor-parallel rank has.
+        # A tensor-parallel rank has only some of the heads.
         heads = learned.unflatten(0, (-1, self.head_dim)).transpose(1, 2).to(of_tokens.dtype)
         return torch.cat((heads.expand(len(of_tokens), -1, -1, -1), of_tokens), dim=2)
 
 
 def add_prefixes(model: nn.Module, config: TransformerConfig, count: int) -> None:
-    """Give each attention of a model a prefix. Raises WorkloadError if the model can have none."""
+    """Add a prefix to each attention of a model. Raises WorkloadError if the model does not support prefixes."""
     for reason, wrong in (
         ("it has two stacks", config.architecture == "encoder-decoder" or bool(config.generator)),
         ("its layers share weights", config.shared_layers),
@@ -67,7 +69,7 @@ def add_prefixes(model: nn.Module, config: TransformerConfig, count: int) -> Non
 
 
 class Bottleneck(nn.Module):
-    """x + up(gelu(down(x))), of a sub-layer's output before it is added to the residual."""
+    """Computes x + up(gelu(down(x))) on a sub-layer's output, before the residual addition."""
 
     def __init__(self, size: int, narrow: int) -> None:
         super().__init__()
@@ -75,12 +77,12 @@ class Bottleneck(nn.Module):
         self.up = nn.Linear(narrow, size)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, L, size] to the same."""
+        """Map [B, L, size] to [B, L, size]."""
         return x + self.up(F.gelu(self.down(x)))
 
 
 def add_bottlenecks(model: nn.Module, hidden: int, narrow: int) -> None:
-    """Give each layer of a model two: behind its attention and behind its feed-forward."""
+    """Add two bottlenecks to each layer of a model: after its attention and after its feed-forward network."""
     for layer in model.modules():
         if isinstance(layer, Layer):
             layer.attention_adapter = Bottleneck(hidden, narrow)
@@ -89,9 +91,9 @@ def add_bottlenecks(model: nn.Module, hidden: int, narrow: int) -> None:
 
 LOW_RANK = ("lora", "rslora", "dora")
 A, B, LENGTH = ".lora_a.weight", ".lora_b.weight", ".magnitude.weight"
-"""How the names of the tensors end that a low-rank adapter adds to a linear layer."""
+"""Suffixes of the tensors that a low-rank adapter adds to a linear layer."""
 PROMPTS = ("prompt", "p_tuning")
-"""Kinds with vectors before the tokens, at the input alone."""
+"""The kinds that put vectors before the tokens at the input only."""
 PROMPT = "prompt.weight"
 KEY, VALUE = ".prefix.key", ".prefix.value"
 PREFIX_STD = 0.02
@@ -102,13 +104,15 @@ Read = Callable[[str], Tensor]
 
 @dataclass(frozen=True)
 class Adapter:
-    """What is trained beside a base whose own weights are not.
+    """A set of trained parameters on top of a frozen base model.
 
-    kind: one of LOW_RANK; prefix, `rank` keys and values in every layer; one of PROMPTS, `rank` vectors at the input;
-    houlsby, bottlenecks of width `rank`, beside which the layers' norms are trained; or bitfit, which adds nothing and
-    trains the biases (Ben Zaken et al., 2022). targets are patterns of names of linear layers; what a low-rank adapter
-    adds is scaled by alpha / rank, or alpha / sqrt(rank) if it is rank-stabilised. quantise: whether the linear layers
-    of the base are in 4 bits, see `workloads.adapters.nf4`.
+    Attributes:
+        kind: one of LOW_RANK; `prefix`, `rank` keys and values in every layer; one of PROMPTS, `rank` vectors at the
+            input; `houlsby`, bottlenecks of width `rank`, which also trains the layers' norms; or `bitfit`, which adds
+            nothing and trains the biases (Ben Zaken et al., 2022).
+        targets: name patterns of linear layers. A low-rank adapter scales its product by alpha / rank, or by alpha /
+            sqrt(rank) if it is rank-stabilised.
+        quantise: whether the base's linear layers are stored in 4 bits, see `workloads.adapters.nf4`.
     """
 
     kind: str
@@ -119,12 +123,14 @@ class Adapter:
 
     @property
     def scale(self) -> float:
-        """The factor of B A."""
+        """Return the factor of the product B A."""
         return self.alpha / (self.rank**0.5 if self.kind == "rslora" else self.rank)
 
     def apply(self, model: nn.Module, config: TransformerConfig) -> None:
-        """Put it into a model of that configuration. Raises WorkloadError if a pattern matches no linear layer, or the
-        model can have none of its kind."""
+        """Add the adapter to a model of that configuration.
+
+        Raises WorkloadError if a pattern matches no linear layer, or if the model does not support this kind.
+        """
         if self.kind not in LOW_RANK:
             if self.kind == "houlsby":
                 add_bottlenecks(model, config.hidden, self.rank)
@@ -141,7 +147,7 @@ class Adapter:
             replace(self, targets=tuple(plain)).adapt(model, layers)
 
     def _adapt_experts(self, model: nn.Module, patterns: Sequence[str]) -> None:
-        """Give matrices to the stacked weights of experts that patterns match, which say `experts`."""
+        """Add low-rank pairs to the stacked expert weights that the patterns match, as in `experts`."""
         if self.kind == "dora":
             raise WorkloadError("dora has no lengths of the rows of stacked experts; use lora")
         stacks = {name: module for name, module in model.named_modules() if isinstance(module, Experts)}
@@ -156,8 +162,9 @@ class Adapter:
             add_to_experts(stacks[stack], part, self.rank, self.scale)
 
     def adapt(self, model: nn.Module, layers: Collection[str]) -> None:
-        """Give matrices to those of these linear layers of a model that are targets. Raises WorkloadError if a pattern
-        matches none."""
+        """Add low-rank pairs to the targets among these linear layers. Raises WorkloadError if a pattern matches no
+        layer.
+        """
         for name in sorted(matching(self.targets, layers, "linear layer")):
             parent, _, leaf = name.rpartition(".")
             layer = model.get_submodule(name)
@@ -166,13 +173,13 @@ class Adapter:
             setattr(model.get_submodule(parent), leaf, adapted)
 
     def trains(self, name: str) -> bool:
-        """Whether it trains the parameter `name`, other than a head that is new."""
+        """Return whether the adapter trains the parameter `name`. Newly initialised heads are trained in any case."""
         if self.kind == "bitfit":
             return name.endswith("bias")
         return self.adds(name) or (self.kind == "houlsby" and LAYER_NORM.search(name) is not None)
 
     def adds(self, name: str) -> bool:
-        """Whether the tensor `name` is no tensor of the base."""
+        """Return whether the tensor `name` belongs to the adapter and not to the base."""
         if self.kind == "houlsby":
             return "_adapter." in name
         if self.kind == "prefix":
@@ -183,21 +190,21 @@ class Adapter:
 
     @property
     def positions(self) -> int:
-        """Positions that it takes from the tokens."""
+        """Return the number of positions that the adapter takes from the tokens."""
         return self.rank if self.kind in ("prefix", *PROMPTS) else 0
 
     @property
     def merges(self) -> bool:
-        """Whether there is a plain model that computes the same."""
+        """Return whether the adapter can be merged into a plain model that computes the same."""
         return self.kind not in ("houlsby", "prefix", *PROMPTS)
 
     def initial(self, name: str, shape: torch.Size, seed: int, base: Read) -> Tensor:
-        """The initial value of a tensor that it adds, fp32 on CPU: what the model computes does not change, or hardly.
+        """Return the initial value of an added tensor, fp32 on CPU. The model's outputs change little or not at all.
 
-        B is zero, and A normal with the variance of the reference implementation's uniform values (peft's
-        kaiming_uniform with a = sqrt(5)): one in three times the inputs. Bottlenecks begin near the identity, with a
-        standard deviation of 0.01 (Houlsby et al., section 3.6). Prompts begin as vectors of drawn tokens (Lester et
-        al., section 3.2). `base` gives the tensors of the base.
+        B is zero. A is normal with the variance of peft's uniform values, kaiming_uniform with a = sqrt(5): 1 / (3 *
+        inputs). Bottlenecks begin near the identity, with a standard deviation of 0.01 (Houlsby et al., section 3.6).
+        Prompts begin as the vectors of randomly drawn tokens (Lester et al., section 3.2). `base` returns the tensors
+        of the base.
         """
         if self.kind == "prefix":
             return normal(seed, name, shape).mul_(PREFIX_STD)
@@ -220,7 +227,7 @@ class Adapter:
         return base(name.removesuffix(LENGTH) + ".weight").norm(dim=1)
 
     def merged(self, name: str, names: Mapping[str, object], read: Read) -> Tensor:
-        """The tensor `name` of a plain model that computes what the adapted one does, whose tensors are `names`."""
+        """Return the tensor `name` of the merged model. `names` are the tensors of the adapted model."""
         module, weight = name.removesuffix(".weight"), read(name)
         if f"{name}{EXPERTS_A}" in names:
             return merged(weight, read(f"{name}{EXPERTS_A}"), read(f"{name}{EXPERTS_B}"), self.scale, None)
@@ -231,9 +238,9 @@ class Adapter:
 
 
 def quantised(model: nn.Module) -> frozenset[str]:
-    """The weights of the linear layers of a model's blocks, which a base has in 4 bits.
+    """Return the weights of the linear layers in a model's blocks, which a quantised base stores in 4 bits.
 
-    Raises WorkloadError if they cannot be.
+    Raises WorkloadError if they cannot be quantised.
     """
     if any(isinstance(module, Experts) for module in model.modules()):
         raise WorkloadError(
@@ -251,15 +258,15 @@ def quantised(model: nn.Module) -> frozenset[str]:
 
 
 def linear_layers(model: nn.Module) -> list[str]:
-    """The names of the plain linear layers of a model."""
+    """Return the names of a model's plain linear layers."""
     return [name for name, module in model.named_modules() if type(module) is nn.Linear]
 
 
 def styles_with(styles: Mapping[str, str]) -> dict[str, str]:
-    """The styles of a workload with those of adapters, see `Workload.sharding`.
+    """Add the adapter's sharding styles to those of a workload, see `Workload.sharding`.
 
-    Of a layer that is cut over its outputs B is cut so too, over its inputs A. The other one every rank has whole, and
-    sees a part of its gradient.
+    If a layer is sharded over its outputs, so is B; if over its inputs, so is A. The other factor is replicated, and
+    each rank computes only a part of its gradient.
     """
     found = {**styles, "*layers.*_adapter.*": "sequence", "*attention.prefix": "column"}
     for pattern, style in styles.items():
@@ -279,5 +286,5 @@ def check_has_biases(kind: str, names: Mapping[str, object], model: str) -> None
 
 
 def merged_reader(adapter: Adapter, names: Mapping[str, object], read: Read) -> Read:
-    """Reads the tensors of the plain model, see `Adapter.merged`."""
+    """Return a reader of the merged model's tensors, see `Adapter.merged`."""
     return partial(adapter.merged, names=names, read=read)

@@ -17,11 +17,11 @@ from workloads.workload import Workload
 SHOWN = 3
 """Maximum number of names that a message suggests."""
 ALL = "all-linear"
-"""peft's word for all linear layers."""
+"""peft's name for all linear layers."""
 
 
 class Unmatched(WorkloadError):
-    """`pattern` matches none of `names`; `what` says what they are names of, for the message."""
+    """A pattern that matches none of `names`. The message calls the names `what`."""
 
     def __init__(self, pattern: str, what: str, names: Collection[str]) -> None:
         self.pattern = pattern
@@ -49,7 +49,7 @@ def matching(patterns: Iterable[str], names: Collection[str], what: str) -> froz
     """Return the names that at least one of the patterns (fnmatch) matches.
 
     Raises:
-        Unmatched: if a pattern matches no name. Its message says `what` the names are.
+        Unmatched: if a pattern matches no name. The message calls the names `what`.
     """
     matches: set[str] = set()
     for pattern in patterns:

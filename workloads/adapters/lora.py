@@ -1,4 +1,4 @@
-"""Low-rank adapters: what is learned of a linear layer is a product of two narrow matrices.
+"""Low-rank adapters: the learned change of a linear layer is a product of two narrow matrices.
 
 LoRA (Hu et al., 2021, section 4.1), rank-stabilised LoRA (Kalajdzievski, 2023, theorem 3.2) and DoRA (Liu et al., 2024,
 equation 5).
@@ -20,7 +20,7 @@ EXPERTS_A, EXPERTS_B = "_lora_a", "_lora_b"
 
 
 class Factor(nn.Module):
-    """One of the two matrices: a linear map [out, in] without a bias."""
+    """One of the two low-rank factors: a linear map [out, in] without a bias."""
 
     def __init__(self, out: int, size: int) -> None:
         super().__init__()
@@ -28,12 +28,12 @@ class Factor(nn.Module):
         self.product: Callable[..., Tensor] = F.linear
 
     def forward(self, x: Tensor) -> Tensor:
-        """[.., in] to [.., out]."""
+        """Map [.., in] to [.., out]."""
         return self.product(x, self.weight)
 
 
 class Magnitude(nn.Module):
-    """DoRA's length of each row of the weight."""
+    """DoRA's learned norm of each row of the weight."""
 
     def __init__(self, out: int) -> None:
         super().__init__()
@@ -45,11 +45,11 @@ class Magnitude(nn.Module):
 
 
 class LoraLinear(nn.Module):
-    """W x + scale * B A x + b, of a linear layer whose W and b keep their names; with a magnitude m, rows of
-    W + scale * B A have the length m.
+    """Computes W x + scale * B A x + b for a linear layer whose W and b keep their names.
 
-    Under tensor parallelism a rank has a part of W, and of A or of B. Where W is cut over its inputs, `gather` sums the
-    products of all ranks, and `total` the squares of their parts of each row; here they do nothing.
+    With a magnitude m (DoRA), the rows of W + scale * B A are rescaled to the norms m. Under tensor parallelism, a rank
+    has a shard of W, and of either A or B. If W is sharded over its inputs, `gather` sums the products over all ranks,
+    and `total` the squares of their parts of each row. Both are identities here.
     """
 
     def __init__(self, whole: nn.Linear, rank: int, scale: float, magnitude: bool) -> None:
@@ -65,9 +65,10 @@ class LoraLinear(nn.Module):
         self.total: Callable[[Tensor], Tensor] = _same
 
     def forward(self, x: Tensor) -> Tensor:
-        """[.., in] to [.., out]."""
+        """Map [.., in] to [.., out]."""
         y = self.product(x, self.weight) + self.lora_b(self.lora_a(x)) * self.scale
         if self.magnitude is not None:
+            # m / |row of W + scale * B A|, so each row has the norm m.
             y = y * self.magnitude(self._norms()).to(y.dtype)
         y = self.gather(y)
         return y if self.bias is None else y + self.bias.to(y.dtype)

@@ -1,7 +1,8 @@
-"""Weights that are not trained in 4 bits: NF4 (Dettmers et al., 2023, "QLoRA", section 3), by bitsandbytes.
+"""Frozen weights in 4 bits: NF4 (Dettmers et al., 2023, "QLoRA", section 3), by bitsandbytes.
 
-Blocks are of 64 numbers of a row, each with its largest absolute value in fp32: 4.5 bits a weight. Those are not
-quantised again: the constant of that second step would be of the whole tensor, of which a rank may have a part alone.
+A block is 64 elements of a row, with its largest absolute value in fp32 as scale: 4.5 bits per weight. The scales are
+not quantised again (double quantisation), because its constants depend on the whole tensor, and a rank may have only a
+part.
 """
 
 from __future__ import annotations
@@ -17,20 +18,22 @@ from torch import Tensor, nn
 from workloads.model.stored import Part, StoredTensor, whole
 
 BLOCK = 64
-"""Numbers that share a scale."""
+"""The number of elements that share a scale."""
 AT_ONCE = 2**18
-"""About how many numbers are quantised at a time: on a CPU bitsandbytes holds a hundred bytes for each."""
+"""The approximate number of elements that are quantised at a time. On a CPU bitsandbytes needs a hundred bytes for
+each.
+"""
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The codes, uint8 [out, in / 2], and scales, fp32 [out, in / 64], of a weight [out, in]."""
+    """Return the codes, uint8 [out, in / 2], and the scales, fp32 [out, in / 64], of a weight [out, in]."""
     rows, columns = weight.shape
     codes, scales = _operators().quantize_4bit(weight.float().contiguous(), BLOCK, "nf4", torch.uint8)
     return codes.view(rows, columns // 2), scales.view(rows, columns // BLOCK)
 
 
 def dequantise(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weight [out, in] of `quantise`'s codes and scales."""
+    """Return the weight [out, in] from the codes and scales of `quantise`."""
     shape = (len(codes), 2 * codes.shape[1])
     found: Tensor = _operators().dequantize_4bit(
         codes.view(-1, 1), scales.flatten(), BLOCK, "nf4", shape, dtype
@@ -39,13 +42,13 @@ def dequantise(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def rounded(weight: Tensor) -> Tensor:
-    """The weight [out, in] with the values that it has in 4 bits, fp32. Rounding them again changes nothing."""
+    """Round a weight [out, in] to its 4-bit values, fp32. Rounding is idempotent."""
     return dequantise(*quantise(weight), torch.float32)
 
 
 @dataclass(frozen=True)
 class RoundedTensor:
-    """A stored weight [out, in] as it is in 4 bits; parts of it are those of the whole, wherever they are cut."""
+    """A stored weight [out, in], rounded to 4 bits. Any part equals the same part of the whole rounded weight."""
 
     plain: StoredTensor
 
@@ -63,12 +66,12 @@ class RoundedTensor:
 
 
 def blocks_with(columns: slice) -> slice:
-    """The columns of the blocks that these are of."""
+    """Extend a range of columns to whole blocks."""
     return slice(columns.start // BLOCK * BLOCK, -(-columns.stop // BLOCK) * BLOCK)
 
 
 class QuantisedWeight(nn.Module):
-    """These columns of a weight with so many rows, in 4 bits, with the blocks around them."""
+    """A part of a weight in 4 bits: `rows` rows and some columns, stored with the whole blocks around these columns."""
 
     codes: Tensor
     scales: Tensor
@@ -82,7 +85,7 @@ class QuantisedWeight(nn.Module):
         self.register_buffer("scales", torch.empty(rows, width // BLOCK), persistent=False)
 
     def fill(self, stored: StoredTensor, rows: slice, columns: slice) -> None:
-        """Take a part of a stored weight, some rows at a time, so that little of it is held whole."""
+        """Quantise a part of a stored weight, a few rows at a time to save memory."""
         plain = stored.plain if isinstance(stored, RoundedTensor) else stored
         blocks = blocks_with(columns)
         step = max(1, AT_ONCE // (blocks.stop - blocks.start))
@@ -93,25 +96,25 @@ class QuantisedWeight(nn.Module):
             self.scales[at - rows.start : stop - rows.start].copy_(scales)
 
     def values(self, dtype: torch.dtype) -> Tensor:
-        """The weight [rows, columns]."""
+        """Return the dequantised weight [rows, columns]."""
         return dequantise(self.codes, self.scales, dtype)[:, self._inner]
 
 
 class QuantisedLinear(nn.Module):
-    """A linear layer whose weight is in 4 bits."""
+    """A linear layer with its weight in 4 bits."""
 
     def __init__(self, weight: QuantisedWeight, bias: nn.Parameter | None) -> None:
         super().__init__()
         self.weight, self.bias = weight, bias
 
     def forward(self, x: Tensor) -> Tensor:
-        """[.., in] to [.., out]."""
+        """Map [.., in] to [.., out]."""
         y = product(x, self.weight)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
 def product(x: Tensor, weight: QuantisedWeight) -> Tensor:
-    """[.., in] to [.., out]; what is kept for the backward pass is the 4 bits."""
+    """Map [.., in] to [.., out]. The backward pass keeps only the 4-bit weight."""
     kind = x.device.type
     if torch.is_autocast_enabled(kind):
         x = x.to(torch.get_autocast_dtype(kind))
@@ -120,7 +123,7 @@ def product(x: Tensor, weight: QuantisedWeight) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """A product with a weight that is made for it, and once more for the gradient of x."""
+    """A product with a weight that is dequantised in the forward pass, and again for the gradient of x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: QuantisedWeight) -> Tensor:
@@ -133,7 +136,7 @@ class _Product(torch.autograd.Function):
 
 
 def _operators() -> Any:
-    """Those of bitsandbytes."""
+    """Return the operators of bitsandbytes."""
     silence()
     import bitsandbytes  # noqa: F401
 
@@ -141,5 +144,7 @@ def _operators() -> Any:
 
 
 def silence() -> None:
-    """Before an import of bitsandbytes, which tells what this program does not use; peft imports it in any case."""
+    """Silence the import of bitsandbytes, which prints notes about features that this program does not use. peft
+    imports it too.
+    """
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

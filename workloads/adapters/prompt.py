@@ -1,7 +1,7 @@
-"""Learned vectors before the tokens, at the input alone.
+"""Learned vectors before the tokens, at the input only.
 
-Prompt tuning (Lester et al., 2021, section 2), and P-tuning (Liu et al., 2021, "GPT Understands, Too", section 3.2), of
-which a small network makes the vectors.
+Prompt tuning (Lester et al., 2021, section 2), and P-tuning (Liu et al., 2021, "GPT Understands, Too", section 3.2),
+which computes the vectors by a small network.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from workloads.model.transformer import Transformer
 
 
 class Prompt(nn.Module):
-    """`count` vectors of the size of a token's; with `network` what three linear layers make of them."""
+    """`count` vectors of the token embedding's size. With `network`, three linear layers transform them."""
 
     def __init__(self, count: int, size: int, network: bool) -> None:
         super().__init__()
@@ -26,12 +26,12 @@ class Prompt(nn.Module):
         self.first, self.second, self.last = (nn.Linear(size, size) if network else None for _ in range(3))
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Vectors of tokens [B, L, size] to [B, count + L, size], with those of the prompt before them."""
+        """Prepend the prompt to token vectors: [B, L, size] to [B, count + L, size]."""
         learned = self.vectors().to(vectors.dtype)
         return torch.cat((learned.expand(len(vectors), -1, -1), vectors), dim=1)
 
     def vectors(self) -> Tensor:
-        """Those of the prompt [count, size]."""
+        """Return the vectors of the prompt, [count, size]."""
         if self.first is None or self.second is None or self.last is None:
             return self.weight
         inner: Tensor = self.second(F.relu(self.first(self.weight)))
@@ -40,7 +40,7 @@ class Prompt(nn.Module):
 
 
 def add_prompt(model: nn.Module, config: TransformerConfig, count: int, network: bool) -> None:
-    """Give a model a prompt. Raises WorkloadError if it can have none."""
+    """Add a prompt to a model. Raises WorkloadError if the model does not support prompts."""
     for reason, wrong in (
         ("it has two stacks", config.architecture == "encoder-decoder" or bool(config.generator)),
         ("its attention has a window", bool(config.window)),
@@ -56,7 +56,7 @@ def add_prompt(model: nn.Module, config: TransformerConfig, count: int, network:
 
 @torch.no_grad()
 def prompt_vectors(read: Callable[[str], Tensor], network: bool) -> Tensor:
-    """The vectors [count, size] of a trained prompt, of whose tensors `read` gives each by its name in the model."""
+    """Return the vectors [count, size] of a trained prompt. `read` returns its tensors by their names in the model."""
     count, size = read("prompt.weight").shape
     made = Prompt(count, size, network)
     for name, parameter in made.named_parameters():

@@ -172,7 +172,7 @@ def _export_one(
     scaled = lambda name: read(name).detach().float() * folded(config, name)  # noqa: E731
     tensors = to_hf(family_of(config), config, shapes, scaled)
     write(tensors, folder)
-    # The configuration last: a folder that has it is complete.
+    # The configuration is written last, so a folder with a configuration is complete.
     hf_config.save_pretrained(folder)
     write_both_forms(folder)
 
@@ -199,7 +199,7 @@ def _parts(name: str, wanted: Any, found: Any) -> list[tuple[str, Any, Any]]:
 
 
 def _written(value: Any) -> str:
-    """A value as it is written in a job file."""
+    """Return a value as a job file writes it."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
 
 

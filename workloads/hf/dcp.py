@@ -200,7 +200,7 @@ class _View:
         return self._at
 
     def seekable(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def read(self, count: int = -1) -> bytes:
@@ -233,7 +233,7 @@ def write_dcp(shapes: Mapping[str, torch.Size], read: Callable[[str], Tensor], f
         """Keeps the location out of the metadata, because it is a draft's folder."""
 
         def storage_meta(self) -> StorageMeta:
-            """Nothing."""
+            """Return nothing."""
             return StorageMeta()
 
     blank = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}

@@ -1,4 +1,4 @@
-"""Conversion table of DeBERTa V2 and V3, whose attention is disentangled."""
+"""Conversion table of DeBERTa V2 and V3, which have disentangled attention."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from workloads.model.config import TransformerConfig
 from workloads.model.presets import PRESETS
 
 ATTENDS = {"c2p", "p2c"}
-"""Content to position and position to content."""
+"""Content-to-position and position-to-content attention."""
 
 
 def _read(hf_config: Any) -> dict[str, Any]:
-    """Most of what this class computes is said by keys that its configuration does not declare."""
+    """Return our fields. The class reads most of its options from keys that its configuration
+    class does not declare.
+    """
 
     def said(name: str, missing: Any) -> Any:
         return getattr(hf_config, name, missing)

@@ -37,8 +37,10 @@ def _typed(config: TransformerConfig) -> dict[str, Any]:
 def encoder_layers(
     prefix: str, query: str = "query", key: str = "key", value: str = "value", ours: str = ""
 ) -> tuple[Row, ...]:
-    """The layers of the encoder in the module `prefix`, whose projections have these names; `ours` stands before our
-    names."""
+    """Return the rows of the encoder layers in the module `prefix`, with these names of the projections.
+
+    `ours` is a prefix of our names.
+    """
     mine = f"{ours}layers.{{n}}."
     layer = f"{prefix}.encoder.layer.{{n}}."
     return (
@@ -54,7 +56,7 @@ def encoder_layers(
 
 
 def masked_head(dense: str, norm: str, decoder: str, bias: str) -> tuple[Row, ...]:
-    """A head of masked language modelling, whose bias may stand under a second name."""
+    """Return the rows of a head for masked language modelling. Its bias may be stored under a second name."""
     own = f"{decoder}.bias"
     return (
         *both("head.dense", dense),
@@ -65,7 +67,7 @@ def masked_head(dense: str, norm: str, decoder: str, bias: str) -> tuple[Row, ..
 
 
 def sentence_rows(ours: str, pooler: str, classifier: str) -> tuple[Row, ...]:
-    """A head that reads the first token through a pooler."""
+    """Return the rows of a head that reads the first token through a pooler."""
     return both(f"{ours}.dense", pooler) + both(f"{ours}.output", classifier)
 
 
@@ -76,7 +78,7 @@ _BERT_MASKED = masked_head(
 
 
 def _bert_heads(kind: str, body: str) -> dict[str, Head]:
-    """The heads of classes whose names begin with `kind` and whose body is the module `body`."""
+    """Return the heads of classes whose names begin with `kind` and whose body is the module `body`."""
     pooler = f"{body}.pooler.dense"
     both_losses = _BERT_MASKED + sentence_rows("sentence_head", pooler, "cls.seq_relationship")
     return {

@@ -216,7 +216,7 @@ def _check_values(
     for row in family.all_rows(config):
         if not row.untied:
             continue
-        # Tensors that transformers ties must be equal; otherwise only those that it computes with.
+        # Tied tensors must be equal. Without tying, only the tensors that transformers computes with are read.
         names = used(family, config, row) if ties(family, config) else row.untied
         found = {name: tensor for name in names if (tensor := read(name)) is not None}
         first = next(iter(found), "")

@@ -39,14 +39,14 @@ class Source(Protocol):
 
     @property
     def names(self) -> Sequence[str]:
-        """The names of all."""
+        """Return the names of all tensors."""
 
     @property
     def shapes(self) -> Mapping[str, Sequence[int]]:
-        """The shape of each."""
+        """Return the shape of each tensor."""
 
     def part(self, name: str, part: Part) -> Tensor:
-        """A part of one."""
+        """Return a part of a tensor."""
 
 
 class Unpacked:
@@ -62,7 +62,7 @@ class Unpacked:
 
     @cached_property
     def shapes(self) -> Mapping[str, Sequence[int]]:
-        """The shape of each."""
+        """Return the shape of each tensor."""
         found = dict(self._source.shapes)
         for base in self._packed:
             experts, out, groups = found[base + SCALES]
@@ -70,7 +70,7 @@ class Unpacked:
         return found
 
     def part(self, name: str, part: Part) -> Tensor:
-        """Return a part of one tensor. Of a packed tensor, only the groups that it touches are read."""
+        """Return a part of one tensor. Reads only the groups of a packed tensor that overlap the part."""
         if name not in self._packed:
             return self._source.part(name, part)
         experts, inputs, out = part

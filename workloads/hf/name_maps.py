@@ -248,7 +248,7 @@ def _head(known: NameMap, pattern: str, config: Mapping[str, Any]) -> int:
 
 
 def _pattern(name: str) -> tuple[str, str, str]:
-    """A name with {n} and {e} in place of its layer's and its expert's number, and these numbers."""
+    """Return a name with {n} and {e} for its layer's and its expert's number, and these numbers."""
     found = re.search(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", name)
     if not found:
         return name, "", ""
@@ -260,5 +260,5 @@ def _pattern(name: str) -> tuple[str, str, str]:
 
 
 def _is_state(name: str) -> bool:
-    """Whether a tensor is of the state of an optimiser, a schedule or a loader."""
+    """Return whether a tensor belongs to the state of an optimizer, a schedule or a data loader."""
     return name.startswith(("optim", "lr_scheduler", "scheduler", "dataloader", "train_state", "rng", "ema"))

@@ -1,4 +1,4 @@
-"""Conversion tables of Qwen's decoders with experts: Qwen2-MoE and Qwen3-MoE."""
+"""Conversion tables of Qwen's mixture-of-experts decoders: Qwen2-MoE and Qwen3-MoE."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ QWEN2_MOE = Family(
 
 
 def _read_qwen3_moe(hf_config: Any) -> dict[str, Any]:
-    # The class has this size, its configuration only where a file gives it.
+    # The class always has this size; its configuration has it only if a file sets it.
     size = {"head_dim": getattr(hf_config, "head_dim", None) or 0}
     return (
         read_rope(hf_config) | size | {"moe": _read_moe(hf_config), "output_bias": hf_config.attention_bias}

@@ -25,7 +25,7 @@ def _t5_attention(module: str, hf_module: str) -> tuple[Row, ...]:
 
 
 def _t5_side(side: str, feed: int) -> tuple[Row, ...]:
-    """`feed` is the number of the feed-forward among the sublayers of a block."""
+    """Return the rows of one stack. `feed` is the index of the feed-forward network among the sub-layers of a block."""
     prefix = f"{side}.layers.{{n}}."
     block = f"{side}.block.{{n}}.layer."
     return (
@@ -69,8 +69,9 @@ _LM_HEAD = one("head.weight", "lm_head.weight")
 
 
 def _read_t5(hf_config: Any) -> dict[str, Any]:
-    # transformers records only whether the output is scaled, and ties unless the weights have two tables. Of a
-    # configuration without weights, T5 1.1 is the one without scaling and with two tables.
+    # transformers records only whether the output is scaled, and ties the embeddings unless the weights have two
+    # tables.
+    # A configuration without weights is T5 1.1 if its output is not scaled: T5 1.1 has two tables.
     scaled = hf_config.scale_decoder_outputs
     return _read_positions(hf_config) | {
         "activation": hf_config.dense_act_fn,
@@ -81,14 +82,14 @@ def _read_t5(hf_config: Any) -> dict[str, Any]:
 
 
 def _read_positions(hf_config: Any) -> dict[str, Any]:
-    # The classes have no limit of their own; published configurations have it under this name.
+    # These classes have no limit of their own. Published configurations store it under this name.
     return {"max_positions": getattr(hf_config, "n_positions", 512)}
 
 
 def _write_t5(config: TransformerConfig) -> dict[str, Any]:
     activation = ACTIVATIONS[config.activation]
     if config.gated:
-        # Theirs takes gated-gelu for the tanh approximation (T5 1.1), so that the exact one needs its other name.
+        # transformers reads gated-gelu as the tanh approximation (T5 1.1), so the exact one needs its other name.
         activation = "gated-" + {"gelu_new": "gelu", "gelu": "gelu_python"}.get(activation, activation)
     return {
         "feed_forward_proj": activation,

@@ -161,9 +161,7 @@ def _columns(part: Any, hidden: int, width: int) -> None:
     for count, each, times in STATES:
         size = _number(part, each)
         by = _number(part, times)
-        apart = (
-            _number(part, "mamba_d_ssm") is not None
-        )  # the columns of the state are given beside those of the model
+        apart = _number(part, "mamba_d_ssm") is not None  # the class gives the width of its state separately
         if size and by and not apart and _number(part, count) and by * width % size == 0:
             setattr(part, part.attribute_map.get(count, count), by * width // size)
 

@@ -32,8 +32,8 @@ ROTATED = "qk_rope_head_dim"
 def tensor_styles(bare: Any) -> tuple[Mapping[str, str], str]:
     """Return the style for each pattern of module names, or nothing and the reason.
 
-    The language model's head stays whole, as tables do. Stacks of experts are sharded by expert, whatever the plan
-    says about their inside: each rank has some experts, and the tokens that choose them.
+    The language model's head stays whole, as tables do. Stacks of experts are sharded by expert, even if the
+    plan shards their weights: each rank has some experts, and processes the tokens that choose them.
     """
     plan: dict[str, str] = dict(getattr(bare, "tp_plan", None) or {})
     if not plan:

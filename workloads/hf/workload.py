@@ -149,8 +149,9 @@ class HuggingFaceWorkload:
 
     @cached_property
     def _outputs(self) -> frozenset[str]:
-        """Return the head's tensors with a row for each label, by transformers' names: those that one more label
-        changes.
+        """Return the head's tensors with a row for each label, by transformers' names.
+
+        These are the tensors whose shapes change with one more label.
         """
         sizes = [
             {name: tensor.shape for name, tensor in config.bare.named_parameters()}
@@ -160,15 +161,15 @@ class HuggingFaceWorkload:
 
     @cached_property
     def shapes(self) -> Mapping[str, torch.Size]:
-        """Shape of every canonical tensor; a tied weight has the name under which it comes first."""
+        """Return the shape of every canonical tensor. A tied weight has the name under which it comes first."""
         return shapes_of(self)
 
     def stored(self, name: str, seed: int) -> None:
-        """None: transformers reads the weights of its classes itself, all at once."""
+        """Return None: transformers reads the weights of its classes itself, all at once."""
         return
 
     def initial(self, name: str, seed: int) -> Tensor:
-        """The initial value of `name`, fp32 on CPU. Raises WorkloadError if the model has no such tensor."""
+        """Return the initial value of `name`, fp32 on CPU. Raises WorkloadError if the model has no such tensor."""
         return initial_of(self, self.adapter, self._own_initial, name, seed)
 
     def _own_initial(self, name: str, seed: int) -> Tensor:
@@ -178,12 +179,14 @@ class HuggingFaceWorkload:
         return found
 
     def lr_scale(self, name: str) -> float:
-        """1: muP does not apply to these classes."""
+        """Return 1: muP does not apply to these classes."""
         return 1.0
 
     def depth(self, name: str) -> int:
-        """See Workload.depth: by the layers that the class itself can recompute, in their order; what it has before
-        the first of them counts as embeddings, the rest as its head."""
+        """See Workload.depth. Counts the layers that the class itself can recompute, in their order.
+
+        Parameters before the first layer count as embeddings, all others as the head.
+        """
         return self._depths[name]
 
     @cached_property
@@ -191,27 +194,26 @@ class HuggingFaceWorkload:
         return depths_of(self)
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """Forward pass and loss of one micro-batch."""
+        """Run the forward pass and return the loss of one micro-batch."""
         return self.criterion(model(batch), batch)
 
     def criterion(
         self, output: Output, batch: Batch, of_tokens: losses.TokenLoss = losses.token_loss
     ) -> Loss:
-        """The loss of the output of a forward pass."""
+        """Return the loss of a forward pass's output."""
         if compared := preference_loss(self.objective, output, batch, of_tokens):
             return compared
         return losses.loss(self.config, output, batch, of_tokens)
 
     def balance(self, model: nn.Module, routed: Mapping[str, Tensor]) -> None:
-        """Nothing: the class balances its routers by its own loss."""
+        """Do nothing: the class balances its routers by its own loss."""
 
     def routing(self, model: nn.Module) -> Mapping[str, Tensor]:
-        """Empty: what its routers do is not known."""
+        """Return an empty mapping: the routing of these classes is not known."""
         return {}
 
     def sharding(self) -> Mapping[str, str]:
-        """See Workload.sharding: the plan that transformers ships with the class, of which tables and heads stay
-        whole."""
+        """See Workload.sharding: the plan that transformers ships with the class, without tables and heads."""
         styles = {f"{NETWORK}{name}": style for name, style in self.config.styles[0].items()}
         return styles_with(styles) if self.adapter else styles
 
@@ -221,7 +223,7 @@ class HuggingFaceWorkload:
         return frozenset(f"{NETWORK}{name}" for name in stacked(self.config.bare))
 
     def stages(self) -> Sequence[str]:
-        """See Workload.stages: all its layers but the first."""
+        """See Workload.stages: all layers except the first."""
         layers = self.config.layer_list[0]
         if layers is None:
             return ()
@@ -260,7 +262,7 @@ class HuggingFaceWorkload:
         )
 
     def check_hf(self) -> None:
-        """Nothing to check: the class itself writes the export."""
+        """Do nothing: the class itself writes the export."""
 
     def to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
         """Write config.json and the weights (fp32) as the class itself saves them, with the adapter merged."""
@@ -282,9 +284,7 @@ class HuggingFaceWorkload:
             write_settings(folder, self.generation, hf_config)
 
     def _export_config(self) -> Any:
-        """Return the folder's configuration, with the token with which a decoder was trained to begin, and those that
-        end a text.
-        """
+        """Return the folder's configuration, with the decoder's start token and the end tokens of a text."""
         hf_config = self.config.hf_config()
         start = getattr(self.objective, "decoder_start", None)
         if self.config.architecture == "encoder-decoder" and start is not None:

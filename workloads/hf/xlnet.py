@@ -1,4 +1,4 @@
-"""Conversion table of XLNet, whose projections are kept by head."""
+"""Conversion table of XLNet, whose projections are stored by head."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workloads.model.config import TransformerConfig
 from workloads.model.presets import PRESETS
 
 FIXED = {"attn_type": "bi", "bi_data": False, "clamp_len": -1}
-"""What is computed otherwise with another value."""
+"""The only supported values of these fields; other values change the computation."""
 
 
 def _read(hf_config: Any) -> dict[str, Any]:
@@ -20,7 +20,7 @@ def _read(hf_config: Any) -> dict[str, Any]:
             raise WorkloadError(
                 f"{name} {found!r} of xlnet is not supported here, only {wanted!r}; use another checkpoint"
             )
-    return {"max_positions": getattr(hf_config, "n_positions", 512)}  # on which nothing depends
+    return {"max_positions": getattr(hf_config, "n_positions", 512)}  # it affects no computation
 
 
 def _write(config: TransformerConfig) -> dict[str, Any]:

@@ -27,15 +27,22 @@ ALL = Mask()
 
 @dataclass(frozen=True)
 class Context:
-    """The inputs of every layer of a stack besides the hidden states, computed once per forward pass.
+    """The inputs that all layers of a stack share besides the hidden states, computed once per forward pass.
 
-    full_mask and full_rotary: those of layers without a window, None where all layers have the same. bias: additive
-    scores [1 or B, heads, L, L] that include the mask, used in place of `mask`. memory: encoder output [B, M, hidden]
-    for cross-attention under memory_mask. keys: int64 [B, L], the dropout keys, None without dropout; score_keys: the
-    same of all queries, where sequence parallelism leaves a part of `keys`. samples: int64 [B], the keys of the samples
-    that may skip layers, None if none does. between: the distances of disentangled attention.
-    real: bool [B, L], False at padding, None without padding; of the full sequence, even if the hidden states are a
-    part of it. cache and kept: what a generating model has read, and the part of this layer, see `Cache`.
+    Attributes:
+        mask: the mask of layers with a window, or of all layers if no layer has a window. `full_mask` and `full_rotary`
+            are
+            for layers without a window; None if all layers are alike.
+        bias: additive scores [1 or B, heads, L, L]. They include the mask and replace `mask`.
+        memory: encoder output [B, M, hidden] for cross-attention under `memory_mask`.
+        keys: int64 [B, L], the dropout keys of the tokens; None without dropout. `score_keys` are those of all queries;
+            under sequence parallelism, `keys` covers only a part of them.
+        samples: int64 [B], the keys of the samples for LayerDrop; None if no layer is skipped.
+        between: the distances of disentangled attention.
+        real: bool [B, L], False at padding; None without padding. Covers the full sequence, even if the hidden states
+            are
+            only a part of it.
+        cache: what a generating model has read so far. `kept` is this layer's part of it, see `Cache`.
     """
 
     mask: Mask
@@ -54,20 +61,21 @@ class Context:
     between: Between | None = None
 
     def with_read(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """These keys and values of the tokens at hand; where there is a cache, of all that were read."""
+        """Store these keys and values in the cache, if there is one. Return all keys and values read so far."""
         if self.cache is None or self.kept is None:
             return key, value
         return self.cache.add(self.kept, key, value)
 
 
 class AttentionCore(nn.Module):
-    """dropout(softmax(cap(q k^T * scale) + mask)) v, see `layers.capped`. It has no weights; context parallelism
-    replaces this module. `sinks` [heads] are further scores in the denominator of the softmax (gpt-oss; Xiao et al.,
-    2024, section 3.3).
+    """dropout(softmax(cap(q k^T * scale) + mask)) v, see `layers.capped`.
 
-    Queries are [B, heads, L, D], keys and values [B, kv_heads, M, D] with heads a multiple of kv_heads. `site` tells
-    the dropout of cross-attention from that of self-attention, and `part` is the number of the part of the heads that a
-    tensor-parallel rank has.
+    This module has no weights, so context parallelism can replace it. Queries are [B, heads, L, D], keys and values [B,
+    kv_heads, M, D], and heads is a multiple of kv_heads. `sinks` [heads] are extra scores in the denominator of the
+    softmax (gpt-oss; Xiao et al., 2024, section 3.3).
+
+    `site` distinguishes the dropout of self-attention from that of cross-attention. `part` is the index of a
+    tensor-parallel rank's share of the heads.
     """
 
     def __init__(self, scale: float, cap: float = 0.0, dropout: float = 0.0, site: int = SELF_SCORES) -> None:
@@ -84,8 +92,10 @@ class AttentionCore(nn.Module):
         keys: Tensor | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """The mixed values [B, heads, L, D]. `bias`, if given, includes the mask; keys int64 [B, L] are the queries'
-        for dropout, None outside training."""
+        """Return the attention output [B, heads, L, D].
+
+        `bias`, if given, includes the mask. `keys` int64 [B, L] are the queries' dropout keys; None outside training.
+        """
         documents = mask.documents if bias is None else None
         if documents is not None and not (self.cap or sinks is not None or self.drops(keys)):
             mixed = attend_documents(query, key, value, documents, self.scale)
@@ -106,7 +116,7 @@ class AttentionCore(nn.Module):
         )
 
     def drops(self, keys: Tensor | None) -> bool:
-        """Whether shares are dropped, so that no fused kernel serves."""
+        """Return whether attention probabilities are dropped, which no fused kernel supports."""
         return keys is not None and self.dropout > 0.0
 
     def attend(
@@ -119,7 +129,7 @@ class AttentionCore(nn.Module):
         keys: Tensor | None,
         sinks: Tensor | None,
     ) -> Tensor:
-        """As `forward`, of keys whose first is that of position 0, under a mask [1 or B, 1 or heads, L, M] or none."""
+        """Like `forward`, for keys that start at position 0, under a mask [1 or B, 1 or heads, L, M] or None."""
         if keys is None or not self.drops(keys):
             return attend(
                 query,
@@ -149,7 +159,7 @@ class AttentionCore(nn.Module):
 
 
 class Sinks(nn.Module):
-    """The sinks of the heads of a layer, see `AttentionCore`."""
+    """The learned attention sinks of a layer's heads, see `AttentionCore`."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -190,7 +200,7 @@ class Attention(nn.Module):
         self.prefix: nn.Module | None = None  # of an adapter, see `workloads.adapters.adapter`
 
     def forward(self, hidden: Tensor, context: Context) -> Tensor:
-        """[B, L, hidden] to the same."""
+        """Map hidden states [B, L, hidden] to [B, L, hidden]."""
         query = self.query(hidden)
         if self.norms_whole and self.query_norm is not None:
             query = self.query_norm(query)
@@ -220,7 +230,7 @@ class Attention(nn.Module):
         return self._heads(key), self._heads(value)
 
     def _by_distance(self, query: Tensor, key: Tensor, between: Between) -> tuple[Tensor, Tensor]:
-        """Queries of keys' content, and the scores of their distances."""
+        """Return the queries for content, and the scores by distance."""
         vectors = between.vectors.unsqueeze(0).to(query.dtype)
         if self.relative is not None:
             query, scores = self.relative(query, self._heads(self.distance(vectors)), between)
@@ -237,12 +247,14 @@ class Attention(nn.Module):
         return context.kept.memory
 
     def _heads(self, x: Tensor) -> Tensor:
-        # The number of heads follows from the shape, since a tensor-parallel rank has only some of them.
+        # The number of heads follows from the shape, because a tensor-parallel rank has only some of the heads.
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
 
 def _qk_norms(config: TransformerConfig, queries: int, keys: int) -> tuple[nn.Module, nn.Module]:
-    """Of each head alone, or of vectors of `queries` and `keys` numbers, all heads together."""
+    """Return the norms of queries and keys: over each head alone, or over vectors of `queries` and `keys` elements that
+    span all heads.
+    """
     if config.qk_norm_whole:
         return CutRMSNorm(queries, config.norm_eps), CutRMSNorm(keys, config.norm_eps)
     return norm(config, config.head_dim), norm(config, config.head_dim)
@@ -276,7 +288,7 @@ class LatentMultiHeadAttention(nn.Module):
         self.core = AttentionCore(scale, dropout=config.attention_dropout)
 
     def forward(self, hidden: Tensor, context: Context) -> Tensor:
-        """[B, L, hidden] to the same."""
+        """Map hidden states [B, L, hidden] to [B, L, hidden]."""
         assert context.rotary is not None
         latent = self.latent
         if latent.query_rank:
@@ -300,7 +312,9 @@ class LatentMultiHeadAttention(nn.Module):
 
 
 def _temperature(config: TransformerConfig) -> float:
-    """DeepSeek applies YaRN's temperature to the scores, squared since it stands for both q and k."""
+    """Return YaRN's temperature as a factor of the scores. DeepSeek squares it, because it
+    applies to queries and keys.
+    """
     scaling = config.rope_scaling
     if scaling is None or scaling.kind != "yarn" or not scaling.mscale_all:
         return 1.0

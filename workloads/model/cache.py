@@ -1,4 +1,4 @@
-"""What a generating model keeps of the tokens that it has read: the keys and values of every layer."""
+"""The key-value cache of a generating model."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from workloads.model.sparse import near
 
 @dataclass
 class LayerCache:
-    """Of one layer: keys and values [B, kv_heads, slots, D], slot i for position i, None before the first token; and
-    those of the memory, for cross-attention."""
+    """The cache of one layer: keys and values [B, kv_heads, slots, D].
+
+    Slot i holds position i. Both are None before the first token. Cross-attention also caches the keys and values of
+    the encoder's output.
+    """
 
     keys: Tensor | None = None
     values: Tensor | None = None
@@ -23,25 +26,27 @@ class LayerCache:
 
 @dataclass
 class Cache:
-    """The keys and values of a batch of rows with at most `slots` tokens each.
+    """The keys and values of a batch, for at most `slots` tokens in each row.
 
-    Rows need not be of one length: a row's token is kept at its own position, and what padding has left there is
-    hidden until a later token replaces it.
+    Rows may differ in length: a token is stored at its own position. Entries that padding has written stay hidden until
+    a later token overwrites them.
     """
 
     slots: int
     positions: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.long))
-    """Where the tokens of this forward pass stand: int64 [B, L]."""
+    """The positions of the tokens in this forward pass, int64 [B, L]."""
     length: int = 0
-    """One more than the last position so far."""
+    """The largest position so far, plus one."""
     layers: dict[tuple[int, str], LayerCache] = field(default_factory=dict)
 
     def advance(self, positions: Tensor) -> None:
-        """Begin a forward pass over tokens at these positions, int64 [B, L]."""
+        """Begin a forward pass over tokens at `positions`, int64 [B, L]."""
         self.positions, self.length = positions, max(self.length, int(positions.max()) + 1)
 
     def add(self, layer: LayerCache, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep keys and values [B, kv_heads, L, D] of this pass; returns all that there are, by position."""
+        """Store keys and values [B, kv_heads, L, D] of this pass, and return all that are stored,
+        ordered by position.
+        """
         if layer.keys is None or layer.values is None:
             layer.keys, layer.values = (
                 x.new_zeros(*x.shape[:2], self.slots, x.shape[3]) for x in (key, value)
@@ -52,8 +57,9 @@ class Cache:
         return layer.keys[:, :, : self.length], layer.values[:, :, : self.length]
 
     def visible(self, config: TransformerConfig, windowed: bool = True) -> Tensor:
-        """Which positions the tokens of this pass attend to, in layers with the window or without: bool [B, 1, L,
-        length]."""
+        """Return which positions the tokens of this pass attend to, bool [B, 1, L, length], in layers with or without
+        the window.
+        """
         query = self.positions[:, :, None]
         key = torch.arange(self.length, device=query.device)
         seen = key <= query

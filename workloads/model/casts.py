@@ -1,5 +1,7 @@
-"""Weights in the compute type, cast once for several forward passes, as autocast does it for the operators that it
-knows: a product of experts is none of them."""
+"""Cache weights in the compute dtype over several forward passes.
+
+Autocast caches casts only for operators that it knows; the product of experts is not among them.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,12 @@ import torch
 from torch import Tensor
 
 _KEPT: ContextVar[dict[tuple[int, torch.dtype], Tensor] | None] = ContextVar("casts", default=None)
-"""The casts by their weights, while they are kept."""
+"""The cached casts by weight; None outside of `kept`."""
 
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """Context manager within which a weight is cast once."""
+    """Cast each weight only once within this context."""
     before = _KEPT.get()
     token = _KEPT.set({} if before is None else before)
     try:
@@ -26,7 +28,7 @@ def kept() -> Iterator[None]:
 
 
 def cast(weight: Tensor) -> Tensor:
-    """The weight in the type of autocast, or itself where there is none. What is recomputed casts anew."""
+    """Return the weight in autocast's dtype, or unchanged without autocast. Recomputation casts it again."""
     kind = weight.device.type
     if not torch.is_autocast_enabled(kind):
         return weight

@@ -1,12 +1,12 @@
-"""The loss of the tokens through a projection to the vocabulary, some tokens at a time.
+"""The token loss through a projection to the vocabulary, computed in chunks of tokens.
 
-Logits of a large vocabulary take much memory three times: they, their softmax and their gradient. Here they exist
-for a chunk of tokens only: the forward pass computes the loss of a chunk and at once its gradients, by the operations
-that autograd would use for all tokens (Hsu et al., 2024, "Liger Kernel", section 3.2). What is kept for the backward
-pass is the gradient of the hidden states and that of the weight.
+With a large vocabulary, logits take much memory three times: as logits, as their softmax and as their gradient. Here
+they exist for one chunk at a time. The forward pass computes the loss of a chunk and immediately its gradients, with
+the operations that autograd would use for all tokens (Hsu et al., 2024, "Liger Kernel", section 3.2). Only the
+gradients of the hidden states and of the weight are kept for the backward pass.
 
-The bits of loss and gradients are those of all tokens at once if there is one chunk. If there are several, the gradient
-of the weight, a sum over tokens, is added in another order.
+With one chunk, loss and gradients equal the unchunked ones bit for bit. With several, the weight gradient, a sum over
+tokens, is summed in another order.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from workloads.workload import Loss
 
 
 def unweighed(total: Tensor) -> Tensor:
-    """The sum itself."""
+    """Return the sum unchanged."""
     return total
 
 
 @dataclass(frozen=True)
 class ChunkedLoss:
-    """How a head computes the loss of its tokens, `tokens` at a time.
+    """Computes the loss of a head for `tokens` tokens at a time.
 
-    of_tokens is a function of logits [1, n, vocabulary] and labels [1, n] like `losses.token_loss`. weighed is what is
-    differentiated of the sum that it gives: gradients are computed with it, so that they have their usual size in any
-    type.
+    `of_tokens` maps logits [1, n, vocabulary] and labels [1, n] to sums, like `losses.token_loss`. `weighed` maps the
+    summed loss to the value that is differentiated, which keeps the gradients in the usual range of a low-precision
+    dtype.
     """
 
     of_tokens: Callable[[Tensor, Tensor], Loss]
@@ -43,9 +43,11 @@ class ChunkedLoss:
     def __call__(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
     ) -> tuple[Tensor, ...]:
-        """Sum of the loss, number of predicted tokens and, where `of_tokens` counts them, of the correct ones.
+        """Return the summed loss, the number of predicted tokens and, if `of_tokens` counts them, the number of correct
+        ones.
 
-        hidden [.., size], weight [vocabulary, size], bias [vocabulary], labels int64 [..]; fp32 scalars.
+        hidden [.., size], weight [vocabulary, size], bias [vocabulary], labels int64 [..]. All results are fp32
+        scalars.
         """
         found: tuple[Tensor, ...] = _Chunked.apply(
             hidden.flatten(0, -2), weight, bias, labels.flatten(), self, torch.is_grad_enabled()
@@ -80,13 +82,13 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *above: Tensor) -> tuple[Tensor | None, ...]:
-        found, ctx.found = ctx.found, None  # scaled in place, so that they serve once
-        ratio = above[0] / ctx.slope  # 1, unless the sum was weighed otherwise
+        found, ctx.found = ctx.found, None  # scaled in place, so a second backward pass cannot use them
+        ratio = above[0] / ctx.slope  # 1 unless the caller weighted the sum differently
         return *(None if gradient is None else gradient.mul_(ratio) for gradient in found), None, None, None
 
 
 class _Gradients:
-    """Those of the hidden states, chunk by chunk, and the sums of those of weight and bias."""
+    """The gradients of the hidden states, chunk by chunk, and the summed gradients of weight and bias."""
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: list[bool]) -> None:
         self._weight, self._wanted = weight, wanted
@@ -98,8 +100,11 @@ class _Gradients:
     def of_chunk(
         self, x: Tensor, at: slice, labels: Tensor, how: ChunkedLoss
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Add those of the chunk with hidden states x. Returns its sums, and the derivative of what is differentiated
-        by the first; nothing else of the chunk is left."""
+        """Add the gradients of the chunk with hidden states `x`.
+
+        Returns the chunk's sums, and the derivative of the differentiated value by the first sum. All other tensors of
+        the chunk are freed.
+        """
         logits = F.linear(x, self._weight, self._bias)
         if not any(self._wanted):
             return _sums(how.of_tokens(logits.unsqueeze(0), labels.unsqueeze(0))), None
@@ -112,7 +117,9 @@ class _Gradients:
         return _sums(loss), slope
 
     def _add(self, logits: Tensor, at: slice, x: Tensor) -> None:
-        """What follows from the gradient `logits` [n, vocabulary]."""
+        """Add what follows from the gradient of the logits, [n, vocabulary]."""
+        # logits [n, V] is dL/dlogits of this chunk, x is [n, H] and the weight W is [V, H]: dL/dx = logits W, and dL/dW
+        # = logits^T x sums over chunks in fp32.
         if self.hidden is not None:
             self.hidden[at] = logits @ self._weight
         if self._wanted[1] and self.of_weight is None:

@@ -12,7 +12,9 @@ from workloads.model.parts import LatentAttention, MoE, RopeScaling, check_types
 ARCHITECTURES = ("decoder", "encoder", "encoder-decoder", "prefix")
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
 MOST_LAYERS = 10_000
-"""More is a slip of the finger: each layer is made, if without memory, before a run is planned."""
+"""The maximum number of layers. A larger number is almost certainly a typing error, and each layer is built (on the
+meta device) before a run is planned.
+"""
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "architecture": ARCHITECTURES,
     "norm": ("layer", "rms", "rms_offset"),
@@ -30,23 +32,35 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 class TransformerConfig:
     """All options of a transformer. A size of zero means the usual value, derived from the others.
 
-    family: the published class; it selects the Hugging Face conversion table. max_positions: the longest sequence
-    that learned positions allow (and that rotary models declare). counted_positions: positions count only real
-    tokens; the padding's id is position_offset - 1 (RoBERTa). positions: relative_keys are projected sinusoids of
-    distances, with a second stream of queries that see no token of their own (XLNet). head_bias: a language head
-    has one. relative_bias: beside other positions, scores have T5's bias by distance (MPNet). disentangled: content
-    attends to the vectors of so many buckets of distances to either side, and they to it, up to relative_distance
-    (DeBERTa V2); 0 for none. task_types: kinds of tasks, each with a vector that is added to a text's tokens (ERNIE
-    2.0). norm: rms_offset is RMSNorm whose weight is kept minus one (Gemma). norm_position: of a sub-layer's input
-    (pre), of the residual after it (post), of its input and its output (both, Gemma 2), of its output alone
-    (branch, OLMo 2). qk_norm_whole: that of queries and keys is over all heads together (OLMo 2). score_cap,
-    logit_cap: c in c tanh(x / c) of scores and logits, 0 for none (Gemma 2). full_every: every so many-th layer has
-    no window, 0 for none. window_theta: rope_theta of the layers with a window, whose rotary positions are not
-    scaled; 0 for that of all (Gemma 3). sinks: each head has a learned score in the denominator of its softmax,
-    which takes no value (gpt-oss). window, window_dilation, global_tokens, random_blocks, block_size: which tokens see
-    each other, see `workloads.model.sparse`. swiglu_limit: gate and up are clamped to it, and joined as in gpt-oss with
-    swiglu_alpha, see `layers.joined`; 0 for plain gates. head_activation: of a masked head; the body's if empty.
-    dropout, attention_dropout: the rates in training, layer_drop that of skipped layers, see
+    Body and positions:
+
+    family: the published class; it selects the Hugging Face conversion table. max_positions: the longest sequence that
+    learned positions allow (and that rotary models declare). counted_positions: positions count only real tokens; the
+    padding's id is position_offset - 1 (RoBERTa). positions: with relative_keys, keys of distances are projected
+    sinusoids, and a second stream of queries does not see its own tokens (XLNet). relative_bias: adds T5's bias by
+    distance to the scores, besides other positions (MPNet). disentangled: the number of distance buckets on each side,
+    up to relative_distance, for DeBERTa V2's disentangled attention; 0 for none. task_types: the number of task
+    embeddings that are added to the tokens (ERNIE 2.0).
+
+    Norms and scores:
+
+    norm: rms_offset is RMSNorm that stores its weight minus one (Gemma). norm_position: the norm applies to a
+    sub-layer's input (pre), to the residual after it (post), to its input and its output (both, Gemma 2), or to its
+    output alone (branch, OLMo 2). qk_norm_whole: the norms of queries and keys span all heads (OLMo 2). score_cap,
+    logit_cap: c in c tanh(x / c) of scores and logits, 0 for none (Gemma 2). sinks: each head has a learned score in
+    the denominator of its softmax, without a value (gpt-oss).
+
+    Windows and sparse attention:
+
+    full_every: every n-th layer has no window; 0 for none. window_theta: rope_theta of layers with a window, whose
+    rotary positions are not scaled; 0 to use the same as all layers (Gemma 3). window, window_dilation, global_tokens,
+    random_blocks, block_size: the sparse mask, see `workloads.model.sparse`.
+
+    Feed-forward, heads and training:
+
+    swiglu_limit: clamps gate and up and joins them with swiglu_alpha as in gpt-oss, see `layers.joined`; 0 for plain
+    gates. head_bias: whether a language head has a bias. head_activation: the activation of a masked head; the body's
+    if empty. dropout, attention_dropout: the rates in training. layer_drop: the rate of skipped layers, see
     `workloads.model.dropout`. base: the narrow model for muP, None for none; see `workloads.model.mup`.
     """
 
@@ -249,34 +263,36 @@ class TransformerConfig:
 
     @property
     def rotary_dim(self) -> int:
-        """Dimensions of a head to which rotary positions apply."""
+        """Return the dimensions of a head to which rotary positions apply."""
         return self.latent.rope_dim if self.latent else self.head_dim
 
     @property
     def is_sparse(self) -> bool:
-        """Whether more than the nearest tokens are seen, or not all of them: no kernel knows such masks."""
+        """Return whether the mask is more than a plain window, so that no fused kernel supports it."""
         return bool(self.window) and bool(
             self.global_tokens or self.random_blocks or self.window_dilation > 1
         )
 
     @property
     def biased_by_distance(self) -> bool:
-        """Whether scores have T5's bias by distance."""
+        """Return whether scores have T5's bias by distance."""
         return self.relative_bias or self.positions == "relative"
 
     @property
     def causal(self) -> bool:
-        """Whether a token attends only to preceding tokens, unless the batch has a mask of its own."""
+        """Return whether a token attends only to preceding tokens, unless the batch has its own mask."""
         return self.architecture == "decoder"
 
     @property
     def all_layers(self) -> int:
-        """Number of layers of encoder and decoder together."""
+        """Return the number of layers of encoder and decoder together."""
         return self.layers + self.decoder_layers
 
     def generator_config(self) -> TransformerConfig:
-        """The configuration of ELECTRA's generator: the same depth, hidden size `generator`, heads and feed-forward in
-        proportion."""
+        """Return the configuration of ELECTRA's generator.
+
+        It has the same depth and hidden size `generator`; heads and feed-forward shrink in proportion.
+        """
         ratio = self.hidden // self.generator
         return replace(
             self,
@@ -292,7 +308,7 @@ class TransformerConfig:
         )
 
     def changed(self, changes: Mapping[str, Any]) -> TransformerConfig:
-        """A copy with `changes`; a mapping for moe, latent or rope_scaling is merged with the present values.
+        """Return a copy with `changes`. A mapping for moe, latent or rope_scaling is merged with the present values.
 
         Raises WorkloadError for an unknown field.
         """

@@ -1,4 +1,4 @@
-"""Numbers of parameters and FLOPs in closed form, from a configuration alone (no torch)."""
+"""Closed-form counts of parameters and FLOPs from a configuration. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from workloads.predicted import ALL, Predicted
 
 
 def parameters(config: TransformerConfig, active: bool = False) -> int:
-    """Number of trained parameters, a tied weight counted once (buffers are not parameters).
+    """Return the number of trained parameters. A tied weight counts once; buffers do not count.
 
-    With `active`, those that one token uses: of the experts only top_k and the shared ones.
+    With `active`, count only the parameters that one token uses: top_k routed experts and the shared ones.
     """
     stacks = _layers(config, config.layers, False, active)
     stacks += _layers(config, config.decoder_layers, True, active) if config.decoder_layers else 0
@@ -29,11 +29,12 @@ def parameters(config: TransformerConfig, active: bool = False) -> int:
 
 
 def flops(config: TransformerConfig, sequence_length: int, predicted: Predicted = ALL) -> float:
-    """FLOPs of a forward and backward pass per input token: 6 N + 12 layers heads head_dim length (PaLM, appendix B).
+    """Return the FLOPs of a forward and backward pass per input token: 6 N + 12 layers heads head_dim length (PaLM,
+    appendix B).
 
-    N counts the weights by which a token is multiplied: lookup tables do not count, the output projection does, tied or
-    not, for the tokens that are `predicted`, and shared layers count each time they run. An encoder-decoder reads
-    sequence_length tokens and writes predicted.target_length; its cost is per token read.
+    N counts the weights that multiply a token. Lookup tables do not count. The output projection counts, tied or not,
+    for the `predicted` tokens. Shared layers count each time they run. An encoder-decoder reads sequence_length tokens
+    and writes predicted.target_length; its cost is per token read.
     """
     if config.generator:
         alone = config.changed({"generator": 0})
@@ -45,7 +46,7 @@ def flops(config: TransformerConfig, sequence_length: int, predicted: Predicted 
         head = output + (_small_head(config) if config.head == "masked" else 0)
         share = predicted.share if config.architecture == "encoder" else 1.0
         other: float = 0 if config.head == "masked" else _small_head(config)
-        other /= sequence_length if config.head == "sequence" else 1  # which reads one token
+        other /= sequence_length if config.head == "sequence" else 1  # this head reads one token
         return 6 * (weights + share * head + other) + config.layers * _scores(config, sequence_length)
     ratio = (predicted.target_length or sequence_length) / sequence_length
     reading: float = 6 * _multiplied(config, config.layers, False) + config.layers * _scores(
@@ -67,9 +68,9 @@ def _scores(config: TransformerConfig, length: int) -> float:
     seen: float = min(length, config.window + config.global_tokens + drawn) if config.window else length
     if config.full_every:
         seen += (length - seen) * (config.layers // config.full_every) / config.layers
-    if config.positions == "relative_keys":  # of which queries have products too
+    if config.positions == "relative_keys":  # queries also multiply the keys of distances
         seen += length / 2
-    # queries and keys have products with each distance of disentangled attention
+    # Disentangled attention multiplies queries and keys with the vector of each distance.
     return 12 * config.heads * width * (seen + 2 * config.disentangled)
 
 
@@ -99,7 +100,7 @@ def _vocabulary_weights(config: TransformerConfig) -> int:
 
 
 def _small_head(config: TransformerConfig) -> int:
-    """Head and sentence head without the projection onto the vocabulary."""
+    """Return the weights of head and sentence head without the projection to the vocabulary."""
     hidden, size, classes = config.hidden, config.embedding_size, config.classes
     pooler = _linear(hidden, hidden, True)
     total = pooler + _linear(hidden, 2, True) if config.sentence_head else 0
@@ -175,5 +176,5 @@ def _layers(config: TransformerConfig, count: int, cross: bool, active: bool) ->
 
 
 def _multiplied(config: TransformerConfig, count: int, cross: bool) -> int:
-    """Weights that one token meets in `count` layers."""
+    """Return how many weights multiply one token in `count` layers."""
     return _layers(config, count, cross, True) * (count if config.shared_layers else 1)

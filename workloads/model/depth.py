@@ -1,17 +1,17 @@
-"""How far a parameter is from the output, in layers. Torch-free."""
+"""The distance of a parameter from the output, in layers. Torch-free."""
 
 from __future__ import annotations
 
 from workloads.model.config import TransformerConfig
 
 OUTPUT = ("norm", "head", "sentence_head")
-"""What comes after the last layer, within a stack or beside it."""
+"""The modules after the last layer, within a stack or next to it."""
 
 
 def depth(config: TransformerConfig, name: str) -> int:
-    """0 for heads and the last norm, 1 for the last layer, and one more than the number of layers for embeddings.
+    """Return 0 for heads and the last norm, 1 for the last layer, and the number of layers plus one for embeddings.
 
-    The layers of a decoder come after those of its encoder. Layers that share their weights are one.
+    A decoder's layers come after those of its encoder. Layers that share their weights count as one.
     """
     pair = config.architecture == "encoder-decoder"
     count = 1 if config.shared_layers else config.layers + (config.decoder_layers if pair else 0)

@@ -1,4 +1,4 @@
-"""Deeper models that begin as copies of a shallower one.
+"""Initialise a deeper model with copies of a shallower model's layers.
 
 Progressive stacking (Gong et al., 2019, "Efficient Training of BERT by Progressively Stacking", section 4): the trained
 layers are copied on top of themselves, in order. Torch-free.
@@ -12,13 +12,13 @@ from collections.abc import Collection, Mapping
 from workloads.errors import WorkloadError
 
 LAYER = re.compile(r"^(.*?)layers\.(\d+)\.(.+)$")
-"""Stack, number and rest of the name of a layer's tensor."""
+"""Splits a layer's tensor name into stack, layer number and rest."""
 
 
 def stacked(base: Collection[str], model: Collection[str], where: str) -> Mapping[str, str]:
-    """The tensor of the base as which each tensor of a further layer of the model begins.
+    """Map each tensor of an added layer of the model to the base's tensor that initialises it.
 
-    Raises WorkloadError if a stack of the model has not a multiple of the layers of the base at `where`.
+    Raises WorkloadError unless the depth of each stack is a multiple of that of the base at `where`.
     """
     theirs, ours = _layers(base), _layers(model)
     for stack, count in ours.items():
@@ -36,7 +36,7 @@ def stacked(base: Collection[str], model: Collection[str], where: str) -> Mappin
 
 
 def _layers(names: Collection[str]) -> dict[str, int]:
-    """The number of layers of each stack."""
+    """Return the number of layers of each stack."""
     found: dict[str, int] = {}
     for match in filter(None, map(LAYER.match, names)):
         found[match[1]] = max(found.get(match[1], 0), int(match[2]) + 1)

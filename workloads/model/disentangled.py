@@ -1,5 +1,7 @@
-"""Disentangled attention: content attends to distances, and distances to content (He et al. 2021, DeBERTa, equation 4;
-DeBERTa V2 release for the buckets and the projections that are shared with content)."""
+"""Disentangled attention: content attends to distances, and distances to content.
+
+He et al. 2021, DeBERTa, equation 4. Buckets, and projections shared with content, follow the DeBERTa V2 release.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,12 @@ from workloads.model.layers import norm
 
 
 class Between(NamedTuple):
-    """What layers need to know of distances: their vectors [2 * buckets, hidden], and for a query and a key which of
-    them is theirs, int64 [1 or B, L, L]; and whether they are of two segments, bool [B, L, L], None where there are
-    none (XLNet)."""
+    """The distances between queries and keys, as layers need them.
+
+    The first field holds the vectors of all distances, [2 * buckets, hidden]; the second the index of the vector of
+    each query and key, int64 [1 or B, L, L]; the third whether the two are in different segments, bool [B, L, L], None
+    without segments (XLNet).
+    """
 
     vectors: Tensor
     numbers: Tensor
@@ -23,7 +28,7 @@ class Between(NamedTuple):
 
 
 class Distances(nn.Module):
-    """A vector for each bucket of distances, and the norm of all."""
+    """The vectors of all distance buckets, and the norm that is applied to them."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -32,15 +37,17 @@ class Distances(nn.Module):
         self.norm = norm(config)
 
     def forward(self, positions: Tensor) -> Between:
-        """Of tokens that stand at `positions` int64 [1 or B, L]."""
+        """Return the distances between tokens at `positions` int64 [1 or B, L]."""
         apart = positions[:, :, None] - positions[:, None, :]
         numbers = bucket(apart, self.buckets, self.farthest) + self.buckets
         return Between(self.norm(self.weight), numbers.clamp(0, 2 * self.buckets - 1))
 
 
 def bucket(distance: Tensor, buckets: int, farthest: int) -> Tensor:
-    """Bucket of query position minus key position, int64: exact up to half of the buckets, then logarithmic up to that
-    farthest distance."""
+    """Return the bucket of query position minus key position, int64.
+
+    Buckets are exact up to half of `buckets`, then logarithmic up to the distance `farthest`.
+    """
     exact = buckets // 2
     away = distance.abs()
     share = torch.log(away.clamp(min=exact) / exact) / torch.log(torch.tensor((farthest - 1) / exact))
@@ -49,9 +56,14 @@ def bucket(distance: Tensor, buckets: int, farthest: int) -> Tensor:
 
 
 def scores(query: Tensor, key: Tensor, of_queries: Tensor, of_keys: Tensor, numbers: Tensor) -> Tensor:
-    """q kr + k qr of every query and key, [B, heads, L, L]: queries and keys are [B, heads, L, D], those of distances
-    [1, heads, 2 * buckets, D], and numbers as in `Between`."""
+    """Return q kr + k qr of every query and key, [B, heads, L, L].
+
+    query and key are [B, heads, L, D]; of_queries and of_keys, the projected distances, [1, heads, 2 * buckets, D];
+    numbers as in `Between`.
+    """
     numbers = numbers.unsqueeze(1).expand(*query.shape[:2], -1, -1)
+    # Scores of all distances, [B, heads, L, 2 * buckets], of which each pair takes that of its own distance. The second
+    # product is indexed [key, query], so its result is transposed.
     to_distance = (query @ of_keys.transpose(-2, -1)).gather(-1, numbers)
     from_distance = (key @ of_queries.transpose(-2, -1)).gather(-1, numbers.transpose(-2, -1))
     return to_distance + from_distance.transpose(-2, -1)

@@ -1,17 +1,17 @@
-"""Dropout and skipped layers that do not depend on how batch, sequence and model are split.
+"""Dropout and LayerDrop that do not depend on how batch, sequence and model are sharded.
 
-It zeroes features of the sum of the embeddings and of the output that every sub-layer adds to the residual (Srivastava
-et al. 2014; Vaswani et al. 2017, section 5.4), and at a rate of its own probabilities of attention (Devlin et al. 2018,
-appendix A.2), for which no fused kernel serves.
+Dropout zeroes features of the summed embeddings and of each sub-layer's output before the residual addition (Srivastava
+et al. 2014; Vaswani et al. 2017, section 5.4). Attention dropout, with its own rate, zeroes attention probabilities
+(Devlin et al. 2018, appendix A.2); no fused kernel supports it.
 
-LayerDrop (Fan et al. 2020, section 3; stochastic depth with one rate, Huang et al. 2016) skips layers, here each for
-every sample alone: outside of training all layers are there, and nothing is scaled.
+LayerDrop (Fan et al. 2020, section 3; stochastic depth with one rate, Huang et al. 2016) skips layers, here for each
+sample independently. Evaluation uses all layers and scales nothing.
 
-Which features are zeroed is a function of (seed, position in the order of samples, position in the sequence, stack,
-layer, sub-layer, feature), of probabilities one of head and key's position in place of the feature, and which layers
-are skipped one of (seed, position in the order, stack, layer): there is no state, and the bits are the same on every
-device, at every width and when recomputed. The generator is counter-based
-(Salmon et al. 2011): number i of key k is SplitMix64's (Steele, Lea and Flood 2014, figure 13).
+Whether a feature is zeroed is a function of (seed, position in the sample order, position in the sequence, stack,
+layer, sub-layer, feature). For an attention probability, head and key position replace the feature. Whether a layer is
+skipped is a function of (seed, position in the sample order, stack, layer). There is no generator state, so the bits
+are the same on every device, for every sharding, and under recomputation. The generator is counter-based (Salmon et al.
+2011): number i of key k is SplitMix64's (Steele, Lea and Flood 2014, figure 13).
 """
 
 from __future__ import annotations
@@ -22,23 +22,26 @@ from torch import Tensor, nn
 from workloads.workload import Batch
 
 KEYS = "dropout_keys"
-"""The batch's entry with the key of each row, int64 [B]."""
+"""The batch entry with the key of each row, int64 [B]."""
 PLACES = "places"
-"""The batch's entry with the positions of its tokens in the full sequence, int64 [B, L], if it holds only a part."""
+"""The batch entry with the positions of the batch's tokens in the full sequence, int64 [B, L], if
+it holds only a part.
+"""
 GAMMA = 0x9E3779B97F4A7C15 - 2**64
 """SplitMix64's increment, as int64."""
 FIRST, SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
 SKIPS = -2
-"""In place of a position in the sequence, which is never negative: the key of a sample's skipped layers."""
+"""Replaces the sequence position, which is never negative, in the key that decides which layers a sample skips."""
 SELF_SCORES, CROSS_SCORES = 3, 4
-"""Sites of the probabilities of attention, after those of a layer's three sub-layers."""
+"""The sites of attention probabilities, after the three sub-layers of a layer."""
 NUMBERS = 2**16
-"""Number of values that a feature's random number has: rates are rounded to 2**-16, and 64 random bits serve four
-features."""
+"""The number of values of a feature's random number. Rates are rounded to 2**-16, and 64 random bits serve four
+features.
+"""
 
 
 def row_keys(seed: int, position: int, count: int) -> Tensor:
-    """Keys of the samples at `count` positions of the run's sample order from `position` on: int64 [count].
+    """Return the keys of `count` samples of the run's sample order from `position` on, int64 [count].
 
     A position occurs once in a run, so it identifies step and sample.
     """
@@ -46,7 +49,7 @@ def row_keys(seed: int, position: int, count: int) -> Tensor:
 
 
 def token_keys(model: nn.Module, batch: Batch, length: int, stack: int = 0) -> Tensor | None:
-    """Keys of every token in that stack of the model: int64 [B, length]; None if there is no dropout now.
+    """Return the dropout key of every token in that stack of the model, int64 [B, length]; None without dropout.
 
     Raises KeyError for a training batch without keys.
     """
@@ -60,7 +63,7 @@ def token_keys(model: nn.Module, batch: Batch, length: int, stack: int = 0) -> T
 
 
 def sample_keys(model: nn.Module, batch: Batch, stack: int = 0) -> Tensor | None:
-    """Keys of every sample for the layers that it skips in that stack: int64 [B]; None if none is skipped now.
+    """Return the LayerDrop key of every sample in that stack, int64 [B]; None if no layer is skipped.
 
     Raises KeyError for a training batch without keys.
     """
@@ -70,27 +73,28 @@ def sample_keys(model: nn.Module, batch: Batch, stack: int = 0) -> Tensor | None
 
 
 def keyed(keys: Tensor, number: int | Tensor) -> Tensor:
-    """Keys derived from `keys` and `number`, which broadcast."""
+    """Derive keys from `keys` and `number`, which broadcast."""
     return _mixed(keys + (torch.as_tensor(number, device=keys.device) + 1) * GAMMA)
 
 
 def drop(x: Tensor, rate: float, keys: Tensor | None, site: int) -> Tensor:
-    """x [B, L, features] with a share `rate` of its features zeroed and the others divided by 1 - rate.
+    """Zero a share `rate` of the features of x [B, L, features] and divide the others by 1 - rate.
 
-    keys int64 [B, L] are the keys of its tokens in this layer, None outside training; site is the sub-layer's number.
-    Probabilities [B, heads, L, keys] have keys of [B, heads, L].
+    keys int64 [B, L] are the tokens' keys in this layer, None outside training. site is the number of the sub-layer.
+    For attention probabilities [B, heads, L, keys], the keys are [B, heads, L].
     """
     zeroed = round(rate * NUMBERS)
     if keys is None or not zeroed:
         return x
+    # int16 numbers begin at -NUMBERS / 2.
     kept = _numbers(keyed(keys, site), x.shape[-1]) >= zeroed - NUMBERS // 2
     return torch.where(kept, x / (1.0 - zeroed / NUMBERS), 0.0)
 
 
 def skip(x: Tensor, before: Tensor, rate: float, keys: Tensor | None) -> Tensor:
-    """A layer's output x [B, L, hidden], and its input `before` for the share `rate` of the samples that skip it.
+    """Return the layer output x [B, L, hidden], with its input `before` in place of the samples that skip the layer.
 
-    keys int64 [B] are the keys of the samples in this layer, None where none is skipped.
+    keys int64 [B] are the samples' keys in this layer; None if no sample skips it.
     """
     if keys is None:
         return x
@@ -99,18 +103,19 @@ def skip(x: Tensor, before: Tensor, rate: float, keys: Tensor | None) -> Tensor:
 
 
 def _numbers(keys: Tensor, count: int) -> Tensor:
-    """Random numbers of each key of [..]: int16 [.., count], uniform over the range of the type."""
+    """Return `count` random numbers for each key of [..]: int16 [.., count], uniform over the range of the type."""
+    # Each draw of 64 bits gives four numbers.
     draws = keyed(keys.unsqueeze(-1), torch.arange(-(-count // 4), device=keys.device))
     return draws.view(torch.int16)[..., :count]
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """SplitMix64's output function, modulo 2**64, which is how int64 products wrap around."""
+    """Apply SplitMix64's output function. int64 products wrap around, which gives the arithmetic modulo 2**64."""
     x = _shifted(x, 30).bitwise_xor_(x).mul_(FIRST)
     x = _shifted(x, 27).bitwise_xor_(x).mul_(SECOND)
     return _shifted(x, 31).bitwise_xor_(x)
 
 
 def _shifted(x: Tensor, by: int) -> Tensor:
-    """Logical shift to the right."""
+    """Shift right logically: int64 has only an arithmetic shift, so the copied sign bits are masked."""
     return (x >> by).bitwise_and_(2 ** (64 - by) - 1)

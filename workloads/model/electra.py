@@ -1,4 +1,4 @@
-"""ELECTRA (Clark et al. 2020): a generator fills the masks, a discriminator finds what it filled."""
+"""ELECTRA (Clark et al. 2020): a generator fills masked tokens, and a discriminator detects the replaced ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ElectraOutput(NamedTuple):
 
 
 class Trunk(nn.Module):
-    """One of the two networks above the shared embeddings."""
+    """One of the two networks on top of the shared embeddings."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Trunk(nn.Module):
         self.head = MaskedHead(config) if config.head == "masked" else DiscriminatorHead(config)
 
     def forward(self, vectors: Tensor, context: Context) -> Tensor:
-        """Embedded tokens [B, L, embedding_size] to hidden states [B, L, hidden]."""
+        """Map embedded tokens [B, L, embedding_size] to hidden states [B, L, hidden]."""
         hidden = vectors if self.projection is None else self.projection(vectors)
         return run_layers(self.layers, hidden, context, None, self.repeat)[0]
 
@@ -54,9 +54,12 @@ class Electra(nn.Module):
         self.discriminator = Trunk(config)
 
     def forward(self, batch: Batch, in_chunks: object = None) -> ElectraOutput:
-        """tokens (masked), targets (original) and labels (targets where masked, else -100), all [B, L];
-        sample_seed int64 [B] seeds the generator's samples. These come from whole logits of the masked tokens, whatever
-        is asked for `in_chunks`."""
+        """Run generator and discriminator.
+
+        The batch has tokens (masked), targets (original) and labels (targets where masked, else -100), all [B, L], and
+        sample_seed int64 [B], which seeds the generator's samples. Sampling needs full logits of the masked tokens, so
+        `in_chunks` is ignored.
+        """
         tokens, corrupted = batch["tokens"], batch["targets"].clone()
         masked = batch["labels"] != IGNORED
         logits = self.guess(batch, masked)
@@ -64,12 +67,14 @@ class Electra(nn.Module):
         return ElectraOutput(logits, self.judge(batch | {"tokens": corrupted}), corrupted != batch["targets"])
 
     def guess(self, batch: Batch, masked: Tensor | None = None) -> Tensor:
-        """The generator's logits [B, L, vocabulary], or [predicted, vocabulary] of what is `masked` [B, L]."""
+        """Return the generator's logits [B, L, vocabulary], or [predicted, vocabulary] for the positions `masked` [B,
+        L].
+        """
         hidden = self._through(self.generator, batch, 0)
         return self.generator.head(hidden if masked is None else hidden[masked], self.tokens.weight)
 
     def judge(self, batch: Batch) -> Tensor:
-        """The discriminator's logits [B, L] for the tokens."""
+        """Return the discriminator's logits [B, L] for the tokens."""
         return self.discriminator.head(self._through(self.discriminator, batch, 1))
 
     def _through(self, trunk: Trunk, batch: Batch, stack: int) -> Tensor:
@@ -81,17 +86,18 @@ class Electra(nn.Module):
 
 
 def sample(logits: Tensor, numbers: Tensor) -> Tensor:
-    """A token of each distribution by inversion: logits [.., V], numbers in [0, 1) [..] to int64 [..]."""
+    """Sample one token from each distribution by inversion: logits [.., V] and numbers in [0, 1) [..] to int64 [..]."""
     cumulative = logits.float().softmax(-1).cumsum(-1)
+    # By rounding, the last cumulative value may differ from one.
     drawn = numbers.unsqueeze(-1) * cumulative[..., -1:]
     return torch.searchsorted(cumulative, drawn, right=True).squeeze(-1).clamp(max=logits.shape[-1] - 1)
 
 
 def uniform(seeds: Tensor, length: int) -> Tensor:
-    """Numbers in [0, 1) for each position, from seeds int64 [B]: fp32 [B, length].
+    """Return a number in [0, 1) for each position, from seeds int64 [B]: fp32 [B, length].
 
-    A row's numbers depend on its seed alone, so that it gets the same samples however the batch is cut and on
-    every device.
+    A row's numbers depend only on its seed, so a row gets the same samples under any split of the batch and on any
+    device.
     """
     steps = torch.arange(1, length + 1, device=seeds.device)
     row = _mixed(_mixed(seeds) ^ (seeds >> 32)).unsqueeze(-1)
@@ -99,7 +105,7 @@ def uniform(seeds: Tensor, length: int) -> Tensor:
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """A 32-bit hash (Wellons, "hash-prospector": lowbias32), in int64 so that nothing overflows."""
+    """Hash to 32 bits (Wellons, "hash-prospector": lowbias32), in int64 so that nothing overflows."""
     x = x & 0xFFFFFFFF
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
     x = ((x ^ (x >> 15)) * 0x846CA68B) & 0xFFFFFFFF

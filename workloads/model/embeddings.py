@@ -1,4 +1,4 @@
-"""From token vectors to the first hidden states."""
+"""Map token vectors to the first hidden states."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from workloads.model.positions import sinusoids
 
 
 class Embeddings(nn.Module):
-    """Adds positions, token types and types of tasks to token vectors [B, L, embedding_size], which may be multiplied
-    by the root of that size (Vaswani et al. 2017, section 3.4); then the norm, if any, and dropout."""
+    """Adds position, token type and task type embeddings to token vectors [B, L, embedding_size], then applies norm and
+    dropout.
+
+    Some models first multiply the token vectors by the root of their size (Vaswani et al. 2017, section 3.4).
+    """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -28,7 +31,7 @@ class Embeddings(nn.Module):
         self.blocks = embedding(count, size) if config.block_positions else None
         self.token_types = embedding(config.token_types, size) if config.token_types else None
         self.task_types = embedding(config.task_types, size) if config.task_types else None
-        # Stands in place of the tokens that queries ask for (XLNet).
+        # Replaces the embeddings of tokens at query positions (XLNet).
         self.query = nn.Parameter(torch.empty(size)) if config.positions == "relative_keys" else None
         self.norm = norm(config, size) if config.embedding_norm else None
 
@@ -41,8 +44,11 @@ class Embeddings(nn.Module):
         task_types: Tensor | None = None,
         queries: Tensor | None = None,
     ) -> Tensor:
-        """positions int64 [1 or B, L], or [B, 2, L] with block positions (GLM, section 2.1); keys as in `Context`;
-        queries bool [B, L], those that are no tokens."""
+        """Return the first hidden states.
+
+        positions is int64 [1 or B, L], or [B, 2, L] with block positions (GLM, section 2.1). keys are as in `Context`.
+        queries is bool [B, L], True at the positions of the query stream.
+        """
         if self.query is not None and queries is not None:
             vectors = torch.where(queries.unsqueeze(-1), self.query.to(vectors.dtype), vectors)
         vectors = vectors if self.scale == 1.0 else vectors * self.scale
@@ -64,7 +70,7 @@ class Embeddings(nn.Module):
 
 
 def batch_positions(config: TransformerConfig, batch: dict[str, Tensor]) -> Tensor:
-    """The positions that the batch gives, or 0, 1, 2, ... as [1, L]; counted ones leave padding out, as [B, L]."""
+    """Return the batch's positions, or 0, 1, 2, ... as [1, L]. Counted positions skip padding and are [B, L]."""
     if "positions" in batch:
         return batch["positions"]
     tokens = batch["tokens"]

@@ -1,4 +1,4 @@
-"""The position-wise feed-forward, plain or gated."""
+"""The position-wise feed-forward network, plain or gated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FeedForward(nn.Module):
         self.activation, self.joined = activation(config.activation), joined(config)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[.., hidden] to the same."""
+        """Map hidden states [.., hidden] to [.., hidden]."""
         if self.gate is None:
             return self.down(self.activation(self.up(hidden)))
         return self.down(self.joined(self.gate(hidden), self.up(hidden)))

@@ -1,9 +1,9 @@
-"""Linear maps whose products are in 8 bits, float8 e4m3 (Micikevicius et al., 2022, "FP8 Formats for Deep Learning").
+"""Linear layers with 8-bit products, float8 e4m3 (Micikevicius et al., 2022, "FP8 Formats for Deep Learning").
 
-The product forward and the gradient of the input have 8 bits. The gradient of the weight, a sum over all tokens, is in
-the compute dtype: torchao calls this recipe `rowwise_with_gw_hp`. Each row of a factor has a scale of its own, which is
-a power of two: so a number is rounded by itself, whatever else is in its row, unless it is 2^-14 of the largest or
-less. A part of a row on one rank is rounded as it is in the whole row on another.
+The forward product and the gradient of the input use 8 bits. The gradient of the weight, a sum over all tokens, uses
+the compute dtype; torchao calls this recipe `rowwise_with_gw_hp`. Each row of a factor has its own scale, a power of
+two. The rounding of an element therefore does not depend on the other elements of the row, unless it is at most 2^-14
+of the largest. A rank that holds a part of a row rounds it as a rank that holds the whole row.
 """
 
 from __future__ import annotations
@@ -18,24 +18,29 @@ from torch.nn.functional import ScalingType
 DTYPE = torch.float8_e4m3fn
 LARGEST = torch.finfo(DTYPE).max
 MULTIPLE = 16
-"""Of which inputs and outputs of a product in 8 bits have to be a multiple (cuBLAS, CUTLASS)."""
+"""In 8 bits, input and output sizes must be multiples of this (cuBLAS, CUTLASS)."""
 EXPONENT = 0x7F800000
-"""The bits of a float32 that are its exponent; alone they are the power of two below it."""
+"""The exponent bits of a float32. Keeping only these bits rounds down to a power of two."""
 LEAST = 2.0**-100
-"""What counts as the largest number of a row of zeros."""
+"""Replaces the largest absolute value of a row of zeros, to avoid a division by zero."""
 
 
 def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows [n, size] in 8 bits, and by what each is to be multiplied to have them back, fp32 [n, 1]. A row with what is
-    not finite has nothing else."""
+    """Quantise rows [n, size] to 8 bits, and return them with the factors that restore them, fp32 [n, 1].
+
+    A row with a non-finite element becomes entirely non-finite.
+    """
     largest = rows.abs().amax(-1, keepdim=True).float().clamp(min=LEAST)
+    # Rounded down to a power of two: the row fits the range of float8, and scaling itself rounds nothing.
     scale = ((LARGEST / largest).view(torch.int32) & EXPONENT).view(torch.float32)
     return (rows * scale.to(rows.dtype)).to(DTYPE), scale.reciprocal()
 
 
 def product(x: Tensor, weight: Tensor, exact: bool = False) -> Tensor:
-    """x [n, in] times a weight [out, in], both in the compute dtype, in 8 bits: [n, out]. `exact` sums in fp32 where
-    tensor cores would be faster with less."""
+    """Return x [n, in] times weight [out, in]^T in 8 bits, [n, out]. Both are in the compute dtype.
+
+    With `exact`, tensor cores accumulate in fp32 instead of with fewer bits, which is slower.
+    """
     (rows, of_rows), (columns, of_columns) = quantise(x), quantise(weight)
     by_row, fast = ScalingType.RowWise, not exact
     return F.scaled_mm(
@@ -44,34 +49,36 @@ def product(x: Tensor, weight: Tensor, exact: bool = False) -> Tensor:
 
 
 def forward(x: Tensor, weight: Tensor) -> Tensor:
-    """[.., in] in the compute dtype to [.., out]; the weight [out, in] may be in another."""
+    """Return the product [.., out] of x [.., in] in the compute dtype and weight [out, in], which may have another
+    dtype.
+    """
     return product(x.flatten(0, -2), weight.to(x.dtype)).view(*x.shape[:-1], len(weight))
 
 
 def backward(gradient: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of `forward`'s x [.., in] by that of its outcome [.., out]."""
+    """Return the gradient of `forward`'s x [.., in], given that of its output [.., out]."""
     rows = gradient.flatten(0, -2).contiguous()
     found = product(rows, weight.to(gradient.dtype).t().contiguous(), exact=True)
     return found.view(*gradient.shape[:-1], weight.shape[1])
 
 
 def fits(weight: Tensor) -> bool:
-    """Whether a weight [out, in] has sizes for products in 8 bits."""
+    """Return whether the sizes of a weight [out, in] support 8-bit products."""
     return all(size % MULTIPLE == 0 for size in weight.shape)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As `torch.nn.functional.linear`, in 8 bits within autocast."""
+    """Like `torch.nn.functional.linear`, with 8-bit products within autocast."""
     dtype = torch.get_autocast_dtype(x.device.type)
     y: Tensor = _Linear.apply(x.to(dtype), weight)
     return y if bias is None else y + bias.to(dtype)
 
 
 class Float8Linear(nn.Linear):
-    """A linear layer whose products are in 8 bits."""
+    """A linear layer with 8-bit products."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """[.., in] to [.., out]."""
+        """Map [.., in] to [.., out]."""
         return linear(x, self.weight, self.bias)
 
 

@@ -1,8 +1,8 @@
-"""Generation with a cache of keys and values: prompts of any lengths in one batch, greedy or sampled.
+"""Generation with a key-value cache: prompts of any lengths in one batch, greedy or sampled.
 
-A prompt is read in one forward pass, each further token in one of its own. An expert's capacity is that of the pass:
-tokens of a prompt compete as in training, later ones find room, as in transformers. The cache takes two vectors for
-each token, layer and head of keys; of latent attention too, whose keys and values are kept as they are used.
+The first forward pass reads the prompt; each further token takes one pass. An expert's capacity applies to one pass, as
+in transformers: the tokens of a prompt compete as in training, and later tokens always find room. For each token, layer
+and key head the cache holds two vectors. Latent attention caches its expanded keys and values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from workloads.model.processors import Change, change_of
 from workloads.workload import Batch, Ended, Generation, Sampling
 
 Step = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Tokens, positions and which are real, [B, L] each, to the logits of every row's last token [B, vocabulary]."""
+"""Maps tokens, positions and padding (True is real), [B, L] each, to the logits of every row's last token, [B,
+vocabulary].
+"""
 
 
 @torch.inference_mode()
@@ -36,13 +38,15 @@ def generate(
     sampling: Sampling | None = None,
     ended: Ended | None = None,
 ) -> list[list[int]]:
-    """What the model says after each prompt, by the settings of `generation`: at most `max_tokens` tokens, one of its
-    `ends` the last where it comes before, and none after those that have `ended`.
+    """Generate at most `max_tokens` tokens after each prompt, with the settings of `generation`.
 
-    A decoder continues its prompt. An encoder-decoder reads it with the encoder, and its decoder begins with `start`.
-    Learned positions end a text: prompt and continuation together, or either side of an encoder-decoder, have at most
-    `max_positions` tokens. Other positions have no end. Raises WorkloadError if the model is none that generates, a
-    prompt is empty or leaves no room for a token, or the logits are not finite.
+    A text ends with the first of its `ends`, or when `ended` returns True for it. A decoder continues its prompt. An
+    encoder-decoder encodes the prompt, and its decoder begins with `start`. Learned positions limit a text: prompt plus
+    continuation, or each side of an encoder-decoder, has at most `max_positions` tokens. Other positions have no limit.
+
+    Raises:
+        WorkloadError: if the model generates no text, a prompt is empty or leaves no room for a token, or logits are
+            not finite.
     """
     check_generates(config)
     pair = config.architecture == "encoder-decoder"
@@ -90,7 +94,7 @@ def check_generates(config: TransformerConfig) -> None:
 def _rooms(
     config: TransformerConfig, prompts: Sequence[Sequence[int]], begun: list[list[int]], most: int
 ) -> list[int]:
-    """How many tokens each row may still have."""
+    """Return how many tokens each row may still get."""
     rooms = []
     for number, (prompt, row) in enumerate(zip(prompts, begun, strict=True)):
         if not prompt:
@@ -157,7 +161,7 @@ def _continue(
             row += [token] if goes else []
         still = zip(said, rooms, going, strict=True)
         going = [goes and len(row) < room and not over(row) for row, room, goes in still]
-        # A row that has ended stays where it is, for it may be at the last position that there is.
+        # A row that has ended keeps its position, because it may already be at the last one.
         at = at + torch.tensor(going, device=device).unsqueeze(1)
         tokens, positions, real = chosen.unsqueeze(1), at, torch.ones_like(at, dtype=torch.bool)
     return said
@@ -170,13 +174,14 @@ def choose(
     prompt: int = 0,
     changed: tuple[Sequence[Change | None], Sequence[Sequence[int]]] = ((), ()),
 ) -> Tensor:
-    """The next token of every row: int64 [B] from logits [B, vocabulary], which are `changed` first: by what changes
-    those of each row, and what its decoder has read.
+    """Return the next token of every row, int64 [B], from logits [B, vocabulary].
 
-    places[row] is the number of tokens that it has generated; `prompt` is the number of the first row's prompt. What is
-    drawn depends on (seed, prompt's number, place) and the row's logits alone: the first token whose cumulative
-    probability, in falling order, exceeds one uniform number. Only the `top_k` most probable tokens count (Fan et al.
-    2018), and of these the fewest whose probabilities sum to at least `top_p` (Holtzman et al. 2020). Raises
+    `changed` holds a function for each row that first modifies its logits, and the tokens that its decoder has read.
+    places[row] is the number of tokens that the row has generated. `prompt` is the number of the first row's prompt.
+
+    The draw depends only on (seed, prompt number, place) and the row's logits: it is the first token, by falling
+    probability, whose cumulative probability exceeds one uniform number. `top_k` keeps the most probable tokens (Fan et
+    al. 2018); `top_p` then keeps the fewest whose probabilities sum to at least top_p (Holtzman et al. 2020). Raises
     WorkloadError if logits are not finite.
     """
     if not torch.isfinite(logits).all():
@@ -193,6 +198,7 @@ def choose(
     if sampling.top_k:
         scores, order = scores[:, : sampling.top_k], order[:, : sampling.top_k]
     shares = scores.softmax(-1)
+    # The probability of all more probable tokens. A token stays if this does not reach top_p without it.
     before = shares.cumsum(-1) - shares
     shares = torch.where(before < sampling.top_p, shares, 0.0)
     total = shares.cumsum(-1)
@@ -203,13 +209,13 @@ def choose(
 
 
 def _uniform(seed: int, prompt: int, place: int) -> float:
-    """A number in [0, 1), the same on every machine."""
+    """Return a number in [0, 1) that is the same on every machine."""
     digest = hashlib.blake2b(struct.pack("<3q", seed, prompt, place), digest_size=8).digest()
     return float((int.from_bytes(digest, "little") >> 11) / 2**53)
 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Rows padded at their ends, int64 [B, L], and where they are real."""
+    """Return the rows padded at their ends, int64 [B, L], and which positions are real."""
     longest = max(map(len, rows))
     tokens = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
     lengths = torch.tensor([len(row) for row in rows], device=device)
@@ -218,7 +224,7 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor,
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode, and then in the mode that it was in."""
+    """Put the model in evaluation mode, and restore its mode afterwards."""
     before = model.training
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""What stands on top of the last hidden states."""
+"""The heads on top of the last hidden states."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workloads.model.mup import logit_scale
 
 
 class VocabularyProjection(nn.Module):
-    """Hidden states to vocabulary logits. When tied it owns no weight and is handed the token embedding."""
+    """Projects hidden states to vocabulary logits. When tied, it has no weight and uses the token embedding."""
 
     def __init__(self, config: TransformerConfig, size: int, bias: bool) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class VocabularyProjection(nn.Module):
         labels: Tensor | None = None,
         in_chunks: ChunkedLoss | None = None,
     ) -> Any:
-        """[.., size] to [.., vocabulary], or with `in_chunks` to the sums that it gives for labels [..].
+        """Map [.., size] to logits [.., vocabulary], or with `in_chunks` to the sums of the loss of labels [..].
 
         tokens is the embedding [vocabulary, size].
         """
@@ -50,7 +50,9 @@ class VocabularyProjection(nn.Module):
 
 
 class MaskedHead(nn.Module):
-    """BERT's head of masked language modelling: dense, activation, norm, vocabulary with a bias."""
+    """BERT's head for masked language modelling: dense layer, activation, norm, and a vocabulary projection with a
+    bias.
+    """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -66,12 +68,12 @@ class MaskedHead(nn.Module):
         labels: Tensor | None = None,
         in_chunks: ChunkedLoss | None = None,
     ) -> Any:
-        """[.., hidden] to [.., vocabulary], or with `in_chunks` to sums, as `VocabularyProjection`."""
+        """Map [.., hidden] to [.., vocabulary], or with `in_chunks` to sums, as `VocabularyProjection` does."""
         return self.output(self.norm(self.activation(self.dense(hidden))), tokens, labels, in_chunks)
 
 
 class DiscriminatorHead(nn.Module):
-    """ELECTRA's head: one logit a token, positive where the token was replaced (section 2)."""
+    """ELECTRA's head: one logit per token, positive if the token was replaced (section 2)."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -80,12 +82,12 @@ class DiscriminatorHead(nn.Module):
         self.output = nn.Linear(config.hidden, 1)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[B, L, hidden] to [B, L]."""
+        """Map [B, L, hidden] to [B, L]."""
         return self.output(self.activation(self.dense(hidden))).squeeze(-1)
 
 
 class SentenceHead(nn.Module):
-    """Classes of the whole sequence from its first token, through a pooler as BERT's (dense and activation)."""
+    """Classifies a sequence by its first token, through BERT's pooler (dense layer and activation)."""
 
     def __init__(self, config: TransformerConfig, classes: int) -> None:
         super().__init__()
@@ -94,20 +96,22 @@ class SentenceHead(nn.Module):
         self.output = nn.Linear(config.hidden, classes)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[B, L, hidden] to [B, classes]."""
+        """Map [B, L, hidden] to [B, classes]."""
         return self.output(self.activation(self.dense(hidden[:, 0])))
 
 
 class LastTokenHead(nn.Module):
-    """Classes of a sequence from its last real token, as decoders do it (GPT, section 3.2)."""
+    """Classifies a sequence by its last real token, as decoders do (GPT, section 3.2)."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.output = nn.Linear(config.hidden, config.classes, bias=False)
 
     def forward(self, hidden: Tensor, padding: Tensor | None, places: Tensor | None = None) -> Tensor:
-        """[B, L, hidden] and padding bool [B, L] (True is real) to [B, classes]; to [B, n, classes] of the tokens at
-        `places` int64 [B, n], if they are given."""
+        """Map [B, L, hidden] and padding bool [B, L] (True is real) to [B, classes].
+
+        With `places` int64 [B, n], classify the tokens at these positions instead: [B, n, classes].
+        """
         if places is not None:
             rows = torch.arange(len(hidden), device=hidden.device).unsqueeze(1)
             return self.output(hidden[rows, places])
@@ -119,12 +123,12 @@ class LastTokenHead(nn.Module):
 
 
 class TokenHead(nn.Module):
-    """Classes of every token."""
+    """Classifies every token."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.output = nn.Linear(config.hidden, config.classes)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[B, L, hidden] to [B, L, classes]."""
+        """Map [B, L, hidden] to [B, L, classes]."""
         return self.output(hidden)

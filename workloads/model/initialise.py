@@ -1,4 +1,4 @@
-"""Initial weights as published, each from (seed, parameter name) alone."""
+"""Initial weights as published. Each tensor depends only on (seed, parameter name)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ ROWS, COLUMNS = 64, 1024
 
 
 def normal(seed: int, name: str, shape: Sequence[int], beyond: float = math.inf) -> Tensor:
-    """Standard normal values, fp32 of `shape`, from (seed, name): the same bits on every machine.
+    """Return standard normal values, fp32 of `shape`, from (seed, name): the same bits on every machine.
 
-    A counter-based generator (Philox; Salmon et al. 2011) rather than torch's, whose normal values depend on
-    the processor's vector instructions. Values larger than `beyond` are drawn again.
+    This uses a counter-based generator (Philox; Salmon et al. 2011), because torch's normal values depend on the
+    processor's vector instructions. Values larger than `beyond` are drawn again.
     """
     key = np.frombuffer(blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), dtype="<u8")
     random = np.random.Generator(np.random.Philox(key=key))
@@ -36,10 +36,11 @@ def normal(seed: int, name: str, shape: Sequence[int], beyond: float = math.inf)
 
 @dataclass(frozen=True)
 class Drawn:
-    """A tensor of normal values of which a part can be drawn without the rest: a `StoredTensor`.
+    """A tensor of normal values that can be drawn in parts: a `StoredTensor`.
 
-    Each tile of ROWS x COLUMNS, or of a vector as many values, comes from (seed, name, place) alone; a tensor that is
-    no larger is one tile. `std` is the standard deviation, and nothing is beyond `beyond` of them.
+    Each tile of ROWS x COLUMNS elements, or the same number of elements of a vector, depends only on (seed, name,
+    place). A tensor of at most this size is one tile. `std` is the standard deviation. Values are truncated at `beyond`
+    standard deviations.
     """
 
     seed: int
@@ -49,7 +50,7 @@ class Drawn:
     beyond: float = math.inf
 
     def __getitem__(self, part: Part) -> Tensor:
-        """A part, fp32 on the CPU. Draws the tiles that it touches."""
+        """Return a part, fp32 on CPU. Draws only the tiles that overlap it."""
         if self.shape.numel() <= ROWS * COLUMNS:
             return normal(self.seed, self.name, self.shape, self.beyond)[part].mul_(self.std)
         found, sizes = torch.empty([each.stop - each.start for each in part]), self._tile
@@ -76,10 +77,11 @@ class Drawn:
 def initial(
     config: TransformerConfig, name: str, shape: torch.Size, seed: int, base: torch.Size | None = None
 ) -> Tensor:
-    """The tensor `name` of `shape`, fp32 on CPU; `base` is its shape in the configuration's base, if that has one.
+    """Return the initial tensor `name` of `shape`, fp32 on CPU. `base` is its shape in the muP base model, if there is
+    one.
 
-    Norm weights are one (those kept minus one: zero); biases and buffers zero; the rest has the spread of `spread`,
-    scaled beside the base.
+    Norm weights are one (zero if stored minus one). Biases and buffers are zero. All others have the standard deviation
+    `spread`, scaled relative to the base.
     """
     found = drawn(config, name, shape, seed, base)
     if found is not None:
@@ -91,10 +93,10 @@ def initial(
 def drawn(
     config: TransformerConfig, name: str, shape: torch.Size, seed: int, base: torch.Size | None = None
 ) -> Drawn | None:
-    """The same, to be drawn in parts; None for what is not drawn: norms and biases."""
+    """Like `initial`, but drawn in parts. Returns None for tensors that are not drawn: norms and biases."""
     if is_norm(name) or name.endswith("bias"):
         return None
-    # As tf.truncated_normal: nothing beyond two standard deviations.
+    # Like tf.truncated_normal: no value beyond two standard deviations.
     beyond = 2.0 if config.initial == "truncated" else math.inf
     base = base or shape
     std = spread(config.base or config, name, base) * std_scale(name, shape, base)
@@ -109,8 +111,10 @@ def new_rows(
     base: torch.Size,
     numbers: Sequence[int],
 ) -> Tensor:
-    """Rows of the table `name` of `shape` with these numbers, each from (seed, name, number) alone: zero for a bias,
-    else with the spread of `initial`."""
+    """Return rows `numbers` of the table `name` of `shape`, each from (seed, name, number) alone.
+
+    Rows of a bias are zero. All others have the standard deviation that `initial` uses.
+    """
     if len(shape) == 1:
         return torch.zeros(len(numbers))
     std = spread(config.base or config, name, base) * std_scale(name, shape, base)
@@ -118,18 +122,18 @@ def new_rows(
 
 
 def is_norm(name: str) -> bool:
-    """Whether `name` is the weight of a norm."""
+    """Return whether `name` is the weight of a norm."""
     module, _, leaf = name.rpartition(".")
     return leaf == "weight" and module.endswith("norm")
 
 
 def spread(config: TransformerConfig, name: str, shape: torch.Size) -> float:
-    """Standard deviation of a weight's initial values.
+    """Return the standard deviation of a weight's initial values.
 
-    GPT-2 (release, model.py): 0.02, positions 0.01, and projections into the residual stream divided by the
-    root of their number (paper, section 2.3). BERT, ALBERT, ELECTRA: truncated 0.02. BART, RoBERTa, Llama:
-    0.02. DeepSeek-V3: 0.006 (section 4.2). fan_in is T5's (Mesh TensorFlow): initial_std over the root of the
-    inputs, queries also over the root of the head size since scores are not scaled, embeddings one.
+    GPT-2 (release, model.py): 0.02, positions 0.01, and projections into the residual stream divided by the root of
+    their number (paper, section 2.3). BERT, ALBERT, ELECTRA: truncated 0.02. BART, RoBERTa, Llama: 0.02. DeepSeek-V3:
+    0.006 (section 4.2). fan_in is T5's (Mesh TensorFlow): initial_std over the root of the inputs; queries also over
+    the root of the head size, because scores are not scaled; embeddings one.
     """
     std = config.initial_std
     if config.initial == "fan_in":

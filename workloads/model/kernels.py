@@ -1,4 +1,4 @@
-"""Scaled dot-product attention by the best kernel that serves."""
+"""Scaled dot-product attention by the fastest kernel that supports the inputs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from workloads.model.layers import capped
 from workloads.model.masks import ByLength, Documents
 
 FLASH_SIZE = 256
-"""Most numbers of a head that flash attention takes."""
+"""The largest head size that flash attention supports."""
 A_CALL = 25_000
-"""Scores that a processor computes in the time that a further call of a kernel takes, forwards and backwards."""
+"""The number of scores that a CPU computes, forward and backward, in the time of one more kernel call."""
 SINK_WIDTH = 8
-"""By how much sinks widen queries, keys and values."""
+"""The number of elements by which sinks widen queries, keys and values."""
 
 
 FUSED = {
@@ -35,8 +35,11 @@ _noted: list[set[str]] = []
 
 @contextmanager
 def noting() -> Iterator[set[str]]:
-    """The kernels of attention that run within it, in words: those of FUSED, "variable-length flash", and UNFUSED,
-    which holds all scores. Of code that is compiled nothing is noted."""
+    """Collect the names of the attention kernels that run within this context.
+
+    The names are those of FUSED, "variable-length flash", and UNFUSED, which materialises all scores. Compiled code is
+    not recorded.
+    """
     found: set[str] = set()
     _noted.append(found)
     try:
@@ -60,12 +63,13 @@ def attend(
     cap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Scaled dot-product attention by the best kernel that serves, see `attention.AttentionCore`.
+    """Compute scaled dot-product attention with the best kernel that supports the inputs, see
+    `attention.AttentionCore`.
 
-    On CUDA no fused kernel takes both a mask and grouped queries, and the one without fusion holds all scores: each key
-    and value is then repeated for its queries, which is less by far. Elsewhere the kernel does that itself, but takes
-    no values narrower than keys, as latent attention has them: they are filled up with zeros. No kernel has a cap: all
-    scores are held.
+    On CUDA, no fused kernel supports both a mask and grouped queries, and the unfused kernel materialises all scores.
+    Keys and values are then repeated for each query head, which takes far less memory. Elsewhere the kernel handles
+    groups itself but requires values as wide as keys, so the narrower values of latent attention are padded with zeros.
+    No kernel supports a cap: it materialises all scores.
     """
     if cap:
         return attend_unfused(
@@ -80,7 +84,7 @@ def attend(
     if _is_causal_bias(allowed) and torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(
             query.device.type
-        )  # of what this kind of mask calls, autocast knows nothing
+        )  # autocast does not cover what this kind of mask calls
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     how: dict[str, Any] = {"scale": scale, "enable_gqa": query.shape[1] != key.shape[1]}
     width = value.shape[-1]
@@ -94,7 +98,7 @@ def attend(
 def _choice(
     q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, causal: bool, how: dict[str, Any]
 ) -> str:
-    """The kernel that torch takes."""
+    """Return the name of the kernel that torch chooses."""
     if _is_causal_bias(allowed):
         allowed, causal = None, True
     return FUSED.get(SDPBackend(torch._fused_sdp_choice(q, k, v, allowed, 0.0, causal, **how)), UNFUSED)
@@ -111,7 +115,7 @@ def attend_unfused(
     sinks: Tensor | None = None,
     dropped: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """As `attend`, holding all scores; `dropped` is what becomes of their shares."""
+    """Like `attend`, but materialise all scores. `dropped` applies dropout to the probabilities."""
     _note(lambda: UNFUSED)
     key, value = _for_each_query(query, key), _for_each_query(query, value)
     scores = query @ key.transpose(-2, -1) * scale
@@ -120,8 +124,10 @@ def attend_unfused(
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -torch.inf) if allowed.dtype is torch.bool else scores + allowed
+    # The softmax of 16-bit scores is computed in fp32.
     wide = torch.float32 if scores.dtype in (torch.bfloat16, torch.float16) else scores.dtype
     if sinks is not None:
+        # A sink takes a share of the softmax like one more key. Its value is zero, so its column is dropped.
         column = sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:3], 1)
         scores = torch.cat((scores, column), -1)
     shares = scores.softmax(-1, dtype=wide)[..., : key.shape[2]]
@@ -131,11 +137,10 @@ def attend_unfused(
 def attend_documents(
     query: Tensor, key: Tensor, value: Tensor, documents: Documents, scale: float
 ) -> Tensor | None:
-    """As `attend`, of rows whose documents see themselves alone: no score of two documents is computed, and no mask is
-    held. None where no kernel serves.
+    """Like `attend`, for rows whose documents attend only to themselves. Returns None if no kernel supports it.
 
-    On a GPU that is flash attention of sequences of different lengths (Dao, 2023), in 16 bits; else the documents of
-    each length together, where that takes less time than a mask.
+    It computes no scores between documents and needs no mask. On a GPU it uses variable-length flash attention (Dao,
+    2023) in 16 bits. Elsewhere it batches the documents of equal length, if that is faster than a mask.
     """
     if query.is_cuda:
         return _attend_flash(query, key, value, documents, scale)
@@ -143,6 +148,8 @@ def attend_documents(
     if torch.compiler.is_compiling() or found is None:
         return None
     (rows, heads, length, _), groups = query.shape, found.groups
+    # A causal document computes half of its square of scores, where a mask computes all scores of the row. The saving
+    # must outweigh one kernel call for each length.
     saved = rows * length**2 - sum(count * size**2 for count, size in groups) // 2
     if heads * saved < len(groups) * A_CALL:
         return None
@@ -154,6 +161,7 @@ def _attend_by_length(
 ) -> Tensor:
     order, counts = documents.order, [count * size for count, size in documents.groups]
     parts = []
+    # [B, heads, L, D] becomes tokens [B x L, heads, D], sorted by the length of their document.
     flat = (
         each.transpose(1, 2).flatten(0, 1).index_select(0, order).split(counts)
         for each in (query, key, value)
@@ -195,11 +203,13 @@ def attend_flash(
     window: int,
     scale: float,
 ) -> Tensor | None:
-    """As `attend`, of documents that stand one after the other in all rows together, each between two `bounds` of
-    queries and two of keys, int32; its last query is that of its last key, and sees, with a `window`, so many keys.
-    None where the kernel does not serve."""
+    """Like `attend`, for documents concatenated over all rows. Returns None if the kernel does not support it.
+
+    `bounds` and `key_bounds`, int32, delimit each document's queries and keys. A document's last query aligns with its
+    last key. With a `window`, a query attends to that many keys.
+    """
     if torch.is_autocast_enabled("cuda"):
-        dtype = torch.get_autocast_dtype("cuda")  # autocast does not know this kernel
+        dtype = torch.get_autocast_dtype("cuda")  # autocast does not cover this kernel
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     size = query.shape[-1]
     fits = query.dtype in (torch.bfloat16, torch.float16) and size == value.shape[-1] and size % 8 == 0
@@ -209,6 +219,7 @@ def attend_flash(
 
     _note(lambda: "variable-length flash")
     rows, length, most = query.shape[0], query.shape[2], key.shape[2]
+    # The kernel counts the keys before a query, without the key at its own position.
     inside = (window - 1 if window else -1, 0)
     q, k, v = (each.transpose(1, 2).flatten(0, 1) for each in (query, key, value))
     grouped = query.shape[1] != key.shape[1]
@@ -221,7 +232,7 @@ def attend_flash(
 
 @cache
 def _has_flash(device: torch.device) -> bool:
-    """Whether flash attention runs on this GPU: from Ampere on."""
+    """Return whether this GPU runs flash attention: Ampere or newer."""
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
@@ -234,18 +245,20 @@ def _attend_with_sinks(
     scale: float,
     sinks: Tensor,
 ) -> Tensor:
-    """A sink is the score of a key that every query sees and whose value is zero, so that any kernel serves.
+    """Compute attention with sinks by any kernel: a sink is the score of a key that every query sees and whose value is
+    zero.
 
-    Queries have a further number, which is their sink, by which all keys are multiplied with zero and that one with
-    one; it is eight, for the kernels' alignment.
+    Queries get one more element, the head's sink. All keys have 0 there, and the added key has 1, so its score is the
+    sink. The width grows by eight elements instead of one, because kernels need this alignment.
     """
     size, length = value.shape[-1], query.shape[2]
+    # Divided by the scale, because the kernel multiplies all scores with it.
     scores = F.pad((sinks / scale).to(query.dtype)[:, None, None], (0, SINK_WIDTH - 1))
     query = torch.cat((query, scores.expand(*query.shape[:3], -1)), -1)
     first = F.pad(key.new_ones(1), (key.shape[-1], SINK_WIDTH - 1)).expand(*key.shape[:2], 1, -1)
     key = torch.cat((first, F.pad(key, (0, SINK_WIDTH))), 2)
     value = F.pad(value, (0, SINK_WIDTH, 1, 0))
-    if causal:  # one more query keeps the diagonal where it is
+    if causal:  # one more query keeps the diagonal in place
         query = F.pad(query, (0, 0, 1, 0))
     elif _is_causal_bias(allowed):
         from torch.nn.attention.bias import causal_lower_right
@@ -257,13 +270,15 @@ def _attend_with_sinks(
 
 
 def _for_each_query(query: Tensor, grouped: Tensor) -> Tensor:
-    """Keys or values of groups of queries, repeated for each query of a group."""
+    """Repeat the keys or values of each group for all of its queries."""
     times = query.shape[1] // grouped.shape[1]
     return grouped if times == 1 else grouped.repeat_interleave(times, 1)
 
 
 def _is_causal_bias(allowed: Tensor | None) -> bool:
-    """Whether a mask is `torch.nn.attention.bias.CausalBias`: there is none before that module is imported, and with it
-    torch's compiler."""
+    """Return whether a mask is a `torch.nn.attention.bias.CausalBias`.
+
+    If that module is not imported, the mask cannot be one. Importing it here would load torch's compiler.
+    """
     made_by = sys.modules.get("torch.nn.attention.bias")
     return made_by is not None and isinstance(allowed, made_by.CausalBias)

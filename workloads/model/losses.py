@@ -1,4 +1,4 @@
-"""The loss of every combination of heads."""
+"""The losses of all heads."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from workloads.workload import Batch, Loss
 
 
 class Headed(Protocol):
-    """What a loss depends on of a model's configuration."""
+    """The fields of a model's configuration that its loss depends on."""
 
     @property
     def head(self) -> str:
-        """What stands on the last hidden states."""
+        """Return the name of the head on the last hidden states."""
         ...
 
     @property
     def classes(self) -> int:
-        """Outputs of that head."""
+        """Return the number of outputs of that head."""
         ...
 
     @property
     def sentence_head(self) -> bool:
-        """Whether there is one of the full sequence beside it."""
+        """Return whether there is also a head for the full sequence."""
         ...
 
 
 DISCRIMINATOR_WEIGHT = 50.0
-"""Weight of replaced-token detection beside masked language modelling (ELECTRA, section 2)."""
+"""The weight of replaced-token detection relative to masked language modelling (ELECTRA, section 2)."""
 
 
 TokenLoss = Callable[[Tensor, Tensor], Loss]
@@ -43,9 +43,9 @@ TokenLoss = Callable[[Tensor, Tensor], Loss]
 
 
 def token_loss(logits: Tensor, labels: Tensor) -> Loss:
-    """Cross-entropy summed over the labels that are not -100, int64 [B, L].
+    """Return the cross-entropy summed over the labels that are not -100, int64 [B, L].
 
-    logits are [B, L, classes], or [predicted, classes] where the model has left the others out.
+    logits are [B, L, classes], or [predicted, classes] if the model computed only the predicted positions.
     """
     predicted = labels != IGNORED
     labels = labels[predicted] if logits.dim() == 2 else labels.flatten()
@@ -59,13 +59,17 @@ def loss(
     batch: Batch,
     of_tokens: TokenLoss = token_loss,
 ) -> Loss:
-    """The loss of a model's output; `of_tokens` replaces `token_loss` if the logits are of a part of the vocabulary.
+    """Return the loss of a model's output. `of_tokens` replaces `token_loss` if the logits are vocabulary-parallel.
 
     language, masked, token: cross-entropy of `labels` [B, L] (-100 ignored), summed over tokens.
+
     span: mean of the cross-entropies of the first and the last token, `labels` [B, 2], summed over sequences.
-    With a sentence head (BERT, ALBERT): plus the mean cross-entropy of `sequence_labels` [B].
-    sequence: cross-entropy of `sequence_labels` [B] (-100 ignored), summed over sequences; of one class the squared
+
+    sequence: cross-entropy of `sequence_labels` [B] (-100 ignored), summed over sequences; with one class, the squared
     error to fp32 `sequence_labels` (NaN ignored).
+
+    With a sentence head (BERT, ALBERT): plus the mean cross-entropy of `sequence_labels` [B].
+
     ELECTRA: cross-entropy of the generator plus 50 times the mean binary cross-entropy over real tokens.
     """
     if isinstance(output, ElectraOutput):
@@ -99,7 +103,7 @@ def loss(
 
 
 def of_output(output: Output, batch: Batch, of_tokens: TokenLoss) -> Loss:
-    """The token loss of logits of the vocabulary, or of the sums that were computed in their place."""
+    """Return the token loss of vocabulary logits, or of the sums that were computed instead of them."""
     if output.sums is not None:
         total, count, *correct = output.sums
         return Loss(total, count, correct=correct[0] if correct else None)
@@ -131,7 +135,7 @@ def _by_token(logits: Tensor, labels: Tensor) -> Loss:
 
 
 def _span(logits: Tensor, labels: Tensor) -> Loss:
-    """logits [B, L, 2] of the first and the last token of a span."""
+    """Return the loss of logits [B, L, 2] for the first and the last token of a span."""
     both = logits.float().transpose(1, 2)
     predicted = (labels != IGNORED).all(-1)
     total = F.cross_entropy(both.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum") / 2

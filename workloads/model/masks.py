@@ -15,29 +15,34 @@ from workloads.model.sparse import near
 from workloads.workload import Batch
 
 REAL = "real"
-"""The batch's entry with the padding of the full sequences, if `padding` is only that of a part; what it leaves out
-besides is not routed to experts."""
+"""The batch entry with the real tokens of the full sequences, if `padding` covers only a part. Other tokens are not
+routed to experts.
+"""
 QUERIES = "queries"
-"""The batch's entry that says which places are queries of a second stream, bool [B, L]."""
+"""The batch entry that marks the positions of the query stream, bool [B, L]."""
 DECODER_REAL = "decoder_real"
-"""The same of what a decoder reads beside an encoder."""
+"""Like REAL, for what a decoder reads besides an encoder."""
 
 
 SEGMENTS = "segments"
-"""The batch's entry with the document of each token, int64 [B, L]: documents stand in runs, and padding is one too."""
+"""The batch entry with the document number of each token, int64 [B, L]. Documents are contiguous; padding counts as
+one.
+"""
 STARTS = "starts"
-"""The batch's entry with where the documents of each row start, int32 [B, most], filled up with L."""
+"""The batch entry with the start of each document in its row, int32 [B, most], filled up with L."""
 WHOLE_SEGMENTS = "whole_segments"
-"""The batch's entry with SEGMENTS of the full sequences, of which its tokens are a part; STARTS then are theirs."""
+"""The batch entry with SEGMENTS of the full sequences, if the batch holds a part of them. STARTS
+then refers to these.
+"""
 WHOLE_TOKENS = "whole_tokens"
-"""The batch's entry with the tokens of the full sequences, where each is one document and layers have a window."""
+"""The batch entry with the tokens of the full sequences, if each is one document and layers have a window."""
 
 
 class ByLength(NamedTuple):
-    """The tokens of rows with those documents together that have the same length.
+    """Groups the documents of a batch by length, so that each group is one batched attention call.
 
-    order: int64 [B x L], the number of each token. back: where each token is in that order. groups: how many documents
-    there are of each length, and the length.
+    order: int64 [B x L], the token indices in grouped order. back: the inverse of `order`. groups: for each length, the
+    number of documents and the length.
     """
 
     order: Tensor
@@ -47,12 +52,12 @@ class ByLength(NamedTuple):
 
 @dataclass(frozen=True)
 class Documents:
-    """Rows whose documents stand one after the other: each sees itself alone, what is not after a token and, with a
-    `window`, fewer steps before it.
+    """Rows of concatenated documents. A token attends to its own document, not to later tokens and, with a `window`,
+    only to tokens fewer steps back.
 
-    numbers: int64 [B, L] as in SEGMENTS, None where a row is one document. by_length: where the processor computes.
-    bounds: int32 [documents + 1], on a GPU: where each starts in all rows together, and the end of the last; a document
-    may have no token. made: the mask that `once` has made.
+    numbers: int64 [B, L] as in SEGMENTS; None if a row is one document. by_length: used on CPU. bounds: int32
+    [documents + 1], used on a GPU: the start of each document in the concatenation of all rows, and the end of the last
+    one; documents may be empty. made: the mask that `once` has created.
     """
 
     numbers: Tensor | None
@@ -62,7 +67,10 @@ class Documents:
     made: list[Tensor] = field(default_factory=list, compare=False)
 
     def once(self, make: Callable[[], Tensor]) -> Tensor:
-        """The mask where no kernel serves, which all layers share: each keeps it for its backward pass."""
+        """Return the mask for layers that no kernel serves.
+
+        All layers share one tensor, because each saves it for its backward pass.
+        """
         if torch.compiler.is_compiling():
             return make()
         if not self.made:
@@ -70,14 +78,14 @@ class Documents:
         return self.made[0]
 
     def starts(self, length: int) -> Tensor:
-        """STARTS, of the bounds."""
+        """Return STARTS, computed from the bounds."""
         assert self.bounds is not None
         rows = len(self.bounds) - 1 if self.numbers is None else len(self.numbers)
         first = torch.arange(rows, dtype=torch.int32, device=self.bounds.device) * length
         return self.bounds[:-1].view(rows, -1) - first[:, None]
 
     def dense(self, length: int, device: torch.device) -> Tensor:
-        """The mask as one tensor, bool [1 or B, 1, L, L]."""
+        """Return the mask as one tensor, bool [1 or B, 1, L, L]."""
         steps = torch.arange(length, device=device)
         allowed = steps[:, None] >= steps[None, :]
         if self.window:
@@ -92,8 +100,8 @@ class Documents:
 class Mask:
     """allowed: bool [1 or B, 1, queries, keys], True where a query may attend to a key; None if all may.
 
-    causal hides keys after the query as well; it is separate from `allowed` so that fused kernels need no mask tensor
-    in the plain causal case, and so are the `documents` of rows without any other mask.
+    `causal` also hides keys after the query. It is separate from `allowed`, so that fused kernels need no mask tensor
+    in the plain causal case. The `documents` of rows without another mask are separate for the same reason.
     """
 
     allowed: Tensor | None = None
@@ -102,19 +110,21 @@ class Mask:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is hidden, or only what is after a query."""
+        """Return whether the mask hides nothing, or only later keys."""
         return self.allowed is None and self.documents is None
 
     def behind(self, count: int, length: int, device: torch.device) -> Mask:
-        """The mask of `length` queries whose keys stand behind `count` others, to which all may attend."""
+        """Return the mask of `length` queries whose keys follow `count` others that all queries may attend to."""
         allowed = self.dense(length, device)
         if allowed is None:
             return self
         return Mask(F.pad(allowed.view((1,) * (4 - allowed.dim()) + allowed.shape), (count, 0), value=True))
 
     def with_prompt(self, count: int, length: int, device: torch.device, causal: bool) -> Mask:
-        """The mask of `count` vectors before `length` tokens, who all see them; they see tokens that someone sees or,
-        if it is `causal`, none."""
+        """Return the mask of `count` prompt vectors before `length` tokens.
+
+        All tokens see the prompt. The prompt sees the tokens that any token sees or, if `causal`, no token.
+        """
         if self.is_plain:
             return self
         allowed = self.dense(length, device)
@@ -130,7 +140,7 @@ class Mask:
         return Mask(torch.cat((above.expand(*allowed.shape[:2], count, -1), below), dim=-2))
 
     def dense(self, length: int, device: torch.device) -> Tensor | None:
-        """The full mask as one tensor, causality included; None if nothing is hidden."""
+        """Return the full mask as one tensor, causality included; None if nothing is hidden."""
         if self.documents is not None:
             return self.documents.dense(length, device)
         if not self.causal:
@@ -140,12 +150,12 @@ class Mask:
 
 
 def self_mask(config: TransformerConfig, batch: Batch, length: int, windowed: bool = True) -> Mask:
-    """The self-attention mask of a batch.
+    """Return the self-attention mask of a batch, from the batch's entries.
 
-    attention bool [B, L, L] is taken as it is (prefix models); padding bool [B, L] hides padding; SEGMENTS hides the
-    other documents of a packed row, padding included; a window hides the keys that `sparse.near` does not name. visible
-    bool [B, L, M] is the mask itself, of L positions out of a sequence of M, and visible_in_full that of layers without
-    the window, for which `windowed` is False. Under WHOLE_SEGMENTS and WHOLE_TOKENS the documents are those of the full
+    attention bool [B, L, L] is used as it is (prefix models). padding bool [B, L] hides padding. SEGMENTS hides the
+    other documents of a packed row, padding included. A window hides the keys that `sparse.near` excludes. visible bool
+    [B, L, M] is the finished mask for L positions of a sequence of M; visible_in_full is the same for layers without
+    the window, for which `windowed` is False. WHOLE_SEGMENTS and WHOLE_TOKENS describe the documents of the full
     sequences.
     """
     given = "visible" if windowed else "visible_in_full"
@@ -177,19 +187,19 @@ def self_mask(config: TransformerConfig, batch: Batch, length: int, windowed: bo
     allowed = parts[0]
     for part in parts[1:]:
         allowed = allowed & part
-    # A row that attends to nothing would give NaN.
+    # Padding attends to itself: the softmax of a row that attends to nothing would be NaN.
     if len(parts) == 1 and "padding" in batch and not config.causal:
         allowed = allowed | ~batch["padding"].any(1)[:, None, None, None]
     elif "attention" in batch or "padding" in batch:  # padding attends to itself
         allowed = allowed | torch.eye(length, dtype=torch.bool, device=device)
-    if config.positions == "relative_keys" and QUERIES in batch:  # of which there are no keys
+    if config.positions == "relative_keys" and QUERIES in batch:  # queries are never keys
         allowed = allowed & ~batch[QUERIES][:, None, None, :]
     causal = config.causal and "attention" not in batch
     return Mask(Mask(allowed, True).dense(length, device) if causal else allowed)
 
 
 def _window(config: TransformerConfig, batch: Batch, length: int, device: torch.device) -> Tensor:
-    """By the places of tokens within their documents, where these see none of each other."""
+    """Return the mask of the window, by positions within documents if documents do not see each other."""
     places = torch.arange(length, device=device).unsqueeze(0)
     if SEGMENTS in batch:
         begun = torch.where(_begins(batch[SEGMENTS]), places, 0).cummax(1).values
@@ -198,19 +208,21 @@ def _window(config: TransformerConfig, batch: Batch, length: int, device: torch.
 
 
 def attends(batch: Batch) -> Tensor | None:
-    """bool [B, L, L]: which tokens a token of a decoder attends to, where a batch says so; None if it does not."""
+    """Return which tokens a decoder's tokens attend to, bool [B, L, L]; None if the batch does not say so."""
     if SEGMENTS in batch:
         return Documents(batch[SEGMENTS]).dense(batch[SEGMENTS].shape[1], batch[SEGMENTS].device)[:, 0]
     return batch.get("attention")
 
 
 def with_starts(batch: Batch) -> Batch:
-    """The batch, in host memory, with the STARTS of its documents: nobody waits for a GPU to know them."""
+    """Return the batch with the STARTS of its documents. They are computed in host memory, which avoids a
+    synchronisation with the GPU.
+    """
     if SEGMENTS not in batch:
         return batch
     length = batch[SEGMENTS].shape[1]
     starts = [row.nonzero().flatten() for row in _begins(batch[SEGMENTS])]
-    # Few widths, since a program that is compiled is compiled for each.
+    # Pad to few widths, because torch.compile compiles a program for each.
     most = 1 << (max(map(len, starts)) - 1).bit_length()
     filled = [F.pad(each, (0, most - len(each)), value=length) for each in starts]
     return {**batch, STARTS: torch.stack(filled).int()}
@@ -234,7 +246,7 @@ def _documents(batch: Batch, window: int, sorts: bool = True) -> Documents:
 
 
 def _bounds(starts: Tensor, length: int) -> Tensor:
-    """See `Documents`, of STARTS."""
+    """Return the bounds of `Documents` from STARTS."""
     first = torch.arange(len(starts), dtype=torch.int32, device=starts.device) * length
     return F.pad((starts + first[:, None]).flatten(), (0, 1), value=len(starts) * length)
 
@@ -249,5 +261,5 @@ def _by_length(numbers: Tensor) -> ByLength:
 
 
 def _begins(numbers: Tensor) -> Tensor:
-    """Whether a document begins with a token, bool [B, L]."""
+    """Return whether a document begins at each token, bool [B, L]."""
     return F.pad(numbers[:, 1:] != numbers[:, :-1], (1, 0), value=True)

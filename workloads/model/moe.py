@@ -252,7 +252,7 @@ def rows_by_expert(counts: Tensor, rows: Tensor) -> list[int]:
 
 
 def _asks_for_sizes(rows: Tensor) -> bool:
-    """Whether the counts should be read from the device once, before the products of a layer.
+    """Return whether to read the counts from the device once, before the products of a layer.
 
     torch has a grouped CUDA kernel for bf16 on Hopper and Blackwell only. Elsewhere its product reads the counts in
     each pass of each weight, nine times a layer.
@@ -288,7 +288,7 @@ def grouped_linear(rows: Tensor, weight: Tensor, counts: Tensor, sizes: list[int
 
 
 def compiles_by_size(rows: Tensor) -> bool:
-    """Whether torch compiles a kernel for each new number of rows, as it does on CPUs in 16 bits."""
+    """Return whether torch compiles a kernel for each new number of rows, as it does on CPUs in 16 bits."""
     return not rows.is_cuda and rows.dtype is not torch.float32
 
 

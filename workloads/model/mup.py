@@ -1,20 +1,21 @@
-"""Maximal update parametrisation (muP): hyperparameters found on a narrow model hold for a wide one.
+"""Maximal update parametrisation (muP): hyperparameters tuned on a narrow model hold for a wide one.
 
 Yang et al., 2022, "Tensor Programs V", arXiv 2203.03466. A configuration has a `base`, the narrow model for which
-learning rate and spread of initial values are meant; what differs in the wide one follows from how many times wider
-a tensor's inputs are, r = inputs / inputs in the base. By tables 3 and 8 of the paper, for Adam and what else
-normalises every gradient alone (Lion):
+learning rate and initial standard deviation are tuned. The wide model's values follow from r = inputs / inputs in the
+base, the factor by which a tensor's inputs grow. Tables 3 and 8 of the paper, for Adam and other optimizers that
+normalise each gradient element (Lion):
 
-| tensors | standard deviation | learning rate |
-|---|---|---|
-| hidden: inputs and outputs grow | base / sqrt(r) | base / r |
-| outputs: only inputs grow (untied heads, routers) | base / r | base / r |
-| embeddings, vectors, what else has inputs that do not grow | base | base |
+  | tensors | standard deviation | learning rate |
+  |---|---|---|
+  | hidden: inputs and outputs grow | base / sqrt(r) | base / r |
+  | outputs: only inputs grow (untied heads, routers) | base / r | base / r |
+  | embeddings, vectors, others whose inputs do not grow | base | base |
 
-Logits of a tied head are divided by r (table 8: a tied weight begins and learns as an embedding), those of an untied
-one are not (table 3: the weight is smaller instead, which is the same model). Scores of attention are divided by
-the width of a head, not by its root (definition 4.1), and at the base's width are what they were. So a model as wide
-as its base is the plain model, bit for bit. Adam's epsilon stays. Torch-free.
+Logits of a tied head are divided by r, because a tied weight begins and learns as an embedding (table 8). Logits of an
+untied head are not, because its weight is smaller instead, which gives the same model (table 3). Attention scores are
+divided by the head width instead of its root (definition 4.1), normalised so that they are unchanged at the base's
+width. A model as wide as its base therefore equals the plain model bit for bit. Adam's epsilon is unchanged.
+Torch-free.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ WIDTHS = (
     "latent",
     "moe",
 )
-"""Fields that may differ between a model and its base; of moe only the intermediate size."""
+"""The fields that may differ between a model and its base. In moe, only the intermediate size may."""
 
 
 def beside(config: TransformerConfig, widths: Mapping[str, Any]) -> TransformerConfig:
-    """The configuration with a base model: itself with other `widths`, which are fields as in `changed`.
+    """Return the configuration with a base model: itself with other `widths`, which are fields as in `changed`.
 
-    Raises WorkloadError for a field that is not in WIDTHS, or sizes that do not fit each other.
+    Raises WorkloadError for a field that is not in WIDTHS, or for inconsistent sizes.
     """
     experts = widths.get("moe") or {}
     inside = (
@@ -64,20 +65,20 @@ def beside(config: TransformerConfig, widths: Mapping[str, Any]) -> TransformerC
 
 
 def lr_scale(name: str, shape: Sequence[int], base: Sequence[int]) -> float:
-    """Factor of the learning rate of tensor `name` [.., outputs, inputs]; `base` is its shape in the base model."""
+    """Return the learning-rate factor of tensor `name` [.., outputs, inputs]; `base` is its shape in the base model."""
     is_embedding = name in ("tokens.weight", "distances.weight") or "embeddings." in name
-    is_vector = len(shape) < 2 or name.endswith("_bias")  # of experts, a vector for each
+    is_vector = len(shape) < 2 or name.endswith("_bias")  # expert biases are one vector per expert
     return 1.0 if is_vector or is_embedding else base[-1] / shape[-1]
 
 
 def std_scale(name: str, shape: Sequence[int], base: Sequence[int]) -> float:
-    """Factor of the standard deviation of its initial values."""
+    """Return the factor of the standard deviation of a tensor's initial values."""
     scale = lr_scale(name, shape, base)
     return scale if len(shape) > 1 and shape[-2] == base[-2] else sqrt(scale)
 
 
 def score_scale(config: TransformerConfig) -> float:
-    """Factor of the scores of multi-head attention."""
+    """Return the factor of the scores of multi-head attention."""
     base = config.base or config
     products = 3 if config.disentangled else 1
     own = base.attention_scale or (products * base.head_dim) ** -0.5
@@ -85,27 +86,27 @@ def score_scale(config: TransformerConfig) -> float:
 
 
 def latent_score_scale(config: TransformerConfig) -> float:
-    """Factor of the scores of latent attention, without the temperature of YaRN."""
+    """Return the factor of the scores of latent attention, without YaRN's temperature."""
     widths = [c.latent.nope_dim + c.latent.rope_dim for c in (config.base or config, config) if c.latent]
     return widths[0] ** -0.5 * (widths[0] / widths[1])
 
 
 def logit_scale(config: TransformerConfig) -> float:
-    """Factor of the hidden states before the projection to the vocabulary."""
+    """Return the factor of the hidden states before the projection to the vocabulary."""
     base = config.base or config
     scale = base.hidden**-0.5 if config.scaled_head else 1.0
     return scale * (base.embedding_size / config.embedding_size) if config.tied else scale
 
 
 RELATIVE_BIASES = tuple(f"attention.relative.{each}" for each in ("content", "distance", "segment"))
-"""What XLNet adds to the queries of a score."""
+"""The vectors that XLNet adds to the queries of a score."""
 
 
 def folded(config: TransformerConfig, name: str) -> float:
-    """Factor of tensor `name` with which the model without a base computes the same (for an export).
+    """Return the factor of tensor `name` with which the model without a base computes the same (for an export).
 
-    Scales of scores go into the queries, those of logits into the norm in front of the projection; both are
-    linear. Raises WorkloadError if no norm stands there.
+    Score factors are folded into the queries, logit factors into the norm before the projection; both are linear.
+    Raises WorkloadError if there is no such norm.
     """
     if config.base is None:
         return 1.0
@@ -121,7 +122,9 @@ def folded(config: TransformerConfig, name: str) -> float:
 
 
 def _query(config: TransformerConfig) -> str:
-    """The last map of the queries before the scores; rotations come after it, and do not matter."""
+    """Return the last linear map of the queries before the scores. Rotations come after it and
+    commute with the factor.
+    """
     if config.latent:
         return "attention.query_up" if config.latent.query_rank else "attention.query"
     return "attention.query_norm" if config.qk_norm else "attention.query"

@@ -18,11 +18,11 @@ PLAIN: Mapping[str, tuple[str, Callable[[Any], bool]]] = MappingProxyType(
         "str": ("a text", lambda value: type(value) is str),
     }
 )
-"""What a field of a plain type is in words, and whether a value is one."""
+"""The name of each plain field type in words, and a test whether a value has the type."""
 
 
 def check_types(kind: Any, values: Mapping[str, Any], prefix: str = "") -> None:
-    """Raise WorkloadError for the first of the values of a dataclass whose plain type is another."""
+    """Raise WorkloadError for the first value of a dataclass that does not have the plain type of its field."""
     for each in fields(kind):
         what, is_one = PLAIN.get(str(each.type), ("", bool))
         if what and each.name in values and not is_one(values[each.name]):
@@ -33,9 +33,9 @@ def check_types(kind: Any, values: Mapping[str, Any], prefix: str = "") -> None:
 class RopeScaling:
     """How rotary frequencies are stretched beyond the trained length.
 
-    kind: 'linear' (Chen et al. 2023), 'llama3' (Llama 3.1) or 'yarn' (Peng et al. 2023). The last two start
-    from original_positions, the length of the original training. YaRN only: attention_factor multiplies cosine and
-    sine, 0 to derive it from the factor; without truncate the ends of the ramp are not rounded to whole indices.
+    kind: 'linear' (Chen et al. 2023), 'llama3' (Llama 3.1) or 'yarn' (Peng et al. 2023). The last two start from
+    original_positions, the length of the original training. YaRN only: attention_factor multiplies cosine and sine, 0
+    derives it from the factor; without `truncate`, the ends of the ramp are not rounded to whole indices.
     """
 
     kind: str
@@ -78,14 +78,13 @@ class LatentAttention:
 class MoE:
     """A feed-forward block of experts, in every `every`-th layer from layer `first` on.
 
-    gate: 'softmax' (Switch, Mixtral) or 'sigmoid' (DeepSeek-V3). capacity: an expert takes at most so many tokens of
-    each sequence; capacity_factor: at most ceil(factor * length * top_k / experts) (Switch, eq. 3); without either, it
-    takes all that choose it.
-    shared: that many experts, as one, take every token; shared_gate: weighed by the sigmoid of a map of it (Qwen2-MoE).
-    bias: router and experts have biases (gpt-oss).
-    groups, top_groups: the router first keeps the best groups of experts (DeepSeek-V3, section 2.1.2).
-    auxiliary and z_loss are weights of the balancing loss and of the router z-loss of each layer; bias_rate is the step
-    of the auxiliary-loss-free bias, None for no bias.
+    gate: 'softmax' (Switch, Mixtral) or 'sigmoid' (DeepSeek-V3). capacity: the maximum number of tokens of each
+    sequence that an expert takes. capacity_factor: the same as ceil(factor * length * top_k / experts) (Switch, eq. 3).
+    Without either, an expert takes all tokens that choose it. shared: the number of experts that process every token,
+    computed as one expert. shared_gate: weights them with the sigmoid of a linear map of the token (Qwen2-MoE). bias:
+    router and experts have biases (gpt-oss). groups, top_groups: the router first keeps the best groups of experts
+    (DeepSeek-V3, section 2.1.2). auxiliary and z_loss are the weights of the balancing loss and of the router z-loss of
+    each layer. bias_rate is the step of the auxiliary-loss-free bias; None for no bias.
     """
 
     experts: int
@@ -131,15 +130,15 @@ class MoE:
             )
 
     def at_length(self, length: int) -> int | None:
-        """The most tokens that an expert takes of a sequence of that length, None for no limit."""
+        """Return the maximum number of tokens that an expert takes of a sequence of that length; None for no limit."""
         if self.capacity_factor is None:
             return self.capacity
         return math.ceil(self.capacity_factor * length * self.top_k / self.experts)
 
     def routed(self, layers: int) -> int:
-        """How many of so many layers have experts."""
+        """Return how many of `layers` layers have experts."""
         return sum(map(self.at, range(layers)))
 
     def at(self, layer: int) -> bool:
-        """Whether layer `layer` has experts."""
+        """Return whether layer `layer` has experts."""
         return layer >= self.first and (layer - self.first) % self.every == 0

@@ -1,7 +1,7 @@
 """Position encodings: rotary angles, sinusoids and relative buckets.
 
-Everything is computed from positions in the forward pass, so a model built on the meta device has no hidden
-tables to restore.
+Everything is computed from positions in the forward pass, so a model built on the meta device has no buffers to
+restore.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ Rotary = tuple[Tensor, Tensor]
 
 
 def rotary(config: TransformerConfig, positions: Tensor, windowed: bool = False) -> Rotary:
-    """Rotary tables (Su et al. 2021, eq. 34) of `positions` [1 or B, L], scaled as the config says; those of layers
-    with a window, if it is `windowed`."""
+    """Return the rotary tables (Su et al. 2021, eq. 34) for `positions` [1 or B, L], scaled as configured.
+
+    `windowed` selects the tables of layers with a window.
+    """
     even = torch.arange(0, config.rotary_dim, 2, device=positions.device, dtype=torch.float32)
     near = config.window_theta if windowed else 0.0
     frequencies = (near or config.rope_theta) ** -(even / config.rotary_dim)
@@ -33,7 +35,7 @@ def rotary(config: TransformerConfig, positions: Tensor, windowed: bool = False)
 
 
 def rotate(x: Tensor, table: Rotary) -> Tensor:
-    """Rotate x [B, heads, L, rotary_dim]: the pairs are (i, i + rotary_dim / 2), as in Llama."""
+    """Rotate x [B, heads, L, rotary_dim] in the pairs (i, i + rotary_dim / 2), as in Llama."""
     cos, sin = (t.to(x.dtype) for t in table)
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
@@ -48,7 +50,8 @@ def _scaled(frequencies: Tensor, scaling: RopeScaling, config: TransformerConfig
 
 
 def _llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Long waves are stretched by the factor, short ones kept, those between blended (Llama 3.1 release)."""
+    """Divide low frequencies by the factor, keep high ones, and interpolate in between (Llama 3.1 release)."""
+    # Full rotations of each frequency within the original length.
     turns = scaling.original_positions * frequencies / (2 * math.pi)
     blend = (turns - scaling.low_frequency) / (scaling.high_frequency - scaling.low_frequency)
     blend = blend.clamp(0, 1)
@@ -56,10 +59,11 @@ def _llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 def _yarn(frequencies: Tensor, scaling: RopeScaling, config: TransformerConfig) -> Tensor:
-    """NTK by parts (Peng et al. 2023, eq. 22 and 23), the ramp over the index of the frequency."""
+    """Scale frequencies by NTK by parts (Peng et al. 2023, eq. 22 and 23), with the ramp over the frequency index."""
     dim = config.rotary_dim
 
     def index(turns: float) -> float:
+        # The (fractional) index of the frequency with this many rotations within the original length.
         wave = scaling.original_positions / (turns * 2 * math.pi)
         return dim * math.log(wave) / (2 * math.log(config.rope_theta))
 
@@ -73,7 +77,7 @@ def _yarn(frequencies: Tensor, scaling: RopeScaling, config: TransformerConfig) 
 
 
 def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
-    """Temperature of the attention under YaRN (eq. 25)."""
+    """Return the attention temperature under YaRN (eq. 25)."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
@@ -86,9 +90,9 @@ def _yarn_gain(scaling: RopeScaling) -> float:
 
 
 def sinusoids(positions: Tensor, size: int) -> Tensor:
-    """Fixed position vectors (Vaswani et al. 2017, section 3.5), sines first: fp32 [.., L, size].
+    """Return fixed position vectors (Vaswani et al. 2017, section 3.5), sines first: fp32 [.., L, size].
 
-    Angles are fp64: in fp32 those of position 1000 are off by 3e-5.
+    Angles are computed in fp64: in fp32 they are off by 3e-5 at position 1000.
     """
     half = torch.arange(size // 2, device=positions.device, dtype=torch.float64)
     angles = positions[..., None].double() * 10000.0 ** -(half / (size // 2))
@@ -96,9 +100,9 @@ def sinusoids(positions: Tensor, size: int) -> Tensor:
 
 
 class RelativeBias(nn.Module):
-    """T5's learned bias of attention by bucketed distance (Raffel et al. 2020, section 2.1).
+    """T5's learned attention bias by bucketed distance (Raffel et al. 2020, section 2.1).
 
-    weight is [heads, buckets], so that it is cut over heads like the projections are.
+    weight is [heads, buckets], so that it can be sharded over heads like the projections.
     """
 
     def __init__(self, config: TransformerConfig, bidirectional: bool) -> None:
@@ -108,21 +112,21 @@ class RelativeBias(nn.Module):
         self.buckets, self.distance = config.relative_buckets, config.relative_distance
 
     def forward(self, length: int) -> Tensor:
-        """Bias [1, heads, length, length] to add to the attention scores."""
+        """Return the bias [1, heads, length, length] that is added to the attention scores."""
         steps = torch.arange(length, device=self.weight.device)
         return self.weight[:, self.bucket(steps[None, :] - steps[:, None])].unsqueeze(0)
 
     def apart(self, positions: Tensor) -> Tensor:
-        """Bias [1 or B, heads, L, L] of tokens that stand at `positions` int64 [1 or B, L]."""
+        """Return the bias [1 or B, heads, L, L] of tokens at `positions` int64 [1 or B, L]."""
         return self.weight[:, self.bucket(positions[:, None, :] - positions[:, :, None])].transpose(0, 1)
 
     def between(self, positions: Tensor, length: int) -> Tensor:
-        """Bias [B, heads, L, length] of queries at `positions` int64 [B, L] and keys at 0, 1, ..."""
+        """Return the bias [B, heads, L, length] of queries at `positions` int64 [B, L] and keys at 0, 1, ..."""
         steps = torch.arange(length, device=self.weight.device)
         return self.weight[:, self.bucket(steps - positions[:, :, None])].transpose(0, 1)
 
     def bucket(self, distance: Tensor) -> Tensor:
-        """Bucket of key position minus query position: exact when near, logarithmic when far."""
+        """Return the bucket of key position minus query position: exact when near, logarithmic when far."""
         buckets = self.buckets // 2 if self.bidirectional else self.buckets
         after = (distance > 0) * buckets if self.bidirectional else torch.zeros_like(distance)
         away = distance.abs() if self.bidirectional else (-distance).clamp(min=0)

@@ -154,12 +154,12 @@ _DEEPSEEK_V3 = TransformerConfig(
 
 
 def _but(base: TransformerConfig, **changes: object) -> TransformerConfig:
-    """`base` with other sizes; what is derived from a changed size is derived anew."""
+    """Return `base` with other sizes. Sizes that follow from a changed one are derived again."""
     return base.changed(changes)
 
 
 def _tiny(base: TransformerConfig, **changes: object) -> TransformerConfig:
-    """The class in miniature: a few hundred thousand parameters, a step takes milliseconds on one core."""
+    """Return a miniature of the class: a few hundred thousand parameters, milliseconds per step on one core."""
     small = {"vocab_size": 4096, "hidden": 64, "layers": 2, "heads": 4, "intermediate": 128,
              "max_positions": 512, "kv_heads": 4}  # fmt: skip
     return base.changed({**small, **changes})
@@ -244,17 +244,20 @@ PUBLISHED_DROPOUT: Mapping[str, float] = MappingProxyType(
         0.1,
     )
 )
-"""Rate of dropout with which a preset was pre-trained, of hidden states and of attention alike (Devlin et al. 2018,
-appendix A.2; Liu et al. 2019, table 9; Raffel et al. 2020, section 3.1.2; of the others as in the released folders)."""
+"""The dropout rate with which a preset was pre-trained, for hidden states and attention alike (Devlin et al. 2018,
+appendix A.2; Liu et al. 2019, table 9; Raffel et al. 2020, section 3.1.2; others as in the released folders).
+"""
 
 
 def published_dropout(model: object) -> float:
-    """The rate with which the preset `model` was pre-trained; 0 for one without, and for anything else."""
+    """Return the dropout rate with which the preset `model` was pre-trained; 0 for a preset without dropout and for
+    other models.
+    """
     return PUBLISHED_DROPOUT.get(model, 0.0) if isinstance(model, str) else 0.0
 
 
 def preset(name: str) -> TransformerConfig:
-    """The configuration `name`; raises WorkloadError that names the nearest ones."""
+    """Return the configuration `name`. Raises WorkloadError with the closest names."""
     if name in PRESETS:
         return PRESETS[name]
     near = get_close_matches(name, PRESETS, n=3, cutoff=0.3) or sorted(PRESETS)[:3]

@@ -1,4 +1,4 @@
-"""What the generation settings of a pretrained folder do to the logits of the next token, by transformers' own code."""
+"""Apply the generation settings of a pretrained folder to the next token's logits, with transformers' own code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workloads.errors import WorkloadError
 from workloads.workload import Generation
 
 Change = Callable[[Sequence[int], Tensor], Tensor]
-"""The tokens that the decoder has read and the logits [vocabulary] of its next one, to what settings make of these."""
+"""Maps the tokens that the decoder has read and the logits [vocabulary] of the next one to the changed logits."""
 
 APPLIED: Mapping[str, Any] = {
     "sequence_bias": None, "encoder_repetition_penalty": 1.0, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0,
@@ -20,27 +20,27 @@ APPLIED: Mapping[str, Any] = {
     "forced_bos_token_id": None, "forced_eos_token_id": None, "exponential_decay_length_penalty": None,
     "suppress_tokens": None, "begin_suppress_tokens": None,
 }  # fmt: skip
-"""The settings that are applied, each with the value that changes nothing; in the order in which transformers does."""
+"""The settings that are applied, each with its neutral value, in transformers' order."""
 DRAWING: Mapping[str, Any] = {
     "do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None, "top_h": None, "typical_p": 1.0,
     "epsilon_cutoff": 0.0, "eta_cutoff": 0.0,
 }  # fmt: skip
-"""Settings of how tokens are drawn, for which `Sampling` stands."""
+"""The settings for drawing tokens, which `Sampling` replaces."""
 OTHER: Mapping[str, Any] = {
     "num_beams": 1, "num_beam_groups": 1, "penalty_alpha": None, "dola_layers": None, "constraints": None,
     "force_words_ids": None, "guidance_scale": 1, "stop_strings": None, "max_time": None, "token_healing": False,
     "watermarking_config": None, "remove_invalid_values": False, "forced_decoder_ids": None,
 }  # fmt: skip
-"""Settings that decide which text is generated and are not applied here."""
+"""The settings that affect the generated text and are not applied here."""
 
 
 def said(settings: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the `known` settings that are not what changes nothing, in the order of `known`."""
+    """Return the `known` settings that differ from their neutral values, in the order of `known`."""
     return {name: settings[name] for name in known if settings.get(name) not in (None, [], known[name])}
 
 
 def not_applied(generation: Generation) -> str:
-    """One line that names the settings of a pretrained folder that are not applied; empty if there are none."""
+    """Return one line that names the settings of a pretrained folder that are not applied; empty without any."""
     names = [*said(generation.settings, DRAWING), *said(generation.settings, OTHER)]
     if not names:
         return ""
@@ -57,11 +57,10 @@ def change_of(
     room: int,
     device: torch.device,
 ) -> Change | None:
-    """What the settings do to the logits after one prompt; None if they do nothing.
+    """Return the function that the settings apply to the logits after one prompt; None if they change nothing.
 
-    start is the token with which the decoder of an encoder-decoder begins, None
-    for a decoder, which continues the prompt. room is how many tokens there may be. Raises WorkloadError for settings
-    that transformers does not take.
+    `start` is the token with which an encoder-decoder's decoder begins; None for a decoder, which continues the prompt.
+    `room` is the maximum number of tokens. Raises WorkloadError for settings that transformers rejects.
     """
     asked = said(generation.settings, APPLIED)
     if not asked:
@@ -88,10 +87,12 @@ def change_of(
 def _processors(
     asked: Mapping[str, Any], ends: list[int], prompt: list[int], begun: int, room: int, device: torch.device
 ) -> list[Any]:
-    """As `GenerationMixin._get_logits_processor` makes them, of a decoder that has read `begun` tokens."""
-    from transformers.generation import logits_process  # takes seconds, which few folders need
+    """Return the processors as `GenerationMixin._get_logits_processor` makes them, for a decoder that has read `begun`
+    tokens.
+    """
+    from transformers.generation import logits_process  # imports for seconds, and few folders need it
 
-    theirs: Any = logits_process  # whose types are narrower than what it takes
+    theirs: Any = logits_process  # its annotations are narrower than what it accepts
     source = torch.tensor([prompt], device=device)
     last = torch.tensor(ends, device=device)
     at_first = begun + 1 if begun == 1 and "forced_bos_token_id" in asked else begun

@@ -1,5 +1,7 @@
-"""Keys by distance: what a query makes of a key's distance and segment (Dai et al. 2019, Transformer-XL, section 3.3;
-Yang et al. 2019, XLNet, section 2.5)."""
+"""Relative attention scores: a query's products with a key's distance and segment.
+
+Dai et al. 2019, Transformer-XL, section 3.3; Yang et al. 2019, XLNet, section 2.5.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,10 @@ from workloads.model.positions import sinusoids
 
 
 class RelativeKeys(nn.Module):
-    """What stands beside the queries of all heads: a bias for keys of content, of distance and of segment, each [heads
-    * D], and the keys of the same and of another segment [heads * D, 2]. A tensor-parallel rank has those of its heads.
+    """The learned vectors of XLNet's relative scores: query biases for content, distance and segment, each [heads * D],
+    and the segment keys, same and other, [heads * D, 2].
+
+    A tensor-parallel rank has those of its own heads.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -26,11 +30,13 @@ class RelativeKeys(nn.Module):
         self.segments = nn.Parameter(torch.empty(width, 2))
 
     def forward(self, query: Tensor, keys: Tensor, between: Between) -> tuple[Tensor, Tensor]:
-        """The queries of content, and what of the scores does not depend on content [B, heads, L, L].
+        """Return the content queries, and the part of the scores that does not depend on content, [B, heads, L, L].
 
-        query is [B, heads, L, D], keys [1, heads, 2 L - 1, D] those of the distances in `between`.
+        query is [B, heads, L, D]; keys [1, heads, 2 L - 1, D] are those of the distances in `between`.
         """
         numbers = between.numbers.unsqueeze(1).expand(*query.shape[:2], -1, -1)
+        # Scores of all 2 L - 1 distances, of which each pair takes that of its own. This replaces the relative shift of
+        # Transformer-XL, and also works for permuted positions.
         found = ((query + self._heads(self.distance)) @ keys.transpose(-2, -1)).gather(-1, numbers)
         if between.other is not None:
             of_segments = self.segments.view(-1, self.head_dim, 2).to(query.dtype)
@@ -43,8 +49,11 @@ class RelativeKeys(nn.Module):
 
 
 def distances(positions: Tensor, length: int, size: int, types: Tensor | None) -> Between:
-    """Vectors of all distances that `length` tokens at `positions` int64 [1 or B, L], from 0 to L - 1, can have, fp32
-    [2 L - 1, size]; segments are told apart by token `types` [B, L]."""
+    """Return the vectors of all distances between `length` tokens at `positions` int64 [1 or B, L], fp32 [2 L - 1,
+    size].
+
+    Positions are from 0 to L - 1. Token `types` [B, L] tell segments apart.
+    """
     vectors = sinusoids(torch.arange(1 - length, length, device=positions.device), size)
     apart = positions[:, :, None] - positions[:, None, :] + length - 1
     return Between(vectors, apart, None if types is None else types[:, :, None] != types[:, None, :])

@@ -1,6 +1,6 @@
-"""How likely a model finds a text: the sum of the log-probabilities of its tokens, each given those before it.
+"""The log-probability of a text: the sum over its tokens, each given the preceding ones.
 
-Texts are read in batches of similar length, one forward pass each, in an order that depends on the texts alone.
+Texts are read in batches of similar length, one forward pass per batch. The order depends only on the texts.
 """
 
 from __future__ import annotations
@@ -20,21 +20,24 @@ if TYPE_CHECKING:
     from workloads.workload import Workload
 
 ROWS = 64
-"""Most texts in a batch."""
+"""The maximum number of texts in a batch."""
 LOGITS = 2**27
-"""Most logits of a batch of several texts: half a gibibyte in fp32, and as much again for their logarithms."""
+"""The maximum number of logits of a batch of several texts: half a gibibyte in fp32, and the same again for their
+logarithms.
+"""
 
 
 class Score(NamedTuple):
-    """The log-probability of a text in nats, and whether greedy search would say it."""
+    """The log-probability of a text in nats, and whether greedy search would generate the text."""
 
     total: float
     greedy: bool
 
 
 class _Text(NamedTuple):
-    """What the model reads: `source` with the encoder of a pair, `inputs` with the decoder; their last outputs predict
-    `targets`."""
+    """The model's inputs for a text. The encoder of an encoder-decoder reads `source`, the decoder `inputs`; the last
+    outputs predict `targets`.
+    """
 
     source: Sequence[int]
     inputs: Sequence[int]
@@ -48,17 +51,17 @@ def score(
     pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
     progressed: Callable[[], object] = lambda: None,
 ) -> list[Score]:
-    """The score of each continuation after its context, both token ids, of a model of `workload`.
+    """Return the score of each continuation given its context, both token ids, under a model of `workload`.
 
     A decoder reads the context and then the continuation. The encoder of an encoder-decoder reads the context, and its
-    decoder begins the continuation. Neither may be empty, nor longer than the model's positions. `progressed` is called
-    after each batch.
+    decoder scores the continuation. Neither may be empty or exceed the model's positions. `progressed` is called after
+    each batch.
 
-    Raises WorkloadError if the model does not predict text from left to right, or its logits are not finite.
+    Raises WorkloadError if the model does not predict text from left to right, or if its logits are not finite.
     """
     check_scores(workload)
     config = workload.config
-    # What an expert has room for depends on the length, padding included; other classes may not know padding at all.
+    # An expert's capacity depends on the length, padding included, and some classes do not support padding at all.
     even = not isinstance(config, TransformerConfig) or bool(config.moe and config.moe.capacity_factor)
     texts = [_text(workload, context, continuation) for context, continuation in pairs]
     found: dict[int, Score] = {}
@@ -83,7 +86,9 @@ def check_scores(workload: Workload) -> None:
 
 
 def longest(workload: Workload) -> int | None:
-    """The most tokens that the model reads at once beside those of an adapter, None where nothing limits them."""
+    """Return the maximum number of tokens that the model reads at once, without an adapter's; None if nothing limits
+    them.
+    """
     config, adapter = workload.config, getattr(workload, "adapter", None)
     bounded = getattr(config, "positions", "learned") in ("learned", "rotary")
     if not bounded or config.max_positions >= UNLIMITED:
@@ -92,7 +97,7 @@ def longest(workload: Workload) -> int | None:
 
 
 UNLIMITED = 1_000_000
-"""Positions of a class that names no limit, see `workloads.hf.hf_class`."""
+"""The positions of a class that declares no limit, see `workloads.hf.hf_class`."""
 
 
 def _text(workload: Workload, context: Sequence[int], continuation: Sequence[int]) -> _Text:
@@ -108,7 +113,9 @@ def _text(workload: Workload, context: Sequence[int], continuation: Sequence[int
 
 
 def _batches(texts: Sequence[_Text], most: int, even: bool) -> Iterator[list[int]]:
-    """Numbers of texts, the longest first: at most `most` tokens with padding, or of one length if `even`."""
+    """Yield the indices of the texts of each batch, longest first: at most `most` tokens with padding; of equal length
+    if `even`.
+    """
 
     def size(number: int) -> tuple[int, int]:
         return len(texts[number].inputs), len(texts[number].source)
@@ -137,7 +144,7 @@ def _scored(model: nn.Module, texts: Sequence[_Text], even: bool) -> list[Score]
 
 
 def _score(logits: Tensor, text: _Text) -> Score:
-    """Of the logits [L, vocabulary] of one text, padding at its end included."""
+    """Return the score from the logits [L, vocabulary] of one text, which may be padded at its end."""
     first, count = len(text.inputs) - len(text.targets), len(text.targets)
     shares = logits[first : first + count].float().log_softmax(-1)
     wanted = torch.tensor(text.targets, device=logits.device)

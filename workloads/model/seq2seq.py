@@ -20,7 +20,7 @@ from workloads.workload import Batch
 
 
 class Stack(nn.Module):
-    """Encoder or decoder: embeddings other than the tokens, layers and the last norm."""
+    """The encoder or the decoder: embeddings other than the tokens', layers and the last norm."""
 
     def __init__(self, config: TransformerConfig, count: int, causal: bool) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Stack(nn.Module):
         self.norm = norm(config) if config.final_norm else None
 
     def embed(self, vectors: Tensor, positions: Tensor, keys: Tensor | None) -> Tensor:
-        """Token vectors [B, L, hidden] to the first hidden states; keys as in `Context`."""
+        """Map token vectors [B, L, hidden] to the first hidden states. keys are as in `Context`."""
         assert self.embeddings is not None
         return self.embeddings(vectors, positions, None, keys)
 
@@ -50,7 +50,7 @@ class Stack(nn.Module):
         cache: Cache | None = None,
         samples: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Hidden states [B, L, hidden] to those after the layers, and the routers' extra loss."""
+        """Run the layers on hidden states [B, L, hidden]. Return the result, and the routers' extra loss."""
         length = hidden.shape[1]
         table = rotary(self.config, positions) if self.config.positions == "rotary" else None
         bias = None
@@ -71,7 +71,7 @@ class Stack(nn.Module):
         return (hidden if self.norm is None else self.norm(hidden)), extra
 
     def keep(self, start: int, stop: int) -> bool:
-        """Keep layers start to stop - 1 of this stack; returns whether any are left."""
+        """Keep layers start to stop - 1 of this stack. Return whether any are left."""
         count = len(self.layers)
         for name in list(self.layers):
             if not start <= int(name) < stop:
@@ -84,7 +84,7 @@ class Stack(nn.Module):
 
 
 class EncoderDecoder(nn.Module):
-    """tokens (shared by both sides), encoder, decoder and head."""
+    """The encoder-decoder: token embedding (shared by both sides), encoder, decoder and head."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -103,11 +103,11 @@ class EncoderDecoder(nn.Module):
         cache: Cache | None = None,
         in_chunks: ChunkedLoss | None = None,
     ) -> Output:
-        """tokens and padding [B, L] and decoder_tokens [B, M] to logits [B, M, vocabulary], or with `in_chunks` to the
-        sums of the loss of labels [B, M].
+        """Map tokens and padding [B, L] and decoder_tokens [B, M] to logits [B, M, vocabulary].
 
-        A later pipeline stage is given the `hidden`, `extra` and `memory` of the one before. With a `cache` of what the
-        decoder has read before, the batch has `decoder_positions` [B, M]; the encoder runs where no memory is given.
+        With `in_chunks`, compute the sums of the loss of labels [B, M] instead of logits. A later pipeline stage gets
+        `hidden`, `extra` and `memory` from the preceding stage. With a `cache` of the tokens that the decoder has read,
+        the batch has `decoder_positions` [B, M]. The encoder runs only if no memory is given.
         """
         if self.encoder is not None and memory is None:
             hidden, extra = self._encode(self.encoder, batch, hidden, extra)
@@ -148,10 +148,10 @@ class EncoderDecoder(nn.Module):
         return encoder(hidden, mask, positions, extra, keys, real, samples=samples)
 
     def keep(self, start: int, stop: int) -> None:
-        """Become the pipeline stage with layers start to stop - 1, those of the decoder counted after the encoder's.
+        """Become the pipeline stage with layers start to stop - 1, counting the decoder's layers after the encoder's.
 
-        The first stage, the one where the decoder begins and, when the head is tied, the last one all keep
-        `tokens`, and every stage of a stack its relative bias; the trainer adds their gradients up.
+        The first stage, the stage where the decoder begins and, with a tied head, the last stage all keep `tokens`.
+        Every stage of a stack keeps the stack's relative bias. The trainer sums the gradients of these copies.
         """
         first = self.config.layers
         last = stop == self.config.all_layers

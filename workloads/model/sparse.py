@@ -1,10 +1,10 @@
-"""Sparse attention: which tokens see each other in layers with a window.
+"""Sparse attention: which tokens attend to each other in layers with a window.
 
-A token sees the window's tokens to either side, of which with a dilation only every so many-th counts, so that it
-reaches further (Longformer; Beltagy et al., 2020, figure 2). The first global tokens see all others and are seen by all
-(Longformer; BigBird's ITC; Zaheer et al., 2020, section 2). Each block of tokens sees so many more blocks, drawn once
-and for all among those that neither its window nor the global tokens reach (BigBird's random attention). Causal models
-see nothing of it that comes after a token, and draw among earlier blocks alone.
+A token attends to the window's tokens on either side. With a dilation, only every n-th of them counts, so the window
+reaches further (Longformer; Beltagy et al., 2020, figure 2). The first global tokens attend to all others, and all
+attend to them (Longformer; BigBird's ITC; Zaheer et al., 2020, section 2). Each block of tokens also attends to some
+random blocks, drawn once among those outside its window and the global tokens (BigBird's random attention). Causal
+models hide all later tokens and draw only among earlier blocks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from workloads.model.config import TransformerConfig
 
 
 def near(config: TransformerConfig, query: Tensor, key: Tensor, length: int) -> Tensor:
-    """Whether a query sees a key, but for causality: bool, of places that broadcast, int64, all below `length`."""
+    """Return whether a query attends to a key, causality aside: bool. query and key are positions, int64, that
+    broadcast, below `length`.
+    """
     apart = query - key
     seen = apart.abs() < config.window * config.window_dilation
     if config.window_dilation > 1:
@@ -35,12 +37,16 @@ def near(config: TransformerConfig, query: Tensor, key: Tensor, length: int) -> 
 
 @lru_cache(maxsize=16)
 def _drawn(config: TransformerConfig, blocks: int) -> np.ndarray:
-    """Which blocks of keys a block of queries draws: bool [blocks, blocks]. A causal model's does not depend on how
-    many there are, so that a token sees the same while a text grows."""
+    """Return which blocks of keys each block of queries draws, bool [blocks, blocks].
+
+    The draw of a causal model does not depend on the number of blocks, so a token attends to the same ones while a text
+    grows.
+    """
     found, size = np.zeros((blocks, blocks), bool), config.block_size
     reach = config.window * config.window_dilation
     for block in range(blocks):
         order = np.random.default_rng(block).random(blocks).argsort(kind="stable")
+        # The smallest distance between tokens of the two blocks; negative or zero for the block itself.
         apart = (abs(order - block) - 1) * size + 1
         free = (apart >= reach) & ((order + 1) * size > config.global_tokens)
         if config.causal:

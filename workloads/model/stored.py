@@ -1,4 +1,4 @@
-"""Weights that a model begins with: what of them fits it, and tables with rows for tokens that were added."""
+"""The weights that initialise a model: which of them fit it, and tables with rows for added tokens."""
 
 from __future__ import annotations
 
@@ -15,38 +15,40 @@ from workloads.model.config import TransformerConfig
 Part = tuple[slice, ...]
 """A part of a tensor: a slice with start and stop for each dimension."""
 HEADS = ("head.", "sentence_head.")
-"""How the names of tensors begin that a checkpoint may lack, for it was trained with another head or none."""
+"""Prefixes of tensors that a checkpoint may lack, because it was trained with another head or without one."""
 OUTPUT = ("head.output.weight", "head.output.bias")
-"""The tensors of a head of labels that have a row a label."""
+"""The tensors of a classification head with one row for each label."""
 SHOWN = 4
-"""Most tensors that a line names."""
+"""The maximum number of tensors that a message names."""
 
 
 class StoredTensor(Protocol):
-    """A tensor in a file: reads the part that it is asked for, and no more."""
+    """A tensor in a file. Indexing reads only the requested part."""
 
     @property
     def shape(self) -> torch.Size:
-        """That of the full tensor."""
+        """Return the shape of the full tensor."""
 
     def __getitem__(self, part: Part, /) -> Tensor:
-        """A part, on the CPU, in its own dtype."""
+        """Return a part, on CPU, in its own dtype."""
 
 
 class StoredWeights(Protocol):
-    """The weights of a checkpoint by the names of a model's tensors."""
+    """The weights of a checkpoint, by the names of a model's tensors."""
 
     @property
     def notes(self) -> Sequence[str]:
-        """What of the model begins anew, and what of the checkpoint is left out, a line each."""
+        """Return notes, one line each, on tensors that are newly initialised and on unused
+        tensors of the checkpoint.
+        """
 
     def find(self, name: str) -> StoredTensor | None:
-        """The tensor `name` of the model, None if it begins anew."""
+        """Return the tensor `name` of the model; None if it is newly initialised."""
 
 
 @dataclass(frozen=True)
 class ExtendedTable:
-    """A table with more rows than are stored: `new_rows(numbers)` gives those, [rows, ..]."""
+    """A table with more rows than are stored. `new_rows(numbers)` returns the additional ones, [rows, ..]."""
 
     stored: StoredTensor
     shape: torch.Size
@@ -66,7 +68,7 @@ class ExtendedTable:
 
 @dataclass(frozen=True)
 class ReorderedHead:
-    """Weights whose head of labels has its `rows` in this order. `told` is noted beside what they note themselves."""
+    """Weights whose classification head takes its rows in the order `rows`. `told` is added to the notes."""
 
     stored: StoredWeights
     rows: tuple[int, ...]
@@ -103,13 +105,14 @@ class ReorderedRows:
 
 
 def whole(shape: Sequence[int]) -> Part:
-    """All of a tensor of that shape."""
+    """Return the part that covers a whole tensor of that shape."""
     return tuple(slice(0, size) for size in shape)
 
 
 def may_begin_anew(config: TransformerConfig, name: str) -> bool:
-    """Whether a checkpoint may lack a tensor: that of a head that it was not trained with, but for the language
-    model's own."""
+    """Return whether a checkpoint may lack a tensor, because it belongs to a head that the checkpoint was not trained
+    with. The language model's own head must be present.
+    """
     return config.head != "language" and name.startswith(HEADS)
 
 
@@ -120,10 +123,10 @@ def misfits(
     tables: Collection[str],
     added: int,
 ) -> list[str]:
-    """A line for each tensor that is missing in a checkpoint, or of another shape there.
+    """Return a line for each tensor that the checkpoint lacks or has in another shape.
 
-    `tables` are the tensors with a row a token; they may have fewer rows there, if all tokens from number `added` on
-    were added to a tokenizer and those that the checkpoint has rows for are not all of the others.
+    `tables` are the tensors with one row per token. They may have fewer rows in the checkpoint if all tokens from
+    number `added` on were added to the tokenizer, and the checkpoint has rows for at least all the others.
     """
     found = []
     for name, shape in shapes.items():
@@ -139,14 +142,14 @@ def misfits(
 
 
 def refuse_misfits(found: Sequence[str], where: str, hint: str) -> None:
-    """Raise WorkloadError if there are `misfits` of the checkpoint at `where`."""
+    """Raise WorkloadError if `misfits` found any problems with the checkpoint at `where`."""
     if found:
         more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
         raise WorkloadError(f"{where} does not fit: {'; '.join(found[:SHOWN])}{more}; {hint}")
 
 
 def refuse_strange(names: Sequence[str], where: str, hint: str) -> None:
-    """Raise WorkloadError if the checkpoint at `where` has tensors, by these names, without a place in the model."""
+    """Raise WorkloadError if the checkpoint at `where` has tensors, by these names, that the model lacks."""
     if names:
         raise WorkloadError(f"{where} has {listed(sorted(names))}, which this model has no place for; {hint}")
 
@@ -157,7 +160,7 @@ def told(
     left_out: Sequence[str],
     where: str,
 ) -> tuple[str, ...]:
-    """The notes on a checkpoint at `where`, of which the tensors `left_out` are not used."""
+    """Return the notes on a checkpoint at `where`, whose tensors `left_out` are not used."""
     fresh = [name for name in shapes if stored(name) is None]
     tables = {name: there[0] for name in shapes if (there := stored(name)) and there[0] < shapes[name][0]}
     lines = []
@@ -172,6 +175,6 @@ def told(
 
 
 def listed(names: Sequence[str]) -> str:
-    """A few of the names, and how many more there are."""
+    """Return the first few names, and the number of the others."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more

@@ -37,13 +37,13 @@ IGNORED = -100
 
 
 class Output(NamedTuple):
-    """The output of a forward pass; what the model has no head for is None.
+    """The output of a forward pass. Fields are None if the model lacks the head for them.
 
-    hidden [B, L, hidden] as the last layer or norm leaves it; extra the routers' losses summed, fp32 scalar;
-    logits [B, L, vocabulary], [B, L] (discriminator) or [B, L, classes] (token); sentence [B, classes]. A
-    masked head that is given labels computes only what they ask for: logits [predicted, vocabulary]. memory is
-    what the decoder of a pair reads, [B, L, hidden], where a later pipeline stage needs it. sums are those of a
-    `ChunkedLoss`, in place of logits of the vocabulary.
+    hidden [B, L, hidden] is the output of the last layer or norm. extra is the routers' summed losses, an fp32 scalar.
+    logits are [B, L, vocabulary], [B, L] (discriminator) or [B, L, classes] (token); a masked head that gets labels
+    computes only the predicted positions, [predicted, vocabulary]. sentence is [B, classes]. memory [B, L, hidden] is
+    what an encoder-decoder's decoder reads, if a later pipeline stage needs it. sums are those of a `ChunkedLoss`, and
+    replace vocabulary logits.
     """
 
     hidden: Tensor
@@ -55,7 +55,9 @@ class Output(NamedTuple):
 
 
 class Layer(nn.Module):
-    """Attention, cross-attention in the decoder of a pair, and feed-forward, with residuals around each."""
+    """A layer: attention, cross-attention in an encoder-decoder's decoder, and feed-forward, each with a residual
+    connection.
+    """
 
     def __init__(self, config: TransformerConfig, index: int, cross: bool = False) -> None:
         super().__init__()
@@ -76,12 +78,12 @@ class Layer(nn.Module):
         self.feedforward: nn.Module = (
             MixtureOfExperts(config, moe) if moe and moe.at(index) else FeedForward(config)
         )
-        # What an adapter does with a sub-layer's output, see `workloads.adapters.adapter`.
+        # Adapters of sub-layer outputs, see `workloads.adapters.adapter`.
         self.attention_adapter: nn.Module | None = None
         self.feedforward_adapter: nn.Module | None = None
 
     def forward(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
-        """[B, L, hidden] to the same, and the router's extra loss if the layer has experts."""
+        """Map [B, L, hidden] to [B, L, hidden]. Also return the router's extra loss if the layer has experts."""
         found, extra = self._through(hidden, context)
         return skip(found, hidden, self.layer_drop, context.samples), extra
 
@@ -123,7 +125,7 @@ def _normed(module: nn.Module | None, hidden: Tensor) -> Tensor:
 
 
 def make_layers(config: TransformerConfig, count: int, cross: bool = False) -> nn.ModuleDict:
-    """Layers by number, so that a pipeline stage keeps the original names."""
+    """Return layers keyed by their number, so that a pipeline stage keeps the original names."""
     count = 1 if config.shared_layers else count
     return nn.ModuleDict({str(i): Layer(config, i, cross) for i in range(count)})
 
@@ -131,9 +133,9 @@ def make_layers(config: TransformerConfig, count: int, cross: bool = False) -> n
 def run_layers(
     layers: nn.ModuleDict, hidden: Tensor, context: Context, extra: Tensor | None, repeat: int = 1
 ) -> tuple[Tensor, Tensor | None]:
-    """Run all layers in order, `repeat` times if they are shared; the extra losses are summed.
+    """Run all layers in order, `repeat` times if they are shared, and sum their extra losses.
 
-    What the context's keys are is told apart by the layer's number, that of the embeddings being 0.
+    The layer number goes into the dropout keys of the context; 0 stands for the embeddings.
     """
     for turn in range(repeat):
         for name, layer in layers.items():
@@ -154,7 +156,7 @@ def run_layers(
 class Transformer(nn.Module):
     """One stack: tokens, embeddings, layers, norm and head.
 
-    A pipeline stage is the same module after `keep`: the parts that it lacks are None.
+    After `keep`, the module is a pipeline stage, and the parts that it lacks are None.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -171,8 +173,8 @@ class Transformer(nn.Module):
         self.norm = norm(config) if config.final_norm else None
         self.head = make_head(config)
         self.sentence_head = SentenceHead(config, 2) if config.sentence_head else None
-        self.prefix_length = 0  # positions before the tokens that an adapter has taken
-        # Vectors that an adapter puts before those of the tokens, see `workloads.adapters.prompt`.
+        self.prefix_length = 0  # number of an adapter's positions before the tokens
+        # An adapter's vectors before those of the tokens, see `workloads.adapters.prompt`.
         self.prompt: nn.Module | None = None
         self.prompt_length = 0
         self.last = True
@@ -185,11 +187,11 @@ class Transformer(nn.Module):
         cache: Cache | None = None,
         in_chunks: ChunkedLoss | None = None,
     ) -> Output:
-        """Output for `batch`; a later pipeline stage is given the `hidden` and `extra` of the one before.
+        """Return the output for `batch`. A later pipeline stage gets `hidden` and `extra` from the preceding stage.
 
-        With `in_chunks` a head of the vocabulary computes the loss of the batch's labels instead of logits.
-        With a `cache`, what it has kept was read before, at lower positions; the batch has `positions` [B, L], and the
-        output is that of each row's last token.
+        With `in_chunks`, a vocabulary head computes the loss of the batch's labels instead of logits. A `cache` holds
+        the keys and values of tokens at lower positions; the batch then has `positions` [B, L], and the output covers
+        only each row's last token.
         """
         positions, before = self._positions(batch, cache)
         context = self._context(batch, positions, cache, before)
@@ -216,7 +218,7 @@ class Transformer(nn.Module):
         return self._headed(Output(hidden, extra, sentence=sentence), batch, in_chunks)
 
     def _positions(self, batch: Batch, cache: Cache | None) -> tuple[Tensor, int]:
-        """The positions [1 or B, L] of a forward pass, and how many of them, at its beginning, are the prompt's."""
+        """Return the positions [1 or B, L] of a forward pass, and how many of the first ones belong to the prompt."""
         positions = batch_positions(self.config, batch)
         if not self.prompt_length:
             return positions, 0
@@ -282,8 +284,8 @@ class Transformer(nn.Module):
     def keep(self, start: int, stop: int) -> None:
         """Become the pipeline stage with layers start to stop - 1.
 
-        Only the stage with layer 0 embeds, only the one with the last layer has norm and head; when the head
-        is tied, that one keeps `tokens` too, and the trainer adds both gradients up.
+        Only the stage with layer 0 has the embeddings, and only the stage with the last layer has norm and head. With a
+        tied head, that stage keeps `tokens` too, and the trainer sums both gradients.
         """
         self.last = last = stop == self.config.layers
         for name in list(self.layers):
@@ -298,7 +300,7 @@ class Transformer(nn.Module):
 
 
 def _last(hidden: Tensor, padding: Tensor | None) -> Tensor:
-    """The hidden states [B, 1, hidden] of each row's last real token."""
+    """Return the hidden states [B, 1, hidden] of each row's last real token."""
     if padding is None:
         return hidden[:, -1:]
     rows = torch.arange(len(hidden), device=hidden.device)
@@ -306,14 +308,14 @@ def _last(hidden: Tensor, padding: Tensor | None) -> Tensor:
 
 
 def projection(config: TransformerConfig) -> nn.Linear | None:
-    """From a factorised embedding to the hidden size (ALBERT, section 3.1)."""
+    """Return the map from a factorised embedding to the hidden size (ALBERT, section 3.1)."""
     if config.embedding_size == config.hidden:
         return None
     return nn.Linear(config.embedding_size, config.hidden)
 
 
 def make_head(config: TransformerConfig) -> nn.Module | None:
-    """The head that the configuration names, None for none."""
+    """Return the configured head; None without one."""
     if config.head == "language":
         return VocabularyProjection(config, config.hidden, config.head_bias)
     if config.head == "sequence":
@@ -323,7 +325,7 @@ def make_head(config: TransformerConfig) -> nn.Module | None:
 
 
 def read_mask(config: TransformerConfig, positions: Tensor, cache: Cache) -> Mask:
-    """The mask of a forward pass over tokens at `positions` [B, L], of all that the cache has read with them."""
+    """Return the mask of a forward pass over tokens at `positions` [B, L], over all tokens in the cache."""
     cache.advance(positions)
     return Mask(cache.visible(config))
 
@@ -331,8 +333,10 @@ def read_mask(config: TransformerConfig, positions: Tensor, cache: Cache) -> Mas
 def relative_scores(
     module: nn.Module, mask: Mask, length: int, cache: Cache | None, positions: Tensor | None = None
 ) -> Tensor:
-    """Additive scores of `length` tokens by their distances, with -inf where attention is not allowed; of tokens that
-    do not stand in order, `positions` [1 or B, L] tells where they do."""
+    """Return additive scores of `length` tokens by distance, with -inf where attention is not allowed.
+
+    `positions` [1 or B, L] gives the positions of tokens that are not in order.
+    """
     assert isinstance(module, RelativeBias)
     if cache is not None:
         bias, allowed = module.between(cache.positions, cache.length), mask.allowed

@@ -1,4 +1,5 @@
-"""The user's own code, named `module:name` in a job file: how it is found, identified and called.
+"""The user's own code, named `module:name` in a job file: how it is found, hashed and called.
 
-`protocols` says what each kind of it must have, `reference` finds and hashes it, `model` trains a plain module.
+`protocols` defines what each kind of code must provide, `object_reference` finds and hashes it, `model` trains a plain
+module.
 """

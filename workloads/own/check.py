@@ -1,4 +1,4 @@
-"""What must hold of an own model for a run to be the same run under every layout, tried on a few samples."""
+"""Check on a few samples that an own model trains the same way under every layout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workloads.own.model import OwnWorkload
 from workloads.workload import Batch
 
 CLOSE = 1e-3
-"""Largest relative difference of the loss of two samples together and one by one, by roundings."""
+"""The largest relative difference, by rounding, between the loss of two samples together and one by one."""
 TAKEN = frozenset(
     {
         *(
@@ -49,22 +49,25 @@ TAKEN = frozenset(
         *("loss_scale", "skipped"),
     }
 )
-"""Names that rows of training and evaluation have already."""
+"""Names that rows of training and evaluation already use."""
 
 
 SHAKEN = 0.05
-"""Standard deviation of what is added to weights before a model is tried: behind a weight that begins at zero no
-gradient, no dropout and no wrong sharding would be seen."""
+"""The standard deviation of the noise that is added to weights before a check. Behind a weight that starts at zero,
+neither gradients nor dropout nor wrong sharding would be visible.
+"""
 
 
 def check_model(
     workload: OwnWorkload, batch: Batch, seed: int, limits: Mapping[str, int] | None = None
 ) -> set[str]:
-    """The names of the values beside the loss. batch has at least two samples; limits are those of `Samples`.
+    """Return the names of the other values that the loss function returns. `batch` has at least two samples; `limits`
+    are those of `Samples`.
 
-    Raises WorkloadError if the model cannot be made from a seed, refuses the samples, has no loss with gradients on
-    `batch`, draws random numbers of its own, the loss of a sample depends on the others, or a layer is not used as a
-    module.
+    Raises:
+        WorkloadError: if the model cannot be made from a seed, rejects the samples, has no loss with gradients on
+            `batch`, draws random numbers itself, has a sample loss that depends on other samples, or does not call a
+            layer as a module.
     """
     name = workload.name
     first = model_of(workload, seed)
@@ -116,8 +119,10 @@ def check_model(
 
 
 def _check_reach(name: str, model: nn.Module, losses: Sequence[Tensor]) -> None:
-    """Raise WorkloadError if one sample's loss has a gradient in a parameter and another's has none: ZeRO 2 and 3 sum
-    what there is, in order, and would sum the gradients of different parameters with each other."""
+    """Raise WorkloadError if one sample's loss reaches a parameter that another's does not.
+
+    ZeRO 2 and 3 reduce the existing gradients in order, so different sets of gradients would mix up the parameters.
+    """
     times: Counter[str] = Counter()
     for loss in losses:
         times.update(_gradients(name, model, loss))
@@ -129,8 +134,10 @@ def _check_reach(name: str, model: nn.Module, losses: Sequence[Tensor]) -> None:
 
 
 def _gradients(name: str, model: nn.Module, loss: Tensor) -> list[str]:
-    """The parameters in which a loss has a gradient. Raises WorkloadError if the backward pass fails, as that of
-    checkpoints that run another one within: schedules of pipelines and ZeRO ask for gradients by parameter."""
+    """Return the parameters in which a loss has a gradient. Raises WorkloadError if the backward pass fails.
+
+    Nested checkpointing fails here: pipeline schedules and ZeRO request gradients for single parameters.
+    """
     trained = {key: parameter for key, parameter in model.named_parameters() if parameter.requires_grad}
     try:
         found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
@@ -146,8 +153,10 @@ def _gradients(name: str, model: nn.Module, loss: Tensor) -> list[str]:
 
 
 def check_blocks(workload: OwnWorkload, model: nn.Module, batch: Batch) -> None:
-    """Raise WorkloadError if the parameters of a layer of `blocks()` are read while the layer is not called, when under
-    ZeRO 3 they are not there."""
+    """Raise WorkloadError if the parameters of a layer of `blocks()` are read outside of the layer's call.
+
+    Under ZeRO 3 these parameters are not gathered then.
+    """
     blocks = workload.blocks(model)
     if not blocks or _is_whole_without(blocks, workload, model, batch):
         return
@@ -163,7 +172,7 @@ def check_blocks(workload: OwnWorkload, model: nn.Module, batch: Batch) -> None:
 def _is_whole_without(
     blocks: Sequence[nn.Module], workload: OwnWorkload, model: nn.Module, batch: Batch
 ) -> bool:
-    """Whether there is a loss though the parameters of these layers are none while the layer is not called."""
+    """Return whether the loss can be computed if the parameters of these layers exist only during the layers' calls."""
     hooks, every = [], []
     for block in blocks:
         places = [
@@ -191,7 +200,7 @@ def _is_whole_without(
 def _with(
     places: list[tuple[nn.Module, str, nn.Parameter]], away: Mapping[nn.Parameter, Tensor]
 ) -> Callable[..., None]:
-    """Puts into each place what stands for its parameter."""
+    """Return a hook that replaces the parameter at each place by its stand-in."""
 
     def put(*_: object) -> None:
         for module, leaf, parameter in places:
@@ -201,7 +210,7 @@ def _with(
 
 
 def _check_comparing(workload: OwnWorkload, model: nn.Module, batch: Batch) -> None:
-    """The features of a sample do not depend on the others; only their comparison does."""
+    """Check that a sample's features do not depend on other samples. Only the comparison may."""
     with torch.no_grad():
         together = model(batch).losses
         size = len(together)
@@ -214,15 +223,17 @@ def _check_comparing(workload: OwnWorkload, model: nn.Module, batch: Batch) -> N
 
 
 def model_of(workload: OwnWorkload, seed: int) -> nn.Module:
-    """The model with its initial weights, for training."""
+    """Return the model with its initial weights, in training mode."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return workload.build().train()
 
 
 def shaken(workload: OwnWorkload, batch: Batch, seed: int) -> nn.Module:
-    """The model with other weights than it begins with, so that all of it has a part in the loss; with its own if it
-    has no loss with others."""
+    """Return the model with noise added to its weights, so that all parts affect the loss.
+
+    If the loss is not finite with these weights, return it with its initial weights.
+    """
     found = model_of(workload, seed)
     draws = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -233,7 +244,7 @@ def shaken(workload: OwnWorkload, batch: Batch, seed: int) -> nn.Module:
 
 
 def _run(workload: OwnWorkload, model: nn.Module, batch: Batch, seed: int) -> tuple[Tensor, set[str]]:
-    """The sum of the losses, and the names of the further values."""
+    """Return the sum of the losses, and the names of the other values."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:

@@ -1,4 +1,4 @@
-"""What an own model declares: its layers, where a pipeline may cut it, and which of its tensors may be cut."""
+"""Read what an own model declares: its layers, its pipeline stages, and which of its tensors may be sharded."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from torch.nn.parameter import is_lazy
 from workloads.errors import WorkloadError
 
 STYLES = {"column": "column", "row": "row", "vocabulary": "vocab", "shared": "heads"}
-"""The words of `sharding()`, and what `Workload.sharding` calls them."""
+"""Maps the words of `sharding()` to those of `Workload.sharding`."""
 OF_BUFFERS = 0
-"""The seed of the buffers that no commit has, in every run and export."""
+"""The seed of the buffers that no checkpoint stores, in every run and export."""
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The layers that an own model names, each once. Raises WorkloadError if they are none of its modules, or one is
-    inside of another."""
+    """Return the layers that an own model names, each once.
+
+    Raises WorkloadError if one is not a module of the model, or is inside another one.
+    """
     found = list(dict.fromkeys(_modules_of(model, "blocks")))
     inner = {module for block in found for module in block.modules() if module is not block}
     if both := inner.intersection(found):
@@ -32,13 +34,15 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 def stages_of(model: nn.Module) -> list[nn.Module]:
-    """The modules that a pipeline may cut between, in order; none if it names none. Raises WorkloadError if they are
-    none of its modules."""
+    """Return the modules between which a pipeline may cut, in order; empty if the model names none.
+
+    Raises WorkloadError if one is not a module of the model.
+    """
     return _modules_of(model, "stages")
 
 
 def styles_of(model: nn.Module) -> dict[str, str]:
-    """The style of each pattern of names of modules, as it was declared. Raises WorkloadError for one that is none."""
+    """Return the declared style of each module name pattern. Raises WorkloadError for an unknown style."""
     found = _declared(model, "sharding") or {}
     if not isinstance(found, Mapping):
         raise WorkloadError("sharding() gives no mapping of patterns to styles; return one")
@@ -51,14 +55,16 @@ def styles_of(model: nn.Module) -> dict[str, str]:
 
 
 def heads_of(model: nn.Module) -> int:
-    """The attribute `heads` of an own model, 0 if it has none."""
+    """Return the attribute `heads` of an own model, 0 without it."""
     found = getattr(model, "heads", 0)
     return found if isinstance(found, int) else 0
 
 
 def cut_size(model: nn.Module) -> int:
-    """What each number of ranks divides over which its tensors are cut; 1 if none is. Raises WorkloadError for layers
-    that cannot be cut as they are declared."""
+    """Return the number that the tensor-parallel size must divide; 1 if no tensor is sharded.
+
+    Raises WorkloadError for layers that cannot be sharded as declared.
+    """
     styles, sizes = styles_of(model), 0
     used = set()
     for name, module in model.named_modules(remove_duplicate=False):
@@ -78,7 +84,7 @@ def cut_size(model: nn.Module) -> int:
 
 
 def check_declared(model: nn.Module) -> None:
-    """Raise WorkloadError for tensors that ranks cannot hold, and for layers, stages and styles that are none."""
+    """Raise WorkloadError for tensors that ranks cannot hold, and for invalid layers, stages and styles."""
     _check_tensors(model)
     blocks_of(model)
     _check_stages(model)
@@ -86,7 +92,7 @@ def check_declared(model: nn.Module) -> None:
 
 
 def _check_stages(model: nn.Module) -> None:
-    """Raise WorkloadError if stages do not have all tensors of the model, or a buffer is in several."""
+    """Raise WorkloadError if the stages do not cover all tensors of the model, or if a buffer is in several stages."""
     stages = stages_of(model)
     if not stages:
         return
@@ -144,9 +150,11 @@ def _declared(model: nn.Module, method: str) -> Any:
 
 
 def _check_tensors(model: nn.Module) -> None:
-    """Raise WorkloadError for tensors that ranks cannot hold: those whose shapes are not known yet, parameters that are
-    no fp32 numbers or none at all, and tensors that are neither parameters nor buffers, which no move to a device takes
-    along."""
+    """Raise WorkloadError for tensors that ranks cannot hold.
+
+    These are tensors whose shapes are not known yet, parameters that are not fp32 or are empty, and tensors that are
+    neither parameters nor buffers, because a move to a device leaves those behind.
+    """
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise WorkloadError(f"{name} has no shape before data are seen; give its layer all sizes")
@@ -169,19 +177,19 @@ def _check_tensors(model: nn.Module) -> None:
 
 
 def compares(model: nn.Module) -> bool:
-    """Whether the loss of a sample depends on the others in the global batch, see `protocols.ComparingModel`."""
+    """Return whether a sample's loss depends on the others in the global batch, see `protocols.ComparingModel`."""
     return callable(getattr(model, "compare", None))
 
 
 def is_of_hf(model: nn.Module) -> bool:
-    """Whether transformers has its class too, see `protocols.Model.to_hf`."""
+    """Return whether transformers has the model's class, see `protocols.Model.to_hf`."""
     return callable(getattr(model, "to_hf", None))
 
 
 def checked(reference: str, found: Any) -> nn.Module:
-    """The model that was made.
+    """Return the model that was made.
 
-    Raises WorkloadError for what is no model, has neither a loss nor features, or compares and is to be divided.
+    Raises WorkloadError if it is not a model, has neither a loss nor features, or both compares samples and is sharded.
     """
     if not isinstance(found, nn.Module):
         raise WorkloadError(f"{reference} is no torch.nn.Module; name a class of one")

@@ -1,5 +1,4 @@
-"""The weights of a folder, as those that an own model begins with: an export, or for a class that transformers has a
-folder of that."""
+"""Load the weights of a folder into an own model: an export of it, or a transformers folder of the same class."""
 
 from __future__ import annotations
 
@@ -17,15 +16,16 @@ from workloads.own.model import NETWORK, OwnModel
 
 FREE = frozenset(
     {"architectures", "bos_token_id", "pad_token_id", "logit_scale_init_value", "mask_ratio", "norm_pix_loss"}
-    | {"projection_dim"}  # tensors have it, and not all places where a configuration says it count
+    | {"projection_dim"}  # tensors use it, but a configuration does not hold it in every place
 )
-"""What of a configuration another run may have otherwise with the same weights."""
+"""Fields of a configuration that may differ between runs with the same weights."""
 
 
 class FolderWeights:
-    """The weights in a local folder; see `workloads.model.stored.StoredWeights`. All are read at once.
+    """The weights in a local folder, see `workloads.model.stored.StoredWeights`. All are read at once.
 
-    Raises WorkloadError if they are not those of a model of these shapes, or are computed with otherwise.
+    Raises WorkloadError if they do not have the model's shapes, or if the folder's configuration computes something
+    else.
     """
 
     notes: tuple[str, ...] = ()
@@ -53,13 +53,14 @@ class FolderWeights:
 
 
 def _check_config(bare: nn.Module, folder: str) -> None:
-    """Raise WorkloadError if the folder's model computes otherwise; what its configuration leaves out is as in
-    transformers."""
+    """Raise WorkloadError if the folder's configuration computes something else. Missing fields have transformers'
+    defaults.
+    """
     from transformers import AutoConfig
 
     try:
         theirs = AutoConfig.from_pretrained(folder, local_files_only=True).to_dict()
-    except Exception as error:  # of any configuration of transformers
+    except Exception as error:  # each transformers configuration fails in its own way
         reason = " ".join(str(error).split())[:150]
         raise WorkloadError(f"{folder} has no configuration of transformers ({reason})") from None
     ours, _ = bare.to_hf(bare.state_dict())  # type: ignore[operator]
@@ -68,7 +69,7 @@ def _check_config(bare: nn.Module, folder: str) -> None:
 
 
 def _unlike(ours: Mapping[str, Any], theirs: Any, place: str = "") -> list[tuple[str, Any, Any]]:
-    """What both say, and not alike."""
+    """Return the fields that both configurations have with different values."""
     found: list[tuple[str, Any, Any]] = []
     both = ours.keys() & (theirs.keys() if isinstance(theirs, dict) else set()) - FREE
     for name in sorted(both, key=lambda name: (name != "model_type", name)):

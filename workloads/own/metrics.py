@@ -1,4 +1,4 @@
-"""Own metrics of an evaluation, see `workloads.own.protocols.Metric`."""
+"""The user's own evaluation metrics, see `workloads.own.protocols.Metric`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _given(output: Any) -> Any:
 
 
 class OwnMetrics:
-    """The functions of these names. Raises WorkloadError if one cannot be imported."""
+    """The metric functions of these names. Raises WorkloadError if one cannot be imported."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._functions = {name: load(name) for name in names}
@@ -36,10 +36,9 @@ class OwnMetrics:
         return bool(self._functions)
 
     def beside(self, loss: Loss, output: Any, batch: Batch) -> Loss:
-        """The loss with the sums of the metrics of these samples. Raises WorkloadError if one fails, or gives no
-        number of each.
+        """Add the sums of the metrics of these samples to the loss. Rows that only fill up a batch do not count.
 
-        What is no sample, but fills up a batch, does not count.
+        Raises WorkloadError if a metric fails, or does not return one number per sample.
         """
         given = _given(output)
         found = dict(loss.sums)

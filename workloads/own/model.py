@@ -1,4 +1,4 @@
-"""An own model as a workload: a plain module, divided as far as it declares how."""
+"""The workload of an own model: a plain module, sharded only as it declares."""
 
 from __future__ import annotations
 
@@ -39,12 +39,14 @@ if TYPE_CHECKING:
     from workloads.model.stored import StoredTensor, StoredWeights
 
 NETWORK = "network."
-"""What the names of the model's own tensors begin with in a commit."""
+"""The prefix of the model's own tensors in a checkpoint."""
 
 
 @dataclass(frozen=True)
 class OwnModel:
-    """The description of the model that `reference` names: made with `options`, a mapping as JSON."""
+    """The description of the model that `reference` names. `options` are its constructor's arguments, a mapping as
+    JSON.
+    """
 
     reference: str
     options: str
@@ -61,7 +63,7 @@ class OwnModel:
     moe: None = None
 
     def make(self) -> nn.Module:
-        """The module on the current default device. Raises WorkloadError."""
+        """Return the module on the current default device. Raises WorkloadError."""
         kind, options = load(self.reference), json.loads(self.options)
         if "vocabulary_size" in _arguments(kind):
             options.setdefault("vocabulary_size", self.vocab_size)
@@ -69,7 +71,7 @@ class OwnModel:
 
     @cached_property
     def bare(self) -> nn.Module:
-        """The module on the meta device. Raises WorkloadError if it cannot be made there."""
+        """Return the module on the meta device. Raises WorkloadError if it cannot be made there."""
         with torch.device("meta"):
             found = self.make()
         try:
@@ -80,45 +82,45 @@ class OwnModel:
 
     @property
     def stages(self) -> int:
-        """Modules that a pipeline may cut between; 0 if it names none."""
+        """Return the number of modules between which a pipeline may cut; 0 if the model names none."""
         return len(stages_of(self.bare))
 
     @property
     def is_sharded(self) -> bool:
-        """Whether it says which of its tensors may be cut."""
+        """Return whether the model declares which of its tensors may be sharded."""
         return bool(styles_of(self.bare))
 
     @property
     def cut(self) -> int:
-        """What each number of ranks divides over which tensors are cut."""
+        """Return the number that the tensor-parallel size must divide."""
         return cut_size(self.bare)
 
     @property
     def whole_heads(self) -> int:
-        """Attention heads, over which tensors may be cut alone; 1 if it has none."""
+        """Return the number of attention heads, which sharding must not split; 1 if the model has none."""
         return heads_of(self.bare) or self.cut
 
     @property
     def depth(self) -> int:
-        """Layers that it has, as far as it names them."""
+        """Return the number of layers that the model names."""
         return max(len(blocks_of(self.bare)), self.stages - 2, 1)
 
     @property
     def has_blocks(self) -> bool:
-        """Whether it says which layers can be recomputed or compiled one by one."""
+        """Return whether the model names the layers that can be recomputed or compiled one by one."""
         return bool(blocks_of(self.bare))
 
     def parameters(self) -> int:
-        """Number of parameters."""
+        """Return the number of parameters."""
         return sum(parameter.numel() for parameter in self.bare.parameters())
 
     def flops(self, sequence_length: int) -> float:
-        """6 N FLOPs per token, or per sample that is no text; a layer that is used several times counts once."""
+        """Return 6 N FLOPs per token, or per sample without text. A layer that runs several times counts once."""
         return 6.0 * self.parameters()
 
 
 def describe_own(reference: str, changes: Mapping[str, Any], vocab_size: int | None) -> OwnModel:
-    """The description of the model that `reference` names."""
+    """Return the description of the model that `reference` names."""
     return OwnModel(reference, json.dumps(dict(changes), sort_keys=True), vocab_size or 1)
 
 
@@ -131,10 +133,11 @@ def _arguments(kind: Any) -> set[str]:
 
 @dataclass(frozen=True)
 class OwnWorkload:
-    """An own model with what it reads. What it declares may be divided, else it knows data parallelism and ZeRO only.
+    """An own model with the data that it reads.
 
-    Its weights are those of the constructor under torch.manual_seed(seed), which every rank makes as a whole, or those
-    that it has `begun` with. adapter is trained in place of its own weights.
+    It is sharded as it declares; without a declaration it supports only data parallelism and ZeRO. Its initial weights
+    are those of the constructor under torch.manual_seed(seed), which every rank makes in full, or those in `begun`.
+    With an `adapter`, its own weights are frozen.
     """
 
     name: str
@@ -149,7 +152,7 @@ class OwnWorkload:
     begun: StoredWeights | None = field(default=None, compare=False)
 
     def build(self) -> nn.Module:
-        """The module on the current default device."""
+        """Return the module on the current default device."""
         model = OwnNetwork(self.config.make(), self._fixed)
         _put_in_order(model)
         if self.adapter and self.adapter.kind in LOW_RANK:
@@ -157,7 +160,9 @@ class OwnWorkload:
         return model
 
     def with_adapter(self, adapter: Adapter) -> OwnWorkload:
-        """This workload with an adapter. Raises WorkloadError if it can have none of its kind, or nothing to adapt."""
+        """Return this workload with an adapter. Raises WorkloadError if it does not support the kind or has nothing to
+        adapt.
+        """
         if adapter.kind not in (*LOW_RANK, "bitfit") or adapter.quantise:
             what = "bases in 4 bits" if adapter.quantise else f"{adapter.kind} adapters"
             raise WorkloadError(
@@ -169,14 +174,14 @@ class OwnWorkload:
 
     @cached_property
     def _fixed(self) -> Mapping[str, Tensor]:
-        """The values of the buffers that are not in the state."""
+        """Return the values of the buffers that are not in the state."""
         model = _initialised(self.config, OF_BUFFERS)
         kept = model.state_dict().keys()
         return {name: buffer.clone() for name, buffer in model.named_buffers() if name not in kept}
 
     @cached_property
     def shapes(self) -> Mapping[str, torch.Size]:
-        """See Workload.shapes; a shared tensor has the name under which it comes first."""
+        """See Workload.shapes. A shared tensor has the name under which it comes first."""
         return shapes_of(self)
 
     def stored(self, name: str, seed: int) -> StoredTensor | None:
@@ -184,7 +189,7 @@ class OwnWorkload:
         return self.begun.find(name) if self.begun else None
 
     def initial(self, name: str, seed: int) -> Tensor:
-        """The initial value of `name`, fp32 on CPU. Raises WorkloadError if the model has no such tensor."""
+        """Return the initial value of `name`, fp32 on CPU. Raises WorkloadError if the model has no such tensor."""
         return initial_of(self, self.adapter, self._own_initial, name, seed)
 
     def _own_initial(self, name: str, seed: int) -> Tensor:
@@ -195,11 +200,11 @@ class OwnWorkload:
         return found.float() if found.is_floating_point() else found
 
     def lr_scale(self, name: str) -> float:
-        """1: muP is of models of this project."""
+        """Return 1: muP applies only to this project's models."""
         return 1.0
 
     def depth(self, name: str) -> int:
-        """See Workload.depth, by the layers that the model names."""
+        """See Workload.depth. Counts the layers that the model names."""
         return self._depths[name]
 
     @cached_property
@@ -207,7 +212,9 @@ class OwnWorkload:
         return depths_of(self)
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """Forward pass and loss of one micro-batch, which is all that its samples are compared with."""
+        """Run the forward pass and return the loss of one micro-batch. A comparing model compares only samples within
+        it.
+        """
         output = model(batch)
         if self.compares:
             output = output._replace(losses=self.compared(output.losses, batch[COUNTED]))
@@ -215,12 +222,14 @@ class OwnWorkload:
 
     @cached_property
     def compares(self) -> bool:
-        """Whether losses are of the whole global batch: of the features that a forward pass gives."""
+        """Return whether losses depend on the features of the whole global batch."""
         return compares(self.config.bare)
 
     def compared(self, features: Tensor, counted: Tensor) -> Tensor:
-        """The losses, [G], of samples that are compared: features fp32 [G, E], counted bool [G]. Raises WorkloadError
-        for what is not one of each."""
+        """Return the losses, [G], of compared samples: features fp32 [G, E], counted bool [G].
+
+        Raises WorkloadError if the model does not return one loss per sample.
+        """
         losses: Tensor = self.config.bare.compare(features, counted)  # type: ignore[operator]
         if losses.shape != counted.shape:
             shape = tuple(losses.shape)
@@ -230,7 +239,7 @@ class OwnWorkload:
         return losses
 
     def criterion(self, output: Losses, batch: Batch, of_tokens: object = None) -> Loss:
-        """The loss of the output of a forward pass. Raises WorkloadError for one that is of no shape of samples."""
+        """Return the loss of a forward pass's output. Raises WorkloadError if its shape does not fit the samples."""
         counted = self._counted(output.losses, batch)
         shape, rows = output.losses.shape, there(batch)
         weight = counted.view(*counted.shape, *[1] * (len(shape) - counted.dim())).expand(shape)
@@ -246,7 +255,7 @@ class OwnWorkload:
         return Loss(total, weight.sum().float(), sums=sums)
 
     def _counted(self, losses: Tensor, batch: Batch) -> Tensor:
-        """Which of the losses count: of text those of labels."""
+        """Return which of the losses count; for text, those with a label."""
         if COUNTED in batch:
             expected, counted = batch[COUNTED].shape, batch[COUNTED]
         elif LABELS in batch:
@@ -264,14 +273,14 @@ class OwnWorkload:
         return counted
 
     def balance(self, model: nn.Module, routed: Mapping[str, Tensor]) -> None:
-        """Nothing: what it does with routers is in its loss."""
+        """Do nothing: an own model balances its routers by its loss."""
 
     def routing(self, model: nn.Module) -> Mapping[str, Tensor]:
-        """Empty: what routers do is not known."""
+        """Return an empty mapping: the routing of own models is not known."""
         return {}
 
     def sharding(self) -> Mapping[str, str]:
-        """See Workload.sharding: as the model declares it."""
+        """See Workload.sharding. Follows the model's declaration."""
         return styles_with(self._declared) if self.adapter else self._declared
 
     @property
@@ -280,11 +289,11 @@ class OwnWorkload:
 
     @property
     def stacks(self) -> frozenset[str]:
-        """None: what the slices of an own parameter are is not known."""
+        """Return an empty set: own models do not declare stacks of experts."""
         return frozenset()
 
     def stages(self) -> Sequence[str]:
-        """See Workload.stages: every module that the model names but the first; none if it names none."""
+        """See Workload.stages: every module that the model names except the first; empty if it names none."""
         bare = self.config.bare
         names = {id(module): name for name, module in bare.named_modules()}
         return [f"{NETWORK}{names[id(stage)]}" for stage in stages_of(bare)[1:]]
@@ -305,11 +314,11 @@ class OwnWorkload:
         sampling: Sampling,
         ended: Ended | None = None,
     ) -> list[list[int]]:
-        """Raise WorkloadError: how it generates is not known."""
+        """Raise WorkloadError: own models do not generate text."""
         raise WorkloadError(f"{self.name} is an own model, of which nothing is generated")
 
     def check_hf(self) -> None:
-        """Raise WorkloadError if transformers has no class for it."""
+        """Raise WorkloadError if transformers has no class for the model."""
         if not is_of_hf(self.config.bare):
             hint = "set checkpoint.export to safetensors, or to null"
             raise WorkloadError(f"transformers has no class for {self.name}; {hint}")
@@ -320,8 +329,7 @@ class OwnWorkload:
 
 
 def adaptable(model: OwnNetwork) -> list[str]:
-    """The linear layers that an adapter may have as targets: all but those that are declared to be over the
-    vocabulary."""
+    """Return the linear layers that an adapter may target: all except those declared as vocabulary-parallel."""
     over = [pattern for pattern, style in styles_of(model.network).items() if style == "vocabulary"]
     return [
         name
@@ -332,14 +340,16 @@ def adaptable(model: OwnNetwork) -> list[str]:
 
 @lru_cache(maxsize=1)
 def _initialised(config: OwnModel, seed: int) -> nn.Module:
-    """The model with its initial weights, on CPU; the last one is kept, since it is read tensor by tensor."""
+    """Return the model with its initial weights, on CPU. The last one is cached, because it is
+    read tensor by tensor.
+    """
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(seed)
         return config.make()
 
 
 def _put_in_order(model: nn.Module) -> None:
-    """Ranks hold the elements of a parameter in their order, whatever that in memory was."""
+    """Make all parameters contiguous, because ranks shard a parameter in the order of its elements."""
     made = dict[nn.Parameter, nn.Parameter]()
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):

@@ -12,28 +12,30 @@ from workloads.own.declared import blocks_of, compares, stages_of
 from workloads.workload import Batch
 
 Hidden = Tensor | tuple[Tensor, ...]
-"""What goes from one of an own model's stages to the next."""
+"""The value that one stage of an own model hands to the next."""
 
 
 class Losses(NamedTuple):
-    """What the forward pass of an own model gives: losses and further values, of each sample. Of a model that compares
-    samples the first are not losses yet but features, [B, E], see `OwnWorkload.compared`."""
+    """The output of an own model's forward pass: losses and other values, one per sample.
+
+    For a comparing model, the first field holds features, [B, E], instead of losses, see `OwnWorkload.compared`.
+    """
 
     losses: Tensor
     values: dict[str, Tensor]
 
 
 class Handed(NamedTuple):
-    """What a part of an own model, that is not its last, hands on."""
+    """The tensors that a pipeline stage, other than the last, hands to the next."""
 
     tensors: tuple[Tensor, ...]
 
 
 class OwnNetwork(nn.Module):
-    """An own model (`network`) behind our forward pass; its tensors have the prefix `network.`.
+    """Wraps an own model (`network`) for our forward pass. Its tensors have the prefix `network.`.
 
-    Moving a model from the meta device unties what shares a tensor and loses what is outside its state, so both are
-    restored after every move.
+    Moving a model from the meta device unties shared tensors and loses what is outside the state, so both are restored
+    after every move.
     """
 
     def __init__(self, network: nn.Module, fixed: Mapping[str, Tensor]) -> None:
@@ -42,7 +44,7 @@ class OwnNetwork(nn.Module):
         self._span: tuple[int, int] | None = None
 
     def keep(self, start: int, stop: int) -> None:
-        """Leave of the tensors only those of these stages."""
+        """Keep only the tensors of stages start to stop - 1."""
         self._span = start, stop
         kept = self._kept()
         for module in self.modules():
@@ -60,7 +62,7 @@ class OwnNetwork(nn.Module):
         return {id(t) for stage in stages for t in (*stage.parameters(), *stage.buffers())}
 
     def blocks(self) -> list[nn.Module]:
-        """The layers that the model names, of those that are here."""
+        """Return the layers that the model names and that this stage has."""
         named = blocks_of(self.network)
         if self._span is None:
             return named
@@ -70,7 +72,7 @@ class OwnNetwork(nn.Module):
     def forward(
         self, batch: Batch, handed: tuple[Tensor, ...] = (), in_chunks: object = None
     ) -> Losses | Handed:
-        """The losses of the batch, or of stages that are not the last what they hand on."""
+        """Return the losses of the batch, or the tensors for the next stage."""
         stages = stages_of(self.network)
         if compares(self.network):
             return losses_of(self.network.embed(batch))  # type: ignore[operator]
@@ -91,7 +93,7 @@ class OwnNetwork(nn.Module):
 
 
 def apply_tied(model: nn.Module, apply: Callable[[], object]) -> None:
-    """Move a model by `apply`, and leave parameters one that were one."""
+    """Move a model by `apply`, and tie again the parameters that were tied before."""
     tied: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -106,9 +108,9 @@ def apply_tied(model: nn.Module, apply: Callable[[], object]) -> None:
 def through(
     stages: list[nn.Module], batch: Batch, start: int, stop: int, handed: tuple[Tensor, ...] = ()
 ) -> tuple[Tensor, ...]:
-    """What stage `stop` is given, if stage `start` is given `handed`: tensors of fp32, whatever computes them.
+    """Run stages start to stop - 1 on the input `handed`, and return the input of stage `stop` as fp32 tensors.
 
-    Raises WorkloadError for what is no tensor of floats.
+    Raises WorkloadError if a stage does not return float tensors.
     """
     for number in range(start, stop):
         found = stages[number](_given(handed), batch) if number else stages[0](batch)
@@ -123,7 +125,7 @@ def through(
 
 
 def losses_of(found: Tensor | tuple[Tensor, Mapping[str, Tensor]]) -> Losses:
-    """What `loss(batch)`, `embed(batch)` or the last stage returns."""
+    """Return the losses from the result of `loss(batch)`, `embed(batch)` or the last stage."""
     losses, values = found if isinstance(found, tuple) else (found, {})
     return Losses(losses, dict(values))
 

@@ -1,6 +1,6 @@
-"""`module:name`: what it stands for, and a hash of the code behind it. Standard library only.
+"""Resolve `module:name`, and hash the code behind it. Standard library only.
 
-A module is found as Python finds it, and after that in the working directory, so that a command needs no PYTHONPATH.
+Modules are found as Python finds them, and after that in the working directory, so commands need no PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ INSTALLED = ("site-packages", "dist-packages")
 
 
 def is_object_reference(name: str) -> bool:
-    """Whether a name in a job file is one of the user's own code."""
+    """Return whether a name in a job file refers to the user's own code."""
     return not name.startswith(NOT_OWN) and re.match(PATTERN, name) is not None
 
 
 def load(reference: str) -> Any:
-    """What `module:name` names, imported. Raises WorkloadError if it cannot be."""
+    """Import and return the object that `module:name` names. Raises WorkloadError if that fails."""
     module = reference.partition(":")[0]
     if is_built_in(reference):
         return _found(reference)
@@ -43,7 +43,7 @@ def load(reference: str) -> Any:
     top = module.partition(".")[0]
     if (
         top in PACKAGES and root != HOME
-    ):  # a folder of the user's with the name of a package of ours: both are found
+    ):  # a user's folder may have the name of one of our packages: both are found
         path = importlib.import_module(top).__path__
         if str(root / top) not in path:
             path.append(str(root / top))
@@ -51,7 +51,7 @@ def load(reference: str) -> Any:
 
 
 def is_built_in(reference: str) -> bool:
-    """Whether `module:name` is a module of this program, whose code is not part of a run's identity."""
+    """Return whether `module:name` is a module of this program, whose code is not part of a run's identity."""
     module = reference.partition(":")[0]
     return module.partition(".")[0] in PACKAGES and _file(HOME, module) is not None
 
@@ -60,7 +60,7 @@ def _found(reference: str) -> Any:
     module, _, name = reference.partition(":")
     try:
         found = importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # a script ends the process
+    except (Exception, SystemExit) as error:  # a script may end the process
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise WorkloadError(f"{reference} cannot be imported ({reason}); mend it") from None
     if not hasattr(found, name):
@@ -69,7 +69,7 @@ def _found(reference: str) -> Any:
 
 
 def call(reference: str, made: Any, options: dict[str, Any]) -> Any:
-    """`made(**options)`. Raises WorkloadError if that fails."""
+    """Return `made(**options)`. Raises WorkloadError if the call fails."""
     try:
         return made(**options)
     except (Exception, SystemExit) as error:
@@ -78,11 +78,11 @@ def call(reference: str, made: Any, options: dict[str, Any]) -> Any:
 
 
 def code_hash(reference: str) -> str:
-    """A hash of the module that has it and of all modules that this one imports from the same working directory, by
-    their content and their names there; of installed packages only the module's own is followed.
+    """Return a hash of the module, and of all modules that it imports from the same working directory.
 
-    Imports are those that stand in the source, within functions too; what is imported by a computed name is not seen.
-    Raises WorkloadError if there is no source.
+    The hash covers their contents and their names in the directory. If the module belongs to an installed package,
+    only imports within that package are followed. Imports are found in the source, within functions too; computed
+    imports are not found. Raises WorkloadError if there is no source.
     """
     root = _root(reference.partition(":")[0])
     digest = blake2b(digest_size=16)
@@ -93,7 +93,7 @@ def code_hash(reference: str) -> str:
 
 
 def sources(reference: str) -> dict[str, Path]:
-    """The files that `code_hash` covers, by the names of their modules. Raises WorkloadError."""
+    """Return the files that `code_hash` covers, by module name. Raises WorkloadError."""
     module = reference.partition(":")[0]
     root, top = _root(module), module.partition(".")[0]
     installed = any(part in INSTALLED for part in root.parts)
@@ -115,12 +115,12 @@ def sources(reference: str) -> dict[str, Path]:
 
 
 def root_of(reference: str) -> Path:
-    """The folder in which the top package, or the module itself, of a reference is. Raises WorkloadError."""
+    """Return the folder that contains the reference's top package, or the module itself. Raises WorkloadError."""
     return _root(reference.partition(":")[0])
 
 
 def _root(module: str) -> Path:
-    """The folder in which the module's top package, or the module itself, is. Raises WorkloadError."""
+    """Return the folder that contains the module's top package, or the module itself. Raises WorkloadError."""
     top, here = module.partition(".")[0], Path.cwd()
     path = [folder or str(here) for folder in sys.path]
     if top in PACKAGES:  # those of this project are known, so that it must be the user's that is meant
@@ -128,7 +128,7 @@ def _root(module: str) -> Path:
     found = _folder(PathFinder.find_spec(top, [*path, str(here)]))
     if found is None and top not in PACKAGES:
         try:
-            found = _folder(find_spec(top))  # of an editable install
+            found = _folder(find_spec(top))  # for an editable install
         except (ImportError, ValueError):
             found = None
     if found is None:
@@ -161,7 +161,7 @@ def _file(root: Path, module: str) -> Path | None:
 
 
 def _imports(module: str, path: Path) -> Iterator[str]:
-    """The names that a module imports, each also as if it were a module; of a compiled one they are not known."""
+    """Return the names that a module imports, each also as a possible module name. Empty for a compiled module."""
     if path.suffix != ".py":
         return
     try:

@@ -1,7 +1,7 @@
-"""What the user's own code must have, by the key of the job file that names it.
+"""What the user's own code must provide, by the key of the job file that names it.
 
-Everything is checked before a run starts, and has to be a function of its arguments alone: a run draws the same numbers
-whatever its layout, and after every restart.
+Everything is checked before a run starts. All functions must depend only on their arguments, so that a run draws the
+same numbers under every layout and after every restart.
 """
 
 from __future__ import annotations
@@ -17,136 +17,167 @@ if TYPE_CHECKING:
 
 
 class Model(Protocol):
-    """`workload.model: module:name`. A `torch.nn.Module`; the keys of `workload.changes` are the arguments of its
-    constructor. If that has an argument `vocabulary_size`, it gets the number of the tokenizer's ids.
+    """`workload.model: module:name`: a `torch.nn.Module`. The keys of `workload.changes` are its constructor's
+    arguments.
 
-    The constructor runs under `torch.manual_seed(job.seed)` for the initial weights, and on the meta device for the
-    structure: it may not read the values of tensors. Buffers that are not persistent, which no commit has, are those
-    of the seed 0 in every run and export. Any kind of layer may be in it, and `forward` is free. What is
-    random in training is drawn by the samples, see `Samples`: dropout and the like are refused, and so is what makes
-    the loss of one sample depend on others (batch normalisation), since neither is the same under another layout.
+    If the constructor has an argument `vocabulary_size`, it gets the number of the tokenizer's ids. It runs under
+    `torch.manual_seed(job.seed)` for the initial weights, and on the meta device for the structure, so it must not read
+    values of tensors. Non-persistent buffers, which no checkpoint stores, are those of seed 0 in every run and export.
+
+    The model may contain any layers, and `forward` is free. Random numbers for training come from the samples, see
+    `Samples`. Dropout and other random layers are refused, and so is everything that makes the loss of one sample
+    depend on others (batch normalisation), because neither is the same under another layout.
     """
 
     def loss(self, batch: Batch) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
-        """The loss of each sample, [B], not their mean.
+        """Return the loss of each sample, [B], not their mean.
 
-        batch: what the samples hold, stacked: each array [B, ...], floats in float32, integers in int64. For text it is
-        what the objective gives, and the loss is that of each label, of the shape of `batch["labels"]`; those that
-        are -100 do not count.
+        batch: the stacked arrays of the samples, [B, ...] each, floats as float32, integers as int64. For text it is
+        the objective's batch, and the loss has the shape of `batch["labels"]`; positions with label -100 do not count.
 
-        It may return further values by name too, [B] each: means of them are in the rows of training and evaluations.
-        NaN is no value: it does not count.
+        It may also return other values by name, [B] each. Their means are in the rows of training and evaluations. NaN
+        marks a missing value, which does not count.
         """
 
     def check(self, batch: Batch, limits: Mapping[str, int]) -> None:
-        """Optional: raise ValueError if samples do not fit the model. It is called before a run with the first of them
-        and with what integers of any of them stay below, see `Samples.limits`."""
+        """Optional: raise ValueError if samples do not fit the model.
+
+        It is called before a run, with the first samples and with the exclusive upper bounds of all samples' integers,
+        see `Samples.limits`.
+        """
 
     def blocks(self) -> Sequence[nn.Module]:
-        """Optional: the layers in the order of the forward pass. They are what is recomputed, compiled and sharded
-        (ZeRO 2 and 3) one by one, and what `layer_decay` and muon count."""
+        """Optional: return the layers in the order of the forward pass.
+
+        Each is recomputed, compiled and sharded (ZeRO 2 and 3) as a unit. `layer_decay` and Muon count them.
+        """
 
     def stages(self) -> Sequence[nn.Module]:
-        """Optional, for pipelines: the modules of the forward pass in order, at least two. The first is called with the
-        batch, every other with what the one before returned and the batch; the last returns what `loss` does, which may
-        then be left out.
+        """Optional, for pipelines: return the modules of the forward pass in order, at least two.
 
-        What is handed on is a tensor of floats, or a tuple of them, and becomes fp32. All tensors of the model are in
-        these modules; a parameter may be in several. Pipelines cut between any two of them, into as many equal parts as
-        there are stages.
+        The first module is called with the batch, every other with its predecessor's result and the batch. The last
+        returns what `loss` returns; a model with stages needs no `loss`.
+
+        A module returns a float tensor, or a tuple of them, which becomes fp32. These modules contain all tensors of
+        the model; a parameter may be in several. A pipeline cuts between any two of them, into as many equal parts as
+        it has stages.
         """
 
     def sharding(self) -> Mapping[str, str]:
-        """Optional, for tensor parallelism: fnmatch pattern of a module's name -> style; the first that matches counts.
+        """Optional, for tensor parallelism: map fnmatch patterns of module names to styles. The first match counts.
 
-        column: an nn.Linear whose outputs are divided between ranks, so that what reads them sees a part of them; row:
-        one whose inputs are such a part, and whose outputs are whole again; vocabulary: an nn.Embedding whose rows are
-        divided, or an nn.Linear whose outputs are and that gives all of them; shared: a module between column and row
-        that every rank has whole (a norm inside of heads).
+        column: an nn.Linear whose outputs are sharded over ranks, so the next module sees a part of them. row: an
+        nn.Linear whose inputs are such a part, and whose outputs are complete again. vocabulary: an nn.Embedding whose
+        rows are sharded, or an nn.Linear whose outputs are sharded and gathered. shared: a module between column and
+        row that is replicated on every rank (a norm inside of heads).
         """
 
     def to_hf(self, tensors: Mapping[str, Tensor]) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
-        """Optional, of a class that transformers has: its configuration as JSON and its tensors. The export is then a
-        folder for transformers; `from_hf(tensors)` is the inverse, and `difference_to(theirs)` the largest difference
-        of outputs to those of the model that transformers makes of it, which is checked."""
+        """Optional, for classes that transformers has too: return its configuration as JSON and its tensors.
+
+        The export is then a folder for transformers. `from_hf(tensors)` is the inverse. `difference_to(theirs)` returns
+        the largest difference of the outputs to those of transformers' model, and is used to check the export.
+        """
 
     heads: int
-    """Optional: the number of attention heads, of keys if those are fewer, where column-cut layers give heads: a head
-    is not divided between ranks."""
+    """Optional: the number of attention heads (of keys, if those are fewer), if column-sharded layers produce heads. A
+    head is never split between ranks.
+    """
 
 
 class ComparingModel(Protocol):
-    """A model whose loss of a sample depends on all others of the global batch (contrastive losses): it has these two
-    in place of `loss`. What it computes is exact under data parallelism, ZeRO and accumulation: embeddings of the
-    global batch are gathered, and their gradients go back through each micro-batch (Gao et al., 2021, "Scaling Deep
-    Contrastive Learning Batch Size under Memory Limited Setup"). With several micro-batches a step each has two
-    forward passes."""
+    """A model whose sample loss depends on all samples of the global batch (contrastive losses).
+
+    These two methods replace `loss`. The result is exact under data parallelism, ZeRO and gradient accumulation: the
+    embeddings of the global batch are gathered, and their gradients flow back through each micro-batch (Gao et al.,
+    2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup"). With several micro-batches in a
+    step, each has two forward passes.
+    """
 
     def embed(self, batch: Batch) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
-        """What the loss needs to know of each sample, [B, E], and further values as of `Model.loss`."""
+        """Return each sample's features for the loss, [B, E], and other values as in `Model.loss`."""
 
     def compare(self, features: Tensor, counted: Tensor) -> Tensor:
-        """The loss of each sample, [G], from the features of all, fp32 [G, E], and nothing else: no parameters (a
-        temperature that is learnt is among the features). counted: bool [G], False for what fills up a batch."""
+        """Return the loss of each sample, [G], from the features of all samples, fp32 [G, E], alone.
+
+        It uses no parameters: a learned temperature is one of the features. counted: bool [G], False for rows that only
+        fill up a batch.
+        """
 
 
 class Samples(Protocol):
-    """`data.samples: module:name`. A dataset by number; `data.samples.options` are the arguments of the constructor.
-    Every rank makes one, so it had better read its files as they are asked for."""
+    """`data.samples: module:name`: a dataset by number. `data.samples.options` are the constructor's arguments.
+
+    Every rank makes one, so it should read its files lazily.
+    """
 
     def __len__(self) -> int:
-        """How many samples there are."""
+        """Return the number of samples."""
 
     def sample(self, number: int, rng: np.random.Generator) -> Mapping[str, Any]:
-        """The arrays of a sample, of the same names and shapes for each.
+        """Return the arrays of a sample. Names and shapes are the same for all samples.
 
-        number: from 0 on. rng: all random numbers (noise, crops, masks) come from it; it depends on (seed, number,
-        turn) alone, where turn is how often the sample has been read before.
+        number: counts from 0. rng: the source of all random numbers (noise, crops, masks). It depends only on (seed,
+        number, turn), where turn is how many times the sample has been read before.
         """
 
     def prepare(self, folder: str, most: int | None) -> Mapping[str, Any]:
-        """Optional: write into a local folder what is read from then on, of at most so many samples: `count`, and
-        `rejected` by what was done and by kind. It is called once, in the data stage; `open` in every process after it.
-        A dataset that is prepared has a `fingerprint`, which with its options names the folder."""
+        """Optional: write the data of at most `most` samples into a local folder, from which it is read afterwards.
+
+        Returns `count`, and `rejected` by what was done and by kind. It is called once, in the data stage; `open` is
+        called in every process after it. A dataset with this method has a `fingerprint`, which together with its
+        options names the folder.
+        """
 
     def open(self, folder: str) -> None:
-        """Read from a folder that `prepare` has written; before that it has no length and no samples."""
+        """Read from a folder that `prepare` has written. Before this call, the dataset has no length and no samples."""
 
     def limits(self) -> Mapping[str, int]:
-        """Optional: what the integers of an array stay below in all samples, by its name: the size of a vocabulary."""
+        """Optional: return the exclusive upper bound of an array's integers over all samples, by its name: a vocabulary
+        size.
+        """
 
     def export(self, prepared: str, folder: str) -> None:
-        """Optional: write into a local folder, that of an export, what makes such samples of raw ones: a tokenizer, an
-        image processor. `prepared` is the folder given to `prepare`, or what a run keeps of it."""
+        """Optional: write the tools that make such samples from raw data into an export's local folder: a tokenizer, an
+        image processor.
+
+        `prepared` is the folder that `prepare` got, or the run's copy of it.
+        """
 
     def fingerprint(self) -> str:
-        """Optional: a checksum of the files that are read. A run refuses data with another one. Without it the first
-        samples stand for all."""
+        """Optional: return a checksum of the files that are read.
+
+        A run refuses data with another checksum. Without this method, the first samples are hashed instead.
+        """
 
     def held_out(self, number: int, rng: np.random.Generator) -> Mapping[str, Any]:
-        """Optional: the sample as evaluations read it, where that is not as training does (not augmented)."""
+        """Optional: return the sample as evaluations read it, if that differs from training (no augmentation)."""
 
     def of_set(self) -> Mapping[str, Any]:
-        """Optional: arrays that evaluations read with every sample, the same for all."""
+        """Optional: return arrays that evaluations read with every sample."""
 
 
 class Metric(Protocol):
     """An entry `module:name` of `evaluate.metrics`: a function."""
 
     def __call__(self, output: Any, batch: Batch) -> Tensor:
-        """The metric of each sample, [B]; its mean over a set is the set's.
+        """Return the metric of each sample, [B]. The metric of a set is their mean.
 
-        output: the logits of a model of this project, [B, L, vocabulary], of masked objectives [predicted, vocabulary],
-        of classes and values of a text [B, classes]; of an own model the further values that its loss has returned.
+        output: for a model of this project the logits, [B, L, vocabulary], for masked objectives [predicted,
+        vocabulary], for classes and values of a text [B, classes]; for an own model the other values that its loss
+        returned.
         """
 
 
 class Optimizer(Protocol):
-    """`train.optimizer.name: module:name`; its options are the arguments of the constructor. It is called for parts of
-    parameters, since ranks divide them, so an update of a part must be the part of the update."""
+    """`train.optimizer.name: module:name`. Its options are the constructor's arguments.
+
+    It is called for parts of parameters, because ranks shard them, so it must update elements independently of the rest
+    of the parameter.
+    """
 
     slots: Sequence[str]
-    """The names of the states of a parameter, each of its shape and zero at first."""
+    """The names of a parameter's states. Each has the parameter's shape and starts at zero."""
 
     def update(
         self,
@@ -158,12 +189,16 @@ class Optimizer(Protocol):
         weight_decay: float,
         step: int,
     ) -> None:
-        """Change a parameter and its states in place, without gradients; `step` counts from 1. The gradient is clipped
-        already, weight_decay is 0 for vectors."""
+        """Update a parameter and its states in place, without autograd. `step` counts from 1.
+
+        The gradient is already clipped. weight_decay is 0 for vectors.
+        """
 
 
 class Schedule(Protocol):
-    """`train.optimizer.schedule: module:name`: a function, which gets its options as further arguments."""
+    """`train.optimizer.schedule: module:name`: a function. Its options are further arguments."""
 
     def __call__(self, step: int, steps: int) -> float:
-        """The learning rate of update `step` (from 0) of `steps` as a share of `lr`; not asked in the warm-up."""
+        """Return the learning rate of update `step` (from 0) of `steps` as a share of `lr`. Not called during the
+        warm-up.
+        """

@@ -1,4 +1,4 @@
-"""Which rows of a batch are samples: an evaluation's last batch is filled up."""
+"""Which rows of a batch are samples: the last batch of an evaluation is padded with others."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch import Tensor
 from workloads.workload import Batch
 
 COUNTED = "counted"
-"""The batch's entry that says which samples are ones: bool [B]."""
+"""The batch entry that marks the rows that are samples, bool [B]."""
 LABELS, IGNORED = "labels", -100
 
 
 def there(batch: Batch) -> Tensor:
-    """Which rows are samples, bool [B]: what fills up a batch has nothing that is predicted."""
+    """Return which rows are samples, bool [B]. Padding rows have nothing to predict."""
     if COUNTED in batch:
         return batch[COUNTED]
     labels = batch.get(LABELS, batch.get("sequence_labels"))

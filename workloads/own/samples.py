@@ -1,4 +1,4 @@
-"""Own samples as batches: what a dataset gives by number, stacked, with random numbers of its own for each."""
+"""Own samples as batches: the dataset's items are stacked, and each gets its own random generator."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from workloads.own.rows import COUNTED
 from workloads.workload import Batch, Reading, Text
 
 SAMPLES = "samples"
-"""The name of the objective where samples are the user's own: the model has the loss."""
+"""The name of the objective for the user's own samples. The model computes the loss."""
 
 
 @dataclass
 class OfSamples:
-    """The objective of a model of own samples, see `Objective`: it reads no text."""
+    """The objective of a model with own samples, see `Objective`. It reads no text."""
 
     name: str = SAMPLES
     begins: str = ""
@@ -30,7 +30,7 @@ class OfSamples:
     around: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
     def window(self, sequence_length: int) -> int:
-        """A sample is a sample."""
+        """Return the length unchanged: own samples are not windows of text."""
         return sequence_length
 
     @property
@@ -39,23 +39,23 @@ class OfSamples:
         return Reading("stream", 1, 1)
 
     def collate(self, read: Text, ids: Sequence[int], turn: int) -> Batch:
-        """Raise WorkloadError: there is no text."""
+        """Raise WorkloadError: there is no text to read."""
         raise WorkloadError("own samples are no text; this needs a job that reads text")
 
     def is_cut(self, record: np.ndarray, /) -> bool:
-        """False: nothing is cut."""
+        """Return False: own samples are never cut."""
         return False
 
     def is_lost(self, record: np.ndarray, /) -> bool:
-        """False: nothing is cut."""
+        """Return False: own samples are never cut."""
         return False
 
 
 class OwnSamples:
-    """The dataset that `reference` names, made with `options`; what a sample draws depends on `seed`. One that is
-    prepared can be read only with the `folder` that has what was prepared.
+    """The dataset that `reference` names, made with `options`. Random numbers of a sample depend on `seed`.
 
-    Raises WorkloadError if it cannot be made, or has no samples.
+    A dataset with a `prepare` step can be read only with the `folder` of its prepared data. Raises WorkloadError if the
+    dataset cannot be made or is empty.
     """
 
     def __init__(
@@ -76,33 +76,40 @@ class OwnSamples:
 
     @property
     def is_prepared(self) -> bool:
-        """Whether it is read from what it has prepared before training, see `orchestrator.data.images.Images`."""
+        """Return whether the dataset prepares its data before training, see `orchestrator.data.images.Images`."""
         return callable(getattr(self._made, "prepare", None))
 
     def prepare(self, folder: str, most: int | None = None) -> dict[str, Any]:
-        """Write into a local folder what is read from then on, of at most so many samples: how many there are, and what
-        was left out, as `orchestrator.data.store.manifest.DataManifest.rejected` has it."""
+        """Write the data of at most `most` samples into a local folder.
+
+        Returns the number of samples, and what was left out, as in
+        `orchestrator.data.store.manifest.DataManifest.rejected`.
+        """
         found: dict[str, Any] = self._made.prepare(folder, most)
         return found
 
     def limits(self) -> dict[str, int]:
-        """What all integers of an array stay below, by its name, as far as the dataset says so."""
+        """Return the exclusive upper bound of each array's integers, for the arrays that the dataset declares."""
         given = getattr(self._made, "limits", None)
         return {str(name): int(value) for name, value in given().items()} if callable(given) else {}
 
     def export(self, prepared: str, folder: str) -> None:
-        """Write to `folder` what makes such samples for others, as far as the dataset does that; `prepared` is where it
-        was prepared, or what a run keeps of that."""
+        """Write to `folder` the tools that make such samples from raw data, if the dataset exports any.
+
+        `prepared` is the folder of the prepared data, or the run's copy of it.
+        """
         if callable(export := getattr(self._made, "export", None)):
             export(prepared, folder)
 
     def of_set(self) -> dict[str, np.ndarray]:
-        """What evaluations read with every sample, the same for all."""
+        """Return the arrays that evaluations read with every sample."""
         given = getattr(self._made, "of_set", None)
         return {str(name): _array(value) for name, value in given().items()} if callable(given) else {}
 
     def arrays(self, number: int, turn: int, held_out: bool = False) -> dict[str, np.ndarray]:
-        """The arrays of a sample: float32, int64 or bool. Raises WorkloadError if it fails or gives something else."""
+        """Return the arrays of a sample: float32, int64 or bool. Raises WorkloadError if the dataset fails or returns
+        others.
+        """
         rng = generator(self._seed, number, turn, SAMPLES)
         read = getattr(self._made, "held_out", self._made.sample) if held_out else self._made.sample
         try:
@@ -119,7 +126,7 @@ class OwnSamples:
     def batch(
         self, numbers: Sequence[int], turns: Sequence[int], held_out: bool = False
     ) -> tuple[Batch, list[bytes]]:
-        """Samples in this order, stacked, and a hash of each. Raises WorkloadError if their shapes differ."""
+        """Return the samples stacked in this order, and a hash of each. Raises WorkloadError if their shapes differ."""
         samples = [self.arrays(int(n), int(t), held_out) for n, t in zip(numbers, turns, strict=True)]
         first = samples[0]
         for number, sample in zip(numbers, samples, strict=True):
@@ -132,7 +139,7 @@ class OwnSamples:
         return batch, [_hash(sample) for sample in samples]
 
     def fingerprint(self) -> str:
-        """What the files hold that it reads, as far as it says so, else what its first samples hold."""
+        """Return the dataset's own fingerprint if it has one, else a hash of its first samples."""
         count = 0 if self.is_prepared else len(self)
         digest = blake2b(f"{self.reference} {count}".encode(), digest_size=16)
         if callable(own := getattr(self._made, "fingerprint", None)):

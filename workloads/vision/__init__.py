@@ -1,1 +1,1 @@
-"""Models of images: a vision transformer, and what is trained with it. They are run as own models are."""
+"""Image models: a vision transformer, CLIP and masked autoencoders. They run as own models."""

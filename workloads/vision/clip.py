@@ -1,5 +1,6 @@
-"""CLIP: an image encoder and a text encoder that find each other's counterpart in the global batch (Radford et al.,
-2021). Sizes and tensors have the names of transformers' CLIPModel, but for `logit_scale`, which has one element.
+"""CLIP: an image encoder and a text encoder, trained to match pairs within the global batch (Radford et al., 2021).
+
+Sizes and tensors have the names of transformers' CLIPModel. `logit_scale` has one element instead of none.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from workloads.vision.layers import Width, check_patches, check_pixels, check_wi
 from workloads.workload import Batch
 
 LEGACY_END = 2
-"""An id of the end by which transformers means the largest id of a text."""
+"""With this id of the end token, transformers uses the largest id of a text instead."""
 SIDE: dict[str, Any] = {
     "hidden_size": 512,
     "num_hidden_layers": 12,
@@ -36,15 +37,19 @@ VISION = {
     "num_channels": 3,
 }
 WITHOUT: dict[str, Any] = {"attention_dropout": 0.0}
-"""Fields that are known, and of which there is no other value here."""
+"""Known fields that support only this value."""
 
 
 class Clip(nn.Module):
-    """Both encoders. Without options it is ViT-B/32.
+    """CLIP with both encoders. The defaults are ViT-B/32.
 
-    text, vision: fields of transformers' CLIPTextConfig and CLIPVisionConfig that differ. projection_dim: of both
-    embeddings. logit_scale_init_value: the logarithm of the factor of the similarities at first. folder: a folder of
-    a CLIPModel with its weights, in place of all of them. Raises ValueError for sizes that do not fit.
+    Args:
+        text: changed fields of transformers' CLIPTextConfig; `vision` those of its CLIPVisionConfig.
+        projection_dim: the size of both embeddings.
+        logit_scale_init_value: the initial logarithm of the similarities' factor.
+        folder: a CLIPModel folder with weights; it replaces all other options.
+
+    Raises ValueError for inconsistent sizes.
     """
 
     def __init__(
@@ -77,7 +82,7 @@ class Clip(nn.Module):
             load_weights(self, folder)
 
     def check(self, batch: Batch, limits: Mapping[str, int]) -> None:
-        """Raise ValueError for samples that are not for these encoders, see `workloads.own.protocols.Model`."""
+        """Raise ValueError if samples do not fit these encoders, see `workloads.own.protocols.Model`."""
         check_pixels(batch, self.vision_config)
         if "caption" not in batch:
             raise ValueError(
@@ -103,18 +108,20 @@ class Clip(nn.Module):
             )
 
     def image_embeddings(self, pixels: Tensor) -> Tensor:
-        """Images, [B, channels, size, size], as vectors of length 1: [B, projection_dim]."""
+        """Map images [B, channels, size, size] to unit vectors [B, projection_dim]."""
         found = self.visual_projection(self.vision_model(pixels)).float()
         return functional.normalize(found, dim=-1)
 
     def text_embeddings(self, caption: Tensor) -> Tensor:
-        """Token ids, [B, L], as vectors of length 1: [B, projection_dim]."""
+        """Map token ids [B, L] to unit vectors [B, projection_dim]."""
         return functional.normalize(self.text_projection(self.text_model(caption)).float(), dim=-1)
 
     def embed(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """What `compare` needs of each pair: both embeddings and the factor. Where the batch has `classes`, token ids
-        [B, C, L] of a caption of each class, the same for every sample, also whether the nearest of them is that of
-        `label`: zero_shot."""
+        """Return the features that `compare` needs: both embeddings and the factor of the similarities.
+
+        If the batch has `classes`, token ids [B, C, L] of a caption for each class, the same for every sample, also
+        return zero_shot: whether the nearest caption is that of `label`.
+        """
         images = self.image_embeddings(batch["pixels"])
         texts = self.text_embeddings(batch["caption"])
         scale = self.logit_scale.float().exp().expand(len(images), 1)
@@ -122,26 +129,31 @@ class Clip(nn.Module):
         if "classes" in batch:
             nearest = (images @ self.text_embeddings(batch["classes"][0]).T).argmax(-1)
             right = (nearest == batch["label"]).float()
-            values["zero_shot"] = right.masked_fill(batch["label"] < 0, torch.nan)  # of no class
+            values["zero_shot"] = right.masked_fill(batch["label"] < 0, torch.nan)  # samples without a class
         return torch.cat([images, texts, scale], -1), values
 
     @staticmethod
     def compare(features: Tensor, counted: Tensor) -> Tensor:
-        """The loss of each pair, [G], among all that count: the mean of the cross entropies of its text given its image
-        and of its image given its text. features: [G, 2 projection_dim + 1], see `embed`."""
+        """Return the loss of each pair, [G], among all counted pairs.
+
+        It is the mean of two cross-entropies: of the text given the image and of the image given the text. features:
+        [G, 2 projection_dim + 1], see `embed`.
+        """
         images, texts = features[:, :-1].chunk(2, -1)
         scale, other = features[:, -1:], ~counted[None]
+        # [G, G]: rows are images, columns texts, and the pairs are on the diagonal. Rows that only fill up the batch
+        # are no candidates for others.
         similarity, own = images @ texts.T, torch.arange(len(features), device=features.device)
         sides = [(each * scale).masked_fill(other, -torch.inf) for each in (similarity, similarity.T)]
         of_image, of_text = (functional.cross_entropy(each, own, reduction="none") for each in sides)
         return (of_image + of_text) / 2
 
     def blocks(self) -> Sequence[nn.Module]:
-        """The blocks of the image encoder, then those of the text encoder."""
+        """Return the blocks of the image encoder, then those of the text encoder."""
         return [*self.vision_model.encoder.layers, *self.text_model.encoder.layers]
 
     def to_hf(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The configuration and the tensors of transformers' CLIPModel."""
+        """Return the configuration and the tensors of transformers' CLIPModel."""
         config = {
             "model_type": "clip",
             "architectures": ["CLIPModel"],
@@ -158,8 +170,10 @@ class Clip(nn.Module):
         return config, {**tensors, "logit_scale": tensors["logit_scale"].reshape(())}
 
     def difference_to(self, theirs: Any) -> float:
-        """The largest difference of similarities to those of a CLIPModel with the same weights, on made-up pairs, as a
-        share of the largest one above 1."""
+        """Return the largest difference of similarities to a CLIPModel with the same weights, on random pairs.
+
+        It is a share of the largest similarity, if that is above 1.
+        """
         draw, side = torch.Generator().manual_seed(0), self.vision_config
         length, end = self.text_config["max_position_embeddings"], self.text_config["eos_token_id"]
         size = side["image_size"]
@@ -173,7 +187,9 @@ class Clip(nn.Module):
         return float((ours - found).abs().max() / found.abs().max().clamp(min=1.0))
 
     def from_hf(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The inverse of `to_hf`; tensors that older versions of transformers wrote are left out."""
+        """Return our tensors from transformers', the inverse of `to_hf`. Tensors of older versions of transformers are
+        ignored.
+        """
         found = {name: tensor for name, tensor in tensors.items() if not name.endswith("position_ids")}
         return {**found, "logit_scale": found["logit_scale"].reshape(1)}
 
@@ -185,7 +201,7 @@ class _Stack(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """A causal transformer; a text's vector is that of its first end token."""
+    """A causal transformer. The output at the first end token is the vector of a text."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
@@ -197,7 +213,7 @@ class TextEncoder(nn.Module):
         self.final_layer_norm = nn.LayerNorm(hidden, eps=config["layer_norm_eps"])
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Token ids [B, L] as [B, hidden]."""
+        """Map token ids [B, L] to [B, hidden]."""
         at: Any = self.embeddings
         x = at.token_embedding(ids) + at.position_embedding.weight[: ids.shape[1]]
         for block in self.encoder.layers:
@@ -208,7 +224,7 @@ class TextEncoder(nn.Module):
 
 
 class ImageEncoder(nn.Module):
-    """A vision transformer; an image's vector is that of the class token."""
+    """A vision transformer. The output at the class token is the vector of an image."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
@@ -220,12 +236,12 @@ class ImageEncoder(nn.Module):
         nn.init.normal_(patch.weight, std=0.02)
         self.embeddings.patch_embedding = patch
         self.embeddings.position_embedding = _table(patches + 1, hidden)
-        self.pre_layrnorm = nn.LayerNorm(hidden, eps=config["layer_norm_eps"])  # so in transformers
+        self.pre_layrnorm = nn.LayerNorm(hidden, eps=config["layer_norm_eps"])  # transformers' spelling
         self.encoder = _Stack(_width("vision", config), causal=False)
         self.post_layernorm = nn.LayerNorm(hidden, eps=config["layer_norm_eps"])
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """[B, channels, size, size] as [B, hidden]."""
+        """Map images [B, channels, size, size] to [B, hidden]."""
         at: Any = self.embeddings
         patches = at.patch_embedding(pixels).flatten(2).transpose(1, 2)
         first = at.class_embedding.to(patches.dtype).expand(len(patches), 1, -1)
@@ -263,7 +279,7 @@ def _width(name: str, config: Mapping[str, Any]) -> Width:
 def _filled(
     side: str, known: Mapping[str, Any], given: Mapping[str, Any], lenient: bool = False
 ) -> dict[str, Any]:
-    """All fields of a side. Raises ValueError for one that is unknown, or has a value that is not supported."""
+    """Return all fields of one encoder. Raises ValueError for an unknown field or an unsupported value."""
     for name, only in WITHOUT.items():
         if given.get(name, only) != only:
             raise ValueError(f"{side}.{name} is {given[name]}, and only {only} is supported")

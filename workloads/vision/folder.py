@@ -1,4 +1,4 @@
-"""Folders of transformers with a model of images: configuration and weights."""
+"""Read transformers folders of image models: configuration and weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONFIG = "config.json"
 
 
 def options_of(folder: str, kind: str) -> dict[str, Any]:
-    """The configuration of a model of that model_type. Raises ValueError if the folder holds none."""
+    """Return the configuration of a model of that model_type. Raises ValueError if the folder holds none."""
     path = Path(folder) / CONFIG
     try:
         found: dict[str, Any] = json.loads(path.read_text())
@@ -27,9 +27,9 @@ def options_of(folder: str, kind: str) -> dict[str, Any]:
 
 
 def load_weights(model: nn.Module, folder: str) -> None:
-    """Fill the model with the weights of a folder, through its `from_hf`; nothing for one on the meta device.
+    """Load a folder's weights into the model through its `from_hf`. Does nothing for a model on the meta device.
 
-    Raises ValueError if tensors are missing, or of other shapes.
+    Raises ValueError if tensors are missing or have other shapes.
     """
     if next(model.parameters()).is_meta:
         return

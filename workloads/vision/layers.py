@@ -1,4 +1,4 @@
-"""The blocks of a vision transformer and of the text encoder beside it (Dosovitskiy et al., 2021)."""
+"""The blocks of a vision transformer and of CLIP's text encoder (Dosovitskiy et al., 2021)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workloads.workload import Batch
 
 
 def quick_gelu(x: Tensor) -> Tensor:
-    """X sigmoid(1.702 x), by which OpenAI's CLIP was trained."""
+    """Return x sigmoid(1.702 x), the activation of OpenAI's CLIP."""
     return x * torch.sigmoid(1.702 * x)
 
 
@@ -21,8 +21,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"quick_gelu": quick_gelu, 
 
 
 class Width(NamedTuple):
-    """The sizes of a stack of blocks. std: of its matrices at first, those that read and those that write the residual
-    stream, in that order, and that of the feed-forward network's first."""
+    """The sizes of a stack of blocks.
+
+    std: the initial standard deviations of the matrices that read the residual stream, of those that write it, and of
+    the feed-forward network's first matrix.
+    """
 
     hidden: int
     layers: int
@@ -46,7 +49,7 @@ class Attention(nn.Module):
         self.out_proj = linear(width.hidden, width.hidden, width.std[1])
 
     def forward(self, x: Tensor, causal: bool) -> Tensor:
-        """[B, L, hidden] of the same shape; causal: a position sees none after it."""
+        """Map [B, L, hidden] to [B, L, hidden]. With `causal`, a position attends to no later position."""
         query, key, value = (
             layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for layer in (self.q_proj, self.k_proj, self.v_proj)
@@ -65,13 +68,12 @@ class FeedForward(nn.Module):
         self.activation = ACTIVATIONS[width.activation]
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, L, hidden] of the same shape."""
+        """Map [B, L, hidden] to [B, L, hidden]."""
         return self.fc2(self.activation(self.fc1(x)))
 
 
 class Block(nn.Module):
-    """Attention and feed-forward network, each behind a layer normalisation; its names are those of CLIP in
-    transformers."""
+    """Attention and feed-forward network, each after a layer normalisation. Names are those of CLIP in transformers."""
 
     def __init__(self, width: Width, causal: bool = False) -> None:
         super().__init__()
@@ -82,18 +84,18 @@ class Block(nn.Module):
         self.mlp = FeedForward(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, L, hidden] of the same shape."""
+        """Map [B, L, hidden] to [B, L, hidden]."""
         x = x + self.self_attn(self.layer_norm1(x), self.causal)
         return x + self.mlp(self.layer_norm2(x))
 
 
 def stack(width: Width, causal: bool = False) -> nn.ModuleList:
-    """As many blocks as the width says."""
+    """Return a stack of blocks."""
     return nn.ModuleList(Block(width, causal) for _ in range(width.layers))
 
 
 def linear(inputs: int, outputs: int, std: float, bias: bool = True) -> nn.Linear:
-    """A linear layer of normal weights, its bias zero."""
+    """Return a linear layer with normal weights and a zero bias."""
     layer = nn.Linear(inputs, outputs, bias=bias)
     nn.init.normal_(layer.weight, std=std)
     if bias:
@@ -102,7 +104,7 @@ def linear(inputs: int, outputs: int, std: float, bias: bool = True) -> nn.Linea
 
 
 def check_width(name: str, hidden: int, heads: int, intermediate: int, activation: str) -> None:
-    """Raise ValueError for sizes of which no block can be made."""
+    """Raise ValueError for sizes that no block supports."""
     if min(hidden, heads, intermediate) < 1:
         raise ValueError(f"{name}: sizes are {hidden}, {heads} and {intermediate}; give at least 1 of each")
     if hidden % heads:
@@ -112,7 +114,7 @@ def check_width(name: str, hidden: int, heads: int, intermediate: int, activatio
 
 
 def check_pixels(batch: Batch, config: Mapping[str, Any]) -> None:
-    """Raise ValueError if the samples' images are not as large as the model's."""
+    """Raise ValueError if the samples' images do not have the model's size."""
     size, channels = config["image_size"], config["num_channels"]
     if "pixels" not in batch or batch["pixels"].shape[1:] != (channels, size, size):
         there = tuple(batch["pixels"].shape[1:]) if "pixels" in batch else "none"
@@ -123,7 +125,7 @@ def check_pixels(batch: Batch, config: Mapping[str, Any]) -> None:
 
 
 def check_patches(image_size: int, patch_size: int) -> int:
-    """How many patches an image has. Raises ValueError if patches do not fill it."""
+    """Return the number of patches of an image. Raises ValueError if patches do not divide it evenly."""
     if patch_size < 1 or image_size < 1 or image_size % patch_size:
         raise ValueError(f"patches of {patch_size} pixels do not fill an image of {image_size}")
     return (image_size // patch_size) ** 2

@@ -1,5 +1,6 @@
-"""Masked autoencoders: an image's hidden patches are drawn from the few that are seen (He et al., 2022). Sizes have the
-names of transformers' ViTMAEConfig, tensors those of ViTMAEForPreTraining by `to_hf`.
+"""Masked autoencoders: reconstruct an image's hidden patches from the few visible ones (He et al., 2022).
+
+Sizes have the names of transformers' ViTMAEConfig. `to_hf` renames tensors to those of ViTMAEForPreTraining.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ SIZES: dict[str, Any] = {
     "norm_pix_loss": False,
 }
 WITHOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-"""Fields that are known, and of which there is no other value here."""
+"""Known fields that support only this value."""
 NAMES = (
     ("self_attn.out_proj", "attention.o_proj"),
     ("self_attn.", "attention."),
     ("layer_norm1", "layernorm_before"),
     ("layer_norm2", "layernorm_after"),
 )
-"""Ours and those of transformers, in this order."""
+"""Pairs of our names and transformers' names, in the order in which they apply."""
 SAVED = (
     ("decoder.decoder_encoder.layer.", "decoder.decoder_layers."),
     ("vit.encoder.layer.", "vit.layers."),
@@ -51,15 +52,18 @@ SAVED = (
     ("intermediate.dense", "mlp.fc1"),
     ("output.dense", "mlp.fc2"),
 )
-"""Names by which transformers writes such a model, and those that it has there; in this order."""
+"""Pairs of names that transformers writes to files and names in its class, in the order in which they apply."""
 STD = 0.02
 
 
 class Mae(nn.Module):
-    """Encoder and decoder. Without options it is ViT-MAE base.
+    """A masked autoencoder. The defaults are ViT-MAE base.
 
-    sizes: fields of transformers' ViTMAEConfig that differ. folder: a folder of a ViTMAEForPreTraining with its
-    weights, in place of them. Raises ValueError for sizes that do not fit.
+    Args:
+        sizes: changed fields of transformers' ViTMAEConfig.
+        folder: a ViTMAEForPreTraining folder with weights; it replaces the sizes.
+
+    Raises ValueError for inconsistent sizes.
     """
 
     def __init__(self, folder: str | None = None, **sizes: Any) -> None:
@@ -83,15 +87,19 @@ class Mae(nn.Module):
             load_weights(self, folder)
 
     def check(self, batch: Batch, limits: Mapping[str, int]) -> None:
-        """Raise ValueError for samples that are not for this encoder, see `workloads.own.protocols.Model`."""
+        """Raise ValueError if samples do not fit this encoder, see `workloads.own.protocols.Model`."""
         check_pixels(batch, self.config)
         patches = (self.config["image_size"] // self.config["patch_size"]) ** 2
         if "noise" not in batch or batch["noise"].shape[1] != patches:
             raise ValueError(f"an image has {patches} patches; set data.samples.options.patches to that")
 
     def loss(self, batch: Batch) -> Tensor:
-        """The mean squared error of an image's hidden patches, [B]. The batch has `pixels`, [B, channels, size, size],
-        and `noise`, [B, patches], of which the smallest are the patches that are seen."""
+        """Return the mean squared error over an image's hidden patches, [B].
+
+        The batch has `pixels` [B, channels, size, size] and `noise` [B, patches]. The patches with the smallest noise
+        are visible.
+        """
+        # order: the patches by noise. restore: the place of each patch in that order. Both are [B, patches].
         order = batch["noise"].argsort(dim=1, stable=True)
         restore, seen = order.argsort(1), order[:, : self.kept]
         hidden = (restore >= self.kept).float()
@@ -104,23 +112,25 @@ class Mae(nn.Module):
         return (error * hidden).sum(1) / hidden.sum(1)
 
     def patches(self, pixels: Tensor) -> Tensor:
-        """The images as [B, patches, size * size * channels]."""
+        """Cut images into patches [B, patches, size * size * channels]."""
         size = self.config["patch_size"]
-        cut = pixels.unfold(2, size, size).unfold(3, size, size)  # B, channels, rows, columns, size, size
+        cut = pixels.unfold(2, size, size).unfold(3, size, size)  # [B, channels, rows, columns, size, size]
         return cut.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)
 
     def blocks(self) -> Sequence[nn.Module]:
-        """The blocks of the encoder, then those of the decoder."""
+        """Return the blocks of the encoder, then those of the decoder."""
         return [*self.vit.layers, *self.decoder.decoder_layers]
 
     def to_hf(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The configuration and the tensors of transformers' ViTMAEForPreTraining."""
+        """Return the configuration and the tensors of transformers' ViTMAEForPreTraining."""
         config = {"model_type": "vit_mae", "architectures": ["ViTMAEForPreTraining"], **self.config}
         return config, {_renamed(name, NAMES): tensor for name, tensor in tensors.items()}
 
     def difference_to(self, theirs: Any) -> float:
-        """The difference of the loss to that of a ViTMAEForPreTraining with the same weights, on made-up images, as a
-        share of it if that is above 1."""
+        """Return the difference of the loss to that of a ViTMAEForPreTraining with the same weights, on random images.
+
+        It is a share of the loss, if that is above 1.
+        """
         draw, size = torch.Generator().manual_seed(0), self.config["image_size"]
         pixels = torch.randn(3, self.config["num_channels"], size, size, generator=draw)
         noise = torch.rand(3, (size // self.config["patch_size"]) ** 2, generator=draw)
@@ -130,7 +140,7 @@ class Mae(nn.Module):
         return float((ours - found).abs() / found.abs().clamp(min=1.0))
 
     def from_hf(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The inverse of `to_hf`."""
+        """Return our tensors from transformers', the inverse of `to_hf`."""
         back = tuple((theirs, ours) for ours, theirs in NAMES)
         return {_renamed(_renamed(name, SAVED), back): tensor for name, tensor in tensors.items()}
 
@@ -152,7 +162,7 @@ class _Encoder(nn.Module):
         self.layernorm = nn.LayerNorm(hidden, eps=config["layer_norm_eps"])
 
     def forward(self, pixels: Tensor, seen: Tensor) -> Tensor:
-        """The class token and the patches `seen`, [B, kept]: [B, 1 + kept, hidden]."""
+        """Encode the class token and the patches `seen` [B, kept]: [B, 1 + kept, hidden]."""
         at: Any = self.embeddings
         x = at.patch_embeddings.projection(pixels).flatten(2).transpose(1, 2) + at.position_embeddings[:, 1:]
         x = x.gather(1, seen[..., None].expand(-1, -1, x.shape[-1]))
@@ -176,8 +186,10 @@ class _Decoder(nn.Module):
         self.decoder_pred = linear(hidden, config["patch_size"] ** 2 * config["num_channels"], STD)
 
     def forward(self, x: Tensor, restore: Tensor) -> Tensor:
-        """All patches, [B, patches, pixels], of the class token and those that were seen; restore: [B, patches], where
-        each patch is among the seen and the hidden ones."""
+        """Predict all patches, [B, patches, pixels], from the class token and the visible patches.
+
+        restore [B, patches] gives the index of each patch in the sequence of visible, then hidden patches.
+        """
         x = self.decoder_embed(x)
         masks = self.mask_token.to(x.dtype).expand(len(x), restore.shape[1] + 1 - x.shape[1], -1)
         patches = torch.cat([x[:, 1:], masks], 1)
@@ -189,8 +201,10 @@ class _Decoder(nn.Module):
 
 
 def positions(patches: int, hidden: int) -> Tensor:
-    """Sines and cosines of the column and the row of each patch, those of the class token zero: [1, 1 + patches,
-    hidden] (Vaswani et al., 2017, in two dimensions). Raises ValueError if 4 does not divide hidden."""
+    """Return sines and cosines of each patch's column and row, zero for the class token: [1, 1 + patches, hidden].
+
+    Vaswani et al., 2017, in two dimensions. Raises ValueError if hidden is not a multiple of 4.
+    """
     if hidden % 4:
         raise ValueError(f"positions of two dimensions need features that 4 divides, not {hidden}")
     side, quarter = round(patches**0.5), hidden // 4

@@ -1,5 +1,4 @@
-"""Parity with transformers of every model that has a counterpart there: the table of `workloads.hf.parity_table`, and
-the models of images.
+"""The parity table of `workloads.hf.parity_table`, extended by the image models: each model compared with transformers.
 
 `python -m workloads.vision.parity_table [FILE]` prints the table, or writes it to FILE.
 """
@@ -30,7 +29,7 @@ MAE: dict[str, Any] = {**VISION, **{f"decoder_{key}": value for key, value in SI
 
 @dataclass(frozen=True)
 class Case:
-    """A model of images to compare. compare: the largest differences of what it gives, and of its loss."""
+    """An image model to compare. `compare` returns the largest differences of its outputs and of its loss."""
 
     title: str
     kind: str
@@ -39,8 +38,7 @@ class Case:
 
 
 def difference(case: Case) -> tuple[float, float]:
-    """Export random weights of the case, load them in transformers and compare in fp32: what the model gives, and the
-    loss."""
+    """Export random weights of the case, load them in transformers, and compare outputs and loss in fp32."""
     import transformers
 
     torch.manual_seed(0)
@@ -95,7 +93,7 @@ CASES = (
 
 
 def table() -> Iterator[str]:
-    """The table in Markdown, a row a case."""
+    """Yield the table in Markdown, one row for each case."""
     yield from parity_table.table()
     for case in CASES:
         outputs, loss = difference(case)

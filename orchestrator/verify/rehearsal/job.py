@@ -39,18 +39,18 @@ from workloads.model.config import TransformerConfig
 from workloads.own.object_reference import is_object_reference
 
 ENOUGH = 2 * 2**20
-"""Bytes of text, about, that all sources of a list give together."""
+"""The approximate bytes of text that all sources of a list give together."""
 LEAST = 2**17
-"""And each of them."""
+"""The minimum bytes of text of each source."""
 
 
 def excerpt(
     sources: Sequence[Source], where: str, on_error: str, folder: Path, enough: int = ENOUGH
 ) -> list[Source]:
-    """The sources with about `enough` bytes of their text: a file that is small enough is read where it is, of a larger
-    one the beginning is copied to `folder`. `where` is their key in the job file.
+    """Return sources with about `enough` bytes of the text of `sources`.
 
-    Raises InputError if a source is not there or cannot be read.
+    A small file is read in place. The beginning of a larger one is copied to `folder`. `where` is the sources' key in
+    the job file. Raises InputError if a source does not exist or cannot be read.
     """
     files = resolve(sources, where, on_error)
     each = max(enough // max(len(sources), 1), LEAST)
@@ -77,7 +77,7 @@ def excerpt(
 
 
 def _of_folder(value: str | None) -> str:
-    """A value as a folder in the manner of Hive has it."""
+    """Return a value in Hive's form for folder names."""
     return HIVE_NULL if value is None else quote(value, safe="")
 
 
@@ -88,8 +88,11 @@ def _suffix(file: SourceFile) -> str:
 
 
 def _beginning(file: SourceFile, size: int, target: Path) -> None:
-    """Write the first `size` bytes of a file's plain text, to the end of a line; of a table its first rows, with what
-    its schema says of them; of an archive, or a list of JSON, its first rows as lines."""
+    """Write the beginning of a file to `target`.
+
+    This is the first `size` bytes of plain text, up to the end of a line; the first rows of a table, with its schema's
+    metadata; or the first rows of an archive or a JSON list, as lines.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         if file.kind in TABLES:
@@ -105,7 +108,7 @@ def _beginning(file: SourceFile, size: int, target: Path) -> None:
             target.write_text("".join(_lines(file, size)))
             return
         end = text.rfind(b"\n") + 1
-        if file.kind in (".csv", ".tsv"):  # whose cells may hold line breaks
+        if file.kind in (".csv", ".tsv"):  # their cells may hold line breaks
             begins = itertools.takewhile(lambda at: at <= len(text), (row.at for row in _rows(file)))
             end = max(begins, default=0)
         target.write_bytes(text[:end] or text)
@@ -114,7 +117,7 @@ def _beginning(file: SourceFile, size: int, target: Path) -> None:
 
 
 def _first_rows(file: SourceFile, size: int) -> pa.Table:
-    """The first rows of a table, until they are so large, of the columns that are read. Raises InputError."""
+    """Return the first rows of a table up to this size, with only the columns that are read. Raises InputError."""
     found = []
     with opened(Span(file, 0, file.size, file.size)) as raw:
         try:
@@ -145,7 +148,7 @@ def _rows(file: SourceFile) -> Iterator[Row]:
 
 
 def _lines(file: SourceFile, size: int) -> Iterator[str]:
-    """The first rows of an archive or a list as lines of JSON, up to this size."""
+    """Yield the first rows of an archive or a list as lines of JSON, up to this size."""
     for row in _rows(file):
         line = json.dumps(dict(row.values), default=_plain) + "\n"
         yield line
@@ -159,15 +162,17 @@ def _plain(value: Any) -> Any:
 
 
 LARGEST = 8_000_000
-"""Most parameters of a model that a rehearsal does not shrink."""
+"""The maximum number of parameters of a model that a rehearsal does not shrink."""
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers",
           "decoder_layers", "num_hidden_groups")  # fmt: skip
-"""Names of the number of layers in configurations of transformers."""
+"""Names of the number of layers in transformers' configurations."""
 
 
 @dataclass(frozen=True)
 class SmallModel:
-    """What to change of a job's workload, the parameters that are left, and what is not as in the job, line by line."""
+    """The changes to a job's workload, the remaining number of parameters, and the differences from the job, one line
+    each.
+    """
 
     changes: dict[str, Any]
     parameters: int
@@ -175,11 +180,10 @@ class SmallModel:
 
 
 def small_model(job: ResolvedJob, layout: Layout, folder: Path) -> SmallModel:
-    """The model of a job small enough to be tried on processors, divided as `layout` says; a copy of a model in the
-    Hugging Face format is written to `folder`.
+    """Return a version of the job's model that is small enough for CPUs, sharded as `layout` says.
 
-    A model that is small already, the user's own, or one that needs the weights of another run stays as it is. Raises
-    InputError if there is no small one.
+    A small copy of a model in the Hugging Face format is written to `folder`. A model that is small already, the user's
+    own, or one that needs the weights of another run is unchanged. Raises InputError if the model cannot be made small.
     """
     spec, asked = job.spec, job.spec.workload
     needs_weights = bool(asked.init_from) and (asked.adapter is not None or asked.objective in REFERENCED)
@@ -204,7 +208,7 @@ def small_model(job: ResolvedJob, layout: Layout, folder: Path) -> SmallModel:
 
 
 def _small_folder(job: ResolvedJob, layout: Layout, folder: Path) -> ModelShape:
-    """Write a small copy of the model in a job's folder, with random weights; returns its sizes. Raises InputError."""
+    """Write a small copy of the model in a job's folder, with random weights. Return its sizes. Raises InputError."""
     import torch
     import transformers
     from transformers.utils import logging
@@ -220,7 +224,7 @@ def _small_folder(job: ResolvedJob, layout: Layout, folder: Path) -> ModelShape:
     source = asked.model.removeprefix(FOLDER)
     for config in narrowings(read_hf_config(source, asked.changes)):
         _shallow(config, max(layout.stages, 2))
-        config.problem_type = None  # its head is random, and predicts whatever the job asks for
+        config.problem_type = None  # its head is random, and predicts whatever the job trains
         if labels := job.spec.data.labels:
             config.id2label = dict(enumerate(labels))
         try:
@@ -249,7 +253,9 @@ def _small_folder(job: ResolvedJob, layout: Layout, folder: Path) -> ModelShape:
 
 
 def _shallow(config: Any, layers: int) -> None:
-    """Fewer layers, of a configuration of transformers and those nested in it, and of lists with one entry a layer."""
+    """Reduce the number of layers in a transformers configuration, in nested ones, and in lists with one entry per
+    layer.
+    """
     from workloads.hf.hf_config import nested_configs
 
     for part in nested_configs(config):
@@ -262,39 +268,41 @@ def _shallow(config: Any, layers: int) -> None:
 
 
 def _kinds(values: list[Any], count: int) -> list[Any]:
-    """So many entries, of as many different ones as there are."""
+    """Return `count` entries that cover as many different values as possible."""
     different = list(dict.fromkeys(values)) if all(isinstance(v, str | int | float) for v in values) else []
     return [*different, *values][:count] if len(different) > 1 else values[:count]
 
 
 STEPS = 5
-"""Steps of a rehearsal: three, one in which a rank is killed, and one under another layout."""
+"""The steps of a rehearsal: three, one in which a rank is killed, and one under another layout."""
 HELD_OUT = 0.1
-"""Share of the few documents that is held out at least, so that there are some."""
+"""The minimum share of held-out documents, so that the few documents yield some."""
 FLOPS = 5e10
-"""Of a step, on all ranks together: seconds on the cores of a laptop."""
+"""The FLOPs of a step, on all ranks together: seconds on the cores of a laptop."""
 SHORTEST = 128
-"""Tokens to which sequences are halved at most."""
+"""The number of tokens below which sequences are not halved further."""
 HOURS = 0.2
-"""After which a run of a rehearsal ends with a commit."""
+"""The hours after which a run of a rehearsal ends with a commit."""
 
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """The job of a rehearsal under its `layout`, and what of the user's job is not in it, line by line."""
+    """The job of a rehearsal under its `layout`, and the parts of the user's job that it leaves out, one line each."""
 
     spec: JobSpec
     layout: Layout
     notes: tuple[str, ...]
 
     def under(self, layout: Layout) -> JobSpec:
-        """The same run under another layout."""
+        """Return the same run under another layout."""
         return parse({**self.spec.model_dump(mode="json"), **_ranks(self.spec.resources, layout)})
 
 
 def rehearsed(job: ResolvedJob, layout: Layout, folder: Path) -> Rehearsed:
-    """The small job, whose data and model are in `folder`. Raises InputError if the data cannot be read, or there is no
-    small model."""
+    """Return the small job, with data and model in `folder`.
+
+    Raises InputError if the data cannot be read, or if the model cannot be made small.
+    """
     spec, small = job.spec, smaller(layout)
     if small.offload != "none" and not _gpu(spec.resources):
         small = dataclasses.replace(small, offload="none")
@@ -325,7 +333,7 @@ def rehearsed(job: ResolvedJob, layout: Layout, folder: Path) -> Rehearsed:
 
 
 def _short(spec: JobSpec) -> dict[str, Any]:
-    """The job with few steps and a commit after each, and nothing that reaches beyond this machine."""
+    """Return the job with few steps, a commit after each, and no effects beyond this machine."""
     document = shorter(spec.train, STEPS, spec.model_dump(mode="json"))
     document |= {
         "name": "rehearsal",
@@ -341,7 +349,7 @@ def _short(spec: JobSpec) -> dict[str, Any]:
         "thaw": {},
         "continue_from": None,
     }
-    document["train"]["optimizer"]["groups"] = []  # of layers that the small model may lack
+    document["train"]["optimizer"]["groups"] = []  # they may name layers that the small model lacks
     document["checkpoint"] |= {
         "every": 1,
         "keep": STEPS,
@@ -358,7 +366,7 @@ def _short(spec: JobSpec) -> dict[str, Any]:
 
 
 def _ranks(resources: ResourceSpec, layout: Layout) -> dict[str, Any]:
-    """The keys of a job under that layout on this machine."""
+    """Return the keys of a job for that layout on this machine."""
     gpu = _gpu(resources)
     worker: dict[str, Any] = {"cpu": 1, "gpu": resources.per_worker.gpu if gpu else 0, "labels": {}}
     return {
@@ -368,7 +376,7 @@ def _ranks(resources: ResourceSpec, layout: Layout) -> dict[str, Any]:
 
 
 def _gpu(resources: ResourceSpec) -> bool:
-    """Whether the job wants GPUs and this machine has some."""
+    """Return whether the job wants GPUs and this machine has some."""
     if not resources.per_worker.gpu:
         return False
     import torch
@@ -377,7 +385,7 @@ def _gpu(resources: ResourceSpec) -> bool:
 
 
 def _little(spec: JobSpec, folder: Path) -> dict[str, Any]:
-    """The keys of `data` that make it small."""
+    """Return the keys of `data` that make it small."""
     data = spec.data
     found: dict[str, Any] = {"cache": str(folder / "data")}
     if data.samples is not None:
@@ -397,7 +405,7 @@ def _excerpt(sources: Sequence[Source], where: str, data: DataSpec, folder: Path
 
 
 def _length(job: ResolvedJob, layout: Layout, model: SmallModel, sequences: int) -> int:
-    """Tokens of a sequence: as in the job, or halved until a step takes seconds."""
+    """Return the tokens of a sequence: as in the job, or halved until a step takes seconds."""
     length = job.spec.data.sequence_length
     if job.spec.data.samples is not None:
         return length
@@ -413,7 +421,7 @@ def _length(job: ResolvedJob, layout: Layout, model: SmallModel, sequences: int)
 
 
 def _left_out(spec: JobSpec) -> list[str]:
-    """The parts of the job that the rehearsal does not try, one line each."""
+    """Return the parts of the job that the rehearsal does not try, one line each."""
     found = []
     if spec.resources.per_worker.gpu and not _gpu(spec.resources):
         found.append("ranks had processors in place of GPUs")

@@ -1,4 +1,4 @@
-"""The job at its own size: its planned layout, and whether that fits the workers that it is for."""
+"""Plan the job at its own size, and check whether the layout fits the workers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ if TYPE_CHECKING:
     from orchestrator.planner.trace.layout_memory import TracedMemory
 
 SECONDS = 30.0
-"""Of the processor, that the traces may take."""
+"""The maximum CPU seconds of the traces."""
 MEND = "lower micro_batch, raise zero, tp, pp or workers, or set recompute"
 
 
 @dataclass(frozen=True)
 class Real:
-    """The plan of a job at its size. `known` is False where nobody says for which GPUs it is. `traced` is the memory of
-    its layout where it had to be known to choose it."""
+    """The plan of a job at its own size.
+
+    `known` is False if the type of GPU is unknown. `traced` is the traced memory of its layout, if choosing the layout
+    needed it.
+    """
 
     plan: Plan
     known: bool
@@ -34,11 +37,11 @@ class Real:
 
     @property
     def layout(self) -> Layout:
-        """The layout that is planned."""
+        """Return the planned layout."""
         return self.plan.chosen.layout
 
     def looked_at(self, job: ResolvedJob) -> tuple[str, str, str]:
-        """What traces of the ranks that matter say: a line, and what is wrong with the mend, empty if nothing is."""
+        """Trace the ranks that matter. Return a line, or a problem and its fix; the others are empty."""
         from orchestrator.observe.page import size
         from orchestrator.planner.trace.layout_memory import traced_memory
 
@@ -59,15 +62,17 @@ class Real:
 
 
 def worker_of(device: str | None) -> MachineOf:
-    """What tells a worker of a job: on a device, by the name or the file of its profile, else as the job names it, else
-    on this machine."""
+    """Return the function that gives a job's worker.
+
+    The worker is `device`, by the name or the file of its profile, else as the job names it, else this machine.
+    """
     if device:
         return lambda spec: worker_on_paper(on_paper(spec, device), device)
     return lambda spec: _worker(spec)[0]
 
 
 def real_size(job: ResolvedJob, device: str | None) -> tuple[ResolvedJob, Real]:
-    """The job on such workers, see `worker_of`; and its plan there. Raises InputError if no layout is legal."""
+    """Return the job for such workers, see `worker_of`, and its plan there. Raises InputError if no layout is legal."""
     from orchestrator.planner.trace.layout_memory import confirmed
 
     spec, known = job.spec, True
@@ -81,7 +86,7 @@ def real_size(job: ResolvedJob, device: str | None) -> tuple[ResolvedJob, Real]:
 
 
 def _worker(spec: JobSpec) -> tuple[Machine, bool]:
-    """A worker as the job names it, or one on this machine; and whether that is known."""
+    """Return a worker as the job names it, or one on this machine, and whether its type is known."""
     from orchestrator.launch.worker import worker_here, worker_named
 
     if (named := worker_named(spec.resources)) is not None:

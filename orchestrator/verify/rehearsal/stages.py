@@ -40,14 +40,14 @@ class Failed(Exception):
 
 
 def attached(run: RunDir, spec: JobSpec, until: int | None, *faults: str, shared: str = "") -> WatchedRun:
-    """The run in a directory, driven up to a step with these faults. `shared`: see `attach`."""
+    """Return the run in a directory, driven up to a step with these faults. `shared`: see `attach`."""
     from orchestrator.launch.run import attach
 
     return attach(spec, run, until, faults, None, shared=shared)
 
 
 def follow(watched: WatchedRun, is_enough: Callable[[], bool]) -> RunOutcome | None:
-    """Look at a run until it is enough, or until it has ended: then how."""
+    """Follow a run until `is_enough()`, or until it has ended; then return its outcome."""
     while not is_enough():
         if (outcome := watched.look()) is not None:
             return outcome
@@ -56,7 +56,7 @@ def follow(watched: WatchedRun, is_enough: Callable[[], bool]) -> RunOutcome | N
 
 
 def ended(watched: WatchedRun, step: int) -> dict[str, Any]:
-    """The summary of a run that has reached a step and ended. Raises Failed."""
+    """Return the summary of a run that has reached a step and ended. Raises Failed."""
     outcome = follow(watched, lambda: False)
     assert outcome is not None
     summary = outcome.summary or {}
@@ -66,7 +66,7 @@ def ended(watched: WatchedRun, step: int) -> dict[str, Any]:
 
 
 def failure(outcome: RunOutcome) -> Failed:
-    """Why a run has ended too early: what its last fault means, what the rank printed last, and the hint."""
+    """Return why a run ended too early: the meaning of its last fault, the rank's last output, and the hint."""
     summary = outcome.summary or {}
     if outcome.outcome == Outcome.STOPPED:
         what = f"the run ended after step {summary.get('step')}: {outcome.line}"
@@ -79,9 +79,9 @@ def failure(outcome: RunOutcome) -> Failed:
 
 Verdict: TypeAlias = Literal["passed", "failed", "left out", "not reached"]
 MORE = 2
-"""Steps of a rehearsal after those of the first run."""
+"""The steps of a rehearsal after those of the first run."""
 TOKENS = 8
-"""That are generated."""
+"""The number of generated tokens."""
 MENDS = {
     "steps": "run the job with --smoke, whose logs stay",
     "kill": "the rank's last lines say what the second attempt met; see the guide on failures",
@@ -94,12 +94,12 @@ MENDS = {
 
 
 class LeftOut(Exception):
-    """The stage has nothing to try in this job, and says why."""
+    """The stage does not apply to this job. The message says why."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage that was tried: what was done or went wrong, in how many seconds, and what to do about it."""
+    """The result of a stage: what was done or went wrong, in how many seconds, and what to do about it."""
 
     name: str
     verdict: Verdict
@@ -110,8 +110,11 @@ class Stage:
 
 @dataclass
 class Rehearsal:
-    """All that was tried of a job: under `layout`, as the real one is planned, in small under `small`, and of the
-    smaller job the `notes` that say what it lacked."""
+    """The result of a rehearsal.
+
+    `layout` is the plan of the real job, `small` that of the rehearsal. `notes` are the features of the job that the
+    small one lacked.
+    """
 
     layout: Layout
     small: Layout | None = None
@@ -120,11 +123,11 @@ class Rehearsal:
 
     @property
     def passed(self) -> bool:
-        """Whether no stage failed."""
+        """Return whether no stage failed."""
         return all(stage.verdict in ("passed", "left out") for stage in self.stages)
 
     def to_json(self) -> dict[str, Any]:
-        """The rehearsal as plain data."""
+        """Return the rehearsal as plain data."""
         return {
             "passed": self.passed,
             "seconds": round(sum(stage.seconds for stage in self.stages), 2),
@@ -136,15 +139,15 @@ class Rehearsal:
 
 
 def rehearse(job: ResolvedJob, real: Real, checked: float, tell: Callable[[Stage | str], None]) -> Rehearsal:
-    """Try a job that was checked in so many seconds, in a temporary folder, and look at its `real` size. `tell` gets
-    the name of a stage when it begins, and the stage when it has ended.
+    """Try a job, whose checks took `checked` seconds, in a temporary folder, and examine its `real` size.
 
-    What the stages make, files and processes, ends with them.
+    `tell` gets the name of a stage when it begins, and the stage when it has ended. All files and processes of the
+    stages end with them.
     """
     found = Rehearsal(real.layout)
     said = f"the job file holds; {real.layout} is planned"
     _add(found, Stage("check", "passed", said, checked), tell)
-    # gone before the trace, in which torch ends a process that is told to end
+    # The folder and Ray are gone before the trace, because torch ends a process that is signalled during it.
     with tempfile.TemporaryDirectory(prefix="rehearsal-") as folder, contextlib.ExitStack() as stack:
         scene = Scene(job, real, Path(folder), stack, found)
         for name, needs, act in STAGES:
@@ -162,7 +165,7 @@ def _go_on(
     scene: Scene,
     tell: Callable[[Stage | str], None],
 ) -> None:
-    """Try the next stage, unless one that it needs has not passed."""
+    """Try the next stage, unless a stage that it needs has not passed."""
     tell(name)
     done = {stage.name for stage in scene.found.stages if stage.verdict == "passed"}
     if lacking := [need for need in needs if need not in done]:
@@ -197,8 +200,11 @@ def _tried(name: str, act: Callable[[Scene], str], scene: Scene) -> Stage:
 
 @dataclass
 class Scene:
-    """What the stages of a rehearsal share. `small` and `sets`, the data of sets with text of their own, are there
-    after the stage data, the run that is `watched` after steps; Ray lives as long as `stack`."""
+    """The shared state of a rehearsal's stages.
+
+    The stage data sets `small` and `sets`, the data of sets with their own text; the stage steps sets the run that is
+    `watched`. Ray lives as long as `stack`.
+    """
 
     job: ResolvedJob
     real: Real
@@ -209,27 +215,27 @@ class Scene:
     sets: dict[str, str] = field(default_factory=dict)
     watched: WatchedRun | None = None
     shared: str = ""
-    """A process of this machine with the imports of ranks, see `imports_begun`."""
+    """A process of this machine with the ranks' imports, see `imports_begun`."""
 
     @property
     def steps(self) -> list[int]:
-        """The steps that its rows tell of."""
+        """Return the steps in the run's rows."""
         return [row["step"] for row in self.run.rows(METRICS)]
 
     @property
     def run(self) -> RunDir:
-        """The run directory of the rehearsal."""
+        """Return the run directory of the rehearsal."""
         return RunDir(str(self.folder / "run"))
 
     @property
     def spec(self) -> JobSpec:
-        """The job of the rehearsal."""
+        """Return the job of the rehearsal."""
         assert self.small is not None
         return self.small.spec
 
     @property
     def commit(self) -> CommitManifest:
-        """The newest checkpoint of the rehearsal."""
+        """Return the newest checkpoint of the rehearsal."""
         newest = Store(self.run.commits).latest()
         if newest is None:
             raise Failed("there is no sound commit")
@@ -254,7 +260,7 @@ def _data(scene: Scene) -> str:
     worker, world = small.spec.resources.per_worker, small.layout.world
     try:
         scene.stack.enter_context(connected_ray(None, world * worker.cpu, world * worker.gpu, output=news))
-    except NotStarted as error:  # which the job cannot help
+    except NotStarted as error:  # the job is not the cause
         raise Failed(error.what, error.hint) from None
     data = prepared(small.spec, scene.run, PreparedData(), StageLine(lambda _: None))
     scene.sets = data.sets
@@ -266,7 +272,7 @@ def _data(scene: Scene) -> str:
 
 
 def _steps(scene: Scene) -> str:
-    """Train three steps, with a commit after each, in a run whose last rank is to be killed after them."""
+    """Train three steps, with a commit after each, in a run whose last rank will be killed after them."""
     assert scene.small is not None
     last, rank = STEPS - MORE, scene.small.layout.world - 1
     scene.watched = attached(
