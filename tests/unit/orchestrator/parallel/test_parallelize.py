@@ -47,6 +47,7 @@ def test_a_compiled_layer_computes_its_products_again_where_recomputation_is_sel
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.slow
 def test_compiled_layers_of_two_kinds_are_computed_again_by_the_programs_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

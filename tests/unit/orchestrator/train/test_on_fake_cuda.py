@@ -60,12 +60,9 @@ def case(model: str, precision: str = "bf16", optimizer: str = "adamw", **layout
 
 QUICK = [
     case("decoder", dp=4, zero=3, shard=2, micro_batch=1),
-    case("modern", tp=2, sequence=True),
-    case("decoder", pp=2, schedule="zbv"),
     case("moe", "fp16", dp=2, ep=2, recompute="full"),
-    case("encoder", tp=2),
-    case("documents", cp=2),
     case("modern", "fp8", dp=2, zero=3, recompute="selective"),
+    case("encoder", tp=2),
 ]
 FULL = [
     case(model, precision, **layout)
@@ -84,6 +81,8 @@ FULL = [
     )
 ] + [case("decoder", optimizer=name, dp=2, zero=1) for name in ("lamb", "lion", "lars", "muon")]
 FULL += [
+    case("modern", tp=2, sequence=True),
+    case("documents", cp=2),
     case("decoder", dp=2, zero=1, offload="optimizer"),
     case("window", dp=2, recompute="selective"),
 ]
