@@ -61,7 +61,7 @@ def drive_chain_here(
     done = check_chain(chain, stages, place, None)
     with monkeypatch.context() as patch:
         patch.setattr(
-            drive, "attach", lambda spec, run, _, faults, *__: Local(spec, run, cache, faults, turn)
+            drive, "attach", lambda spec, run, _, faults, **__: Local(spec, run, cache, faults, turn)
         )
         place.create()
         driver = Driver(chain, stages, place, done, lambda _: None, None, faults or {}, 0)

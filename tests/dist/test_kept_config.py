@@ -65,12 +65,12 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
 
 
 def on_lasting_gang(
-    workers: int, bundle: Bundle, entry: str, task: dict[str, Any], *_: Any
+    workers: int, bundle: Bundle, entry: str, config: dict[str, Any], **_: Any
 ) -> tuple[list[Any], dict[str, Any]]:
     """As `run_to_the_end`, in a process that has all imports already."""
     gang, deadline = lasting_gang(), time.monotonic() + 300
     try:
-        gang.start(workers, bundle, entry, task)
+        gang.start(workers, bundle, entry, config)
         while (rank := gang.poll(0).ranks[0]).state in ("starting", "running"):
             assert time.monotonic() < deadline, "the rank is not done after 300 s"
             time.sleep(0.05)

@@ -36,7 +36,7 @@ class Tasks:
     def __init__(self, may_begin: Callable[[int], bool] = lambda done: True) -> None:
         self.may_begin, self.done, self.ended = may_begin, 0, False
 
-    def run(self, task: Any, given: list[dict[str, Any]], cache: str, *_: Any) -> Iterator[int]:
+    def run(self, task: Any, given: list[dict[str, Any]], cache: str, **_: Any) -> Iterator[int]:
         for done, row in enumerate(given, 1):
             while not self.may_begin(self.done):
                 time.sleep(0.05)
