@@ -115,10 +115,12 @@ def _connection(
         address = cluster.ray
         if _is_host_and_port(address):
             check_reachable(address)
-        options |= {"_node_ip_address": node} if node else {}
+        if node:
+            options["_node_ip_address"] = node
     with _own_folder() if address is None else contextlib.nullcontext() as own:
         # Ray makes its folder accessible to everyone, so it gets a subfolder of our private one
-        options |= {"_temp_dir": os.path.join(own.path, "0")} if own else {}
+        if own:
+            options["_temp_dir"] = os.path.join(own.path, "0")
         _connect(address, options)
         import ray
 

@@ -198,7 +198,8 @@ class HeartbeatServer:
             if before.state == "running":
                 self._gap = max(now - before.last_heartbeat, self._gap * GAP_DECAY)
             fields = {name: message[name] for name in FIELDS if name in message}
-            fields |= {"pid": message["pid"]} if "pid" in message else {}
+            if "pid" in message:
+                fields["pid"] = message["pid"]
             if "failed_ago" in message:
                 fields |= {"failed_at": now - message["failed_ago"], "cause": Cause(**message["cause"])}
             self._status[connection.rank] = dataclasses.replace(before, last_heartbeat=now, **fields)

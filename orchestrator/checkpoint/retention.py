@@ -142,7 +142,8 @@ def prune(store: Store, retention: Retention, spared: Collection[int] = ()) -> l
         kept |= {step, *regular_before(step, retention.regular, retention.averaged)}
     if retention.before is not None and newest > retention.before:
         last = store.latest(retention.before, deep=False)
-        kept |= {last.step} if last else set()
+        if last:
+            kept.add(last.step)
     gone = [step for step in _present(sizes) if step < newest and step not in kept]
     for step in gone:
         remove(store, step, sizes)

@@ -96,7 +96,8 @@ class ChainSpec:
         """Return the names of all stages that need this one, directly or indirectly."""
         names = {name}
         for stage in self.stages:
-            names |= {stage.name} if names.intersection(stage.needs) else set()
+            if names.intersection(stage.needs):
+                names.add(stage.name)
         return [stage.name for stage in self.stages if stage.name in names - {name}]
 
     def tokenizer_origin(self, stage: Stage) -> Stage:

@@ -104,7 +104,8 @@ def export(
         evaluation = metrics_of(found.store, commit)
         named = form.form if isinstance(form, Conversion) else form
         reader = class_to_read(folder) if Path(folder, FILE).exists() else ""
-        facts |= {"tokenizer_class": reader} if reader else {}
+        if reader:
+            facts["tokenizer_class"] = reader
         (Path(folder) / NAME).write_text(
             model_card(
                 found, named, evaluation=evaluation, weights=weights, difference=difference, reader=reader
@@ -114,7 +115,8 @@ def export(
         (Path(folder) / MARK).write_text(json.dumps(facts, indent=2) + "\n")
         publish(folder, target, patient(spec.limits.unsaved))
     found_facts = {"uri": target, "step": step, **weights, "logits_difference": difference, "sample": sample}
-    found_facts |= {"tokenizer_class": reader} if reader else {}
+    if reader:
+        found_facts["tokenizer_class"] = reader
     return found_facts if rounded is None else found_facts | {"rounding": rounded}
 
 

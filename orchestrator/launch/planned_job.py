@@ -64,8 +64,10 @@ class PlannedJob:
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data."""
         more: dict[str, Any] = {"assumed": list(self.assumed)} if self.assumed else {}
-        more |= {"streaming": fed.to_json()} if (fed := feed(self.job.spec, self.plan)) else {}
-        more |= {"precision": self.choice.to_json()} if self.choice else {}
+        if fed := feed(self.job.spec, self.plan):
+            more["streaming"] = fed.to_json()
+        if self.choice:
+            more["precision"] = self.choice.to_json()
         return self.traced.told(self.plan, self.on_cpu) | more
 
 

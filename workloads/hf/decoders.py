@@ -128,10 +128,14 @@ def write_rope(config: TransformerConfig) -> dict[str, Any]:
         rope |= {"low_freq_factor": scaling.low_frequency, "high_freq_factor": scaling.high_frequency}
     if scaling and scaling.kind == "yarn":
         rope |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
-        rope |= {"mscale": scaling.mscale} if scaling.mscale else {}
-        rope |= {"mscale_all_dim": scaling.mscale_all} if scaling.mscale_all else {}
-        rope |= {"attention_factor": scaling.attention_factor} if scaling.attention_factor else {}
-        rope |= {} if scaling.truncate else {"truncate": False}
+        if scaling.mscale:
+            rope["mscale"] = scaling.mscale
+        if scaling.mscale_all:
+            rope["mscale_all_dim"] = scaling.mscale_all
+        if scaling.attention_factor:
+            rope["attention_factor"] = scaling.attention_factor
+        if not scaling.truncate:
+            rope["truncate"] = False
     if scaling and scaling.kind != "linear":
         rope["original_max_position_embeddings"] = scaling.original_positions
     return {"rope_parameters": rope}

@@ -322,7 +322,8 @@ def tokens_of_files(config: Mapping[str, Any], named: Mapping[str, Any]) -> dict
     found = {name: value for name, value in config.items() if name in roles}
     found |= {name: value for name, value in named.items() if name in roles}
     extra = config.get("extra_special_tokens")
-    found |= extra if isinstance(extra, dict) else {}
+    if isinstance(extra, dict):
+        found |= extra
     tokens = {
         name: value.get("content") if isinstance(value, dict) else value for name, value in found.items()
     }

@@ -65,7 +65,8 @@ def fewer_tokens(hf_config: Any, vocabulary: Vocabulary) -> Vocabulary:
     )
     framing |= {token for side in vocabulary.target or () for token in side}
     start = vocabulary.decoder_start
-    framing |= set() if start is None else {start}
+    if start is not None:
+        framing.add(start)
     large |= {token for token in vocabulary.special | framing | {*vocabulary.before} if token >= TOKENS}
     new = {token: TOKENS + place for place, token in enumerate(sorted(large))}
     size = TOKENS + len(new)

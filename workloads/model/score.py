@@ -138,7 +138,8 @@ def _scored(model: nn.Module, texts: Sequence[_Text], even: bool) -> list[Score]
     if texts[0].source:
         source, padding = padded([text.source for text in texts], device)
         batch = {"tokens": source, "padding": padding, "decoder_tokens": tokens}
-        batch |= {} if even else {"decoder_padding": real}
+        if not even:
+            batch["decoder_padding"] = real
     logits: Tensor = model(batch).logits
     return [_score(row, text) for row, text in zip(logits, texts, strict=True)]
 

@@ -211,7 +211,8 @@ def _without_places(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options without the locations of files: only their content counts."""
     found = {key: None if key in Url.LISTS else value for key, value in options.items()}
     for key in ("against", "sources"):
-        found |= {key: [text["field"] for text in options[key]]} if key in options else {}
+        if key in options:
+            found[key] = [text["field"] for text in options[key]]
     return found
 
 

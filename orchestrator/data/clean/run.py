@@ -147,8 +147,10 @@ def _decision(corpus: Corpus, chosen: Clusters, number: int, samples: list[list[
         samples=samples,
     )
     kept[removed] = False
-    found.reasons |= {"held-out text": held_out} if held_out else {}
-    found.reasons |= {"another document": len(removed) - held_out} if len(removed) > held_out else {}
+    if held_out:
+        found.reasons["held-out text"] = held_out
+    if len(removed) > held_out:
+        found.reasons["another document"] = len(removed) - held_out
     return found
 
 

@@ -47,10 +47,14 @@ class Spot:
     def to_json(self) -> dict[str, Any]:
         """Return the token as plain data, without unknown and default values."""
         fields: dict[str, Any] = {"token": self.token, "text": self.text}
-        fields |= {} if self.label is None else {"label": self.label, "label_text": self.said}
-        fields |= {"begins": True} if self.begins else {}
-        fields |= {} if self.real else {"padding": True}
-        fields |= {} if self.position is None else {"position": self.position}
+        if self.label is not None:
+            fields |= {"label": self.label, "label_text": self.said}
+        if self.begins:
+            fields["begins"] = True
+        if not self.real:
+            fields["padding"] = True
+        if self.position is not None:
+            fields["position"] = self.position
         return fields | ({} if self.sees is None else {"sees": self.sees})
 
 

@@ -215,7 +215,8 @@ def first_samples(
             samples = open_samples(named, seed, folder)
         try:
             batch, _ = samples.batch([number % len(samples) for number in range(count)], [0] * count)
-            batch |= _of_set(samples, count) if of_set else {}
+            if of_set:
+                batch |= _of_set(samples, count)
         except WorkloadError as error:
             raise InputError(str(error), WHERE) from None
     return {name: torch.clone(value) for name, value in batch.items()}
