@@ -332,7 +332,7 @@ class Store:
             raise CorruptCommit(what) from error
         found = parse_manifest(raw, self._where(step))
         if found.step != step:
-            raise CorruptCommit(f"{self._where(step)}: the manifest is of step {found.step}")
+            raise CorruptCommit(f"{self._where(step)}: the manifest is of step {found.step} ({MANIFEST})")
         return found
 
     def latest(self, at_most: int | None = None, deep: bool = True) -> CommitManifest | None:

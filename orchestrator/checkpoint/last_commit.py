@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.checkpoint.commit_store import Store
@@ -10,6 +10,7 @@ from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.reverify import passed_over
 from orchestrator.checkpoint.snapshots import newest_commit
 from orchestrator.config.errors import InputError
+from orchestrator.storage.file_names import MANIFEST
 from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 
@@ -31,17 +32,17 @@ class LastCommit:
 
 
 def last_commit(
-    stores: Sequence[Store], bad: Set[int], is_usable: Callable[[CommitManifest], bool]
+    stores: Sequence[Store], bad: Mapping[int, str], is_usable: Callable[[CommitManifest], bool]
 ) -> LastCommit:
     """Find the newest commit that is sound and usable.
 
     Args:
         stores: where to look, the durable store last.
-        bad: steps of commits that are known to be damaged.
+        bad: why commits that are known to be damaged cannot be used, by step.
         is_usable: returns whether the run may continue from a commit.
     """
     notes: list[str] = []
-    unsound = dict.fromkeys(bad, "a rank found it damaged")
+    unsound = dict(bad)
     at_most = None
     left_out = False
     while True:
@@ -85,7 +86,8 @@ def refuse_lost(run: RunDir, unsound: Mapping[int, str]) -> None:
         raise InputError(f"no commit of the run is sound ({reasons})", where, HINT)
     # The store is listed after the rows are read, because a running job may make its first commit in between.
     if (step := _newest_published(run)) > first_step and not Store(run.commits).steps():
-        raise InputError(f"the commits of the run are gone, of which one was at step {step}", where, HINT)
+        what = f"the commits of the run are gone, of which one was at step {step} (no {MANIFEST} is left)"
+        raise InputError(what, where, HINT)
 
 
 def _newest_published(run: RunDir) -> int:

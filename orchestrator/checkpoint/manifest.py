@@ -193,7 +193,7 @@ def parse_manifest(raw: bytes, where: str) -> CommitManifest:
     tail = TAIL.fullmatch(raw[-TAIL_BYTES:])
     body = raw[:-TAIL_BYTES] + b"}"
     if tail is None or digest(body).encode() != tail[1]:
-        raise CorruptCommit(f"{where}: the manifest is damaged or cut short")
+        raise CorruptCommit(f"{where}: the manifest is damaged or cut short ({MANIFEST})")
     try:
         data = json.loads(body)
         if data["schema"] > SCHEMA:

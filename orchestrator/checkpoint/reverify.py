@@ -21,25 +21,26 @@ class Doubted:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._sound: dict[int, bool] = {}
+        self._problems: dict[int, list[str]] = {}
+        """What is wrong with each commit that was verified; empty for a sound one."""
 
-    def damaged(self, steps: Set[int]) -> tuple[frozenset[int], list[str]]:
-        """Return which of these commits are damaged or gone, and a line for each of `steps`."""
-        self._sound = {step: sound for step, sound in self._sound.items() if step in steps}
-        damaged: set[int] = set()
+    def damaged(self, steps: Set[int]) -> tuple[dict[int, str], list[str]]:
+        """Return why each of these commits that is damaged or gone cannot be used, and a line for each of `steps`."""
+        self._problems = {step: problems for step, problems in self._problems.items() if step in steps}
+        damaged: dict[int, str] = {}
         notes: list[str] = []
         for step in sorted(steps):
-            if self._is_sound(step):
-                notes.append(f"the commit at step {step} is kept: a rank found it damaged, and it is sound")
-            else:
-                damaged.add(step)
+            if problems := self._problems_of(step):
+                damaged[step] = f"a rank found it damaged: {problems[0]}"
                 notes.append(passed_over(f"step {step}: a rank found it damaged or gone"))
-        return frozenset(damaged), notes
+            else:
+                notes.append(f"the commit at step {step} is kept: a rank found it damaged, and it is sound")
+        return damaged, notes
 
-    def _is_sound(self, step: int) -> bool:
-        if step not in self._sound:
+    def _problems_of(self, step: int) -> list[str]:
+        if step not in self._problems:
             try:
-                self._sound[step] = not self._store.verify(step)
-            except InputError:  # the commit does not exist
-                self._sound[step] = False
-        return self._sound[step]
+                self._problems[step] = self._store.verify(step)
+            except InputError as error:  # the commit does not exist
+                self._problems[step] = [str(error)]
+        return self._problems[step]

@@ -128,8 +128,7 @@ def wrong(spec: JobSpec, quiet: Path, folder: Path, part: Path, by: Callable[...
             spec, folder, by=lambda *call, **keywords: begun.append(by(*call, **keywords)) or begun[0]
         )
     except InputError as error:
-        named = any(name in str(error) for name in (part.name, part.parent.name) if name)
-        return "" if named else f"another place is named: {error}"
+        return "" if part.name in str(error) else f"another place is named: {error}"
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     if found["state"] != "done":
