@@ -12,6 +12,7 @@ from orchestrator.data.config import DataSpec
 from orchestrator.evaluate.config import EvaluateSpec
 from orchestrator.launch.doctor import Finding
 from orchestrator.launch.job_paths import named
+from orchestrator.observe.sinks.follow import libraries_of
 from orchestrator.storage.uri import LIBRARIES, protocol_of
 
 IMAGES = "orchestrator.data.images:Images"
@@ -43,6 +44,20 @@ def store_libraries(uri: str) -> Iterator[Need]:
         yield Need(f"{protocol_of(uri)}://", store.library, store.extra)
 
 
+EXPORT_LIBRARIES = {
+    "adapter": [Need("checkpoint.export adapter", "peft", "peft")],
+    "gguf": [
+        Need("checkpoint.export gguf", "gguf", "gguf"),
+        Need("checkpoint.export gguf", "accelerate", "gguf"),
+    ],
+    "onnx": [
+        Need("checkpoint.export onnx", "onnx", "onnx"),
+        Need("checkpoint.export onnx", "onnxruntime", "onnx"),
+    ],
+}
+"""The libraries of an export, by its form."""
+
+
 def needed_libraries(spec: JobSpec) -> Iterator[Need]:
     """Yield the libraries that the job needs in addition to those of every rank."""
     for uri in named(spec):
@@ -55,31 +70,12 @@ def needed_libraries(spec: JobSpec) -> Iterator[Need]:
         yield Need("workload.adapter.quantize", "bitsandbytes", "qlora")
     if spec.tracking:
         yield Need("tracking", "mlflow")
-    for key, library in SINK_LIBRARIES.items():
-        if spec.sinks and getattr(spec.sinks, key):
-            yield Need(f"sinks.{key}", library, "sinks")
+    if spec.sinks is not None:
+        for key, module in libraries_of(spec.sinks).items():
+            # These libraries are named after their modules. An installed name has a hyphen for a dot (PEP 503).
+            yield Need(f"sinks.{key}", module.replace(".", "-"), "sinks")
     if spec.tune:
         yield Need("tune", "optuna")
-
-
-EXPORT_LIBRARIES = {
-    "adapter": [Need("checkpoint.export adapter", "peft", "peft")],
-    "gguf": [
-        Need("checkpoint.export gguf", "gguf", "gguf"),
-        Need("checkpoint.export gguf", "accelerate", "gguf"),
-    ],
-    "onnx": [
-        Need("checkpoint.export onnx", "onnx", "onnx"),
-        Need("checkpoint.export onnx", "onnxruntime", "onnx"),
-    ],
-}
-"""By the form of an export."""
-SINK_LIBRARIES = {
-    "tensorboard": "tensorboard",
-    "wandb": "wandb",
-    "opentelemetry": "opentelemetry-exporter-otlp-proto-http",
-}
-"""By the key of a sink: the name under which its library is installed."""
 
 
 def _data_libraries(data: DataSpec) -> Iterator[Need]:

@@ -92,6 +92,13 @@ def groups_of_shards(
     return groups_of(spec, [(shard.parameter, shard.matrix, rate(shard.name)) for shard in shards])
 
 
+def groups_of_each_shard(
+    spec: OptimizerSpec, shards: Iterable[ParameterShard], rate: Callable[[str], Rate]
+) -> list[dict[str, Any]]:
+    """Return one parameter group for each shard, in the order of the shards, see `groups_of`."""
+    return [group for shard in shards for group in groups_of_shards(spec, [shard], rate)]
+
+
 def set_lr(groups: Iterable[dict[str, Any]], lr: float) -> None:
     """Set the learning rate of the next step."""
     for group in groups:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from orchestrator.optim.groups import groups_of_shards
-from orchestrator.parallel.parameter_shard import ParameterShard
+from orchestrator.optim.groups import groups_of_each_shard
 
 if TYPE_CHECKING:
-    from orchestrator.optim.build import Norms, OptimizerContext
+    from orchestrator.optim.build import OptimizerContext
 
 
 def build(context: OptimizerContext) -> torch.optim.Optimizer:
-    """See `orchestrator.optim.build`. Each parameter is a group of its own, in the order of the shards."""
-    spec = context.spec
-    groups = [group for shard in context.shards for group in groups_of_shards(spec, [shard], context.rate)]
-    defaults = {"lr": spec.lr, "betas": spec.betas, "eps": spec.eps}
-    return Lamb(groups, defaults, context.norms, context.shards)
+    """See `orchestrator.optim.build`."""
+    return Lamb(context)
 
 
 class Lamb(torch.optim.Optimizer):
@@ -29,16 +24,12 @@ class Lamb(torch.optim.Optimizer):
     step_count_on_host = True
     """`step` reads the step count as a Python number. On a GPU tensor this would be a synchronisation."""
 
-    def __init__(
-        self,
-        groups: list[dict[str, Any]],
-        defaults: dict[str, Any],
-        norms: Norms,
-        shards: Sequence[ParameterShard],
-    ) -> None:
-        super().__init__(groups, defaults)
-        self._norms = norms
-        self._shards = shards
+    def __init__(self, context: OptimizerContext) -> None:
+        spec = context.spec
+        groups = groups_of_each_shard(spec, context.shards, context.rate)
+        super().__init__(groups, {"lr": spec.lr, "betas": spec.betas, "eps": spec.eps})
+        self._norms = context.norms
+        self._shards = context.shards
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

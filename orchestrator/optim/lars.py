@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from orchestrator.optim.groups import groups_of_shards
-from orchestrator.parallel.parameter_shard import ParameterShard
+from orchestrator.optim.groups import groups_of_each_shard
 
 if TYPE_CHECKING:
-    from orchestrator.optim.build import Norms, OptimizerContext
+    from orchestrator.optim.build import OptimizerContext
 
 
 def build(context: OptimizerContext) -> torch.optim.Optimizer:
-    """See `orchestrator.optim.build`. Each parameter is a group of its own, in the order of the shards."""
-    spec = context.spec
-    groups = [group for shard in context.shards for group in groups_of_shards(spec, [shard], context.rate)]
-    defaults = {"lr": spec.lr, "betas": spec.betas, "eps": spec.eps}
-    return Lars(groups, defaults, context.norms, context.shards)
+    """See `orchestrator.optim.build`."""
+    return Lars(context)
 
 
 class Lars(torch.optim.Optimizer):
@@ -31,16 +26,12 @@ class Lars(torch.optim.Optimizer):
     TRUST = 0.001
     """The trust coefficient, eta in the paper."""
 
-    def __init__(
-        self,
-        groups: list[dict[str, Any]],
-        defaults: dict[str, Any],
-        norms: Norms,
-        shards: Sequence[ParameterShard],
-    ) -> None:
-        super().__init__(groups, defaults)
-        self._norms = norms
-        self._shards = shards
+    def __init__(self, context: OptimizerContext) -> None:
+        spec = context.spec
+        groups = groups_of_each_shard(spec, context.shards, context.rate)
+        super().__init__(groups, {"lr": spec.lr, "betas": spec.betas, "eps": spec.eps})
+        self._norms = context.norms
+        self._shards = context.shards
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

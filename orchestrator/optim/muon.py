@@ -56,7 +56,9 @@ class Muon(torch.optim.Optimizer):
         self, groups: list[dict[str, Any]], spec: OptimizerSpec, full: FullMatrices, dtype: torch.dtype
     ) -> None:
         super().__init__(groups, {"lr": spec.lr})
-        self._momentum, self._full, self._dtype = spec.momentum, full, dtype
+        self._momentum = spec.momentum
+        self._full = full
+        self._dtype = dtype
         rest = [group for group in self.param_groups if not group["muon"]]
         self._adamw = torch.optim.AdamW(rest, betas=spec.betas, eps=spec.eps, fused=True) if rest else None
         if self._adamw is not None:

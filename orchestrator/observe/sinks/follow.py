@@ -2,8 +2,8 @@
 
     python -m orchestrator.observe.sinks.follow RUN PARENT [FOLDER ...]
 
-It reads the run directory until standard input is closed, and then what is left. What goes wrong is a line on standard
-output; a sink that fails is made anew after a pause, and goes on from where it was.
+The process reads the run directory until its standard input is closed, and then the rest. It prints one line for each
+error. A sink that fails is built again after a pause, and continues where it was.
 """
 
 from __future__ import annotations
@@ -51,22 +51,25 @@ LOGGER = logging.getLogger("orchestrator.sinks")
 
 
 def _parts(config: SinkSpec) -> dict[str, Any]:
-    """The sinks of this project that a job asks for: by key, its part of the job file."""
+    """Return the sinks of this project that a job names: the part of the job file by its key."""
     return {key: part for key in type(config).model_fields if key != "own" and (part := getattr(config, key))}
 
 
 def _module(key: str) -> Any:
-    """The module of a sink of this project. It imports its library only when the sink is built."""
+    """Return the module of a sink of this project. It imports its library only when the sink is built."""
     return importlib.import_module(f"orchestrator.observe.sinks.{key}_sink")
 
 
+def libraries_of(config: SinkSpec) -> dict[str, str]:
+    """Return the module that each of the job's sinks imports, by the key of the sink."""
+    return {key: _module(key).LIBRARY for key in _parts(config)}
+
+
 def check_sinks(config: SinkSpec | None) -> None:
-    """Refuse sinks whose library is not installed, and sinks of the user's own that cannot be imported. Raises
-    InputError."""
+    """Refuse sinks whose library is not installed, and user sinks that cannot be imported. Raises InputError."""
     if config is None:
         return
-    for key in _parts(config):
-        library = _module(key).LIBRARY
+    for key, library in libraries_of(config).items():
         if not find_spec(library):
             what = f"needs the library {library.partition('.')[0]}, which is not installed"
             raise InputError(what, f"sinks.{key}", install("sinks"))
@@ -83,22 +86,24 @@ def check_sinks(config: SinkSpec | None) -> None:
 
 
 class SinkProcess:
-    """The process, as its controller sees it. Does nothing for a job without sinks."""
+    """The sink process, seen from the controller. Does nothing for a job without sinks."""
 
     def __init__(self, spec: JobSpec, run: RunDir) -> None:
         self._process: subprocess.Popen[str] | None = None
         if spec.sinks is None:
             return
-        folders = [
-            str(root_of(own.use)) for own in spec.sinks.own
-        ]  # found here, so the process finds them too
+        folders: list[str] = []
+        for own in spec.sinks.own:  # found here, so the process finds them too
+            with contextlib.suppress(WorkloadError):  # the process reports what is missing; the run continues
+                folders.append(str(root_of(own.use)))
         self._process = subprocess.Popen(
             command_of("orchestrator.observe.sinks.follow", run.uri, str(os.getpid()), *folders),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        threading.Thread(target=self._log, name="sinks", daemon=True).start()
+        self._reader = threading.Thread(target=self._log, name="sinks", daemon=True)
+        self._reader.start()
 
     def _log(self) -> None:
         assert self._process is not None
@@ -107,7 +112,7 @@ class SinkProcess:
             LOGGER.info("sinks: %s", line.rstrip())
 
     def close(self) -> None:
-        """Have all delivered, for CLOSING seconds at most; then it is ended."""
+        """Wait up to CLOSING seconds until everything is delivered, then end the process."""
         if self._process is None:
             return
         assert self._process.stdin is not None
@@ -119,10 +124,11 @@ class SinkProcess:
             LOGGER.info("sinks: not all was delivered within %.0f s", CLOSING)
             self._process.kill()
             self._process.wait()
+        self._reader.join(CLOSING)  # the last lines of the process are logged
 
 
 class Followed:
-    """One sink, with what it still lacks of the run."""
+    """One sink, and the position in the run up to which it has received rows."""
 
     def __init__(self, name: str, make: Callable[[], Sink]) -> None:
         self._name, self._make = name, make
@@ -132,7 +138,7 @@ class Followed:
         self.failed = False
 
     def update(self, run: RunDir, closing: bool) -> None:
-        """Give it what it lacks, unless it has just failed. Never raises."""
+        """Deliver new rows and events, unless the sink has just failed. Never raises."""
         if time.monotonic() < self._at and not closing:
             return
         try:
@@ -145,7 +151,9 @@ class Followed:
                 self._sink.close()
         except Exception as error:  # whatever a library raises
             print(f"{self._name}: {redact(one_line(error))}", flush=True)
-            self._sink, self._at, self.failed = None, time.monotonic() + self._pause, True
+            self._sink = None
+            self._at = time.monotonic() + self._pause
+            self.failed = True
             self._pause = min(2 * self._pause, PAUSES[1])
 
     def _give(self, run: RunDir, sink: Sink) -> None:

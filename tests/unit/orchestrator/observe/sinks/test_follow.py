@@ -247,3 +247,19 @@ def test_a_run_whose_first_event_is_on_its_way_has_its_sinks_a_moment_later(
     assert "the run is not read yet" in capsys.readouterr().out
     run.append("events.jsonl", [event(1, "prepare", 0)])
     assert [each._name for each in follow._begun(run) or ()] == ["tensorboard"]
+
+
+def test_an_own_sink_that_is_not_found_costs_the_run_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The process says so; the controller goes on."""
+    run = new_run(tmp_path)
+    spec = job(own=["there_is_no_such_module:Sink"])
+    with pytest.raises(InputError, match=r"sinks\.own: there is no module there_is_no_such_module"):
+        check_sinks(spec.sinks)
+    run.write_text("job.yaml", dump(spec))
+    run.append("events.jsonl", [event(1, "prepare", 0.0)])
+    with caplog.at_level("INFO", logger="orchestrator.sinks"):
+        process = SinkProcess(spec, run)
+        process.close()
+    assert "there is no module there_is_no_such_module" in caplog.text
