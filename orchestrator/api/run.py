@@ -47,7 +47,9 @@ class Run:
     def __init__(
         self, directory: RunDir, job: JobSpec, submission: tuple[Jobs, Submission] | None = None
     ) -> None:
-        self._directory, self._spec, self._submission = directory, job, submission
+        self._directory = directory
+        self._spec = job
+        self._submission = submission
 
     @property
     def uri(self) -> str:

@@ -16,7 +16,9 @@ from orchestrator.observe.page import render
 from orchestrator.storage.file_names import CHAIN
 from orchestrator.storage.run_directory import REPORT, RunDir
 
-WIDTH, LANE, LABEL = 1040.0, 30.0, 190.0
+WIDTH = 1040.0
+LANE = 30.0
+LABEL = 190.0
 """Width of the timeline, height of a stage's lane, and the space for names, in SVG units."""
 TICKS = 8
 """Ticks on the time axis."""

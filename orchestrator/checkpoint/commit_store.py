@@ -187,7 +187,9 @@ class Store:
         self.backend = PeerBackend(uri, timeout) if uri.startswith("peers://") else open_backend(uri, timeout)
         self.retry = retry or Retry()
         self.skipped: list[tuple[int, str]] = []
-        self.block_bytes, self.file_bytes, self.threads = block_bytes, file_bytes, threads
+        self.block_bytes = block_bytes
+        self.file_bytes = file_bytes
+        self.threads = threads
         self.timeout = timeout
 
     def settings(self) -> dict[str, Any]:

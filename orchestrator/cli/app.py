@@ -110,21 +110,29 @@ def _guarded(command: Callable[[], object], debug: bool, as_json: bool = False, 
             return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
         if _is_unread(sys.stdout) or _is_unread(sys.stderr):
             return 0
-        failure, code, line = error, Outcome.FAILED.exit_code, f"BrokenPipeError: {error}"
+        failure = error
+        code = Outcome.FAILED.exit_code
+        line = f"BrokenPipeError: {error}"
     except typer.TyperException as error:
         if error.format_message().startswith(
             "Usage:"
         ):  # no arguments: typer raises the help text as an error
             print(error.format_message(), file=sys.stderr)
             return Outcome.WRONG_INPUT.exit_code
-        failure, code, line = error, Outcome.WRONG_INPUT.exit_code, _usage(error)
+        failure = error
+        code = Outcome.WRONG_INPUT.exit_code
+        line = _usage(error)
     except InputError as error:
-        failure, code, line = error, Outcome.WRONG_INPUT.exit_code, str(error)
+        failure = error
+        code = Outcome.WRONG_INPUT.exit_code
+        line = str(error)
     except Exception as error:
         failure, code = error, Outcome.FAILED.exit_code
         line = f"{type(error).__name__}: {' '.join(str(error).split())}"
         if refused := _refused(error):
-            failure, code, line = refused, Outcome.WRONG_INPUT.exit_code, str(refused)
+            failure = refused
+            code = Outcome.WRONG_INPUT.exit_code
+            line = str(refused)
     lines = [str(each) for each in failure.each()] if isinstance(failure, InputError) else [line]
     # what a terminal shows goes into logs, and into questions to others
     lines, line = [redact_message(each) for each in lines], redact_message(line)

@@ -165,7 +165,10 @@ class _Commit:
     """The model of a checkpoint, with averaged weights where the job has them, or `raw`."""
 
     def __init__(self, run: RunDir, spec: JobSpec, commit: CommitManifest, raw: bool) -> None:
-        self._run, self._spec, self._commit, self._raw = run, spec, commit, raw
+        self._run = run
+        self._spec = spec
+        self._commit = commit
+        self._raw = raw
         self.model = spec.workload.model
 
     def on_text(self, texts: dict[str, str], address: str | None) -> EvaluationRow:

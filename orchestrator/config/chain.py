@@ -25,7 +25,9 @@ from orchestrator.config.paths import REFERENCE, resolve_paths
 from orchestrator.config.spec import STAGES, JobSpec, parse
 from orchestrator.data.encoding.config import TrainedTokenizer
 
-INIT, CONTINUE, TOKENIZER = "workload.init_from", "train.continue_from", "data.tokenizer"
+INIT = "workload.init_from"
+CONTINUE = "train.continue_from"
+TOKENIZER = "data.tokenizer"
 """The keys of a job that may name a stage."""
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,30}")
 LONGEST = 62

@@ -224,7 +224,9 @@ class BackgroundExport:
             return
         self._began = time.monotonic()
         self._mark_before = mark_of(self._target)
-        uri, step, target = self._run.uri, wanted.step, self._target
+        uri = self._run.uri
+        step = wanted.step
+        target = self._target
         if beside:
             task = self._cluster.run_task(export_commit, uri, step, target)
         else:

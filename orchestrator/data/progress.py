@@ -31,7 +31,9 @@ class StageLine:
     def __call__(self, stage: str, done: int, total: int, text_bytes: int = 0) -> None:
         """See `Progress`."""
         if stage != self._stage or done < self._before:
-            self._stage, self._began, self._before = stage, self._now(), done
+            self._stage = stage
+            self._began = self._now()
+            self._before = done
         words = [f"{stage}: {done} of {total} parts"]
         made = done - self._before
         seconds = self._now() - self._began

@@ -131,7 +131,9 @@ def _task_of(architecture: str) -> str:
 ALIAS = "best"
 MODEL = "model"
 """The artifact folder of the model."""
-METRIC, VALUE, STEP = "metric", "value", "step"
+METRIC = "metric"
+VALUE = "value"
+STEP = "step"
 """Tags of a version."""
 PATIENCE = 300.0
 """Seconds that a server may take, besides the time for sending the model."""

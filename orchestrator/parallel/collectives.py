@@ -174,7 +174,9 @@ class _Join(torch.autograd.Function):
 class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, received: list[int], sent: list[int], group: ProcessGroup) -> Tensor:
-        ctx.received, ctx.sent, ctx.group = received, sent, group
+        ctx.received = received
+        ctx.sent = sent
+        ctx.group = group
         return _exchanged(x, received, sent, group)
 
     @staticmethod

@@ -16,7 +16,9 @@ class RouterLoad:
     """Sums the routing statistics of this rank's stages over all ranks."""
 
     def __init__(self, workload: Workload, mesh: Mesh, device: torch.device) -> None:
-        self._workload, self._mesh, self._device = workload, mesh, device
+        self._workload = workload
+        self._mesh = mesh
+        self._device = device
         experts = (
             [] if not workload.config.moe else [n for n in workload.shapes if n.endswith(".router.weight")]
         )
@@ -50,7 +52,10 @@ def ratios(routed: Mapping[str, Tensor]) -> dict[str, float]:
     if not routed:
         return {}
     sums = torch.stack(list(routed.values())).cpu()
-    dropped, chosen, entropy, tokens = sums[:, 0], sums[:, 1:-2], sums[:, -2], sums[:, -1]
+    dropped = sums[:, 0]
+    chosen = sums[:, 1:-2]
+    entropy = sums[:, -2]
+    tokens = sums[:, -1]
     load = chosen.amax(1) / chosen.mean(1).clamp(min=1e-9)
     return {
         "router_load": float(load.mean()),

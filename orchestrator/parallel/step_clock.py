@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
-FORWARD, BACKWARD, COMMUNICATION = "forward", "backward", "communication"
+FORWARD = "forward"
+BACKWARD = "backward"
+COMMUNICATION = "communication"
 PIPELINE, OPTIMIZER = "pipeline", "optimizer"
 _QUIET: AbstractContextManager[None] = contextlib.nullcontext()
 

@@ -124,7 +124,10 @@ class VocabularyLoss:
     """
 
     def __init__(self, vocabulary: int, tp: ProcessGroup, z: float, smoothing: float = 0.0) -> None:
-        self._vocabulary, self._tp, self._z, self._smoothing = vocabulary, tp, z, smoothing
+        self._vocabulary = vocabulary
+        self._tp = tp
+        self._z = z
+        self._smoothing = smoothing
         self._start, _ = span(vocabulary, tp.index, tp.size)
         self.counts_correct = False
 

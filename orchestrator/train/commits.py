@@ -171,9 +171,14 @@ class Commits:
         """
         if self._saver is None:
             return
-        step, restored, rank = progress["step"], self._task.restore, self._context.rank_info.rank
+        step = progress["step"]
+        restored = self._task.restore
+        rank = self._context.rank_info.rank
         patience = min(FINISH_TIMEOUT, self._spec.limits.unsaved)
-        end, late, failures, tries = time.monotonic() + patience, False, 1, 0
+        end = time.monotonic() + patience
+        late = False
+        failures = 1
+        tries = 0
         while failures and not late:
             if self._saved != step:
                 self._save(progress, None, durable=True)

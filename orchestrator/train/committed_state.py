@@ -106,7 +106,9 @@ class TrainingProgress:
     ) -> TrainingProgress:
         """Return the progress after an evaluation with the given metrics by set."""
         values = by_name(sets)
-        best, stale, best_of = self.best, self.stale, self.best_of
+        best = self.best
+        stale = self.stale
+        best_of = self.best_of
         if stop_when is not None:
             best, stale, best_of = *self._gained(stop_when), stop_when.metric
             value = values.get(stop_when.metric, math.nan)  # none where nothing is predicted

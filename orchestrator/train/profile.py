@@ -48,7 +48,9 @@ class StepProfiler:
 
         It also writes the timeline of a pipeline in one early step.
         """
-        self._context, self._run, self._clock = context, task.run, clock
+        self._context = context
+        self._run = task.run
+        self._clock = clock
         self._attempt, self._steps = task.attempt, 0
         hang = functools.partial(write_collectives, task.run, task.attempt, context.rank_info.rank)
         context.on_hang = hang

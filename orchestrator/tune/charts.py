@@ -14,7 +14,9 @@ from typing import Any
 from orchestrator.observe.charts import Axes, Point, Scale, Tick, axes, path, thin
 
 WIDTH, HEIGHT = 1040.0, 320.0
-SIDE, ABOVE, BELOW = 40.0, 14.0, 34.0
+SIDE = 40.0
+ABOVE = 14.0
+BELOW = 34.0
 """The space around the parallel axes. The labels of the last axis are to its right."""
 WEAKEST = 0.3
 """The opacity of the worst trial that was trained to the end; the best has 1."""

@@ -97,7 +97,9 @@ def _parent(spec: JobSpec, sweep: RunDir) -> ParentRun:
 
 def _publish(spec: JobSpec, sweep: RunDir, found: dict[str, Any]) -> None:
     assert spec.tune is not None
-    parent, trials, best = _parent(spec, sweep), found["trials"], found["best"]
+    parent = _parent(spec, sweep)
+    trials = found["trials"]
+    best = found["best"]
     parent.nest(lineage.at(sweep, run) for trial in trials for run in trial["runs"])
     parent.log_documents(DOCUMENTS)
     states = [trial["state"] for trial in trials]

@@ -93,6 +93,8 @@ def _unit(ranges: Mapping[str, Dimension], config: Mapping[str, Any]) -> list[fl
         low, high = dimension.ends
         value = float(config[key])
         if dimension.loguniform:
-            low, high, value = math.log(low), math.log(high), math.log(value)
+            low = math.log(low)
+            high = math.log(high)
+            value = math.log(value)
         found.append((value - low) / (high - low))
     return found

@@ -163,7 +163,9 @@ class Pb2(Pbt):
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         """See Ray."""
-        step, value, assignment = result[STEP], result[VALUE], trial.config["assignment"]
+        step = result[STEP]
+        value = result[VALUE]
+        assignment = trial.config["assignment"]
         if before := self._before.get(assignment["trial"]):
             gain = (value - before[1]) * (1 if self._space.direction == "max" else -1)
             self._gains.append(Gain(before[0], assignment["params"], gain))

@@ -141,7 +141,9 @@ def _product(rows: int, columns: int, inner: int, device: torch.device, dtype: t
     If a library has no kernel for a precision, one of them may take ten times as long as another.
     """
     made = partial(torch.randn, device=device, dtype=dtype)
-    x, weight, gradient = made(rows, inner), made(columns, inner), made(rows, columns)
+    x = made(rows, inner)
+    weight = made(columns, inner)
+    gradient = made(rows, columns)
     forms = (lambda: x @ weight.t(), lambda: gradient @ weight, lambda: gradient.t() @ x)
     return statistics.fmean(seconds_of(form) for form in forms)
 

@@ -169,7 +169,9 @@ class ChaosRun:
     """
 
     def __init__(self, job: Path, folder: Path, cluster: LocalCluster, faults: Sequence[str]) -> None:
-        self.folder, self.run_dir, self._cluster = folder, RunDir(str(folder)), cluster
+        self.folder = folder
+        self.run_dir = RunDir(str(folder))
+        self._cluster = cluster
         found = [(text, ExternalFault.parse(text)) for text in faults]
         self._faults = sorted((f for _, f in found if f is not None), key=lambda f: f.step)
         inner = [word for text, f in found if f is None for word in ("--fault", text)]

@@ -78,7 +78,9 @@ def _recorded(run: RunDir, step: int) -> dict[int, Row]:
 
 
 def _replayed(spec: JobSpec, run: RunDir, start: int, steps: int) -> ReplayResult:
-    manifest, recorded, first = Store(run.commits).manifest(start), _recorded(run, start), start + 1
+    manifest = Store(run.commits).manifest(start)
+    recorded = _recorded(run, start)
+    first = start + 1
     layout_text = recorded[first]["layout"]
     layout = next((c for c in _layouts(run, manifest) if c["text"] == layout_text), None)
     if layout is None:

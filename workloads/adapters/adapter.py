@@ -90,7 +90,9 @@ def add_bottlenecks(model: nn.Module, hidden: int, narrow: int) -> None:
 
 
 LOW_RANK = ("lora", "rslora", "dora")
-A, B, LENGTH = ".lora_a.weight", ".lora_b.weight", ".magnitude.weight"
+A = ".lora_a.weight"
+B = ".lora_b.weight"
+LENGTH = ".magnitude.weight"
 """Suffixes of the tensors that a low-rank adapter adds to a linear layer."""
 PROMPTS = ("prompt", "p_tuning")
 """The kinds that put vectors before the tokens at the input only."""

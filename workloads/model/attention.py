@@ -80,7 +80,11 @@ class AttentionCore(nn.Module):
 
     def __init__(self, scale: float, cap: float = 0.0, dropout: float = 0.0, site: int = SELF_SCORES) -> None:
         super().__init__()
-        self.scale, self.cap, self.dropout, self.site, self.part = scale, cap, dropout, site, 0
+        self.scale = scale
+        self.cap = cap
+        self.dropout = dropout
+        self.site = site
+        self.part = 0
 
     def forward(
         self,

@@ -101,7 +101,9 @@ def _vocabulary_weights(config: TransformerConfig) -> int:
 
 def _small_head(config: TransformerConfig) -> int:
     """Return the weights of head and sentence head without the projection to the vocabulary."""
-    hidden, size, classes = config.hidden, config.embedding_size, config.classes
+    hidden = config.hidden
+    size = config.embedding_size
+    classes = config.classes
     pooler = _linear(hidden, hidden, True)
     total = pooler + _linear(hidden, 2, True) if config.sentence_head else 0
     if config.head == "masked":
@@ -139,7 +141,9 @@ def _attention(config: TransformerConfig) -> int:
 
 
 def _latent(config: TransformerConfig) -> int:
-    latent, hidden, bias = config.latent, config.hidden, config.attention_bias
+    latent = config.latent
+    hidden = config.hidden
+    bias = config.attention_bias
     assert latent is not None
     rank = latent.query_rank
     total = _linear(hidden, rank, bias) + _norm(config, rank) if rank else 0

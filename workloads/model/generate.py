@@ -163,7 +163,9 @@ def _continue(
         going = [goes and len(row) < room and not over(row) for row, room, goes in still]
         # A row that has ended keeps its position, because it may already be at the last one.
         at = at + torch.tensor(going, device=device).unsqueeze(1)
-        tokens, positions, real = chosen.unsqueeze(1), at, torch.ones_like(at, dtype=torch.bool)
+        tokens = chosen.unsqueeze(1)
+        positions = at
+        real = torch.ones_like(at, dtype=torch.bool)
     return said
 
 

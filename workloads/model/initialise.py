@@ -58,7 +58,9 @@ class Drawn:
             range(each.start // size, -(-each.stop // size)) for each, size in zip(part, sizes, strict=True)
         )
         for place in product(*touched):
-            there, here, shape = [], [], []
+            there = []
+            here = []
+            shape = []
             for number, size, length, asked in zip(place, sizes, self.shape, part, strict=True):
                 first = number * size
                 shape.append(min(size, length - first))

@@ -85,7 +85,9 @@ def attend(
         dtype = torch.get_autocast_dtype(
             query.device.type
         )  # autocast does not cover what this kind of mask calls
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        query = query.to(dtype)
+        key = key.to(dtype)
+        value = value.to(dtype)
     how: dict[str, Any] = {"scale": scale, "enable_gqa": query.shape[1] != key.shape[1]}
     width = value.shape[-1]
     if width < query.shape[-1] and not query.is_cuda:
@@ -210,7 +212,9 @@ def attend_flash(
     """
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")  # autocast does not cover this kernel
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        query = query.to(dtype)
+        key = key.to(dtype)
+        value = value.to(dtype)
     size = query.shape[-1]
     fits = query.dtype in (torch.bfloat16, torch.float16) and size == value.shape[-1] and size % 8 == 0
     if not fits or size > FLASH_SIZE or not _has_flash(query.device):
@@ -218,7 +222,9 @@ def attend_flash(
     from torch.nn.attention.varlen import varlen_attn
 
     _note(lambda: "variable-length flash")
-    rows, length, most = query.shape[0], query.shape[2], key.shape[2]
+    rows = query.shape[0]
+    length = query.shape[2]
+    most = key.shape[2]
     # The kernel counts the keys before a query, without the key at its own position.
     inside = (window - 1 if window else -1, 0)
     q, k, v = (each.transpose(1, 2).flatten(0, 1) for each in (query, key, value))

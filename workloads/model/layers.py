@@ -59,7 +59,9 @@ def joined(config: TransformerConfig) -> Callable[[Tensor, Tensor], Tensor]:
     It is act(gate) * up (Shazeer 2020). With a swiglu_limit it is (up + 1) * gate * sigmoid(alpha * gate), with gate
     clamped from above and up on both sides (gpt-oss release).
     """
-    limit, alpha, act = config.swiglu_limit, config.swiglu_alpha, activation(config.activation)
+    limit = config.swiglu_limit
+    alpha = config.swiglu_alpha
+    act = activation(config.activation)
     if not limit:
         return lambda gate, up: act(gate) * up
 

@@ -89,7 +89,9 @@ class Clip(nn.Module):
                 "samples have no caption; set data.samples.options.tokens, to at most "
                 f"{self.text_config['max_position_embeddings']}"
             )
-        caption, text, end = batch["caption"], self.text_config, self.text_model.end
+        caption = batch["caption"]
+        text = self.text_config
+        end = self.text_model.end
         if caption.shape[1] > text["max_position_embeddings"]:
             raise ValueError(
                 f"captions have {caption.shape[1]} tokens, and text.max_position_embeddings is "

@@ -38,7 +38,9 @@ class TensorBoardSink:
     last_event = 0
 
     def __init__(self, run: RunDir) -> None:
-        self._run, self._folder, self._path = run, posixpath.join(run.path, FOLDER), ""
+        self._run = run
+        self._folder = posixpath.join(run.path, FOLDER)
+        self._path = ""
         if run.local:
             os.makedirs(self._folder, exist_ok=True)
         self._newest = 0  # the time in the name of the last file

@@ -144,7 +144,9 @@ def traced_memory(job: ResolvedJob, layout: Layout, seconds: float = SECONDS) ->
     # imports the whole engine, which most jobs do not need
     from orchestrator.planner.trace.step import traces
 
-    began, ranks, depths = time.process_time(), ranks_of(layout), depths_of(job, layout)
+    began = time.process_time()
+    ranks = ranks_of(layout)
+    depths = depths_of(job, layout)
     saved = saved_bytes(job.shape, layout, str(job.spec.train.optimizer.name))
     models = [depths.few, depths.more] if depths else [job.model]
     try:
@@ -219,7 +221,9 @@ def confirmed(
     Raises:
         InputError: as `planned`.
     """
-    spec, began, verdicts = job.spec, time.process_time(), dict[Layout, Verdict]()
+    spec = job.spec
+    began = time.process_time()
+    verdicts = dict[Layout, Verdict]()
     on_cpu = not spec.resources.per_worker.gpu
     first = planned(spec, job.shape, workers, machine, must_fit=False)
     must_fit = must_fit and spec.resources.must_fit

@@ -332,7 +332,9 @@ class DeepSpeedEngine:
     """
 
     def __init__(self, spec: JobSpec, workload: Workload, layout: Layout, device: Device) -> None:
-        self._workload, self._layout, self._device = workload, layout, device
+        self._workload = workload
+        self._layout = layout
+        self._device = device
         self._seed = spec.seed
         self.clock = StepClock(device.device)
         self._mesh = Mesh(layout, self.clock)
@@ -353,7 +355,9 @@ class DeepSpeedEngine:
         recompute(workload.blocks(self.model), layout, spec.train.compile)
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         rate = rates_of(spec.train.optimizer, workload)
-        styles, shapes, stacks = workload.sharding(), workload.shapes, workload.stacks
+        styles = workload.sharding()
+        shapes = workload.shapes
+        stacks = workload.stacks
         scaled = [
             (p, cut_of(name, shapes[name], styles, self._mesh, stacks).matrix, rate(name))
             for name, p in trained.items()
@@ -496,7 +500,9 @@ class _WithLoss(nn.Module):
 
     def __init__(self, model: nn.Module, losses: StepLosses, device: Device) -> None:
         super().__init__()
-        self.model, self._losses, self._device = model, losses, device
+        self.model = model
+        self._losses = losses
+        self._device = device
 
     def forward(self, batch: Batch, parts: int) -> Tensor:
         """Return the loss of a micro-batch, an fp32 scalar."""

@@ -253,7 +253,9 @@ def _data(scene: Scene) -> str:
     from orchestrator.resolve.prepared_data import PreparedData, prepared
 
     small = rehearsed(scene.job, scene.real.layout, scene.folder)
-    scene.small, scene.found.small, scene.found.notes = small, small.layout, small.notes
+    scene.small = small
+    scene.found.small = small.layout
+    scene.found.notes = small.notes
     scene.shared = scene.stack.enter_context(imports_begun(small.spec, embedded=True))
     preflight(small.spec, scene.run, None, None)
     news = scene.stack.enter_context((scene.folder / "ray.log").open("w"))
