@@ -221,7 +221,7 @@ class _Starter:
         self.stand_by(0.0)
 
     def stand_by(self, delay: float) -> None:
-        """Make sure that there is a standby. A new one makes its device ready after `delay` seconds."""
+        """Start a standby if none exists. It prepares its device after `delay` seconds."""
         if self._standby is None and self._make_ready is not None:
             self._standby = Standby(
                 self._make_ready,

@@ -201,7 +201,7 @@ class StampedStream(io.TextIOBase):
         now = time.time()
         at = f"{time.strftime('%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03d}"
         stamp = f"{at} step {step}: " if (step := self._step()) else f"{at}: "
-        # Of a line that is redrawn, such as a progress bar, only the last version is written.
+        # A progress bar redraws its line. Only the last version is written.
         shown = (line.rstrip("\r").rsplit("\r", 1)[-1] for line in lines)
         data = "".join(f"{stamp}{line}\n" for line in shown).encode(errors="backslashreplace")
         with contextlib.suppress(OSError):

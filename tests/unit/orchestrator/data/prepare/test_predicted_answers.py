@@ -1,4 +1,4 @@
-"""What of a conversation is learnt, with every chat template of TRL: compared with what transformers writes and shows,
+"""Which tokens of a conversation are predicted, for every chat template of TRL, compared with what transformers writes,
 and with what TRL's own templates for training mark."""
 
 from __future__ import annotations
