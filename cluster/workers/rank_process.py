@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -136,6 +137,8 @@ class HeartbeatSender:
                 state = {
                     "step": context.step,
                     "evaluated_batches": context.evaluated_batches,
+                    "modules": len(sys.modules),
+                    "work": dataclasses.asdict(context.work) if context.work else None,
                     "waiting": context.is_waiting,
                     "leaving": context.is_leaving,
                 }

@@ -254,6 +254,10 @@ def _train(policy: Policy, state: State, seen: Observation) -> tuple[State, Acti
     evaluated = max((r.evaluated_batches for r in seen.ranks), default=0)
     if evaluated != state.evaluated_batches:
         state = dataclasses.replace(state, evaluated_batches=evaluated, moved=heard)
+    # The first use of a library imports it, and reading its modules may take longer than a step.
+    modules = sum(r.modules for r in seen.ranks)
+    if modules != state.modules:
+        state = dataclasses.replace(state, modules=modules, moved=heard)
     if (waits := any(r.waiting for r in seen.ranks)) != state.waited:
         # The time limit of a step starts again when its wait for storage ends.
         state = dataclasses.replace(state, waited=waits, moved=state.moved if waits else heard)

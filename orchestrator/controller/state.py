@@ -68,8 +68,11 @@ class State:
     """The last optimizer step that was seen."""
     evaluated_batches: int = 0
     """How many batches of held-out text the ranks have evaluated."""
+    modules: int = 0
+    """How many Python modules the ranks have imported together."""
     moved: float = 0.0
-    """When the ranks last made progress: a step, an evaluated batch, or the end of a wait for storage."""
+    """When the ranks last made progress: a step, an evaluated batch, an imported module, or the end of a wait for
+    storage."""
     waited: bool = False
     """Whether a rank waited for storage when it was last seen."""
     stopping: Stop | None = None

@@ -10,11 +10,13 @@ import psutil
 
 from cluster.workers.clock import wall
 from cluster.workers.gang import RankStatus
+from cluster.workers.worker_context import Work
 from orchestrator.config.outcome import ENDED
 from orchestrator.config.redact import redact_message
 from orchestrator.config.spec import JobSpec
 from orchestrator.controller.run_history import RunHistory
 from orchestrator.controller.state import State
+from orchestrator.observe.formatting import duration
 from orchestrator.observe.step_parts import StepParts, latest, why_slow
 from orchestrator.storage.row_line import Row
 
@@ -44,6 +46,7 @@ def status_of(
         note: what the controller does at present, for people.
         evaluation: what is evaluated beside the run, for people.
     """
+    work = next((rank.work for rank in ranks if rank.work), None)
     rows = history.recent if history else ()
     last = rows[-1] if rows else {}
     recent = latest(rows)
@@ -69,7 +72,7 @@ def status_of(
         "latest_events": [_shown(event) for event in history.events[-EVENTS_SHOWN:]] if history else [],
         "eta_seconds": eta_seconds(state, until, history.step_seconds if history else 0.0),
         "note": redact_message(note),
-        "evaluation": evaluation,
+        "evaluation": "; ".join(filter(None, [work_text(work) if work else "", evaluation])),
         "missing_rows": history.event_history.missing if history else [],
         "rows": history.mark if history else None,
         "events": history.events_stored if history else 0,
@@ -88,6 +91,12 @@ def eta_seconds(state: State, until: int, step_seconds: float) -> float | None:
     not train, or before its first step."""
     left = (until - state.step) * step_seconds
     return left if left and state.phase == "train" else None
+
+
+def work_text(work: Work) -> str:
+    """Return how far the ranks' work between two steps is, and how long the rest takes."""
+    left = f", {duration(work.seconds_left)} left" if work.done else ""
+    return f"{work.name}: {work.done} of {work.of} {work.unit}{left}"
 
 
 def _validation(history: RunHistory) -> dict[str, Any] | None:
