@@ -317,7 +317,7 @@ def _ended(policy: Policy, state: State, seen: Observation) -> tuple[State, Acti
     stopping = state.stopping or seen.stop
     if state.resizing and not stopping and result["ended"] == "stop":
         return _enter(state, "stop", seen, step=result["step"]), Action("halt", state.resizing)
-    stop = stopping or Stop("until", f"step {result['step']} is reached, as asked by --until")
+    stop = stopping or Stop("until", f"step {result['step']} is reached, {policy.until_reason}")
     ending: dict[str, Any] = {
         "step": result["step"],
         "outcome": Outcome.STOPPED,

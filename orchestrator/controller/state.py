@@ -192,3 +192,5 @@ class Policy:
     """Returns the best layout for a number of workers, None if no layout is legal and fits."""
     predict: Callable[[Layout], float] = lambda layout: 1.0 / layout.world
     """Returns the seconds of a step under a layout."""
+    until_reason: str = "as asked by --until"
+    """Why the run ends before its last step, for people."""
