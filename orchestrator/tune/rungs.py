@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from orchestrator.optim.config import in_steps
 from orchestrator.train.config import TrainSpec
@@ -15,7 +16,7 @@ OPTIMIZER = "train.optimizer"
 
 def longest_warmup(tune: TuneSpec, train: TrainSpec) -> int:
     """Return the steps of the longest warm-up of any trial. Until then trials differ by how fast their rates rise."""
-    values = [train.optimizer.warmup]
+    values: list[Any] = [train.optimizer.warmup]
     for key, dimension in tune.space.items():
         candidates = dimension.listed or dimension.ends
         if key == WARMUP:
