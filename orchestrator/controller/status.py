@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from typing import Any
@@ -109,10 +110,13 @@ def _validation(history: RunHistory) -> dict[str, Any] | None:
 
 
 def _goodput(history: RunHistory) -> float | None:
-    """An estimate of the share of the time since the run began that went into its steps. The summary has it exactly."""
+    """An estimate of the share of the run's time that went into its steps. The summary has it exactly."""
     events = history.events
     until = events[-1]["time"] if events and events[-1]["phase"] in ENDED else wall()
     passed = until - events[0]["time"] if events else 0.0
+    # Like the ledger, it leaves out the time for which the run had ended.
+    for before, after in itertools.pairwise(events):
+        passed -= after["time"] - before["time"] if before["phase"] in ENDED else 0.0
     return min(history.step * history.step_seconds / passed, 1.0) if passed > 0 and history.step else None
 
 
