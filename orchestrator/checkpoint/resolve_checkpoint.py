@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from orchestrator.checkpoint.commit_store import KEEP_MORE, Store
+from orchestrator.checkpoint.pins import reading
 from orchestrator.config.errors import InputError
 
 T = TypeVar("T")
@@ -37,7 +38,8 @@ def read_chosen(
 ) -> T:
     """Choose a commit and return what `read` returns for its step.
 
-    If the commit is removed while it is read, another one is chosen, unless the caller asks for a `step`.
+    The commit is held while it is read, so that a run at work does not remove it. If it is removed all the same, since
+    nothing may be written there, another one is chosen, unless the caller asks for a `step`.
 
     Args:
         store: the commits of the run.
@@ -53,7 +55,8 @@ def read_chosen(
         chosen_step = choose(store, step)
         before = set(store.steps())
         try:
-            return read(chosen_step)
+            with reading(store, chosen_step):
+                return read(chosen_step)
         except Exception as error:
             last_error = error
             after = set(store.steps())
