@@ -10,16 +10,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
-import secrets
-import socket
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import FOLDER, commit_folder, published_steps
-from orchestrator.storage.lease import is_gone, this_process
+from orchestrator.storage.lease import is_gone
 
 HOLD = re.compile(r"held-[0-9a-f]{16}\.json(\.[0-9a-f]{32}\.tmp)?")
 """The name of a hold, or of a draft of one that a crash left behind."""
@@ -85,12 +82,6 @@ def holding(store: Store, step: int, by: str, process: Mapping[str, Any] | None 
     finally:
         with contextlib.suppress(OSError):
             release(store, step, by)
-
-
-def reading(store: Store, step: int) -> contextlib.AbstractContextManager[None]:
-    """Hold the commit of a step while this process reads it in the block, see `hold_if_allowed`."""
-    by = f"process {os.getpid()} on {socket.gethostname()}, which reads it ({secrets.token_hex(4)})"
-    return holding(store, step, by, this_process())
 
 
 def without_dead_readers(store: Store, paths: Iterable[str]) -> list[str]:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import secrets
+import socket
 from collections.abc import Callable
 from typing import TypeVar
 
 from orchestrator.checkpoint.commit_store import KEEP_MORE, Store
-from orchestrator.checkpoint.pins import reading
+from orchestrator.checkpoint.pins import holding
 from orchestrator.config.errors import InputError
+from orchestrator.config.outcome import ENDED
+from orchestrator.storage.file_names import COMMITS
+from orchestrator.storage.lease import this_process
+from orchestrator.storage.run_directory import RunDir
 
 T = TypeVar("T")
 TRIES = 3
@@ -28,6 +36,18 @@ def chosen(store: Store, step: int | None) -> int:
     if newest is None:
         raise InputError("there is no sound commit", store.uri, "train first")
     return newest.step
+
+
+def reading(store: Store, step: int) -> contextlib.AbstractContextManager[None]:
+    """Hold the commit of a step while this process reads it in the block, see `hold_if_allowed`.
+
+    A run that has ended removes nothing, so nothing is written into its directory.
+    """
+    run = RunDir(store.uri.removesuffix(f"/{COMMITS}"))
+    if run.read_json_or_empty("status.json").get("phase") in ENDED:
+        return contextlib.nullcontext()
+    by = f"process {os.getpid()} on {socket.gethostname()}, which reads it ({secrets.token_hex(4)})"
+    return holding(store, step, by, this_process())
 
 
 def read_chosen(

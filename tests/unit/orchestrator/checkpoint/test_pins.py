@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.checkpoint.commit_store import Store
-from orchestrator.checkpoint.pins import held, hold, holders, holding, reading, release
+from orchestrator.checkpoint.pins import held, hold, holders, holding, release
+from orchestrator.checkpoint.resolve_checkpoint import reading
 from orchestrator.checkpoint.retention import Retention, prune, rewind
 from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.storage.lease import this_process

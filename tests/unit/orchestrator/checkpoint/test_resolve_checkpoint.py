@@ -13,6 +13,7 @@ from orchestrator.checkpoint.resolve_checkpoint import TRIES, read_chosen
 from orchestrator.checkpoint.retention import Retention, prune
 from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.config.errors import InputError
+from orchestrator.storage.run_directory import RunDir
 
 
 @pytest.fixture
@@ -59,6 +60,16 @@ def commit(store: Store, *steps: int, keep: int = 1) -> None:
     for step in steps:
         store.publish(step, store.write_raw(step, 0, [piece]), {"position": step, "receipt": ""})
         prune(store, Retention(keep=keep))
+
+
+def test_nothing_is_written_into_a_run_that_has_ended(tmp_path: Path) -> None:
+    """It removes nothing, and its directory may be an archive."""
+    store = Store(str(tmp_path / "checkpoints"))
+    commit(store, 1)
+    run = RunDir(str(tmp_path))
+    for phase, count in (("train", 1), ("stopped", 0), ("done", 0)):
+        run.write_json("status.json", {"phase": phase})
+        assert len(read_chosen(store, None, lambda step: holders(store, step))) == count
 
 
 class AtWork:
