@@ -68,6 +68,32 @@ def test_an_objective_must_fit_the_architecture() -> None:
         check_objective(resolve(spec(workload={"model": "gpt-tinny"})))
 
 
+@pytest.mark.parametrize(
+    ("model", "length", "changes", "words"),
+    [
+        ("llama-tiny", 512, {}, []),
+        (
+            "llama-tiny",
+            1024,
+            {},
+            ["1024 tokens exceeds the 512 positions", "max_positions to 1024", "rope_scaling"],
+        ),
+        ("llama-tiny", 1024, {"max_positions": 1024}, []),
+        ("llama-tiny", 1024, {"max_position_embeddings": 1024}, []),
+        ("t5-tiny", 1024, {}, []),  # relative distances have no end
+    ],
+)
+def test_a_text_longer_than_the_declared_positions_is_told(
+    model: str, length: int, changes: dict[str, int], words: list[str]
+) -> None:
+    """Rotary positions go on without an end, and an export would say that they do not."""
+    workload = {"model": model, "changes": changes}
+    workload |= {"objective": "span_corruption"} if model == "t5-tiny" else {}
+    notes = resolve(spec(workload=workload, data={"sequence_length": length})).notes
+    assert len(notes) == bool(words)
+    assert all(word in notes[0] for word in words)
+
+
 def test_an_objective_that_is_not_there_is_not_said_to_have_metrics_and_columns() -> None:
     """Whatever else the job says of it, the answer is that it does not exist."""
     validation = {"share": 0.1}
