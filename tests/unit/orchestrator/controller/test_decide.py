@@ -255,8 +255,14 @@ TRAIN = (
         see(ranks=tuple(dataclasses.replace(r, step=-1) for r in ended("steps", 100))), "export", "halt",
     ),
     Case(
-        "until", in_phase("train"), see(ranks=ended("until", 50)), "stop", "halt", "step 50 is reached",
-        {"outcome": "stopped", "step": 50},
+        "until", in_phase("train"), see(ranks=ended("until", 50)), "stop", "halt",
+        "step 50 is reached, as asked by --until", {"outcome": "stopped", "step": 50},
+    ),
+    Case(
+        "up to a rung", in_phase("train"), see(ranks=ended("until", 50)), "stop", "halt",
+        "step 50 is reached, a rung of the search",
+        {"outcome": "stopped", "step": 50, "reason": "step 50 is reached, a rung of the search"},
+        rules=dataclasses.replace(rules(), until_reason="a rung of the search"),
     ),
 )  # fmt: skip
 
