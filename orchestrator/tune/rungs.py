@@ -32,7 +32,7 @@ def grace_of(tune: TuneSpec, steps: int, warmup: int) -> int:
 
 
 def early_decision(tune: TuneSpec, steps: int, warmup: int) -> str:
-    """Return a line for the user if the first decision falls into the warm-up; empty if it does not."""
+    """Return a line for the user if the first decision falls into the warm-up or behind the last step; else empty."""
     if tune.scheduler in ("asha", "median"):
         first = grace_of(tune, steps, warmup)
         remedy = f"leave tune.grace out, or set it above {warmup}"
@@ -41,6 +41,9 @@ def early_decision(tune: TuneSpec, steps: int, warmup: int) -> str:
         remedy = "set tune.scheduler: asha, which waits for the end of the warm-up, or shorten the warm-up"
     else:
         return ""
+    if first >= steps:
+        what = f"{tune.scheduler} stops no trial: its first decision after the warm-up of {warmup} steps is at step"
+        return f"{what} {first} of {steps}; shorten the warm-up, or train longer"
     if first > warmup:
         return ""
     what = f"{tune.scheduler} compares trials at step {first}, within the warm-up of {warmup} steps"

@@ -58,12 +58,18 @@ def search_of(warmup: Any = 0, optimizer: Any = None, **tune: Any) -> tuple[Tune
         ({"scheduler": "asha", "grace": 9, "warmup": 9}, ["step 9", "warm-up of 9 steps", "above 9"]),
         ({"scheduler": "median", "grace": 3, "warmup": 9}, ["median compares trials at step 3", "above 9"]),
         ({"scheduler": "hyperband", "warmup": 9}, ["hyperband compares trials at step 1", "asha"]),
+        (
+            {"scheduler": "asha", "warmup": 85},
+            ["asha stops no trial", "warm-up of 85 steps is at step 91 of 90"],
+        ),
         ({"scheduler": "hyperband"}, []),
         ({"scheduler": "pbt", "warmup": 9}, []),
         ({"warmup": 9}, []),
     ],
 )
-def test_a_decision_within_the_warm_up_is_told(tune: dict[str, Any], words: list[str]) -> None:
+def test_a_decision_within_the_warm_up_or_behind_the_end_is_told(
+    tune: dict[str, Any], words: list[str]
+) -> None:
     search, train = search_of(**tune)
     line = early_decision(search, train.steps, longest_warmup(search, train))
     assert all(word in line for word in words)
