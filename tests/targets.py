@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,29 @@ def count(config: dict[str, Any], link: WorkerContext) -> dict[str, Any]:
     if link.store is not None:
         link.store.set("from", "rank 0")
     return {**dataclasses.asdict(link.rank_info), "config": config, "serves": link.store is not None}
+
+
+def imports(config: dict[str, Any], link: WorkerContext) -> str:
+    """Import modules between two steps, each of which takes a while."""
+    link.report(1)
+    with tempfile.TemporaryDirectory() as folder:
+        sys.path.insert(0, folder)
+        for number in range(config["modules"]):
+            Path(folder, f"slow_{number}.py").write_text("import time; time.sleep(0.3)")
+            importlib.invalidate_caches()
+            importlib.import_module(f"slow_{number}")
+    return "imported"
+
+
+def evaluates(config: dict[str, Any], link: WorkerContext) -> str:
+    """Do so many batches of work between two steps, then nothing until asked to stop."""
+    link.begin_work("evaluation of validation after step 1", "batches", config["batches"])
+    for _ in range(config["batches"] - 1):
+        time.sleep(0.1)
+        link.progressed()
+    time.sleep(0.3)
+    link.end_work()
+    return wait(config, link)
 
 
 def wait(config: dict[str, Any], link: WorkerContext) -> str:

@@ -316,7 +316,7 @@ def _check(
     if limited and sequence_length > config.max_positions:
         raise WorkloadError(
             f"sequence_length {sequence_length} exceeds the {config.max_positions} positions of {model}; "
-            "lower it or raise max_positions"
+            "lower it, or raise workload.changes.max_positions (max_position_embeddings of a class of transformers)"
         )
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 
 from cluster.workers.device_limits import DeviceLimits, limits_of
 from cluster.workers.rank_output import OutputTarget
+from cluster.workers.worker_context import Work
 
 RankState = Literal["starting", "running", "done", "failed", "dead"]
 End = Literal["raised", "exited", "starved", "lost", "silent", "still", "unplaced", "unknown"]
@@ -103,6 +104,10 @@ class RankStatus:
     """Whether its process or node will be taken away soon."""
     evaluated_batches: int = 0
     """How many batches of held-out text it has evaluated."""
+    modules: int = 0
+    """How many Python modules it has imported. An import may take longer than a step, on a slow file system."""
+    work: Work | None = None
+    """What it does between two steps, None while it trains."""
     cause: Cause = UNKNOWN
     """How it ended."""
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from cluster.workers.clock import wall
 from cluster.workers.gang import FINISHED, Cause, GangStatus, RankStatus
+from cluster.workers.worker_context import Work
 
 GAP_DECAY = 0.98
 """The factor by which each heartbeat reduces the remembered longest gap."""
@@ -28,7 +29,7 @@ SELECT_TIMEOUT = 0.2
 """The longest time between two reads of the connections, in seconds."""
 PING_INTERVAL = 1.0
 """Seconds between messages to the ranks. A rank without any for `rank_process.FENCE_TIMEOUT` ends itself."""
-FIELDS = ("state", "error", "result", "step", "evaluated_batches", "waiting", "leaving")
+FIELDS = ("state", "error", "result", "step", "evaluated_batches", "modules", "waiting", "leaving")
 """Fields of a message that are copied to the `RankStatus`."""
 
 
@@ -200,6 +201,8 @@ class HeartbeatServer:
             fields = {name: message[name] for name in FIELDS if name in message}
             if "pid" in message:
                 fields["pid"] = message["pid"]
+            if "work" in message:
+                fields["work"] = Work(**message["work"]) if message["work"] else None
             if "failed_ago" in message:
                 fields |= {"failed_at": now - message["failed_ago"], "cause": Cause(**message["cause"])}
             self._status[connection.rank] = dataclasses.replace(before, last_heartbeat=now, **fields)

@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -92,6 +93,8 @@ class HeartbeatSender:
         self._context = context
         self._fields: dict[str, Any] = {"state": "starting"}
         self._sent = 0
+        self._told: dict[str, Any] = {"modules": 0, "work": None}
+        """The last values of the fields that are sent when they change."""
         self._readings: deque[dict[str, float]] = deque(maxlen=READINGS)
         self._ending = threading.Event()
         self._reader = threading.Thread(target=self._read_node, name="node-metrics", daemon=True)
@@ -145,12 +148,20 @@ class HeartbeatSender:
                     times["failed_ago"] = time.monotonic() - fields["failed_at"]
                 if self._readings:
                     times["nodes"] = [self._readings.popleft() for _ in range(len(self._readings))]
-                self._send({**fields, **state, **times, "rows": rows})
+                self._send({**fields, **state, **self._changes(), **times, "rows": rows})
                 if fields.get("ended"):
                     return
                 context.changed.wait(INTERVAL)
         except OSError:
             os._exit(1)  # the heartbeat server is gone
+
+    def _changes(self) -> dict[str, Any]:
+        """Return the fields that rarely change, where they differ from those sent before."""
+        work = self._context.work
+        now = {"modules": len(sys.modules), "work": dataclasses.asdict(work) if work else None}
+        changes = {name: value for name, value in now.items() if value != self._told[name]}
+        self._told.update(changes)
+        return changes
 
     def _read_messages(self) -> None:
         """Read the server's messages. The process ends after FENCE_TIMEOUT seconds without any."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +29,27 @@ class RankInfo:
     """The address of the rank's node."""
 
 
+@dataclass(frozen=True)
+class Work:
+    """Work of a rank between two optimizer steps, such as an evaluation, and how much of it is done."""
+
+    name: str
+    """What the rank does, for people."""
+    unit: str
+    """What is counted, in the plural: batches or tokens."""
+    done: int
+    """How many of them are done."""
+    of: int
+    """How many there are, or at most."""
+    seconds: float
+    """Seconds from the start of the work until the last of them was done."""
+
+    @property
+    def seconds_left(self) -> float:
+        """An estimate of the seconds that the rest takes. At least one of `done` is needed."""
+        return self.seconds / self.done * (self.of - self.done)
+
+
 class WorkerContext:
     """The state that a rank's training thread writes and its heartbeat threads read. All methods are thread-safe.
 
@@ -47,6 +70,8 @@ class WorkerContext:
         self._port_known = threading.Event()
         self._step = -1
         self._evaluated_batches = 0
+        self._work: Work | None = None
+        self._work_began = 0.0
         self._stop = False
         self._waiting = False
         self._preempted = False
@@ -65,10 +90,28 @@ class WorkerContext:
                 self._rows.append(row)
         self.changed.set()
 
+    def begin_work(self, name: str, unit: str, of: int) -> None:
+        """Report that work between two steps begins, such as an evaluation. `progressed` counts what is done of it.
+
+        Args:
+            name: what is done, for people.
+            unit: what is counted, in the plural.
+            of: how many there are, or at most.
+        """
+        self._work_began = time.monotonic()
+        self._work = Work(name=name, unit=unit, done=0, of=of, seconds=0.0)
+
     def progressed(self) -> None:
         """Report progress without a step: one more batch is evaluated."""
         self._evaluated_batches += 1
+        if work := self._work:
+            seconds = round(time.monotonic() - self._work_began, 3)
+            self._work = dataclasses.replace(work, done=work.done + 1, seconds=seconds)
         self.changed.set()
+
+    def end_work(self) -> None:
+        """Report that the work between two steps has ended."""
+        self._work = None
 
     def set_store_port(self, port: int) -> None:
         """Set the port at which rank 0 serves the store, and wake the threads that wait for it."""
@@ -127,6 +170,11 @@ class WorkerContext:
     def evaluated_batches(self) -> int:
         """How many batches this process has evaluated."""
         return self._evaluated_batches
+
+    @property
+    def work(self) -> Work | None:
+        """The work in progress between two steps, None while the rank trains."""
+        return self._work
 
     def unsaved_rows(self) -> list[dict[str, Any]]:
         """Return the rows that are not confirmed to be stored. Every commit carries them, so none is ever lost."""

@@ -1,6 +1,8 @@
 """Holds on commits: a file in a commit's folder that protects the commit from the removal of old commits.
 
-The file names the holder, so a person who needs the room can decide to remove it. The module does not import torch.
+The file names the holder, so a person who needs the room can decide to remove it. The hold of a process that reads a
+commit ends with the process: it releases the commit, or the next removal of old commits on its machine does so, if it
+was killed. The module does not import torch.
 """
 
 from __future__ import annotations
@@ -9,22 +11,29 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import FOLDER, commit_folder, published_steps
+from orchestrator.storage.lease import is_gone
 
 HOLD = re.compile(r"held-[0-9a-f]{16}\.json(\.[0-9a-f]{32}\.tmp)?")
 """The name of a hold, or of a draft of one that a crash left behind."""
 
 
-def hold(store: Store, step: int, by: str) -> bool:
+PROCESS = "process"
+"""The key of a hold with the identity of the process that it ends with."""
+
+
+def hold(store: Store, step: int, by: str, process: Mapping[str, Any] | None = None) -> bool:
     """Hold the commit of a step until `release`. A holder holds one commit at a time, so its other holds end.
 
     Args:
         store: the store that has the commit.
         step: the step of the commit.
         by: the holder, for people.
+        process: the identity of the process with which the hold ends; None if it lasts until `release`.
 
     Returns:
         Whether the commit exists and is held.
@@ -33,14 +42,14 @@ def hold(store: Store, step: int, by: str) -> bool:
         OSError: storage refuses the file, for example because it is read-only.
     """
     name = _name(by)
-    paths = store.retry(store.backend.list)
+    paths = without_dead_readers(store, store.retry(store.backend.list))
     for other in _steps(path for path in paths if path.endswith(f"/{name}")) - {step}:
         release(store, other, by)  # left by a process that was killed
     if step not in published_steps(paths):
         return False
     if f"{commit_folder(step)}/{name}" in paths:
         return True
-    content = json.dumps({"by": by}).encode() + b"\n"
+    content = json.dumps({"by": by} | ({PROCESS: dict(process)} if process else {})).encode() + b"\n"
     store.retry(store.backend.replace, f"{commit_folder(step)}/{name}", content)
     if step in store.steps():  # otherwise it was removed just before the hold
         return True
@@ -54,10 +63,10 @@ def release(store: Store, step: int, by: str) -> None:
     store.retry(store.backend.remove_folder, commit_folder(step))  # only if it is empty
 
 
-def hold_if_allowed(store: Store, step: int, by: str) -> None:
-    """Hold a commit if storage allows it. Raises FileNotFoundError if the commit is gone."""
+def hold_if_allowed(store: Store, step: int, by: str, process: Mapping[str, Any] | None = None) -> None:
+    """Hold a commit if storage allows it, see `hold`. Raises FileNotFoundError if the commit is gone."""
     try:
-        is_there = hold(store, step, by)
+        is_there = hold(store, step, by, process)
     except OSError:
         return
     if not is_there:
@@ -65,14 +74,25 @@ def hold_if_allowed(store: Store, step: int, by: str) -> None:
 
 
 @contextlib.contextmanager
-def holding(store: Store, step: int, by: str) -> Iterator[None]:
+def holding(store: Store, step: int, by: str, process: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Hold the commit of a step for the length of the block, see `hold_if_allowed`."""
-    hold_if_allowed(store, step, by)
+    hold_if_allowed(store, step, by, process)
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
             release(store, step, by)
+
+
+def without_dead_readers(store: Store, paths: Iterable[str]) -> list[str]:
+    """Remove the holds of processes of this machine that have ended. Return the other `paths`."""
+    left = []
+    for path in paths:
+        if _is_hold(path) and is_gone(_content(store, path).get(PROCESS) or {}):
+            store.retry(store.backend.remove, path)
+        else:
+            left.append(path)
+    return left
 
 
 def held(paths: Iterable[str]) -> set[int]:
@@ -85,10 +105,17 @@ def holders(store: Store, step: int) -> list[str]:
     """Return the holders of the commit of a step."""
     names: list[str] = []
     for path in sorted(store.retry(store.backend.list, commit_folder(step))):
-        if _is_hold(path):
-            with contextlib.suppress(ValueError, LookupError, FileNotFoundError):
-                names.append(str(json.loads(store.retry(store.backend.read, path))["by"]))
+        if _is_hold(path) and (by := _content(store, path).get("by")):
+            names.append(str(by))
     return names
+
+
+def _content(store: Store, path: str) -> dict[str, Any]:
+    """Return the content of a hold; empty if it is gone or was changed by hand."""
+    with contextlib.suppress(ValueError, FileNotFoundError):
+        content = json.loads(store.retry(store.backend.read, path))
+        return content if isinstance(content, dict) else {}
+    return {}
 
 
 def _is_hold(path: str) -> bool:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import secrets
+import socket
 from collections.abc import Callable
 from typing import TypeVar
 
 from orchestrator.checkpoint.commit_store import KEEP_MORE, Store
+from orchestrator.checkpoint.pins import holding
 from orchestrator.config.errors import InputError
+from orchestrator.config.outcome import ENDED
+from orchestrator.storage.file_names import COMMITS
+from orchestrator.storage.lease import this_process
+from orchestrator.storage.run_directory import RunDir
 
 T = TypeVar("T")
 TRIES = 3
@@ -29,6 +38,18 @@ def chosen(store: Store, step: int | None) -> int:
     return newest.step
 
 
+def reading(store: Store, step: int) -> contextlib.AbstractContextManager[None]:
+    """Hold the commit of a step while this process reads it in the block, see `hold_if_allowed`.
+
+    A run that has ended removes nothing, so nothing is written into its directory.
+    """
+    run = RunDir(store.uri.removesuffix(f"/{COMMITS}"))
+    if run.read_json_or_empty("status.json").get("phase") in ENDED:
+        return contextlib.nullcontext()
+    by = f"process {os.getpid()} on {socket.gethostname()}, which reads it ({secrets.token_hex(4)})"
+    return holding(store, step, by, this_process())
+
+
 def read_chosen(
     store: Store,
     step: int | None,
@@ -37,7 +58,8 @@ def read_chosen(
 ) -> T:
     """Choose a commit and return what `read` returns for its step.
 
-    If the commit is removed while it is read, another one is chosen, unless the caller asks for a `step`.
+    The commit is held while it is read, so that a run at work does not remove it. If it is removed all the same, since
+    nothing may be written there, another one is chosen, unless the caller asks for a `step`.
 
     Args:
         store: the commits of the run.
@@ -53,7 +75,8 @@ def read_chosen(
         chosen_step = choose(store, step)
         before = set(store.steps())
         try:
-            return read(chosen_step)
+            with reading(store, chosen_step):
+                return read(chosen_step)
         except Exception as error:
             last_error = error
             after = set(store.steps())

@@ -18,7 +18,7 @@ from orchestrator.checkpoint.manifest import (
     commit_folder,
     published_steps,
 )
-from orchestrator.checkpoint.pins import HOLD, held
+from orchestrator.checkpoint.pins import HOLD, held, without_dead_readers
 from orchestrator.config.commit_steps import regular_before
 from orchestrator.config.metric_names import larger_is_better
 from orchestrator.storage.file_names import EVALUATION, MANIFEST
@@ -132,7 +132,7 @@ def prune(store: Store, retention: Retention, spared: Collection[int] = ()) -> l
     kept = set(sorted(sound)[-keep:]) | {
         step for step in published_steps(sizes) if every and step % every == 0
     }
-    averaged = {newest, *spared, *held(sizes)}
+    averaged = {newest, *spared, *held(without_dead_readers(store, sizes))}
     if retention.unevaluated:  # before the search for the best, because an evaluation may end just now
         asked = sound.keys() - (set() if retention.averaged else kept)
         averaged |= {step for step in asked if awaits(store, sound[step])}

@@ -269,6 +269,8 @@ def _plan(
     plan_table.show_precision(planned.choice)
     for line in planned.assumed:
         print(f"Assumed: {line}.")
+    for line in planned.job.notes:
+        print(f"Note: {line}.")
     if by_workers:
         plan_table.show_frontier(points)
     if prediction:

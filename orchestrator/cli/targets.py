@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.chain import chain_at
+from orchestrator.cli.chain import chain_at, found_of
 from orchestrator.cli.options import existing_run, run_names
 from orchestrator.config.errors import Absent, InputError, Unreachable
+from orchestrator.config.outcome import ENDED
 
 if TYPE_CHECKING:
     from cluster.jobs.ray_jobs import Jobs, Submission
@@ -23,6 +24,10 @@ Target = Annotated[
         autocompletion=run_names,
     ),
 ]
+
+
+WAITING = ("queue", "wait")
+"""Phases in which a run waits for its turn in the cluster's queue, or for workers."""
 
 
 def job_at(target: str, address: str | None) -> tuple[Jobs, Submission]:
@@ -51,6 +56,28 @@ def run_at(target: str) -> RunDir | None:
         return existing_run(target)[0] if target else None
     except (Absent, Unreachable):
         return None
+
+
+def is_waiting(job: Submission) -> bool:
+    """Whether a job that the cluster runs trains nothing yet: its run waits for its turn or for workers.
+
+    False where its run directory is not readable from this machine. A chain waits if none of its stages is at work.
+    """
+    from orchestrator.observe.last_status import last_status
+    from orchestrator.storage.run_directory import RunDir
+
+    if job.has_ended or job.started is None:
+        return False
+    try:
+        if (chain := chain_at(job.run_dir)) is not None:
+            states = [stage["state"] for stage in found_of(*chain)["stages"]]
+            phases = [state for state in states if state not in (*ENDED, "not begun")]
+        else:
+            status = last_status(RunDir(job.run_dir))
+            phases = [] if job.came_after(status.get("time")) else [status.get("phase")]
+    except (InputError, OSError):
+        return False
+    return bool(phases) and all(phase in WAITING for phase in phases)
 
 
 def has_commit(job: Submission) -> bool | None:

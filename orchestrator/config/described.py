@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from orchestrator.config.errors import InputError
+from orchestrator.config.other_names import KEYS
+from orchestrator.config.records import OBJECTIVES
 from orchestrator.config.strict import LARGEST
 
 WHOLE = "job"
@@ -64,11 +67,24 @@ def sections_of(key: str) -> list[Section]:
     ]
     if found:
         return found
+    raise InputError("the job file has no such key", key, _near(last))
+
+
+def _near(word: str) -> str:
+    """Return a hint about a word that is no key there: keys of that name elsewhere, its name in another system, or the
+    keys that have it among their values or in their descriptions.
+    """
     every = [(f"{s.path}.{k.name}".lstrip("."), k) for s in sections() for k in s.keys]
-    alike = [path for path, k in every if k.name == last] or [path for path, k in every if last in k.meaning]
+    alike = [path for path, k in every if k.name == word]
+    if not alike and word in KEYS:
+        return KEYS[word]
+    if not alike and word in OBJECTIVES:
+        return f"it is a value of workload.objective: {word}"
+    whole = re.compile(rf"(?<!\w){re.escape(word)}(?!\w)")
+    alike = alike or [path for path, k in every if whole.search(k.type)]
+    alike = alike or [path for path, k in every if whole.search(k.meaning)]
     likely = ", ".join(list(dict.fromkeys(alike))[:MOST_ALIKE])
-    hint = f"did you mean {likely}?" if likely else f"`orchestrator schema {WHOLE}` has all of them"
-    raise InputError("the job file has no such key", key, hint)
+    return f"did you mean {likely}?" if likely else f"`orchestrator schema {WHOLE}` has all of them"
 
 
 def _sections(path: str, schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Iterator[Section]:

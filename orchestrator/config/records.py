@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from workloads.own.object_reference import is_object_reference
+
 
 class Columns(NamedTuple):
     """The columns that an objective reads: required ones (or an alternative set), and optional ones."""
@@ -47,8 +49,15 @@ WITHOUT_SENTINELS = frozenset(
 """Objectives that need only the standard special tokens. Listed here so that existing prepared data is found without
 importing the objectives, which takes seconds.
 """
+OBJECTIVES = WITHOUT_SENTINELS | {"span_corruption", "blank_infilling", "samples"}
+"""All objectives of this project, and that of own samples. Listed here, because importing them takes seconds."""
 LABELLED = ("sequence_classification", "token_classification")
 """Objectives that predict a label."""
+
+
+def is_known(objective: str) -> bool:
+    """Return whether an objective is one of this project or, by its form module:name, the user's own."""
+    return objective in OBJECTIVES or is_object_reference(objective)
 
 
 def may_be_null(objective: str) -> tuple[str, ...]:
@@ -61,6 +70,8 @@ def may_be_null(objective: str) -> tuple[str, ...]:
 def problem_of(objective: str, field: object) -> str:
     """Return why a source's `field` does not fit the objective, or an empty text if it fits."""
     columns = COLUMNS.get(objective)
+    if not is_known(objective):
+        return ""  # it is refused by its name
     if columns is None:
         return f"names columns, and {objective} reads text; give one key" if isinstance(field, dict) else ""
     ways = [way for way in (columns.needed, columns.instead) if way]

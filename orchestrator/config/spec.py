@@ -19,7 +19,7 @@ from orchestrator.config.document import read_document
 from orchestrator.config.errors import InputError
 from orchestrator.config.extensions import with_extensions
 from orchestrator.config.own import completed, problem_of
-from orchestrator.config.records import REFERENCED
+from orchestrator.config.records import REFERENCED, is_known
 from orchestrator.config.redact import bare_places
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.strict import Count, StrictModel
@@ -116,7 +116,7 @@ class JobSpec(StrictModel):
         lacking = {
             m for m in (self.evaluate and self.evaluate.metrics) or () if not is_object_reference(m)
         } - set(given)
-        if lacking:
+        if lacking and is_known(self.metrics_objective):
             raise ValueError(
                 f"{', '.join(sorted(lacking))} is no metric of {self.workload.objective}, which has "
                 f"{', '.join(given)}; leave it out of evaluate.metrics"

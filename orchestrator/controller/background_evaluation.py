@@ -13,6 +13,7 @@ from typing import Any
 from cluster.workers.cluster import Cluster
 from cluster.workers.fork_server import START_TIMEOUT
 from cluster.workers.gang import FINISHED, Gang, GangStatus, RankStatus
+from cluster.workers.worker_context import Work
 from orchestrator.checkpoint.evaluations import attach, awaits, is_of
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.checkpoint.retention import prune, retention_of
@@ -20,6 +21,7 @@ from orchestrator.config.spec import JobSpec
 from orchestrator.controller.decide import BEGINS
 from orchestrator.controller.run_history import RunHistory
 from orchestrator.controller.state import Phase, State
+from orchestrator.controller.status import work_text
 from orchestrator.observe.rank_log import output_of_evaluation
 from orchestrator.parallel.layout import Layout
 from orchestrator.resolve.prepared_data import PreparedData
@@ -64,6 +66,8 @@ class EvaluationBeside:
         """The step in evaluation, None while no process evaluates."""
         self._batches = 0
         """How many batches the process has evaluated."""
+        self._work: Work | None = None
+        """How far it is."""
         self._moved = 0.0
         """The monotonic time of the last progress: a batch, a start, or the request for a worker."""
         self._waits_for = ""
@@ -88,10 +92,13 @@ class EvaluationBeside:
         if not waiting:
             return ""
         first, *others = waiting
-        how = "waits to be evaluated" if self._gang is None else "is about to be evaluated"
-        if self._step == first:
-            how = f"is evaluated, {self._batches} batches so far"
-        return f"step {first} {how}" + (f"; {len(others)} more wait" if others else "")
+        if self._gang is None:
+            text = f"step {first} waits to be evaluated"
+        elif self._step == first and self._work:
+            text = work_text(self._work)
+        else:
+            text = f"step {first} is about to be evaluated"
+        return text + (f"; {len(others)} more wait" if others else "")
 
     def news(self, phase: Phase) -> list[str]:
         """Return a line for each thing that happened since the last call and that a user should know.
@@ -191,6 +198,7 @@ class EvaluationBeside:
                 return
             self._step = step
             self._batches = 0
+            self._work = None
             self._moved = time.monotonic()
         elif time.monotonic() - self._moved > PLACEMENT:
             self._fail(step, f"no worker was ready for it within {PLACEMENT:.0f} s")
@@ -207,6 +215,7 @@ class EvaluationBeside:
         if rank.evaluated_batches != self._batches:
             self._batches = rank.evaluated_batches
             self._moved = time.monotonic()
+        self._work = rank.work
         if rank.state == "done":
             self._step = None
             self._forget(step)

@@ -144,6 +144,7 @@ class Controller:
         queue: QueueClient | None = None,
         died: bool = False,
         launched: float = 0.0,
+        until_reason: str = Policy.until_reason,
     ) -> None:
         """Prepare to drive a run. Nothing is written before `drive`.
 
@@ -156,6 +157,7 @@ class Controller:
             queue: the queue of a cluster that the run shares with other jobs, None if it has the cluster to itself.
             died: whether this controller replaces one that died.
             launched: unix time of the command that started the run, 0 if unknown.
+            until_reason: why it stops at that step, for people.
         """
         self._spec = spec
         self._run = run
@@ -169,7 +171,7 @@ class Controller:
         """The record of the run, opened by `drive`."""
 
         self._state = State(phase="queue" if queue else "prepare")
-        self._policy = Policy(spec, choose=lambda workers: None)
+        self._policy = Policy(spec, choose=lambda workers: None, until_reason=until_reason)
         """What `decide` plans by. Has no layouts before the data is prepared."""
         self._planner: Planner | None = None
         self._useful_workers = spec.resources.workers.max
@@ -446,7 +448,7 @@ class Controller:
             self._event(self._state.phase, line)
         # Raises InputError if no layout is legal, before anything starts.
         planner.plan(self._spec.resources.workers.max)
-        self._policy = Policy(self._spec, planner.choose, planner.seconds)
+        self._policy = dataclasses.replace(self._policy, choose=planner.choose, predict=planner.seconds)
         if widest := self._policy.choose(self._useful_workers):
             self._useful_workers = widest.world
         if is_first:

@@ -254,6 +254,10 @@ def _train(policy: Policy, state: State, seen: Observation) -> tuple[State, Acti
     evaluated = max((r.evaluated_batches for r in seen.ranks), default=0)
     if evaluated != state.evaluated_batches:
         state = dataclasses.replace(state, evaluated_batches=evaluated, moved=heard)
+    # The first use of a library imports it, and reading its modules may take longer than a step.
+    modules = sum(r.modules for r in seen.ranks)
+    if modules != state.modules:
+        state = dataclasses.replace(state, modules=modules, moved=heard)
     if (waits := any(r.waiting for r in seen.ranks)) != state.waited:
         # The time limit of a step starts again when its wait for storage ends.
         state = dataclasses.replace(state, waited=waits, moved=state.moved if waits else heard)
@@ -313,7 +317,7 @@ def _ended(policy: Policy, state: State, seen: Observation) -> tuple[State, Acti
     stopping = state.stopping or seen.stop
     if state.resizing and not stopping and result["ended"] == "stop":
         return _enter(state, "stop", seen, step=result["step"]), Action("halt", state.resizing)
-    stop = stopping or Stop("until", f"step {result['step']} is reached, as asked by --until")
+    stop = stopping or Stop("until", f"step {result['step']} is reached, {policy.until_reason}")
     ending: dict[str, Any] = {
         "step": result["step"],
         "outcome": Outcome.STOPPED,

@@ -68,8 +68,11 @@ class State:
     """The last optimizer step that was seen."""
     evaluated_batches: int = 0
     """How many batches of held-out text the ranks have evaluated."""
+    modules: int = 0
+    """How many Python modules the ranks have imported together."""
     moved: float = 0.0
-    """When the ranks last made progress: a step, an evaluated batch, or the end of a wait for storage."""
+    """When the ranks last made progress: a step, an evaluated batch, an imported module, or the end of a wait for
+    storage."""
     waited: bool = False
     """Whether a rank waited for storage when it was last seen."""
     stopping: Stop | None = None
@@ -189,3 +192,5 @@ class Policy:
     """Returns the best layout for a number of workers, None if no layout is legal and fits."""
     predict: Callable[[Layout], float] = lambda layout: 1.0 / layout.world
     """Returns the seconds of a step under a layout."""
+    until_reason: str = "as asked by --until"
+    """Why the run ends before its last step, for people."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from typing import Any
@@ -10,11 +11,14 @@ import psutil
 
 from cluster.workers.clock import wall
 from cluster.workers.gang import RankStatus
+from cluster.workers.worker_context import Work
 from orchestrator.config.outcome import ENDED
 from orchestrator.config.redact import redact_message
 from orchestrator.config.spec import JobSpec
 from orchestrator.controller.run_history import RunHistory
 from orchestrator.controller.state import State
+from orchestrator.evaluate.config import EvaluateSpec
+from orchestrator.observe.formatting import duration
 from orchestrator.observe.step_parts import StepParts, latest, why_slow
 from orchestrator.storage.row_line import Row
 
@@ -44,6 +48,9 @@ def status_of(
         note: what the controller does at present, for people.
         evaluation: what is evaluated beside the run, for people.
     """
+    work = next((rank.work for rank in ranks if rank.work), None)
+    step_seconds = history.step_seconds if history else 0.0
+    last_evaluation = (history.evaluations.latest if history else None) or {}
     rows = history.recent if history else ()
     last = rows[-1] if rows else {}
     recent = latest(rows)
@@ -67,9 +74,21 @@ def status_of(
         "goodput": _goodput(history) if history else None,
         "usd": history.spending.spent[1] or None if history else None,
         "latest_events": [_shown(event) for event in history.events[-EVENTS_SHOWN:]] if history else [],
-        "eta_seconds": eta_seconds(state, until, history.step_seconds if history else 0.0),
+        "eta_seconds": eta_seconds(
+            state,
+            until,
+            step_seconds,
+            evaluation_seconds(
+                spec.evaluate,
+                state.step,
+                until=until,
+                last_step=spec.train.steps,
+                latest=last_evaluation.get("seconds"),
+                work=work,
+            ),
+        ),
         "note": redact_message(note),
-        "evaluation": evaluation,
+        "evaluation": "; ".join(filter(None, [work_text(work) if work else "", evaluation])),
         "missing_rows": history.event_history.missing if history else [],
         "rows": history.mark if history else None,
         "events": history.events_stored if history else 0,
@@ -83,11 +102,44 @@ def status_of(
     }
 
 
-def eta_seconds(state: State, until: int, step_seconds: float) -> float | None:
-    """Return the seconds left until step `until`: steps to do times the median step of late. None while the run does
-    not train, or before its first step."""
+def eta_seconds(state: State, until: int, step_seconds: float, evaluations: float) -> float | None:
+    """Return the seconds left until step `until`: steps to do times the median step of late, and the seconds of the
+    `evaluations` between them. None while the run does not train, or before its first step."""
     left = (until - state.step) * step_seconds
-    return left if left and state.phase == "train" else None
+    return left + evaluations if left and state.phase == "train" else None
+
+
+def evaluation_seconds(
+    evaluate: EvaluateSpec | None,
+    step: int,
+    until: int,
+    last_step: int,
+    latest: float | None,
+    work: Work | None,
+) -> float:
+    """Return the seconds that ranks will evaluate between two steps, after `step` and up to `until`.
+
+    Args:
+        evaluate: the job's evaluation.
+        step: the last step that was reported.
+        until: the last step to train to.
+        last_step: the last step of the job.
+        latest: seconds of the latest evaluation, None before the first.
+        work: the evaluation in progress, None without one.
+    """
+    if evaluate is None or evaluate.where != "gang":
+        return 0.0
+    due = evaluate.due_between(step, until, last_step)
+    if work is None or not work.done:
+        return due * (latest or 0.0)
+    whole = latest or work.seconds + work.seconds_left
+    return work.seconds_left + max(due - 1, 0) * whole
+
+
+def work_text(work: Work) -> str:
+    """Return how far the ranks' work between two steps is, and how long the rest takes."""
+    left = f", {duration(work.seconds_left)} left" if work.done else ""
+    return f"{work.name}: {work.done} of {work.of} {work.unit}{left}"
 
 
 def _validation(history: RunHistory) -> dict[str, Any] | None:
@@ -100,10 +152,13 @@ def _validation(history: RunHistory) -> dict[str, Any] | None:
 
 
 def _goodput(history: RunHistory) -> float | None:
-    """An estimate of the share of the time since the run began that went into its steps. The summary has it exactly."""
+    """An estimate of the share of the run's time that went into its steps. The summary has it exactly."""
     events = history.events
     until = events[-1]["time"] if events and events[-1]["phase"] in ENDED else wall()
     passed = until - events[0]["time"] if events else 0.0
+    # Like the ledger, it leaves out the time for which the run had ended.
+    for before, after in itertools.pairwise(events):
+        passed -= after["time"] - before["time"] if before["phase"] in ENDED else 0.0
     return min(history.step * history.step_seconds / passed, 1.0) if passed > 0 and history.step else None
 
 

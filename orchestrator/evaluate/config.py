@@ -111,6 +111,14 @@ class EvaluateSpec(StrictModel):
         """Return whether to evaluate after `step` of a run of `last` steps."""
         return step in self.at or self.is_regular(step, last)
 
+    def due_between(self, after: int, until: int, last: int) -> int:
+        """Return how many of the steps above `after` and up to `until` have an evaluation, in a run of `last` steps."""
+        further = [step for step in set(self.at) if after < step <= until and not self.is_regular(step, last)]
+        regular = until // self.every - after // self.every
+        if after < last <= until:
+            regular += self.at_end - (last % self.every == 0)
+        return len(further) + regular
+
     def is_regular(self, step: int, last: int) -> bool:
         """Return whether to evaluate there regardless of `at`."""
         if step in (0, last):

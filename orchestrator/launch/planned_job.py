@@ -64,6 +64,8 @@ class PlannedJob:
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data."""
         more: dict[str, Any] = {"assumed": list(self.assumed)} if self.assumed else {}
+        if notes := self.job.notes:
+            more["notes"] = notes
         if fed := feed(self.job.spec, self.plan):
             more["streaming"] = fed.to_json()
         if self.choice:

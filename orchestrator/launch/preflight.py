@@ -15,7 +15,15 @@ from cluster.workers.machine import host_memory
 from orchestrator.checkpoint.identity import check_same_run
 from orchestrator.config.commit_steps import check_best
 from orchestrator.config.errors import InputError, Problems
-from orchestrator.config.records import COLUMNS, LABELLED, OF_CLASSES, PREFERENCES, REFERENCED, problem_of
+from orchestrator.config.records import (
+    COLUMNS,
+    LABELLED,
+    OF_CLASSES,
+    PREFERENCES,
+    REFERENCED,
+    is_known,
+    problem_of,
+)
 from orchestrator.config.spec import JobSpec
 from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.evaluate.config import SAMPLES
@@ -256,7 +264,7 @@ def check_text(spec: JobSpec, begins: bool = False) -> None:
     for where, held_out_files in found:
         if not any(file.size for file in held_out_files):
             raise InputError("all files are empty", where, "give files with text")
-    if not any(problem_of(objective, source.field) for _, source in sources_of(spec)):
+    if is_known(objective) and not any(problem_of(objective, source.field) for _, source in sources_of(spec)):
         for where, listed in (*found, ("data.sources", files)):
             _check_rows(listed, where, objective, begins)
 
@@ -298,6 +306,8 @@ def check_records(spec: JobSpec) -> None:
     template exists.
     """
     name = spec.workload.objective
+    if not is_known(name):
+        return  # an objective that does not exist is refused with the nearest one
     for where, source in sources_of(spec):
         if problem := problem_of(name, source.field):
             raise InputError(problem, f"{where}.field")

@@ -168,7 +168,9 @@ def _where_it_went(ledger: Mapping[str, Any]) -> str:
         for bucket, amount in seconds.items()
         if wall and amount >= wall / 100
     ]
-    return duration(wall) + (f": {', '.join(parts)}" if parts else "")
+    stopped = ledger.get("stopped_seconds")
+    between = f"; stopped for {duration(stopped)}, which is no part of it" if stopped else ""
+    return duration(wall) + (f": {', '.join(parts)}" if parts else "") + between
 
 
 def _sets(summary: Mapping[str, Any], of: str) -> dict[str, dict[str, float]]:

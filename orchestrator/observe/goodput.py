@@ -1,5 +1,7 @@
 """Where the time went: every second of a run, from its first event on, belongs to exactly one bucket.
 
+The time between an end of a run, such as a stop, and the command that resumes it is no time of the run.
+
 Pure arithmetic on the rows of events.jsonl and the totals of metrics.jsonl. Seconds are counted as integer
 microseconds, so that the buckets sum exactly to the wall time.
 """
@@ -30,12 +32,14 @@ BUCKETS = (
     "export",  # exporting the model
     "queue",  # waiting in the queue of a shared cluster
     "idle",  # waiting for workers, and training time outside of steps
-    "down",  # no controller ran
+    "down",  # no controller ran, although the run had not ended
     "finish",  # after the last event: summary, report, remaining MLflow uploads
     "shutdown",  # from there to the end of the command: Ray and its processes
 )
 AFTER_THE_END = ("finish", "shutdown")
 """Buckets that no event records. Code that knows them adds them to the ledger, see `with_end`."""
+STOPPED = "ended"
+"""The name of a phase after an end of the run, until a later command resumes it. It counts in no bucket."""
 _PLAIN = {
     "launch": "launch",
     "prepare": "prepare",
@@ -73,13 +77,14 @@ def ledger(events: Sequence[Row], rows: RunTotals, now: float | None = None) -> 
     """Return seconds by bucket, wall time and goodput (Google's ML Goodput: useful step seconds over wall seconds).
 
     The wall time runs from the command that began the run to the last event; in an unfinished run, to `now`, or to
-    the last row.
+    the last row. It leaves out the time for which the run had ended, before a later command resumed it.
 
-    Returns {"wall_seconds", "goodput", "lost_steps", "seconds": {bucket: seconds}}. goodput is None for a run of zero
-    length.
+    Returns {"wall_seconds", "stopped_seconds", "goodput", "lost_steps", "seconds": {bucket: seconds}}. stopped_seconds
+    is the time that the wall time leaves out. goodput is None for a run of zero length.
     """
     amounts = dict.fromkeys(BUCKETS, 0)
     started = False
+    stopped = 0
     for phase in timeline(events, rows, now):
         useful = rows.useful.get(phase.event, PhaseTime())
         lost = rows.lost.get(phase.event, PhaseTime())
@@ -90,11 +95,14 @@ def ledger(events: Sequence[Row], rows: RunTotals, now: float | None = None) -> 
             for bucket, amount in _start(phase, useful, lost):
                 amounts[bucket or ("restore" if started else "start")] += amount
             started = True
+        elif phase.name == STOPPED:
+            stopped += phase.end - phase.start
         else:
             amounts[_PLAIN.get(phase.name, "idle")] += phase.end - phase.start
     wall = sum(amounts.values())
     return {
         "wall_seconds": wall / 1e6,
+        "stopped_seconds": stopped / 1e6,
         "goodput": amounts["step"] / wall if wall else None,
         "lost_steps": _lost_steps(events, rows.lost_steps),
         "seconds": {bucket: amount / 1e6 for bucket, amount in amounts.items()},
@@ -133,7 +141,8 @@ def timeline(events: Sequence[Row], rows: RunTotals, now: float | None = None, s
 
     If a clock was set back, time stands still; `since`, in microseconds, is the latest time of earlier events. If a
     run was restarted ("prepare", reason "resumed ..."), the phase in which it died ends at the last sign of life: its
-    last row, or the event's `last_seen` (unix seconds). The rest is a phase named "down".
+    last row, or the event's `last_seen` (unix seconds). The rest is a phase named "down". If the run had ended, the
+    time until the restart is a phase named STOPPED.
     """
     phases: list[Phase] = []
     starts = never_back([micros(event.get("time")) for event in events], since)
@@ -161,7 +170,7 @@ def timeline(events: Sequence[Row], rows: RunTotals, now: float | None = None, s
         if not index:
             phases += _launch(phase, event)
         phases += _until_death(phase, following, rows)
-        if following and phases[-1].name == "down":
+        if following and phases[-1].name in ("down", STOPPED):
             phases[-1:] = _launched(phases[-1], following)
     return phases
 
@@ -173,7 +182,7 @@ def _launch(first: Phase, event: Row) -> list[Phase]:
 
 
 def _launched(down: Phase, event: Row) -> list[Phase]:
-    """Split the time without a controller at the launch of the command behind `event`."""
+    """Split a time without a controller at the launch of the command behind `event`."""
     began = micros(event.get("launched")) if event.get("launched") else down.end
     at = min(max(began, down.start), down.end)
     launch = Phase("launch", down.attempt, at, down.end)
@@ -183,7 +192,7 @@ def _launched(down: Phase, event: Row) -> list[Phase]:
 def _until_death(phase: Phase, following: Row | None, rows: RunTotals) -> list[Phase]:
     """Return the phase, split at the last sign of life if no controller ran from there until the event `following`."""
     if phase.name in ENDED:
-        return [dataclasses.replace(phase, name="down")] if following else []
+        return [dataclasses.replace(phase, name=STOPPED)] if following else []
     if not following or following.get("phase") != "prepare" or not _resumed(following):
         return [phase]
     seen = micros(following.get("last_seen"))

@@ -17,7 +17,7 @@ from orchestrator.config.outcome import ENDED
 from orchestrator.config.redact import redact
 from orchestrator.observe import charts
 from orchestrator.observe.formatting import count, duration, run_name
-from orchestrator.observe.goodput import BUCKETS, Phase, timeline, with_end_of
+from orchestrator.observe.goodput import BUCKETS, STOPPED, Phase, timeline, with_end_of
 from orchestrator.observe.page import render, size
 from orchestrator.observe.pipeline_timeline import timelines
 from orchestrator.observe.step_parts import in_table
@@ -57,7 +57,7 @@ BUCKET_NAMES = {
     "finish": "summary and report",
     "shutdown": "ending Ray",
 }
-BUCKET_OF = {"start": "restore", "train": "step", "wait": "idle", "stop": "re_plan"}
+BUCKET_OF = {"start": "restore", "train": "step", "wait": "idle", "stop": "re_plan", STOPPED: "down"}
 
 
 def report(run_dir: RunDir, rows: RunTotals | None = None) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.records import COLUMNS, FRAMED, WITHOUT_SENTINELS
+from orchestrator.config.records import COLUMNS, COMPARED, FRAMED, WITHOUT_SENTINELS
 from orchestrator.config.spec import JobSpec
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec
@@ -26,6 +26,7 @@ from workloads.predicted import predicted
 if TYPE_CHECKING:
     from workloads.adapters.adapter import Adapter
     from workloads.describe import Description
+    from workloads.model.config import TransformerConfig
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,15 @@ class ResolvedJob:
 
     @property
     def notes(self) -> list[str]:
-        """Return one line for each difference between this training and a Hugging Face folder's configuration."""
+        """Return one line for each difference between this training and the model's configuration."""
         from workloads.hf.hf_class import HuggingFaceModel
+        from workloads.model.config import TransformerConfig
 
+        if isinstance(self.model, TransformerConfig):
+            length = self.spec.data.sequence_length
+            if self.spec.workload.objective in COMPARED:  # each of the two answers starts at position 0
+                length //= 2
+            return too_long(self.model, self.spec.workload.model, length)
         if not isinstance(self.model, HuggingFaceModel) or not self.model.zeroed:
             return []
         names = ", ".join(self.model.zeroed)
@@ -62,6 +69,19 @@ class ResolvedJob:
             f"{self.spec.workload.model} is trained without {names}: what a class draws at random depends on "
             f"the layout; {instead}"
         ]
+
+
+def too_long(config: TransformerConfig, model: str, length: int) -> list[str]:
+    """Return one line if a sequence has more tokens than the model declares positions, though it can compute them."""
+    declared = config.max_positions
+    if length <= declared or config.positions not in ("rotary", "sinusoidal"):
+        return []
+    remedy = " or workload.changes.rope_scaling" if config.positions == "rotary" else ""
+    return [
+        f"a text of {length} tokens exceeds the {declared} positions that {model} declares, and the export would "
+        f"declare {declared}, too: set workload.changes.max_positions to {length}; weights that were trained at "
+        f"{declared} may need more training{remedy}"
+    ]
 
 
 def adapter_of(workload: WorkloadSpec) -> Adapter | None:

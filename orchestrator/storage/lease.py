@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
 from orchestrator.config.errors import InputError
@@ -133,7 +133,7 @@ class Lease:
         self._uri = uri
         self._call = call
         self._folder = posixpath.join(root, LOCK)
-        self._owner = {"owner": uuid.uuid4().hex, "host": socket.gethostname(), **_process(os.getpid())}
+        self._owner = {"owner": uuid.uuid4().hex, "host": socket.gethostname(), **this_process()}
         self._number = 0
         self._confirmed = 0.0
         self._renewals = 0
@@ -262,11 +262,25 @@ def _has_ended(record: bytes) -> bool:
         return True
     try:
         holder = json.loads(record)
-        local = _process(int(holder["pid"]))
-        if holder["ended"]:
-            return True
-        same_machine = local["boot"] and (holder["boot"], holder["space"]) == (local["boot"], local["space"])
-        return bool(same_machine) and holder["born"] != local["born"]
+        return bool(holder["ended"]) or is_gone(holder)
+    except (ValueError, TypeError, KeyError):
+        return False
+
+
+def this_process() -> dict[str, Any]:
+    """Return the identity of this process, for `is_gone`."""
+    return _process(os.getpid())
+
+
+def is_gone(process: Mapping[str, Any]) -> bool:
+    """Return whether a process with this identity was one of this machine and has ended. False if that is unknown."""
+    try:
+        local = _process(int(process["pid"]))
+        same_machine = local["boot"] and (process["boot"], process["space"]) == (
+            local["boot"],
+            local["space"],
+        )
+        return bool(same_machine) and process["born"] != local["born"]
     except (ValueError, TypeError, KeyError):
         return False
 

@@ -33,6 +33,7 @@ from orchestrator.train.eval_sharding import shares
 from orchestrator.train.sampler import Sampler
 from workloads.model.masks import DECODER_REAL, REAL
 from workloads.model.transformer import IGNORED
+from workloads.objectives.metrics import load_libraries, measure
 from workloads.objectives.preferences import DIVERGENCE, means
 from workloads.own.model import OwnModel
 from workloads.own.rows import COUNTED
@@ -86,6 +87,9 @@ class Evaluator:
                 global_batch=self._batch_size,
                 sequence_length=spec.data.sequence_length,
             )
+            self._sampler.prepare()
+        if spec.evaluate and spec.evaluate.where == "gang":
+            load_libraries(spec.evaluate.of_predictions)
 
     def is_due(self, step: int) -> bool:
         """Whether the job asks the ranks for an evaluation after `step`."""
@@ -113,13 +117,21 @@ class Evaluator:
             The row; None if a stop cut the evaluation short.
         """
         started = time.perf_counter()
+        # Only a batch has the time limit of a step. What comes before and after batches may take longer: the first
+        # forward pass may compile, and a metric of all predictions is computed at once.
+        self._context.set_waiting(True)
+        row = self._row(step, attempt, heeds_stop, started)
+        self._context.end_work()
+        self._context.set_waiting(False)
+        return row
+
+    def _row(self, step: int, attempt: int, heeds_stop: bool, started: float) -> EvaluationRow | None:
         if self._has_average:
             self._engine.swap_average()
         metrics = self._metrics_of_sets(step, heeds_stop)
         samples = None
         if metrics is not None and self._sampler is not None:
-            self._context.set_waiting(not metrics)
-            samples = self._sampler.say(heeds_stop, lambda: self._between(step))
+            samples = self._sampler.say(step, heeds_stop, lambda: self._between(step))
         if self._has_average:
             self._engine.swap_average()
         if metrics is None or (samples is None and self._sampler is not None):
@@ -142,13 +154,11 @@ class Evaluator:
     def _metrics_of_sets(self, step: int, heeds_stop: bool) -> dict[str, dict[str, float]] | None:
         metrics = dict[str, dict[str, float]]()
         for name, held_out in self._sets.items():
-            self._context.set_waiting(not metrics)  # the first forward pass may compile
-            sums = self._sums(held_out, step, heeds_stop)
+            sums = self._sums(name, held_out, step, heeds_stop)
             if sums is not None and DIVERGENCE in sums.sums:
                 # KTO's baseline is a mean over all samples, so the losses take a second pass.
                 self._engine.take_baseline(sums)
-                sums = self._sums(held_out, step, heeds_stop)
-            self._context.set_waiting(False)
+                sums = self._sums(name, held_out, step, heeds_stop)
             if sums is None:
                 return None
             if self._is_own:
@@ -158,7 +168,9 @@ class Evaluator:
                 metrics[name] = measures(sums, tokens_per_byte, self._metrics, self._classes)
         return metrics
 
-    def _sums(self, held_out: HeldOut | OwnHeldOut, step: int, heeds_stop: bool) -> EvaluationSums | None:
+    def _sums(
+        self, name: str, held_out: HeldOut | OwnHeldOut, step: int, heeds_stop: bool
+    ) -> EvaluationSums | None:
         samples = _samples(held_out, self._spec, self._batch_size)
         sums = EvaluationSums()
         rank = self._layout.coordinate(self._context.rank_info.rank)["dp"]
@@ -167,6 +179,7 @@ class Evaluator:
         def make(number: int) -> list[Batch]:
             return [self._micro_batch(held_out, part, samples) for part in passes[number]]
 
+        self._context.begin_work(f"evaluation of {name} after step {step}", "batches", len(passes))
         with Prefetch(make, 0, stop=len(passes)) as prefetched:
             for _ in passes:
                 batches = prefetched.next()
@@ -176,6 +189,7 @@ class Evaluator:
                 self._context.set_waiting(False)
                 self._context.progressed()
                 self._between(step)
+        self._context.set_waiting(True)
         return sums
 
     def _micro_batch(self, held_out: HeldOut | OwnHeldOut, part: int, samples: int) -> Batch:
@@ -241,10 +255,6 @@ def measures(
 
 
 def _of_predictions(metric: str, predictions: Tensor, classes: int) -> float:
-    from workloads.objectives.metrics import (
-        measure,
-    )  # imported on demand: only these metrics need its libraries
-
     rows = sorted(predictions.tolist())  # so that the order of samples changes no bit
     kind = float if metric == "spearman" else int
     values = [kind(row[0]) for row in rows]

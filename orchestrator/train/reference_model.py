@@ -71,19 +71,23 @@ class References:
             between: called after each part; tests inject faults there.
         """
         rank = layout.coordinate(context.rank_info.rank)["dp"]
+        global_batch = self._spec.train.global_batch
+
+        def passes_of(part: range) -> list[range]:
+            return shares(len(part), layout.micro_batch, global_batch, layout.dp, rank)
+
+        batches = sum(len(passes_of(part)) for name in self._tables for _, part in self._missing(name))
+        context.begin_work("log-probabilities of the reference model", "batches", batches)
         for name, table in self._tables.items():
             read = self._readers[name]
             values = self._values[name]
-            for number, part in enumerate(table.parts):
-                if bool(values[part.start : part.stop].isfinite().all()):
-                    continue
+            for number, part in self._missing(name):
                 computed = torch.zeros(len(part), 2)  # zeros for the samples of other ranks
-                for mine in shares(
-                    len(part), layout.micro_batch, self._spec.train.global_batch, layout.dp, rank
-                ):
+                for mine in passes_of(part):
                     context.set_waiting(True)
                     if agree(0, heeds_stop and context.stop_requested()).stop:
                         context.set_waiting(False)
+                        context.end_work()
                         return
                     self._compute_pass(
                         engine, read, part=part, mine=mine, size=layout.micro_batch, computed=computed
@@ -96,6 +100,16 @@ class References:
                     table.write(number, computed.numpy())
                 dist.barrier()
                 between()
+        context.end_work()
+
+    def _missing(self, name: str) -> list[tuple[int, range]]:
+        """Return the parts of a set of samples that lack values, each with its number."""
+        values = self._values[name]
+        return [
+            (number, part)
+            for number, part in enumerate(self._tables[name].parts)
+            if not bool(values[part.start : part.stop].isfinite().all())
+        ]
 
     def joined(self, inputs: TrainingInputs) -> TrainingInputs:
         """Return the inputs with the log-probabilities added to every sample."""

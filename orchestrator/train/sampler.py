@@ -46,7 +46,11 @@ class Sampler:
     global_batch: int
     sequence_length: int
 
-    def say(self, heeds_stop: bool, between: Callable[[], object]) -> list[dict[str, str]] | None:
+    def prepare(self) -> None:
+        """Import what the generation settings need, so that no step with a time limit has to."""
+        _ = self._changes
+
+    def say(self, step: int, heeds_stop: bool, between: Callable[[], object]) -> list[dict[str, str]] | None:
         """Return each prompt and the text after it; None if it `heeds_stop` and the worker group was asked to stop.
 
         `between` is called after every token.
@@ -55,6 +59,7 @@ class Sampler:
         passes = shares(count, self.layout.micro_batch, self.global_batch, self.layout.dp, rank)
         said: list[list[int]] = [[] for _ in range(count)]
         going, ends = set(range(count)), self.prompts.generation.ends
+        self.context.begin_work(f"samples of step {step}", "tokens", self.asked.tokens)
         while going:
             if agree(0, heeds_stop and self.context.stop_requested()).stop:
                 return None
@@ -68,6 +73,7 @@ class Sampler:
             self.context.set_waiting(False)
             self.context.progressed()
             between()
+        self.context.set_waiting(True)
         texts = zip(self.prompts.texts, map(self.prompts.decode, said), strict=True)
         return [{"prompt": prompt, "text": text} for prompt, text in texts]
 

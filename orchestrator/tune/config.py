@@ -146,11 +146,13 @@ class TuneSpec(StrictModel):
     )
     grace: Positive | None = Field(
         default=None,
-        description="steps before the first decision; unset: all steps divided by reduction twice",
+        description="steps before the first decision; unset: the warm-up, and all steps divided by reduction twice",
     )
     reduction: int = Field(default=4, ge=2, description="one in this many trials continues (asha, hyperband)")
     interval: Positive | None = Field(
-        default=None, description="steps between decisions (median, pbt, pb2); unset: a tenth of all steps"
+        default=None,
+        description="steps between decisions (median, pbt, pb2); unset: a tenth of all steps. Population methods "
+        "decide nothing during the warm-up",
     )
     promote: list[Promotion] = Field(default_factory=list, description="layouts for trials that continue")
     register_as: str | None = Field(

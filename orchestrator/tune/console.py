@@ -34,7 +34,11 @@ class SearchDisplay:
             print(file=self._stream)
 
     def update(self, progress: Mapping[str, Any]) -> None:
-        """Show the state of the search, as `SearchProgress.to_json` returns it."""
+        """Show the state of the search, as `SearchProgress.to_json` returns it, or a warning, which stays."""
+        if warning := progress.get("warning"):
+            with contextlib.suppress(BrokenPipeError):
+                print(f"orchestrator: {warning}", file=self._stream, flush=True)
+            return
         news = (progress.get("ended"), progress.get("note"))
         recent = time.monotonic() - self._printed_at < LINE_SECONDS
         if not self._terminal and news == self._last_news and recent:

@@ -3,13 +3,51 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
+from orchestrator.optim.config import in_steps
+from orchestrator.train.config import TrainSpec
 from orchestrator.tune.config import POPULATION, TuneSpec
 
+WARMUP = "train.optimizer.warmup"
+OPTIMIZER = "train.optimizer"
 
-def grace_of(tune: TuneSpec, steps: int) -> int:
-    """Return how many steps every trial is trained before the first decision."""
-    return tune.grace or math.ceil(steps / tune.reduction**2)
+
+def longest_warmup(tune: TuneSpec, train: TrainSpec) -> int:
+    """Return the steps of the longest warm-up of any trial. Until then trials differ by how fast their rates rise."""
+    values: list[Any] = [train.optimizer.warmup]
+    for key, dimension in tune.space.items():
+        candidates = dimension.listed or dimension.ends
+        if key == WARMUP:
+            values += candidates
+        elif key == OPTIMIZER:
+            values += [value.get("warmup", 0) for value in candidates if isinstance(value, Mapping)]
+    return max(in_steps(value, train.steps) for value in values)
+
+
+def grace_of(tune: TuneSpec, steps: int, warmup: int) -> int:
+    """Return how many steps every trial is trained before the first decision, by default some after the `warmup`."""
+    return tune.grace or warmup + math.ceil(steps / tune.reduction**2)
+
+
+def early_decision(tune: TuneSpec, steps: int, warmup: int) -> str:
+    """Return a line for the user if the first decision falls into the warm-up or behind the last step; else empty."""
+    if tune.scheduler in ("asha", "median"):
+        first = grace_of(tune, steps, warmup)
+        remedy = f"leave tune.grace out, or set it above {warmup}"
+    elif tune.scheduler == "hyperband":
+        first = rungs(tune, steps, warmup)[0]
+        remedy = "set tune.scheduler: asha, which waits for the end of the warm-up, or shorten the warm-up"
+    else:
+        return ""
+    if first >= steps:
+        what = f"{tune.scheduler} stops no trial: its first decision after the warm-up of {warmup} steps is at step"
+        return f"{what} {first} of {steps}; shorten the warm-up, or train longer"
+    if first > warmup:
+        return ""
+    what = f"{tune.scheduler} compares trials at step {first}, within the warm-up of {warmup} steps"
+    return f"{what}, and so favours large learning rates; {remedy}"
 
 
 def interval_of(tune: TuneSpec, steps: int) -> int:
@@ -17,7 +55,7 @@ def interval_of(tune: TuneSpec, steps: int) -> int:
     return tune.interval or max(1, steps // 10)
 
 
-def rungs(tune: TuneSpec, steps: int) -> list[int]:
+def rungs(tune: TuneSpec, steps: int, warmup: int) -> list[int]:
     """Return the steps at which a trial commits, stops its gang and reports, ascending, including the last step.
 
     - ASHA: the grace period times powers of the reduction.
@@ -25,10 +63,15 @@ def rungs(tune: TuneSpec, steps: int) -> list[int]:
     - PBT, PB2 and median stopping: even distances.
 
     The step of a promotion is a rung, too.
+
+    Args:
+        tune: the search.
+        steps: optimizer steps of a whole trial.
+        warmup: steps of the longest warm-up of any trial.
     """
     steps_of_rungs = {steps} | {promotion.at for promotion in tune.promote}
     if tune.scheduler == "asha":
-        steps_of_rungs |= set(asha_rungs(tune, steps))
+        steps_of_rungs |= set(asha_rungs(tune, steps, warmup))
     elif tune.scheduler == "hyperband":
         for bracket in range(round(math.log(steps, tune.reduction)) + 1):
             steps_of_rungs |= _geometric(max(1, int(steps * tune.reduction**-bracket)), tune.reduction, steps)
@@ -36,13 +79,13 @@ def rungs(tune: TuneSpec, steps: int) -> list[int]:
         every = interval_of(tune, steps)
         steps_of_rungs |= set(range(every, steps, every))
         if tune.scheduler == "median":
-            steps_of_rungs.add(grace_of(tune, steps))
+            steps_of_rungs.add(grace_of(tune, steps, warmup))
     return sorted(step for step in steps_of_rungs if step <= steps)
 
 
-def asha_rungs(tune: TuneSpec, steps: int) -> list[int]:
+def asha_rungs(tune: TuneSpec, steps: int, warmup: int) -> list[int]:
     """Return the rungs at which ASHA decides, ascending, including the last step."""
-    return sorted(_geometric(grace_of(tune, steps), tune.reduction, steps) | {steps})
+    return sorted(_geometric(grace_of(tune, steps, warmup), tune.reduction, steps) | {steps})
 
 
 def _geometric(first: int, ratio: int, end: int) -> set[int]:

@@ -19,24 +19,28 @@ from ray.tune.schedulers import (
 )
 from ray.tune.search import Searcher
 
+from orchestrator.train.config import TrainSpec
 from orchestrator.tune.config import POPULATION, TuneSpec
 from orchestrator.tune.pb2 import Gain, explored
-from orchestrator.tune.rungs import asha_rungs, grace_of, interval_of
+from orchestrator.tune.rungs import asha_rungs, grace_of, interval_of, longest_warmup
 from orchestrator.tune.space import Config, distribution_of, perturbed
 from orchestrator.tune.trial import STEP, VALUE
 from orchestrator.tune.trial_records import TrialRecords
 
 
-def scheduler_of(tune: TuneSpec, steps: int, seed: int) -> TrialScheduler:
-    """Return the scheduler of a search, for trials of `steps` optimizer steps."""
+def scheduler_of(tune: TuneSpec, train: TrainSpec, seed: int) -> TrialScheduler:
+    """Return the scheduler of a search, for trials that train as `train` says but for the keys of the search."""
+    steps = train.steps
+    warmup = longest_warmup(tune, train)
     if tune.scheduler == "asha":
-        return Asha(asha_rungs(tune, steps), tune.reduction, tune.direction)
+        return Asha(asha_rungs(tune, steps, warmup), tune.reduction, tune.direction)
     if tune.scheduler == "hyperband":
         return HyperBandScheduler(STEP, max_t=steps, reduction_factor=tune.reduction)
     if tune.scheduler == "median":
-        return MedianStoppingRule(STEP, grace_period=grace_of(tune, steps), min_samples_required=3)
+        return MedianStoppingRule(STEP, grace_period=grace_of(tune, steps, warmup), min_samples_required=3)
     if tune.scheduler in POPULATION:
-        return (Pbt if tune.scheduler == "pbt" else Pb2)(tune, interval_of(tune, steps), seed)
+        population = Pbt if tune.scheduler == "pbt" else Pb2
+        return population(tune, interval_of(tune, steps), warmup, seed)
     return FIFOScheduler()
 
 
@@ -112,12 +116,13 @@ class Pbt(PopulationBasedTraining):
     decides at its own steps or loses the name of a trial; tests of both fail then.
     """
 
-    def __init__(self, tune: TuneSpec, interval: int, seed: int) -> None:
+    def __init__(self, tune: TuneSpec, interval: int, warmup: int, seed: int) -> None:
         self._space = tune
         self._source = random.Random(seed)
         super().__init__(
             time_attr=STEP,
             perturbation_interval=interval,
+            burn_in_period=warmup + 1,
             synch=True,
             custom_explore_fn=lambda config: config,  # required by Tune; `_get_new_config` explores
         )
@@ -155,8 +160,8 @@ class Pbt(PopulationBasedTraining):
 class Pb2(Pbt):
     """PB2: PBT with new values from `pb2.explored`. The gains so far are lost when a search is continued."""
 
-    def __init__(self, tune: TuneSpec, interval: int, seed: int) -> None:
-        super().__init__(tune, interval, seed)
+    def __init__(self, tune: TuneSpec, interval: int, warmup: int, seed: int) -> None:
+        super().__init__(tune, interval, warmup, seed)
         self._gains: list[Gain] = []
         self._before: dict[str, tuple[int, float]] = {}
         """The step and the value of each trial at its last result."""

@@ -35,6 +35,7 @@ from orchestrator.storage.run_directory import RunDir, remove_empty
 from orchestrator.tune import lineage
 from orchestrator.tune.config import POPULATION, TuneSpec
 from orchestrator.tune.progress import SearchProgress
+from orchestrator.tune.rungs import early_decision, longest_warmup
 from orchestrator.tune.same_inputs import check_same_inputs, measured_otherwise
 from orchestrator.tune.space import Config, drawn, grid, job_of
 from orchestrator.tune.space import check as check_space
@@ -174,6 +175,8 @@ def _search(
     progress = SearchProgress(
         spec, sweep, records=records, wanted=wanted, hours=before.get("hours") or 0.0, show=tell
     )
+    if line := early_decision(search, spec.train.steps, longest_warmup(search, spec.train)):
+        show({"warning": line})
     if len(records.ended) < wanted and not progress.limit():
         with live.follower() if spec.tracking else contextlib.nullcontext():
             _prepare(spec, sweep, show)
@@ -248,7 +251,7 @@ def _fit(
             num_samples=samples,
             max_concurrent_trials=None if pausing else at_once,
             search_alg=searcher,
-            scheduler=scheduler_of(search, spec.train.steps, spec.seed),
+            scheduler=scheduler_of(search, spec.train, spec.seed),
             reuse_actors=True,
         ),
         run_config=RunConfig(

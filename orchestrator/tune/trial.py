@@ -35,7 +35,7 @@ from orchestrator.storage.row_line import evaluations_in
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import lineage
 from orchestrator.tune.config import POPULATION
-from orchestrator.tune.rungs import interval_of, rungs
+from orchestrator.tune.rungs import interval_of, longest_warmup, rungs
 from orchestrator.tune.space import job_of
 
 FAILED = "failed.json"
@@ -81,6 +81,7 @@ class Trial(ray_tune.Trainable):
         assert base.tune is not None
         self._base = base
         self._tune = base.tune
+        self._warmup = longest_warmup(base.tune, base.train)
         self._name = lineage.runs_of(self._sweep, self._trial)[-1]
         self._at = self._first() if base.tune.scheduler in POPULATION else 0
 
@@ -89,7 +90,9 @@ class Trial(ray_tune.Trainable):
         compare old results.
         """
         committed = _committed(lineage.at(self._sweep, self._name))
-        reached = [step for step in rungs(self._tune, self._base.train.steps) if step <= committed]
+        reached = [
+            step for step in rungs(self._tune, self._base.train.steps, self._warmup) if step <= committed
+        ]
         return reached[-2] if len(reached) > 1 else 0
 
     def step(self) -> dict[str, Any]:
@@ -97,7 +100,7 @@ class Trial(ray_tune.Trainable):
         run = lineage.at(self._sweep, self._name)
         try:
             spec = self._job()
-            every = rungs(self._tune, spec.train.steps)
+            every = rungs(self._tune, spec.train.steps, self._warmup)
             rung = reached = next((step for step in every if step > self._at), every[-1])
             limited = False
             ended = ""
@@ -131,7 +134,7 @@ class Trial(ray_tune.Trainable):
             **unregistered,
         )
         if spec.evaluate is not None and "." in self._tune.metric:
-            at = sorted({*spec.evaluate.at, *rungs(self._tune, spec.train.steps)})
+            at = sorted({*spec.evaluate.at, *rungs(self._tune, spec.train.steps, self._warmup)})
             spec = spec.model_copy(update={"evaluate": spec.evaluate.model_copy(update={"at": at})})
         if self._tune.scheduler in POPULATION:
             # When another trial takes over a commit, this trial may be two decisions ahead of it.
@@ -160,7 +163,8 @@ class Trial(ray_tune.Trainable):
         cluster = dataclasses.replace(on_ray(), gang=lambda: self._gang)
         with run.lock():
             commit = Store(run.commits).latest(deep=False)
-            found = Controller(as_begun(spec, commit), run, rung, cluster).drive()
+            job = as_begun(spec, commit)
+            found = Controller(job, run, rung, cluster, until_reason="a rung of the search").drive()
         if found["state"] == "failed":
             raise RunFailed(found["reason"] or "the run failed")
         reached = int(found["commit"] or 0)

@@ -12,11 +12,13 @@ from local_run import LocalGang, controller_here, drive_here
 from prepared import prepare_sets_here
 
 from cluster.workers.gang import GangStatus
+from cluster.workers.worker_context import Work
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.spec import parse
 from orchestrator.controller import decide
 from orchestrator.controller.controller import Controller
+from orchestrator.controller.status import work_text
 from orchestrator.evaluate.of_commit import evaluate_commit
 from orchestrator.storage.run_directory import RunDir
 
@@ -222,12 +224,14 @@ class StoppedInEvaluation(LocalGang):
     def __init__(self, step: int, stop: Callable[[], object]) -> None:
         super().__init__([1])
         self._step, self._stop, self._batches = step, stop, 0
+        self.work: Work | None = None
 
     def poll(self, saved: int, wait: float = 0.0) -> GangStatus:
         """See `Gang.poll`."""
         found = super().poll(saved, wait)
         for rank in found.ranks:
             if rank.evaluated_batches > self._batches and max(rank.step, 0) == max(self._step - 1, 0):
+                self.work = rank.work
                 self._stop()
             self._batches = rank.evaluated_batches
         return found
@@ -243,6 +247,8 @@ def test_a_stop_does_not_wait_for_an_evaluation_which_is_made_up_for(
     controllers.append(controller_here(evaluated(text), str(run), cache, gang=lambda: gang, faults=slow))
     summary = controllers[0].drive()
     assert (summary["state"], summary["step"]) == (Outcome.STOPPED.value, step)
+    assert gang.work is not None
+    assert work_text(gang.work).startswith(f"evaluation of validation after step {step}: 1 of ")
     assert step == 0 or [row["step"] for row in of_sets(run)] == [0]  # the other was cut short
     drive_here(evaluated(text), str(run), cache, gang=lambda: LocalGang([1]))
     assert of_sets(run) == of_sets(quiet)

@@ -59,7 +59,11 @@ def test_a_failing_trial_is_explained_and_the_search_goes_on(tmp_path: Path) -> 
     assert "hidden" in found["0001"]["reason"]
     assert [found[name]["config"][hidden] for name in ("0000", "0002")] == [32, 32]
     ended = states(sweep)
-    assert {ended["0000"][0], ended["0002"][0]} <= {"done", "stopped"}
+    assert {ended["0000"][0], ended["0002"][0]} == {"done", "stopped"}
+    (stopped,) = (name for name in ("0000", "0002") if ended[name][0] == "stopped")
+    assert found[stopped]["reason"] == "stopped by asha"
+    summary = json.loads((sweep / stopped / "summary.json").read_text())
+    assert summary["reason"] == "step 4 is reached, a rung of the search"
     best = printed["sweep"]["best"]
     assert best["step"] == 12
     metrics = rows(sweep / best["run"])

@@ -309,9 +309,11 @@ class TransformerConfig:
 
     def changed(self, changes: Mapping[str, Any]) -> TransformerConfig:
         """Return a copy with `changes`. A mapping for moe, latent or rope_scaling is merged with the present values.
+        Positions may have transformers' names, see `positions_by_our_names`.
 
         Raises WorkloadError for an unknown field.
         """
+        changes = positions_by_our_names(changes)
         known = {f.name for f in fields(self)} - {"base", "dropout", "attention_dropout", "layer_drop"}
         nested = {"moe": MoE, "latent": LatentAttention, "rope_scaling": RopeScaling}
         values: dict[str, Any] = {}
@@ -337,6 +339,49 @@ class TransformerConfig:
             raise WorkloadError(
                 f"a model field has the wrong type: {error}; see TransformerConfig"
             ) from error
+
+
+THEIR_POSITIONS = {"max_position_embeddings": "max_positions", "rope_parameters": "rope_scaling"}
+"""Our fields of a model by their names in transformers."""
+THEIR_SCALING = {
+    "rope_type": "kind",
+    "type": "kind",
+    "original_max_position_embeddings": "original_positions",
+    "low_freq_factor": "low_frequency",
+    "high_freq_factor": "high_frequency",
+    "mscale_all_dim": "mscale_all",
+}
+"""The fields of `RopeScaling` by their names in transformers, where these differ."""
+
+
+def positions_by_our_names(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `changes` with our names for positions and their scaling, where they have those of transformers.
+
+    A rope_type of "default" means no scaling, and a rope_theta beside it is that of the model. Raises WorkloadError for
+    a field that is named twice.
+    """
+    found: dict[str, Any] = {}
+
+    def put(fields: dict[str, Any], name: str, value: Any, place: str) -> None:
+        if name in fields:
+            raise WorkloadError(
+                f"{place}{name} is given twice, by our name and by transformers'; give it once"
+            )
+        fields[name] = value
+
+    for key, value in changes.items():
+        name = THEIR_POSITIONS.get(key, key)
+        if name != "rope_scaling" or not isinstance(value, Mapping):
+            put(found, name, value, "")
+            continue
+        scaling: dict[str, Any] = {}
+        for field, each in value.items():
+            if field == "rope_theta":
+                put(found, field, each, "")
+            else:
+                put(scaling, THEIR_SCALING.get(str(field), str(field)), each, "rope_scaling.")
+        put(found, name, None if scaling.get("kind") == "default" else scaling, "")
+    return found
 
 
 def _merged(kind: type, old: Any, name: str, value: Mapping[str, Any]) -> Any:

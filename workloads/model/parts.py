@@ -55,8 +55,12 @@ class RopeScaling:
             raise WorkloadError(f"rope_scaling.kind {self.kind!r} is unknown; use linear, llama3 or yarn")
         if self.factor < 1:
             raise WorkloadError(f"rope_scaling.factor is {self.factor}; give at least 1")
-        if (self.kind == "linear") != (self.original_positions == 0):
-            raise WorkloadError("rope_scaling.original_positions is for llama3 and yarn; give it there only")
+        if self.kind == "linear" and self.original_positions:
+            raise WorkloadError("rope_scaling.original_positions is for llama3 and yarn; leave it out")
+        if self.kind != "linear" and not self.original_positions:
+            raise WorkloadError(
+                f"rope_scaling of kind {self.kind} needs original_positions; give the length of the original training"
+            )
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,32 @@ def ended(status: RankStatus) -> bool:
     return status.state in ("done", "failed")
 
 
+def test_a_rank_that_imports_between_two_steps_is_seen_to_live(server: HeartbeatServer) -> None:
+    """Each module that a library imports is news, so a cold file system looks different from a hang."""
+    started(server, "targets:imports", modules=3)
+    counts = set[int]()
+
+    def sees_the_end(status: RankStatus) -> bool:
+        counts.add(status.modules)
+        return ended(status)
+
+    status, _ = until(server, sees_the_end)
+    assert (status.state, status.step) == ("done", 1)
+    assert len({count for count in counts if count > max(counts) - 3}) == 3
+
+
+def test_a_rank_says_how_far_its_work_between_two_steps_is(server: HeartbeatServer) -> None:
+    process = started(server, "targets:evaluates", batches=3)
+    begun, _ = until(server, lambda status: status.work is not None and status.work.done == 2)
+    assert begun.work is not None
+    assert (begun.work.name, begun.work.unit) == ("evaluation of validation after step 1", "batches")
+    assert begun.work.of == 3
+    assert 0.2 <= begun.work.seconds < 5
+    assert begun.work.seconds_left == pytest.approx(begun.work.seconds / 2)
+    until(server, lambda status: status.work is None and status.step == 1)
+    process.kill()
+
+
 def test_a_rank_that_ends_is_done_with_its_result_and_all_rows(server: HeartbeatServer) -> None:
     process = started(server, "targets:count", steps=3)
     status, rows = until(server, ended)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.pins import held, hold, holders, holding, release
+from orchestrator.checkpoint.resolve_checkpoint import reading
 from orchestrator.checkpoint.retention import Retention, prune, rewind
 from orchestrator.checkpoint.shard import RawPiece
+from orchestrator.storage.lease import this_process
 
 
 @pytest.fixture
@@ -69,6 +73,36 @@ def test_who_was_killed_holds_nothing_once_it_holds_another(store: Store) -> Non
     assert hold(store, 2, "another")
     assert hold(store, 3, "an export")
     assert held(store.backend.list()) == {2, 3}
+
+
+def test_a_reader_that_was_killed_holds_nothing_once_old_commits_are_removed(store: Store) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], stdout=subprocess.PIPE, check=True
+    )
+    gone = {**this_process(), "pid": int(ended.stdout), "born": "1"}
+    elsewhere = {**gone, "boot": "another machine"}
+    assert hold(store, 1, "a reader that was killed", gone)
+    assert hold(store, 2, "a reader on another machine", elsewhere)
+    assert hold(store, 3, "a reader at work", this_process())
+    assert prune(store, Retention(keep=1)) == [1]
+    assert store.steps() == [2, 3, 4]
+    assert not any("step-00000001" in path for path in store.backend.list())
+
+
+def test_two_readers_of_one_process_hold_two_commits(store: Store) -> None:
+    with reading(store, 1), reading(store, 3), reading(store, 3):
+        assert held(store.backend.list()) == {1, 3}
+        assert len(holders(store, 3)) == 2
+    assert held(store.backend.list()) == set()
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"process": 3}', b'{"process": {"pid": "x"}}'])
+def test_a_hold_that_was_changed_by_hand_holds_all_the_same(store: Store, content: bytes) -> None:
+    assert hold(store, 2, "an export")
+    (path,) = [path for path in store.backend.list() if "/held-" in path]
+    store.backend.replace(path, content)
+    assert prune(store, Retention(keep=1)) == [1, 3]
+    assert holders(store, 2) == []
 
 
 def test_a_place_where_nothing_may_be_written_is_read_all_the_same(

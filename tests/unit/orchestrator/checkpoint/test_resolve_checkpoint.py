@@ -2,20 +2,57 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from orchestrator.checkpoint.commit_store import LOOKS, Store
+from orchestrator.checkpoint.pins import holders
 from orchestrator.checkpoint.resolve_checkpoint import TRIES, read_chosen
 from orchestrator.checkpoint.retention import Retention, prune
 from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.config.errors import InputError
+from orchestrator.storage.run_directory import RunDir
 
 
 @pytest.fixture
-def store(in_memory: Path) -> Store:
+def store(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """One in which a command may not hold a commit."""
+    store = Store(str(in_memory))
+    replace = store.backend.replace
+
+    def refuse(path: str, data: bytes) -> None:
+        if "/held-" in path:
+            raise PermissionError(path)
+        replace(path, data)
+
+    monkeypatch.setattr(store.backend, "replace", refuse)
+    return store
+
+
+@pytest.fixture
+def writable(in_memory: Path) -> Store:
     return Store(str(in_memory))
+
+
+@pytest.mark.parametrize("step", [None, 1])
+def test_a_commit_stays_while_it_is_read(writable: Store, step: int | None) -> None:
+    """A run at work removes it once the command is done."""
+    commit(writable, 1)
+
+    def read(number: int) -> list[str]:
+        commit(writable, 2, 3)
+        assert writable.verify(number) == []
+        return holders(writable, number)
+
+    (by,) = read_chosen(writable, step, read)
+    assert f"process {os.getpid()} on " in by
+    assert holders(writable, 1) == []
+    assert writable.steps() == [1, 3]
+    commit(writable, 4)
+    assert writable.steps() == [4]
+    assert not any("step-00000001" in path for path in writable.backend.list())
 
 
 def commit(store: Store, *steps: int, keep: int = 1) -> None:
@@ -23,6 +60,16 @@ def commit(store: Store, *steps: int, keep: int = 1) -> None:
     for step in steps:
         store.publish(step, store.write_raw(step, 0, [piece]), {"position": step, "receipt": ""})
         prune(store, Retention(keep=keep))
+
+
+def test_nothing_is_written_into_a_run_that_has_ended(tmp_path: Path) -> None:
+    """It removes nothing, and its directory may be an archive."""
+    store = Store(str(tmp_path / "checkpoints"))
+    commit(store, 1)
+    run = RunDir(str(tmp_path))
+    for phase, count in (("train", 1), ("stopped", 0), ("done", 0)):
+        run.write_json("status.json", {"phase": phase})
+        assert len(read_chosen(store, None, lambda step: holders(store, step))) == count
 
 
 class AtWork:

@@ -79,7 +79,7 @@ SOURCE = "data.sources=[{uri: %s}]"
         (["job.yaml", "--set", SOURCE % "empty.txt"], ["data.sources: the corpus has 0 bytes"]),
         (["job.yaml", "--set", SOURCE % "short.txt"], ["has 9 bytes, fewer than one sequence of 32 tokens"]),
         (["job.yaml", "--set", "data.sequence_length=1000000"], ["fewer than one sequence of 1000000 tokens"]),
-        (["job.yaml", "--set", "data.sequence_length=1024"], ["sequence_length 1024 exceeds", "raise max_positions"]),
+        (["job.yaml", "--set", "data.sequence_length=1024"], ["sequence_length 1024 exceeds", "changes.max_positions"]),
         (["job.yaml", "--set", "data.tokenizer=nowhere.json"], ["there is no tokenizer.json", "or train_bpe: N"]),
         (["job.yaml", "--set", "data.tokenizer=key.yaml"], ["key.yaml: there is no tokenizer.json"]),
         (["job.yaml", "--set", "data.tokenizer=org/gpt2"], ["`hf download org/gpt2 --local-dir org/gpt2`"]),

@@ -162,6 +162,38 @@ class OneJob:
         raise KeyboardInterrupt  # as Ctrl-C and SIGTERM do
 
 
+@pytest.mark.parametrize(
+    ("phase", "submitted", "shown"),
+    [
+        ("queue", 1.0, "waiting"),
+        ("wait", 1.0, "waiting"),
+        ("train", 1.0, "running"),
+        ("prepare", 1.0, "running"),
+        ("queue", 2e9, "running"),
+    ],
+    ids=["its turn", "workers", "at work", "prepares", "a status of an earlier submission"],
+)
+def test_a_job_that_waits_is_not_said_to_run(
+    folder: Path, command: Any, monkeypatch: pytest.MonkeyPatch, phase: str, submitted: float, shown: str
+) -> None:
+    """Ray calls the command of a submission running, whatever the run does."""
+    run = run_of(folder / "elsewhere", phase=phase)
+    cluster: Any = OneJob()
+    job = Submission("small-1", "small", run.uri, 0, "running", "", submitted, None, None, "")
+    cluster.all = lambda: [
+        job,
+        dataclasses.replace(job, id="far-1", run_dir="memory://nowhere/far"),
+        dataclasses.replace(job, id="old-1", state="done", ended=submitted + 1),
+        dataclasses.replace(job, id="new-1", state="pending", started=None),
+    ]
+    monkeypatch.setattr(submission, "jobs_at", lambda address: cluster)
+    states = [line.split()[1] for line in command("list").out.splitlines() if "-1 " in line]
+    assert states[:3] == [shown, "running", "done"]
+    rows = json.loads(command("list", "--json").out)
+    assert [row["waiting"] for row in rows[:3]] == [shown == "waiting", False, False]
+    assert [row["state"] for row in rows] == ["running", "running", "done", "pending"]
+
+
 @pytest.mark.parametrize("words", ["status", "stop", "logs", "attach"])
 def test_a_path_without_a_run_is_no_name_of_a_job(
     folder: Path, command: Any, monkeypatch: pytest.MonkeyPatch, words: str

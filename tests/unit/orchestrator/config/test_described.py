@@ -32,3 +32,21 @@ def test_a_key_that_is_not_there_is_refused_with_those_that_are_like_it() -> Non
         sections_of("warm-up")
     with pytest.raises(InputError, match="`orchestrator schema job` has all of them"):
         sections_of("frobnicate")
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("swa", r"checkpoint\.average, as in \{last: 5\}"),
+        ("lora", r"workload\.adapter, as in \{kind: lora, rank: 16\}"),
+        ("ema", r"did you mean checkpoint\.average\.ema\?"),
+        ("learning_rate", r"train\.optimizer\.lr"),
+        ("lion", r"did you mean train\.optimizer\.name\?"),
+        ("dpo", "it is a value of workload.objective: dpo"),
+        ("grpo", "not here, because nothing learns from answers that it draws itself"),
+        ("ptimize", "`orchestrator schema job` has all of them"),  # part of a word
+    ],
+)
+def test_a_word_of_the_field_finds_what_it_means(word: str, hint: str) -> None:
+    with pytest.raises(InputError, match=f"the job file has no such key; {hint}"):
+        sections_of(word)

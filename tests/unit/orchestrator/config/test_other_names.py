@@ -1,4 +1,6 @@
+import dataclasses
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -6,9 +8,9 @@ from pydantic import BaseModel
 
 from orchestrator.config import spec
 from orchestrator.config.errors import InputError
-from orchestrator.config.other_names import KEYS
+from orchestrator.config.other_names import _KEYS, KEYS
 from orchestrator.config.overrides import override
-from orchestrator.config.validation_messages import _keys
+from orchestrator.config.validation_messages import _keys, _places
 
 SECTIONS = "|".join(spec.JobSpec.model_fields)
 HINTS = sorted({*KEYS.values()})
@@ -49,6 +51,39 @@ def test_what_a_hint_writes_is_a_job(hint: str) -> None:
         spec.parse(given)
 
 
+def unanswered(names: Iterable[str]) -> list[str]:
+    """The names that an unknown key of a job file would get no place for, and no reason."""
+    return [name for name in names if name not in KEYS and not _places(spec.JobSpec, name)]
+
+
+def test_every_argument_of_the_trainer_has_a_place_or_a_reason() -> None:
+    """Asked of the library itself, so that a new version's arguments are missed here and not by users."""
+    from transformers import TrainingArguments
+
+    assert unanswered(field.name for field in dataclasses.fields(TrainingArguments)) == []
+
+
+@pytest.mark.slow
+def test_so_has_every_argument_of_trl_and_accelerate() -> None:
+    import trl
+    from accelerate.commands.config.config_args import ClusterConfig
+
+    for kind in (trl.SFTConfig, trl.DPOConfig, trl.KTOConfig, trl.RewardConfig, trl.ModelConfig):
+        names = {field.name for field in dataclasses.fields(kind)} - {
+            "beta"
+        }  # an optimizer's betas are nearer
+        assert unanswered(names) == [], kind
+    of_tpus = {"command_file", "commands"}
+    names = {field.name for field in dataclasses.fields(ClusterConfig)} - of_tpus
+    assert unanswered(names) == []
+
+
+def test_no_name_has_two_answers() -> None:
+    names = [name for names in _KEYS.values() for name in names]
+    assert len(names) == len(set(names))
+    assert all(len(name) > 1 or name == "r" for name in names), "a name was taken apart"
+
+
 @pytest.mark.parametrize(
     ("key", "hint"),
     [
@@ -59,6 +94,13 @@ def test_what_a_hint_writes_is_a_job(hint: str) -> None:
         ("workload.lora", "workload.adapter, as in {kind: lora, rank: 16}"),
         ("train.resume_from", "run the same command again to resume from the last commit"),
         ("train.optimizer.beta", "did you mean 'betas'?"),
+        ("train.push_to_hub", "not here, because an export is a folder: `hf upload"),
+        ("sinks.wandb.tags", "not here, because W&B gets the whole job"),
+        ("wandb_entity", "sinks.wandb.entity"),
+        ("train.num_processes", "resources.workers is the number of ranks"),
+        ("base_model", "workload.model"),
+        ("data.train_on_inputs", "objective conversation predicts answers only"),
+        ("workload.attn_implementation", "not here, because kernels follow from the device"),
         ("train.micro_batch", "did you mean parallel.micro_batch?"),
         ("train.weight_decay", "did you mean train.optimizer.weight_decay?"),
         ("train.seed", "did you mean seed?"),

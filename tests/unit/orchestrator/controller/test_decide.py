@@ -224,6 +224,15 @@ TRAIN = (
         becomes={"moved": NOW, "step": 7},
     ),
     Case(
+        "a library that one rank imports is progress too", in_phase("train", 1, modules=2000),
+        see(ranks=(rank(0, modules=1001), rank(1, modules=1000))), "train", "watch",
+        becomes={"moved": NOW, "modules": 2001},
+    ),
+    Case(
+        "a library that is imported is no progress later on", in_phase("train", 1, modules=2000),
+        see(ranks=(rank(0, modules=1000), rank(1, modules=1000))), "train", "watch", becomes={"moved": NOW - 1},
+    ),
+    Case(
         "one rank is done before the other", in_phase("train"),
         see(ranks=(ended("steps", 100)[0], rank(1, step=100))), "train", "watch",
     ),
@@ -246,8 +255,14 @@ TRAIN = (
         see(ranks=tuple(dataclasses.replace(r, step=-1) for r in ended("steps", 100))), "export", "halt",
     ),
     Case(
-        "until", in_phase("train"), see(ranks=ended("until", 50)), "stop", "halt", "step 50 is reached",
-        {"outcome": "stopped", "step": 50},
+        "until", in_phase("train"), see(ranks=ended("until", 50)), "stop", "halt",
+        "step 50 is reached, as asked by --until", {"outcome": "stopped", "step": 50},
+    ),
+    Case(
+        "up to a rung", in_phase("train"), see(ranks=ended("until", 50)), "stop", "halt",
+        "step 50 is reached, a rung of the search",
+        {"outcome": "stopped", "step": 50, "reason": "step 50 is reached, a rung of the search"},
+        rules=dataclasses.replace(rules(), until_reason="a rung of the search"),
     ),
 )  # fmt: skip
 

@@ -13,7 +13,9 @@ from jobs import job, write_job
 from letters import write_tokenizer
 
 from orchestrator.config.errors import InputError
+from orchestrator.config.records import OBJECTIVES
 from orchestrator.config.spec import JobSpec, parse
+from orchestrator.evaluate.config import SAMPLES
 from orchestrator.launch.preflight import (
     check_cleaning,
     check_objective,
@@ -28,6 +30,7 @@ from orchestrator.parallel.layout import Layout
 from orchestrator.resolve.prepared_data import data_cache
 from orchestrator.resolve.resolved_job import resolve
 from orchestrator.storage.run_directory import RunDir
+from workloads.objectives import NAMES
 
 
 def spec(**changes: Any) -> JobSpec:
@@ -63,6 +66,52 @@ def test_an_objective_must_fit_the_architecture() -> None:
         check_objective(resolve(spec(workload={"objective": "casual_lm"})))
     with pytest.raises(InputError, match="unknown model 'gpt-tinny'"):
         check_objective(resolve(spec(workload={"model": "gpt-tinny"})))
+
+
+@pytest.mark.parametrize(
+    ("model", "length", "changes", "words"),
+    [
+        ("llama-tiny", 512, {}, []),
+        (
+            "llama-tiny",
+            1024,
+            {},
+            ["1024 tokens exceeds the 512 positions", "max_positions to 1024", "rope_scaling"],
+        ),
+        ("llama-tiny", 1024, {"max_positions": 1024}, []),
+        ("llama-tiny", 1024, {"max_position_embeddings": 1024}, []),
+        ("t5-tiny", 1024, {}, []),  # relative distances have no end
+    ],
+)
+def test_a_text_longer_than_the_declared_positions_is_told(
+    model: str, length: int, changes: dict[str, int], words: list[str]
+) -> None:
+    """Rotary positions go on without an end, and an export would say that they do not."""
+    workload = {"model": model, "changes": changes}
+    workload |= {"objective": "span_corruption"} if model == "t5-tiny" else {}
+    notes = resolve(spec(workload=workload, data={"sequence_length": length})).notes
+    assert len(notes) == bool(words)
+    assert all(word in notes[0] for word in words)
+
+
+def test_an_objective_that_is_not_there_is_not_said_to_have_metrics_and_columns() -> None:
+    """Whatever else the job says of it, the answer is that it does not exist."""
+    validation = {"share": 0.1}
+    for objective in ("grpo", "casual_lm"):
+        for field in ("text", {"prompt": "q", "answer": "a"}):
+            sources = [{"uri": "a.jsonl", "field": field}]
+            asked = spec(
+                workload={"objective": objective},
+                data={"sources": sources, "validation": validation, "labels": ["a", "b"]},
+                evaluate={"every": 2, "metrics": ["reward_margin"]},
+            )
+            check_records(asked)
+            with pytest.raises(InputError, match=f"there is no objective '{objective}'"):
+                check_objective(resolve(asked))
+
+
+def test_the_known_objectives_are_those_that_there_are() -> None:
+    assert {*NAMES, SAMPLES} == OBJECTIVES
 
 
 def test_a_source_without_pairs_is_refused_where_pairs_are_read() -> None:

@@ -132,6 +132,12 @@ def test_facts() -> None:
     assert found["energy"].startswith("0.00123 kWh")
 
 
+def test_the_time_for_which_a_run_was_stopped_is_named_beside_its_wall_time() -> None:
+    ledger = {"wall_seconds": 130.0, "stopped_seconds": 1500.0, "seconds": {"step": 106.0}}
+    text = dict(facts({"ledger": ledger}))["wall time"]
+    assert text == "2 min 10 s: step 1 min 46 s; stopped for 25 min 00 s, which is no part of it"
+
+
 @pytest.mark.parametrize(
     ("objective", "unit", "read"),
     [

@@ -60,7 +60,7 @@ CASES = {
             event(21, "done"),
         ],
         [row(1, 9, 7.0)],
-        {"launch": 4 + 5, "prepare": 2 + 1, "step": 7, "down": 6},
+        {"launch": 4 + 5, "prepare": 2 + 1, "step": 7},
     ),
     "a command that is older than the death of the controller before has only what came after": (
         [
@@ -150,7 +150,7 @@ CASES = {
             event(103, "start"),
         ],
         [],
-        {"prepare": 5, "down": 98},
+        {"prepare": 5},
     ),
     "a clock that went back": (
         [event(0, "prepare"), event(-5, "start"), event(4, "train")],
@@ -175,6 +175,20 @@ def test_goodput_is_useful_steps_over_wall() -> None:
         "whether or not their rows are kept"
     )
     assert ledger([], [])["goodput"] is None
+
+
+def test_the_time_between_a_stop_and_a_resume_is_no_time_of_the_run() -> None:
+    """Otherwise a run that its user paused over night would have the goodput of a broken cluster."""
+    pause = 1500
+    later = [{**each, "time": each["time"] + pause} for each in CLEAN[1:]]
+    resumed = {**event(pause + 2, "prepare", reason="resumed"), "launched": START + pause}
+    events = [event(0, "prepare"), event(2, "stopped"), resumed, *later]
+    found = ledger(events, [])
+    assert found["stopped_seconds"] == pause - 2
+    assert found["wall_seconds"] == pytest.approx(14 + 2)
+    assert sum(found["seconds"].values()) == pytest.approx(found["wall_seconds"])
+    assert found["seconds"]["down"] == 0
+    assert found["seconds"]["launch"] == 2
 
 
 def test_a_run_without_end_counts_to_now_or_to_its_last_row() -> None:
@@ -241,7 +255,8 @@ def test_buckets_sum_to_the_wall_whatever_is_written(data: st.DataObject) -> Non
     )
     if events and events[-1]["phase"] in ("done", "failed", "stopped"):
         times = [e["time"] for e in events]
-        assert math.isclose(found["wall_seconds"], max(times) - times[0], abs_tol=2e-6)
+        whole = found["wall_seconds"] + found["stopped_seconds"]
+        assert math.isclose(whole, max(times) - times[0], abs_tol=3e-6)
     assert found["goodput"] is None or 0 <= found["goodput"] <= 1
 
 

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.identity import BASE
 from orchestrator.checkpoint.pins import holders
-from orchestrator.checkpoint.retention import Retention, prune
+from orchestrator.checkpoint.retention import Retention, prune, remove
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.resolve.base import Base, base_json, base_of
@@ -79,6 +79,7 @@ def test_a_newer_commit_is_taken_where_the_newest_is_removed_just_now(store: Sto
         assert base is not None
         if base.step == 4:
             commit(store, 8)
+            remove(store, 4, store.backend.list())
             raise InputError("there is no commit")
         return base.step
 
@@ -88,6 +89,7 @@ def test_a_newer_commit_is_taken_where_the_newest_is_removed_just_now(store: Sto
 def test_one_that_is_named_is_told_to_be_gone(store: Store) -> None:
     def read(_: Base | None) -> None:
         commit(store, 8)
+        remove(store, 4, store.backend.list())
         raise InputError("there is no commit")
 
     with pytest.raises(InputError, match=r"workload.init_from: .* has no commit at 4; name a step of \[8\]"):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from jobs import changed, job
 
 from orchestrator.evaluate.config import EvaluateSpec, StopWhen
+from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.losses import EvaluationSums
 from orchestrator.train.eval_sharding import shares
 from orchestrator.train.evaluation import Evaluator, measures
@@ -78,6 +83,56 @@ def test_metrics_of_all_predictions_do_not_depend_on_how_they_were_divided() -> 
     assert measures(few, 1.0, ("f1",), 2)["f1"] == pytest.approx(2 / 3)
     numbers = torch.tensor([[0.1, 1.0], [0.9, 2.5], [0.5, 2.0], [0.7, 3.0]]).double()
     assert measures(EvaluationSums(predictions=numbers), 1.0, ("spearman",))["spearman"] == pytest.approx(0.8)
+
+
+class Watched:
+    """A context that notes what a rank says about its progress."""
+
+    def __init__(self) -> None:
+        self.waiting = False
+        self.is_working = False
+
+    def set_waiting(self, now: bool) -> None:
+        self.waiting = now
+
+    def end_work(self) -> None:
+        self.is_working = False
+
+
+def test_only_a_batch_has_the_time_limit_of_a_step() -> None:
+    """The first use of a metric may import its library from cold storage, and many predictions take long to sort."""
+    found, context = object.__new__(Evaluator), Watched()
+    computed = []
+
+    def metrics(step: int, heeds_stop: bool) -> dict[str, dict[str, float]]:
+        computed.append(context.waiting)
+        return {"validation": {"f1": 0.5}}
+
+    found._context, found._metrics_of_sets = context, metrics  # type: ignore[assignment, method-assign]
+    found._has_average, found._sampler, found._measured = False, None, ""
+    row = found.evaluate(step=4, attempt=1)
+    assert row is not None
+    assert row["sets"] == {"validation": {"f1": 0.5}}
+    assert computed == [True]
+    assert not context.waiting
+
+
+def test_the_libraries_of_metrics_are_loaded_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation beside the run has a process of its own, so the ranks load nothing for it."""
+    for where in ("beside", "gang"):
+        monkeypatch.delitem(sys.modules, "sklearn.metrics", raising=False)
+        spec = changed(
+            job("a.jsonl"),
+            workload={"model": "gpt-tiny", "objective": "sequence_classification"},
+            data={"labels": ["a", "b"], "validation": {"share": 0.1}},
+            evaluate={"every": 2, "metrics": ["f1", "matthews"], "where": where},
+        )
+        network = SimpleNamespace(moe=None)
+        workload = SimpleNamespace(config=network, objective=SimpleNamespace(name=spec.workload.objective))
+        inputs: Any = SimpleNamespace(sets={}, prompts=None, workload=workload)
+        nobody: Any = None
+        Evaluator(spec, Layout(), context=nobody, engine=nobody, inputs=inputs)
+        assert ("sklearn.metrics" in sys.modules) == (where == "gang")
 
 
 def test_further_evaluations_end_no_run() -> None:

@@ -166,12 +166,15 @@ def test_asha_decides_at_its_own_rungs_only() -> None:
 
 
 def decisions(
-    monkeypatch: pytest.MonkeyPatch, began: dict[str, int], losses: Callable[[str, int], float]
+    monkeypatch: pytest.MonkeyPatch,
+    began: dict[str, int],
+    losses: Callable[[str, int], float],
+    warmup: int = 0,
 ) -> Any:
     """Under PBT with an interval of 10 up to step 50: the (trial, step) of each decision."""
     found: list[tuple[str, int]] = []
     space = {LR: {"uniform": [0.1, 0.9]}}
-    scheduler = Pbt(TuneSpec(space=space, trials=4, scheduler="pbt"), 10, 0)  # type: ignore[arg-type]
+    scheduler = Pbt(TuneSpec(space=space, trials=4, scheduler="pbt"), 10, warmup, seed=0)  # type: ignore[arg-type]
     scheduler.set_search_properties("value", "min")
     tune = Tune(scheduler, "".join(began), losses, [10, 20, 25, 30, 40, 50])
     for trial in tune.trials:
@@ -187,6 +190,14 @@ def decisions(
 def test_pbt_decides_when_all_are_at_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
     found = decisions(monkeypatch, {"a": 0, "b": 0}, lambda name, step: 1.0)
     assert sorted(found) == [(name, step) for name in "ab" for step in (10, 20, 30, 40)]
+
+
+@pytest.mark.parametrize(("warmup", "first"), [(9, 10), (10, 20), (15, 20), (31, 40)])
+def test_pbt_decides_nothing_during_the_warm_up(
+    monkeypatch: pytest.MonkeyPatch, warmup: int, first: int
+) -> None:
+    found = decisions(monkeypatch, {"a": 0, "b": 0}, lambda name, step: 1.0, warmup)
+    assert sorted({step for _, step in found}) == list(range(first, 50, 10))
 
 
 def test_trials_that_are_behind_when_a_search_is_taken_up_again_catch_up_first(
@@ -212,7 +223,7 @@ def test_an_exploit_takes_the_donor_s_values_changed_and_keeps_the_trial_s_name(
         SimpleNamespace(config={"assignment": {"trial": name, "params": {LR: rate}}})
         for name, rate in (("0001", 0.2), ("0002", 0.5))
     )
-    new: dict[str, Any] = Pbt(tune, 5, 0)._get_new_config(trial, donor)[0]["assignment"]
+    new: dict[str, Any] = Pbt(tune, 5, 0, seed=0)._get_new_config(trial, donor)[0]["assignment"]
     assert new["trial"] == "0001"
     assert new["params"][LR] not in (0.2, 0.5)
     assert trial.config["assignment"]["params"] == {LR: 0.2}
@@ -223,7 +234,7 @@ def test_pb2_learns_what_each_trial_gained_and_goes_on_from_the_donor(
 ) -> None:
     tune = TuneSpec(space={LR: {"uniform": [0.1, 0.9]}}, trials=4, scheduler="pb2")  # type: ignore[arg-type]
     monkeypatch.setattr(Pbt, "on_trial_result", lambda *_, **__: "CONTINUE")
-    scheduler = Pb2(tune, 5, 0)
+    scheduler = Pb2(tune, 5, 0, seed=0)
     trial, donor = (
         SimpleNamespace(config={"assignment": {"trial": name, "params": {LR: rate}}})
         for name, rate in (("0001", 0.2), ("0002", 0.5))

@@ -150,4 +150,4 @@ def test_a_trial_is_evaluated_at_every_rung_if_it_is_decided_by_an_evaluation(tm
         asked = trial._job().evaluate
         assert asked is not None
         found.append(asked.at)
-    assert found == [[2, 7, 8, 32], [7]]
+    assert found == [[4, 7, 16, 32], [7]]  # the warm-up has two steps

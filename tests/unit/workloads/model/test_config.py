@@ -4,9 +4,11 @@ import subprocess
 import sys
 
 import pytest
+from transformers import LlamaConfig
 
 from workloads.describe import describe, for_objective
 from workloads.errors import WorkloadError
+from workloads.hf.decoders import read_rope
 from workloads.model.config import TransformerConfig
 from workloads.model.presets import preset
 
@@ -24,6 +26,32 @@ def test_changes_derive_sizes_anew() -> None:
     assert describe("t5-tiny", {"layers": 3}).decoder_layers == 3
     assert describe("qwen3-0.6b", {"layers": 2}).head_dim == 128
     assert describe("mixtral-tiny", {"moe": {"experts": 16}}).moe.top_k == 2
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        {"rope_type": "linear", "factor": 2.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512, "beta_fast": 16.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512, "mscale": 1.0,
+         "mscale_all_dim": 0.8, "truncate": False},
+        {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 256, "low_freq_factor": 1.0,
+         "high_freq_factor": 2.0},
+        {"rope_type": "default"},
+    ],
+    ids=["linear", "yarn", "yarn with mscale", "llama3", "default"],
+)  # fmt: skip
+def test_positions_may_have_the_names_of_transformers(theirs: dict) -> None:
+    """They mean what they mean in a config.json of transformers, as its own class reads it."""
+    config = LlamaConfig(rope_parameters={**theirs, "rope_theta": 5e5}, max_position_embeddings=2048)
+    wanted = read_rope(config)
+    for name in ("rope_scaling", "rope_parameters"):
+        changes = {"max_position_embeddings": 2048, name: {**theirs, "rope_theta": 5e5}}
+        found = describe("llama-tiny", changes)
+        assert (found.max_positions, found.rope_theta) == (2048, wanted["rope_theta"])
+        assert found.rope_scaling == wanted["rope_scaling"]
+    older = {"type" if key == "rope_type" else key: value for key, value in theirs.items()}
+    assert describe("llama-tiny", {"rope_scaling": older}).rope_scaling == wanted["rope_scaling"]
 
 
 @pytest.mark.parametrize(
@@ -60,8 +88,29 @@ def test_changes_derive_sizes_anew() -> None:
         ("mixtral-tiny", {"moe": {"capacity_factor": 0.0}}, "must be positive"),
         ("mixtral-tiny", {"moe": {"expert": 3}}, "unknown field moe.expert"),
         ("gpt-tiny", {"moe": {"experts": 3}}, "moe is incomplete"),
+        (
+            "llama-tiny",
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+            "give the length of the original",
+        ),
+        (
+            "llama-tiny",
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+            "use linear, llama3 or yarn",
+        ),
+        (
+            "llama-tiny",
+            {"rope_scaling": {"type": "linear", "kind": "linear", "factor": 2.0}},
+            "kind is given twice",
+        ),
+        ("llama-tiny", {"max_positions": 8, "max_position_embeddings": 8}, "max_positions is given twice"),
         ("llama-tiny", {"rope_scaling": {"kind": "cubic", "factor": 2.0, "original_positions": 8}}, "linear"),
-        ("llama-tiny", {"rope_scaling": {"kind": "llama3", "factor": 2.0}}, "for llama3 and yarn"),
+        ("llama-tiny", {"rope_scaling": {"kind": "llama3", "factor": 2.0}}, "kind llama3 needs"),
+        (
+            "llama-tiny",
+            {"rope_scaling": {"kind": "linear", "factor": 2.0, "original_positions": 8}},
+            "for llama3 and yarn; leave it out",
+        ),
         (
             "llama-tiny",
             {"rope_scaling": {"kind": "yarn", "factor": 0.5, "original_positions": 8}},
