@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import ENDED, Outcome
 from orchestrator.config.spec import JobSpec
 from orchestrator.launch.active_controller import Signs, not_driven
+from orchestrator.observe.last_status import last_status
 from orchestrator.storage.row_line import EVALS, EVENTS, METRICS, TRIALS, Row
 from orchestrator.storage.run_directory import RunDir
 
@@ -63,12 +64,16 @@ class Run:
 
     @property
     def status(self) -> dict[str, Any]:
-        """Phase, step, attempt, layout and ranks, as in `orchestrator status`; empty before the run begins."""
-        return self._told("status.json", "time")
+        """Phase, step, attempt, layout, ranks and controller, as in `orchestrator status`; empty before the run begins.
+
+        The phase is "lost" if no controller drives the run any more although it has not ended.
+        """
+        return self._of_this_submission(lambda: last_status(self._directory), "time")
 
     @property
     def state(self) -> str:
-        """The phase of the run: "done", "failed" or "stopped" at its end, "unknown" before it begins.
+        """The phase of the run: "done", "failed" or "stopped" at its end, "unknown" before it begins, "lost" if its
+        controller ended without a word.
 
         Before a submitted run begins, this is the state of its submission.
         """
@@ -79,7 +84,7 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """The outcome, cost and speed of the run; empty before its end."""
-        return self._told("summary.json", "ended")
+        return self._of_this_submission(lambda: self._directory.read_json_or_empty("summary.json"), "ended")
 
     def metrics(self) -> pandas.DataFrame:
         """A row for each step, indexed by step: loss, learning rate, gradient norm, tokens, seconds and more."""
@@ -186,7 +191,7 @@ class Run:
         signs = Signs()
         while True:
             state, now = self.state, time.monotonic()
-            is_silent = signs.are_gone(self.status.get("time"))
+            is_silent = signs.are_gone(self.status)
             if self._submission is not None:
                 if self._job_now().has_ended:
                     break
@@ -204,15 +209,15 @@ class Run:
             raise RunFailed(self.summary.get("reason") or (job and job.message) or "see events()")
         return self
 
-    def _told(self, document: str, time_key: str) -> dict[str, Any]:
-        """The status in the run directory. For a submitted run, ignore a status from before the submission, unless the
-        job is done: the job of a finished run writes nothing."""
-        found = self._directory.read_json_or_empty(document)
+    def _of_this_submission(self, read: Callable[[], dict[str, Any]], time_key: str) -> dict[str, Any]:
+        """What `read` returns. For a submitted run, ignore what was written before the submission, unless the job is
+        done: the job of a finished run writes nothing."""
+        found = read()
         if found and self._submission is not None:
             _, job = self._submission
             if job.came_after(found.get(time_key)):
                 is_done = self._job_now().state == Outcome.DONE
-                return self._directory.read_json_or_empty(document) if is_done else {}
+                return read() if is_done else {}
         return found
 
     def _job_now(self) -> Submission:

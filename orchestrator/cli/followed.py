@@ -27,7 +27,7 @@ def statuses(run: RunDir) -> Iterator[Row]:
     signs = Signs()
     while True:
         status = run.read_json_or_empty("status.json")
-        is_silent = signs.are_gone(status.get("time"))
+        is_silent = signs.are_gone(status)
         yield status
         if status.get("phase") in ENDED:
             return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,14 +33,13 @@ from orchestrator.config.outcome import ENDED, Outcome
 
 if TYPE_CHECKING:
     from cluster.jobs.ray_jobs import Jobs, Submission
+    from orchestrator.observe.last_status import ControllerState
     from orchestrator.storage.run_directory import RunDir
 
 LONGEST_START = 600.0
 """Most seconds for starting Python and reading the job file. More means that the system clock was changed."""
 ANSWER = 120.0
 """Seconds for a controller to receive a stop: it may be starting on a busy machine."""
-LOST_AFTER = 15.0
-"""Seconds without an update of status.json after which `status` calls the controller silent."""
 
 
 def register(app: typer.Typer) -> None:
@@ -144,7 +142,7 @@ def status(target: Target, address: Cluster = None, as_json: Json = False) -> No
     job = named[1] if named else None
     other = ""
     if job is not None and local is not None and job.run_dir != local.uri:  # two runs of one name
-        if job.has_ended or _status_of(local)["controller"] != "ended":  # as `stop` chooses
+        if job.has_ended or not _is_over(local):  # as `stop` chooses
             other = f"{job.id} is another run: {job.state}, run directory {job.run_dir}"
             job = None
         else:
@@ -198,7 +196,7 @@ def stop(
     except InputError:
         if local is None:  # it was not submitted; its controller may be on a Ray without a Jobs API
             raise
-    if local is not None and chain is None and _status_of(local)["controller"] == "ended":
+    if local is not None and chain is None and _is_over(local):
         jobs, job = job_named(target, address) or (jobs, job)  # of that name, with another run directory
     if jobs is not None and job is not None and not job.has_ended:
         jobs.stop(job.id)
@@ -208,8 +206,7 @@ def stop(
         stop_stages(*chain, lambda run: _stop_controller(run, address), as_json)
         return
     elif (directory := local or run_at(job.run_dir if job else "")) is not None:
-        if _status_of(directory)["controller"] == "ended":
-            raise InputError("this run has ended already", target, "see `orchestrator status`")
+        _refuse_if_over(directory, target)
         _stop_controller(directory, address)
         found = {"name": directory.name, "run_dir": directory.uri, "state": "stopping"}
         ended = False
@@ -230,7 +227,7 @@ def stop(
 
 
 def _status_of(directory: RunDir) -> dict[str, Any]:
-    from orchestrator.observe.last_status import last_status
+    from orchestrator.observe.last_status import ControllerState, last_status
 
     spec = existing_run(directory.uri)[1]
     unknown = {"name": spec.name, "phase": "unknown", "step": 0, "steps": spec.train.steps, "attempt": 0}
@@ -239,17 +236,36 @@ def _status_of(directory: RunDir) -> dict[str, Any]:
         "layout": None,
         "ranks": [],
         "time": 0.0,
+        "controller": str(ControllerState.UNKNOWN),
         **last_status(directory),
     }
     summary = directory.read_json_or_empty("summary.json")
-    silent = time.time() - current["time"]
-    ended = current["phase"] in ENDED
-    alive = "alive" if silent < LOST_AFTER else f"silent for {silent:.0f} s"
-    current["controller"] = "ended" if ended else alive
-    if not current["time"] and not ended:
-        current["controller"] = "not heard of"
-    current["state"] = summary["state"] if ended and summary else current["phase"]
+    current["state"] = summary["state"] if current["phase"] in ENDED and summary else current["phase"]
     return dict(current)
+
+
+def _controller_state(directory: RunDir) -> ControllerState:
+    from orchestrator.observe.last_status import controller_state, last_status
+
+    return controller_state(last_status(directory))
+
+
+def _is_over(directory: RunDir) -> bool:
+    """Whether a run has ended, or no controller drives it any more."""
+    from orchestrator.observe.last_status import ControllerState
+
+    return _controller_state(directory) in (ControllerState.ENDED, ControllerState.GONE)
+
+
+def _refuse_if_over(directory: RunDir, target: str) -> None:
+    """Raise InputError if a run has ended, or if no controller drives it any more."""
+    from orchestrator.observe.last_status import ControllerState
+
+    state = _controller_state(directory)
+    if state is ControllerState.ENDED:
+        raise InputError("this run has ended already", target, "see `orchestrator status`")
+    if state is ControllerState.GONE:
+        raise InputError("no controller drives this run any more", target, "the same command resumes it")
 
 
 def _stop_controller(directory: RunDir, address: str | None) -> None:

@@ -51,6 +51,7 @@ from orchestrator.resolve.continued import begun_from, take_over
 from orchestrator.resolve.kept_config import config_json, kept_config
 from orchestrator.resolve.pinned_base import bases_of
 from orchestrator.resolve.prepared_data import PreparedData, is_whole, keep_excerpt
+from orchestrator.storage.process_identity import lineage
 from orchestrator.storage.row_line import Row
 from orchestrator.storage.row_types import EventFields
 from orchestrator.storage.run_directory import RunDir
@@ -164,6 +165,8 @@ class Controller:
         self._queue = queue
         self._died = died
         self._launched = launched
+        # Read once: when the command dies, its processes are adopted by another one before they end.
+        self._processes = lineage()
         self.log = ControllerLog(run.uri)
         self._history: RunHistory | None = None
         """The record of the run, opened by `drive`."""
@@ -219,6 +222,7 @@ class Controller:
             until=self._until,
             note=self._note,
             evaluation=self._evaluations.text,
+            processes=self._processes,
         )
 
     def drive(self) -> dict[str, Any]:

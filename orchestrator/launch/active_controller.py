@@ -5,15 +5,19 @@ from __future__ import annotations
 import time
 
 from orchestrator.config.errors import InputError
+from orchestrator.observe.last_status import GONE_AFTER, ControllerState, controller_state
 from orchestrator.storage.lease import is_locked
+from orchestrator.storage.row_line import Row
 from orchestrator.storage.run_directory import RunDir
 
 LOOKS = 5.0
 """Seconds within which an active run writes its status."""
 EVERY = 0.25
 """Seconds between two reads of the status."""
-SILENCE = 300.0
-"""Seconds without a new status after which a run counts as abandoned. Placing workers on new nodes may take minutes."""
+SILENCE = GONE_AFTER
+"""Seconds without a new status after which a command waits for a run no longer."""
+RESUMED_WITHIN = 30.0
+"""Seconds that a command, given again, takes at most until its controller writes a status."""
 
 
 class Signs:
@@ -25,21 +29,19 @@ class Signs:
         self._changed_at = time.monotonic()
         """When that time last changed."""
 
-    def are_gone(self, status_time: float | None) -> bool:
-        """Whether no controller drives the run any more.
-
-        Args:
-            status_time: the time in the run's present status, None without one.
-        """
+    def are_gone(self, status: Row) -> bool:
+        """Whether no controller drives the run any more, by its present status, empty without one."""
+        status_time = status.get("time")
         if status_time != self._status_time:
             self._status_time = status_time
             self._changed_at = time.monotonic()
-        return time.monotonic() - self._changed_at > SILENCE
+        patience = RESUMED_WITHIN if controller_state(status) is ControllerState.GONE else SILENCE
+        return time.monotonic() - self._changed_at > min(patience, SILENCE)
 
 
 def not_driven(run: str) -> str:
     """Return the message for a run without signs of life."""
-    return f"no controller has driven {run} for {SILENCE:.0f} s"
+    return f"no controller drives {run} any more"
 
 
 def refuse_if_at_work(run_dir: RunDir, *stages: RunDir) -> None:
