@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from orchestrator.checkpoint.resolve_checkpoint import read_chosen
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import ENDED, Outcome
 from orchestrator.config.spec import JobSpec
-from orchestrator.launch.active_controller import Signs, not_driven
+from orchestrator.launch.active_controller import Signs, ask_to_stop, not_driven
 from orchestrator.observe.last_status import last_status
 from orchestrator.storage.row_line import EVALS, EVENTS, METRICS, TRIALS, Row
 from orchestrator.storage.run_directory import RunDir
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from cluster.jobs.ray_jobs import Jobs, Submission
+    from orchestrator.api.background import BackgroundRun
+    from orchestrator.api.measured import CommitOfRun
     from orchestrator.export.converted import Names, Numbers
 
 EVERY = 0.5
@@ -46,7 +48,10 @@ class Run:
     """A run, given by its run directory, wherever its controller is. Each call reads the files again."""
 
     def __init__(
-        self, directory: RunDir, job: JobSpec, submission: tuple[Jobs, Submission] | None = None
+        self,
+        directory: RunDir,
+        job: JobSpec,
+        submission: tuple[Jobs | BackgroundRun, Submission] | None = None,
     ) -> None:
         self._directory = directory
         self._spec = job
@@ -183,13 +188,106 @@ class Run:
             found: nn.Module = load(target, strict=False)
             return found
 
+    def evaluate(
+        self,
+        on: Mapping[str, str] | None = None,
+        tasks: Sequence[str | Path] = (),
+        step: int | None = None,
+        raw: bool = False,
+        address: str | None = None,
+    ) -> dict[str, dict[str, float]]:
+        """Evaluate a commit, the newest sound one by default, in a process on this machine. The run does not change.
+
+        Args:
+            on: further held-out sets: the files of each by name, as {"wiki": "wiki/*.txt"}.
+            tasks: task files in lm-eval's format. Held-out text is then evaluated only if `on` names some.
+            step: the step of the commit.
+            raw: the weights of training where the job has an average of them.
+            address: the cluster that prepares text that is not prepared yet, by default Ray on this machine.
+
+        Returns:
+            The metrics of each set and each task by name, as {"validation": {"loss": 2.31, ...}}.
+
+        Raises InputError if there is no such commit, nothing to evaluate on, or a file is missing or wrong.
+        """
+        files = [str(path) for path in tasks]
+        return read_chosen(
+            self._store,
+            step,
+            lambda number: self._commit(number, raw).evaluate(dict(on or {}), files, address),
+        )
+
+    def generate(
+        self,
+        prompts: str | Sequence[str],
+        tokens: int = 64,
+        temperature: float = 0.0,
+        seed: int = 0,
+        step: int | None = None,
+        raw: bool = False,
+        bare: bool = False,
+    ) -> list[str]:
+        """Continue prompts with the model of a commit, the newest sound one by default, in this process.
+
+        A model trained on conversations answers each prompt as a user's turn, unless `bare`.
+
+        Args:
+            prompts: one text, or several.
+            tokens: the most tokens to add to each.
+            temperature: 0 takes the likeliest token, above 0 tokens are sampled.
+            seed: the seed of the sampling.
+            step: the step of the commit.
+            raw: the weights of training where the job has an average of them.
+            bare: continue the bare text even if the model answers as a chat.
+
+        Returns:
+            The new text after each prompt, without the prompt.
+
+        Raises InputError if there is no such commit, or the model continues no text.
+        """
+        from workloads.workload import Sampling
+
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        sampling = Sampling(temperature=temperature, seed=seed)
+        return read_chosen(
+            self._store,
+            step,
+            lambda number: self._commit(number, raw).generate(texts, tokens, sampling, bare),
+        )
+
+    def _commit(self, step: int, raw: bool) -> CommitOfRun:
+        from orchestrator.api.measured import CommitOfRun
+
+        return CommitOfRun(self._directory, self._store.manifest(step), raw)
+
+    def stop(self, timeout: float | None = None) -> Run:
+        """Ask the run to save a checkpoint and end, and wait at most `timeout` seconds for that.
+
+        It works for every run whose directory can be written here, also for one of another process. The same call of
+        `run` resumes the run.
+
+        Raises InputError if the run has ended or no controller drives it, RunFailed if it fails, and TimeoutError.
+        """
+        if self._submission is not None:
+            jobs, job = self._submission[0], self._job_now()
+            if job.has_ended:
+                raise InputError("this run has ended already", self.uri, "see Run.state")
+            jobs.stop(job.id)
+            return self.wait(timeout)
+        asked = ask_to_stop(self._directory)
+        return self._wait(timeout, lambda: asked.ask(self.status))
+
     def wait(self, timeout: float | None = None) -> Run:
         """Wait at most `timeout` seconds for the end of the run, or of its job if it was submitted. Raises RunFailed if
         the run fails or no controller is active for it any more, and TimeoutError."""
+        return self._wait(timeout, lambda: None)
+
+    def _wait(self, timeout: float | None, at_each_look: Callable[[], object]) -> Run:
         deadline = None if timeout is None else time.monotonic() + timeout
         ended: float | None = None
         signs = Signs()
         while True:
+            at_each_look()
             state, now = self.state, time.monotonic()
             is_silent = signs.are_gone(self.status)
             if self._submission is not None:

@@ -33,7 +33,6 @@ from orchestrator.config.outcome import ENDED, Outcome
 
 if TYPE_CHECKING:
     from cluster.jobs.ray_jobs import Jobs, Submission
-    from orchestrator.observe.last_status import ControllerState
     from orchestrator.storage.run_directory import RunDir
 
 LONGEST_START = 600.0
@@ -184,9 +183,7 @@ def stop(
     ] = True,
     as_json: Json = False,
 ) -> None:
-    """Ask a run on a cluster to save a checkpoint and end. For a run inside `orchestrator run`, press Ctrl-C."""
-    from cluster.jobs.ray_jobs import STOP_GRACE
-
+    """Ask a run to save a checkpoint and end, wherever it trains, as Ctrl-C in its terminal does."""
     chain = chain_at(target)
     local = chain[0] if chain else run_at(target)
     jobs: Jobs | None = None
@@ -199,23 +196,23 @@ def stop(
     if local is not None and chain is None and _is_over(local):
         jobs, job = job_named(target, address) or (jobs, job)  # of that name, with another run directory
     if jobs is not None and job is not None and not job.has_ended:
-        jobs.stop(job.id)
-        job = jobs.wait(job.id, STOP_GRACE) if wait else job
-        found, ended = job.to_json(), job.has_ended
+        _stop_job(jobs, job, wait, as_json)
     elif chain is not None:
         stop_stages(*chain, lambda run: _stop_controller(run, address), as_json)
-        return
     elif (directory := local or run_at(job.run_dir if job else "")) is not None:
-        _refuse_if_over(directory, target)
-        _stop_controller(directory, address)
-        found = {"name": directory.name, "run_dir": directory.uri, "state": "stopping"}
-        ended = False
+        _stop_run(directory, address, wait, as_json)
     else:
         raise InputError("this job has ended already", target, "see `orchestrator list`")
+
+
+def _stop_job(jobs: Jobs, job: Submission, wait: bool, as_json: bool) -> None:
+    from cluster.jobs.ray_jobs import STOP_GRACE
+
+    jobs.stop(job.id)
+    job = jobs.wait(job.id, STOP_GRACE) if wait else job
     if as_json:
-        emit(found)
-    elif ended:
-        assert job is not None
+        emit(job.to_json())
+    elif job.has_ended:
         known = {
             True: "goes on from its last commit",
             False: "begins anew: there is no commit yet",
@@ -223,7 +220,27 @@ def stop(
         }
         print(f"{job.id}: {job.state}; the same job {known[has_commit(job)]}")
     else:
-        print(f"{found['run_dir']} will commit and end")
+        print(f"{job.run_dir} will commit and end")
+
+
+def _stop_run(run: RunDir, address: str | None, wait: bool, as_json: bool) -> None:
+    from orchestrator.launch.active_controller import refuse_if_over
+
+    refuse_if_over(run)
+    _stop_controller(run, address)
+    state = _end_of(run) if wait else "stopping"
+    if as_json:
+        emit({"name": run.name, "run_dir": run.uri, "state": state})
+    else:
+        print(f"{run.uri}: {state}" if wait else f"{run.uri} will commit and end")
+
+
+def _end_of(run: RunDir) -> str:
+    """Wait for the end of a run that was asked to stop, and return its state."""
+    from orchestrator.cli.followed import statuses
+
+    *_, last = statuses(run)
+    return str(last["phase"])
 
 
 def _status_of(directory: RunDir) -> dict[str, Any]:
@@ -244,48 +261,27 @@ def _status_of(directory: RunDir) -> dict[str, Any]:
     return dict(current)
 
 
-def _controller_state(directory: RunDir) -> ControllerState:
-    from orchestrator.observe.last_status import controller_state, last_status
-
-    return controller_state(last_status(directory))
-
-
 def _is_over(directory: RunDir) -> bool:
     """Whether a run has ended, or no controller drives it any more."""
-    from orchestrator.observe.last_status import ControllerState
+    from orchestrator.observe.last_status import ControllerState, controller_state, last_status
 
-    return _controller_state(directory) in (ControllerState.ENDED, ControllerState.GONE)
-
-
-def _refuse_if_over(directory: RunDir, target: str) -> None:
-    """Raise InputError if a run has ended, or if no controller drives it any more."""
-    from orchestrator.observe.last_status import ControllerState
-
-    state = _controller_state(directory)
-    if state is ControllerState.ENDED:
-        raise InputError("this run has ended already", target, "see `orchestrator status`")
-    if state is ControllerState.GONE:
-        raise InputError("no controller drives this run any more", target, "the same command resumes it")
+    return controller_state(last_status(directory)) in (ControllerState.ENDED, ControllerState.GONE)
 
 
 def _stop_controller(directory: RunDir, address: str | None) -> None:
     """Ask the controller of a run to stop, if no submitted job drives the run."""
     from cluster.local.address import NoAddress
     from cluster.local.ray_session import NoCluster, connected_ray
+    from orchestrator.launch.active_controller import STOPPED, ask_to_stop
     from orchestrator.launch.controller_actor import controller_of
-    from orchestrator.launch.run import STOPPED
     from orchestrator.launch.submission import no_cluster
-    from orchestrator.storage.lease import is_locked
 
     try:
         with connected_ray(address or "auto"):
             controller = controller_of(directory)
             if controller is None:
-                what, hint = "no controller is at work on this run", "see `orchestrator status`"
-                if directory.local and is_locked(directory.path):
-                    what = "no controller on this cluster drives it"
-                    hint = "press Ctrl-C in the terminal that does"
-                raise InputError(what, directory.uri, hint)
+                ask_to_stop(directory)
+                return
             import ray
 
             try:
@@ -297,8 +293,7 @@ def _stop_controller(directory: RunDir, address: str | None) -> None:
                 hint = "give the command again"
                 raise InputError(f"{what} ({type(error).__name__})", directory.uri, hint) from None
     except NoAddress:
-        hint = "press Ctrl-C where `orchestrator run` trains it, or give the --address of its cluster"
-        raise InputError("this run is on no cluster that is known here", directory.uri, hint) from None
+        ask_to_stop(directory)
     except NoCluster as error:
         raise no_cluster(error, address) from None
 

@@ -18,7 +18,7 @@ from orchestrator.config.outcome import Outcome
 from orchestrator.config.redact import redact_message
 from orchestrator.config.spec import JobSpec
 from orchestrator.launch import preflight_cache
-from orchestrator.launch.active_controller import refuse_if_at_work
+from orchestrator.launch.active_controller import STOPPED, refuse_if_at_work
 from orchestrator.launch.finished import beyond, done_already, finished_line, finished_summary, put_back
 from orchestrator.launch.import_prefetch import imports_begun
 from orchestrator.launch.machine_checks import gpus_here
@@ -40,7 +40,6 @@ ENDED_TOGETHER = 0.5
 SILENCE = 120.0
 """Seconds that a controller may be silent. Ray restarts a dead one within that time."""
 
-STOPPED = "stopped by the user"
 STOPPING = "Ctrl-C: the run commits and ends; once more, and it ends at once"
 
 

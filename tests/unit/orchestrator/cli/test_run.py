@@ -59,6 +59,7 @@ def test_the_status_of_a_run_that_has_ended(
 def test_the_status_of_a_run_that_is_at_work_or_lost(command: Any, here: Path) -> None:
     path = here / "runs/small/status.json"
     status = {**json.loads(path.read_text()), "phase": "train", "time": 1.0, "eta_seconds": 90.0}
+    status["processes"] = []
     status["ranks"] = [{"rank": 0, "node": "node-7", "pid": 4711, "state": "running", "step": 5}]
     path.write_text(json.dumps(status))
     found = json.loads(command("status", "runs/small", "--json").out)
