@@ -22,6 +22,7 @@ from orchestrator.launch.active_controller import STOPPED, refuse_if_at_work
 from orchestrator.launch.finished import beyond, done_already, finished_line, finished_summary, put_back
 from orchestrator.launch.import_prefetch import imports_begun
 from orchestrator.launch.machine_checks import gpus_here
+from orchestrator.launch.own_sources import make_own_sources
 from orchestrator.launch.preflight import preflight
 from orchestrator.launch.submission import no_cluster
 from orchestrator.observe.goodput import with_end
@@ -100,6 +101,7 @@ def run(
             nonlocal shared
             shared = stack.enter_context(imports_begun(spec, embedded=address is None))
 
+        make_own_sources(spec.data, address, lambda line: show({"phase": "prepare", "note": line}))
         show({"phase": "check", "note": "reading the job's sources and model"})
         # Made before the checks, so it does not cover code that changes meanwhile.
         mark = preflight_cache.mark_of(spec, run_dir)

@@ -77,6 +77,9 @@ def _files(place: str, key: str, source: Source, on_error: str, pool: ThreadPool
         return [file for files in found for file in files]
     found_here = _match(place, key_and_place)
     if not found_here:
+        if source.own is not None:
+            hint = "`orchestrator data prepare JOB` makes them, and so does `orchestrator run`"
+            raise InputError(f"the rows of {source.own} are not made yet", key_and_place, hint)
         raise InputError("there is no such file", key_and_place, "check the path")
     return found_here
 
