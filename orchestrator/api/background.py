@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,10 @@ class BackgroundRun:
             stdout=subprocess.DEVNULL,
             stderr=self._output,
             start_new_session=True,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            },  # own code is found there
         )
         self._is_stopped = False
         assert self._process.stdin is not None

@@ -30,12 +30,15 @@ def lineage(most: int = 3) -> list[dict[str, Any]]:
 
 
 def has_ended(identity: Mapping[str, Any]) -> bool | None:
-    """Return whether the process with that identity has ended; None if it belongs to another machine or PID namespace.
+    """Return whether the process with that identity has ended; None if it belongs to another machine or PID namespace,
+    or to another user, whose processes are hidden.
 
     Raises ValueError, TypeError or KeyError if `identity` is no identity of a process.
     """
     local = process_identity(int(identity["pid"]))
     if not local["boot"] or (identity["boot"], identity["space"]) != (local["boot"], local["space"]):
+        return None
+    if not local["born"] and _is_hidden(int(identity["pid"])):
         return None
     return bool(identity["born"] != local["born"])
 
@@ -46,6 +49,17 @@ def _stat(pid: int) -> list[str]:
     proc(5): the name in parentheses may hold anything; after it come the state, the parent and, 18 on, starttime.
     """
     return _first_line(f"/proc/{pid}/stat").rpartition(")")[2].split() or [""]
+
+
+def _is_hidden(pid: int) -> bool:
+    """Return whether the process exists and belongs to another user: /proc may hide it (mount option hidepid)."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
 
 
 def _first_line(path: str) -> str:

@@ -35,6 +35,19 @@ def test_a_run_is_stopped_before_it_has_begun(tmp_path: Path) -> None:
     assert begun.summary == {}
 
 
+def test_it_finds_the_modules_that_this_process_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a notebook that has put a folder on its path."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "own_rate.py").write_text("raise ValueError('found')\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "lib"))
+    document = job(write_text(tmp_path))
+    document["train"]["optimizer"] = {"name": "own_rate:build", "lr": 0.1}
+    with pytest.raises(RunFailed, match=r"own_rate:build cannot be imported \(ValueError: found\)"):
+        run(Job(**document), block=False).wait(timeout=60)
+
+
 def test_a_function_that_shows_the_status_needs_a_caller_that_waits() -> None:
     with pytest.raises(InputError, match=r"^show: is called while this process waits"):
         run(Job(**job("a.txt")), block=False, show=print)

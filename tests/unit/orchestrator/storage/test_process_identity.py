@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from orchestrator.storage.process_identity import has_ended, lineage, process_identity
 
 
@@ -22,6 +24,18 @@ def test_nothing_is_known_of_a_process_of_another_machine_or_container() -> None
     own = process_identity(os.getpid())
     assert has_ended({**own, "boot": "of another machine"}) is None
     assert has_ended({**own, "space": "pid:[1]"}) is None
+
+
+def test_a_process_that_another_user_hides_is_not_taken_for_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its entry in /proc cannot be read under the mount option hidepid, and a signal is refused."""
+
+    def refuse(*_: int) -> None:
+        raise PermissionError
+
+    gone = {**process_identity(2**22 + 1), "born": "7"}
+    assert has_ended(gone) is True
+    monkeypatch.setattr(os, "kill", refuse)
+    assert has_ended(gone) is None
 
 
 def test_the_lineage_of_a_process_is_itself_and_its_ancestors() -> None:
