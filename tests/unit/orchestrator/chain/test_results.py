@@ -24,7 +24,7 @@ from orchestrator.storage.run_directory import RunDir
     [
         (0.0, "running", ""),
         (60.0, "running", "its controller is silent for 1 min 0"),
-        (900.0, "lost", "its controller is gone since phase train, last seen 15 min 0"),
+        (900.0, "lost", "its controller is gone, last seen 15 min 0"),
     ],
 )
 def test_a_stage_that_nobody_drives_is_lost_and_the_chain_too(

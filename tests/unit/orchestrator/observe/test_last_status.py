@@ -94,7 +94,8 @@ def test_a_run_whose_command_was_killed_is_lost_everywhere(
 
     shown = told(capsys, "status", run.uri)
     assert shown.startswith("small: lost, step 5 of 12\nattempt 1, layout dp2, controller gone\n")
-    assert "gone since phase train, last seen " in shown
+    assert "its controller is gone, last seen " in shown
+    assert " ago in phase train; " in shown
     assert "the same command resumes it" in shown
     assert "node-7" not in shown
     as_json = json.loads(told(capsys, "status", run.uri, "--json"))
