@@ -13,12 +13,12 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.config.errors import InputError
+from orchestrator.config.errors import InputError, Unreachable
 from orchestrator.data.config import Source
 from orchestrator.data.quiet_logging import quiet
 from orchestrator.storage.file_system import open_file_system
 from orchestrator.storage.input_files import TIMEOUT
-from orchestrator.storage.retry import Retry
+from orchestrator.storage.retry import Retry, storage_failed, transient
 from orchestrator.storage.uri import is_local, local_path
 from workloads.errors import WorkloadError
 from workloads.own.object_reference import call, load, sources
@@ -36,9 +36,11 @@ FILE_BYTES = 2**25
 
 
 def is_made(source: Source) -> bool:
-    """Return whether the rows of a source with a function are complete."""
-    fs, folder = open_file_system(_folder(source), TIMEOUT)
-    return bool(Retry()(fs.isfile, f"{folder}/{MADE}"))
+    """Return whether the rows of a source with a function are complete. Raises InputError if storage fails."""
+    place = _folder(source)
+    with _storage_errors(place):
+        fs, folder = open_file_system(place, TIMEOUT)
+        return bool(Retry()(fs.isfile, f"{folder}/{MADE}"))
 
 
 def make_rows(source: Source, where: str, tell: Callable[[str], None]) -> None:
@@ -59,16 +61,30 @@ def make_rows(source: Source, where: str, tell: Callable[[str], None]) -> None:
     dataset = _dataset(source, named)
     place = _folder(source)
     draft = f"{local_path(place)}.{uuid.uuid4().hex}.tmp" if is_local(place) else place
-    fs, folder = open_file_system(draft, TIMEOUT)
     try:
-        rows = _write(dataset, fs, folder, named, tell)
-        content = {"own": str(source.own), "fingerprint": source.fingerprint, "rows": rows}
-        Retry()(fs.pipe_file, f"{folder}/{MADE}", json.dumps(content).encode())
-        if draft != place:
-            _publish(draft, local_path(place))
+        with _storage_errors(place):
+            fs, folder = open_file_system(draft, TIMEOUT)
+            rows = _write(dataset, fs, folder, named, tell)
+            content = {"own": str(source.own), "fingerprint": source.fingerprint, "rows": rows}
+            Retry()(fs.pipe_file, f"{folder}/{MADE}", json.dumps(content).encode())
+            if draft != place:
+                _publish(draft, local_path(place))
     finally:
         if draft != place:
             shutil.rmtree(draft, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _storage_errors(place: str) -> Iterator[None]:
+    """Raise InputError for an error of storage in the block."""
+    try:
+        yield
+    except Exception as error:  # fsspec backends raise various errors
+        if isinstance(error, InputError) or not storage_failed(error):
+            raise
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        kind = Unreachable if transient(error) else InputError
+        raise kind(f"cannot be read or written ({reason})", f"data.cache {place}", "check it") from None
 
 
 def _folder(source: Source) -> str:

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("pipelines", "two_cpus")
 
 PIPELINES = """
 import time
+import numpy as np
 import ray
 
 def articles(count=1000, blocks=2):
@@ -43,6 +44,10 @@ def nothing():
 
 def number():
     return 5
+
+def with_arrays():
+    rows = ray.data.range(40).map_batches(batch, batch_size=None)
+    return rows.map(lambda row: {**row, "image": np.zeros((2, 3)), "meta": {"lang": "en", "tags": ["a"]}})
 
 def mixed():
     return ray.data.range(10000, override_num_blocks=2).map(lambda row: {"a": 1} if row["id"] < 5000 else {"b": 1})
@@ -99,6 +104,13 @@ def test_the_rows_of_another_process_that_was_faster_stay(tmp_path: Path) -> Non
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 
+def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    given = source(f"{tmp_path}/cache", "articles", count=10)
+    with pytest.raises(InputError, match=r"^data.cache .*own-articles-\w+: cannot be read or written \("):
+        own_rows.make_rows(given, "own", lambda _: None)
+
+
 def test_rows_on_an_object_store() -> None:
     given = source("memory://bucket/cache", "articles", count=10)
     own_rows.make_rows(given, "own", lambda _: None)
@@ -126,10 +138,11 @@ def test_what_a_function_does_wrong_is_told_and_nothing_is_left(
 
 
 def test_the_rows_become_the_tokens_of_the_same_text_in_files(tmp_path: Path) -> None:
-    given = source(f"{tmp_path}/cache", "articles", count=200)
+    """Columns that nothing reads may hold anything, such as arrays."""
+    given = source(f"{tmp_path}/cache", "with_arrays")
     own_rows.make_rows(given, "own", lambda _: None)
     files = tmp_path / "files.jsonl"
-    texts = [f"article {n} of {n * 7 % 13}" for n in range(200)]
+    texts = [f"article {n} of {n * 7 % 13}" for n in range(40)]
     files.write_text("\n".join(json.dumps({"text": text}) for text in texts))
     found = []
     for name, one in (("own", given.model_dump(mode="json")), ("files", {"uri": str(files)})):

@@ -75,6 +75,9 @@ def test_held_out_text_is_in_files() -> None:
 
 def test_rows_that_are_not_made_say_how_to_make_them(tmp_path: Path) -> None:
     sources = resolve_paths(job_of(OWN), tmp_path).data.sources
+    folder = Path(sources[0].name).parent
+    folder.mkdir(parents=True)
+    (folder / "part-00000.parquet").write_bytes(b"of a process that was killed before it wrote all rows")
     with pytest.raises(
         InputError, match="the rows of news:articles are not made yet; `orchestrator data prepare JOB`"
     ):
