@@ -16,6 +16,7 @@ from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.checkpoint.resolve_checkpoint import read_chosen
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import ENDED, Outcome
+from orchestrator.config.paths import absolute
 from orchestrator.config.spec import JobSpec
 from orchestrator.launch.active_controller import Signs, ask_to_stop, not_driven
 from orchestrator.observe.last_status import last_status
@@ -210,12 +211,17 @@ class Run:
 
         Raises InputError if there is no such commit, nothing to evaluate on, or a file is missing or wrong.
         """
-        files = [str(path) for path in tasks]
-        return read_chosen(
-            self._store,
-            step,
-            lambda number: self._commit(number, raw).evaluate(dict(on or {}), files, address),
-        )
+        from orchestrator.evaluate.task_files import read_tasks
+
+        files = read_tasks([absolute(str(path), Path.cwd()) for path in tasks], where="tasks")
+        texts = {name: absolute(uri, Path.cwd()) for name, uri in (on or {}).items()}
+
+        def metrics(number: int) -> dict[str, dict[str, float]]:
+            commit = self._commit(number, raw)
+            of_text = commit.on_text(texts, address)["sets"] if texts or not files else {}
+            return {**of_text, **(commit.on_tasks(files)["sets"] if files else {})}
+
+        return read_chosen(self._store, step, metrics)
 
     def generate(
         self,
@@ -252,7 +258,7 @@ class Run:
         return read_chosen(
             self._store,
             step,
-            lambda number: self._commit(number, raw).generate(texts, tokens, sampling, bare),
+            lambda number: self._commit(number, raw).says(texts, tokens, sampling, bare)[0],
         )
 
     def _commit(self, step: int, raw: bool) -> CommitOfRun:
