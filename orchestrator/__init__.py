@@ -1,4 +1,4 @@
-"""How a model is trained, from job file to exported model: `from orchestrator import Job, run, submit, load_run`.
+"""How a model is trained, from job file to exported model: `from orchestrator import Job, plan, run, submit, load_run`.
 
 Each package within imports only those below it; `tests/unit/test_house.py` has their order and holds it. What this
 module offers is imported when it is used, so that a rank pays nothing for it.
@@ -12,12 +12,26 @@ from os.path import dirname, isfile
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from orchestrator.api.checkpoint import Checkpoint, load_checkpoint
     from orchestrator.api.job import Job
+    from orchestrator.api.plan import JobPlan, plan
     from orchestrator.api.run import Run, RunFailed, load_run
     from orchestrator.api.start import run, submit
     from orchestrator.config.errors import InputError
 
-__all__ = ["InputError", "Job", "Run", "RunFailed", "load_run", "run", "submit"]
+__all__ = [
+    "Checkpoint",
+    "InputError",
+    "Job",
+    "JobPlan",
+    "Run",
+    "RunFailed",
+    "load_checkpoint",
+    "load_run",
+    "plan",
+    "run",
+    "submit",
+]
 
 
 def _keep_packages() -> None:
@@ -47,7 +61,16 @@ def __getattr__(name: str) -> Any:
     """What the project offers in Python, imported now."""
     from importlib import import_module
 
-    places = {"InputError": "config.errors", "Job": "api.job", "run": "api.start", "submit": "api.start"}
+    places = {
+        "Checkpoint": "api.checkpoint",
+        "InputError": "config.errors",
+        "Job": "api.job",
+        "JobPlan": "api.plan",
+        "load_checkpoint": "api.checkpoint",
+        "plan": "api.plan",
+        "run": "api.start",
+        "submit": "api.start",
+    }
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"orchestrator.{places.get(name, 'api.run')}"), name)

@@ -14,9 +14,13 @@ START = 1_700_000_000.0
 
 
 def run_of(
-    folder: Path, phase: str = "done", losses: tuple[float, ...] = (4.0, 3.0, 2.0), **train: Any
+    folder: Path,
+    phase: str = "done",
+    losses: tuple[float, ...] = (4.0, 3.0, 2.0),
+    seen: float = START,
+    **train: Any,
 ) -> RunDir:
-    """A run directory with a row for each loss, and an evaluation after the last."""
+    """A run directory with a row for each loss, and an evaluation after the last. Its status was written at `seen`."""
     run = RunDir(str(folder))
     run.create()
     run.write_text("job.yaml", dump(parse(job("corpus.txt", **train) | {"name": folder.name})))
@@ -37,6 +41,6 @@ def run_of(
             sets = {"wiki": {"loss": loss + 0.5}}
             row["evaluations"] = [{"step": step, "attempt": 1, "time": START, "seconds": 1.0, "sets": sets}]
         run.append("metrics.jsonl", [row])
-    status = {"phase": phase, "step": len(losses), "steps": 9, "time": START, "loss": losses[-1]}
+    status = {"phase": phase, "step": len(losses), "steps": 9, "time": seen, "loss": losses[-1]}
     run.write_json("status.json", status)
     return run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,10 @@ from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.checkpoint.resolve_checkpoint import read_chosen
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import ENDED, Outcome
+from orchestrator.config.paths import absolute
 from orchestrator.config.spec import JobSpec
-from orchestrator.launch.active_controller import Signs, not_driven
+from orchestrator.launch.active_controller import Signs, ask_to_stop, not_driven
+from orchestrator.observe.last_status import last_status
 from orchestrator.storage.row_line import EVALS, EVENTS, METRICS, TRIALS, Row
 from orchestrator.storage.run_directory import RunDir
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from cluster.jobs.ray_jobs import Jobs, Submission
+    from orchestrator.api.background import BackgroundRun
+    from orchestrator.api.measured import CommitOfRun
     from orchestrator.export.converted import Names, Numbers
 
 EVERY = 0.5
@@ -45,7 +49,10 @@ class Run:
     """A run, given by its run directory, wherever its controller is. Each call reads the files again."""
 
     def __init__(
-        self, directory: RunDir, job: JobSpec, submission: tuple[Jobs, Submission] | None = None
+        self,
+        directory: RunDir,
+        job: JobSpec,
+        submission: tuple[Jobs | BackgroundRun, Submission] | None = None,
     ) -> None:
         self._directory = directory
         self._spec = job
@@ -63,12 +70,16 @@ class Run:
 
     @property
     def status(self) -> dict[str, Any]:
-        """Phase, step, attempt, layout and ranks, as in `orchestrator status`; empty before the run begins."""
-        return self._told("status.json", "time")
+        """Phase, step, attempt, layout, ranks and controller, as in `orchestrator status`; empty before the run begins.
+
+        The phase is "lost" if no controller drives the run any more although it has not ended.
+        """
+        return self._of_this_submission(lambda: last_status(self._directory), "time")
 
     @property
     def state(self) -> str:
-        """The phase of the run: "done", "failed" or "stopped" at its end, "unknown" before it begins.
+        """The phase of the run: "done", "failed" or "stopped" at its end, "unknown" before it begins, "lost" if its
+        controller ended without a word.
 
         Before a submitted run begins, this is the state of its submission.
         """
@@ -79,7 +90,7 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """The outcome, cost and speed of the run; empty before its end."""
-        return self._told("summary.json", "ended")
+        return self._of_this_submission(lambda: self._directory.read_json_or_empty("summary.json"), "ended")
 
     def metrics(self) -> pandas.DataFrame:
         """A row for each step, indexed by step: loss, learning rate, gradient norm, tokens, seconds and more."""
@@ -178,15 +189,113 @@ class Run:
             found: nn.Module = load(target, strict=False)
             return found
 
+    def evaluate(
+        self,
+        on: Mapping[str, str] | None = None,
+        tasks: Sequence[str | Path] = (),
+        step: int | None = None,
+        raw: bool = False,
+        address: str | None = None,
+    ) -> dict[str, dict[str, float]]:
+        """Evaluate a commit, the newest sound one by default, in a process on this machine. The run does not change.
+
+        Args:
+            on: further held-out sets: the files of each by name, as {"wiki": "wiki/*.txt"}.
+            tasks: task files in lm-eval's format. Held-out text is then evaluated only if `on` names some.
+            step: the step of the commit.
+            raw: the weights of training where the job has an average of them.
+            address: the cluster that prepares text that is not prepared yet, by default Ray on this machine.
+
+        Returns:
+            The metrics of each set and each task by name, as {"validation": {"loss": 2.31, ...}}.
+
+        Raises InputError if there is no such commit, nothing to evaluate on, or a file is missing or wrong.
+        """
+        from orchestrator.evaluate.task_files import read_tasks
+
+        files = read_tasks([absolute(str(path), Path.cwd()) for path in tasks], where="tasks")
+        texts = {name: absolute(uri, Path.cwd()) for name, uri in (on or {}).items()}
+
+        def metrics(number: int) -> dict[str, dict[str, float]]:
+            commit = self._commit(number, raw)
+            of_text = commit.on_text(texts, address)["sets"] if texts or not files else {}
+            return {**of_text, **(commit.on_tasks(files)["sets"] if files else {})}
+
+        return read_chosen(self._store, step, metrics)
+
+    def generate(
+        self,
+        prompts: str | Sequence[str],
+        tokens: int = 64,
+        temperature: float = 0.0,
+        seed: int = 0,
+        step: int | None = None,
+        raw: bool = False,
+        bare: bool = False,
+    ) -> list[str]:
+        """Continue prompts with the model of a commit, the newest sound one by default, in this process.
+
+        A model trained on conversations answers each prompt as a user's turn, unless `bare`.
+
+        Args:
+            prompts: one text, or several.
+            tokens: the most tokens to add to each.
+            temperature: 0 takes the likeliest token, above 0 tokens are sampled.
+            seed: the seed of the sampling.
+            step: the step of the commit.
+            raw: the weights of training where the job has an average of them.
+            bare: continue the bare text even if the model answers as a chat.
+
+        Returns:
+            The new text after each prompt, without the prompt.
+
+        Raises InputError if there is no such commit, or the model continues no text.
+        """
+        from workloads.workload import Sampling
+
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        sampling = Sampling(temperature=temperature, seed=seed)
+        return read_chosen(
+            self._store,
+            step,
+            lambda number: self._commit(number, raw).says(texts, tokens, sampling, bare)[0],
+        )
+
+    def _commit(self, step: int, raw: bool) -> CommitOfRun:
+        from orchestrator.api.measured import CommitOfRun
+
+        return CommitOfRun(self._directory, self._store.manifest(step), raw)
+
+    def stop(self, timeout: float | None = None) -> Run:
+        """Ask the run to save a checkpoint and end, and wait at most `timeout` seconds for that.
+
+        It works for every run whose directory can be written here, also for one of another process. The same call of
+        `run` resumes the run.
+
+        Raises InputError if the run has ended or no controller drives it, RunFailed if it fails, and TimeoutError.
+        """
+        if self._submission is not None:
+            jobs, job = self._submission[0], self._job_now()
+            if job.has_ended:
+                raise InputError("this run has ended already", self.uri, "see Run.state")
+            jobs.stop(job.id)
+            return self.wait(timeout)
+        asked = ask_to_stop(self._directory)
+        return self._wait(timeout, lambda: asked.ask(self.status))
+
     def wait(self, timeout: float | None = None) -> Run:
         """Wait at most `timeout` seconds for the end of the run, or of its job if it was submitted. Raises RunFailed if
         the run fails or no controller is active for it any more, and TimeoutError."""
+        return self._wait(timeout, lambda: None)
+
+    def _wait(self, timeout: float | None, at_each_look: Callable[[], object]) -> Run:
         deadline = None if timeout is None else time.monotonic() + timeout
         ended: float | None = None
         signs = Signs()
         while True:
+            at_each_look()
             state, now = self.state, time.monotonic()
-            is_silent = signs.are_gone(self.status.get("time"))
+            is_silent = signs.are_gone(self.status)
             if self._submission is not None:
                 if self._job_now().has_ended:
                     break
@@ -204,15 +313,15 @@ class Run:
             raise RunFailed(self.summary.get("reason") or (job and job.message) or "see events()")
         return self
 
-    def _told(self, document: str, time_key: str) -> dict[str, Any]:
-        """The status in the run directory. For a submitted run, ignore a status from before the submission, unless the
-        job is done: the job of a finished run writes nothing."""
-        found = self._directory.read_json_or_empty(document)
+    def _of_this_submission(self, read: Callable[[], dict[str, Any]], time_key: str) -> dict[str, Any]:
+        """What `read` returns. For a submitted run, ignore what was written before the submission, unless the job is
+        done: the job of a finished run writes nothing."""
+        found = read()
         if found and self._submission is not None:
             _, job = self._submission
             if job.came_after(found.get(time_key)):
                 is_done = self._job_now().state == Outcome.DONE
-                return self._directory.read_json_or_empty(document) if is_done else {}
+                return read() if is_done else {}
         return found
 
     def _job_now(self) -> Submission:

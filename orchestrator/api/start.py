@@ -11,6 +11,7 @@ from orchestrator.api.place import run_directory
 from orchestrator.api.run import Run, RunFailed
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import Outcome
+from orchestrator.storage.run_directory import RunDir
 
 
 def run(
@@ -21,10 +22,13 @@ def run(
     until: int | None = None,
     show: Callable[[dict[str, Any]], None] | None = None,
     priority: int = 0,
+    block: bool = True,
 ) -> Run:
     """Train a job to its end, here or on the Ray cluster at `address`, or resume it from its last checkpoint.
 
-    Ctrl-C saves a checkpoint and ends the run.
+    Ctrl-C saves a checkpoint and ends the run. With block=False the run trains in a process of its own, and this
+    returns at once: `Run.status` follows it, `Run.wait` waits for it, and `Run.stop` ends it. It goes on when this
+    process ends.
 
     Args:
         job: the job to train.
@@ -34,18 +38,24 @@ def run(
         show: called with the status several times a second. If it raises, the run saves a checkpoint and ends, and
             the exception is raised again.
         priority: the priority of the run on a shared cluster.
+        block: whether to wait for the end.
 
     Returns:
-        The run, which is done, or stopped with a checkpoint.
+        The run. If it was waited for, it is done, or stopped with a checkpoint.
 
     Raises:
-        InputError: the job is wrong, or this process is already connected to Ray. Nothing is written then.
+        InputError: the job is wrong, or this process is already connected to Ray. Nothing is written then. With
+            block=False `Run.wait` raises it as RunFailed.
         RunFailed: the run fails.
     """
     from orchestrator.launch.run import run as drive
 
     _check(job, until, priority)
     directory = run_directory(job.name, run_dir)
+    if not block:
+        if show is not None:
+            raise InputError("is called while this process waits", "show", "leave it out, or read Run.status")
+        return _in_background(job, directory, address, until, priority)
     found = drive(
         job.spec,
         directory,
@@ -60,6 +70,15 @@ def run(
     if found.outcome == Outcome.WRONG_INPUT:
         raise InputError(found.line)
     return Run(directory, job.spec)
+
+
+def _in_background(job: Job, directory: RunDir, address: str | None, until: int | None, priority: int) -> Run:
+    from orchestrator.api.background import BackgroundRun
+    from orchestrator.launch.active_controller import refuse_if_at_work
+
+    refuse_if_at_work(directory)
+    begun = BackgroundRun(job, directory, address, until, priority)
+    return Run(directory, job.spec, (begun, begun.submission))
 
 
 def submit(

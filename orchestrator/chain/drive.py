@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import yaml
@@ -25,6 +26,7 @@ from orchestrator.launch.active_controller import refuse_if_at_work
 from orchestrator.launch.finished import done_already, put_back
 from orchestrator.launch.import_prefetch import imports_begun
 from orchestrator.launch.machine_checks import gpus_here
+from orchestrator.launch.own_sources import make_own_sources
 from orchestrator.launch.preflight import preflight
 from orchestrator.launch.run import REFRESH, RunOutcome, WatchedRun, attach
 from orchestrator.launch.submission import no_cluster
@@ -35,6 +37,11 @@ from orchestrator.storage.run_directory import REPORT, RunDir, remove_empty
 Show = Callable[[Mapping[str, Any]], None]
 Faults = Mapping[str, tuple[str, ...]]
 """Injected faults of each stage, for tests."""
+
+
+def _tell_of(show: Show, name: str, line: str) -> None:
+    """Show a line about a stage that does not run yet."""
+    show({name: {"phase": "prepare", "note": line}})
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,9 @@ def run(
     from orchestrator.chain.mlflow_chain import followed
 
     stages = stage_runs(chain, root)
+    for name, stage in stages.items():
+        tell = partial(_tell_of, show, name)
+        make_own_sources(stage.job.data, address, tell)
     done = check_chain(chain, stages, root, address)
     before = root.read_json_or_empty(CHAIN)
     if done == set(stages) and before.get("state") == Outcome.DONE and root.exists(REPORT):

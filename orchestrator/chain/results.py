@@ -13,6 +13,7 @@ from orchestrator.config.outcome import ENDED, Outcome
 from orchestrator.config.redact import redact_message
 from orchestrator.controller.events import EventHistory
 from orchestrator.controller.finish import draw
+from orchestrator.observe.last_status import LOST, ControllerState, controller_state, last_status
 from orchestrator.storage.file_names import CHAIN
 from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.run_directory import ORIGIN, RunDir
@@ -21,8 +22,6 @@ WAITING = "not begun"
 """The state of a stage without a run."""
 UNREADABLE = "unreadable"
 """The state of a stage whose run directory cannot be read."""
-LOST_AFTER = 15.0
-"""Seconds without an update of a stage's status.json after which its controller counts as gone."""
 
 
 def record(
@@ -96,13 +95,16 @@ def _about(stage: StageRun, state: str, reason: str) -> dict[str, Any]:
 def _stage(stage: StageRun, line: str) -> dict[str, Any]:
     """The entry of a stage from its run directory. Raises InputError, OSError, or errors about wrong types."""
     run = stage.run
-    status, summary = (run.read_json_or_empty(name) for name in ("status.json", "summary.json"))
+    status = last_status(run)
+    summary = run.read_json_or_empty("summary.json")
     phase = status.get("phase")
     ended = bool(summary) and phase in (None, *ENDED)
     state = summary["state"] if ended else phase or (Outcome.FAILED if line else WAITING)
-    silent = time.time() - (status.get("time") or 0.0)
-    if phase and not ended and silent > LOST_AFTER:
-        line = f"no controller has been seen for {silent:.0f} s; the same command goes on"
+    match controller_state(status):
+        case ControllerState.GONE if not ended:
+            line = status["note"]
+        case ControllerState.SILENT:
+            line = f"its controller is {status['controller']}"
     base = stage.stage.begins_with or stage.stage.continues
     begun = run.read_json(ORIGIN) or {} if stage.stage.continues else _base(run) if base else {}
     evaluation = summary.get("evaluation") or {}
@@ -140,9 +142,9 @@ def _state(stages: list[dict[str, Any]]) -> str:
     states = {stage["state"] for stage in stages}
     if states == {Outcome.DONE}:
         return str(Outcome.DONE)
-    if states - {WAITING, UNREADABLE} - ENDED:
+    if states - {WAITING, UNREADABLE, LOST} - ENDED:
         return "running"
-    for outcome in (Outcome.FAILED, Outcome.STOPPED):
+    for outcome in (LOST, Outcome.FAILED, Outcome.STOPPED):
         if outcome in states:
             return str(outcome)
     return "running" if Outcome.DONE in states else WAITING

@@ -16,7 +16,7 @@ from typing import Any
 
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import FOLDER, commit_folder, published_steps
-from orchestrator.storage.lease import is_gone
+from orchestrator.storage.process_identity import has_ended
 
 HOLD = re.compile(r"held-[0-9a-f]{16}\.json(\.[0-9a-f]{32}\.tmp)?")
 """The name of a hold, or of a draft of one that a crash left behind."""
@@ -88,7 +88,7 @@ def without_dead_readers(store: Store, paths: Iterable[str]) -> list[str]:
     """Remove the holds of processes of this machine that have ended. Return the other `paths`."""
     left = []
     for path in paths:
-        if _is_hold(path) and is_gone(_content(store, path).get(PROCESS) or {}):
+        if _is_hold(path) and _reader_has_ended(_content(store, path)):
             store.retry(store.backend.remove, path)
         else:
             left.append(path)
@@ -116,6 +116,14 @@ def _content(store: Store, path: str) -> dict[str, Any]:
         content = json.loads(store.retry(store.backend.read, path))
         return content if isinstance(content, dict) else {}
     return {}
+
+
+def _reader_has_ended(content: Mapping[str, Any]) -> bool:
+    """Return whether a hold belongs to a process that has ended. False if it names none, or one elsewhere."""
+    try:
+        return has_ended(content[PROCESS]) is True
+    except (KeyError, TypeError, ValueError):
+        return False
 
 
 def _is_hold(path: str) -> bool:

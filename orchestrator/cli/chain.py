@@ -148,10 +148,12 @@ def write_report(root: RunDir, chain: ChainSpec) -> None:
 
 def stop_stages(root: RunDir, chain: ChainSpec, stop: Callable[[RunDir], None], as_json: bool) -> None:
     """Ask all running stages to save a checkpoint and end. No further stage starts."""
+    from orchestrator.chain.results import WAITING
     from orchestrator.config.outcome import ENDED
+    from orchestrator.observe.last_status import LOST
 
     summary = found_of(root, chain)
-    working = [each for each in summary["stages"] if each["state"] not in (*ENDED, "not begun")]
+    working = [each for each in summary["stages"] if each["state"] not in (*ENDED, WAITING, LOST)]
     if not working:
         raise InputError("no stage of this chain is at work", root.uri, "see `orchestrator status`")
     for each in working:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +24,6 @@ from orchestrator.config.errors import InputError
 if TYPE_CHECKING:
     from orchestrator.config.spec import JobSpec
     from orchestrator.resolve.prepared_data import PreparedData
-    from orchestrator.storage.run_directory import RunDir
 
 
 def register(app: typer.Typer) -> None:
@@ -64,13 +62,18 @@ def prepare(
     as_json: Json = False,
 ) -> None:
     """Make the token shards of a job, without training and without loading its model."""
+    from orchestrator.launch.own_sources import make_own_sources
     from orchestrator.launch.path_checks import check_places
     from orchestrator.launch.preflight import check_preparable
+    from orchestrator.launch.preparation import prepared_with_progress
+    from orchestrator.observe.console import ProgressDisplay
     from orchestrator.resolve.prepared_data import PreparedData
 
     spec = job_of(job, overrides)
     run = run_of(spec, run_dir)
     check_places(spec, run)
+    with ProgressDisplay() as display:
+        make_own_sources(spec.data, address, lambda line: display.update({"phase": "prepare", "note": line}))
     check_preparable(spec)
     data = prepared_with_progress(spec, run, PreparedData(), address)
     sets, notes = _held_out(spec, data)
@@ -92,29 +95,6 @@ def prepare(
         )
     for line in notes:
         print(line)
-
-
-def prepared_with_progress(
-    spec: JobSpec, run: RunDir, before: PreparedData, address: str | None
-) -> PreparedData:
-    """The job's prepared data, made with Ray as far as it is missing; `before` is where the run began with it.
-
-    Raises InputError.
-    """
-    from cluster.local.ray_session import NoCluster, connected_ray
-    from orchestrator.data.progress import StageLine
-    from orchestrator.launch.submission import no_cluster
-    from orchestrator.observe.console import ProgressDisplay
-    from orchestrator.resolve.prepared_data import prepared
-
-    try:
-        alone = spec.data.samples is not None  # which are prepared by this process
-        session = contextlib.nullcontext() if alone else connected_ray(address)
-        with ProgressDisplay() as progress, session:
-            line = StageLine(lambda text: progress.update({"phase": "prepare", "note": text}))
-            return prepared(spec, run, before, line)
-    except NoCluster as error:
-        raise no_cluster(error, address) from None
 
 
 def _held_out(spec: JobSpec, data: PreparedData) -> tuple[dict[str, dict[str, Any]], list[str]]:

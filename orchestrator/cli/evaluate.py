@@ -11,16 +11,13 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from orchestrator.cli.checkpoint import RawWeights, Step
-from orchestrator.cli.data import prepared_with_progress
 from orchestrator.cli.options import Address, Json, emit, existing_run, finite, run_names, table
 from orchestrator.config.errors import InputError
 
 if TYPE_CHECKING:
-    from orchestrator.checkpoint.manifest import CommitManifest
-    from orchestrator.config.spec import JobSpec
+    from orchestrator.api.measured import CommitOfRun
     from orchestrator.evaluate.task_files import TaskFile
     from orchestrator.storage.row_types import EvaluationRow
-    from orchestrator.storage.run_directory import RunDir
     from workloads.workload import Sampling
 
 T = TypeVar("T")
@@ -71,7 +68,7 @@ def evaluate(
 
     sets, files = _texts(on or []), read_tasks([absolute_path(path) for path in tasks or []])
 
-    def measure(subject: _Commit | _Export) -> tuple[EvaluationRow | None, EvaluationRow | None]:
+    def measure(subject: CommitOfRun | _Export) -> tuple[EvaluationRow | None, EvaluationRow | None]:
         if files:
             _tell_settings(subject)
         row = subject.on_text(sets, address) if sets or not files else None
@@ -123,7 +120,7 @@ def generate(
 
     sampling = Sampling(temperature=temperature, seed=seed)
 
-    def say(subject: _Commit | _Export) -> tuple[list[str], bool]:
+    def say(subject: CommitOfRun | _Export) -> tuple[list[str], bool]:
         _tell_settings(subject)
         return subject.says(prompts, tokens, sampling, raw)
 
@@ -153,62 +150,12 @@ def _texts(on: list[str]) -> dict[str, str]:
     return files_by_name
 
 
-def _tell_settings(subject: _Commit | _Export) -> None:
+def _tell_settings(subject: CommitOfRun | _Export) -> None:
     """Say on stderr which settings of the model's folder are not applied to what it generates."""
     from orchestrator.resolve.prompts import settings_notes
 
     for line in settings_notes(subject.model):
         print(line, file=sys.stderr)
-
-
-class _Commit:
-    """The model of a checkpoint, with averaged weights where the job has them, or `raw`."""
-
-    def __init__(self, run: RunDir, spec: JobSpec, commit: CommitManifest, raw: bool) -> None:
-        self._run = run
-        self._spec = spec
-        self._commit = commit
-        self._raw = raw
-        self.model = spec.workload.model
-
-    def on_text(self, texts: dict[str, str], address: str | None) -> EvaluationRow:
-        """Return the metrics on the sets of the job and on these sets."""
-        from orchestrator.evaluate.of_commit import evaluate_commit
-
-        spec = _with_sets(self._spec, texts)
-        sets = _sets(spec, self._run, self._commit, address)
-        return evaluate_commit(spec, self._run, self._commit, sets, self._raw)
-
-    def on_tasks(self, files: list[TaskFile]) -> EvaluationRow:
-        """Return the metrics on these tasks."""
-        from orchestrator.evaluate.on_tasks import run_tasks
-
-        place = {"run": self._run.uri, "step": self._commit.step, "raw": self._raw}
-        return run_tasks(files, place, self._spec.resources.per_worker.bundle)
-
-    def says(self, prompts: list[str], tokens: int, sampling: Sampling, bare: bool) -> tuple[list[str], bool]:
-        """What it says after prompts, and whether these were a user's turns, which they are not if they are `bare`."""
-        from orchestrator.evaluate.samples import continue_prompts
-        from orchestrator.resolve.chat import chat_of
-        from orchestrator.resolve.commit_model import model_of_commit
-        from orchestrator.resolve.resolved_job import wrong_input
-
-        if self._spec.data.samples is not None:
-            what = "a model of own samples continues no text"
-            raise InputError(what, self._run.uri, "load it by load_run(..).model()")
-        found = model_of_commit(self._run, self._spec, self._commit, self._raw)
-        tokenizer, chat = found.tokens.tokenizer(), None if bare else chat_of(found.spec, found.tokens)
-        with wrong_input("prompts"):
-            said = continue_prompts(
-                found.workload,
-                found.read,
-                tokenizer=tokenizer,
-                prompts=prompts,
-                max_tokens=tokens,
-                sampling=sampling,
-                chat=chat,
-            )
-        return said, chat is not None
 
 
 class _Export:
@@ -226,6 +173,7 @@ class _Export:
         from orchestrator.config.paths import resolve_paths
         from orchestrator.evaluate.of_export import evaluate_export, spec_of_export, workload_of_export
         from orchestrator.launch.preflight import check_text
+        from orchestrator.launch.preparation import prepared_with_progress
         from orchestrator.resolve.prepared_data import PreparedData
         from orchestrator.storage.run_directory import RunDir
 
@@ -251,7 +199,7 @@ class _Export:
         return run_tasks(files, place, spec.resources.per_worker.bundle)
 
     def says(self, prompts: list[str], tokens: int, sampling: Sampling, bare: bool) -> tuple[list[str], bool]:
-        """As `_Commit.says`."""
+        """As `CommitOfRun.says`."""
         from orchestrator.evaluate.of_export import (
             chat_of_export,
             spec_of_export,
@@ -278,9 +226,14 @@ class _Export:
 
 
 def _measured(
-    what: str, step: int | None, overrides: list[str], raw: bool, measure: Callable[[_Commit | _Export], T]
+    what: str,
+    step: int | None,
+    overrides: list[str],
+    raw: bool,
+    measure: Callable[[CommitOfRun | _Export], T],
 ) -> T:
     """What the call returns of what is named: of an export, if it is a folder with a config.json, else of a commit."""
+    from orchestrator.api.measured import CommitOfRun
     from orchestrator.checkpoint.commit_store import Store
     from orchestrator.checkpoint.manifest import commit_folder
     from orchestrator.checkpoint.resolve_checkpoint import read_chosen
@@ -304,33 +257,8 @@ def _measured(
         what, step = head, int(number)
     if overrides:
         raise InputError("a run is evaluated as its job says", "--set", "leave it out; it is for an export")
-    run, spec = existing_run(what)
+    run = existing_run(what)[0]
     store = Store(run.commits)
-    return read_chosen(store, step, lambda number: measure(_Commit(run, spec, store.manifest(number), raw)))
-
-
-def _with_sets(spec: JobSpec, texts: dict[str, str]) -> JobSpec:
-    """The job with further sets. Raises InputError if it then has no set."""
-    from orchestrator.config.spec import parse
-
-    document = spec.model_dump(mode="json")
-    document["evaluate"] = document["evaluate"] or {}
-    sets = document["evaluate"].setdefault("sets", {})
-    if texts and spec.data.samples is not None:
-        raise InputError("the run reads samples of its own and no text", "--on", "leave it out")
-    if texts:
-        field = document["data"]["sources"][0]["field"]
-        sets |= {name: {"sources": [{"uri": uri, "field": field}]} for name, uri in texts.items()}
-    if not sets and spec.data.validation is None and not document["evaluate"].get("samples"):
-        raise InputError("the run holds no text out", "--on", "name some, as in --on wiki='wiki/*.txt'")
-    return parse(document, "--on")
-
-
-def _sets(spec: JobSpec, run: RunDir, commit: CommitManifest, address: str | None) -> dict[str, str]:
-    """The prepared data of the sets that have text of their own; what is missing is made, with Ray."""
-    from orchestrator.resolve.prepared_data import PreparedData, tokens_of
-
-    if not spec.set_sources:
-        return {}
-    before = PreparedData(tokens_of(spec, run, commit.meta["data"]).folder.uri, commit.meta.get("sets", {}))
-    return prepared_with_progress(spec, run, before, address).sets
+    return read_chosen(
+        store, step, lambda number: measure(CommitOfRun(run, store.manifest(number), raw, "--on"))
+    )

@@ -23,11 +23,12 @@ def statuses(run: RunDir) -> Iterator[Row]:
     """Yield the status of the run repeatedly; the last one is final. If no controller is active for the run any more,
     end the command as failed, with one line."""
     from orchestrator.launch.active_controller import Signs, not_driven
+    from orchestrator.observe.last_status import last_status
 
     signs = Signs()
     while True:
-        status = run.read_json_or_empty("status.json")
-        is_silent = signs.are_gone(status.get("time"))
+        status = last_status(run)
+        is_silent = signs.are_gone(status)
         yield status
         if status.get("phase") in ENDED:
             return

@@ -149,6 +149,7 @@ def attach(name: Target, address: Cluster = None, progress: Progress = None, as_
 def _watch(run: RunDir, as_json: bool, how: str | None) -> None:
     """Follow a run that a command drives elsewhere, by what it writes into its run directory."""
     from orchestrator.observe.console import ProgressDisplay, final_table
+    from orchestrator.observe.last_status import last_status
 
     ended_before = run.read_json_or_empty("status.json").get("phase") in ENDED
     before = None if ended_before else run.read_json("summary.json")
@@ -161,7 +162,7 @@ def _watch(run: RunDir, as_json: bool, how: str | None) -> None:
     except KeyboardInterrupt:
         print(f"\n{run.uri} goes on", file=sys.stderr)
         if as_json:
-            emit(run.read_json_or_empty("status.json"))
+            emit(last_status(run))
         raise SystemExit(INTERRUPTED) from None
     summary = _summary_of(run, before)
     with at_its_end():

@@ -39,8 +39,10 @@ def profile(
     as_json: Json = False,
 ) -> None:
     """Profile the next steps of a running job: a trace for each rank, and the slowest operators."""
+    from orchestrator.observe.last_status import last_status
+
     run = _directory(target, address)
-    status = run.read_json_or_empty("status.json")
+    status = last_status(run)
     wanted = _ranks(ranks, status, run.uri)
     request = {"id": time.strftime("%Y%m%d-%H%M%S", time.gmtime()), "ranks": wanted, "steps": steps}
     folder = f"profiles/{request['id']}"

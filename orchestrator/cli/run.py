@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -40,8 +39,6 @@ LONGEST_START = 600.0
 """Most seconds for starting Python and reading the job file. More means that the system clock was changed."""
 ANSWER = 120.0
 """Seconds for a controller to receive a stop: it may be starting on a busy machine."""
-LOST_AFTER = 15.0
-"""Seconds without an update of status.json after which `status` calls the controller silent."""
 
 
 def register(app: typer.Typer) -> None:
@@ -144,7 +141,7 @@ def status(target: Target, address: Cluster = None, as_json: Json = False) -> No
     job = named[1] if named else None
     other = ""
     if job is not None and local is not None and job.run_dir != local.uri:  # two runs of one name
-        if job.has_ended or _status_of(local)["controller"] != "ended":  # as `stop` chooses
+        if job.has_ended or not _is_over(local):  # as `stop` chooses
             other = f"{job.id} is another run: {job.state}, run directory {job.run_dir}"
             job = None
         else:
@@ -186,9 +183,7 @@ def stop(
     ] = True,
     as_json: Json = False,
 ) -> None:
-    """Ask a run on a cluster to save a checkpoint and end. For a run inside `orchestrator run`, press Ctrl-C."""
-    from cluster.jobs.ray_jobs import STOP_GRACE
-
+    """Ask a run to save a checkpoint and end, wherever it trains, as Ctrl-C in its terminal does."""
     chain = chain_at(target)
     local = chain[0] if chain else run_at(target)
     jobs: Jobs | None = None
@@ -198,27 +193,26 @@ def stop(
     except InputError:
         if local is None:  # it was not submitted; its controller may be on a Ray without a Jobs API
             raise
-    if local is not None and chain is None and _status_of(local)["controller"] == "ended":
+    if local is not None and chain is None and _is_over(local):
         jobs, job = job_named(target, address) or (jobs, job)  # of that name, with another run directory
     if jobs is not None and job is not None and not job.has_ended:
-        jobs.stop(job.id)
-        job = jobs.wait(job.id, STOP_GRACE) if wait else job
-        found, ended = job.to_json(), job.has_ended
+        _stop_job(jobs, job, wait, as_json)
     elif chain is not None:
         stop_stages(*chain, lambda run: _stop_controller(run, address), as_json)
-        return
     elif (directory := local or run_at(job.run_dir if job else "")) is not None:
-        if _status_of(directory)["controller"] == "ended":
-            raise InputError("this run has ended already", target, "see `orchestrator status`")
-        _stop_controller(directory, address)
-        found = {"name": directory.name, "run_dir": directory.uri, "state": "stopping"}
-        ended = False
+        _stop_run(directory, address, wait, as_json)
     else:
         raise InputError("this job has ended already", target, "see `orchestrator list`")
+
+
+def _stop_job(jobs: Jobs, job: Submission, wait: bool, as_json: bool) -> None:
+    from cluster.jobs.ray_jobs import STOP_GRACE
+
+    jobs.stop(job.id)
+    job = jobs.wait(job.id, STOP_GRACE) if wait else job
     if as_json:
-        emit(found)
-    elif ended:
-        assert job is not None
+        emit(job.to_json())
+    elif job.has_ended:
         known = {
             True: "goes on from its last commit",
             False: "begins anew: there is no commit yet",
@@ -226,11 +220,31 @@ def stop(
         }
         print(f"{job.id}: {job.state}; the same job {known[has_commit(job)]}")
     else:
-        print(f"{found['run_dir']} will commit and end")
+        print(f"{job.run_dir} will commit and end")
+
+
+def _stop_run(run: RunDir, address: str | None, wait: bool, as_json: bool) -> None:
+    from orchestrator.launch.active_controller import refuse_if_over
+
+    refuse_if_over(run)
+    _stop_controller(run, address)
+    state = _end_of(run) if wait else "stopping"
+    if as_json:
+        emit({"name": run.name, "run_dir": run.uri, "state": state})
+    else:
+        print(f"{run.uri}: {state}" if wait else f"{run.uri} will commit and end")
+
+
+def _end_of(run: RunDir) -> str:
+    """Wait for the end of a run that was asked to stop, and return its state."""
+    from orchestrator.cli.followed import statuses
+
+    *_, last = statuses(run)
+    return str(last["phase"])
 
 
 def _status_of(directory: RunDir) -> dict[str, Any]:
-    from orchestrator.observe.last_status import last_status
+    from orchestrator.observe.last_status import ControllerState, last_status
 
     spec = existing_run(directory.uri)[1]
     unknown = {"name": spec.name, "phase": "unknown", "step": 0, "steps": spec.train.steps, "attempt": 0}
@@ -239,37 +253,35 @@ def _status_of(directory: RunDir) -> dict[str, Any]:
         "layout": None,
         "ranks": [],
         "time": 0.0,
+        "controller": str(ControllerState.UNKNOWN),
         **last_status(directory),
     }
     summary = directory.read_json_or_empty("summary.json")
-    silent = time.time() - current["time"]
-    ended = current["phase"] in ENDED
-    alive = "alive" if silent < LOST_AFTER else f"silent for {silent:.0f} s"
-    current["controller"] = "ended" if ended else alive
-    if not current["time"] and not ended:
-        current["controller"] = "not heard of"
-    current["state"] = summary["state"] if ended and summary else current["phase"]
+    current["state"] = summary["state"] if current["phase"] in ENDED and summary else current["phase"]
     return dict(current)
+
+
+def _is_over(directory: RunDir) -> bool:
+    """Whether a run has ended, or no controller drives it any more."""
+    from orchestrator.observe.last_status import ControllerState, controller_state, last_status
+
+    return controller_state(last_status(directory)) in (ControllerState.ENDED, ControllerState.GONE)
 
 
 def _stop_controller(directory: RunDir, address: str | None) -> None:
     """Ask the controller of a run to stop, if no submitted job drives the run."""
     from cluster.local.address import NoAddress
     from cluster.local.ray_session import NoCluster, connected_ray
+    from orchestrator.launch.active_controller import STOPPED, ask_to_stop
     from orchestrator.launch.controller_actor import controller_of
-    from orchestrator.launch.run import STOPPED
     from orchestrator.launch.submission import no_cluster
-    from orchestrator.storage.lease import is_locked
 
     try:
         with connected_ray(address or "auto"):
             controller = controller_of(directory)
             if controller is None:
-                what, hint = "no controller is at work on this run", "see `orchestrator status`"
-                if directory.local and is_locked(directory.path):
-                    what = "no controller on this cluster drives it"
-                    hint = "press Ctrl-C in the terminal that does"
-                raise InputError(what, directory.uri, hint)
+                ask_to_stop(directory)
+                return
             import ray
 
             try:
@@ -281,8 +293,7 @@ def _stop_controller(directory: RunDir, address: str | None) -> None:
                 hint = "give the command again"
                 raise InputError(f"{what} ({type(error).__name__})", directory.uri, hint) from None
     except NoAddress:
-        hint = "press Ctrl-C where `orchestrator run` trains it, or give the --address of its cluster"
-        raise InputError("this run is on no cluster that is known here", directory.uri, hint) from None
+        ask_to_stop(directory)
     except NoCluster as error:
         raise no_cluster(error, address) from None
 

@@ -42,6 +42,7 @@ from orchestrator.controller.state import (
     Stop,
 )
 from orchestrator.controller.status import STATUS_EVERY, status_of
+from orchestrator.controller.stop_requests import StopRequests
 from orchestrator.controller.workers import POLL, Workers
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.machines import told
@@ -51,6 +52,7 @@ from orchestrator.resolve.continued import begun_from, take_over
 from orchestrator.resolve.kept_config import config_json, kept_config
 from orchestrator.resolve.pinned_base import bases_of
 from orchestrator.resolve.prepared_data import PreparedData, is_whole, keep_excerpt
+from orchestrator.storage.process_identity import lineage
 from orchestrator.storage.row_line import Row
 from orchestrator.storage.row_types import EventFields
 from orchestrator.storage.run_directory import RunDir
@@ -166,6 +168,9 @@ class Controller:
         self._queue = queue
         self._died = died
         self._launched = launched
+        # Read once: when the command dies, its processes are adopted by another one before they end.
+        self._processes = lineage()
+        self._stop_requests = StopRequests(run, self._processes[0])
         self.log = ControllerLog(run.uri)
         self._history: RunHistory | None = None
         """The record of the run, opened by `drive`."""
@@ -192,7 +197,7 @@ class Controller:
         """The configuration of a pretrained folder, as the run keeps it."""
 
         self._workers = Workers(spec, cluster, run)
-        self._retry_storage = StorageWait(spec, give_up=self._is_stopped, tell=self._set_note)
+        self._retry_storage = StorageWait(spec, give_up=self._hears_stop, tell=self._set_note)
         """Calls a function that needs storage, again and again until storage answers."""
         self._preparing = DataPreparation(spec, run, self._retry_storage, tell=self._set_note)
         self._exports = BackgroundExport(cluster, spec, run, tell=self._export_event)
@@ -221,6 +226,7 @@ class Controller:
             until=self._until,
             note=self._note,
             evaluation=self._evaluations.text,
+            processes=self._processes,
         )
 
     def drive(self) -> dict[str, Any]:
@@ -264,6 +270,7 @@ class Controller:
             self._write_status(force=True)
             raise
         finally:
+            self._stop_requests.close()
             self._preparing.close()
             self._exports.stop()
             self._evaluations.stop()
@@ -273,12 +280,16 @@ class Controller:
     def _open_history(self) -> RunHistory:
         return RunHistory(self._spec, self._run, died=self._died, log=self.log, launched=self._launched)
 
-    def _is_stopped(self) -> bool:
+    def _hears_stop(self) -> bool:
+        """Look for a request of another process, and return whether the run was asked to stop."""
+        if self._stop is None and (reason := self._stop_requests.look()):
+            self.request_stop(reason)
         return self._stop is not None
 
     def _advance(self, history: RunHistory) -> None:
         """Run one turn of the loop: observe, decide, act, record."""
         before = self._state
+        self._hears_stop()
         observation = self._observe(history)
         self._state, action = decide(self._policy, before, observation)
         self._placement_failed = ""
@@ -304,7 +315,7 @@ class Controller:
         for ceiling in history.spending.near():
             self._event(self._state.phase, str(ceiling), ceiling=dataclasses.asdict(ceiling))
         step = self._state.step
-        if self._is_stopped() and self._state.phase == "export":
+        if self._stop is not None and self._state.phase == "export":
             is_exported = exports.settle(step)
         else:
             is_exported = exports.has_last(step)
@@ -443,7 +454,7 @@ class Controller:
         )
         self._shards = history.same_shards(shards, self._data.uri)
         is_first = self._planner is None
-        planner = self._planner = self._workers.planner(shape, self._is_stopped)
+        planner = self._planner = self._workers.planner(shape, self._hears_stop)
         for line in (*notes, *told(planner.machine, planner.spec.train.dtype)):
             self._event(self._state.phase, line)
         # Raises InputError if no layout is legal, before anything starts.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -36,6 +37,7 @@ def status_of(
     until: int,
     note: str,
     evaluation: str = "",
+    processes: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Return the content of status.json.
 
@@ -47,6 +49,7 @@ def status_of(
         until: the last step to train to, which gives the remaining time.
         note: what the controller does at present, for people.
         evaluation: what is evaluated beside the run, for people.
+        processes: the controller's process and its ancestors, see `process_identity.lineage`.
     """
     work = next((rank.work for rank in ranks if rank.work), None)
     step_seconds = history.step_seconds if history else 0.0
@@ -94,6 +97,7 @@ def status_of(
         "events": history.events_stored if history else 0,
         "time": time.time(),
         "pid": os.getpid(),
+        "processes": list(processes),
         "memory_percent": psutil.virtual_memory().percent,
         "nodes": history.nodes.latest if history else {},
         "ranks": [

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import date
+from hashlib import blake2b
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
@@ -18,7 +20,9 @@ from orchestrator.data.samples.mixture.config import MixtureSpec, adds_up
 
 MIXED = ("share", "max_passes")
 """Keys of a source for its part in a mixture. Runs of earlier versions lack them."""
-NEWER = (*MIXED, "format")
+OWN = ("own", "fingerprint")
+"""Keys of a source whose rows a function of the user's own makes."""
+NEWER = (*MIXED, "format", *OWN)
 """Keys of a source that runs of earlier versions lack."""
 NEWER_OF_DATA = (
     "samples",
@@ -34,8 +38,23 @@ NEWER_OF_DATA = (
 """Keys of `data` that runs of earlier versions lack."""
 
 
+def _files_or_own(schema: dict[str, Any]) -> None:
+    """Adapt the JSON Schema: a source has files, or a function that makes its rows."""
+    schema["anyOf"] = [{"required": schema.pop("required")}, {"required": [*OWN]}]
+
+
+def own_rows(own: Any, fingerprint: Any) -> str:
+    """Return where a function's rows are, as a pattern of files below data.cache."""
+    given = {"use": own, "options": {}} if isinstance(own, str) else dict(own)
+    named = json.dumps([given.get("use"), given.get("options") or {}, fingerprint], sort_keys=True)
+    digest = blake2b(named.encode(), digest_size=6).hexdigest()
+    return f"own-{str(given.get('use')).rpartition(':')[2]}-{digest}/*.parquet"
+
+
 class Source(StrictModel):
     """Files of text or of records, and the number of passes over them in one epoch."""
+
+    model_config = ConfigDict(json_schema_extra=_files_or_own)
 
     uri: str | Annotated[list[str], Field(min_length=1)] = Field(
         description="files to read: a path, a glob (`**` enters folders), an fsspec URI, a folder, a file ending "
@@ -68,6 +87,31 @@ class Source(StrictModel):
         description="maximum passes over this source in a mixture by shares; afterwards the other sources take "
         "its place",
     )
+
+    own: ObjectReference | None = Field(
+        default=None,
+        description="your own pipeline as module:name, in place of uri: a function that returns a "
+        "ray.data.Dataset. Its rows are written once, as Parquet files in data.cache; see the guide",
+    )
+    fingerprint: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None,
+        description="your name for the rows of `own`, such as news-2026-11. Another name makes them again; "
+        "nothing else does",
+    )
+
+    @model_validator(mode="after")
+    def own_rows_have_a_fingerprint(self) -> Source:
+        if self.own is None and self.fingerprint is not None:
+            raise ValueError("fingerprint is the name of the rows of own; leave it out, or give own")
+        if self.own is None:
+            return self
+        if self.fingerprint is None:
+            raise ValueError(
+                "own needs fingerprint, your name for its rows, such as fingerprint: news-2026-11"
+            )
+        if not self.name.endswith(own_rows(self.own.model_dump(), self.fingerprint)):
+            raise ValueError("own takes the place of uri, and is for data.sources; leave uri out")
+        return self
 
     @property
     def places(self) -> list[str]:
@@ -147,6 +191,15 @@ OF_SAMPLES = {"sources": [], "tokenizer": "", "sequence_length": 1}
 """The values of the text keys if the samples are the user's own."""
 SHORTEST = 8
 """Minimum length of a text sequence in tokens."""
+
+
+def _placed(source: Any, cache: Any) -> Any:
+    """Return a source as it is given, with the place of its rows if a function makes them."""
+    own = source.get("own") if isinstance(source, dict) else None
+    if not isinstance(own, str | dict):
+        return source
+    rows = own_rows(own, source.get("fingerprint"))
+    return {**source, "uri": f"{cache.rstrip('/')}/{rows}" if isinstance(cache, str) and cache else rows}
 
 
 def _samples_or_text(schema: dict[str, Any]) -> None:
@@ -258,6 +311,13 @@ class DataSpec(StrictModel):
         if of_text:
             raise ValueError(f"{of_text[0]} is of text, and samples are the user's own; leave it out")
         return {**OF_SAMPLES, **given}
+
+    @model_validator(mode="before")
+    @classmethod
+    def own_rows_are_in_the_cache(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or not isinstance(sources := given.get("sources"), list):
+            return given
+        return {**given, "sources": [_placed(source, given.get("cache")) for source in sources]}
 
     @model_validator(mode="before")
     @classmethod

@@ -5,15 +5,22 @@ from __future__ import annotations
 import time
 
 from orchestrator.config.errors import InputError
+from orchestrator.controller.stop_requests import StopAsked
+from orchestrator.observe.last_status import GONE_AFTER, ControllerState, controller_state, last_status
 from orchestrator.storage.lease import is_locked
+from orchestrator.storage.row_line import Row
 from orchestrator.storage.run_directory import RunDir
 
 LOOKS = 5.0
 """Seconds within which an active run writes its status."""
 EVERY = 0.25
 """Seconds between two reads of the status."""
-SILENCE = 300.0
-"""Seconds without a new status after which a run counts as abandoned. Placing workers on new nodes may take minutes."""
+STOPPED = "stopped by the user"
+"""The reason of a stop that a command asks for."""
+SILENCE = GONE_AFTER
+"""Seconds without a new status after which a command waits for a run no longer."""
+RESUMED_WITHIN = 30.0
+"""Seconds that a command, given again, takes at most until its controller writes a status."""
 
 
 class Signs:
@@ -25,21 +32,42 @@ class Signs:
         self._changed_at = time.monotonic()
         """When that time last changed."""
 
-    def are_gone(self, status_time: float | None) -> bool:
-        """Whether no controller drives the run any more.
-
-        Args:
-            status_time: the time in the run's present status, None without one.
-        """
+    def are_gone(self, status: Row) -> bool:
+        """Whether no controller drives the run any more, by its present status, empty without one."""
+        status_time = status.get("time")
         if status_time != self._status_time:
             self._status_time = status_time
             self._changed_at = time.monotonic()
-        return time.monotonic() - self._changed_at > SILENCE
+        patience = RESUMED_WITHIN if controller_state(status) is ControllerState.GONE else SILENCE
+        return time.monotonic() - self._changed_at > min(patience, SILENCE)
 
 
 def not_driven(run: str) -> str:
     """Return the message for a run without signs of life."""
-    return f"no controller has driven {run} for {SILENCE:.0f} s"
+    return f"no controller drives {run} any more"
+
+
+def refuse_if_over(run: RunDir) -> None:
+    """Raise InputError if a run has ended, or if no controller drives it any more."""
+    state = controller_state(last_status(run))
+    if state is ControllerState.ENDED:
+        raise InputError("this run has ended already", run.uri, "see `orchestrator status`")
+    if state is ControllerState.GONE:
+        raise InputError("no controller drives this run any more", run.uri, "the same command resumes it")
+
+
+def ask_to_stop(run: RunDir) -> StopAsked:
+    """Ask the controller of a run to save a checkpoint and end, by a file in the run directory. Returns at once.
+
+    Raises:
+        InputError: the run has ended or has no controller, or its controller cannot be asked this way.
+    """
+    refuse_if_over(run)
+    asked = StopAsked(run, STOPPED)
+    if not asked.ask(last_status(run)):
+        what = "its controller has written no status yet, or is of a version that reads no request to stop"
+        raise InputError(what, run.uri, "give the command again, or press Ctrl-C in its terminal")
+    return asked
 
 
 def refuse_if_at_work(run_dir: RunDir, *stages: RunDir) -> None:

@@ -18,10 +18,11 @@ from orchestrator.config.outcome import Outcome
 from orchestrator.config.redact import redact_message
 from orchestrator.config.spec import JobSpec
 from orchestrator.launch import preflight_cache
-from orchestrator.launch.active_controller import refuse_if_at_work
+from orchestrator.launch.active_controller import STOPPED, refuse_if_at_work
 from orchestrator.launch.finished import beyond, done_already, finished_line, finished_summary, put_back
 from orchestrator.launch.import_prefetch import imports_begun
 from orchestrator.launch.machine_checks import gpus_here
+from orchestrator.launch.own_sources import make_own_sources
 from orchestrator.launch.preflight import preflight
 from orchestrator.launch.submission import no_cluster
 from orchestrator.observe.goodput import with_end
@@ -40,7 +41,6 @@ ENDED_TOGETHER = 0.5
 SILENCE = 120.0
 """Seconds that a controller may be silent. Ray restarts a dead one within that time."""
 
-STOPPED = "stopped by the user"
 STOPPING = "Ctrl-C: the run commits and ends; once more, and it ends at once"
 
 
@@ -101,6 +101,7 @@ def run(
             nonlocal shared
             shared = stack.enter_context(imports_begun(spec, embedded=address is None))
 
+        make_own_sources(spec.data, address, lambda line: show({"phase": "prepare", "note": line}))
         show({"phase": "check", "note": "reading the job's sources and model"})
         # Made before the checks, so it does not cover code that changes meanwhile.
         mark = preflight_cache.mark_of(spec, run_dir)

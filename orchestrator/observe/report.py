@@ -18,6 +18,7 @@ from orchestrator.config.redact import redact
 from orchestrator.observe import charts
 from orchestrator.observe.formatting import count, duration, run_name
 from orchestrator.observe.goodput import BUCKETS, STOPPED, Phase, timeline, with_end_of
+from orchestrator.observe.last_status import LOST, last_status
 from orchestrator.observe.page import render, size
 from orchestrator.observe.pipeline_timeline import timelines
 from orchestrator.observe.step_parts import in_table
@@ -80,6 +81,7 @@ def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
     saved = run_dir.read_json_or_empty("summary.json")
     saved_texts = {"unigram_entropy": saved.get("unigram_entropy"), "sample": saved.get("sample")}
     fields = {**saved, **summary(spec, plan, events, rows, **saved_texts)}
+    fields |= _if_lost(run_dir)
     fields["ledger"] = with_end_of(fields["ledger"], saved, fields["ended"])
     phases = timeline(events, rows)
     return {
@@ -111,6 +113,15 @@ def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
         "events": _events(events),
         "earlier": max(0, len(events) - EVENTS_SHOWN),
     }
+
+
+def _if_lost(run_dir: RunDir) -> dict[str, Any]:
+    """Return the state and the reason of a run that no controller drives any more; empty for other runs.
+
+    The events alone cannot tell such a run from one that trains.
+    """
+    status = last_status(run_dir)
+    return {"state": LOST, "reason": status["note"]} if status.get("phase") == LOST else {}
 
 
 def _ledger(ledger: dict[str, Any]) -> list[dict[str, Any]]:

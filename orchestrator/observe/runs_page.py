@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posixpath
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import ENDED
 from orchestrator.config.redact import redact, redact_message
 from orchestrator.observe.formatting import count, duration
-from orchestrator.observe.last_status import last_status
+from orchestrator.observe.last_status import ControllerState, controller_state, last_status
 from orchestrator.observe.page import render
 from orchestrator.storage.file_names import COMMITS
 from orchestrator.storage.file_system import open_file_system
@@ -22,8 +21,6 @@ TIMEOUT = 15.0
 """Seconds for a small call to a remote store."""
 DEPTH = 2
 """Depth at which runs are found below the served folder, because chains and searches contain runs."""
-SILENT = 15.0
-"""Seconds without an update of status.json after which a controller counts as gone."""
 UNREADABLE = "unreadable"
 """The state of a run whose files cannot be read or are invalid."""
 NO_RUNS = frozenset({"_data", COMMITS, "logs", "export", "profiles", "excerpt", "__pycache__"})
@@ -103,13 +100,12 @@ def _row(name: str, run: RunDir) -> dict[str, Any]:
     phase = str(status.get("phase") or "unknown")
     at = float(status.get("time") or 0.0)
     ended = phase in ENDED
-    how_long = f" for {duration(time.time() - at)}" if at else ""
-    silent = "" if ended or time.time() - at < SILENT else f"silent{how_long}"
+    is_silent = controller_state(status) is ControllerState.SILENT
     loss = status.get("loss") if status.get("loss") is not None else summary.get("final_loss")
     shown = {
         "name": name,
         "state": phase,
-        "silent": silent,
+        "silent": str(status["controller"]) if is_silent else "",
         "ended": ended,
         "time": at,
         "step": f"{status.get('step', 0)} / {status.get('steps', '?')}",

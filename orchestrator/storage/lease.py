@@ -18,11 +18,12 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from orchestrator.config.errors import InputError
 from orchestrator.storage.object_backend import create_object
+from orchestrator.storage.process_identity import has_ended, process_identity
 from orchestrator.storage.retry import storage_failed
 
 LOCK = ".lock"
@@ -133,7 +134,11 @@ class Lease:
         self._uri = uri
         self._call = call
         self._folder = posixpath.join(root, LOCK)
-        self._owner = {"owner": uuid.uuid4().hex, "host": socket.gethostname(), **this_process()}
+        self._owner = {
+            "owner": uuid.uuid4().hex,
+            "host": socket.gethostname(),
+            **process_identity(os.getpid()),
+        }
         self._number = 0
         self._confirmed = 0.0
         self._renewals = 0
@@ -262,54 +267,10 @@ def _has_ended(record: bytes) -> bool:
         return True
     try:
         holder = json.loads(record)
-        return bool(holder["ended"]) or is_gone(holder)
+        is_gone = has_ended(holder)
+        return bool(holder["ended"] or is_gone)
     except (ValueError, TypeError, KeyError):
         return False
-
-
-def this_process() -> dict[str, Any]:
-    """Return the identity of this process, for `is_gone`."""
-    return _process(os.getpid())
-
-
-def is_gone(process: Mapping[str, Any]) -> bool:
-    """Return whether a process with this identity was one of this machine and has ended. False if that is unknown."""
-    try:
-        local = _process(int(process["pid"]))
-        same_machine = local["boot"] and (process["boot"], process["space"]) == (
-            local["boot"],
-            local["space"],
-        )
-        return bool(same_machine) and process["born"] != local["born"]
-    except (ValueError, TypeError, KeyError):
-        return False
-
-
-def _process(pid: int) -> dict[str, Any]:
-    """Return the identity of a process: the machine's boot id, the PID namespace, the PID, and its start time in
-    ticks since boot ("born"; empty if the process does not exist).
-    """
-    # proc(5): the name in parentheses may hold anything; after it come the state and, nineteen fields on, starttime
-    state, *rest = _first_line(f"/proc/{pid}/stat").rpartition(")")[2].split() or [""]
-    born = rest[18] if len(rest) > 18 and state not in "ZX" else ""
-    space = _symlink_target("/proc/self/ns/pid")
-    boot = _first_line("/proc/sys/kernel/random/boot_id")
-    return {"boot": boot, "space": space, "pid": pid, "born": born}
-
-
-def _first_line(path: str) -> str:
-    try:
-        with open(path) as file:
-            return file.readline().strip()
-    except OSError:
-        return ""
-
-
-def _symlink_target(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""
 
 
 def _already_running(where: str) -> InputError:

@@ -6,9 +6,11 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -23,6 +25,7 @@ from orchestrator.data.progress import StageLine
 from orchestrator.data.quiet_logging import quiet
 from orchestrator.launch.active_controller import refuse_if_at_work
 from orchestrator.launch.machine_checks import check_labels
+from orchestrator.launch.own_sources import make_own_sources
 from orchestrator.launch.path_checks import check_places, check_written
 from orchestrator.launch.preflight import check_job
 from orchestrator.launch.submission import no_cluster
@@ -86,6 +89,7 @@ def tune(
     check_places(spec, sweep)
     check_written(spec.checkpoint, spec.data, sweep, address)
     refuse_if_at_work(sweep, *_at_work(sweep))
+    make_own_sources(spec.data, address, partial(print, file=sys.stderr))
     first = grid(search)[0] if search.sampler == "grid" else drawn(search, spec.seed, 0)
     job = check_job(_as_registered(spec, job_of(spec, first)), machine_of=worker_at(address))
     if spec.train.precision == "auto":  # once, so that no trial differs from others in it

@@ -10,6 +10,8 @@ from jobs import job, orchestrator, rows, slow_job, started, status, wait_for, w
 from open_ports import listening, served
 from prepared import with_data
 
+from orchestrator import load_run
+
 
 def files(folder: Path) -> dict[str, bytes]:
     """Every file below a folder, but for the data cache."""
@@ -46,6 +48,10 @@ def test_two_commands_at_once_on_a_new_directory_and_the_one_at_work_is_killed(t
         winner.kill()
         _, alive = psutil.wait_procs(members, timeout=30)
         assert [(member.pid, member.cmdline()[:4]) for member in alive] == []
+        assert load_run(run).state == "lost", "its processes are gone, and its status says that it trains"
+        shown = orchestrator("status", "small", cwd=tmp_path)
+        assert shown.stdout.startswith("small: lost, step "), shown
+        assert "the same command resumes it" in shown.stdout
     assert files(run)["job.yaml"] == before["job.yaml"]
     steps = [row["step"] for row in rows(run)]
     assert steps == list(range(1, len(steps) + 1))

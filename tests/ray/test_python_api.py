@@ -17,8 +17,10 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "python.md"
 def test_the_code_of_the_guide(tmp_path: Path) -> None:
     write_text(tmp_path / "corpus")
     blocks = re.findall(r'```python title="(\w+)"\n(.*?)```', GUIDE.read_text(), re.DOTALL)
-    assert [title for title, _ in blocks] == ["job", "run", "look"]
-    code = "from orchestrator import Job, load_run, run, submit\n" + "\n".join(code for _, code in blocks)
+    assert [title for title, _ in blocks] == ["job", "plan", "run", "look", "weights"]
+    code = "from orchestrator import Job, load_checkpoint, load_run, plan, run, submit\n" + "\n".join(
+        code for _, code in blocks
+    )
     code += (
         "\nassert done.state == 'done' and len(metrics) == 12 and list(found.commits().index) == [6, 12]\n"
     )

@@ -17,6 +17,7 @@ from orchestrator.data.sources.arrow_files import saved_files
 from orchestrator.data.sources.files import VANISHED, SourceFile
 from orchestrator.data.sources.identity import numbered
 from orchestrator.data.sources.kinds import ROWS, kind_of
+from orchestrator.data.sources.own_rows import is_made
 from orchestrator.data.sources.verified import identify, tag
 from orchestrator.storage.file_system import open_file_system, shared_file_system
 from orchestrator.storage.input_files import TIMEOUT
@@ -68,6 +69,9 @@ def resolve(
 def _files(place: str, key: str, source: Source, on_error: str, pool: ThreadPoolExecutor) -> list[Listed]:
     """Return the files of a path, glob or URI."""
     key_and_place = f"{key} {place}"
+    if source.own is not None and not is_made(source):
+        hint = "`orchestrator data prepare JOB` makes them, and so does `orchestrator run`"
+        raise InputError(f"the rows of {source.own} are not made yet", key_and_place, hint)
     if place.endswith(LIST) and source.format is None:
         found = list(
             pool.map(

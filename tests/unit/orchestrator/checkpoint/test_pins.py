@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from orchestrator.checkpoint.pins import held, hold, holders, holding, release
 from orchestrator.checkpoint.resolve_checkpoint import reading
 from orchestrator.checkpoint.retention import Retention, prune, rewind
 from orchestrator.checkpoint.shard import RawPiece
-from orchestrator.storage.lease import this_process
+from orchestrator.storage.process_identity import process_identity
 
 
 @pytest.fixture
@@ -79,11 +80,11 @@ def test_a_reader_that_was_killed_holds_nothing_once_old_commits_are_removed(sto
     ended = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"], stdout=subprocess.PIPE, check=True
     )
-    gone = {**this_process(), "pid": int(ended.stdout), "born": "1"}
+    gone = {**process_identity(os.getpid()), "pid": int(ended.stdout), "born": "1"}
     elsewhere = {**gone, "boot": "another machine"}
     assert hold(store, 1, "a reader that was killed", gone)
     assert hold(store, 2, "a reader on another machine", elsewhere)
-    assert hold(store, 3, "a reader at work", this_process())
+    assert hold(store, 3, "a reader at work", process_identity(os.getpid()))
     assert prune(store, Retention(keep=1)) == [1]
     assert store.steps() == [2, 3, 4]
     assert not any("step-00000001" in path for path in store.backend.list())

@@ -7,6 +7,8 @@ import dataclasses
 import json
 import os
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,9 @@ from cluster.jobs.ray_jobs import Submission
 from cluster.local import local_cluster as loopback
 from cluster.local.node_processes import OF_CLUSTER
 from orchestrator.cli import jobs
+from orchestrator.controller.stop_requests import StopRequests
 from orchestrator.launch import submission
+from orchestrator.storage.process_identity import lineage
 
 
 @pytest.fixture
@@ -111,29 +115,39 @@ def test_a_cluster_of_another_tmpdir_is_told_with_the_command_that_ends_it(
     assert f"TMPDIR={place} orchestrator cluster down --name t-none" in ended.err
 
 
-def test_a_run_inside_a_command_is_stopped_there(folder: Path, command: Any) -> None:
-    """As `run` without an address leaves its directory while it trains."""
-    run = folder / "runs/small"
-    run_of(run, phase="train")
-    said = command("stop", run)
-    assert (said.code, said.out) == (2, "")
-    assert said.err.startswith(
-        f"orchestrator: {run}: this run is on no cluster that is known here; press Ctrl-C where"
-    )
-
-
-def test_a_run_inside_a_command_is_stopped_there_while_there_is_a_cluster_too(
-    folder: Path, command: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_there_a_cluster", [False, True])
+def test_a_run_inside_a_command_is_asked_by_a_file(
+    folder: Path, command: Any, monkeypatch: pytest.MonkeyPatch, is_there_a_cluster: bool
 ) -> None:
-    monkeypatch.setattr("cluster.local.ray_session.connected_ray", lambda address: contextlib.nullcontext())
-    monkeypatch.setattr("orchestrator.launch.controller_actor.controller_of", lambda run: None)
-    run = run_of(folder / "runs/small", phase="train")
-    assert "small: no controller is at work on this run; see" in command("stop", run.uri).err
-    with run.lock():
-        said = command("stop", run.uri)
-    assert (
-        "small: no controller on this cluster drives it; press Ctrl-C in the terminal that does" in said.err
-    )
+    """As `run` without an address trains: no cluster knows its controller."""
+    if is_there_a_cluster:
+        monkeypatch.setattr("cluster.local.ray_session.connected_ray", lambda _: contextlib.nullcontext())
+        monkeypatch.setattr("orchestrator.launch.controller_actor.controller_of", lambda run: None)
+    run = run_of(folder / "runs/small", phase="train", seen=time.time())
+    assert "small: its controller has written no status yet, or" in command("stop", run.uri).err
+    status = run.read_json_or_empty("status.json")
+    run.write_json("status.json", {**status, "processes": lineage()})
+    said = command("stop", run.uri, "--no-wait")
+    assert (said.code, said.out) == (0, f"{run.uri} will commit and end\n")
+    assert StopRequests(run, lineage()[0]).look() == "stopped by the user"
+    assert StopRequests(run, {**lineage()[0], "born": "1"}).look() == "", "another controller of this run"
+
+
+def test_a_stop_waits_for_the_end(folder: Path, command: Any) -> None:
+    run = run_of(folder / "runs/small", phase="train", seen=time.time())
+    status = run.read_json_or_empty("status.json") | {"processes": lineage()}
+    run.write_json("status.json", status)
+
+    def end() -> None:
+        while not StopRequests(run, lineage()[0]).look():
+            time.sleep(0.05)
+        run.write_json("status.json", {**status, "phase": "stopped"})
+
+    ends = threading.Thread(target=end)
+    ends.start()
+    assert command("stop", run.uri).out == f"{run.uri}: stopped\n"
+    ends.join()
+    assert "small: this run has ended already" in command("stop", run.uri).err
 
 
 class OneJob:
@@ -212,7 +226,7 @@ def test_a_name_is_of_the_clusters_job_where_the_run_of_that_name_has_ended(
     """And of the run while it trains: the job is not stopped in its place."""
     jobs = OneJob()
     monkeypatch.setattr(submission, "jobs_at", lambda address: jobs)
-    run = run_of(folder / "runs/small", phase=phase)
+    run = run_of(folder / "runs/small", phase=phase, seen=time.time())
     if phase == "done":
         run.write_json("summary.json", {"state": "done"})
     said = command("stop", "small", "--no-wait")
@@ -240,7 +254,7 @@ def test_who_stops_following_a_run_is_not_told_that_it_is_done(
     def interrupted(_: float) -> None:
         raise KeyboardInterrupt
 
-    run = run_of(folder / "runs/small", phase="train")
+    run = run_of(folder / "runs/small", phase="train", seen=time.time())
     monkeypatch.setattr(jobs.time, "sleep", interrupted)
     said = command("attach", run.path, "--json", "--progress", "none")
     assert (said.code, json.loads(said.out)["phase"]) == (130, "train")
@@ -273,12 +287,12 @@ def test_of_two_runs_of_one_name_one_is_shown_and_the_other_named(
     folder: Path, command: Any, monkeypatch: pytest.MonkeyPatch, phase: str, state: str, shown: str
 ) -> None:
     """That of the job while it is at work and the other has ended; never keys of both in one document."""
-    elsewhere = run_of(folder / "elsewhere", phase="prepare")
+    elsewhere = run_of(folder / "elsewhere", phase="prepare", seen=time.time())
     job = Submission("small-2", "small", elsewhere.uri, 0, state, "", 1.0, None, None, "")
     only: Any = OneJob()
     only.find = lambda name: job if name in ("small", elsewhere.uri) else None
     monkeypatch.setattr(submission, "jobs_at", lambda address: only)
-    near = run_of(folder / "runs/small", phase=phase)
+    near = run_of(folder / "runs/small", phase=phase, seen=time.time())
     said, found = command("status", "small").out, json.loads(command("status", "small", "--json").out)
     first = said.splitlines()[0]
     if shown == "job":

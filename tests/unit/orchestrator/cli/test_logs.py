@@ -92,7 +92,7 @@ def test_a_run_that_nobody_drives_is_followed_no_longer(
     path.write_text(json.dumps(json.loads(path.read_text()) | {"phase": "train"}))
     said = command("logs", "small", "-f", *options)
     assert said.out.splitlines() == (["begun"] if options == ["--controller"] else ["loss 3", "saved"])
-    assert (said.code, "no controller has driven " in said.err) == (1, True)
+    assert (said.code, "no controller drives " in said.err) == (1, True)
 
 
 def test_later_attempts_are_followed_to_the_end(command: Any, here: Path) -> None:

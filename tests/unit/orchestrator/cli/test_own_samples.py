@@ -10,11 +10,11 @@ import pytest
 from jobs import write_job
 from PIL import Image
 
+from orchestrator.api.measured import CommitOfRun
 from orchestrator.checkpoint import resolve_checkpoint
 from orchestrator.checkpoint.commit_store import Store
-from orchestrator.cli import evaluate
 from orchestrator.config.errors import InputError
-from orchestrator.config.spec import parse
+from orchestrator.config.spec import dump, parse
 from orchestrator.data.samples.own_samples import prepare_samples
 from orchestrator.data.store.tokens import Tokens
 from orchestrator.launch.preflight import preflight
@@ -84,11 +84,15 @@ def test_no_sample_is_compared_with_itself(document: dict[str, Any]) -> None:
         training_inputs(spec, Tokens.open(uri))
 
 
-def test_evaluations_are_of_samples_alone(document: dict[str, Any]) -> None:
+def test_evaluations_are_of_samples_alone(tmp_path: Path, document: dict[str, Any]) -> None:
     spec = parse(document)
-    assert evaluate._with_sets(spec, {}) == spec
-    with pytest.raises(InputError, match="reads samples of its own and no text"):
-        evaluate._with_sets(spec, {"wiki": "wiki.txt"})
+    run = RunDir(str(tmp_path / "run"))
+    run.create()
+    run.write_text("job.yaml", dump(spec))
+    commit: Any = None  # the sets are those of the job
+    assert parse(CommitOfRun(run, commit, raw=False).with_sets({})) == spec
+    with pytest.raises(InputError, match=r"^--on: the run reads samples of its own and no text"):
+        CommitOfRun(run, commit, raw=False, where="--on").with_sets({"wiki": "wiki.txt"})
 
 
 def checked(document: dict[str, Any], tmp_path: Path) -> None:
@@ -126,7 +130,9 @@ def test_no_text_is_continued(
     command: Any, tmp_path: Path, document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunDir(str(tmp_path / "run"))
-    monkeypatch.setattr(evaluate, "existing_run", lambda _: (run, parse(document)))
+    run.create()
+    run.write_text("job.yaml", dump(parse(document)))
+    run.append("events.jsonl", [{"number": 1, "time": 1.0, "phase": "done", "attempt": 1}])
     monkeypatch.setattr(resolve_checkpoint, "read_chosen", lambda store, step, read: read(4))
     monkeypatch.setattr(Store, "manifest", lambda store, step: None)
     said = command("generate", run.uri, "Once")

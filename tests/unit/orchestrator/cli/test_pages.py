@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,9 @@ def test_top_shows_every_run(
     code, text = said(capsys, "top", folder)
     assert code == 0
     lines = [line.split()[:2] for line in text.splitlines() if line.strip()][2:]
-    assert lines == [["b", "train,"], ["a", "done"]], "what trains is first, and says that it is silent"
+    assert lines == [["b", "lost"], ["a", "done"]], "what has not ended is first"
+    run_of(folder / "b", "train", (6.0, 4.0), seen=time.time() - 60, steps=7)
+    assert "train, silent for 1 min" in said(capsys, "top", folder)[1]
     code, text = said(capsys, "top", folder, "--json")
     assert [row["name"] for row in json.loads(text)] == ["b", "a"]
 

@@ -59,17 +59,21 @@ def test_the_status_of_a_run_that_has_ended(
 def test_the_status_of_a_run_that_is_at_work_or_lost(command: Any, here: Path) -> None:
     path = here / "runs/small/status.json"
     status = {**json.loads(path.read_text()), "phase": "train", "time": 1.0, "eta_seconds": 90.0}
+    status["processes"] = []
     status["ranks"] = [{"rank": 0, "node": "node-7", "pid": 4711, "state": "running", "step": 5}]
     path.write_text(json.dumps(status))
     found = json.loads(command("status", "runs/small", "--json").out)
-    assert found["controller"].startswith("silent for ")
-    assert found["state"] == "train"
+    assert (found["state"], found["controller"]) == ("lost", "gone")
+    path.write_text(json.dumps({**status, "processes": [], "time": time.time() - 60}))
+    found = json.loads(command("status", "runs/small", "--json").out)
+    assert (found["state"], found["controller"]) == ("train", "silent for 1 min 00 s")
+    assert " left" not in command("status", "runs/small").out
+    path.write_text(json.dumps({**status, "time": 1e12}))
+    assert json.loads(command("status", "runs/small", "--json").out)["controller"] == "alive"
     shown = command("status", "runs/small").out
     assert "node-7" in shown
     assert "4711" in shown
     assert " left" in shown.splitlines()[0]
-    path.write_text(json.dumps({**status, "time": 1e12}))
-    assert json.loads(command("status", "runs/small", "--json").out)["controller"] == "alive"
 
 
 def test_a_run_that_has_written_no_status_yet(command: Any, here: Path) -> None:
@@ -181,7 +185,7 @@ def test_attach_does_not_wait_for_a_run_that_nobody_drives(
     replace(path, json.loads(path.read_text()) | {"phase": "train"})
     said = command("attach", "runs/half")
     assert said.code == 1
-    assert "no controller has driven " in said.err
+    assert "no controller drives " in said.err
 
 
 def replace(path: Path, value: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ import pytest
 from orchestrator.config.errors import InputError
 from orchestrator.storage import lease
 from orchestrator.storage.lease import LeaseLost
+from orchestrator.storage.process_identity import process_identity
 from orchestrator.storage.run_directory import RunDir
 
 HOLD = (
@@ -204,7 +205,7 @@ def test_a_process_of_this_machine_that_has_ended_is_not_waited_for(run: RunDir)
     done = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True
     )
-    gone = {"owner": "a", "ended": False, **lease._process(int(done.stdout))}
+    gone = {"owner": "a", "ended": False, **process_identity(int(done.stdout))}
     run.fs.pipe_file(f"{run.path}/.lock/00000003", json.dumps({**gone, "born": "12345"}).encode())
     began = time.monotonic()
     with run.lock():

@@ -1,0 +1,186 @@
+"""Rows that a function of the user's own makes, as a `ray.data.Dataset`: written once, as Parquet files."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.config.errors import InputError, Unreachable
+from orchestrator.data.config import Source
+from orchestrator.data.quiet_logging import quiet
+from orchestrator.storage.file_system import open_file_system
+from orchestrator.storage.input_files import TIMEOUT
+from orchestrator.storage.retry import Retry, storage_failed, transient
+from orchestrator.storage.uri import is_local, local_path
+from workloads.errors import WorkloadError
+from workloads.own.object_reference import call, load, sources
+
+if TYPE_CHECKING:
+    import pyarrow
+    from ray.data import Dataset
+
+MADE = ".made.json"
+"""In the folder of the rows, written last: what they are. Without it the rows are not complete."""
+BATCH = 4096
+"""Rows that are written at once."""
+FILE_BYTES = 2**25
+"""Bytes of rows in memory after which the next file begins."""
+
+
+def is_made(source: Source) -> bool:
+    """Return whether the rows of a source with a function are complete. Raises InputError if storage fails."""
+    place = _folder(source)
+    with _storage_errors(place):
+        fs, folder = open_file_system(place, TIMEOUT)
+        return bool(Retry()(fs.isfile, f"{folder}/{MADE}"))
+
+
+def make_rows(source: Source, where: str, tell: Callable[[str], None]) -> None:
+    """Call the function of a source and write its rows. This process must be connected to Ray.
+
+    The files have the order of the dataset, and names that depend on nothing else. A folder on a local disk appears
+    when it is complete.
+
+    Args:
+        source: the source.
+        where: its key in the job file, for messages.
+        tell: called with a line about the progress.
+
+    Raises:
+        InputError: the function fails, returns no dataset, or its rows are empty or differ in their columns.
+    """
+    named = f"{where} {source.own}"
+    dataset = _dataset(source, named)
+    place = _folder(source)
+    draft = f"{local_path(place)}.{uuid.uuid4().hex}.tmp" if is_local(place) else place
+    try:
+        with _storage_errors(place):
+            fs, folder = open_file_system(draft, TIMEOUT)
+            rows = _write(dataset, fs, folder, named, tell)
+            content = {"own": str(source.own), "fingerprint": source.fingerprint, "rows": rows}
+            Retry()(fs.pipe_file, f"{folder}/{MADE}", json.dumps(content).encode())
+            if draft != place:
+                _publish(draft, local_path(place))
+    finally:
+        if draft != place:
+            shutil.rmtree(draft, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _storage_errors(place: str) -> Iterator[None]:
+    """Raise InputError for an error of storage in the block."""
+    try:
+        yield
+    except Exception as error:  # fsspec backends raise various errors
+        if isinstance(error, InputError) or not storage_failed(error):
+            raise
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        kind = Unreachable if transient(error) else InputError
+        raise kind(f"cannot be read or written ({reason})", f"data.cache {place}", "check it") from None
+
+
+def _folder(source: Source) -> str:
+    return source.name.rpartition("/")[0]
+
+
+def _publish(draft: str, place: str) -> None:
+    """Give a complete folder its name. If another process was faster, its folder stays: both hold the same rows."""
+    if not os.path.exists(f"{place}/{MADE}"):
+        shutil.rmtree(place, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.rename(draft, place)
+
+
+def _dataset(source: Source, where: str) -> Dataset:
+    import ray
+
+    assert source.own is not None
+    try:
+        _send_along(source.own.use)
+        made = call(source.own.use, load(source.own.use), source.own.options)
+    except WorkloadError as error:
+        raise InputError(str(error), where) from None
+    if not isinstance(made, ray.data.Dataset):
+        raise InputError(f"returns {type(made).__name__} and no ray.data.Dataset", where, "return one")
+    made.context.enable_progress_bars = False
+    made.context.execution_options.preserve_order = True  # otherwise the order depends on the time of tasks
+    return made
+
+
+def _send_along(reference: str) -> None:
+    """Let Ray send the modules of own code to its workers as they are, because these have another path of modules."""
+    import ray
+
+    load(reference)
+    for name in sources(reference):
+        if (module := sys.modules.get(name)) is not None:
+            ray.cloudpickle.register_pickle_by_value(module)
+
+
+def _write(dataset: Dataset, fs: Any, folder: str, where: str, tell: Callable[[str], None]) -> int:
+    """Write the rows as files of at most about FILE_BYTES, and return their number."""
+    retry = Retry()
+    for path in retry(fs.find, folder):  # of a process that was killed
+        retry(fs.rm_file, path)
+    fs.makedirs(folder, exist_ok=True)
+    rows = 0
+    for number, tables in enumerate(_files(dataset, where)):
+        retry(fs.pipe_file, f"{folder}/part-{number:05d}.parquet", _parquet(tables))
+        rows += sum(table.num_rows for table in tables)
+        tell(f"{where}: {rows} rows are written")
+    if not rows:
+        raise InputError("gives no rows", where, "mend it")
+    return rows
+
+
+def _parquet(tables: Sequence[pyarrow.Table]) -> bytes:
+    import pyarrow.parquet
+
+    with io.BytesIO() as file:
+        with pyarrow.parquet.ParquetWriter(file, tables[0].schema) as writer:
+            for table in tables:
+                writer.write_table(table)
+        return file.getvalue()
+
+
+def _files(dataset: Dataset, where: str) -> Iterator[list[pyarrow.Table]]:
+    """Yield the rows of each file. Raises InputError if their columns differ."""
+    schema: pyarrow.Schema | None = None
+    tables: list[pyarrow.Table] = []
+    for table in _tables(dataset, where):
+        schema = schema or table.schema
+        if table.schema != schema:
+            what = f"gives rows of different columns: {_columns(schema)}, and {_columns(table.schema)}"
+            raise InputError(what, where, "give all rows the same columns and types")
+        tables.append(table)
+        if sum(each.nbytes for each in tables) >= FILE_BYTES:
+            yield tables
+            tables = []
+    if tables:
+        yield tables
+
+
+def _tables(dataset: Dataset, where: str) -> Iterator[pyarrow.Table]:
+    """Yield the rows of a dataset in its order. Raises InputError if the pipeline fails."""
+    from ray.exceptions import RayError
+
+    try:
+        with quiet([logging.getLogger("ray.data")], logging.CRITICAL):
+            batches: Iterator[Any] = iter(dataset.iter_batches(batch_size=BATCH, batch_format="pyarrow"))
+            yield from (table for table in batches if table.num_rows)
+    except RayError as error:
+        first = str(error).partition("\n\n")[0].strip()  # that of the user's code; Ray's own come after it
+        why = first.splitlines()[-1] if first else type(error).__name__
+        raise InputError(f"fails: {why.strip()[:300]}", where, "mend it") from None
+
+
+def _columns(schema: pyarrow.Schema) -> str:
+    return ", ".join(f"{field.name} ({field.type})" for field in schema)

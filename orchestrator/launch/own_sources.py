@@ -1,0 +1,41 @@
+"""Make the rows of the sources that a function of the user's own makes, before a job is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from orchestrator.config.errors import InputError
+from orchestrator.data.config import DataSpec
+from orchestrator.data.sources.own_rows import is_made, make_rows
+from orchestrator.launch.submission import no_cluster
+
+
+def make_own_sources(data: DataSpec, address: str | None, tell: Callable[[str], None]) -> None:
+    """Make the rows that are not there yet, with Ray.
+
+    Args:
+        data: the data of a job.
+        address: the cluster, None to start Ray on this machine.
+        tell: called with a line about the progress.
+
+    Raises InputError, see `make_rows`, or if no cluster answers.
+    """
+    from cluster.local.ray_session import NoCluster, connected_ray
+
+    own = [
+        (f"data.sources.{number}.own", source)
+        for number, source in enumerate(data.sources)
+        if source.own is not None
+    ]
+    if own and data.cache is None:
+        what = "is unset, and the rows of own are written into it"
+        raise InputError(what, "data.cache", "give a folder that all nodes see")
+    missing = [(where, source) for where, source in own if not is_made(source)]
+    if not missing:
+        return
+    try:
+        with connected_ray(address):
+            for where, source in missing:
+                make_rows(source, where, tell)
+    except NoCluster as error:
+        raise no_cluster(error, address) from None
