@@ -16,7 +16,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from cluster.workers.clock import wall
@@ -28,6 +28,8 @@ SELECT_TIMEOUT = 0.2
 """The longest time between two reads of the connections, in seconds."""
 PING_INTERVAL = 1.0
 """Seconds between messages to the ranks. A rank without any for `rank_process.FENCE_TIMEOUT` ends itself."""
+BACKLOG = 4096
+"""Connections that may wait to be accepted. The kernel may allow fewer (net.core.somaxconn)."""
 FIELDS = ("state", "error", "result", "step", "evaluated_batches", "waiting", "leaving")
 """Fields of a message that are copied to the `RankStatus`."""
 
@@ -36,7 +38,8 @@ class HeartbeatServer:
     """Listens on `host` for the ranks of one attempt after another, in a background thread."""
 
     def __init__(self, host: str) -> None:
-        self._server = socket.create_server((host, 0), backlog=1024)
+        self._server = socket.create_server((host, 0), backlog=BACKLOG)
+        self._server.setblocking(False)
         self.address = f"{host}:{self._server.getsockname()[1]}"
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ)
@@ -136,10 +139,8 @@ class HeartbeatServer:
             self._ping()
             for key, _ in self._selector.select(0):
                 if key.fileobj is self._server:
-                    accepted, _ = self._server.accept()
-                    accepted.setblocking(False)
-                    self._selector.register(accepted, selectors.EVENT_READ)
-                    connections[accepted] = _Connection(accepted)
+                    for accepted in self._accept():
+                        connections[accepted] = _Connection(accepted)
                     continue
                 connection = connections[key.fileobj]  # type: ignore[index]
                 if not self._read(connection):
@@ -153,6 +154,19 @@ class HeartbeatServer:
             connection.socket.close()
         self._selector.close()
         self._server.close()
+
+    def _accept(self) -> Iterator[socket.socket]:
+        """Accept every connection that waits.
+
+        A turn of the loop reads all ranks that beat. With one connection a turn, the last of a thousand ranks would
+        wait for minutes.
+        """
+        with contextlib.suppress(OSError):  # none waits any more, or one was given up
+            while True:
+                accepted, _ = self._server.accept()
+                accepted.setblocking(False)
+                self._selector.register(accepted, selectors.EVENT_READ)
+                yield accepted
 
     def _ping(self) -> None:
         """Tell the ranks every PING_INTERVAL that the run goes on, and how many rows are saved.

@@ -58,17 +58,21 @@ class WorkerContext:
         """How many rows were forgotten because they are stored."""
 
     def report(self, step: int, row: dict[str, Any] | None = None) -> None:
-        """Report that `step` is done, with its row of metrics if this rank has one."""
+        """Report that `step` is done, with its row of metrics if this rank has one.
+
+        Only a row is sent at once. The other ranks' steps come with their next heartbeats: otherwise every rank of a
+        large gang would send at every step.
+        """
         with self._lock:
             self._step = step
-            if row is not None:
-                self._rows.append(row)
+            if row is None:
+                return
+            self._rows.append(row)
         self.changed.set()
 
     def progressed(self) -> None:
-        """Report progress without a step: one more batch is evaluated."""
+        """Report progress without a step: one more batch is evaluated. The next heartbeat sends it."""
         self._evaluated_batches += 1
-        self.changed.set()
 
     def set_store_port(self, port: int) -> None:
         """Set the port at which rank 0 serves the store, and wake the threads that wait for it."""
