@@ -16,7 +16,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from cluster.workers.clock import wall
@@ -29,7 +29,9 @@ SELECT_TIMEOUT = 0.2
 """The longest time between two reads of the connections, in seconds."""
 PING_INTERVAL = 1.0
 """Seconds between messages to the ranks. A rank without any for `rank_process.FENCE_TIMEOUT` ends itself."""
-FIELDS = ("state", "error", "result", "step", "evaluated_batches", "modules", "waiting", "leaving")
+BACKLOG = 4096
+"""Connections that may wait to be accepted. The kernel may allow fewer (net.core.somaxconn)."""
+FIELDS = ("state", "pid", "error", "result", "step", "evaluated_batches", "modules", "waiting", "leaving")
 """Fields of a message that are copied to the `RankStatus`."""
 
 
@@ -37,7 +39,8 @@ class HeartbeatServer:
     """Listens on `host` for the ranks of one attempt after another, in a background thread."""
 
     def __init__(self, host: str) -> None:
-        self._server = socket.create_server((host, 0), backlog=1024)
+        self._server = socket.create_server((host, 0), backlog=BACKLOG)
+        self._server.setblocking(False)
         self.address = f"{host}:{self._server.getsockname()[1]}"
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ)
@@ -137,10 +140,8 @@ class HeartbeatServer:
             self._ping()
             for key, _ in self._selector.select(0):
                 if key.fileobj is self._server:
-                    accepted, _ = self._server.accept()
-                    accepted.setblocking(False)
-                    self._selector.register(accepted, selectors.EVENT_READ)
-                    connections[accepted] = _Connection(accepted)
+                    for accepted in self._accept():
+                        connections[accepted] = _Connection(accepted)
                     continue
                 connection = connections[key.fileobj]  # type: ignore[index]
                 if not self._read(connection):
@@ -154,6 +155,19 @@ class HeartbeatServer:
             connection.socket.close()
         self._selector.close()
         self._server.close()
+
+    def _accept(self) -> Iterator[socket.socket]:
+        """Accept every connection that waits.
+
+        A turn of the loop reads all ranks that beat. With one connection a turn, the last of a thousand ranks would
+        wait for minutes.
+        """
+        with contextlib.suppress(OSError):  # none waits any more, or one was given up
+            while True:
+                accepted, _ = self._server.accept()
+                accepted.setblocking(False)
+                self._selector.register(accepted, selectors.EVENT_READ)
+                yield accepted
 
     def _ping(self) -> None:
         """Tell the ranks every PING_INTERVAL that the run goes on, and how many rows are saved.
@@ -198,13 +212,7 @@ class HeartbeatServer:
             before, now = self._status[connection.rank], time.monotonic()
             if before.state == "running":
                 self._gap = max(now - before.last_heartbeat, self._gap * GAP_DECAY)
-            fields = {name: message[name] for name in FIELDS if name in message}
-            if "pid" in message:
-                fields["pid"] = message["pid"]
-            if "work" in message:
-                fields["work"] = Work(**message["work"]) if message["work"] else None
-            if "failed_ago" in message:
-                fields |= {"failed_at": now - message["failed_ago"], "cause": Cause(**message["cause"])}
+            fields = _status_fields(message, now)
             self._status[connection.rank] = dataclasses.replace(before, last_heartbeat=now, **fields)
             self._rows += _with_local_times(message)
             reading = {"time": wall(), "node": before.node, "step": max(message.get("step", 0), 0)}
@@ -239,6 +247,16 @@ class _Connection:
         self.unread = b""
         self.token = ""
         self.rank = -1
+
+
+def _status_fields(message: dict[str, Any], now: float) -> dict[str, Any]:
+    """Return the fields of a `RankStatus` that a message sets, which arrived at the monotonic time `now`."""
+    fields = {name: message[name] for name in FIELDS if name in message}
+    if "work" in message:
+        fields["work"] = Work(**message["work"]) if message["work"] else None
+    if "failed_ago" in message:
+        fields |= {"failed_at": now - message["failed_ago"], "cause": Cause(**message["cause"])}
+    return fields
 
 
 def _with_local_times(message: dict[str, Any]) -> list[dict[str, Any]]:

@@ -27,7 +27,11 @@ from cluster.workers.rank_output import redirect
 from cluster.workers.worker_context import RankInfo, WorkerContext
 
 INTERVAL = 0.1
-"""Seconds between heartbeats when nothing has changed."""
+"""The shortest time between heartbeats when nothing has changed, in seconds."""
+LONGEST_INTERVAL = 1.0
+"""The longest."""
+BEATS = 1000.0
+"""Heartbeats of all ranks in a second, as far as the two limits allow."""
 MIN_INTERVAL = 0.02
 """The shortest time between two heartbeats, in seconds."""
 CONNECT_TIMEOUT = 20.0
@@ -84,7 +88,7 @@ def run(
 
 
 class HeartbeatSender:
-    """Sends this rank's state to the heartbeat server, every INTERVAL and at every change, and reads its messages.
+    """Sends this rank's state to the heartbeat server at intervals and at every change, and reads its messages.
 
     The process ends if the connection closes.
     """
@@ -129,6 +133,7 @@ class HeartbeatSender:
                 self._readings.append(node.read())
 
     def _send_heartbeats(self) -> None:
+        interval = heartbeat_interval(self._context.rank_info.world_size)
         try:
             while not self._acknowledged.wait(MIN_INTERVAL):
                 self._context.changed.clear()
@@ -151,7 +156,7 @@ class HeartbeatSender:
                 self._send({**fields, **state, **self._changes(), **times, "rows": rows})
                 if fields.get("ended"):
                     return
-                context.changed.wait(INTERVAL)
+                context.changed.wait(interval)
         except OSError:
             os._exit(1)  # the heartbeat server is gone
 
@@ -187,6 +192,16 @@ class HeartbeatSender:
 
     def _send(self, message: dict[str, Any]) -> None:
         self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+
+def heartbeat_interval(world: int) -> float:
+    """Return the seconds between two heartbeats of a rank when nothing has changed.
+
+    The server reads all heartbeats in one thread. In a gang of more than 100 ranks each rank therefore beats less
+    often, so that 1,000 heartbeats arrive in a second, but at least once a second. A rank is called silent after
+    several seconds, see `orchestrator.controller.health`.
+    """
+    return min(max(world / BEATS, INTERVAL), LONGEST_INTERVAL)
 
 
 def serve_store(host: str) -> Any:

@@ -83,11 +83,16 @@ class WorkerContext:
         """How many rows were forgotten because they are stored."""
 
     def report(self, step: int, row: dict[str, Any] | None = None) -> None:
-        """Report that `step` is done, with its row of metrics if this rank has one."""
+        """Report that `step` is done, with its row of metrics if this rank has one.
+
+        Only a row is sent at once. The other ranks' steps come with their next heartbeats: otherwise every rank of a
+        large gang would send at every step.
+        """
         with self._lock:
             self._step = step
-            if row is not None:
-                self._rows.append(row)
+            if row is None:
+                return
+            self._rows.append(row)
         self.changed.set()
 
     def begin_work(self, name: str, unit: str, of: int) -> None:
@@ -102,12 +107,11 @@ class WorkerContext:
         self._work = Work(name=name, unit=unit, done=0, of=of, seconds=0.0)
 
     def progressed(self) -> None:
-        """Report progress without a step: one more batch is evaluated."""
+        """Report progress without a step: one more batch is evaluated. The next heartbeat sends it."""
         self._evaluated_batches += 1
         if work := self._work:
             seconds = round(time.monotonic() - self._work_began, 3)
             self._work = dataclasses.replace(work, done=work.done + 1, seconds=seconds)
-        self.changed.set()
 
     def end_work(self) -> None:
         """Report that the work between two steps has ended."""

@@ -257,28 +257,37 @@ def check_manifest(manifest: CommitManifest, where: str) -> None:
     Raises:
         InputError: it does not hold.
     """
-
-    def refuse(what: str) -> InputError:
-        return InputError(what, where, "do not use this commit")
-
+    problem = ""
     if manifest.block_bytes < 16 or manifest.block_bytes % 16:
-        raise refuse(f"blocks of {manifest.block_bytes} bytes are not a multiple of 16")
+        problem = f"blocks of {manifest.block_bytes} bytes are not a multiple of 16"
+    problem = problem or _file_problem(manifest) or _tensor_problem(manifest)
+    if problem:
+        raise InputError(problem, where, "do not use this commit")
+
+
+def _file_problem(manifest: CommitManifest) -> str:
+    """Return what is wrong with the entry of a file; empty if nothing is."""
     for name, file in manifest.files.items():
         if not FILE_NAME.fullmatch(name):
-            raise refuse(f"{name!r} is not a shard of this folder")
+            return f"{name!r} is not a shard of this folder"
         if file.header_bytes > file.size:
-            raise refuse(f"{name}: the header is larger than the file")
+            return f"{name}: the header is larger than the file"
+    return ""
+
+
+def _tensor_problem(manifest: CommitManifest) -> str:
+    """Return why a tensor cannot be read from the files; empty if all can."""
     for name, tensor in manifest.tensors.items():
         if tensor.dtype not in ITEM_BYTES:
-            raise refuse(f"{name}: unknown dtype {tensor.dtype!r}")
+            return f"{name}: unknown dtype {tensor.dtype!r}"
         for chunk in tensor.chunks:
             if chunk.file not in manifest.files:
-                raise refuse(f"{name}: {chunk.file!r} is not a shard of this commit")
+                return f"{name}: {chunk.file!r} is not a shard of this commit"
             size = math.prod(chunk.shape) * ITEM_BYTES[tensor.dtype]
             if chunk.offset + size > manifest.files[chunk.file].size:
-                raise refuse(f"{name}: its {size} bytes at {chunk.offset} are more than {chunk.file} holds")
+                return f"{name}: its {size} bytes at {chunk.offset} are more than {chunk.file} holds"
             if len(chunk.blocks) != -(-size // manifest.block_bytes):
-                raise refuse(f"{name}: {len(chunk.blocks)} checksums for {size} bytes")
-        problem = tiling_problem(tensor.shape, [(chunk.start, chunk.shape) for chunk in tensor.chunks])
-        if problem:
-            raise refuse(f"{name}: {problem}")
+                return f"{name}: {len(chunk.blocks)} checksums for {size} bytes"
+        if problem := tiling_problem(tensor.shape, [(chunk.start, chunk.shape) for chunk in tensor.chunks]):
+            return f"{name}: {problem}"
+    return ""

@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from importlib import import_module, metadata
-from typing import IO, Annotated
+from typing import IO, Annotated, NamedTuple
 
 import typer
 
@@ -94,56 +94,63 @@ def call(arguments: list[str] | None = None) -> None:
 
 
 def _guarded(command: Callable[[], object], debug: bool, as_json: bool = False, interrupted: str = "") -> int:
-    failure: BaseException | None = None
+    """Run a command, print how it failed, and return its exit code."""
     try:
         code = command()
-        with contextlib.suppress(BrokenPipeError):  # who reads it has enough
+        with contextlib.suppress(BrokenPipeError):  # the reader has enough
             sys.stdout.flush()
-        if code != INTERRUPTED:  # which typer makes of a KeyboardInterrupt
+        if code != INTERRUPTED:  # typer returns it for a KeyboardInterrupt
             return code if isinstance(code, int) else 0
-        line = interrupted
+        failed = _Failed(INTERRUPTED, interrupted)
     except SystemExit as end:
         error = end.__context__
-        if not isinstance(
-            error, BrokenPipeError
-        ):  # of which typer makes the exit code 1, whatever pipe it was
+        if not isinstance(error, BrokenPipeError):  # typer exits with 1 for every broken pipe
             return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
         if _is_unread(sys.stdout) or _is_unread(sys.stderr):
             return 0
-        failure = error
-        code = Outcome.FAILED.exit_code
-        line = f"BrokenPipeError: {error}"
+        failed = _Failed(Outcome.FAILED.exit_code, f"BrokenPipeError: {error}", error)
     except typer.TyperException as error:
-        if error.format_message().startswith(
-            "Usage:"
-        ):  # no arguments: typer raises the help text as an error
+        if error.format_message().startswith("Usage:"):  # without arguments typer raises the help as an error
             print(error.format_message(), file=sys.stderr)
             return Outcome.WRONG_INPUT.exit_code
-        failure = error
-        code = Outcome.WRONG_INPUT.exit_code
-        line = _usage(error)
-    except InputError as error:
-        failure = error
-        code = Outcome.WRONG_INPUT.exit_code
-        line = str(error)
+        failed = _Failed(Outcome.WRONG_INPUT.exit_code, _usage(error), error)
     except Exception as error:
-        failure, code = error, Outcome.FAILED.exit_code
-        line = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        if refused := _refused(error):
-            failure = refused
-            code = Outcome.WRONG_INPUT.exit_code
-            line = str(refused)
-    lines = [str(each) for each in failure.each()] if isinstance(failure, InputError) else [line]
-    # what a terminal shows goes into logs, and into questions to others
-    lines, line = [redact_message(each) for each in lines], redact_message(line)
-    if debug and failure:
-        traceback.print_exception(failure)
-    with contextlib.suppress(OSError):  # that nothing can be printed may be what failed
-        for each in lines:
-            print(f"orchestrator: {each}", file=sys.stderr)
-        if as_json:
-            print(json.dumps({"exit_code": code, "line": line}), flush=True)
-    return code
+        failed = _failed(error)
+    if debug and failed.error:
+        traceback.print_exception(failed.error)
+    failed.print(as_json)
+    return failed.code
+
+
+class _Failed(NamedTuple):
+    """How a command failed: its exit code, the line that says why, and the error, if there was one."""
+
+    code: int
+    line: str
+    error: BaseException | None = None
+
+    def print(self, as_json: bool) -> None:
+        """Print the line, or one line for each problem of an InputError, on standard error.
+
+        Secrets are removed, because terminals are copied into logs and into questions to others.
+        """
+        lines = (
+            [str(each) for each in self.error.each()] if isinstance(self.error, InputError) else [self.line]
+        )
+        with contextlib.suppress(OSError):  # printing itself may be what failed
+            for each in lines:
+                print(f"orchestrator: {redact_message(each)}", file=sys.stderr)
+            if as_json:
+                print(json.dumps({"exit_code": self.code, "line": redact_message(self.line)}), flush=True)
+
+
+def _failed(error: Exception) -> _Failed:
+    """Return the exit code and the line for an error: wrong input, or anything else."""
+    refused = error if isinstance(error, InputError) else _refused(error)
+    if refused:
+        return _Failed(Outcome.WRONG_INPUT.exit_code, str(refused), refused)
+    line = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return _Failed(Outcome.FAILED.exit_code, line, error)
 
 
 def _is_unread(stream: IO[str]) -> bool:

@@ -409,11 +409,9 @@ class Controller:
                 self._workers.request_stop()
             case "halt":
                 self._halt(history, action, before)
-            case "export":
-                self._exports.advance(self._state.step)
-                self._pause(history, "export", action.reason)
-            case "tasks":
-                self._exports.tasks.advance(self._state.step)
+            case "export" | "tasks":
+                job = self._exports if action.do == "export" else self._exports.tasks
+                job.advance(self._state.step)
                 self._pause(history, "export", action.reason)
 
     def _pause(self, history: RunHistory, phase: Phase, reason: str, **more: Unpack[EventFields]) -> None:

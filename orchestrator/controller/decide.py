@@ -249,18 +249,7 @@ def _train(policy: Policy, state: State, seen: Observation) -> tuple[State, Acti
     if step >= 0 and state.phase == "start":
         # Entered before anything else, even a fault, so that every step belongs to a training phase.
         return _enter(state, "train", seen, step=step, moved=heard), Action("watch")
-    if step > state.step:
-        state = dataclasses.replace(state, step=step, moved=heard)
-    evaluated = max((r.evaluated_batches for r in seen.ranks), default=0)
-    if evaluated != state.evaluated_batches:
-        state = dataclasses.replace(state, evaluated_batches=evaluated, moved=heard)
-    # The first use of a library imports it, and reading its modules may take longer than a step.
-    modules = sum(r.modules for r in seen.ranks)
-    if modules != state.modules:
-        state = dataclasses.replace(state, modules=modules, moved=heard)
-    if (waits := any(r.waiting for r in seen.ranks)) != state.waited:
-        # The time limit of a step starts again when its wait for storage ends.
-        state = dataclasses.replace(state, waited=waits, moved=state.moved if waits else heard)
+    state = _with_progress(state, seen, step, heard)
     if any(r.state == "failed" for r in seen.ranks) and not state.suspected:
         state = dataclasses.replace(state, suspected=seen.now)
     if fault := _fault(policy, state, seen):
@@ -273,6 +262,23 @@ def _train(policy: Policy, state: State, seen: Observation) -> tuple[State, Acti
     if state.phase == "train" and not state.stopping and not state.resizing:
         return _resize(policy, state, seen)
     return state, Action("watch")
+
+
+def _with_progress(state: State, seen: Observation, step: int, heard: float) -> State:
+    """Return the state with the progress of a gang, which was heard of at the monotonic time `heard`."""
+    if step > state.step:
+        state = dataclasses.replace(state, step=step, moved=heard)
+    evaluated = max((r.evaluated_batches for r in seen.ranks), default=0)
+    if evaluated != state.evaluated_batches:
+        state = dataclasses.replace(state, evaluated_batches=evaluated, moved=heard)
+    # The first use of a library imports it, and reading its modules may take longer than a step.
+    modules = sum(r.modules for r in seen.ranks)
+    if modules != state.modules:
+        state = dataclasses.replace(state, modules=modules, moved=heard)
+    if (waits := any(r.waiting for r in seen.ranks)) != state.waited:
+        # The time limit of a step starts again when its wait for storage ends.
+        state = dataclasses.replace(state, waited=waits, moved=state.moved if waits else heard)
+    return state
 
 
 def _resize(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:

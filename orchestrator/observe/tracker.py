@@ -12,7 +12,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from orchestrator.config.outcome import Outcome
@@ -58,6 +58,26 @@ class Delivery:
         return f"MLflow takes no metric or parameter named {names}: the run directory alone has them"
 
 
+@dataclass
+class _Waiting:
+    """What the run directory has and the server may lack, besides rows.
+
+    Attributes:
+        documents: names of text files.
+        evaluations: whether evals.jsonl has rows of evaluations by extra workers.
+        nodes: whether nodes.jsonl has rows.
+        commits: whether a commit was published or removed.
+    """
+
+    documents: set[str]
+    evaluations: bool = False
+    nodes: bool = False
+    commits: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.documents) or self.evaluations or self.nodes or self.commits
+
+
 class Tracker:
     """Copies a run to one MLflow run for all attempts. Does nothing without `spec.tracking`."""
 
@@ -69,10 +89,7 @@ class Tracker:
         self._rows: deque[Row] = deque()
         self._behind = True  # some rows are not in self._rows and must be read from the run directory
         self._beside = spec.evaluates_beside
-        self._evaluations = self._beside  # some rows are only in evals.jsonl and have not been sent
-        self._nodes = True  # some rows are only in nodes.jsonl
-        self._documents = set(DOCUMENTS)
-        self._commits = True
+        self._waiting = self._everything()
         self._data = list[NamedData]()
         self._status = status
         self._sent_status = ""
@@ -98,25 +115,26 @@ class Tracker:
     def evaluated(self) -> None:
         """Notify that rows of evaluations by extra workers were appended to evals.jsonl."""
         with self._changed:
-            self._evaluations = self._commits = True
+            self._waiting.evaluations = True
+            self._waiting.commits = True
             self._changed.notify()
 
     def nodes(self) -> None:
         """Notify that rows were appended to nodes.jsonl."""
         with self._changed:
-            self._nodes = True
+            self._waiting.nodes = True
             self._changed.notify()
 
     def committed(self) -> None:
         """Notify that a commit was published or removed."""
         with self._changed:
-            self._commits = True
+            self._waiting.commits = True
             self._changed.notify()
 
     def document(self, name: str) -> None:
         """Notify that a text file of the run directory was written: one of DOCUMENTS, or another."""
         with self._changed:
-            self._documents.add(name)
+            self._waiting.documents.add(name)
             self._changed.notify()
 
     def status(self, status: str) -> None:
@@ -152,10 +170,7 @@ class Tracker:
                 with self._changed:
                     self._run = None
                     self._sent_status = ""
-                    self._documents |= set(DOCUMENTS)
-                    self._evaluations = self._beside
-                    self._commits = True
-                    self._nodes = True
+                    self._waiting = self._everything(self._waiting.documents)
                     self._fall_behind()
                 pause = backoff
                 backoff = min(2 * backoff, BACKOFF_SECONDS[1])
@@ -178,8 +193,11 @@ class Tracker:
         return self._deadline is not None
 
     def _idle(self) -> bool:
-        waits = self._rows or self._behind or self._documents or self._evaluations or self._commits
-        return not (waits or self._nodes or self._status != self._sent_status)
+        return not (self._rows or self._behind or self._waiting or self._status != self._sent_status)
+
+    def _everything(self, documents: Set[str] = frozenset()) -> _Waiting:
+        """Return that all of the run waits, and these documents besides the usual ones."""
+        return _Waiting({*DOCUMENTS, *documents}, evaluations=self._beside, nodes=True, commits=True)
 
     def _fall_behind(self) -> None:
         self._rows.clear()
@@ -187,15 +205,34 @@ class Tracker:
 
     def _deliver(self) -> None:
         """Deliver once: connect if needed, then rows, then documents, then the status."""
-        log = self._run_dir.log(METRICS)
         if self._newest < 0:
-            self._newest = (log.last() or {}).get("step", -1)
+            self._newest = (self._run_dir.log(METRICS).last() or {}).get("step", -1)
         if self._run is None:
             self._run = connect(self._spec, self._run_dir)
             self._run.log_document(ENVIRONMENT, environment())
             if (origin := self._run_dir.read_json_or_empty(ORIGIN)).get("run"):
                 self._run.log_origin(origin["run"], origin["step"])
         run = self._run
+        self._deliver_rows(run)
+        with self._changed:
+            waiting = self._waiting
+            status = self._status
+            self._waiting = _Waiting(set())
+        if waiting.evaluations:
+            run.log_evaluations(self._run_dir.log(EVALS).rows())
+        if waiting.nodes:
+            run.log_nodes(self._run_dir.log(NODES).after(run.last_node, "number"))
+        self._refused |= run.refused
+        for name in sorted(waiting.documents):
+            if (text := self._run_dir.read_text(name)) is not None:
+                run.log_document(name, text)
+        if status != self._sent_status:
+            self._deliver_status(run, status)
+        if waiting.commits:
+            self._deliver_commits(run)
+
+    def _deliver_rows(self, run: MlflowRun) -> None:
+        log = self._run_dir.log(METRICS)
         with self._changed:
             waiting: Iterable[Row] = list(self._rows)
             behind = self._behind
@@ -213,32 +250,14 @@ class Tracker:
                 self._rows.popleft()
             if not (self._rows or self._behind):
                 self._newest = self._last  # rolled back steps are no longer missing
-            documents = sorted(self._documents)
-            status = self._status
-            evaluated = self._evaluations
-            self._documents = set()
-            self._evaluations = False
-            committed = self._commits
-            self._commits = False
-            nodes = self._nodes
-            self._nodes = False
-        if evaluated:
-            run.log_evaluations(self._run_dir.log(EVALS).rows())
-        if nodes:
-            run.log_nodes(self._run_dir.log(NODES).after(run.last_node, "number"))
-        self._refused |= run.refused
-        for name in documents:
-            if (text := self._run_dir.read_text(name)) is not None:
-                run.log_document(name, text)
-        if status != self._sent_status:
-            if status != "RUNNING":
-                events = list(self._run_dir.log(EVENTS).rows())
-                run.log_evaluations(event["tasks"] for event in events if event.get("tasks"))
-                run.log_document(EVENTS, "".join(f"{json.dumps(event)}\n" for event in redact(events)))
-            run.set_status(status, (self._run_dir.log(EVENTS).last() or {}).get("time"))
-            self._sent_status = status
-        if committed:
-            self._deliver_commits(run)
+
+    def _deliver_status(self, run: MlflowRun, status: str) -> None:
+        if status != "RUNNING":
+            events = list(self._run_dir.log(EVENTS).rows())
+            run.log_evaluations(event["tasks"] for event in events if event.get("tasks"))
+            run.log_document(EVENTS, "".join(f"{json.dumps(event)}\n" for event in redact(events)))
+        run.set_status(status, (self._run_dir.log(EVENTS).last() or {}).get("time"))
+        self._sent_status = status
 
     def _deliver_commits(self, run: MlflowRun) -> None:
         """Last, because a server of an earlier version has no logged models."""

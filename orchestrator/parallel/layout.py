@@ -205,6 +205,24 @@ def split_problems(layout: Layout, shape: ModelShape) -> list[str]:
         return [f"tp {layout.tp} divides tensors, and {shape.no_tensor_split}; set tp to 1"]
     if shape.no_pipeline_split and layout.pp > 1:
         return [f"pp {layout.pp} divides layers, and {shape.no_pipeline_split}; set pp to 1"]
+    found = [*_tensor_split_problems(layout, shape), *_stage_problems(layout, shape)]
+    if layout.cp > 1 and shape.no_context_split:
+        found.append(f"cp {layout.cp} splits the sequence, and {shape.no_context_split}; set cp to 1")
+    elif layout.cp > 1:
+        found += _indivisible(2 * layout.cp, shape.sequence_length, "2 x cp", "positions in a sequence")
+    if layout.ep > 1 and not shape.experts:
+        found.append(f"ep {layout.ep} needs experts, and this model is dense; set ep to 1")
+    elif layout.ep > 1:
+        found += _indivisible(layout.ep, shape.experts, "ep", "experts")
+    if layout.dp % layout.ep:
+        found.append(
+            f"ep {layout.ep} does not divide the {layout.dp} data-parallel ranks it borrows; lower ep"
+        )
+    return found
+
+
+def _tensor_split_problems(layout: Layout, shape: ModelShape) -> list[str]:
+    """Return the sizes of the model that the tensor-parallel degree does not divide."""
     found = []
     if shape.heads_split:
         found += _indivisible(layout.tp, shape.heads, "tp", "attention heads")
@@ -221,28 +239,21 @@ def split_problems(layout: Layout, shape: ModelShape) -> list[str]:
         found += _indivisible(
             layout.tp, shape.vocabulary, "tp", "tokens of the vocabulary, which the generator samples from"
         )
-    stages = shape.stages or shape.layers
-    if layout.stages > max(stages, 1):
-        each = f", {layout.virtual} a rank under {layout.schedule}" if layout.stages > layout.pp else ""
-        most = stages // (layout.stages // layout.pp) or 1
-        other = ", or the schedule 1f1b, with one stage a rank" if layout.pp <= stages else ""
-        found.append(
-            f"pp {layout.pp} makes {layout.stages} stages{each}, and the model can be cut into {stages}; "
-            f"choose pp up to {most}{other}"
-        )
-    if layout.cp > 1 and shape.no_context_split:
-        found.append(f"cp {layout.cp} splits the sequence, and {shape.no_context_split}; set cp to 1")
-    elif layout.cp > 1:
-        found += _indivisible(2 * layout.cp, shape.sequence_length, "2 x cp", "positions in a sequence")
-    if layout.ep > 1 and not shape.experts:
-        found.append(f"ep {layout.ep} needs experts, and this model is dense; set ep to 1")
-    elif layout.ep > 1:
-        found += _indivisible(layout.ep, shape.experts, "ep", "experts")
-    if layout.dp % layout.ep:
-        found.append(
-            f"ep {layout.ep} does not divide the {layout.dp} data-parallel ranks it borrows; lower ep"
-        )
     return found
+
+
+def _stage_problems(layout: Layout, shape: ModelShape) -> list[str]:
+    """Return the problem of a pipeline with more stages than the model can be cut into."""
+    stages = shape.stages or shape.layers
+    if layout.stages <= max(stages, 1):
+        return []
+    each = f", {layout.virtual} a rank under {layout.schedule}" if layout.stages > layout.pp else ""
+    most = stages // (layout.stages // layout.pp) or 1
+    other = ", or the schedule 1f1b, with one stage a rank" if layout.pp <= stages else ""
+    return [
+        f"pp {layout.pp} makes {layout.stages} stages{each}, and the model can be cut into {stages}; "
+        f"choose pp up to {most}{other}"
+    ]
 
 
 def _combinations(layout: Layout, shape: ModelShape) -> list[str]:

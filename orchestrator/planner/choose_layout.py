@@ -172,58 +172,19 @@ def plan(
     Raises:
         InputError: if the layout that the job gives is illegal, or if no layout is legal and fits, with the reason.
     """
-    offered = machine.memory * MEMORY_SHARE
-    large: list[tuple[Layout, float]] = []
-    rejected: list[tuple[Layout, str]] = []
-    narrow: list[Layout] = []
     wanted = spec.resources.workers.min
-    least_world = wanted if spec.searches_layout and wanted <= workers else 1
-    batch, program = spec.train.global_batch, program_of(spec)
-    sizes: dict[Layout, float] = {}
-    off: dict[tuple[int, ...], float] = {}
-    for layout, verdict in verdicts.items():
-        if verdict.reason:
-            off[_degrees(layout)] = max(off.get(_degrees(layout), 1.0), verdict.times)
-    sure = [
-        layout
-        for layout, verdict in verdicts.items()
-        if not verdict.reason
-        and layout.world >= least_world
-        and not _problem(spec, shape, layout, workers, machine)
-    ]
-    known = max(sure, key=lambda layout: layout.world, default=None)
-
-    def size_of(layout: Layout) -> float:
-        size = sizes.get(layout)
-        if size is None:
-            size = peak_bytes(spec, shape, layout)
-            if off:
-                size *= off.get(_degrees(layout), 1.0)
-            sizes[layout] = size
-        return size
-
-    def legal_of(family: Family) -> list[tuple[Layout, float]]:
-        legal = []
-        for layout in family.layouts():
-            if problem := _problem(spec, shape, layout, workers, machine):
-                rejected.append((layout, problem))
-            elif layout.world < least_world:
-                narrow.append(layout)
-            elif verdicts and (verdict := verdicts.get(layout)) is not None:
-                if verdict.reason:
-                    rejected.append((layout, verdict.reason))
-                elif layout != known:
-                    legal.append((layout, verdict.times * peak_bytes(spec, shape, layout)))
-            elif (memory := size_of(layout)) > offered:
-                large.append((layout, memory))
-            elif known is not None and layout.world <= known.world:
-                rejected.append((layout, f"is not known to fit, as {known} is by its trace"))
-            else:
-                legal.append((layout, peak_bytes(spec, shape, layout) if off else memory))
-        return legal
-
+    sorter = _Sorter(
+        spec,
+        shape,
+        workers,
+        machine=machine,
+        verdicts=verdicts,
+        least_world=wanted if spec.searches_layout and wanted <= workers else 1,
+    )
+    batch = spec.train.global_batch
+    program = program_of(spec)
     room = Room(
-        lambda layout: size_of(layout) / offered,
+        lambda layout: sorter.size_of(layout) / sorter.offered,
         lambda layout: ends_in_layers(shape, layout, machine, program),
     )
     impossible: list[tuple[Layout, str]] = []
@@ -236,34 +197,33 @@ def plan(
             else:
                 yield family
 
-    if known is not None:
-        search.add_legal([(known, verdicts[known].times * peak_bytes(spec, shape, known))])
+    if sorter.known is not None:
+        search.add_legal([(sorter.known, sorter.traced_size(sorter.known))])
     for degrees in all_degrees(
-        spec, shape, workers=workers, per_node=machine.per_node, reject=rejected.append, room=room
+        spec, shape, workers=workers, per_node=machine.per_node, reject=sorter.rejected.append, room=room
     ):
         search.add(degrees)
-    best = search.best(possible_of, legal_of)
-    if large and not best and not (must_fit and spec.resources.must_fit):
-        least = min(memory for _, memory in large) * (1.0 + TIE)
-        small, large = ([each for each in large if (each[1] <= least) is kept] for kept in (True, False))
-        search.add_legal(small)
-        best = search.best(possible_of, legal_of)
-    # Last, because a refusal names the first reason: problems of layouts that the model can have come before.
-    rejected += impossible
-    for layout, memory in large:
-        rejected.append((layout, f"needs {needs(memory, offered)}"))
-    rejected += search.refused
-    widest = max(narrow, key=lambda layout: layout.world, default=None)
-    rejected += [(each, f"uses fewer than the {wanted} workers of workers.min") for each in narrow]
+    best = search.best(possible_of, sorter.legal_of)
+    if sorter.large and not best and not (must_fit and spec.resources.must_fit):
+        search.add_legal(sorter.take_smallest())
+        best = search.best(possible_of, sorter.legal_of)
+    rejected = [
+        *sorter.rejected,
+        # Late, because a refusal names the first reason: problems of layouts that the model can have come before.
+        *impossible,
+        *((layout, f"needs {needs(memory, sorter.offered)}") for layout, memory in sorter.large),
+        *search.refused,
+        *((layout, f"uses fewer than the {wanted} workers of workers.min") for layout in sorter.narrow),
+    ]
     if not best:
         raise no_layout(
             spec,
             shape,
             workers=workers,
             rejected=search.refused or rejected,
-            large=[] if search.refused else large,
-            offered=offered,
-            narrow=widest,
+            large=[] if search.refused else sorter.large,
+            offered=sorter.offered,
+            narrow=max(sorter.narrow, key=lambda layout: layout.world, default=None),
         )
     layout = best[0].layout
     on_cpu = not spec.resources.per_worker.gpu
@@ -282,23 +242,114 @@ def plan(
     )
 
 
+class _Sorter:
+    """Sorts layouts into legal ones, and those that are rejected, too large or too narrow.
+
+    Attributes:
+        rejected: the rejected layouts, each with the reason.
+        large: layouts that need more than the machine offers, each with the bytes that it needs.
+        narrow: layouts on fewer than `least_world` ranks.
+        offered: bytes of a worker that tensors may use.
+        known: the widest traced layout that fits, None without one.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        shape: ModelShape,
+        workers: int,
+        *,
+        machine: Machine,
+        verdicts: Mapping[Layout, Verdict],
+        least_world: int,
+    ) -> None:
+        self.rejected: list[tuple[Layout, str]] = []
+        self.large: list[tuple[Layout, float]] = []
+        self.narrow: list[Layout] = []
+        self.offered = machine.memory * MEMORY_SHARE
+        self._spec = spec
+        self._shape = shape
+        self._workers = workers
+        self._machine = machine
+        self._verdicts = verdicts
+        self._least_world = least_world
+        self._sizes: dict[Layout, float] = {}
+        self._factors: dict[tuple[int, ...], float] = {}
+        """Traced memory / memory by the formula, by the degrees of a traced layout that does not fit."""
+        for layout, verdict in verdicts.items():
+            if verdict.reason:
+                degrees = _degrees(layout)
+                self._factors[degrees] = max(self._factors.get(degrees, 1.0), verdict.times)
+        traced = [
+            layout
+            for layout, verdict in verdicts.items()
+            if not verdict.reason and layout.world >= least_world and not self._problem(layout)
+        ]
+        self.known = max(traced, key=lambda layout: layout.world, default=None)
+
+    def size_of(self, layout: Layout) -> float:
+        """Return the bytes of a rank by the formula, corrected by the traces of layouts with the same degrees."""
+        size = self._sizes.get(layout)
+        if size is None:
+            size = peak_bytes(self._spec, self._shape, layout)
+            if self._factors:
+                size *= self._factors.get(_degrees(layout), 1.0)
+            self._sizes[layout] = size
+        return size
+
+    def traced_size(self, layout: Layout) -> float:
+        """Return the bytes of a rank under a traced layout."""
+        return self._verdicts[layout].times * peak_bytes(self._spec, self._shape, layout)
+
+    def legal_of(self, family: Family) -> list[tuple[Layout, float]]:
+        """Return the legal layouts of a family, each with its bytes, and note why the others are not."""
+        legal = []
+        for layout in family.layouts():
+            if problem := self._problem(layout):
+                self.rejected.append((layout, problem))
+            elif layout.world < self._least_world:
+                self.narrow.append(layout)
+            elif self._verdicts and (verdict := self._verdicts.get(layout)) is not None:
+                if verdict.reason:
+                    self.rejected.append((layout, verdict.reason))
+                elif layout != self.known:
+                    legal.append((layout, self.traced_size(layout)))
+            elif (memory := self.size_of(layout)) > self.offered:
+                self.large.append((layout, memory))
+            elif self.known is not None and layout.world <= self.known.world:
+                reason = f"is not known to fit, as {self.known} is by its trace"
+                self.rejected.append((layout, reason))
+            else:
+                bytes_by_formula = peak_bytes(self._spec, self._shape, layout) if self._factors else memory
+                legal.append((layout, bytes_by_formula))
+        return legal
+
+    def take_smallest(self) -> list[tuple[Layout, float]]:
+        """Return the layouts that need the least memory, and remove them from `large`."""
+        least = min(memory for _, memory in self.large) * (1.0 + TIE)
+        smallest = [each for each in self.large if each[1] <= least]
+        self.large = [each for each in self.large if each[1] > least]
+        return smallest
+
+    def _problem(self, layout: Layout) -> str:
+        """Return why the job cannot run under the layout, apart from the device's memory; empty if it can."""
+        spec = self._spec
+        if problems := layout.problems(self._shape, spec.train.global_batch) or engine_problems(spec, layout):
+            return problems[0]
+        if layout.world > self._workers:
+            return f"{layout} needs {layout.world} workers of {self._workers}; lower a degree or add workers"
+        offloaded = offloaded_bytes(spec.train, self._shape, layout)
+        host = self._machine.host_memory
+        if offloaded > host:
+            return (
+                f"offload {layout.offload} puts {offloaded / 2**30:.0f} GiB of a rank into its host's memory, of "
+                f"which a worker has {host / 2**30:.0f} GiB; add workers, or set offload to none"
+            )
+        return ""
+
+
 def _degrees(layout: Layout) -> tuple[int, ...]:
     return layout.pp, layout.cp, layout.tp, layout.ep, layout.zero
-
-
-def _problem(spec: JobSpec, shape: ModelShape, layout: Layout, workers: int, machine: Machine) -> str:
-    """Return why the job cannot run under the layout, apart from the device's memory; empty if it can."""
-    if problems := layout.problems(shape, spec.train.global_batch) or engine_problems(spec, layout):
-        return problems[0]
-    if layout.world > workers:
-        return f"{layout} needs {layout.world} workers of {workers}; lower a degree or add workers"
-    offloaded = offloaded_bytes(spec.train, shape, layout)
-    if offloaded > machine.host_memory:
-        return (
-            f"offload {layout.offload} puts {offloaded / 2**30:.0f} GiB of a rank into its host's memory, of which a "
-            f"worker has {machine.host_memory / 2**30:.0f} GiB; add workers, or set offload to none"
-        )
-    return ""
 
 
 def predict(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) -> Candidate:

@@ -153,26 +153,9 @@ def check(spec: JobSpec) -> TuneSpec:
         )
     check_registered_name(tune.register_as, "tune.register_as")
     check_metric(spec.workload, tune.metric)
-    for key, dimension in tune.space.items():
-        where = f"tune.space.{key}"
-        if key == STEPS and tune.scheduler != "none":
-            what = f"{tune.scheduler} compares trials at the same steps, of which all must have equally many"
-            raise InputError(what, where, "leave it out, or set scheduler: none")
-        if key.split(".")[0] in NOT_SEARCHED:
-            raise InputError("is not searched", where, f"search none of {', '.join(NOT_SEARCHED)}")
-        inner = [other for other in tune.space if other.startswith(key + ".")]
-        if inner:
-            raise InputError(f"{inner[0]} lies within it", where, "search one of them")
-        made: list[str] = []  # as text, since 1, 1.0 and true are equal in Python
-        for value in dimension.listed or dimension.ends:
-            made.append(dump(_try(spec, {key: value}, where)))
-            if tune.sampler == "grid" and made.index(made[-1]) < len(made) - 1:
-                raise InputError(
-                    f"has {value} twice, and both trials would be the same", where, "name it once"
-                )
-            if value == "auto" and key == PRECISION:
-                what = "auto would be chosen for each trial anew"
-                raise InputError(what, where, "name precisions, or set train.precision: auto for all trials")
+    for key in tune.space:
+        _check_key(tune, key)
+        _check_values(spec, tune, key)
     for promotion in tune.promote:
         _try(spec, promotion.set, f"tune.promote.{promotion.at}")
         if promotion.at >= spec.train.steps:
@@ -183,6 +166,33 @@ def check(spec: JobSpec) -> TuneSpec:
             what = f"{steps} is not below train.steps {spec.train.steps}, so nothing would be decided"
             raise InputError(what, f"tune.{name}", "lower it")
     return tune
+
+
+def _check_key(tune: TuneSpec, key: str) -> None:
+    """Raise InputError if a search cannot vary a key of the job."""
+    where = f"tune.space.{key}"
+    if key == STEPS and tune.scheduler != "none":
+        what = f"{tune.scheduler} compares trials at the same steps, so all trials must have the same number"
+        raise InputError(what, where, "leave it out, or set scheduler: none")
+    if key.split(".")[0] in NOT_SEARCHED:
+        raise InputError("is not searched", where, f"search none of {', '.join(NOT_SEARCHED)}")
+    inner = [other for other in tune.space if other.startswith(key + ".")]
+    if inner:
+        raise InputError(f"{inner[0]} lies within it", where, "search one of them")
+
+
+def _check_values(spec: JobSpec, tune: TuneSpec, key: str) -> None:
+    """Raise InputError if a value of a key makes no valid job, or the job of another trial."""
+    where = f"tune.space.{key}"
+    dimension = tune.space[key]
+    made: list[str] = []  # as text, since 1, 1.0 and true are equal in Python
+    for value in dimension.listed or dimension.ends:
+        made.append(dump(_try(spec, {key: value}, where)))
+        if tune.sampler == "grid" and made.index(made[-1]) < len(made) - 1:
+            raise InputError(f"has {value} twice, and both trials would be the same", where, "name it once")
+        if value == "auto" and key == PRECISION:
+            what = "auto would be chosen for each trial anew"
+            raise InputError(what, where, "name precisions, or set train.precision: auto for all trials")
 
 
 def _try(spec: JobSpec, config: Config, where: str) -> JobSpec:

@@ -154,15 +154,14 @@ class TransformerConfig:
                 )
             object.__setattr__(self, "head_dim", self.hidden // self.heads)
         self._check_attention()
+        self._check_window()
+        self._check_positions()
+        self._check_distances()
         self._check_shape()
 
     def _check_attention(self) -> None:
         if self.heads % self.kv_heads:
             raise WorkloadError(f"heads {self.heads} is no multiple of kv_heads {self.kv_heads}; change one")
-        if self.positions == "rotary" and self.rotary_dim % 2:
-            raise WorkloadError(f"rotary positions need an even head_dim, not {self.rotary_dim}; change it")
-        if self.rope_scaling and self.positions != "rotary":
-            raise WorkloadError(f"rope_scaling does nothing with {self.positions} positions; remove it")
         if self.latent and self.positions != "rotary":
             raise WorkloadError("latent attention needs rotary positions; set positions: rotary")
         if self.latent and (self.qk_norm or self.window or self.score_cap or self.sinks):
@@ -173,6 +172,14 @@ class TransformerConfig:
             raise WorkloadError("swiglu_limit needs gated: true and activation: silu; set it to 0")
         if self.qk_norm_whole and not (self.qk_norm and self.norm == "rms"):
             raise WorkloadError("qk_norm_whole needs qk_norm and norm: rms; give both")
+        if self.generator and (self.biased_by_distance or self.disentangled or self.task_types):
+            raise WorkloadError(
+                "a generator and its discriminator have learned positions alone, and no task_types"
+            )
+        if self.task_types and self.architecture == "encoder-decoder":
+            raise WorkloadError("an encoder-decoder has no task_types; set it to 0")
+
+    def _check_window(self) -> None:
         if self.full_every and (
             not self.window or self.shared_layers or self.architecture == "encoder-decoder"
         ):
@@ -188,6 +195,19 @@ class TransformerConfig:
                 raise WorkloadError(f"{name} does nothing without window; set window")
         if self.block_size < 1:
             raise WorkloadError(f"block_size is {self.block_size}; give at least 1")
+
+    def _check_positions(self) -> None:
+        if self.positions == "rotary" and self.rotary_dim % 2:
+            raise WorkloadError(f"rotary positions need an even head_dim, not {self.rotary_dim}; change it")
+        if self.rope_scaling and self.positions != "rotary":
+            raise WorkloadError(f"rope_scaling does nothing with {self.positions} positions; remove it")
+        if self.counted_positions and (self.positions != "learned" or not self.position_offset):
+            raise WorkloadError("counted_positions needs learned positions and a position_offset; give both")
+        if self.block_positions and self.positions != "learned":
+            raise WorkloadError("block_positions needs learned positions; set positions: learned")
+
+    def _check_distances(self) -> None:
+        """Check the ways in which attention scores depend on the distance between tokens."""
         if self.relative_bias and self.positions == "relative":
             raise WorkloadError("relative positions have their bias already; set relative_bias to false")
         if self.disentangled and (
@@ -218,10 +238,6 @@ class TransformerConfig:
                 "relative_keys need an encoder with as many key as query heads, alike in all layers, and no other "
                 "bias, qk_norm, sinks or generator; change positions"
             )
-        if self.generator and (self.biased_by_distance or self.disentangled or self.task_types):
-            raise WorkloadError(
-                "a generator and its discriminator have learned positions alone, and no task_types"
-            )
         if (self.biased_by_distance or self.disentangled) and (
             self.latent or self.full_every or self.block_positions
         ):
@@ -229,12 +245,6 @@ class TransformerConfig:
                 "a bias by distance needs plain attention, alike in all layers, and one position a token; set latent "
                 "to null, full_every to 0 and block_positions to false"
             )
-        if self.task_types and self.architecture == "encoder-decoder":
-            raise WorkloadError("an encoder-decoder has no task_types; set it to 0")
-        if self.counted_positions and (self.positions != "learned" or not self.position_offset):
-            raise WorkloadError("counted_positions needs learned positions and a position_offset; give both")
-        if self.block_positions and self.positions != "learned":
-            raise WorkloadError("block_positions needs learned positions; set positions: learned")
 
     def _check_shape(self) -> None:
         seq2seq = self.architecture == "encoder-decoder"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -168,34 +169,45 @@ def self_mask(config: TransformerConfig, batch: Batch, length: int, windowed: bo
     if WHOLE_TOKENS in batch:
         whole = {"tokens": batch[WHOLE_TOKENS]}
         return Mask(causal=True, documents=_documents(whole, config.window) if windowed else None)
-    device, parts = batch["tokens"].device, list[Tensor]()
+    device = batch["tokens"].device
     window = config.window if windowed and (config.is_sparse or length > config.window) else 0
     if config.causal and "attention" not in batch and not (window and config.is_sparse):
         alone = window and device.type == "cuda" and "padding" not in batch
         if SEGMENTS in batch or alone:
             return Mask(causal=True, documents=_documents(batch, window))
+    allowed = _allowed(config, batch, length, bool(window))
+    if allowed is None:
+        return Mask(causal=config.causal)
+    if config.positions == "relative_keys" and QUERIES in batch:  # queries are never keys
+        allowed = allowed & ~batch[QUERIES][:, None, None, :]
+    causal = config.causal and "attention" not in batch
+    return Mask(Mask(allowed, True).dense(length, device) if causal else allowed)
+
+
+def _allowed(config: TransformerConfig, batch: Batch, length: int, windowed: bool) -> Tensor | None:
+    """Return what the entries of a batch and the window allow together, bool [B or 1, 1, L or 1, L].
+
+    None if nothing restricts attention. Causality is left out.
+    """
+    device = batch["tokens"].device
+    parts = list[Tensor]()
     if "attention" in batch:
         parts.append(batch["attention"].unsqueeze(1))
     if "padding" in batch:
         parts.append(batch["padding"][:, None, None, :])
     if SEGMENTS in batch:
         parts.append((batch[SEGMENTS][:, :, None] == batch[SEGMENTS][:, None, :]).unsqueeze(1))
-    if window:
+    if windowed:
         parts.append(_window(config, batch, length, device))
     if not parts:
-        return Mask(causal=config.causal)
-    allowed = parts[0]
-    for part in parts[1:]:
-        allowed = allowed & part
+        return None
+    allowed = functools.reduce(torch.logical_and, parts)
     # Padding attends to itself: the softmax of a row that attends to nothing would be NaN.
     if len(parts) == 1 and "padding" in batch and not config.causal:
-        allowed = allowed | ~batch["padding"].any(1)[:, None, None, None]
-    elif "attention" in batch or "padding" in batch:  # padding attends to itself
-        allowed = allowed | torch.eye(length, dtype=torch.bool, device=device)
-    if config.positions == "relative_keys" and QUERIES in batch:  # queries are never keys
-        allowed = allowed & ~batch[QUERIES][:, None, None, :]
-    causal = config.causal and "attention" not in batch
-    return Mask(Mask(allowed, True).dense(length, device) if causal else allowed)
+        return allowed | ~batch["padding"].any(1)[:, None, None, None]
+    if "attention" in batch or "padding" in batch:
+        return allowed | torch.eye(length, dtype=torch.bool, device=device)
+    return allowed
 
 
 def _window(config: TransformerConfig, batch: Batch, length: int, device: torch.device) -> Tensor:

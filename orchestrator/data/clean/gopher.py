@@ -42,23 +42,27 @@ def quality(text: str, rule: GopherQuality) -> str:
         return "too many hashes"
     if rule.max_symbols and sum(map(text.count, ELLIPSES)) / total > rule.max_symbols:
         return "too many ellipses"
-    lines = text.splitlines()
-    if rule.max_bullet_lines:
-        most = rule.max_bullet_lines * len(lines)  # a cheap upper bound: each such line has a mark
-        if sum(map(text.count, BULLETS)) >= most and (
-            sum(line.lstrip().startswith(BULLETS) for line in lines) / len(lines) > rule.max_bullet_lines
-        ):
-            return "too many bullets"
-    if rule.max_ellipsis_lines:
-        most = rule.max_ellipsis_lines * len(lines)
-        if sum(map(text.count, ELLIPSES)) >= most and (
-            sum(line.rstrip().endswith(ELLIPSES) for line in lines) / len(lines) > rule.max_ellipsis_lines
-        ):
-            return "too many lines end with an ellipsis"
+    if reason := _line_quality(text, rule):
+        return reason
     if rule.min_alphabetic and np.count_nonzero(found.letters) / total < rule.min_alphabetic:
         return "too few words with a letter"
     if rule.min_stop_words and len(set(rule.stop_words).intersection(words(text))) < rule.min_stop_words:
         return "too few stop words"
+    return ""
+
+
+def _line_quality(text: str, rule: GopherQuality) -> str:
+    """Return which rule about the share of certain lines removes a text; empty if none does."""
+    lines = text.splitlines()
+    # Counting the marks in the whole text is cheap, and each line that a rule looks for has at least one.
+    if rule.max_bullet_lines and sum(map(text.count, BULLETS)) >= rule.max_bullet_lines * len(lines):
+        bullets = sum(line.lstrip().startswith(BULLETS) for line in lines)
+        if bullets / len(lines) > rule.max_bullet_lines:
+            return "too many bullets"
+    if rule.max_ellipsis_lines and sum(map(text.count, ELLIPSES)) >= rule.max_ellipsis_lines * len(lines):
+        cut = sum(line.rstrip().endswith(ELLIPSES) for line in lines)
+        if cut / len(lines) > rule.max_ellipsis_lines:
+            return "too many lines end with an ellipsis"
     return ""
 
 

@@ -133,6 +133,29 @@ def byte_tokens(texts: Sequence[str], length: int) -> tuple[np.ndarray, np.ndarr
     return found, cut
 
 
+def _check_sizes(size: int, channels: int, tokens: int, patches: int, crop: float) -> None:
+    """Raise ValueError for a size of `Images` that is no valid number."""
+    for name, value in (("size", size), ("channels", channels), ("tokens", tokens), ("patches", patches)):
+        if type(value) is not int or value < 0:
+            raise ValueError(f"{name} is {value!r}; give a whole number")
+    if size < 1 or channels not in (1, 3):
+        raise ValueError(f"size {size} and channels {channels}; give a size, and 1 or 3 channels")
+    if tokens and tokens < 3:
+        raise ValueError("tokens has start and end; give at least 3, or 0 for no captions")
+    if not 0.0 < crop <= 1.0:
+        raise ValueError(f"crop is a share of the area, and {crop:g} is none; give 0.5, for example")
+
+
+def _check_rejection(on_error: str, max_rejected: int | str | None) -> None:
+    """Raise ValueError for an unknown policy of unusable images, or a limit that the policy never reaches."""
+    if on_error not in ("fail", "skip"):
+        raise ValueError(f"on_error is {on_error}; make it fail or skip")
+    if max_rejected is not None:
+        ceiling_of(max_rejected)
+        if on_error == "fail":
+            raise ValueError("max_rejected is of a policy that leaves something out; set on_error to skip")
+
+
 WHERE = "data.samples.options"
 INDEX = "index.json"
 FORMAT = 4
@@ -190,25 +213,10 @@ class Images:
             raise ValueError(f"uri is {uri!r}; give one folder, or a path or glob of archives")
         if type(mirror) is not bool:
             raise ValueError(f"mirror is {mirror!r}; make it true or false")
-        for name, value in (("size", size), ("channels", channels), ("tokens", tokens), ("patches", patches)):
-            if type(value) is not int or value < 0:
-                raise ValueError(f"{name} is {value!r}; give a whole number")
         if isinstance(classes, str) or len(set(map(str, classes))) < len(classes):
             raise ValueError(f"classes is {classes!r}; give a list of names, each once")
-        if size < 1 or channels not in (1, 3):
-            raise ValueError(f"size {size} and channels {channels}; give a size, and 1 or 3 channels")
-        if tokens and tokens < 3:
-            raise ValueError("tokens has start and end; give at least 3, or 0 for no captions")
-        if not 0.0 < crop <= 1.0:
-            raise ValueError(f"crop is a share of the area, and {crop:g} is none; give 0.5, for example")
-        if on_error not in ("fail", "skip"):
-            raise ValueError(f"on_error is {on_error}; make it fail or skip")
-        if max_rejected is not None:
-            ceiling_of(max_rejected)
-            if on_error == "fail":
-                raise ValueError(
-                    "max_rejected is of a policy that leaves something out; set on_error to skip"
-                )
+        _check_sizes(size=size, channels=channels, tokens=tokens, patches=patches, crop=crop)
+        _check_rejection(on_error, max_rejected)
         if caption and "{}" not in caption:
             raise ValueError(f"caption {caption!r} has no place for the class; put {{}} there")
         self._source = ImageSource(uri, on_error, f"{WHERE}.uri")

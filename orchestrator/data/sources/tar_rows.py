@@ -110,10 +110,44 @@ class _Archive:
         self._file = file
         self._rejected = rejected
         self.whole = False
+        self._found = 0  # files so far
 
     def members(self, wanted: Callable[[str], bool]) -> Iterator[Member]:
         """Yield the files in the archive, with data only for wanted names."""
-        found, named, lost = 0, {}, False  # type: int, dict[str, str], bool
+        for info, name, size in self._headers():
+            if info.type in FILES:
+                self._found += 1
+                if not wanted(name):
+                    yield Member(name, b"")
+                elif size > lines.LINE_BYTES:
+                    what = f"{name} is longer than {lines.LINE_BYTES >> 20} MiB"
+                    self._rejected.refuse(
+                        self._source, Unfit("long", what, "split the document"), self._found
+                    )
+                else:
+                    data = self._take(size)
+                    if len(data) < size:
+                        break
+                    self._skip(-size % BLOCK)
+                    yield Member(name, data)
+                    continue
+            if info.type in LINKS and wanted(name):
+                hint = "write it with tar --dereference --hard-dereference"
+                unfit = Unfit("link", f"{name} is a link, which holds nothing", hint)
+                self._rejected.refuse(self._source, unfit, self._found)
+            if info.type not in EMPTY:
+                self._skip(size + -size % BLOCK)
+        if not self.whole and not damage_of(self._file):
+            unfit = Unfit("torn", "is cut off: the end of the archive is missing", "fetch the file anew")
+            self._rejected.refuse(self._source, unfit)
+
+    def _headers(self) -> Iterator[tuple[tarfile.TarInfo, str, int]]:
+        """Yield each member's header, name and size. The caller moves the file past the member's data.
+
+        Damaged blocks are left out, and each stretch of them is refused once.
+        """
+        extended: dict[str, str] = {}
+        damaged = False
         while len(head := self._take(BLOCK)) == BLOCK:
             self.whole = not any(head)
             if self.whole:
@@ -121,40 +155,18 @@ class _Archive:
             try:
                 info = tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
             except tarfile.HeaderError as error:
-                if not lost:
-                    self._rejected.refuse(self._source, Unfit("damaged", f"is damaged ({error})"), found)
-                lost = True
+                if not damaged:
+                    self._rejected.refuse(
+                        self._source, Unfit("damaged", f"is damaged ({error})"), self._found
+                    )
+                damaged = True
                 continue
-            lost = False
+            damaged = False
             if info.type in (PAX, tarfile.GNUTYPE_LONGNAME):
-                named |= self._extended(info)
+                extended |= self._extended(info)
                 continue
-            name = named.get("path", info.name)
-            size = int(named.get("size", info.size))
-            named = {}
-            if info.type in FILES:
-                found += 1
-                if wanted(name) and size > lines.LINE_BYTES:
-                    what = f"{name} is longer than {lines.LINE_BYTES >> 20} MiB"
-                    self._rejected.refuse(self._source, Unfit("long", what, "split the document"), found)
-                elif wanted(name):
-                    data = self._take(size)
-                    if len(data) < size:
-                        break
-                    self._skip(-size % BLOCK)
-                    yield Member(name, data)
-                    continue
-                else:
-                    yield Member(name, b"")
-            if info.type in LINKS and wanted(name):
-                hint = "write it with tar --dereference --hard-dereference"
-                unfit = Unfit("link", f"{name} is a link, which holds nothing", hint)
-                self._rejected.refuse(self._source, unfit, found)
-            if info.type not in EMPTY:
-                self._skip(size + -size % BLOCK)
-        if not self.whole and not damage_of(self._file):
-            unfit = Unfit("torn", "is cut off: the end of the archive is missing", "fetch the file anew")
-            self._rejected.refuse(self._source, unfit)
+            yield info, extended.get("path", info.name), int(extended.get("size", info.size))
+            extended = {}
 
     def _extended(self, info: tarfile.TarInfo) -> dict[str, str]:
         """Return the path and the size of the next member, which do not fit its header."""

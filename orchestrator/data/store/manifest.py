@@ -79,6 +79,10 @@ class PreparedSource:
         return sum(s.tokens for s in self.shards)
 
 
+ADDED_LATER = ("records", "engines", "rejected", "chat", "inner_ends", "named", "own", "code")
+"""Fields that earlier versions did not write. Their manifests keep their checksums, because empty ones are left out."""
+
+
 @dataclass(frozen=True)
 class DataManifest:
     """Prepared data.
@@ -166,30 +170,16 @@ class DataManifest:
         valid.
         """
         found = asdict(self)
-        if self.format < 3:  # the checksum covers the original keys
-            for shard in (shard for source in found["sources"] for shard in source["shards"]):
-                del shard["contents"]
         for shard in (shard for source in found["sources"] for shard in source["shards"]):
+            if self.format < 3:  # the checksum covers the original keys
+                del shard["contents"]
             if not shard["turns"]:
                 del shard["turns"]
-        if not self.records:  # as in earlier versions
-            del found["records"]
-        if not self.engines:
-            del found["engines"]
-        if not self.rejected:
-            del found["rejected"]
-        if not self.chat:
-            del found["chat"]
         if not any(self.frame):
             del found["frame"]
-        if not self.inner_ends:
-            del found["inner_ends"]
-        if not self.named:
-            del found["named"]
-        if not self.own:
-            del found["own"]
-        if not self.code:
-            del found["code"]
+        for name in ADDED_LATER:
+            if not found[name]:
+                del found[name]
         return found
 
     @classmethod

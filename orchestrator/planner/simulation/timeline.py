@@ -111,11 +111,8 @@ def _zbv(rank: int, ranks: int, parts: int) -> tuple[Action, ...]:
         add("W", chunk)
 
     # Warm-up: forward passes down the V, then in both directions.
-    for _ in range(2 * (ranks - rank) - 1):
-        add("F", 0)
-    for _ in range(rank):
-        add("F", 1)
-        add("F", 0)
+    for chunk in [0] * (2 * (ranks - rank) - 1) + [1, 0] * rank:
+        add("F", chunk)
     for _ in range(ranks - rank):
         add("F", 1)
         back(1)

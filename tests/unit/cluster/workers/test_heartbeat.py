@@ -16,6 +16,7 @@ import pytest
 from cluster.workers.clock import wall
 from cluster.workers.gang import Cause, GangStatus, RankStatus
 from cluster.workers.heartbeat import HeartbeatServer
+from cluster.workers.rank_process import heartbeat_interval
 
 
 def expect(server: HeartbeatServer) -> str:
@@ -254,3 +255,19 @@ def test_readings_of_a_node_come_with_its_name_and_the_step(server: HeartbeatSer
     assert abs(found.pop("time") - wall()) < 60
     assert found == {"node": "10.0.0.5", "step": 7, "values": {"cpu_utilization_percentage": 50.0}}
     assert server.poll(0, 0.0).nodes == ()
+
+
+def test_a_thousand_ranks_that_connect_at_once_are_all_heard(server: HeartbeatServer) -> None:
+    ranks = 1100
+    token = server.expect(["local"] * ranks)
+    clients = [Client(server, token, rank) for rank in range(ranks)]
+    for client in clients:
+        client.send(state="running")
+    status = until(server, lambda seen: all(rank.state == "running" for rank in seen.ranks))
+    assert [rank.pid for rank in status.ranks] == [100 + rank for rank in range(ranks)]
+    for client in clients:
+        client.socket.close()
+
+
+def test_a_large_gang_beats_less_often_but_at_least_once_a_second() -> None:
+    assert [heartbeat_interval(world) for world in (1, 100, 500, 1000, 16384)] == [0.1, 0.1, 0.5, 1.0, 1.0]
