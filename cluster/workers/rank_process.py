@@ -97,7 +97,7 @@ class HeartbeatSender:
         self._context = context
         self._fields: dict[str, Any] = {"state": "starting"}
         self._sent = 0
-        self._told: dict[str, Any] = {"modules": 0, "work": None}
+        self._last_changes: dict[str, Any] = {"modules": 0, "work": None}
         """The last values of the fields that are sent when they change."""
         self._readings: deque[dict[str, float]] = deque(maxlen=READINGS)
         self._ending = threading.Event()
@@ -164,8 +164,8 @@ class HeartbeatSender:
         """Return the fields that rarely change, where they differ from those sent before."""
         work = self._context.work
         now = {"modules": len(sys.modules), "work": dataclasses.asdict(work) if work else None}
-        changes = {name: value for name, value in now.items() if value != self._told[name]}
-        self._told.update(changes)
+        changes = {name: value for name, value in now.items() if value != self._last_changes[name]}
+        self._last_changes.update(changes)
         return changes
 
     def _read_messages(self) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from run_directories import run_of
 
 from orchestrator.config.errors import InputError
 from orchestrator.observe import compare, runs_page
+from orchestrator.storage.process_identity import process_identity
 from orchestrator.storage.run_directory import RunDir
 
 
@@ -17,7 +21,7 @@ from orchestrator.storage.run_directory import RunDir
 def two(tmp_path: Path) -> list[RunDir]:
     return [
         run_of(tmp_path / "a"),
-        run_of(tmp_path / "b", "train", (6.0, 4.0), steps=7, optimizer={"lr": 0.5}),
+        run_of(tmp_path / "b", "train", (6.0, 4.0), seen=time.time(), steps=7, optimizer={"lr": 0.5}),
     ]
 
 
@@ -90,3 +94,10 @@ def test_a_damaged_run_hides_no_other(tmp_path: Path, two: list[RunDir]) -> None
     (tmp_path / "b" / "status.json").write_text(json.dumps({"phase": None}))
     rows = runs_page.listed(runs_page.Runs(str(tmp_path)).find())
     assert {row["name"]: row["state"] for row in rows} == {"a": "unknown", "b": "unknown"}
+
+
+def test_a_run_whose_controller_was_killed_is_lost(two: list[RunDir]) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        identity = process_identity(process.pid)
+    two[1].write_json("status.json", {"phase": "train", "time": time.time(), "processes": [identity]})
+    assert dict(compare.facts(compare.compared(two)))["state"] == ["done", "lost"]
