@@ -30,6 +30,7 @@ class BackgroundRun:
         words += ["--until", str(until)] if until is not None else []
         words += ["--priority", str(priority)] if priority else []
         self._output = tempfile.TemporaryFile()  # noqa: SIM115
+        path = os.pathsep.join(filter(None, sys.path))  # the command finds own code where this process does
         # A session of its own: an interrupt of the notebook's or the terminal's processes does not reach it.
         self._process = subprocess.Popen(
             words,
@@ -37,17 +38,12 @@ class BackgroundRun:
             stdout=subprocess.DEVNULL,
             stderr=self._output,
             start_new_session=True,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            },  # own code is found there
+            env={**os.environ, "PYTHONPATH": path},
         )
         self._is_stopped = False
         assert self._process.stdin is not None
-        with (
-            contextlib.suppress(BrokenPipeError),
-            self._process.stdin as pipe,
-        ):  # its last line says why it ended
+        # If the command has ended already, its last line on standard error says why.
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
             pipe.write(job.to_yaml().encode())
         self.submission = Submission(
             id=f"process {self._process.pid}",
