@@ -14,7 +14,7 @@ QUICK := not slow and not gpu and not bench
 BY_FILE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart example-reviews example-chat example-preferences example-chain example-summarise test test-unit test-dist test-ray test-long test-partition test-traced check-kubernetes soak test-gpu bench-gpu bench-planner published-table bench docs check house format lock clean
+.PHONY: help install quickstart example-reviews example-chat example-preferences example-chain example-summarise test test-unit test-dist test-ray test-long test-partition test-traced check-kubernetes soak test-gpu bench-gpu bench-planner published-table bench findings docs check house format lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
@@ -114,6 +114,14 @@ bench: install ## measurements; their tables are in docs/benchmarks.md
 docs: install ## the documentation site, into build/docs; needs no network
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "the site is in build/docs: open build/docs/index.html"
+
+findings: ## what public software does that good guesses miss: run each script of findings/, half an hour
+	@failed=0; for script in findings/*.sh; do \
+	  began=$$(date +%s); result=holds; \
+	  seen=$$(bash $$script 2>&1) || { result=CHANGED; failed=1; }; \
+	  printf '%-34s %-8s %4d s  %s\n' "$$(basename $$script .sh)" $$result $$(($$(date +%s) - began)) \
+	    "$$(printf '%s\n' "$$seen" | tail -1)"; \
+	done; exit $$failed
 
 check: install ## ruff and mypy
 	$(BIN)/ruff check .
