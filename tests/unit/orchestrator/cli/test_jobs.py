@@ -191,7 +191,7 @@ def test_a_job_that_waits_is_not_said_to_run(
     folder: Path, command: Any, monkeypatch: pytest.MonkeyPatch, phase: str, submitted: float, shown: str
 ) -> None:
     """Ray calls the command of a submission running, whatever the run does."""
-    run = run_of(folder / "elsewhere", phase=phase)
+    run = run_of(folder / "elsewhere", phase=phase, seen=time.time())
     cluster: Any = OneJob()
     job = Submission("small-1", "small", run.uri, 0, "running", "", submitted, None, None, "")
     cluster.all = lambda: [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from jobs import job
 from scripted import fake_cluster
 
 from orchestrator.checkpoint.commit_store import Store
+from orchestrator.checkpoint.manifest import commit_folder
 from orchestrator.checkpoint.retention import Retention, prune
 from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.config.spec import parse
@@ -39,13 +41,14 @@ def commit(run: RunDir, step: int) -> None:
 def test_where_the_commit_is_gone_the_newest_is_exported(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where it goes between two looks."""
+    """Also where it goes while it is read, although the export holds it."""
     asked = list[int]()
 
     def export(uri: str, step: int, target: str) -> dict[str, Any]:
         asked.append(step)
         if step < 3:
             commit(run, step + 1)
+            shutil.rmtree(Path(run.commits) / commit_folder(step))
             raise FileNotFoundError("manifest.json")
         return {"step": step}
 
