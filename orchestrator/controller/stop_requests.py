@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.storage.background_writer import BackgroundWriter
+from orchestrator.storage.background_reader import BackgroundReader
 from orchestrator.storage.row_line import Row
 from orchestrator.storage.run_directory import RunDir
 
 REQUEST = "stop.json"
 """The latest request: {"controller", "reason"}. It names the process that is asked, so later controllers ignore it."""
-EVERY = 1.0
-"""Seconds between two reads of the request on a local file system."""
-EVERY_REMOTE = 5.0
-"""Seconds between two reads of the request on an object store."""
 WAITS = 5.0
 """Seconds that the end of a run waits at most for a read that storage does not answer."""
 
@@ -38,32 +33,23 @@ class StopAsked:
 
 
 class StopRequests:
-    """Reads the request for one controller in a background thread, so that storage never blocks the run."""
+    """Reads the request for one controller."""
 
     def __init__(self, run: RunDir, controller: Mapping[str, Any]) -> None:
         """Read nothing yet. `controller` is the identity of its process, as in status.json."""
-        self._run = run
         self._controller = dict(controller)
-        self._interval = EVERY if run.local else EVERY_REMOTE
-        self._read_at = 0.0
         self._reason = ""
-        self._thread = BackgroundWriter(self._read)
+        self._reader = BackgroundReader(run, REQUEST, self._received)
 
     def look(self) -> str:
         """Return the reason of a stop that was asked for; empty without one."""
-        if time.monotonic() - self._read_at >= self._interval:
-            self._read_at = time.monotonic()
-            self._thread.request()
+        self._reader.look()
         return self._reason
 
     def close(self) -> None:
         """Stop reading."""
-        self._thread.close(WAITS)
+        self._reader.close(WAITS)
 
-    def _read(self) -> None:
-        try:
-            request = self._run.read_json_or_empty(REQUEST)
-        except Exception:  # whatever a store raises, the next read may succeed
-            return
+    def _received(self, request: dict[str, Any]) -> None:
         if request.get("controller") == self._controller:
             self._reason = str(request.get("reason") or "stopped by request")

@@ -27,7 +27,7 @@ from orchestrator.resolve.continued import Source
 from orchestrator.resolve.pinned_base import not_held
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.training_inputs import shape_over
-from orchestrator.storage.background_writer import BackgroundWriter
+from orchestrator.storage.background_reader import BackgroundReader
 from orchestrator.storage.row_line import Row
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.task import ENTRY, ENTRY_OF, PREEMPTION_NOTICES, SNAPSHOT_SERVER, Task
@@ -35,10 +35,6 @@ from workloads.hf.hf_config import FolderConfig
 
 REQUEST = "profiles/request.json"
 """The latest profile request: {"id", "ranks", "steps"}. Results go to the folder beside it that is named by the id."""
-EVERY = 1.0
-"""Seconds between two reads of the request on a local file system."""
-EVERY_REMOTE = 5.0
-"""Seconds between two reads of the request on an object store."""
 WAITS = 30.0
 """Seconds that the end of a run waits at most for a read that storage does not answer."""
 
@@ -48,34 +44,24 @@ class ProfileRequests:
 
     def __init__(self, run: RunDir) -> None:
         """Start without a request: one that is already there was meant for an earlier controller."""
-        self._run = run
-        self._interval = EVERY if run.local else EVERY_REMOTE
-        self._read_at = 0.0
-        """The monotonic time of the last read."""
         self._is_first_read = True
         self._last_id = ""
         """The id of the last request that was read."""
         self._new: dict[str, Any] = {}
         """The request that `take` has not returned yet."""
-        self._thread = BackgroundWriter(self._read)
+        self._reader = BackgroundReader(run, REQUEST, self._received)
 
     def take(self) -> dict[str, Any] | None:
         """Return the request that arrived since the last call, None without one. Does not wait for storage."""
-        if time.monotonic() - self._read_at >= self._interval:
-            self._read_at = time.monotonic()
-            self._thread.request()
+        self._reader.look()
         request, self._new = self._new, {}
         return request or None
 
     def close(self) -> None:
         """Stop reading."""
-        self._thread.close(WAITS)
+        self._reader.close(WAITS)
 
-    def _read(self) -> None:
-        try:
-            request = self._run.read_json_or_empty(REQUEST)
-        except Exception:  # whatever a store raises, the next read may succeed
-            return
+    def _received(self, request: dict[str, Any]) -> None:
         is_first, self._is_first_read = self._is_first_read, False
         if request.get("id") in (None, self._last_id) or not isinstance(request.get("ranks"), list):
             return

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.controller import workers
 from orchestrator.controller.workers import REQUEST, ProfileRequests
+from orchestrator.storage import background_reader
 from orchestrator.storage.run_directory import RunDir
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
-    monkeypatch.setattr(workers, "EVERY", 0.0)
+    monkeypatch.setattr(background_reader, "EVERY", 0.0)
     (tmp_path / "profiles").mkdir()
     return RunDir(str(tmp_path))
 

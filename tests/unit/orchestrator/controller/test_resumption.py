@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fake_gang import FakeGang
 from jobs import job, write_text
-from prepared import prepare_here
+from prepared import with_data
 from scripted import Training, fake_cluster
 
 from orchestrator.checkpoint.commit_store import Store
@@ -27,9 +27,7 @@ RESTARTS = 3
 @pytest.fixture
 def spec(tmp_path: Path) -> JobSpec:
     document = job(write_text(tmp_path, 20_000)) | {"limits": {"restarts": RESTARTS}}
-    document["data"]["cache"] = str(tmp_path / "cache")
-    prepare_here(parse(document), str(tmp_path / "cache"))
-    return parse(document)
+    return parse(with_data(document, tmp_path / "cache"))
 
 
 @pytest.fixture

@@ -8,25 +8,23 @@ from pathlib import Path
 import pytest
 from fake_gang import FakeGang
 from jobs import job, wait_for, write_text
-from prepared import prepare_here
+from prepared import with_data
 from scripted import Training, fake_cluster
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
-from orchestrator.controller import decide, stop_requests
+from orchestrator.controller import decide
 from orchestrator.controller.controller import Controller
 from orchestrator.controller.stop_requests import StopAsked, StopRequests
 from orchestrator.launch.active_controller import ask_to_stop
+from orchestrator.storage import background_reader
 from orchestrator.storage.process_identity import lineage
 from orchestrator.storage.run_directory import RunDir
 
 
 @pytest.fixture
 def spec(tmp_path: Path) -> JobSpec:
-    document = job(write_text(tmp_path, 20_000), steps=4000)
-    document["data"]["cache"] = str(tmp_path / "cache")
-    prepare_here(parse(document), str(tmp_path / "cache"))
-    return parse(document)
+    return parse(with_data(job(write_text(tmp_path, 20_000), steps=4000), tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -44,7 +42,7 @@ def test_a_run_is_stopped_by_a_file_and_the_next_controller_ignores_it(
     spec: JobSpec, run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decide, "SETTLE", 0.0)
-    monkeypatch.setattr(stop_requests, "EVERY", 0.05)
+    monkeypatch.setattr(background_reader, "EVERY", 0.05)
     first = controller(spec, run)
     with ThreadPoolExecutor(1) as pool:
         driven = pool.submit(first.drive)
