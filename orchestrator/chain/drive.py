@@ -29,7 +29,7 @@ from orchestrator.launch.machine_checks import gpus_here
 from orchestrator.launch.own_sources import make_own_sources
 from orchestrator.launch.preflight import preflight
 from orchestrator.launch.run import REFRESH, RunOutcome, WatchedRun, attach
-from orchestrator.launch.submission import no_cluster
+from orchestrator.launch.submission import on_cluster
 from orchestrator.resolve.precision import record_choice
 from orchestrator.storage.file_names import CHAIN
 from orchestrator.storage.run_directory import REPORT, RunDir, remove_empty
@@ -106,22 +106,17 @@ def run(
 
 
 def _drive(driver: Driver, stages: Mapping[str, StageRun], address: str | None) -> None:
-    from cluster.local.ray_session import NoCluster, connected_ray
-
     jobs = [stage.job for stage in stages.values()]
     cpus = max(
         (each.resources.workers.max + each.evaluates_beside) * each.resources.per_worker.cpu for each in jobs
     )
     with_gpu = [each for each in jobs if each.resources.per_worker.gpu]
     gpus = max((gpus_here(each) for each in with_gpu), default=0) if address is None else 0
-    try:
-        with imports_begun(jobs[0], embedded=address is None) as shared:
-            for _ in range(3):
-                with connected_ray(address, cpus, gpus):
-                    if not driver.drive(shared):
-                        return
-    except NoCluster as error:
-        raise no_cluster(error, address) from None
+    with imports_begun(jobs[0], embedded=address is None) as shared:
+        for _ in range(3):
+            with on_cluster(address, cpus, gpus):
+                if not driver.drive(shared):
+                    return
 
 
 class Driver:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from orchestrator.config.errors import InputError
 from orchestrator.data.config import DataSpec
 from orchestrator.data.sources.own_rows import is_made, make_rows
-from orchestrator.launch.submission import no_cluster
+from orchestrator.launch.submission import on_cluster
 
 
 def make_own_sources(data: DataSpec, address: str | None, tell: Callable[[str], None]) -> None:
@@ -20,8 +20,6 @@ def make_own_sources(data: DataSpec, address: str | None, tell: Callable[[str], 
 
     Raises InputError, see `make_rows`, or if no cluster answers.
     """
-    from cluster.local.ray_session import NoCluster, connected_ray
-
     own = [
         (f"data.sources.{number}.own", source)
         for number, source in enumerate(data.sources)
@@ -33,9 +31,6 @@ def make_own_sources(data: DataSpec, address: str | None, tell: Callable[[str], 
     missing = [(where, source) for where, source in own if not is_made(source)]
     if not missing:
         return
-    try:
-        with connected_ray(address):
-            for where, source in missing:
-                make_rows(source, where, tell)
-    except NoCluster as error:
-        raise no_cluster(error, address) from None
+    with on_cluster(address):
+        for where, source in missing:
+            make_rows(source, where, tell)

@@ -6,7 +6,7 @@ import contextlib
 
 from orchestrator.config.spec import JobSpec
 from orchestrator.data.progress import StageLine
-from orchestrator.launch.submission import no_cluster
+from orchestrator.launch.submission import on_cluster
 from orchestrator.observe.console import ProgressDisplay
 from orchestrator.resolve.prepared_data import PreparedData, prepared
 from orchestrator.storage.run_directory import RunDir
@@ -25,13 +25,8 @@ def prepared_with_progress(
 
     Raises InputError.
     """
-    from cluster.local.ray_session import NoCluster, connected_ray
-
-    try:
-        alone = spec.data.samples is not None  # which are prepared by this process
-        session = contextlib.nullcontext() if alone else connected_ray(address)
-        with ProgressDisplay() as progress, session:
-            line = StageLine(lambda text: progress.update({"phase": "prepare", "note": text}))
-            return prepared(spec, run, before, line)
-    except NoCluster as error:
-        raise no_cluster(error, address) from None
+    alone = spec.data.samples is not None  # this process prepares own samples
+    session = contextlib.nullcontext() if alone else on_cluster(address)
+    with ProgressDisplay() as progress, session:
+        line = StageLine(lambda text: progress.update({"phase": "prepare", "note": text}))
+        return prepared(spec, run, before, line)

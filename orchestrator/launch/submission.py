@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,21 @@ def jobs_at(address: str | None) -> Jobs:
 
     try:
         return Jobs(resolve_address(address), {outcome.exit_code: outcome.value for outcome in Outcome})
+    except NoCluster as error:
+        raise no_cluster(error, address) from None
+
+
+@contextlib.contextmanager
+def on_cluster(address: str | None, cpus: float = 0.0, gpus: float = 0.0) -> Iterator[None]:
+    """Connect this process to Ray for the length of the block, see `connected_ray`.
+
+    Raises InputError if no cluster answers.
+    """
+    from cluster.local.ray_session import NoCluster, connected_ray
+
+    try:
+        with connected_ray(address, cpus, gpus):
+            yield
     except NoCluster as error:
         raise no_cluster(error, address) from None
 

@@ -13,7 +13,7 @@ from cluster.workers.machine import Offer, smallest_offer
 from orchestrator.config.errors import InputError
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec
-from orchestrator.launch.submission import no_cluster
+from orchestrator.launch.submission import on_cluster
 from orchestrator.planner.device import Machine
 from orchestrator.planner.machines import machine_for
 from orchestrator.planner.precision import MachineOf
@@ -68,15 +68,10 @@ def worker_there(spec: JobSpec, address: str) -> Machine:
 
 
 def _offer(bundle: Bundle, most: int, address: str) -> Offer | None:
-    from cluster.local.ray_session import NoCluster, connected_ray
-
     if "ray" in sys.modules:  # not imported here, because Ray reads its token settings on import
         import ray
 
         if ray.is_initialized():
             return smallest_offer(bundle, most)
-    try:
-        with connected_ray(address):
-            return smallest_offer(bundle, most)
-    except NoCluster as error:
-        raise no_cluster(error, address) from None
+    with on_cluster(address):
+        return smallest_offer(bundle, most)

@@ -28,7 +28,7 @@ from orchestrator.launch.machine_checks import check_labels
 from orchestrator.launch.own_sources import make_own_sources
 from orchestrator.launch.path_checks import check_places, check_written
 from orchestrator.launch.preflight import check_job
-from orchestrator.launch.submission import no_cluster
+from orchestrator.launch.submission import on_cluster
 from orchestrator.launch.worker import worker_at
 from orchestrator.planner.precision import in_precision
 from orchestrator.resolve import prepared_data
@@ -97,17 +97,13 @@ def tune(
     check_labels(spec.resources, address)
     check_same_sweep(spec, sweep)
     made = sweep.create()
-    from cluster.local.ray_session import NoCluster, connected_ray
-
     workers, worker = spec.resources.workers, spec.resources.per_worker
     at_once = search.concurrency or 1
     try:
-        with connected_ray(address, at_once * workers.max * worker.cpu, at_once * workers.max * worker.gpu):
+        with on_cluster(address, at_once * workers.max * worker.cpu, at_once * workers.max * worker.gpu):
             with sweep.lock():
                 sweep.write_text("job.yaml", text := dump(spec), private=holds_secret(text))
                 return _search(spec, search, sweep, show)
-    except NoCluster as error:
-        raise no_cluster(error, address) from None
     finally:
         remove_empty(made)
 
