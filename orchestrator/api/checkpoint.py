@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.api.place import place_of
 from orchestrator.api.run import Run, load_run
 from orchestrator.checkpoint.commit_store import Store
-from orchestrator.checkpoint.manifest import commit_folder
-from orchestrator.checkpoint.resolve_checkpoint import chosen
-from orchestrator.config.errors import InputError
+from orchestrator.checkpoint.resolve_checkpoint import chosen, run_and_step
 from orchestrator.storage.file_names import COMMITS
 
 if TYPE_CHECKING:
@@ -54,12 +53,6 @@ def load_checkpoint(place: str | Path, step: int | None = None, raw: bool = Fals
 
     Raises InputError if there is no such run or checkpoint.
     """
-    head, _, name = str(place).rstrip("/").rpartition(f"/{COMMITS}/")
-    number = name.removeprefix("step-")
-    if head and number.isdecimal() and name == commit_folder(int(number)):
-        if step not in (None, int(number)):
-            raise InputError(f"{name} is the checkpoint of another step", f"step {step}", "leave it out")
-        place, step = head, int(number)
+    place, step = run_and_step(place_of(place), step, f"step {step}")
     run = load_run(place)
-    store = Store(f"{run.uri}/{COMMITS}")
-    return Checkpoint(run, chosen(store, step), raw)
+    return Checkpoint(run, chosen(Store(f"{run.uri}/{COMMITS}"), step), raw)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from orchestrator.checkpoint.commit_store import KEEP_MORE, Store
+from orchestrator.checkpoint.manifest import commit_folder
 from orchestrator.checkpoint.pins import holding
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import ENDED
@@ -36,6 +37,26 @@ def chosen(store: Store, step: int | None) -> int:
     if newest is None:
         raise InputError("there is no sound commit", store.uri, "train first")
     return newest.step
+
+
+def run_and_step(place: str, step: int | None, where: str) -> tuple[str, int | None]:
+    """Return a run and the step to read, for a `place` that is a run or the folder of a commit in one.
+
+    Args:
+        place: the path or URI.
+        step: the step that was asked for, None without one.
+        where: what asked for that step, for messages.
+
+    Raises:
+        InputError: the commit is that of another step.
+    """
+    head, _, name = place.rstrip("/").rpartition(f"/{COMMITS}/")
+    number = name.removeprefix("step-")
+    if not (head and number.isdecimal() and name == commit_folder(int(number))):
+        return place, step
+    if step not in (None, int(number)):
+        raise InputError(f"{name} is the checkpoint of another step", where, "leave it out")
+    return head, int(number)
 
 
 def reading(store: Store, step: int) -> contextlib.AbstractContextManager[None]:

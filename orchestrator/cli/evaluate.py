@@ -234,11 +234,10 @@ def _measured(
 ) -> T:
     """What the call returns of what is named: of an export, if it is a folder with a config.json, else of a commit."""
     from orchestrator.api.measured import CommitOfRun
+    from orchestrator.api.place import place_of
     from orchestrator.checkpoint.commit_store import Store
-    from orchestrator.checkpoint.manifest import commit_folder
-    from orchestrator.checkpoint.resolve_checkpoint import read_chosen
+    from orchestrator.checkpoint.resolve_checkpoint import read_chosen, run_and_step
     from orchestrator.evaluate.of_export import is_export
-    from orchestrator.storage.file_names import COMMITS
     from orchestrator.storage.uri import check_uri, is_local, local_path
 
     check_uri(what)
@@ -249,15 +248,10 @@ def _measured(
             hint = "leave it out, or give it to checkpoint export"
             raise InputError("an export has the weights that it was made of", "--raw-weights", hint)
         return measure(_Export(local_path(what), overrides))
-    head, _, name = absolute_path(what).rstrip("/").rpartition(f"/{COMMITS}/")
-    number = name.removeprefix("step-")
-    if head and number.isdecimal() and name == commit_folder(int(number)):
-        if step not in (None, int(number)):
-            raise InputError(f"{name} is the commit of another step", f"--step {step}", "leave it out")
-        what, step = head, int(number)
+    place, step = run_and_step(place_of(what), step, f"--step {step}")
     if overrides:
         raise InputError("a run is evaluated as its job says", "--set", "leave it out; it is for an export")
-    run = existing_run(what)[0]
+    run = existing_run(place)[0]
     store = Store(run.commits)
     return read_chosen(
         store, step, lambda number: measure(CommitOfRun(run, store.manifest(number), raw, "--on"))

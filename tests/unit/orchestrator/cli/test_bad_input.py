@@ -226,7 +226,7 @@ def test_the_run_directory_of_another_run(command: Any, here: Path, name: str) -
         (["evaluate", "runs/small/checkpoints/step-00000005"], ["step 5: there is no such commit"]),
         (
             ["evaluate", "runs/small/checkpoints/step-00000008", "--step", "4"],
-            ["--step 4: step-00000008 is the commit of another step"],
+            ["--step 4: step-00000008 is the checkpoint of another step"],
         ),
         (["evaluate", "runs/small", "--set", "seed=9"], ["--set: a run is evaluated as its job says"]),
         (["generate", "runs/small", "x", "--step", "5"], ["step 5: there is no such commit"]),
