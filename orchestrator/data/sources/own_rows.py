@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 import uuid
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 MADE = ".made.json"
 """In the folder of the rows, written last: what they are. Without it the rows are not complete."""
+PART = re.compile(r"part-\d{5,}\.parquet")
+"""The name of a file of rows."""
 BATCH = 4096
 """Rows that are written at once."""
 FILE_BYTES = 2**25
@@ -92,11 +95,22 @@ def _folder(source: Source) -> str:
 
 
 def _publish(draft: str, place: str) -> None:
-    """Give a complete folder its name. If another process was faster, its folder stays: both hold the same rows."""
-    if not os.path.exists(f"{place}/{MADE}"):
-        shutil.rmtree(place, ignore_errors=True)
+    """Give a complete folder its name. If another process was faster, its folder stays: both hold the same rows.
+
+    Rows of a process that was killed make way, and no other files do.
+    """
     with contextlib.suppress(OSError):
         os.rename(draft, place)
+        return
+    if os.path.exists(f"{place}/{MADE}"):
+        return
+    for name in filter(PART.fullmatch, os.listdir(place)):
+        os.unlink(f"{place}/{name}")
+    try:
+        os.rename(draft, place)
+    except OSError:
+        hint = "remove the folder, or give another fingerprint"
+        raise InputError("has other files than rows of own", f"data.cache {place}", hint) from None
 
 
 def _dataset(source: Source, where: str) -> Dataset:
@@ -128,8 +142,9 @@ def _send_along(reference: str) -> None:
 def _write(dataset: Dataset, fs: Any, folder: str, where: str, tell: Callable[[str], None]) -> int:
     """Write the rows as files of at most about FILE_BYTES, and return their number."""
     retry = Retry()
-    for path in retry(fs.find, folder):  # of a process that was killed
-        retry(fs.rm_file, path)
+    for path in retry(fs.find, folder):
+        if PART.fullmatch(path.rpartition("/")[2]):  # of a process that was killed
+            retry(fs.rm_file, path)
     fs.makedirs(folder, exist_ok=True)
     rows = 0
     for number, tables in enumerate(_files(dataset, where)):
@@ -137,7 +152,7 @@ def _write(dataset: Dataset, fs: Any, folder: str, where: str, tell: Callable[[s
         rows += sum(table.num_rows for table in tables)
         tell(f"{where}: {rows} rows are written")
     if not rows:
-        raise InputError("gives no rows", where, "mend it")
+        raise InputError("gives no rows", where, "return a dataset with rows")
     return rows
 
 
@@ -179,7 +194,7 @@ def _tables(dataset: Dataset, where: str) -> Iterator[pyarrow.Table]:
     except RayError as error:
         first = str(error).partition("\n\n")[0].strip()  # that of the user's code; Ray's own come after it
         why = first.splitlines()[-1] if first else type(error).__name__
-        raise InputError(f"fails: {why.strip()[:300]}", where, "mend it") from None
+        raise InputError(f"fails: {why.strip()[:300]}", where, "correct the function") from None
 
 
 def _columns(schema: pyarrow.Schema) -> str:

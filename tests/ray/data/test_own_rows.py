@@ -104,6 +104,19 @@ def test_the_rows_of_another_process_that_was_faster_stay(tmp_path: Path) -> Non
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 
+def test_files_of_others_in_the_folder_stay(tmp_path: Path) -> None:
+    given = source(f"{tmp_path}/cache", "articles", count=10)
+    folder = Path(given.name).parent
+    folder.mkdir(parents=True)
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(
+        InputError, match="has other files than rows of own; remove the folder, or give another"
+    ):
+        own_rows.make_rows(given, "own", lambda _: None)
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
 def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     given = source(f"{tmp_path}/cache", "articles", count=10)
@@ -120,7 +133,7 @@ def test_rows_on_an_object_store() -> None:
 @pytest.mark.parametrize(
     ("function", "line"),
     [
-        ("raises", "raises: fails: ValueError: no article [012]; mend it"),
+        ("raises", "raises: fails: ValueError: no article [012]; correct the function"),
         ("nothing", "nothing: gives no rows"),
         ("number", "number: returns int and no ray.data.Dataset"),
         ("mixed", "mixed: gives rows of different columns: "),
