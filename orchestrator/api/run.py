@@ -83,7 +83,10 @@ class Run:
 
         Before a submitted run begins, this is the state of its submission.
         """
-        if found := self.status.get("phase"):
+        return self._state_by(self.status)
+
+    def _state_by(self, status: Mapping[str, Any]) -> str:
+        if found := status.get("phase"):
             return str(found)
         return "unknown" if self._submission is None else self._job_now().state
 
@@ -281,21 +284,23 @@ class Run:
             jobs.stop(job.id)
             return self.wait(timeout)
         asked = ask_to_stop(self._directory)
-        return self._wait(timeout, lambda: asked.ask(self.status))
+        return self._wait(timeout, asked.ask)
 
     def wait(self, timeout: float | None = None) -> Run:
         """Wait at most `timeout` seconds for the end of the run, or of its job if it was submitted. Raises RunFailed if
         the run fails or no controller is active for it any more, and TimeoutError."""
-        return self._wait(timeout, lambda: None)
+        return self._wait(timeout, lambda _: None)
 
-    def _wait(self, timeout: float | None, at_each_look: Callable[[], object]) -> Run:
+    def _wait(self, timeout: float | None, at_each_look: Callable[[dict[str, Any]], object]) -> Run:
         deadline = None if timeout is None else time.monotonic() + timeout
         ended: float | None = None
         signs = Signs()
         while True:
-            at_each_look()
-            state, now = self.state, time.monotonic()
-            is_silent = signs.are_gone(self.status)
+            status = self.status
+            at_each_look(status)
+            state = self._state_by(status)
+            now = time.monotonic()
+            is_silent = signs.are_gone(status)
             if self._submission is not None:
                 if self._job_now().has_ended:
                     break

@@ -63,6 +63,7 @@ def is_waiting(job: Submission) -> bool:
 
     False where its run directory is not readable from this machine. A chain waits if none of its stages is at work.
     """
+    from orchestrator.chain.results import WAITING as NOT_BEGUN
     from orchestrator.observe.last_status import last_status
     from orchestrator.storage.run_directory import RunDir
 
@@ -71,7 +72,7 @@ def is_waiting(job: Submission) -> bool:
     try:
         if (chain := chain_at(job.run_dir)) is not None:
             states = [stage["state"] for stage in found_of(*chain)["stages"]]
-            phases = [state for state in states if state not in (*ENDED, "not begun")]
+            phases = [state for state in states if state not in (*ENDED, NOT_BEGUN)]
         else:
             status = last_status(RunDir(job.run_dir))
             phases = [] if job.came_after(status.get("time")) else [status.get("phase")]

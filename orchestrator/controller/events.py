@@ -19,7 +19,7 @@ from orchestrator.controller.health import Failure
 from orchestrator.controller.hints import hint_for
 from orchestrator.controller.state import State
 from orchestrator.data.samples.skips import Skip, on_record
-from orchestrator.observe.goodput import STOPPED, timeline
+from orchestrator.observe.goodput import BETWEEN_COMMANDS, timeline
 from orchestrator.observe.notifier import Notifier
 from orchestrator.observe.summary import cost
 from orchestrator.observe.totals import is_number, micros, tally
@@ -344,7 +344,11 @@ class Spending:
         if now is None:
             phases = phases[:-1]
         hours = (
-            sum(phase.seconds for phase in phases if phase.name not in ("launch", "down", STOPPED, "queue"))
+            sum(
+                phase.seconds
+                for phase in phases
+                if phase.name not in ("launch", "down", BETWEEN_COMMANDS, "queue")
+            )
             / 3600
         )
         return hours, cost(phases, rows, events, self._limits.usd_per_worker_hour) or 0.0

@@ -47,13 +47,15 @@ def not_driven(run: str) -> str:
     return f"no controller drives {run} any more"
 
 
-def refuse_if_over(run: RunDir) -> None:
-    """Raise InputError if a run has ended, or if no controller drives it any more."""
-    state = controller_state(last_status(run))
+def refuse_if_over(run: RunDir) -> Row:
+    """Return the status of a run. Raises InputError if it has ended, or if no controller drives it any more."""
+    status = last_status(run)
+    state = controller_state(status)
     if state is ControllerState.ENDED:
         raise InputError("this run has ended already", run.uri, "see `orchestrator status`")
     if state is ControllerState.GONE:
         raise InputError("no controller drives this run any more", run.uri, "the same command resumes it")
+    return status
 
 
 def ask_to_stop(run: RunDir) -> StopAsked:
@@ -62,9 +64,9 @@ def ask_to_stop(run: RunDir) -> StopAsked:
     Raises:
         InputError: the run has ended or has no controller, or its controller cannot be asked this way.
     """
-    refuse_if_over(run)
+    status = refuse_if_over(run)
     asked = StopAsked(run, STOPPED)
-    if not asked.ask(last_status(run)):
+    if not asked.ask(status):
         what = "its controller has written no status yet, or is of a version that reads no request to stop"
         raise InputError(what, run.uri, "give the command again, or press Ctrl-C in its terminal")
     return asked

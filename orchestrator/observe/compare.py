@@ -14,7 +14,7 @@ from orchestrator.config.loss_unit import loss_unit, read_unit
 from orchestrator.config.redact import redact
 from orchestrator.observe import charts
 from orchestrator.observe.formatting import count, duration
-from orchestrator.observe.last_status import LOST, last_status
+from orchestrator.observe.last_status import if_lost
 from orchestrator.observe.live import BARS
 from orchestrator.observe.mlflow_run import flatten
 from orchestrator.observe.page import render
@@ -65,8 +65,7 @@ def _read(run: RunDir, label: str) -> ComparedRun:
     saved = run.read_json_or_empty("summary.json")
     extra = {"unigram_entropy": saved.get("unigram_entropy")}
     fields = summary(spec, run.read_json_or_empty("plan.json"), redact(run.rows(EVENTS)), rows, **extra)
-    if last_status(run).get("phase") == LOST:
-        fields["state"] = LOST
+    fields |= if_lost(run)
     curves: dict[str, Curve] = {key: list(rows.points[key]) for key in CHARTED}
     for evaluation in reversed(rows.evaluations):
         for name, metrics in evaluation["sets"].items():

@@ -38,7 +38,7 @@ BUCKETS = (
 )
 AFTER_THE_END = ("finish", "shutdown")
 """Buckets that no event records. Code that knows them adds them to the ledger, see `with_end`."""
-STOPPED = "ended"
+BETWEEN_COMMANDS = "ended"
 """The name of a phase after an end of the run, until a later command resumes it. It counts in no bucket."""
 _PLAIN = {
     "launch": "launch",
@@ -95,7 +95,7 @@ def ledger(events: Sequence[Row], rows: RunTotals, now: float | None = None) -> 
             for bucket, amount in _start(phase, useful, lost):
                 amounts[bucket or ("restore" if started else "start")] += amount
             started = True
-        elif phase.name == STOPPED:
+        elif phase.name == BETWEEN_COMMANDS:
             stopped += phase.end - phase.start
         else:
             amounts[_PLAIN.get(phase.name, "idle")] += phase.end - phase.start
@@ -142,7 +142,7 @@ def timeline(events: Sequence[Row], rows: RunTotals, now: float | None = None, s
     If a clock was set back, time stands still; `since`, in microseconds, is the latest time of earlier events. If a
     run was restarted ("prepare", reason "resumed ..."), the phase in which it died ends at the last sign of life: its
     last row, or the event's `last_seen` (unix seconds). The rest is a phase named "down". If the run had ended, the
-    time until the restart is a phase named STOPPED.
+    time until the restart is a phase named BETWEEN_COMMANDS.
     """
     phases: list[Phase] = []
     starts = never_back([micros(event.get("time")) for event in events], since)
@@ -170,7 +170,7 @@ def timeline(events: Sequence[Row], rows: RunTotals, now: float | None = None, s
         if not index:
             phases += _launch(phase, event)
         phases += _until_death(phase, following, rows)
-        if following and phases[-1].name in ("down", STOPPED):
+        if following and phases[-1].name in ("down", BETWEEN_COMMANDS):
             phases[-1:] = _launched(phases[-1], following)
     return phases
 
@@ -192,7 +192,7 @@ def _launched(down: Phase, event: Row) -> list[Phase]:
 def _until_death(phase: Phase, following: Row | None, rows: RunTotals) -> list[Phase]:
     """Return the phase, split at the last sign of life if no controller ran from there until the event `following`."""
     if phase.name in ENDED:
-        return [dataclasses.replace(phase, name=STOPPED)] if following else []
+        return [dataclasses.replace(phase, name=BETWEEN_COMMANDS)] if following else []
     if not following or following.get("phase") != "prepare" or not _resumed(following):
         return [phase]
     seen = micros(following.get("last_seen"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from enum import StrEnum
+from typing import Any
 
 from orchestrator.config.outcome import ENDED
 from orchestrator.observe.formatting import duration
@@ -82,6 +83,15 @@ def last_status(run: RunDir) -> Row:
         silence = duration(time.time() - status["time"])
         return shown | {"controller": f"{controller} for {silence}", "eta_seconds": None}
     return _lost(shown) if controller is ControllerState.GONE and status.get("phase") else shown
+
+
+def if_lost(run: RunDir) -> dict[str, Any]:
+    """Return the state and the reason of a run that no controller drives any more; empty for other runs.
+
+    The events alone cannot tell such a run from one that trains.
+    """
+    status = last_status(run)
+    return {"state": LOST, "reason": status["note"]} if status.get("phase") == LOST else {}
 
 
 def _written(run: RunDir) -> Row:

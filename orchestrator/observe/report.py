@@ -17,8 +17,8 @@ from orchestrator.config.outcome import ENDED
 from orchestrator.config.redact import redact
 from orchestrator.observe import charts
 from orchestrator.observe.formatting import count, duration, run_name
-from orchestrator.observe.goodput import BUCKETS, STOPPED, Phase, timeline, with_end_of
-from orchestrator.observe.last_status import LOST, last_status
+from orchestrator.observe.goodput import BETWEEN_COMMANDS, BUCKETS, Phase, timeline, with_end_of
+from orchestrator.observe.last_status import if_lost
 from orchestrator.observe.page import render, size
 from orchestrator.observe.pipeline_timeline import timelines
 from orchestrator.observe.step_parts import in_table
@@ -58,7 +58,7 @@ BUCKET_NAMES = {
     "finish": "summary and report",
     "shutdown": "ending Ray",
 }
-BUCKET_OF = {"start": "restore", "train": "step", "wait": "idle", "stop": "re_plan", STOPPED: "down"}
+BUCKET_OF = {"start": "restore", "train": "step", "wait": "idle", "stop": "re_plan", BETWEEN_COMMANDS: "down"}
 
 
 def report(run_dir: RunDir, rows: RunTotals | None = None) -> str:
@@ -81,7 +81,7 @@ def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
     saved = run_dir.read_json_or_empty("summary.json")
     saved_texts = {"unigram_entropy": saved.get("unigram_entropy"), "sample": saved.get("sample")}
     fields = {**saved, **summary(spec, plan, events, rows, **saved_texts)}
-    fields |= _if_lost(run_dir)
+    fields |= if_lost(run_dir)
     fields["ledger"] = with_end_of(fields["ledger"], saved, fields["ended"])
     phases = timeline(events, rows)
     return {
@@ -113,15 +113,6 @@ def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
         "events": _events(events),
         "earlier": max(0, len(events) - EVENTS_SHOWN),
     }
-
-
-def _if_lost(run_dir: RunDir) -> dict[str, Any]:
-    """Return the state and the reason of a run that no controller drives any more; empty for other runs.
-
-    The events alone cannot tell such a run from one that trains.
-    """
-    status = last_status(run_dir)
-    return {"state": LOST, "reason": status["note"]} if status.get("phase") == LOST else {}
 
 
 def _ledger(ledger: dict[str, Any]) -> list[dict[str, Any]]:
