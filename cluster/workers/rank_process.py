@@ -29,9 +29,9 @@ from cluster.workers.worker_context import RankInfo, WorkerContext
 INTERVAL = 0.1
 """The shortest time between heartbeats when nothing has changed, in seconds."""
 LONGEST_INTERVAL = 1.0
-"""The longest."""
+"""The longest time between heartbeats when nothing has changed, in seconds."""
 BEATS = 1000.0
-"""Heartbeats of all ranks in a second, as far as the two limits allow."""
+"""Heartbeats that all ranks together send in a second. The two limits take precedence."""
 MIN_INTERVAL = 0.02
 """The shortest time between two heartbeats, in seconds."""
 CONNECT_TIMEOUT = 20.0

@@ -6,465 +6,329 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_KEYS: Mapping[str, tuple[str, ...]] = {
+_KEYS: Mapping[str, str] = {
     "it follows from train.global_batch, the workers and parallel.micro_batch": (
-        *("gradient_accumulation", "gradient_accumulation_steps", "grad_accum", "grad_accumulation"),
-        *("accumulate_grad_batches", "accumulation_steps"),
+        "gradient_accumulation gradient_accumulation_steps grad_accum grad_accumulation "
+        "accumulate_grad_batches accumulation_steps"
     ),
     "train.global_batch is the number of sequences in a step, whatever the number of workers": (
-        *("batch_size", "train_batch_size", "global_batch_size"),
+        "batch_size train_batch_size global_batch_size"
     ),
     "parallel.micro_batch is the number of sequences that a rank computes at once": (
-        *("per_device_train_batch_size", "micro_batch_size", "train_micro_batch_size_per_gpu"),
-        *("local_batch_size", "per_device_batch_size"),
+        "per_device_train_batch_size micro_batch_size train_micro_batch_size_per_gpu local_batch_size "
+        "per_device_batch_size"
     ),
     "evaluations use batches of train.global_batch; evaluate.batches limits their number": (
-        *("per_device_eval_batch_size", "eval_batch_size"),
+        "per_device_eval_batch_size eval_batch_size"
     ),
-    "train.optimizer.lr": ("learning_rate", "lr", "max_lr", "base_lr"),
-    "train.optimizer.final_lr is min_lr divided by lr": (
-        *("min_lr", "lr_min", "eta_min", "end_lr", "lr_end"),
-    ),
+    "train.optimizer.lr": "learning_rate lr max_lr base_lr",
+    "train.optimizer.final_lr is min_lr divided by lr": "min_lr lr_min eta_min end_lr lr_end",
     "train.optimizer.final_lr is the final learning rate as a share of lr": (
-        *("min_lr_factor", "min_lr_ratio", "min_lr_rate", "lr_end_ratio"),
+        "min_lr_factor min_lr_ratio min_lr_rate lr_end_ratio"
     ),
     "biases and norms (vectors) never have weight decay; for other parameters set it in "
     "train.optimizer.groups, as in [{match: [tokens.weight], weight_decay: 0}]": (
-        *("no_decay", "no_weight_decay", "no_decay_params", "no_weight_decay_params", "no_wd"),
+        "no_decay no_weight_decay no_decay_params no_weight_decay_params no_wd"
     ),
     "train.optimizer.groups sets learning rate and weight decay for groups of parameters": (
-        *("param_groups", "parameter_groups", "optimizer_grouped_parameters", "lr_mult", "lr_multiplier"),
+        "param_groups parameter_groups optimizer_grouped_parameters lr_mult lr_multiplier"
     ),
-    "set train.optimizer.betas, as in [0.9, 0.95]": (*("adam_beta1", "adam_beta2", "beta1", "beta2"),),
-    "train.optimizer.eps": ("adam_epsilon", "epsilon", "adam_eps"),
-    "train.optimizer.name": ("optim", "optimizer_type"),
-    "train.steps": ("max_steps", "train_iters", "training_steps", "num_steps", "iterations", "total_steps"),
+    "set train.optimizer.betas, as in [0.9, 0.95]": "adam_beta1 adam_beta2 beta1 beta2",
+    "train.optimizer.eps": "adam_epsilon epsilon adam_eps",
+    "train.optimizer.name": "optim optimizer_type",
+    "train.steps": "max_steps train_iters training_steps num_steps iterations total_steps",
     "train.steps counts optimizer steps; there are no epochs": (
-        *("num_train_epochs", "epochs", "num_epochs", "max_epochs"),
+        "num_train_epochs epochs num_epochs max_epochs"
     ),
     "train.optimizer.warmup, steps or a share such as 5%": (
-        *("warmup_steps", "warmup_ratio", "warmup_iters", "lr_warmup_iters", "lr_warmup_steps"),
-        *("warmup_num_steps", "lr_warmup_fraction"),
+        "warmup_steps warmup_ratio warmup_iters lr_warmup_iters lr_warmup_steps warmup_num_steps "
+        "lr_warmup_fraction"
     ),
-    "train.optimizer.decay is the number of last steps of schedule wsd; linear and cosine decay "
-    "over all of train.steps": (
-        *("lr_decay_iters", "lr_decay_steps", "decay_ratio", "decay_steps", "lr_wsd_decay_iters"),
-    ),
+    "train.optimizer.decay is the number of last steps of schedule wsd; linear and cosine decay over all "
+    "of train.steps": "lr_decay_iters lr_decay_steps decay_ratio decay_steps lr_wsd_decay_iters",
     "train.optimizer.schedule": (
-        *("lr_scheduler_type", "lr_scheduler", "scheduler", "lr_schedule", "lr_decay_style", "decay_type"),
+        "lr_scheduler_type lr_scheduler scheduler lr_schedule lr_decay_style decay_type"
     ),
     "train.optimizer.clip": (
-        *("max_grad_norm", "gradient_clipping", "max_norm", "grad_clip", "clip_grad", "clip_grad_norm"),
-        *("gradient_clip_val", "grad_norm_clip"),
+        "max_grad_norm gradient_clipping max_norm grad_clip clip_grad clip_grad_norm gradient_clip_val "
+        "grad_norm_clip"
     ),
     "parallel.recompute: selective or full": (
-        *("gradient_checkpointing", "activation_checkpointing", "activation_checkpoint"),
-        *("recompute_granularity", "recompute_activations", "use_checkpointing"),
-        *("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"),
+        "gradient_checkpointing activation_checkpointing activation_checkpoint recompute_granularity "
+        "recompute_activations use_checkpointing gradient_checkpointing_kwargs "
+        "activation_checkpointing_kwargs"
     ),
-    "parallel.recompute_layers": ("recompute_num_layers",),
-    "train.precision: bf16": ("bf16", "bfloat16"),
-    "train.precision: fp16; loss scaling is automatic": ("fp16", "float16", "loss_scale"),
-    "train.precision: fp8": ("fp8", "float8", "fp8_config"),
+    "parallel.recompute_layers": "recompute_num_layers",
+    "train.precision: bf16": "bf16 bfloat16",
+    "train.precision: fp16; loss scaling is automatic": "fp16 float16 loss_scale",
+    "train.precision: fp8": "fp8 float8 fp8_config",
     "train.precision": (
-        *("dtype", "torch_dtype", "mixed_precision", "amp", "tf32", "mixed_precision_param", "params_dtype"),
-        *("bnb_4bit_compute_dtype", "downcast_bf16"),
+        "dtype torch_dtype mixed_precision amp tf32 mixed_precision_param params_dtype "
+        "bnb_4bit_compute_dtype downcast_bf16"
     ),
     "train.compile: true": (
-        "torch_compile",
-        "torch_compile_backend",
-        "torch_compile_mode",
-        "dynamo_config",
-        "dynamo_backend",
+        "torch_compile torch_compile_backend torch_compile_mode dynamo_config dynamo_backend"
     ),
-    "train.label_smoothing": ("label_smoothing_factor",),
+    "train.label_smoothing": "label_smoothing_factor",
     "train.stability defines what to do about loss spikes": (
-        *("skip_nan", "loss_spike", "rerun_mode", "check_for_nan_in_loss_and_grad"),
+        "skip_nan loss_spike rerun_mode check_for_nan_in_loss_and_grad"
     ),
     "data.sequence_length": (
-        *("max_seq_length", "seq_length", "max_length", "seq_len", "max_seq_len", "block_size"),
-        *("context_length", "sequence_len", "cutoff_len", "model_max_length", "max_prompt_length"),
+        "max_seq_length seq_length max_length seq_len max_seq_len block_size context_length sequence_len "
+        "cutoff_len model_max_length max_prompt_length"
     ),
     "data.sources, as in [{uri: corpus/*.txt}]": (
-        *(
-            "dataset",
-            "dataset_name",
-            "dataset_path",
-            "data_path",
-            "train_file",
-            "train_data_path",
-            "datasets",
-        ),
+        "dataset dataset_name dataset_path data_path train_file train_data_path datasets"
     ),
-    "data.sources.0.field is the column of the text": ("dataset_text_field", "text_column", "text_field"),
+    "data.sources.0.field is the column of the text": "dataset_text_field text_column text_field",
     "data.validation, as in {share: 0.01}": (
-        *("validation_split", "val_set_size", "valid_data_path", "validation_file"),
-        *("eval_dataset", "val_data"),
+        "validation_split val_set_size valid_data_path validation_file eval_dataset val_data"
     ),
     "data.tokenizer, a folder or a tokenizer.json": (
-        *("tokenizer_path", "tokenizer_name", "tokenizer_model", "tokenizer_name_or_path"),
-        *("tokenizer_type", "tokenizer_config"),
+        "tokenizer_path tokenizer_name tokenizer_model tokenizer_name_or_path tokenizer_type tokenizer_config"
     ),
     "workload.model: a preset, or hf:<folder>": (
-        *("model_name_or_path", "model_name", "model_path", "model_id", "hf_assets_path", "flavor"),
-        *("base_model", "base_model_name_or_path", "model_type", "base_model_config"),
+        "model_name_or_path model_name model_path model_id hf_assets_path flavor base_model "
+        "base_model_name_or_path model_type base_model_config"
     ),
     "workload.changes has the sizes of a preset": (
-        *("hidden_size", "num_layers", "n_layer", "n_layers", "num_attention_heads", "n_head", "n_heads"),
-        *("hidden", "layers", "heads", "ffn_hidden_size", "num_experts"),
-        *("model_init_kwargs", "overrides_of_model_config"),
+        "hidden_size num_layers n_layer n_layers num_attention_heads n_head n_heads hidden layers heads "
+        "ffn_hidden_size num_experts model_init_kwargs overrides_of_model_config"
     ),
     "data.tokenizer, as in {train_bpe: 4096}, sets the vocabulary; workload.changes that of the model": (
-        "vocab_size",
+        "vocab_size"
     ),
-    "workload.dropout": ("hidden_dropout", "resid_pdrop", "hidden_dropout_prob"),
+    "workload.dropout": "hidden_dropout resid_pdrop hidden_dropout_prob",
     "workload.options has the options of the objective, such as beta of dpo": (
-        "loss_type",
-        "dpo_beta",
-        *(
-            "loss_weights",
-            "desirable_weight",
-            "undesirable_weight",
-            "ld_alpha",
-            "f_divergence_type",
-            "f_alpha_divergence_coef",
-            "use_weighting",
-            "discopop_tau",
-            "center_rewards_coefficient",
-        ),
+        "loss_type dpo_beta loss_weights desirable_weight undesirable_weight ld_alpha f_divergence_type "
+        "f_alpha_divergence_coef use_weighting discopop_tau center_rewards_coefficient"
     ),
-    "workload.adapter, as in {kind: lora, rank: 16}": (
-        "lora",
-        "peft",
-        "peft_config",
-        "lora_config",
-        "use_peft",
-    ),
-    "workload.adapter.kind: dora": ("use_dora",),
-    "workload.adapter.kind: rslora": ("use_rslora",),
-    "workload.adapter.rank": ("r", "lora_r", "lora_rank"),
-    "workload.adapter.alpha": ("lora_alpha",),
+    "workload.adapter, as in {kind: lora, rank: 16}": "lora peft peft_config lora_config use_peft",
+    "workload.adapter.kind: dora": "use_dora",
+    "workload.adapter.kind: rslora": "use_rslora",
+    "workload.adapter.rank": "r lora_r lora_rank",
+    "workload.adapter.alpha": "lora_alpha",
     "workload.adapter.targets, as in ['*.attention.*']": (
-        *("target_modules", "lora_target_modules", "lora_target"),
-        *(
-            "lora_target_linear",
-            "exclude_modules",
-            "layers_to_transform",
-            "layers_pattern",
-            "target_parameters",
-            "lora_target_parameters",
-        ),
+        "target_modules lora_target_modules lora_target lora_target_linear exclude_modules "
+        "layers_to_transform layers_pattern target_parameters lora_target_parameters"
     ),
-    "adapters have no dropout of their own; workload.dropout is the model's": ("lora_dropout",),
-    "workload.adapter.quantize: nf4": (*("load_in_4bit", "bnb_4bit_quant_type", "quantization_config"),),
-    "train.freeze has patterns of the parameters to freeze": (
-        "frozen",
-        "freeze_layers",
-        "frozen_layers",
-    ),
+    "adapters have no dropout of their own; workload.dropout is the model's": "lora_dropout",
+    "workload.adapter.quantize: nf4": "load_in_4bit bnb_4bit_quant_type quantization_config",
+    "train.freeze has patterns of the parameters to freeze": "frozen freeze_layers frozen_layers",
     "--run-dir, by default runs/<name>": (
-        *("output_dir", "run_dir", "dump_folder", "save_dir", "logging_dir", "default_root_dir"),
+        "output_dir run_dir dump_folder save_dir logging_dir default_root_dir"
     ),
     "checkpoint.every": (
-        "save_steps",
-        "save_interval",
-        "checkpoint_interval",
-        "save_every",
-        "save_strategy",
-        "saves_per_epoch",
+        "save_steps save_interval checkpoint_interval save_every save_strategy saves_per_epoch"
     ),
-    "checkpoint.keep": ("save_total_limit", "keep_latest_k"),
-    "checkpoint.keep_best, as in validation.loss": (
-        "load_best_model_at_end",
-        "metric_for_best_model",
-        "save_best",
-    ),
-    "checkpoint.average, as in {ema: 0.999}": ("ema", "ema_decay", "use_ema"),
-    "checkpoint.average, as in {last: 5}": ("swa", "swa_lrs", "stochastic_weight_avg"),
-    "checkpoint.export: hf": ("save_safetensors", "save_format"),
+    "checkpoint.keep": "save_total_limit keep_latest_k",
+    "checkpoint.keep_best, as in validation.loss": ("load_best_model_at_end metric_for_best_model save_best"),
+    "checkpoint.average, as in {ema: 0.999}": "ema ema_decay use_ema",
+    "checkpoint.average, as in {last: 5}": "swa swa_lrs stochastic_weight_avg",
+    "checkpoint.export: hf": "save_safetensors save_format",
     "run the same command again to resume from the last commit; train.continue_from continues another run": (
-        *("resume", "resume_from", "resume_from_checkpoint", "auto_resume", "load", "load_checkpoint"),
+        "resume resume_from resume_from_checkpoint auto_resume load load_checkpoint"
     ),
-    "workload.init_from": ("pretrained", "finetune", "load_weights", "initial_load_path"),
-    "evaluate.every": ("eval_steps", "eval_interval", "eval_every", "val_check_interval", "eval_freq"),
+    "workload.init_from": "pretrained finetune load_weights initial_load_path",
+    "evaluate.every": "eval_steps eval_interval eval_every val_check_interval eval_freq",
     "evaluate.every is the number of steps between evaluations": (
-        "eval_strategy",
-        "evaluation_strategy",
-        "do_eval",
-        "evals_per_epoch",
+        "eval_strategy evaluation_strategy do_eval evals_per_epoch"
     ),
-    "evaluate.metrics": (
-        "compute_metrics",
-        "include_for_metrics",
-        "prediction_loss_only",
-        "batch_eval_metrics",
-    ),
+    "evaluate.metrics": "compute_metrics include_for_metrics prediction_loss_only batch_eval_metrics",
     "stop_when, as in {metric: validation.loss, patience: 3}": (
-        *("early_stopping", "early_stopping_patience", "early_stop", "early_stopping_threshold"),
+        "early_stopping early_stopping_patience early_stop early_stopping_threshold"
     ),
     "every step has a row in metrics.jsonl of the run directory, and in MLflow": (
-        *("logging_steps", "log_interval", "log_every", "log_freq", "steps_per_print", "logging_strategy"),
-        *(
-            "logging_first_step",
-            "logging_nan_inf_filter",
-            "log_on_each_node",
-            "include_num_input_tokens_seen",
-            "skip_memory_metrics",
-            "include_tokens_per_second",
-        ),
+        "logging_steps log_interval log_every log_freq steps_per_print logging_strategy "
+        "logging_first_step logging_nan_inf_filter log_on_each_node include_num_input_tokens_seen "
+        "skip_memory_metrics include_tokens_per_second"
     ),
     "tracking is MLflow; sinks.tensorboard and sinks.wandb work in addition": (
-        "report_to",
-        "logger",
-        "loggers",
-        *("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "use_mlflow", "use_comet"),
+        "report_to logger loggers trackio_space_id trackio_bucket_id trackio_static_space_id use_mlflow "
+        "use_comet"
     ),
-    "sinks.wandb, as in {project: demo}": ("enable_wandb", "wandb_project", "use_wandb"),
-    "sinks.tensorboard: true": ("enable_tensorboard", "tensorboard_dir"),
-    "tracking, as in {uri: 'sqlite:///mlflow.db', experiment: demo}": ("mlflow",),
-    "name": (
-        "run_name",
-        "experiment_name",
-        "job_name",
-        "wandb_name",
-        "wandb_run_name",
-        "wandb_run_id",
-        "display_name",
-    ),
-    "there are no callbacks; metrics.jsonl has a row for each step, and own code is named as "
-    "module:name, see docs/guides/own-code.md": (
-        "callbacks",
-        "hooks",
-        "restore_callback_states_from_checkpoint",
-        "plugins",
-    ),
+    "sinks.wandb, as in {project: demo}": "enable_wandb wandb_project use_wandb",
+    "sinks.tensorboard: true": "enable_tensorboard tensorboard_dir",
+    "tracking, as in {uri: 'sqlite:///mlflow.db', experiment: demo}": "mlflow",
+    "name": "run_name experiment_name job_name wandb_name wandb_run_name wandb_run_id display_name",
+    "there are no callbacks; metrics.jsonl has a row for each step, and own code is named as module:name, "
+    "see docs/guides/own-code.md": "callbacks hooks restore_callback_states_from_checkpoint plugins",
     "`orchestrator profile RUN` profiles the next steps of a run while it trains": (
-        *("profile", "profiler", "profiling", "enable_profiling"),
+        "profile profiler profiling enable_profiling"
     ),
     "parallel.zero: 3": (
-        "fsdp",
-        "fsdp_config",
-        "fully_shard",
-        "use_fsdp",
-        "fsdp_version",
-        "fsdp_sharding_strategy",
-        "fsdp_auto_wrap_policy",
-        "fsdp_transformer_layer_cls_to_wrap",
-        "fsdp_state_dict_type",
-        "fsdp_reshard_after_forward",
+        "fsdp fsdp_config fully_shard use_fsdp fsdp_version fsdp_sharding_strategy fsdp_auto_wrap_policy "
+        "fsdp_transformer_layer_cls_to_wrap fsdp_state_dict_type fsdp_reshard_after_forward"
     ),
     "parallel.zero is the stage, with parallel.engine: deepspeed": (
-        "deepspeed",
-        "deepspeed_config",
-        "ds3_gather_for_generation",
+        "deepspeed deepspeed_config ds3_gather_for_generation"
     ),
-    "parallel.zero": ("zero_stage", "zero_optimization", "stage"),
-    "parallel.zero: 1": ("use_distributed_optimizer",),
+    "parallel.zero": "zero_stage zero_optimization stage",
+    "parallel.zero: 1": "use_distributed_optimizer",
     "parallel.offload": (
-        *("offload_optimizer", "offload_param", "cpu_offload", "optimizer_cpu_offload"),
-        "fsdp_offload_params",
+        "offload_optimizer offload_param cpu_offload optimizer_cpu_offload fsdp_offload_params"
     ),
-    "the data-parallel width follows from the number of workers, tp, pp and cp": ("dp", "data_parallel_size"),
-    "parallel.tp": (
-        *("tensor_parallel_size", "tensor_parallel_degree", "tensor_model_parallel_size", "tp_size"),
-    ),
-    "parallel.pp": (
-        *("pipeline_parallel_size", "pipeline_parallel_degree", "pipeline_model_parallel_size", "pp_size"),
-    ),
-    "parallel.cp": ("context_parallel_size", "context_parallel_degree", "sequence_parallel_size", "cp_size"),
-    "parallel.ep": (
-        "expert_parallel_size",
-        "expert_parallel_degree",
-        "expert_model_parallel_size",
-        "ep_size",
-    ),
-    "parallel.sequence": ("sequence_parallel",),
-    "parallel.schedule": ("pipeline_parallel_schedule", "pipeline_schedule"),
-    "parallel.virtual is the number of stages of a rank": ("num_layers_per_virtual_pipeline_stage",),
+    "the data-parallel width follows from the number of workers, tp, pp and cp": "dp data_parallel_size",
+    "parallel.tp": "tensor_parallel_size tensor_parallel_degree tensor_model_parallel_size tp_size",
+    "parallel.pp": "pipeline_parallel_size pipeline_parallel_degree pipeline_model_parallel_size pp_size",
+    "parallel.cp": "context_parallel_size context_parallel_degree sequence_parallel_size cp_size",
+    "parallel.ep": "expert_parallel_size expert_parallel_degree expert_model_parallel_size ep_size",
+    "parallel.sequence": "sequence_parallel",
+    "parallel.schedule": "pipeline_parallel_schedule pipeline_schedule",
+    "parallel.virtual is the number of stages of a rank": "num_layers_per_virtual_pipeline_stage",
     "parallel.shard is the number of replicas over which zero 3 shards a copy": (
-        *("hsdp", "data_parallel_shard_degree", "data_parallel_replicate_degree"),
+        "hsdp data_parallel_shard_degree data_parallel_replicate_degree"
     ),
     "resources.workers is the number of ranks, and resources.per_worker.gpu 1 gives each a GPU": (
-        *("gpus", "num_gpus", "n_gpus", "nproc_per_node", "world_size", "num_workers", "devices", "nodes"),
-        *("num_nodes", "nnodes", "ngpu"),
-        *(
-            "num_processes",
-            "num_machines",
-            "gpu_ids",
-            "distributed_type",
-            "compute_environment",
-            "machine_rank",
-            "local_rank",
-            "main_process_ip",
-            "main_process_port",
-            "rdzv_backend",
-            "same_network",
-            "mpirun_config",
-            "use_cpu",
-        ),
+        "gpus num_gpus n_gpus nproc_per_node world_size num_workers devices nodes num_nodes nnodes ngpu "
+        "num_processes num_machines gpu_ids distributed_type compute_environment machine_rank local_rank "
+        "main_process_ip main_process_port rdzv_backend same_network mpirun_config use_cpu"
     ),
-    "limits.hours": ("max_time", "time_limit", "max_hours", "walltime"),
-    "evaluations compute in train.precision": ("bf16_full_eval", "fp16_full_eval"),
-    "train.optimizer has betas, eps, weight_decay and momentum as keys": ("optim_args",),
+    "limits.hours": "max_time time_limit max_hours walltime",
+    "evaluations compute in train.precision": "bf16_full_eval fp16_full_eval",
+    "train.optimizer has betas, eps, weight_decay and momentum as keys": "optim_args",
     "train.optimizer.groups has patterns of parameters with a learning rate of their own": (
-        "optim_target_modules",
+        "optim_target_modules"
     ),
-    "train.optimizer.schedule may be your own function as module:name": ("lr_scheduler_kwargs",),
-    "train.determinism, bitwise or rerun": ("full_determinism", "deterministic"),
-    "seed": ("data_seed",),
-    "evaluate.at_start: true": ("eval_on_start",),
-    "evaluate.at names further steps, and every counts from the beginning": ("eval_delay",),
+    "train.optimizer.schedule may be your own function as module:name": "lr_scheduler_kwargs",
+    "train.determinism, bitwise or rerun": "full_determinism deterministic",
+    "seed": "data_seed",
+    "evaluate.at_start: true": "eval_on_start",
+    "evaluate.at names further steps, and every counts from the beginning": "eval_delay",
     "parallel: auto chooses layout and micro-batch by the memory of a worker": (
-        *("auto_find_batch_size", "parallelism_config", "accelerator_config", "megatron_lm_config"),
+        "auto_find_batch_size parallelism_config accelerator_config megatron_lm_config"
     ),
-    "workload.objective, such as dpo": ("rl", "trainer", "rlhf"),
-    "workload.dropout: 0": ("disable_dropout",),
+    "workload.objective, such as dpo": "rl trainer rlhf",
+    "workload.dropout: 0": "disable_dropout",
     "train.reference says how dpo, ipo and kto get the reference's log-probabilities": (
-        *("precompute_ref_log_probs", "precompute_ref_batch_size", "ref_model"),
+        "precompute_ref_log_probs precompute_ref_batch_size ref_model"
     ),
     "data.packing packs text for causal_lm, and the option pack of workload.options conversations": (
-        *("sample_packing", "pad_to_sequence_len", "eval_packing", "eval_sample_packing", "packing_strategy"),
-        *("padding_free", "multipack_real_batches"),
+        "sample_packing pad_to_sequence_len eval_packing eval_sample_packing packing_strategy "
+        "padding_free multipack_real_batches"
     ),
-    "workload.options, as in {truncate: start}": ("truncation_mode", "truncation_side"),
+    "workload.options, as in {truncate: start}": "truncation_mode truncation_side",
     "objective conversation predicts answers only; a message with weight 0 is left out": (
-        *("completion_only_loss", "assistant_only_loss", "train_on_inputs", "train_on_responses_only"),
-        *("roles_to_train", "mask_prompt"),
+        "completion_only_loss assistant_only_loss train_on_inputs train_on_responses_only roles_to_train "
+        "mask_prompt"
     ),
-    "data.chat_template": ("chat_template_path", "chat_template_kwargs"),
-    "data.cache": ("dataset_prepared_path",),
-    "data.streaming": ("dataset_streaming",),
-    "data.labels": ("label_names", "id2label", "label2id", "num_labels"),
+    "data.chat_template": "chat_template_path chat_template_kwargs",
+    "data.cache": "dataset_prepared_path",
+    "data.streaming": "dataset_streaming",
+    "data.labels": "label_names id2label label2id num_labels",
     "data.sources.0.field names the columns that are read": (
-        *("remove_unused_columns", "dataset_kwargs", "input_columns"),
+        "remove_unused_columns dataset_kwargs input_columns"
     ),
     "data.sources.0.uri names the files of a split": (
-        *("dataset_config", "dataset_train_split", "dataset_test_split", "split"),
+        "dataset_config dataset_train_split dataset_test_split split"
     ),
     "data.add_tokens; the tokenizer's own special tokens come from its folder": (
-        *("eos_token", "pad_token", "bos_token", "unk_token", "extra_special_tokens"),
+        "eos_token pad_token bos_token unk_token extra_special_tokens"
     ),
     "--progress lines, live or none is an option of the command": (
-        *("disable_tqdm", "log_level", "log_level_replica"),
+        "disable_tqdm log_level log_level_replica"
     ),
-    "sinks.wandb.entity": ("wandb_entity", "wandb_team"),
-    "sinks.wandb.mode": ("wandb_mode",),
-    "checkpoint.export, as in hf": ("save_only_model",),
-    "tracking.register_as": ("wandb_log_model", "register_model"),
-    "tune.mode is the direction of a search; other metrics have their own": ("greater_is_better",),
+    "sinks.wandb.entity": "wandb_entity wandb_team",
+    "sinks.wandb.mode": "wandb_mode",
+    "checkpoint.export, as in hf": "save_only_model",
+    "tracking.register_as": "wandb_log_model register_model",
+    "tune.mode is the direction of a search; other metrics have their own": "greater_is_better",
     "workload.changes, as in {moe: {experts: 8, auxiliary: 0.01}}": (
-        *("router_aux_loss_coef", "aux_loss_coef", "moe_aux_loss_coeff"),
+        "router_aux_loss_coef aux_loss_coef moe_aux_loss_coeff"
     ),
     # What is not here.
-    "not here, because W&B gets the whole job as the configuration of its run; sinks.wandb has project, entity and "
-    "mode": (*("tags", "notes", "job_type", "wandb_tags", "wandb_notes", "wandb_group"),),
-    "not here, because every row has the norm of the gradient already": ("wandb_watch",),
+    "not here, because W&B gets the whole job as the configuration of its run; sinks.wandb has project, "
+    "entity and mode": "tags notes job_type wandb_tags wandb_notes wandb_group",
+    "not here, because every row has the norm of the gradient already": "wandb_watch",
     "not here, because an export is a folder: `hf upload REPO RUN/export` of huggingface_hub publishes it": (
-        *("push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_private_repo", "hub_always_push"),
-        *("hub_revision", "push_to_hub_model_id", "push_to_hub_organization", "push_to_hub_token"),
-        *("hf_use_auth_token", "use_auth_token"),
+        "push_to_hub hub_model_id hub_strategy hub_token hub_private_repo hub_always_push hub_revision "
+        "push_to_hub_model_id push_to_hub_organization push_to_hub_token hf_use_auth_token use_auth_token"
     ),
-    "not here, because a model is a folder: `hf download REPO --revision R --local-dir FOLDER`, then workload.model "
-    "is hf:FOLDER": ("revision", "model_revision", "revision_of_model"),
+    "not here, because a model is a folder: `hf download REPO --revision R --local-dir FOLDER`, then "
+    "workload.model is hf:FOLDER": "revision model_revision revision_of_model",
     "not here, because no code of a model's folder is run; your own model is named as module:name": (
-        "trust_remote_code",
+        "trust_remote_code"
     ),
     "not here, because the loss is always the mean over what the whole global batch predicts": (
-        *("average_tokens_across_devices", "num_items_in_batch"),
+        "average_tokens_across_devices num_items_in_batch"
     ),
-    "not here, because kernels follow from the device and the mask; the first row of metrics.jsonl names them": (
-        *("attn_implementation", "flash_attention", "flash_attn", "sdp_attention", "xformers_attention"),
-        *("eager_attention", "use_liger_kernel", "liger_kernel_config", "use_flash_attention_2"),
+    "not here, because kernels follow from the device and the mask; the first row of metrics.jsonl names "
+    "them": (
+        "attn_implementation flash_attention flash_attn sdp_attention xformers_attention eager_attention "
+        "use_liger_kernel liger_kernel_config use_flash_attention_2"
     ),
-    "not here, because training keeps no cache of keys and values": ("use_cache",),
+    "not here, because training keeps no cache of keys and values": "use_cache",
     "not here, because no objective adds noise to embeddings; your own can, see docs/guides/own-code.md": (
-        *("neftune_noise_alpha", "noisy_embedding_alpha", "neftune"),
+        "neftune_noise_alpha noisy_embedding_alpha neftune"
     ),
     "not here, because the plan leaves room in a worker's memory": (
-        *("torch_empty_cache_steps", "activation_offloading"),
+        "torch_empty_cache_steps activation_offloading"
     ),
     "not here, because evaluations add up sums on every rank": (
-        *("eval_accumulation_steps", "eval_use_gather_object", "eval_do_concat_batches"),
+        "eval_accumulation_steps eval_use_gather_object eval_do_concat_batches"
     ),
     "not here, because every rank writes its part of a checkpoint to the run directory": (
-        "save_on_each_node",
+        "save_on_each_node"
     ),
     "not here, because SIGTERM and notices of preemption lead to a checkpoint anyway": (
-        "enable_jit_checkpoint",
+        "enable_jit_checkpoint"
     ),
-    "not here, because a run resumes at its position in the data": ("ignore_data_skip",),
+    "not here, because a run resumes at its position in the data": "ignore_data_skip",
     "not here, because a thread of each rank reads ahead": (
-        *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers"),
-        *("dataloader_prefetch_factor", "dataloader_multiprocessing_context", "dataloader_in_order"),
+        "dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers "
+        "dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order"
     ),
     "not here, because every step has train.global_batch sequences, also where an epoch ends": (
-        "dataloader_drop_last",
+        "dataloader_drop_last"
     ),
     "not here, because Ray prepares data on all processors of the cluster": (
-        *("dataset_num_proc", "dataset_processes", "preprocessing_num_workers", "num_proc"),
+        "dataset_num_proc dataset_processes preprocessing_num_workers num_proc"
     ),
     "not here, because the order of samples follows from seed and epoch alone": (
-        *("group_by_length", "length_column_name", "train_sampling_strategy", "shuffle_dataset"),
-        *("shuffle_merged_datasets", "curriculum_sampling"),
+        "group_by_length length_column_name train_sampling_strategy shuffle_dataset "
+        "shuffle_merged_datasets curriculum_sampling"
     ),
-    "not here, because the length of rows follows from data.sequence_length": ("pad_to_multiple_of",),
+    "not here, because the length of rows follows from data.sequence_length": "pad_to_multiple_of",
     "not here, because this project reduces gradients itself": (
-        *("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph"),
-        *("ignore_bias_buffers",),
+        "ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph "
+        "ignore_bias_buffers"
     ),
     "not here, because backend and time limits follow from the device": (
-        *("ddp_backend", "ddp_timeout", "ddp_timeout_seconds", "enable_cpu_affinity"),
+        "ddp_backend ddp_timeout ddp_timeout_seconds enable_cpu_affinity"
     ),
     "not here, because the commands say what is done: run, evaluate, generate": (
-        *("do_train", "do_predict", "main_training_function"),
+        "do_train do_predict main_training_function"
     ),
     "not here, because ranks log to logs/ of the run directory; `orchestrator profile RUN` looks closer": (
-        "debug",
+        "debug"
     ),
     "not here, because ranks run on processors and GPUs": (
-        *("tpu_name", "tpu_zone", "tpu_use_cluster", "tpu_use_sudo", "tpu_vm", "tpu_env", "tpu_num_cores"),
+        "tpu_name tpu_zone tpu_use_cluster tpu_use_sudo tpu_vm tpu_env tpu_num_cores"
     ),
     "not here, because the reference of dpo, ipo and kto is the model that the run begins with": (
-        *("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"),
+        "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps"
     ),
-    "not here, because nothing learns from answers that it draws itself; dpo, ipo, orpo and kto learn from given "
-    "ones": (
-        *(
-            "grpo",
-            "ppo",
-            "num_generations",
-            "use_vllm",
-            "reward_funcs",
-            "reward_weights",
-            "generation_batch_size",
-        ),
-        *("steps_per_generation", "num_iterations", "scale_rewards", "max_completion_length"),
+    "not here, because no objective learns from answers that the model generates; dpo, ipo, orpo and kto "
+    "learn from given answers": (
+        "grpo ppo num_generations use_vllm reward_funcs reward_weights generation_batch_size "
+        "steps_per_generation num_iterations scale_rewards max_completion_length"
     ),
-    "not here, because an adapter trains the heads that its base lacks, and nothing else beside it": (
-        *("modules_to_save", "lora_modules_to_save", "trainable_token_indices"),
-    ),
+    "not here, because an adapter trains its own weights and the heads that its base lacks, and nothing "
+    "else": "modules_to_save lora_modules_to_save trainable_token_indices",
     "not here, because A and B begin as in the paper: B with zeros": (
-        *("init_lora_weights", "loftq_config", "eva_config", "corda_config"),
+        "init_lora_weights loftq_config eva_config corda_config"
     ),
-    "not here, because an adapter has one rank and one alpha for all layers": (
-        *("rank_pattern", "alpha_pattern"),
-    ),
+    "not here, because an adapter has one rank and one alpha for all layers": ("rank_pattern alpha_pattern"),
     "not here, because the adapter follows from the model and its objective": (
-        *(
-            "task_type",
-            "lora_task_type",
-            "peft_type",
-            "fan_in_fan_out",
-            "lora_fan_in_fan_out",
-            "inference_mode",
-        ),
+        "task_type lora_task_type peft_type fan_in_fan_out lora_fan_in_fan_out inference_mode"
     ),
     "not here, because only nf4 stores a base in fewer bits (workload.adapter.quantize)": (
-        *("load_in_8bit", "llm_int8_threshold", "llm_int8_skip_modules", "bnb_4bit_use_double_quant"),
-        *("bnb_4bit_quant_storage", "use_bnb_nested_quant"),
+        "load_in_8bit llm_int8_threshold llm_int8_skip_modules bnb_4bit_use_double_quant "
+        "bnb_4bit_quant_storage use_bnb_nested_quant"
     ),
 }
-KEYS: Mapping[str, str] = {name: hint for hint, names in _KEYS.items() for name in names}
+"""The name or advice here, and the names of keys in other systems, separated by spaces."""
+KEYS: Mapping[str, str] = {name: hint for hint, names in _KEYS.items() for name in names.split()}
 """Names of keys in other systems, and the name or advice here."""
 VALUES: Mapping[str, str] = {
     "adam": "adamw with weight_decay 0 is Adam",

@@ -367,8 +367,8 @@ THEIR_SCALING = {
 def positions_by_our_names(changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return `changes` with our names for positions and their scaling, where they have those of transformers.
 
-    A rope_type of "default" means no scaling, and a rope_theta beside it is that of the model. Raises WorkloadError for
-    a field that is named twice.
+    A rope_type of "default" removes the scaling. A rope_theta among the scaling's fields sets the model's rope_theta.
+    Raises WorkloadError for a field that is given under both names.
     """
     found: dict[str, Any] = {}
 

@@ -246,9 +246,8 @@ def _near(name: str) -> str:
     if wanted in OF_MODELS:
         return f", and the model has its own: workload.model {OF_MODELS[wanted]}"
     if wanted in OF_OWN_ANSWERS:
-        return (
-            ": nothing here learns from answers that it draws itself, dpo, ipo, orpo and kto do from others"
-        )
+        what = "no objective learns from answers that the model generates"
+        return f": {what}; dpo, ipo, orpo and kto learn from given answers"
     # with short names, every other name is near
     long = [each for each in NAMES if len(each) > 6]
     near = (

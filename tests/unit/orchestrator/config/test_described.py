@@ -43,7 +43,7 @@ def test_a_key_that_is_not_there_is_refused_with_those_that_are_like_it() -> Non
         ("learning_rate", r"train\.optimizer\.lr"),
         ("lion", r"did you mean train\.optimizer\.name\?"),
         ("dpo", "it is a value of workload.objective: dpo"),
-        ("grpo", "not here, because nothing learns from answers that it draws itself"),
+        ("grpo", "not here, because no objective learns from answers that the model generates"),
         ("ptimize", "`orchestrator schema job` has all of them"),  # part of a word
     ],
 )

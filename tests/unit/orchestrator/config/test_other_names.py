@@ -79,7 +79,7 @@ def test_so_has_every_argument_of_trl_and_accelerate() -> None:
 
 
 def test_no_name_has_two_answers() -> None:
-    names = [name for names in _KEYS.values() for name in names]
+    names = [name for names in _KEYS.values() for name in names.split()]
     assert len(names) == len(set(names))
     assert all(len(name) > 1 or name == "r" for name in names), "a name was taken apart"
 

@@ -47,7 +47,7 @@ def test_an_unknown_name_lists_the_known_ones(vocabulary):
         ("casual_lm", "did you mean causal_lm?"),
         ("MLM", "did you mean masked_lm?"),
         ("sft", "did you mean conversation?"),
-        ("grpo", "nothing here learns from answers that it draws itself"),
+        ("grpo", "no objective learns from answers that the model generates"),
         ("contrastive", "the model has its own: workload.model workloads.vision.clip:Clip;"),
         ("nothing like it", "there is no objective 'nothing like it'; choose"),
     ],
