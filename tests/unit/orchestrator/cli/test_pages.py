@@ -14,6 +14,7 @@ from run_directories import run_of
 from orchestrator.cli.app import call
 from orchestrator.observe.page_server import PageServer
 from orchestrator.observe.runs_page import listed as listed_rows
+from orchestrator.storage.run_directory import RunDir
 
 
 @pytest.fixture
@@ -34,6 +35,7 @@ def test_compare_prints_numbers_curves_and_differences(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = folder / "page.html"
+    RunDir(str(folder / "b")).write_json("status.json", {"phase": "train", "time": time.time()})
     code, text = said(capsys, "compare", folder / "a", folder / "b", "--html", page)
     assert code == 0
     for part in ("loss of wiki", "4.5000", "█", "train.steps", "Job files differ in"):
