@@ -26,7 +26,18 @@ FORBIDDEN = {
 """What each package may not import, at the top of a module or within a function."""
 ROOMS = {
     "orchestrator": [
-        *("config", "storage", "checkpoint", "data", "parallel", "planner", "resolve", "optim", "train"),
+        *(
+            "config",
+            "storage",
+            "checkpoint",
+            "data",
+            "parallel",
+            "planner",
+            "resolve",
+            "optim",
+            "rewards",
+            "train",
+        ),
         *("planner.trace", "observe", "export", "importers", "evaluate"),
         *("controller", "launch", "render", "chain", "tune", "verify", "api", "cli"),
     ],
@@ -39,6 +50,8 @@ LIGHT = {
     "orchestrator": ("torch", "ray", "transformers", "mlflow", "numpy", "pydantic", "pandas"),
     "orchestrator.parallel.layout": ("torch", "ray", "transformers", "mlflow", "numpy", "pydantic"),
     "orchestrator.checkpoint.sidecar": ("torch", "ray", "transformers", "mlflow", "numpy", "pydantic"),
+    "orchestrator.rewards.worker": ("torch", "ray", "transformers", "mlflow", "numpy", "pydantic"),
+    "orchestrator.rewards.scorer": ("torch", "ray", "transformers", "mlflow", "numpy"),
     "orchestrator.config.spec": ("torch", "ray", "transformers", "mlflow", "numpy"),
     "orchestrator.api.start": ("torch", "ray", "transformers", "mlflow", "pandas"),
     "orchestrator.tune.space": ("torch", "ray", "transformers", "mlflow", "optuna"),

@@ -1,0 +1,151 @@
+"""The rewards of a job: which rules, own functions and models score an answer, and how much each counts."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from orchestrator.config.strict import Count, Positive, StrictModel
+from workloads.own.object_reference import PATTERN
+
+WAYS = ("kind", "own", "model")
+"""The keys of which a reward has exactly one."""
+LIMITS = ("timeout", "memory")
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "column": ("exact_match", "math", "unit_tests"),
+    "pattern": ("exact_match", "math", "regex"),
+    "ignore_case": ("exact_match", "regex"),
+    "strip": ("exact_match",),
+    "length": ("length",),
+}
+"""The options that belong to some kinds only."""
+NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}$"
+
+
+class LengthSpec(StrictModel):
+    """The wanted length of an answer in tokens: 1.0 within it, and less outside."""
+
+    least: Count = Field(default=0, description="fewest tokens that get 1.0")
+    most: Positive | None = Field(default=None, description="most tokens that get 1.0")
+    margin: Count = Field(
+        default=0,
+        description="tokens outside within which the reward falls linearly to 0.0; with 0 it is 0.0 at once",
+    )
+
+    @model_validator(mode="after")
+    def it_bounds_something(self) -> LengthSpec:
+        if self.most is None and not self.least:
+            raise ValueError("bounds nothing; give it most or least")
+        if self.most is not None and self.least > self.most:
+            raise ValueError(f"least {self.least} is above most {self.most}; swap them")
+        return self
+
+
+class RewardSpec(StrictModel):
+    """One reward: a rule (kind), a function of your own (own), or a trained reward model (model)."""
+
+    kind: Literal["exact_match", "regex", "math", "unit_tests", "length"] | None = Field(
+        default=None,
+        description="exact_match: equal to the column; regex: the pattern is found; math: equal in value to the "
+        "column (math-verify); unit_tests: share of the column's tests that pass; length: see length",
+    )
+    own: str | None = Field(
+        default=None,
+        pattern=PATTERN,
+        description="module:function of your own, called with prompt, answer and the columns by name",
+    )
+    model: str | None = Field(
+        default=None, min_length=1, description="run or export of a reward model, which scores the answers"
+    )
+    name: str = Field(
+        default="",
+        pattern=NAME,
+        description="its name in the metrics; unset: the kind, the function's name, or model",
+    )
+    weight: float = Field(default=1.0, description="factor in the sum of all rewards; negative for a penalty")
+    timeout: float = Field(default=5.0, gt=0.0, le=86400.0, description="seconds for one answer")
+    memory: float = Field(
+        default=1.0, gt=0.0, le=2.0**20, description="GiB of address space that its process may use"
+    )
+    on_error: Literal["stop", "zero", "skip"] = Field(
+        default="stop",
+        description="what a failure does: stop ends the run, zero counts 0.0, skip leaves the answer out",
+    )
+    column: str = Field(
+        default="",
+        description="exact_match, math, unit_tests: column of the prompt's row; unset: answer, or tests for "
+        "unit_tests",
+    )
+    pattern: str | None = Field(
+        default=None,
+        description="regex: the pattern that must be found; exact_match, math: pattern with one group, whose last "
+        "match is compared",
+    )
+    ignore_case: bool = Field(default=False, description="exact_match, regex: ignore upper and lower case")
+    strip: bool = Field(default=True, description="exact_match: ignore white space at both ends")
+    length: LengthSpec | None = Field(default=None, description="length: the wanted length")
+
+    @model_validator(mode="before")
+    @classmethod
+    def it_has_a_name_and_a_column(cls, given: Any) -> Any:
+        """Fill in what follows from the other keys."""
+        if not isinstance(given, dict):
+            return given
+        kind, own = given.get("kind"), given.get("own")
+        name = kind or (own.rpartition(":")[2] if isinstance(own, str) else "model")
+        filled = {"name": name if isinstance(name, str) and re.match(NAME, name) else "reward"}
+        if isinstance(kind, str) and kind in OPTIONS["column"]:
+            filled["column"] = "tests" if kind == "unit_tests" else "answer"
+        return filled | {key: value for key, value in given.items() if value != "" or key not in filled}
+
+    @model_validator(mode="after")
+    def it_is_one_of_three(self) -> RewardSpec:
+        said = [key for key in WAYS if getattr(self, key) is not None]
+        if len(said) != 1:
+            given = f"has {' and '.join(said)}" if said else "has none of kind, own and model"
+            raise ValueError(f"{given}; give it exactly one of them")
+        if not self.weight:
+            raise ValueError("weight 0 changes nothing; remove the reward, or give it another weight")
+        return self
+
+    @model_validator(mode="after")
+    def options_are_of_its_kind(self) -> RewardSpec:
+        what = f"kind: {self.kind}" if self.kind else "own" if self.own else "model"
+        for key, kinds in OPTIONS.items():
+            if self.kind not in kinds and key not in self.at_default(key):
+                places = " and ".join(f"kind: {kind}" for kind in kinds)
+                raise ValueError(f"{key} is for {places}, and this is {what}; remove it")
+        if self.model is not None and (said := set(LIMITS) - self.at_default(*LIMITS)):
+            raise ValueError(f"{min(said)} is for kind and own, and this is model; remove it")
+        return self
+
+    @model_validator(mode="after")
+    def its_kind_has_what_it_needs(self) -> RewardSpec:
+        if self.kind == "length" and self.length is None:
+            raise ValueError("kind: length has no length; give it one, such as length: {most: 200}")
+        if self.kind == "regex" and not self.pattern:
+            raise ValueError("kind: regex has no pattern; give it one")
+        if self.pattern is not None:
+            try:
+                groups = re.compile(self.pattern).groups
+            except (re.error, OverflowError, RecursionError) as error:
+                raise ValueError(f"pattern is no regular expression ({error}); mend it") from None
+            if self.kind != "regex" and groups != 1:
+                raise ValueError(
+                    f"pattern has {groups} groups, and kind: {self.kind} compares one; mark it by ( ), others by (?: )"
+                )
+        return self
+
+
+def _names_are_unique(rewards: list[RewardSpec]) -> list[RewardSpec]:
+    names = [reward.name for reward in rewards]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ValueError(f"two rewards are called {twice[0]}; give one of them another name")
+    return rewards
+
+
+Rewards = Annotated[list[RewardSpec], Field(min_length=1), AfterValidator(_names_are_unique)]
+"""The rewards of a job."""

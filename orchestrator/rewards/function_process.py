@@ -1,0 +1,70 @@
+"""What a process does that calls one reward: answers come in as JSON lines, numbers go out. A worker forks it."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.rewards.lines import Lines, line_of, write
+from orchestrator.rewards.own_function import own_rule, problem_of
+from orchestrator.rewards.rules import NoAnswer, Refused, Rule, rule_of
+
+
+def serve(reward: Mapping[str, Any], requests: int, replies: int) -> None:
+    """Score the answers that come over `requests` until it is closed. Never returns."""
+    own = os.getpid()
+    _keep_output_out()
+    outcome: dict[str, Any] = {"ready": True}
+    rule: Rule | None = None
+    try:
+        rule = own_rule(reward) if reward["own"] else rule_of(reward)
+    except Refused as refused:
+        outcome = {"refused": refused.args[0], "hint": refused.args[-1]}
+    except BaseException as error:
+        outcome = {"refused": problem_of(error), "hint": "mend it, or raise the reward's memory"}
+    lines = Lines(requests)
+    write(replies, line_of(outcome))
+    while rule is not None and (answer := lines.wait()) is not None:
+        outcome = scored(rule, answer)
+        if os.getpid() != own:  # a copy that the function has forked and not ended
+            os._exit(0)
+        write(replies, line_of(outcome))
+        if "ends" in outcome:
+            break
+    os._exit(0)
+
+
+def scored(rule: Rule, answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the value of an answer, or the problem."""
+    try:
+        return _checked(rule(answer))
+    except Refused as refused:
+        return {"refused": refused.args[0], "hint": refused.args[-1]}
+    except NoAnswer as problem:
+        return {"problem": str(problem)}
+    except MemoryError:
+        # What it has taken may be lost for the next answer, which must not depend on this one.
+        return {"problem": "needs more than its memory limit", "ends": True, "limit": True}
+    except BaseException as error:  # SystemExit too
+        return {"problem": problem_of(error)}
+
+
+def _checked(value: Any) -> dict[str, Any]:
+    """Return the value if it is a finite number, or the problem."""
+    if value is None or isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+        return {"problem": f"returned {_shown(value)}, which is no number"}
+    number = float(value)
+    return {"value": number} if math.isfinite(number) else {"problem": f"returned {number}"}
+
+
+def _shown(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__} {' '.join(repr(value).split())[:60]}"
+
+
+def _keep_output_out() -> None:
+    """Send what the code prints to the standard error output: the log of the process that asks for rewards."""
+    os.dup2(2, 1)
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115

@@ -1,0 +1,225 @@
+"""Score answers by the rewards of a job, in parallel processes and never in this one."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from orchestrator.config.errors import InputError
+from orchestrator.config.extras import install
+from orchestrator.rewards.config import RewardSpec
+from orchestrator.rewards.rules import EXTRA
+from orchestrator.rewards.worker_process import WorkerProcess
+
+ANSWERS = 180.0
+"""Seconds beside the time limit of an answer after which a worker is stuck: it may have to start and to import."""
+TRIES = 3
+"""How often an answer is scored if something kills the process that scores it."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A generated answer.
+
+    Attributes:
+        step: the step of the run that asked for it.
+        prompt_number: the number of its prompt.
+        k: its number among the answers to that prompt.
+        prompt: the text of the prompt.
+        text: the text of the answer.
+        tokens: its length in tokens.
+        columns: the other columns of the prompt's row.
+    """
+
+    step: int
+    prompt_number: int
+    k: int
+    prompt: str
+    text: str
+    tokens: int
+    columns: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RewardFailure:
+    """An answer that a reward could not score, or that was stopped at a limit.
+
+    Attributes:
+        step: see `Answer`.
+        prompt_number: see `Answer`.
+        k: see `Answer`.
+        name: the name of the reward.
+        problem: one line.
+    """
+
+    step: int
+    prompt_number: int
+    k: int
+    name: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.problem} at {_place(self)}"
+
+
+@dataclass(frozen=True, order=True)
+class _Task:
+    """An answer and a reward, by their numbers."""
+
+    answer: int
+    reward: int
+
+
+class Scorer:
+    """Scores answers in worker processes, which start when they are first needed and stay until `close`.
+
+    It is used by one thread at a time.
+
+    Attributes:
+        failures: the failures of the last call of `score`, in the order of the answers.
+        notes: what the machine cannot do to confine code, each once.
+    """
+
+    def __init__(
+        self, specs: Sequence[RewardSpec], roots: Sequence[str] = (), processes: int | None = None
+    ) -> None:
+        """
+        Args:
+            specs: the rewards. Those by a model are left to the caller.
+            roots: folders in which own code is found too.
+            processes: the most workers; unset: one for each processor that this process may use.
+
+        Raises InputError if a library is missing.
+        """
+        self._specs = {number: spec for number, spec in enumerate(specs) if spec.model is None}
+        for number, spec in self._specs.items():
+            if spec.kind == "math" and find_spec("math_verify") is None:
+                raise InputError("kind: math needs math-verify", f"rewards.{number}", install(EXTRA))
+        self._rewards = [spec.model_dump() for spec in specs]
+        self._roots = list(roots)
+        self._most = processes or len(os.sched_getaffinity(0))
+        self._workers: list[WorkerProcess] = []
+        self.failures: list[RewardFailure] = []
+        self.notes: list[str] = []
+
+    def score(self, answers: Sequence[Answer]) -> list[dict[str, float]]:
+        """Return for each answer its rewards by name, without their weights; NaN where `on_error: skip` left one out.
+
+        Raises InputError for the first answer that fails where `on_error` is stop, and for a reward that cannot score
+        at all.
+        """
+        tasks = [_Task(answer, reward) for answer in range(len(answers)) for reward in self._specs]
+        try:
+            replies = self._replies(tasks, answers)
+        except BaseException:
+            self.close()
+            raise
+        self.failures = []
+        scores: list[dict[str, float]] = [{} for _ in answers]
+        for task in tasks:
+            spec = self._specs[task.reward]
+            scores[task.answer][spec.name] = self._value(task, answers[task.answer], replies[task])
+        return scores
+
+    def close(self) -> None:
+        """End the workers, and everything below them. Safe to call twice."""
+        while self._workers:
+            self._workers.pop().close()
+
+    def __enter__(self) -> Scorer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _value(self, task: _Task, answer: Answer, reply: Mapping[str, Any]) -> float:
+        """Return the reward of a reply, and note its problem. Raises InputError."""
+        spec, where = self._specs[task.reward], f"rewards.{task.reward}"
+        if "refused" in reply:
+            hint = install(EXTRA) if reply["hint"] == f"extra {EXTRA}" else reply["hint"]
+            raise InputError(f"{spec.name}: {reply['refused']}", where, hint)
+        if "problem" in reply:
+            numbers = answer.step, answer.prompt_number, answer.k
+            self.failures.append(failure := RewardFailure(*numbers, name=spec.name, problem=reply["problem"]))
+            if "value" not in reply and spec.on_error == "stop":
+                raise InputError(str(failure), where, "mend it, or set on_error to zero or skip")
+        return float(reply.get("value", 0.0 if spec.on_error == "zero" else math.nan))
+
+    def _stops(self, task: _Task, reply: Mapping[str, Any]) -> bool:
+        is_fatal = "problem" in reply and "value" not in reply and self._specs[task.reward].on_error == "stop"
+        return "refused" in reply or is_fatal
+
+    def _replies(self, tasks: Sequence[_Task], answers: Sequence[Answer]) -> dict[_Task, dict[str, Any]]:
+        """Return the replies of the workers. After one that stops, there are those of all tasks before it."""
+        waiting, replies, tries = deque(tasks), dict[_Task, dict[str, Any]](), dict[_Task, int]()
+        while waiting or any(worker.task is not None for worker in self._workers):
+            self._hand_out(waiting, answers)
+            for task, reply in self._received():
+                tries[task] = tries.get(task, 0) + 1
+                if reply.get("again") and tries[task] < TRIES:
+                    waiting.appendleft(task)
+                    continue
+                replies[task] = reply
+                self.notes += [note for note in reply.get("notes", ()) if note not in self.notes]
+                if self._stops(task, reply):
+                    waiting = deque(each for each in waiting if each < task)
+        return replies
+
+    def _hand_out(self, waiting: deque[_Task], answers: Sequence[Answer]) -> None:
+        """Give tasks to free workers. Starts workers while there are too few."""
+        free = [worker for worker in self._workers if worker.task is None]
+        while waiting and (free or len(self._workers) < self._most):
+            if not free:
+                free = [WorkerProcess(self._rewards, self._roots)]
+                self._workers += free
+            task, worker = waiting.popleft(), free.pop()
+            answer = vars(answers[task.answer]) | {"columns": dict(answers[task.answer].columns)}
+            question = {"reward": task.reward, "answer": answer}
+            worker.ask(task, question, ANSWERS + self._specs[task.reward].timeout)
+
+    def _received(self) -> list[tuple[_Task, dict[str, Any]]]:
+        """Wait for workers, and return what they reply. One that has ended or is stuck is removed."""
+        busy = {worker.descriptors[0]: worker for worker in self._workers if worker.task is not None}
+        unsent = {to: worker for worker in busy.values() if (to := worker.descriptors[1]) is not None}
+        poll = select.poll()
+        for descriptor in busy:
+            poll.register(descriptor, select.POLLIN)
+        for descriptor in unsent:
+            poll.register(descriptor, select.POLLOUT)
+        first = min(worker.deadline for worker in busy.values())
+        ready = {descriptor for descriptor, _ in poll.poll(max(0.0, first - time.monotonic()) * 1000)}
+        for descriptor in unsent.keys() & ready:
+            unsent[descriptor].send()
+        received = []
+        for descriptor, worker in busy.items():
+            reply: dict[str, Any] | None = None
+            if descriptor in ready:
+                try:
+                    reply = worker.reply()
+                except EOFError:
+                    reply = {"problem": "lost the process that scores it", "again": True, "gone": True}
+            elif time.monotonic() >= worker.deadline:
+                reply = {"problem": "has a process that does not answer", "gone": True}
+            if reply is not None:
+                received.append((worker.task, reply))
+                if "gone" in reply:
+                    self._workers.remove(worker)
+                    worker.close()
+                worker.task = None
+        return received
+
+
+def weighted(specs: Sequence[RewardSpec], scores: Sequence[Mapping[str, float]]) -> list[float]:
+    """Return the weighted sum of each answer's rewards; NaN if one of them is NaN."""
+    return [float(sum(spec.weight * score[spec.name] for spec in specs)) for score in scores]
+
+
+def _place(failure: RewardFailure) -> str:
+    return f"prompt {failure.prompt_number} (step {failure.step}, answer {failure.k})"

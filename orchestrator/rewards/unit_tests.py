@@ -1,0 +1,98 @@
+"""Unit tests of generated code: what is run, and the process that runs it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from orchestrator.rewards import confinement
+from orchestrator.rewards.lines import line_of, write
+from orchestrator.rewards.rules import NoAnswer
+
+FENCED = re.compile(r"^ {0,3}(`{3,})[^`\n]*\n(.*?)(?:^ {0,3}\1`*[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
+"""A fenced block; one that is cut off goes to the end."""
+PROGRAM = Path(__file__).with_name("run_tests.py")
+PREPARES = (
+    ast.FunctionDef
+    | ast.AsyncFunctionDef
+    | ast.ClassDef
+    | ast.Import
+    | ast.ImportFrom
+    | ast.Assign
+    | ast.AnnAssign
+)
+"""Statements that test nothing by themselves."""
+
+
+def code_of(text: str) -> str:
+    """Return the first fenced block of an answer, or the whole answer."""
+    found = FENCED.search(text)
+    return found[2] if found else text
+
+
+def column_tests(column: Any) -> list[str]:
+    """Return the tests of a column, each as Python.
+
+    Each item of a list is a test. In a string each `assert` ends one, together with the statements before it; what
+    follows the last is one more, unless it only defines something. Raises NoAnswer if there are none, or if the string
+    is not Python.
+    """
+    if isinstance(column, list) and column and all(isinstance(each, str) for each in column):
+        return [str(each) for each in column]
+    if not isinstance(column, str):
+        raise NoAnswer("the tests are neither a string nor a list of strings")
+    try:
+        statements = ast.parse(column).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise NoAnswer(f"the tests are not Python ({error})") from None
+    tests: list[list[ast.stmt]] = [[]]
+    for statement in statements:
+        tests[-1].append(statement)
+        if isinstance(statement, ast.Assert):
+            tests.append([])
+    if all(isinstance(statement, PREPARES) for statement in tests[-1]):
+        tests.pop()
+    if not tests:
+        raise NoAnswer("the tests have no assert and call nothing")
+    return ["\n".join(map(ast.unparse, test)) for test in tests]
+
+
+def become_test_process(folder: str, requests: int, replies: int) -> None:
+    """Confine this process to `folder`, and replace it by the program that runs tests."""
+    os.setsid()
+    os.chdir(folder)
+    notes = []
+    if not confinement.leave_network():
+        notes.append("the kernel does not let this user run unit tests without network, so they have it")
+    if not confinement.write_only_in(folder):
+        notes.append("the kernel has no Landlock, so unit tests may write outside their temporary folder")
+    write(replies, line_of({"notes": notes}))
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.dup2(nothing, 2)
+    os.dup2(requests, 0)
+    os.set_inheritable(replies, True)
+    environment = {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "HOME": folder,
+        "TMPDIR": folder,
+        "LANG": "C.UTF-8",
+        "PYTHONHASHSEED": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+    # -P and -s: neither the folder of this program nor a folder of the user's is searched for modules
+    os.execve(sys.executable, [sys.executable, "-P", "-s", "-B", str(PROGRAM), str(replies)], environment)
+
+
+def remove(folder: str) -> None:
+    """Remove a folder, whatever permissions the code under test has left in it."""
+    for place, names, _ in os.walk(folder):
+        for path in (place, *(os.path.join(place, name) for name in names)):
+            if not os.path.islink(path):
+                os.chmod(path, 0o700)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,99 @@
+"""The trainer's end of a worker: a process, its pipes, and the question that it is busy with."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from typing import Any
+
+from cluster.workers.program import command_of, environment_of_ranks
+from orchestrator.rewards.lines import Lines, line_of
+
+PROGRAM = "orchestrator.rewards.worker"
+DEFAULTS = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+"""Many workers share a machine, and the order of a set must not differ between them."""
+
+
+class WorkerProcess:
+    """A worker. It is started without a fork of this process's memory, so other threads do no harm."""
+
+    def __init__(self, rewards: list[dict[str, Any]], roots: list[str]) -> None:
+        """Start the process.
+
+        Args:
+            rewards: the specs of all rewards.
+            roots: folders in which own code is found too.
+        """
+        environment = environment_of_ranks()
+        for name, value in DEFAULTS.items():
+            environment.setdefault(name, value)
+        self._process = subprocess.Popen(
+            command_of(PROGRAM),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests = self._process.stdin.fileno()
+        os.set_blocking(self._requests, False)
+        self._lines = Lines(self._process.stdout.fileno())
+        self._unsent = memoryview(line_of({"rewards": rewards, "roots": roots}))
+        self.task: Any = None
+        """What it is busy with; None if it is free."""
+        self.deadline = 0.0
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def ask(self, task: Any, question: dict[str, Any], seconds: float) -> None:
+        """Send a question. The reply has to come within that time."""
+        self.task, self.deadline = task, time.monotonic() + seconds
+        self._unsent = memoryview(bytes(self._unsent) + line_of(question))
+        self.send()
+
+    def send(self) -> None:
+        """Send as much as the pipe takes. A process that has ended is noticed by `reply`."""
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            while self._unsent:
+                self._unsent = self._unsent[os.write(self._requests, self._unsent) :]
+
+    @property
+    def descriptors(self) -> tuple[int, int | None]:
+        """What to wait for: the descriptor to read from, and that to write to if something is unsent."""
+        return self._lines.source, self._requests if self._unsent else None
+
+    def reply(self) -> dict[str, Any] | None:
+        """Read what is there, and return a reply if it is complete. Raises EOFError if the process has ended."""
+        if not self._lines.fill():
+            raise EOFError
+        return self._lines.take()
+
+    def close(self) -> None:
+        """End the process and all processes below it."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=0 if self.task is not None else GRACE)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(timeout=GRACE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process.stdout.close()
+
+
+GRACE = 5.0
+"""Seconds for a worker to end what is below it."""

@@ -1,0 +1,294 @@
+"""Rewards in processes: their values, their limits, and that nothing is left of them."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.config.errors import InputError
+from orchestrator.rewards import scorer as module
+from orchestrator.rewards.config import RewardSpec
+from orchestrator.rewards.scorer import Answer, RewardFailure, Scorer, weighted
+
+HERE = str(Path(__file__).parent)
+MARK = "REWARDS_OF_THIS_TEST"
+
+
+def answer(number: int, text: str = "", k: int = 0, **columns: Any) -> Answer:
+    return Answer(3, number, k, f"question {number}", text, len(text), columns)
+
+
+def own(function: str, **more: Any) -> RewardSpec:
+    return RewardSpec(own=f"own_rewards:{function}", **more)
+
+
+def scored(
+    specs: list[RewardSpec], answers: list[Answer], processes: int = 1
+) -> tuple[list[dict[str, float]], list[RewardFailure]]:
+    with Scorer(specs, [HERE], processes) as scorer:
+        return scorer.score(answers), scorer.failures
+
+
+def one(spec: RewardSpec, *answers: Answer) -> tuple[list[float], list[str]]:
+    values, failures = scored([spec], list(answers) or [answer(0, "a")])
+    return [each[spec.name] for each in values], [str(failure) for failure in failures]
+
+
+@pytest.fixture
+def marked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A temporary folder; processes that the test starts are known by it, and none may be left."""
+    monkeypatch.setenv(MARK, str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    yield tmp_path
+    assert left_after(10.0, tmp_path) == []
+
+
+def left(folder: Path) -> list[int]:
+    """The processes, zombies not included, with the mark or within the folder."""
+    found = []
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            environment = Path(f"/proc/{name}/environ").read_bytes()
+            place = os.readlink(f"/proc/{name}/cwd")
+        except OSError:
+            continue
+        if f"{MARK}={folder}".encode() in environment.split(b"\0") or place.startswith(str(folder)):
+            found.append(int(name))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def left_after(seconds: float, folder: Path) -> list[int]:
+    deadline = time.monotonic() + seconds
+    while (found := left(folder)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def test_an_own_function_gets_what_it_names() -> None:
+    specs = [own("size"), own("only_label"), own("reference")]
+    answers = [answer(1, "ab", label="a", answer="ab"), answer(2, "a", label="b", answer="ab")]
+    values, failures = scored(specs, answers)
+    # "question 1" has 10 characters; the column called answer is not passed beside the answer itself
+    assert values == [
+        {"size": 10.0 + 20 + 100, "only_label": 1.0, "reference": 1.0},
+        {"size": 10.0 + 10 + 100, "only_label": 0.0, "reference": 0.0},
+    ]
+    assert failures == []
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        ("raises", "raised ValueError: cannot read a (own_rewards.py:"),
+        ("leaves", "raised SystemExit: 0 (own_rewards.py:"),
+        ("hogs", "needs more than its memory limit"),
+        ("nan", "returned nan"),
+        ("infinite", "returned -inf"),
+        ("nothing", "returned None, which is no number"),
+        ("text", "returned a str '1.0', which is no number"),
+        ("kills_itself", "ended its process by SIGKILL"),
+        ("ends_itself", "ended its process with 3"),
+    ],
+)
+def test_a_failure_is_told_and_does_what_the_job_says(function: str, told: str, marked: Path) -> None:
+    good = own("size")
+    numbered = [answer(7, "a"), answer(8, "a", k=2)]
+    zero, failures = scored([own(function, on_error="zero"), good], numbered)
+    assert [each[function] for each in zero] == [0.0, 0.0]
+    assert [each["size"] for each in zero] == [20.0, 20.0]
+    assert [(each.step, each.prompt_number, each.k, each.name) for each in failures] == [
+        (3, 7, 0, function),
+        (3, 8, 2, function),
+    ]
+    assert all(told in each.problem and "\n" not in each.problem for each in failures)
+    skipped, _ = scored([own(function, on_error="skip"), good], numbered)
+    assert all(math.isnan(each[function]) for each in skipped)
+    with pytest.raises(InputError) as caught:
+        scored([good, own(function)], numbered)
+    line = str(caught.value)
+    assert line.startswith(f"rewards.1: {function} ")
+    assert told in line
+    assert line.endswith("at prompt 7 (step 3, answer 0); mend it, or set on_error to zero or skip")
+
+
+def test_a_function_that_hangs_costs_its_time_limit(marked: Path) -> None:
+    before = time.monotonic()
+    values, failures = scored(
+        [own("hangs", timeout=0.5, on_error="zero"), own("size")], [answer(0, "a"), answer(1, "a")], 2
+    )
+    assert time.monotonic() - before < 60  # it would sleep for 1000 s
+    assert [each["hangs"] for each in values] == [0.0, 0.0]
+    assert [each["size"] for each in values] == [20.0, 20.0]
+    assert {each.problem for each in failures} == {"took longer than 0.5 s"}
+
+
+def test_what_is_printed_does_not_reach_the_pipe(capfd: pytest.CaptureFixture[str]) -> None:
+    assert one(own("prints"), answer(0), answer(1)) == ([1.0, 1.0], [])
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count('{"value": 7}') == err.count('{"value": 9}') == 2
+
+
+def test_there_is_nothing_to_read() -> None:
+    assert one(own("reads")) == ([0.0], [])
+
+
+def test_both_copies_of_a_fork_may_return(marked: Path) -> None:
+    assert one(own("forks"), *map(answer, range(5))) == ([1.0] * 5, [])
+
+
+def test_a_daemon_does_not_outlive_its_answer(marked: Path) -> None:
+    with Scorer([own("leaves_a_daemon")], [HERE], 1) as scorer:
+        assert scorer.score([answer(n) for n in range(3)]) == [{"leaves_a_daemon": 1.0}] * 3
+        assert len(left(marked)) == 2  # the worker, and the process of the function
+
+
+def test_a_daemon_of_what_hangs_is_killed_with_it(marked: Path) -> None:
+    values, failures = one(own("daemon_and_hang", timeout=1.0, on_error="zero"))
+    assert (values, len(failures)) == ([0.0], 1)
+
+
+@pytest.mark.parametrize("function", ["once_killed", "kills_its_worker"])
+def test_an_answer_whose_process_was_killed_is_scored_again(function: str, marked: Path) -> None:
+    assert one(own(function), answer(0, "a", mark=str(marked / "mark"))) == ([1.0], [])
+
+
+def test_any_number_of_processes_gives_the_same(marked: Path) -> None:
+    names = "size drawn from_set raises_on_odd"
+    specs = [own(name, on_error="skip") for name in names.split()]
+    specs += [RewardSpec(kind="exact_match"), RewardSpec(kind="unit_tests")]
+    answers = [answer(n, str(n), answer="3", tests=[f"assert {n} < 5"]) for n in range(12)]
+    alone, together = scored(specs, answers, 1), scored(specs, answers, 4)
+    assert repr(alone) == repr(together)
+    backwards = scored(specs, answers[::-1], 3)
+    assert repr(backwards[0][::-1]) == repr(alone[0])
+    assert [each["unit_tests"] for each in alone[0]] == [1.0] * 5 + [0.0] * 7
+    assert len({each["drawn"] for each in alone[0]}) == 12
+
+
+def test_the_first_failure_stops_whatever_is_slower(marked: Path) -> None:
+    specs = [own("raises_on_odd")]
+    answers = [answer(n, "1" if n in (5, 6, 9) else "0") for n in range(12)]
+    for processes in (1, 4):
+        with Scorer(specs, [HERE], processes) as scorer:
+            for _ in range(2):
+                with pytest.raises(InputError, match="at prompt 5 "):
+                    scorer.score(answers)
+            assert scorer.score(answers[:5]) == [{"raises_on_odd": 1.0}] * 5
+            assert scorer.failures == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        (own("absent"), "absent: own_rewards has no absent; name something in"),
+        (RewardSpec(own="absent_module:f"), "there is no module absent_module in"),
+        (own("not_callable"), "own_rewards:not_callable is no function; name one as module:function"),
+        (own("unknown"), "unknown takes solution, and that is no column of the prompts (they have: answer)"),
+        (
+            RewardSpec(kind="exact_match", column="label"),
+            "the prompts have no column label (they have: answer)",
+        ),
+        (RewardSpec(kind="unit_tests"), "the prompts have no column tests (they have: answer)"),
+        (own("size", memory=0.001), "memory"),
+    ],
+)
+def test_a_reward_that_can_score_nothing_always_stops(spec: RewardSpec, told: str, marked: Path) -> None:
+    for on_error in ("stop", "zero"):
+        changed = spec.model_copy(update={"on_error": on_error})
+        with pytest.raises(InputError) as caught:
+            scored([changed], [answer(0, answer="a")])
+        assert str(caught.value).startswith("rewards.0: ")
+        assert told in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_missing_library_is_told_before_anything_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda _: None)
+    told = r"rewards.0: kind: math needs math-verify; pip install -e '.\[rl\]' in the checkout"
+    with pytest.raises(InputError, match=told):
+        Scorer([RewardSpec(kind="math")])
+
+
+def test_a_value_that_cannot_be_computed_is_wrong() -> None:
+    spec = RewardSpec(kind="math", timeout=2.0)
+    values, failures = one(
+        spec, answer(0, "$9^{9^{9^{9}}}$", answer="$8^{8^{8^{8}}}$"), answer(1, "$4$", answer="4")
+    )
+    assert values == [0.0, 1.0]
+    assert failures in ([], [f"math took longer than 2 s at {'prompt 0 (step 3, answer 0)'}"])
+
+
+def test_rewards_by_a_model_are_left_to_others() -> None:
+    specs = [RewardSpec(model="runs/a"), RewardSpec(kind="regex", pattern="a")]
+    assert scored(specs, [answer(0, "a")])[0] == [{"regex": 1.0}]
+
+
+def test_nothing_starts_before_it_is_needed(marked: Path) -> None:
+    scorer = Scorer([own("size")], [HERE])
+    assert scorer.score([]) == []
+    assert left(marked) == []
+    scorer.score([answer(0)])
+    scorer.close()
+    scorer.close()
+    assert scorer.score([answer(0, "a")]) == [{"size": 20.0}]
+    scorer.close()
+
+
+def test_long_texts_pass(marked: Path) -> None:
+    text = "ä\n" * 300_000
+    values, _ = scored([own("size"), RewardSpec(kind="exact_match")], [answer(0, text, answer=text)] * 3, 2)
+    assert values == [{"size": 10.0 + 10 * len(text), "exact_match": 1.0}] * 3
+
+
+PARENT = """
+import sys
+from orchestrator.rewards.config import RewardSpec
+from orchestrator.rewards.scorer import Answer, Scorer
+specs = [RewardSpec(own="own_rewards:daemon_and_hang", timeout=1000)] if sys.argv[1] == "own" else [
+    RewardSpec(kind="unit_tests", timeout=1000)]
+code = "import os, time\\nif not os.fork():\\n    os.setsid()\\ntime.sleep(1000)"
+answers = [Answer(0, n, 0, "", code, 0, {"tests": "assert 1"}) for n in range(2)]
+Scorer(specs, [sys.argv[2]], 2).score(answers)
+"""
+
+
+@pytest.mark.parametrize("kind", ["own", "tests"])
+def test_nothing_outlives_a_killed_parent(kind: str, marked: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT, kind, HERE]) as parent:
+        try:
+            # the parent, two workers, and two processes below each
+            deadline = time.monotonic() + 120
+            while len(left(marked)) < 7 and time.monotonic() < deadline:
+                assert parent.poll() is None
+                time.sleep(0.05)
+            assert len(left(marked)) == 7
+        finally:
+            parent.send_signal(signal.SIGKILL)
+    assert left_after(20.0, marked) == []
+    assert os.listdir(marked) == []
+
+
+def test_the_weighted_sum() -> None:
+    specs = [
+        RewardSpec(kind="exact_match", weight=2.0),
+        RewardSpec(kind="regex", pattern="a", weight=-0.5),
+    ]
+    scores = [
+        {"exact_match": 1.0, "regex": 1.0},
+        {"exact_match": 0.0, "regex": 3.0},
+        {"exact_match": math.nan, "regex": 1.0},
+    ]
+    sums = weighted(specs, scores)
+    assert sums[:2] == [1.5, -1.5]
+    assert math.isnan(sums[2])
