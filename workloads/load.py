@@ -61,8 +61,10 @@ NOT_OF_HF_CLASSES = (
     *SENTENCES,
     "replaced_token_detection",
     "reward",
+    "grpo",
+    "reinforce",
 )
-"""Objectives that need heads or losses that an unchanged Hugging Face class lacks."""
+"""Objectives that need heads, losses or batched generation that an unchanged Hugging Face class lacks."""
 
 
 def load(

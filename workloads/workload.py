@@ -94,6 +94,7 @@ class Loss:
         correct: how many predicted tokens have the label as their most probable token, if that was requested.
         sums: detached pairs of a sum and its count. Their means over the global batch are logged.
         each: [B, 2], detached: the prediction and the label of every sample, for samples with a single one.
+        each_token: the loss of each label, flat, also of labels that are ignored; only of a loss over logits [B, L, V].
     """
 
     total: Tensor
@@ -103,6 +104,7 @@ class Loss:
     correct: Tensor | None = None
     sums: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     each: Tensor | None = None
+    each_token: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ def _places(
     if wanted.sample is None:
         positions = range(wanted.at or 0, (wanted.at or 0) + wanted.count)
         first = (begun.commit.step, begun.first_position(spec)) if begun else (0, 0)
-        return samples_at(batches, positions, spec.train.global_batch, first)
+        return samples_at(batches, positions, spec.samples_per_step, first)
     if wanted.sample not in batches.read:
         what = f"there is no sample {wanted.sample}"
         raise InputError(

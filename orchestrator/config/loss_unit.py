@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from orchestrator.config.records import COLUMNS, COMPARED
+from orchestrator.config.records import COLUMNS, COMPARED, REWARDED
 from orchestrator.evaluate.config import SAMPLES
 
-Counted = Literal["token", "record", "pair", "sample"]
+Counted = Literal["token", "record", "pair", "answer", "sample"]
 _OF_TOKENS = ("token_classification", "seq2seq", "conversation")
 """Objectives that read records and predict tokens in them."""
-_NO_NATS = ("regression", "ipo", "kto", SAMPLES)
+_NO_NATS = ("regression", "ipo", "kto", *REWARDED, SAMPLES)
 """Objectives whose loss is not a negative log-probability, but a square, a share, or the user's own."""
 
 
@@ -20,6 +20,8 @@ def counted(objective: str) -> Counted:
         return "sample"
     if objective in COMPARED:
         return "pair"
+    if objective in REWARDED:
+        return "answer"
     return "record" if objective in COLUMNS and objective not in _OF_TOKENS else "token"
 
 

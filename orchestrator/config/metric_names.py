@@ -10,17 +10,22 @@ from typing import Literal, get_args
 
 OfAnswers = Literal["reward_margin", "chosen_reward", "rejected_reward"]
 """Metrics of objectives that learn from preferences."""
+OfRewards = Literal["reward", "answer_tokens", "unfinished", "entropy"]
+"""Metrics of answers that the model generates, of objectives that learn from rewards."""
 OfWords = Literal["chosen_log_probability", "rejected_log_probability"]
 """Preference metrics of a text model, which a reward model does not have."""
 OfClasses = Literal["precision", "recall", "f1", "matthews"]
 """Metrics over all class predictions together."""
 OfPredictions = Literal[OfClasses, "spearman"]
 """Metrics over all predictions together; computed only on request."""
-Metric = Literal["loss", "perplexity", "bits_per_byte", "accuracy", OfAnswers, OfWords, OfPredictions]
+Metric = Literal[
+    "loss", "perplexity", "bits_per_byte", "accuracy", OfAnswers, OfWords, OfRewards, OfPredictions
+]
 _LARGER_IS_BETTER: frozenset[str] = frozenset(
     {
         "accuracy",
         "zero_shot",
+        "reward",
         "reward_margin",
         "chosen_reward",
         "chosen_log_probability",

@@ -29,6 +29,7 @@ def used_by(spec: JobSpec) -> list[str]:
     own = (optimizer.name, optimizer.schedule, cost_of(spec.parallel))
     named += [each.use for each in own if isinstance(each, ObjectReference)]
     named += list(spec.evaluate.metrics or ()) if spec.evaluate else []
+    named += [reward.own for reward in spec.rewards if reward.own]
     return list(dict.fromkeys(name for name in named if is_object_reference(name) and not is_built_in(name)))
 
 
@@ -70,7 +71,8 @@ def where_of(spec: JobSpec, name: str) -> str:
     ):
         if given == name:
             return key
-    return "evaluate.metrics"
+    rewards = [number for number, reward in enumerate(spec.rewards) if reward.own == name]
+    return f"rewards.{rewards[0]}.own" if rewards else "evaluate.metrics"
 
 
 def check_same_code(spec: JobSpec, before: dict[str, str], where: str) -> None:

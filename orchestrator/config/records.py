@@ -9,11 +9,15 @@ from workloads.own.object_reference import is_object_reference
 
 
 class Columns(NamedTuple):
-    """The columns that an objective reads: required ones (or an alternative set), and optional ones."""
+    """The columns that an objective reads: required ones (or an alternative set), and optional ones.
+
+    others: whether columns of any other name are read, too.
+    """
 
     needed: tuple[str, ...]
     optional: tuple[str, ...] = ()
     instead: tuple[str, ...] = ()
+    others: bool = False
 
 
 PROMPT = "prompt"
@@ -23,7 +27,9 @@ REFERENCED = ("dpo", "ipo", "kto")
 """Objectives that compare the model with a reference: the run's initial model."""
 PREFERENCES = (*COMPARED, "kto")
 """Objectives that learn from people's preferences between answers."""
-FRAMED = frozenset({"causal_lm", "conversation", *PREFERENCES})
+REWARDED = ("grpo", "reinforce")
+"""Objectives that learn from rewards for answers that the model generates."""
+FRAMED = frozenset({"causal_lm", "conversation", *PREFERENCES, *REWARDED})
 """Objectives whose prepared data has the tokenizer's special tokens around each text."""
 OF_CLASSES = ("sequence_classification", "regression", "token_classification", "span_extraction")
 """Objectives whose logits are not over a vocabulary."""
@@ -36,6 +42,7 @@ COLUMNS: Mapping[str, Columns] = {
     "conversation": Columns(("messages",), ("tools",), ("prompt", "completion")),
     **dict.fromkeys(COMPARED, Columns(("chosen", "rejected"), (PROMPT, "tools"))),
     "kto": Columns(("prompt", "completion", "label"), ("tools",)),
+    **dict.fromkeys(REWARDED, Columns((PROMPT,), ("tools",), others=True)),
 }
 """The columns of each objective, by its name. Objectives that are missing here read text."""
 WITHOUT_SENTINELS = frozenset(
@@ -60,11 +67,14 @@ def is_known(objective: str) -> bool:
     return objective in OBJECTIVES or is_object_reference(objective)
 
 
-def may_be_null(objective: str) -> tuple[str, ...]:
-    """Return the columns that may be null. For a question without an answer these are the answer and its start."""
+def may_be_null(objective: str, name: str) -> bool:
+    """Return whether a column may be null. For a question without an answer these are the answer and its start."""
     if objective == "span_extraction":
-        return ("answer", "start")
-    return COLUMNS[objective].optional if objective in COLUMNS else ()
+        return name in ("answer", "start")
+    if objective not in COLUMNS:
+        return False
+    columns = COLUMNS[objective]
+    return name in columns.optional or (columns.others and name not in columns.needed)
 
 
 def problem_of(objective: str, field: object) -> str:
@@ -76,6 +86,8 @@ def problem_of(objective: str, field: object) -> str:
         return f"names columns, and {objective} reads text; give one key" if isinstance(field, dict) else ""
     ways = [way for way in (columns.needed, columns.instead) if way]
     named = " or ".join("{" + ", ".join(f"{name}: <column>" for name in way) + "}" for way in ways)
+    if not isinstance(field, dict) and columns.others:
+        return f"says not what {objective} reads; give {named[:-1]}, ...}} with the columns that rewards read"
     if not isinstance(field, dict) and PROMPT in columns.optional:
         alone = "without prompt where both are conversations that begin with it"
         return f"says not what {objective} reads; give {{{PROMPT}: <column>, {named[1:]}, {alone}"
@@ -84,6 +96,7 @@ def problem_of(objective: str, field: object) -> str:
     needed = columns.instead if {*columns.instead} & field.keys() else columns.needed
     if missing := [name for name in needed if name not in field]:
         return f"lacks {', '.join(missing)}, which {objective} reads; give {named}"
-    if unknown := [name for name in field if name not in (*needed, *columns.optional)]:
+    unknown = [name for name in field if name not in (*needed, *columns.optional)]
+    if unknown and not columns.others:
         return f"has {', '.join(unknown)}, which {objective} does not read; leave it out"
     return ""

@@ -19,7 +19,7 @@ from orchestrator.config.document import read_document
 from orchestrator.config.errors import InputError
 from orchestrator.config.extensions import with_extensions
 from orchestrator.config.own import completed, problem_of
-from orchestrator.config.records import REFERENCED, is_known
+from orchestrator.config.records import REFERENCED, REWARDED, is_known
 from orchestrator.config.redact import bare_places
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.strict import Count, StrictModel
@@ -41,8 +41,12 @@ from orchestrator.observe.sinks.config import SinkSpec
 from orchestrator.optim.config import NEWER
 from orchestrator.optim.kinds import KINDS
 from orchestrator.parallel.config import ParallelSpec
+from orchestrator.rewards.config import LIMITS as REWARD_LIMITS
+from orchestrator.rewards.config import RewardSpec
 from orchestrator.train.config import NEWER as NEWER_OF_TRAIN
 from orchestrator.train.config import TrainSpec
+from orchestrator.train.rollouts.config import NOT_IDENTITY, RolloutSpec, with_rollouts
+from orchestrator.train.rollouts.config import problem_of as problem_of_rollouts
 from orchestrator.tune.config import TuneSpec
 from workloads.own.object_reference import is_object_reference
 
@@ -60,6 +64,12 @@ class JobSpec(StrictModel):
     workload: WorkloadSpec
     data: DataSpec
     train: TrainSpec
+    rollout: RolloutSpec | None = Field(
+        default=None, description="how answers are generated, for grpo and reinforce"
+    )
+    rewards: list[RewardSpec] = Field(
+        default_factory=list, description="what generated answers are rewarded for; the rewards add up"
+    )
     parallel: Literal["auto"] | ParallelSpec = Field(
         default="auto", description="the layout: chosen by the planner, or given whole or in part"
     )
@@ -82,12 +92,24 @@ class JobSpec(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def own_samples_have_an_objective(cls, given: Any) -> Any:
-        return completed(given)
+        return with_rollouts(completed(given))
 
     @model_validator(mode="after")
     def own_code_is_used_where_it_can_be(self) -> JobSpec:
         if problem := problem_of(self):
             raise ValueError(problem)
+        return self
+
+    @model_validator(mode="after")
+    def rewards_are_for_generated_answers(self) -> JobSpec:
+        if problem := problem_of_rollouts(
+            self.workload, self.data.sequence_length, self.train, self.rollout, self.rewards
+        ):
+            raise ValueError(problem)
+        if self.rollout and self.evaluates_beside:
+            raise ValueError(
+                f"{self.workload.objective} is evaluated by the ranks that train; set evaluate.where to gang"
+            )
         return self
 
     @model_validator(mode="after")
@@ -179,7 +201,7 @@ class JobSpec(StrictModel):
 
     @model_validator(mode="after")
     def a_reference_that_is_held_is_compared_with(self) -> JobSpec:
-        if self.train.reference == "held" and self.workload.objective not in REFERENCED:
+        if self.train.reference == "held" and self.workload.objective not in (*REFERENCED, *REWARDED):
             raise ValueError(
                 f"train.reference is for {', '.join(REFERENCED)}, and this is {self.workload.objective}; leave it out"
             )
@@ -241,6 +263,11 @@ class JobSpec(StrictModel):
     def metrics_objective(self) -> str:
         """The objective by which metrics are told: of an own model its own loss."""
         return SAMPLES if is_object_reference(self.workload.model) else self.workload.objective
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of data that a step reads: rows, or prompts, each of which has several rows."""
+        return self.train.global_batch // (self.rollout.group if self.rollout else 1)
 
     @property
     def searches_layout(self) -> bool:
@@ -334,6 +361,11 @@ class JobSpec(StrictModel):
         if self.checkpoint.ema is not None:
             found["checkpoint"] = {"average": {"ema": self.checkpoint.ema}}
         found["data"] = bare_places(found["data"])
+        if self.rollout:
+            found["rollout"] = self.rollout.model_dump(mode="json", exclude={*NOT_IDENTITY})
+            found["rewards"] = [
+                reward.model_dump(mode="json", exclude={*REWARD_LIMITS}) for reward in self.rewards
+            ]
         return found
 
 

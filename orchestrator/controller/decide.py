@@ -369,7 +369,7 @@ def _skip_samples(policy: Policy, state: State, fault: Failure) -> dict[str, Any
     Ranks raise an instability before they commit, so the last commit is before it.
     """
     stability, cause = policy.spec.train.stability, fault.cause
-    skip = next_skip(stability, policy.spec.train.global_batch, state.skips, cause.step, cause.position)
+    skip = next_skip(stability, policy.spec.samples_per_step, state.skips, cause.step, cause.position)
     if skip is not None:
         ending = {"outcome": Outcome.STOPPED, "reason": state.stopping.text} if state.stopping else {}
         return {"skips": (*state.skips, skip), **ending}

@@ -6,8 +6,15 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from orchestrator.config.metric_names import Metric, OfAnswers, OfClasses, OfPredictions, OfWords
-from orchestrator.config.records import COLUMNS, PREFERENCES
+from orchestrator.config.metric_names import (
+    Metric,
+    OfAnswers,
+    OfClasses,
+    OfPredictions,
+    OfRewards,
+    OfWords,
+)
+from orchestrator.config.records import COLUMNS, PREFERENCES, REWARDED
 from orchestrator.config.strict import Count, Positive, StrictModel
 from orchestrator.data.config import Source, refuse_weights
 from workloads.own.object_reference import PATTERN, is_object_reference
@@ -154,11 +161,14 @@ def metrics_of(objective: str) -> tuple[str, ...]:
     """
     if objective == SAMPLES:
         return ("loss", "accuracy", "zero_shot")
+    if objective in REWARDED:
+        return get_args(OfRewards)
     left_out = set() if objective == "causal_lm" else {"bits_per_byte"}
     if objective in COLUMNS and objective not in ("seq2seq", "conversation"):
         left_out |= {"perplexity"}
     if objective == "regression":
         left_out |= {"accuracy"}
+    left_out |= {*get_args(OfRewards)}
     if objective not in PREFERENCES:
         left_out |= {*get_args(OfAnswers), *get_args(OfWords)}
     if objective != "sequence_classification":

@@ -21,6 +21,7 @@ from orchestrator.config.records import (
     OF_CLASSES,
     PREFERENCES,
     REFERENCED,
+    REWARDED,
     is_known,
     problem_of,
 )
@@ -348,7 +349,7 @@ def check_preferences(spec: JobSpec) -> None:
     """
     asked = spec.workload
     for key, what in (("z_loss", "z-loss"), ("label_smoothing", "smoothing over a vocabulary")):
-        if asked.objective in (*PREFERENCES, *OF_CLASSES) and getattr(spec.train, key):
+        if asked.objective in (*PREFERENCES, *REWARDED, *OF_CLASSES) and getattr(spec.train, key):
             raise InputError(f"{asked.objective} has no {what}", f"train.{key}", "set it to 0")
     if asked.objective not in REFERENCED:
         return

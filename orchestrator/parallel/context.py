@@ -35,9 +35,10 @@ from workloads.model.masks import (
     self_mask,
 )
 from workloads.model.moe import Router, Routes
+from workloads.objectives.rewarded import PER_TOKEN
 from workloads.workload import Batch
 
-ALONG_LENGTH = ("tokens", "labels", "token_types", "task_types", "padding", SEGMENTS)
+ALONG_LENGTH = ("tokens", "labels", "token_types", "task_types", "padding", SEGMENTS, *PER_TOKEN)
 
 
 def positions_of(length: int, cp: ProcessGroup, device: torch.device) -> Tensor:

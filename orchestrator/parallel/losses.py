@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from orchestrator.config.spec import JobSpec
-from orchestrator.parallel.collectives import reduce
+from orchestrator.parallel.collectives import copy, reduce
 from orchestrator.parallel.context import slice_batch
 from orchestrator.parallel.deterministic_reduction import tree_sum
 from orchestrator.parallel.device import Device
@@ -22,8 +22,10 @@ from orchestrator.parallel.mesh import Mesh
 from orchestrator.parallel.rank_messages import gather_json
 from orchestrator.parallel.tensor import VocabularyLoss
 from workloads.model.chunked_loss import ChunkedLoss
+from workloads.model.dropout import PLACES
 from workloads.model.transformer import IGNORED
 from workloads.objectives.preferences import BASELINE, DIVERGENCE, log_probabilities, means
+from workloads.objectives.rewarded import COUNTED, Rewarded, rewarded_loss, token_log_probabilities
 from workloads.own.metrics import OwnMetrics
 from workloads.workload import Batch, Loss, Workload
 
@@ -80,8 +82,8 @@ class StepLosses:
     the sum of losses by `expected`, the number of labels in a full batch, which keeps gradients in their usual range
     in any dtype. The engine then multiplies the gradients by expected / count.
 
-    The instance is in one of four modes, set by the last `begin*` call: training, evaluation, prediction (logits at
-    labels) or reference (log-probabilities of answers).
+    The instance is in one of five modes, set by the last `begin*` call: training, evaluation, prediction (logits at
+    labels), reference (log-probabilities of answers) or tokens (log-probabilities of labels).
 
     Attributes:
         scale: loss scale of fp16. It multiplies what is differentiated; reported losses exclude it.
@@ -100,11 +102,15 @@ class StepLosses:
         self._device = device
         # Whether the objective compares answers (DPO and its kin): its loss counts answers, not tokens.
         self._compares = getattr(workload.objective, "compares", False)
-        self.has_baseline = workload.objective.name == "kto"
+        objective = workload.objective
+        # An objective over generated answers; the batch says what its loss is divided by.
+        self._rewarded = objective if isinstance(objective, Rewarded) else None
+        self.has_baseline = objective.name == "kto"
         self.baseline = 0.0
         self.scale = 1.0
         self.chunks_head = True
-        labels_per_sample = 1 if self._compares else spec.data.sequence_length
+        of_rows = self._compares or (self._rewarded is not None and self._rewarded.loss_type != "dapo")
+        labels_per_sample = 1 if of_rows else spec.data.sequence_length
         self.expected = float(spec.train.global_batch * labels_per_sample)
         # Whether the loss has a term that is a mean over tokens (router balance, sentence head, generator).
         self._has_means = bool(
@@ -135,6 +141,8 @@ class StepLosses:
         self._label_logits: list[tuple[int, Tensor]] | None = None
         # Mode "reference": log-probabilities [B, 2] of each micro-batch.
         self._answers: list[Tensor] | None = None
+        # Mode "tokens": log-probabilities of the labels, [B, L] of each micro-batch's whole rows.
+        self._by_token: list[Tensor] | None = None
         # Mode "evaluation": predictions and labels [n, 2] of each micro-batch, if the job asks for metrics of them.
         keeps_predictions = spec.evaluate is not None and spec.evaluate.of_predictions
         self._predictions: list[Tensor] | None = [] if keeps_predictions else None
@@ -164,6 +172,16 @@ class StepLosses:
         self._reset()
         self._answers = []
 
+    def begin_tokens(self) -> None:
+        """Start a pass that keeps the log-probabilities of the labels."""
+        self._reset()
+        self._by_token = []
+
+    def token_log_probabilities(self) -> list[Tensor]:
+        """Return the log-probabilities since `begin_tokens`, fp32 [B, L] of each micro-batch's whole rows."""
+        assert self._by_token is not None
+        return self._by_token
+
     def answer_log_probabilities(self, on_every_rank: bool = False) -> list[Tensor]:
         """Return the log-probabilities since `begin_reference`, fp32 [B, 2] of each micro-batch.
 
@@ -182,6 +200,7 @@ class StepLosses:
         self._parts = {}
         self._label_logits = None
         self._answers = None
+        self._by_token = None
         if self._predictions is not None:
             self._predictions = []
 
@@ -196,6 +215,8 @@ class StepLosses:
         is_first = coordinate["pp"] == coordinate["cp"] == coordinate["tp"] == 0
         if self._compares:
             labels = sum(int(batch["compared"].sum()) for batch in micro_batches)
+        elif self._rewarded:
+            labels = sum(int(batch[COUNTED].sum().round()) for batch in micro_batches)
         else:
             of_spans = getattr(self._workload.config, "head", "") == "span"
             labels = sum(_labels_in(batch, of_spans) for batch in micro_batches)
@@ -223,9 +244,9 @@ class StepLosses:
         """How the head computes the loss of the next micro-batch in chunks; None if it must return logits.
 
         Logits are needed when they are the result (prediction), when the job's own metrics read them, and when answers
-        are compared, because that loss is not a sum over tokens.
+        are compared or rewarded, because that loss is not a sum over the cross-entropies of tokens.
         """
-        if not self.chunks_head or self._compares or self._label_logits is not None:
+        if not self.chunks_head or self._compares or self._rewarded or self._label_logits is not None:
             return None
         if self._is_evaluation and self._own_metrics:
             return None
@@ -247,7 +268,9 @@ class StepLosses:
         if self._answers is not None:
             self._answers.append(log_probabilities(output.logits, batch["labels"], self._loss_of_logits))
             return self._answers[-1].sum()
-        loss: Loss = self._workload.criterion(output, batch, self._loss_of_logits)
+        if self._by_token is not None:
+            return self._keep_by_token(output, batch)
+        loss = self._loss_of(output, batch)
         if self._is_evaluation:
             return self._add_exactly(
                 self._own_metrics.beside(loss, output, batch) if self._own_metrics else loss
@@ -260,6 +283,31 @@ class StepLosses:
         total = loss.total / self.expected
         total = total if loss.extra is None else total + loss.extra * share
         return total * self.scale if self.scale != 1.0 else total
+
+    def _loss_of(self, output: Any, batch: Batch) -> Loss:
+        if self._rewarded:
+            loss = rewarded_loss(self._rewarded, output, batch, self._token_loss, self._sum_of_row)
+            assert loss is not None
+            return loss
+        return self._workload.criterion(output, batch, self._loss_of_logits)
+
+    def _sum_of_row(self, values: Tensor) -> Tensor:
+        """Sum [B, L] over the tokens of whole rows, of which the context-parallel ranks hold parts."""
+        total = values.sum(-1)
+        return reduce(copy(total, self._mesh.cp), self._mesh.cp) if self._mesh.cp.size > 1 else total
+
+    def _keep_by_token(self, output: Any, batch: Batch) -> Tensor:
+        """Keep the log-probabilities of a micro-batch's labels, of whole rows also under context parallelism."""
+        assert self._by_token is not None
+        assert self._rewarded is not None
+        labels = batch["labels"]
+        log_p = token_log_probabilities(output, labels, self._token_loss, self._rewarded.temperature)
+        log_p = log_p.where(labels != IGNORED, 0.0)
+        if self._mesh.cp.size > 1:
+            whole = log_p.new_zeros(len(log_p), log_p.shape[1] * self._mesh.cp.size)
+            log_p = reduce(whole.scatter(1, batch[PLACES], log_p), self._mesh.cp)
+        self._by_token.append(log_p)
+        return log_p.sum()
 
     def _keep_label_logits(self, logits: Tensor, labels: Tensor) -> Loss:
         """Stand in for the token loss: keep the logits [.., vocabulary] at the labels [..] that are not ignored."""

@@ -154,7 +154,7 @@ class VocabularyLoss:
         if self.counts_correct:
             likeliest = self._likeliest_over_ranks(logits) if cut else logits.argmax(-1)
             correct = ((likeliest == labels) & predicted).sum().float()
-        return Loss(total, predicted.sum().float(), correct=correct)
+        return Loss(total, predicted.sum().float(), correct=correct, each_token=value)
 
     def _mean(self, logits: Tensor, cut: bool) -> Tensor:
         return reduce(logits.sum(-1), self._tp) / self._vocabulary if cut else logits.mean(-1)

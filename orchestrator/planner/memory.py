@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from orchestrator.checkpoint.config import CheckpointSpec
-from orchestrator.config.records import PREFERENCES
+from orchestrator.config.records import PREFERENCES, REWARDED
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec
 from orchestrator.config.workload import WorkloadSpec
@@ -376,7 +376,7 @@ def _head(
     of its weight in the forward pass, so each of `passes` forward passes holds one until its backward pass.
     """
     at_once = HEAD_TOKENS["cuda" if resources.per_worker.gpu else "cpu"]
-    chunked = shape.chunked_head and workload.objective not in PREFERENCES
+    chunked = shape.chunked_head and workload.objective not in (*PREFERENCES, *REWARDED)
     tokens *= shape.head_share
     if not tokens:
         return 0.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import check_same_cleaning
-from orchestrator.config.records import COLUMNS, PREFERENCES
+from orchestrator.config.records import COLUMNS, PREFERENCES, REWARDED
 from orchestrator.config.spec import JobSpec
 from orchestrator.data.config import DataSpec
 from orchestrator.data.store.manifest import RECORDS_FORMAT
@@ -91,7 +91,7 @@ def kind_of(spec: JobSpec, data_format: int = RECORDS_FORMAT) -> RecordKind | No
     )
     from orchestrator.data.prepare.records import RecordKind
 
-    if not isinstance(location, str) or objective not in ("conversation", *PREFERENCES):
+    if not isinstance(location, str) or objective not in ("conversation", *PREFERENCES, *REWARDED):
         return RecordKind(objective, tuple(spec.data.labels))
     given = spec.data.chat_template
     day = spec.data.chat_date

@@ -90,7 +90,7 @@ def training_inputs(
     elif share:
         parts = split(tokens, share)
     trained = parts.training if parts and not plan else tokens
-    mixture = Mixture.of(spec.data, spec.train.global_batch, spec.train.steps)
+    mixture = Mixture.of(spec.data, spec.samples_per_step, spec.train.steps)
     routed = bool(workload.config.moe)
     made = batches.batches_of(
         trained,
@@ -244,13 +244,13 @@ def course_of(inputs: TrainingInputs, spec: JobSpec, source: Source | None = Non
     from orchestrator.data.samples.mixture.passes import course
 
     uris = [source.name for source in spec.data.sources]
-    return course(inputs.text[0].order, uris, spec.train.global_batch, _positions(spec, source))
+    return course(inputs.text[0].order, uris, spec.samples_per_step, _positions(spec, source))
 
 
 def _positions(spec: JobSpec, source: Source | None) -> int:
     """Return how many samples of its data a run has read at its end."""
     first, begun = (source.first_position(spec), source.commit.step) if source else (0, 0)
-    return first + spec.train.global_batch * (spec.train.steps - begun)
+    return first + spec.samples_per_step * (spec.train.steps - begun)
 
 
 def _cut_notes(inputs: TrainingInputs) -> list[str]:
@@ -319,6 +319,12 @@ def workload_of(
     )
 
 
+def options_of(spec: JobSpec) -> dict[str, Any]:
+    """Return the options of the objective: those of the job, and the temperature of its rollouts."""
+    rollout = spec.rollout
+    return {**spec.workload.options, **({"temperature": rollout.temperature} if rollout else {})}
+
+
 def load_workload(
     spec: JobSpec,
     vocabulary: Vocabulary,
@@ -352,7 +358,7 @@ def load_workload(
             spec.workload.objective,
             vocabulary,
             changes=spec.workload.changes,
-            options=spec.workload.options,
+            options=options_of(spec),
             mup=spec.workload.mup,
             dropout=dropout,
             attention_dropout=attention_dropout,

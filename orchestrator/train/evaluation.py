@@ -30,6 +30,7 @@ from orchestrator.resolve.training_inputs import TrainingInputs
 from orchestrator.storage.row_types import EvaluationRow
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.eval_sharding import shares
+from orchestrator.train.rollouts.rollouts import Rollouts
 from orchestrator.train.sampler import Sampler
 from workloads.model.masks import DECODER_REAL, REAL
 from workloads.model.transformer import IGNORED
@@ -55,6 +56,7 @@ class Evaluator:
         context: WorkerContext,
         engine: Engine,
         inputs: TrainingInputs,
+        rollouts: Rollouts | None = None,
         between: Callable[[int], object] = lambda step: None,
     ) -> None:
         """`between` is called with the step after each pass over a global batch; tests inject faults there."""
@@ -67,6 +69,7 @@ class Evaluator:
         self._batch_size = spec.train.global_batch
         self._steps = spec.train.steps
         self._sets = inputs.sets
+        self._rollouts = rollouts
         self._has_average = spec.checkpoint.ema is not None
         self._between = between
         workload = inputs.workload
@@ -154,6 +157,12 @@ class Evaluator:
     def _metrics_of_sets(self, step: int, heeds_stop: bool) -> dict[str, dict[str, float]] | None:
         metrics = dict[str, dict[str, float]]()
         for name, held_out in self._sets.items():
+            if self._rollouts is not None:
+                found = self._rewards_of(name, held_out, step, heeds_stop)
+                if found is None:
+                    return None
+                metrics[name] = found
+                continue
             sums = self._sums(name, held_out, step, heeds_stop)
             if sums is not None and DIVERGENCE in sums.sums:
                 # KTO's baseline is a mean over all samples, so the losses take a second pass.
@@ -167,6 +176,21 @@ class Evaluator:
                 tokens_per_byte = held_out.tokens / max(held_out.bytes, 1)
                 metrics[name] = measures(sums, tokens_per_byte, self._metrics, self._classes)
         return metrics
+
+    def _rewards_of(
+        self, name: str, held_out: HeldOut | OwnHeldOut, step: int, heeds_stop: bool
+    ) -> dict[str, float] | None:
+        """Return what the most likely answers to held-out prompts are worth; None if a stop cuts it short."""
+        assert self._rollouts is not None
+        assert isinstance(held_out, HeldOut)
+
+        def goes_on() -> bool:
+            self._between(step)
+            return not agree(0, heeds_stop and self._context.stop_requested()).stop
+
+        batches = self._spec.batches if self._spec else None
+        most = None if batches is None else batches * self._batch_size
+        return self._rollouts.evaluate(self._engine, step, name, held_out.read, most, goes_on)
 
     def _sums(
         self, name: str, held_out: HeldOut | OwnHeldOut, step: int, heeds_stop: bool

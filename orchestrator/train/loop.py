@@ -9,7 +9,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,7 +24,7 @@ from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import check_same_code, find_code
 from orchestrator.config.spec import JobSpec, parse
-from orchestrator.data.samples.batches import Prefetch, StepSamples, slices
+from orchestrator.data.samples.batches import Batches, Prefetch, StepSamples, slices
 from orchestrator.data.samples.receipt import add, roll
 from orchestrator.data.samples.skips import lr_factor, merged, start_of
 from orchestrator.data.store.tokens import Tokens
@@ -46,6 +46,7 @@ from orchestrator.train.instability import check_stable
 from orchestrator.train.mfu import mfu, model_flops_per_second
 from orchestrator.train.profile import StepProfiler
 from orchestrator.train.reference_model import References, references_of
+from orchestrator.train.rollouts.rollouts import Rollouts, rollouts_of
 from orchestrator.train.sequence_warmup import shortened
 from orchestrator.train.task import Task
 from workloads import load as _load  # noqa: F401  (imported before the fork, so that ranks start sooner)
@@ -113,6 +114,16 @@ class RankRecord:
             fields["memory_bytes_by_rank"] = memory
             self._last_memory = memory
         return fields
+
+
+class StepRows(NamedTuple):
+    """The rows that a rank trains on in a step, the sum of their receipt digests, and further fields of the step's
+    row.
+    """
+
+    batches: list[Batch]
+    digest: int
+    metrics: dict[str, float]
 
 
 LONGEST_PAUSE = 0.5
@@ -190,6 +201,8 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         reopened_base = base_of(spec, dataclasses.asdict(base), False)
         inputs = training_inputs(spec, tokens, task.sets, reopened_base, folder_config)
 
+    rollouts = rollouts_of(inputs, tokens, layout, device, context, task.code_roots)
+
     def make(step: int) -> Engine:
         shared = base.digest if base and spec.reads_base else ""
         engine = make_engine(spec, after(inputs.workload, step), layout, device, shared)
@@ -206,6 +219,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         inputs=inputs,
         memory_before=memory_before,
         references=references,
+        rollouts=rollouts,
         pinned=device.pinned,
         growing=is_growing(spec.data.streaming, tokens.sections is None),
     )
@@ -233,6 +247,7 @@ class Rank:
         inputs: TrainingInputs,
         memory_before: int = 0,
         references: References | None = None,
+        rollouts: Rollouts | None = None,
         pinned: Callable[[Batch], Batch] = lambda batch: batch,
         growing: bool = False,
     ) -> None:
@@ -247,6 +262,7 @@ class Rank:
             inputs: the workload and its batches.
             memory_before: bytes in use before the model was built.
             references: log-probabilities of the reference model, if the objective needs them.
+            rollouts: makes the rows of a step, if the objective learns from rewards.
             pinned: moves a batch into page-locked memory if the device is a GPU.
             growing: whether some of the data is still being prepared.
         """
@@ -255,6 +271,7 @@ class Rank:
         self._layout = layout
         self._context = context
         self._make = make
+        self._rollouts = rollouts
         self._pinned = pinned
         self._growing = growing
         self._engine = make(task.restore or 0)
@@ -269,6 +286,7 @@ class Rank:
             context=context,
             engine=engine,
             inputs=inputs,
+            rollouts=rollouts,
             between=lambda step: self._inject(step, in_evaluation=True),
         )
         self._evaluator = self._make_evaluator(self._engine)
@@ -308,8 +326,10 @@ class Rank:
         return {"step": step, "ended": ended}
 
     def close(self) -> None:
-        """Free the engine's memory."""
+        """Free the engine's memory, and end the processes that compute rewards."""
         self._engine.close()
+        if self._rollouts is not None:
+            self._rollouts.close()
 
     def _thaw(self) -> None:
         """Continue with more trained parameters.
@@ -384,20 +404,21 @@ class Rank:
         self._inject(done + 1)
         self._profiler.next(done + 1)
         self._context.set_waiting(True)
-        micro_batches, digest, padding = prefetched.next()
+        samples = prefetched.next()
         self._context.set_waiting(False)
         waited = time.perf_counter() - started
+        made = self._roll_out(samples)
         train = self._spec.train
         lr = learning_rate(train.optimizer, done, train.steps, self._progress.schedule_from(train))
         lr *= lr_factor(done + 1, self._progress.skips)
         seed_step(self._spec.seed, done, self._context.rank_info.rank)
-        metrics = self._compute(micro_batches, lr)
+        metrics = self._compute(made.batches, lr)
         parts = self._engine.clock.take()
         computed = time.perf_counter()
         busy = waited + metrics.busy_seconds if metrics.busy_seconds else 0.0
         # One small all-gather on the CPU. After it every rank knows the same, and so decides the same.
         agreed = agree(
-            digest=digest,
+            digest=made.digest,
             stop=self._context.stop_requested(),
             failures=self._commits.failures,
             ready=self._commits.ready,
@@ -410,8 +431,9 @@ class Rank:
         self._refuse_unstable(metrics)
         self._advance(agreed.digest, metrics.loss)
         row = self._row(metrics, lr, time.perf_counter() - started, waited)
-        if padding is not None:
-            row["padding"] = padding
+        if samples.padding is not None:
+            row["padding"] = samples.padding
+        row |= made.metrics
         row["busy_seconds"] = agreed.busy if busy else ()
         row |= self._record.row(agreed.memory)
         row |= {f"{part}_seconds": round(seconds, 6) for part, seconds in parts.items()}
@@ -428,6 +450,16 @@ class Rank:
         row["saves"] = self._commits.outcomes()
         self._context.report(self._progress.step, row if self._context.rank_info.rank == 0 else None)
         return stop
+
+    def _roll_out(self, samples: StepSamples) -> StepRows:
+        """Return the rows of a step: its samples, or the answers to its prompts."""
+        if self._rollouts is None:
+            return StepRows(samples.batches, samples.digest, {})
+        step = self._progress.step
+        made = self._rollouts.make(self._engine, step, list(samples.prompts))
+        self._rollouts.keep(step + 1, made, self._task)
+        batches = [self._pinned(batch) for batch in made.batches]
+        return StepRows(batches, made.digest, made.metrics)
 
     def _evaluate(self) -> bool:
         """Evaluate if an evaluation is due after this step and not done yet.
@@ -471,10 +503,13 @@ class Rank:
         The ranks of a tensor, context or pipeline group read the same samples, so only the first of them counts the
         digest. The share of padding is computed here too, because the order of samples is not thread-safe.
         """
-        size = self._spec.train.global_batch
+        size = self._spec.samples_per_step
         coordinate = self._layout.coordinate(self._context.rank_info.rank)
         origin = self._origin
         start = start_of(origin.position, step - origin.step, size, origin.skips)
+        if self._rollouts is not None:
+            assert isinstance(self._batches, Batches)  # own samples have an objective of their own
+            return StepSamples([], 0, None, self._rollouts.prompts(self._batches, start, size))
         mine = slices(start, size, coordinate["dp"], self._layout.dp, self._layout.micro_batch)
         parts = [self._batches.batch(position, count) for position, count in mine]
         if self._spec.workload.draws:
@@ -497,7 +532,7 @@ class Rank:
 
     def _advance(self, digest: int, loss: float | None) -> None:
         """Count the step that was just done."""
-        size = self._spec.train.global_batch
+        size = self._spec.samples_per_step
         before = self._progress
         stability = self._spec.train.stability
         losses = before.losses if loss is None else (*before.losses, loss)
@@ -505,7 +540,7 @@ class Rank:
             before,
             step=before.step + 1,
             position=start_of(before.position, 0, size, before.skips) + size,
-            tokens=before.tokens + size * self._spec.data.sequence_length,
+            tokens=before.tokens + self._spec.train.global_batch * self._spec.data.sequence_length,
             receipt=roll(before.receipt, digest),
             losses=() if stability.spike is None else losses[-stability.window :],
         )
@@ -520,7 +555,7 @@ class Rank:
             before=before.losses,
             stability=train.stability,
             step=before.step + 1,
-            position=start_of(before.position, 0, train.global_batch, before.skips),
+            position=start_of(before.position, 0, self._spec.samples_per_step, before.skips),
         )
 
     def _row(self, metrics: Metrics, lr: float, seconds: float, data_seconds: float) -> Row:

@@ -44,6 +44,7 @@ from workloads.model import losses
 from workloads.model.stored import listed
 from workloads.model.transformer import Output
 from workloads.objectives.preferences import preference_loss
+from workloads.objectives.rewarded import rewarded_loss
 from workloads.plain_module import depths_of, initial_of, shapes_of
 from workloads.workload import Batch, Ended, Generation, Loss, Objective, Sampling, Vocabulary
 
@@ -203,6 +204,8 @@ class HuggingFaceWorkload:
         """Return the loss of a forward pass's output."""
         if compared := preference_loss(self.objective, output, batch, of_tokens):
             return compared
+        if rewarded := rewarded_loss(self.objective, output, batch, of_tokens):
+            return rewarded
         return losses.loss(self.config, output, batch, of_tokens)
 
     def balance(self, model: nn.Module, routed: Mapping[str, Tensor]) -> None:

@@ -43,6 +43,14 @@ class Cache:
         """Begin a forward pass over tokens at `positions`, int64 [B, L]."""
         self.positions, self.length = positions, max(self.length, int(positions.max()) + 1)
 
+    def select(self, rows: Tensor) -> None:
+        """Keep the rows at the indices `rows`, int64 [new B], in this order; a row may be taken several times."""
+        for layer in self.layers.values():
+            if layer.keys is not None and layer.values is not None:
+                layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+            if layer.memory is not None:
+                layer.memory = (layer.memory[0][rows], layer.memory[1][rows])
+
     def add(self, layer: LayerCache, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Store keys and values [B, kv_heads, L, D] of this pass, and return all that are stored,
         ordered by position.

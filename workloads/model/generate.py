@@ -204,13 +204,13 @@ def choose(
     before = shares.cumsum(-1) - shares
     shares = torch.where(before < sampling.top_p, shares, 0.0)
     total = shares.cumsum(-1)
-    drawn = [_uniform(sampling.seed, number, place) for number, place in enumerate(places, prompt)]
+    drawn = [uniform(sampling.seed, number, place) for number, place in enumerate(places, prompt)]
     height = torch.tensor(drawn, dtype=torch.float64, device=logits.device).unsqueeze(1) * total[:, -1:]
     found = torch.searchsorted(total, height, right=True).clamp(max=order.shape[1] - 1)
     return order.gather(1, found).squeeze(1)
 
 
-def _uniform(seed: int, prompt: int, place: int) -> float:
+def uniform(seed: int, prompt: int, place: int) -> float:
     """Return a number in [0, 1) that is the same on every machine."""
     digest = hashlib.blake2b(struct.pack("<3q", seed, prompt, place), digest_size=8).digest()
     return float((int.from_bytes(digest, "little") >> 11) / 2**53)

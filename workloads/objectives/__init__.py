@@ -28,6 +28,8 @@ ipo                       IPO, Azar et al. 2023                               de
 orpo                      ORPO, Hong et al. 2024                              decoder
 kto                       KTO, Ethayarajh et al. 2024                         decoder
 reward                    InstructGPT, Ouyang et al. 2022                     decoder
+grpo                      DeepSeekMath, Shao et al. 2024                      decoder
+reinforce                 RLOO, Ahmadian et al. 2024                          decoder
 
 Batch keys, B samples of L tokens, all of one shape for a given sequence length:
 tokens [B, L], labels [B, L or decoder length] (aligned with what predicts them, -100 where nothing is),
@@ -61,6 +63,7 @@ from workloads.objectives.mass import Mass
 from workloads.objectives.pairs import NextSentence, SentenceOrder
 from workloads.objectives.permuted import PermutedLM
 from workloads.objectives.preferences import Dpo, Ipo, Kto, Orpo, Reward
+from workloads.objectives.rewarded import Grpo, Reinforce
 from workloads.objectives.sampled import RULE, SampledObjective
 from workloads.objectives.span_corruption import SpanCorruption
 from workloads.objectives.supervised import (
@@ -106,6 +109,8 @@ _CLASSES: Mapping[str, type[SampledObjective]] = MappingProxyType(
             Orpo,
             Kto,
             Reward,
+            Grpo,
+            Reinforce,
         )
     }
 )
@@ -135,6 +140,11 @@ OTHER_NAMES = {
     "summarization": "seq2seq",
     "summarisation": "seq2seq",
     "reward_model": "reward",
+    "rlhf": "grpo",
+    "rl": "grpo",
+    "gspo": "grpo",
+    "dapo": "grpo",
+    "rloo": "reinforce",
 }
 """Other names of objectives in papers and libraries."""
 OF_MODELS = dict.fromkeys(("contrastive", "clip"), "workloads.vision.clip:Clip") | dict.fromkeys(
@@ -142,8 +152,8 @@ OF_MODELS = dict.fromkeys(("contrastive", "clip"), "workloads.vision.clip:Clip")
     "workloads.vision.mae:Mae",
 )
 """Objectives that are part of a model here, by the model."""
-OF_OWN_ANSWERS = ("grpo", "ppo", "rlhf", "rl", "rloo", "gspo", "dapo", "reinforce", "online_dpo")
-"""Objectives that learn from answers sampled during training, which are not supported."""
+OF_OWN_ANSWERS = ("ppo", "online_dpo")
+"""Objectives over generated answers that are not supported."""
 OF_TEXT: tuple[str, ...] = tuple(name for name in NAMES if not _CLASSES[name].unit.startswith("record"))
 """Objectives that read text, not records."""
 
@@ -246,8 +256,8 @@ def _near(name: str) -> str:
     if wanted in OF_MODELS:
         return f", and the model has its own: workload.model {OF_MODELS[wanted]}"
     if wanted in OF_OWN_ANSWERS:
-        what = "no objective learns from answers that the model generates"
-        return f": {what}; dpo, ipo, orpo and kto learn from given answers"
+        what = "grpo and reinforce learn from answers that the model generates"
+        return f": {what}; dpo, ipo, orpo and kto from given answers"
     # with short names, every other name is near
     long = [each for each in NAMES if len(each) > 6]
     near = (

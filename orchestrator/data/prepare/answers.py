@@ -196,6 +196,39 @@ class Answers:
         ending = [number | MARK for number in after]
         return _not_empty(np.concatenate([before, words, ending]).astype(np.uint32), name)
 
+    def prompt(self, prompt: Any, tools: Any = None) -> np.ndarray:
+        """Return the tokens of a prompt, int64, open at its end for an answer.
+
+        Args:
+            prompt: a text, or a list of messages that the chat template writes, up to where the answer begins.
+            tools: the tools that the messages may call.
+
+        Raises a one-line ValueError.
+        """
+        if isinstance(prompt, str):
+            _check_text(prompt, "prompt")
+            words = self.marked(prompt, [], special=self.framing.parsed)
+            before, _ = self.framing.around(unmarked(words), self.eos)
+            found = np.concatenate([before, words]).astype(np.int64)
+        else:
+            if not isinstance(prompt, list):
+                raise ValueError(f"its prompt is {type(prompt).__name__}, not a text or a list of messages")
+            if self.template is None:
+                raise ValueError(
+                    "it holds messages, and the tokenizer has no chat template; name one in data.chat_template"
+                )
+            named = tools_of(tools)
+            given = self._given_prompt(prompt, named)
+            found = unmarked(self.marked(self._writer(named).opening(given, named), []))
+        if not len(found):
+            raise ValueError("its prompt is empty")
+        return found
+
+    def _given_prompt(self, messages: list[Any], tools: list[Any] | None) -> list[Message]:
+        """Like `_given`, for messages without an answer at their end."""
+        template = self._writer(tools)
+        return template.calls_as_read(template.as_read(checked(messages)))
+
     def to_turn(self, prompt: Any, answer: Any, tools: Any = None) -> list[np.ndarray]:
         """Return a conversation from two columns as marked tokens, in which the answer is predicted.
 

@@ -229,6 +229,10 @@ class Template:
         """
         return self._render(self.as_read([{"role": "user", "content": text}]), None, prompt=True)[0]
 
+    def opening(self, messages: list[Message], tools: list[Any] | None) -> str:
+        """Return what the template writes for messages, up to where the answer begins. Raises a one-line ValueError."""
+        return self._render(messages, tools, prompt=True)[0]
+
     def closing(self) -> str:
         """Return what the template writes after an answer. Raises a one-line ValueError."""
         talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PROBE}]

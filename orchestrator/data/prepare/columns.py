@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.fields import columns_of, template_of
-from orchestrator.config.records import COMPARED, LABELLED, may_be_null
+from orchestrator.config.records import COMPARED, LABELLED, REWARDED, may_be_null
 from orchestrator.data.prepare.messages import without_nulls
 from orchestrator.data.sources import Span
 from orchestrator.data.sources.arrow_files import label_names
@@ -21,7 +21,7 @@ from orchestrator.data.sources.files import TABLES
 from orchestrator.data.sources.rejected import Unfit
 from orchestrator.data.sources.table_rows import schema_in
 
-TALKS = ("conversation", *COMPARED, "kto")
+TALKS = ("conversation", *COMPARED, "kto", *REWARDED)
 """Objectives that read messages."""
 LABELS = ("label", "labels")
 """The names of an objective's label columns."""
@@ -56,9 +56,8 @@ class RowColumns:
             values[name] = self._named(values[name], names)
         if self._format > 5:
             values = _as_lists(values, self._objective)
-        optional = may_be_null(self._objective)
         for name, value in values.items():
-            if value is None and name not in optional:
+            if value is None and not may_be_null(self._objective, name):
                 raise WrongRow(
                     f"has no '{self._columns[name]}'", "map the columns in data.sources, or remove the row"
                 )

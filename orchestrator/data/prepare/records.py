@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from orchestrator.config.records import COMPARED
+from orchestrator.config.records import COMPARED, PROMPT, REWARDED
 from orchestrator.data.encoding.framing import UNFRAMED, Framing
 from orchestrator.data.encoding.tokenizer import roles_of
 from orchestrator.data.prepare.answers import Answers, unmarked
@@ -352,6 +352,14 @@ def _judged(values: Mapping[str, Any], answers: Answers) -> list[Encoded]:
     return [(pack([words, [int(values["label"])]]), unmarked(words))]
 
 
+def _asked(values: Mapping[str, Any], answers: Answers) -> list[Encoded]:
+    """Return a prompt, and the other columns as JSON text, which rewards read."""
+    others = {name: value for name, value in values.items() if name not in (PROMPT, "tools")}
+    prompt = answers.prompt(values[PROMPT], values.get("tools"))
+    text = json.dumps(others, sort_keys=True, ensure_ascii=False, default=str)
+    return [(pack([prompt, np.frombuffer(text.encode(errors="replace"), dtype=np.uint8)]), prompt)]
+
+
 _ENCODERS: Mapping[str, Callable[..., Encoded]] = {
     "sequence_classification": _labelled,
     "regression": _scored,
@@ -363,4 +371,5 @@ _ANSWERS: Mapping[str, Callable[[Mapping[str, Any], Answers], list[Encoded]]] = 
     "conversation": _spoken,
     **dict.fromkeys(COMPARED, _compared),
     "kto": _judged,
+    **dict.fromkeys(REWARDED, _asked),
 }

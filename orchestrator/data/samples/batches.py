@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -120,11 +120,13 @@ class StepSamples(NamedTuple):
         batches: the micro-batches.
         digest: the sum of the receipt digests of their samples.
         padding: on rank 0, if whole documents are packed, the share of padding in the global batch.
+        prompts: the prompts of the whole step, in place of micro-batches, if the model generates the answers.
     """
 
     batches: list[Batch]
     digest: int
     padding: float | None
+    prompts: Sequence[Any] = ()
 
 
 class Batches:

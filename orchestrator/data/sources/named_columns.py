@@ -54,9 +54,8 @@ def _sought(file: SourceFile, objective: str) -> list[str]:
         return []
     fields = file.fields
     if file.on_error != "fail":
-        nullable = may_be_null(objective)
         fields = (
-            tuple(file.field[name] for name in nullable if name in file.field)
+            tuple(column for name, column in file.field.items() if may_be_null(objective, name))
             if isinstance(file.field, dict)
             else ()
         )

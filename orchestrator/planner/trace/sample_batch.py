@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from orchestrator.config.records import COLUMNS, PREFERENCES, REFERENCED
+from orchestrator.config.records import COLUMNS, PREFERENCES, REFERENCED, REWARDED
 from orchestrator.config.spec import JobSpec
 from orchestrator.data.samples.own_samples import first_samples
 from workloads.model.dropout import KEYS, row_keys
 from workloads.model.masks import REAL, SEGMENTS
 from workloads.model.transformer import IGNORED
 from workloads.objectives.records import MARK, pack, to_bits
+from workloads.objectives.rewarded import ADVANTAGE, COUNTED, DRAWN, WEIGHT
 from workloads.workload import Batch, Workload
 
 ENDLESS = 2**40
@@ -67,11 +68,22 @@ def sample_batch(spec: JobSpec, workload: Workload, rows: int) -> Batch:
     batch.pop(SEGMENTS, None)  # one document per row takes the most computation
     if workload.objective.name in REFERENCED:
         batch["reference"] = torch.full((rows, 2), -20.0)
+    if workload.objective.name in REWARDED:
+        batch |= _answered(batch)
     if spec.workload.draws:
         batch[KEYS] = row_keys(spec.seed, 0, rows)
     if spec.data.packing == "best_fit" and workload.config.moe:
         batch[REAL] = torch.ones(rows, spec.data.sequence_length, dtype=torch.bool)
     return batch
+
+
+def _answered(batch: Batch) -> Batch:
+    """Return the entries of rows with answers that a batch of prompts lacks, see `workloads.objectives.rewarded`."""
+    tokens = batch["tokens"]
+    labels = tokens.roll(-1, 1)
+    labels[:, -1] = IGNORED
+    ones = torch.ones(tokens.shape)
+    return {"labels": labels, ADVANTAGE: ones, WEIGHT: ones, COUNTED: ones, DRAWN: -ones}
 
 
 def predicted_share(batch: Batch) -> float:
@@ -93,6 +105,8 @@ def _record(objective: str, plain: np.ndarray, sample: int, length: int) -> np.n
             return pack([text[:3], text, [0, 1]])
         case "seq2seq":
             return pack([text, text[::-1]])
+    if objective in REWARDED:
+        return pack([text, [ord("{"), ord("}")]])
     said = np.concatenate([text[:2], text[2:] | MARK])
     if objective in PREFERENCES:
         return pack([said, [1]] if objective == "kto" else [said, said[:-1]])

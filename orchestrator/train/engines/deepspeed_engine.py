@@ -438,6 +438,17 @@ class DeepSpeedEngine:
         raise NotImplementedError("DeepSpeed holds no reference")
 
     @torch.no_grad()
+    def token_log_probabilities(
+        self, micro_batches: Sequence[Batch], of_reference: bool = False
+    ) -> list[Tensor]:
+        """See `Engine.token_log_probabilities`. The engine's rules refuse a reference earlier."""
+        assert not of_reference
+        self._losses.begin_tokens()
+        self._evaluate(micro_batches)
+        self._routing.take([self.model])
+        return self._losses.token_log_probabilities()
+
+    @torch.no_grad()
     def log_probabilities(self, micro_batches: Sequence[Batch]) -> list[Tensor]:
         """See `Engine.log_probabilities`."""
         self._losses.begin_reference()

@@ -66,6 +66,19 @@ class Engine(Protocol):
         state changes.
         """
 
+    def token_log_probabilities(
+        self, micro_batches: Sequence[Batch], of_reference: bool = False
+    ) -> list[Tensor]:
+        """Return the log-probabilities of the labels, fp32 [B, L] for each micro-batch; 0 where nothing is predicted.
+
+        Every rank passes its micro-batches of a step. Of a pipeline's stages only the last returns values, the others
+        zeros. No state changes.
+
+        Args:
+            micro_batches: rows with generated answers, see `workloads.objectives.rewarded`.
+            of_reference: whether to use the reference model that `hold_reference` keeps.
+        """
+
     def hold_reference(self, seed: int) -> None:
         """Initialise the weights, and keep a copy as the reference model of steps and evaluations."""
 

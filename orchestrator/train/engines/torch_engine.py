@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.reader import Reader
+from orchestrator.config.records import REWARDED
 from orchestrator.config.spec import JobSpec
 from orchestrator.optim.build import OptimizerContext, build_optimizer, slots_of
 from orchestrator.optim.groups import rates_of, set_lr
@@ -38,6 +39,7 @@ from orchestrator.train.engines.loss_scale import LossScale
 from orchestrator.train.engines.moving_average import MovingAverage
 from orchestrator.train.engines.state import committed_shapes, initialise, pieces, restore
 from workloads.objectives.preferences import REFERENCE
+from workloads.objectives.rewarded import REFERENCE_TOKENS
 from workloads.workload import Batch, Workload
 
 T = TypeVar("T")
@@ -175,6 +177,22 @@ class TorchEngine:
         return self._losses.answer_log_probabilities()
 
     @torch.no_grad()
+    def token_log_probabilities(
+        self, micro_batches: Sequence[Batch], of_reference: bool = False
+    ) -> list[Tensor]:
+        """See `Engine.token_log_probabilities`."""
+        if of_reference:
+            self._swap_reference()
+        self._losses.begin_tokens()
+        self._evaluate(micro_batches)
+        self._routing.take(self._stages)
+        found = self._losses.token_log_probabilities()
+        if of_reference:
+            self._swap_reference()
+        # Only a pipeline's last stage computes and reads them; see `_with_reference`.
+        return found or [torch.zeros(batch["labels"].shape) for batch in micro_batches]
+
+    @torch.no_grad()
     def hold_reference(self, seed: int) -> None:
         """See `Engine.hold_reference`."""
         self.initialise(seed)
@@ -184,8 +202,13 @@ class TorchEngine:
     @torch.no_grad()
     def _with_reference(self, micro_batches: Sequence[Batch]) -> Sequence[Batch]:
         """Return the micro-batches with their answers' log-probabilities under the reference, if this rank holds it."""
-        if not self._reference or REFERENCE in micro_batches[0]:
+        if not self._reference or micro_batches[0].keys() & {REFERENCE, REFERENCE_TOKENS}:
             return micro_batches
+        if self._workload.objective.name in REWARDED:
+            values = self.token_log_probabilities(micro_batches, of_reference=True)
+            return [
+                {**batch, REFERENCE_TOKENS: each} for batch, each in zip(micro_batches, values, strict=True)
+            ]
         self._swap_reference()
         self._losses.begin_reference()
         self._evaluate(micro_batches)

@@ -14,7 +14,7 @@ from texts import Corpus
 
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.commit_store import Store
-from orchestrator.config.records import COLUMNS, PREFERENCES, REFERENCED
+from orchestrator.config.records import COLUMNS, PREFERENCES, REFERENCED, REWARDED
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.data.samples.batches import slices
 from orchestrator.parallel.device import COMPUTE, Device, close_device, open_device
@@ -29,15 +29,20 @@ from workloads.load import load
 from workloads.model.dropout import KEYS, row_keys
 from workloads.objectives.preferences import means
 from workloads.objectives.records import CLOSE, MARK, pack, to_bits
+from workloads.objectives.rewarded import ADVANTAGE, COUNTED, PER_TOKEN, REFERENCE_TOKENS, SAMPLED, WEIGHT
 from workloads.workload import Batch, Vocabulary, Workload
 
 SIZE, LENGTH = 160, 16
+MOST = 8
+"""Maximum tokens of a rewarded answer."""
 VOCABULARY = Vocabulary(SIZE, eos=2, pad=1, bos=0, cls=3, sep=4, mask=5, sentinels=tuple(range(60, 160)), added=150,
                         word_start=np.ones(SIZE, bool), sentence_end=np.arange(SIZE) % 7 == 0)  # fmt: skip
 AT_ONCE = 10
 """Tokens whose logits a head computes at once where there are several ranks; one process computes all at once. Not
 under Lion, which takes the sign of gradients that are nothing but rounding (a key's bias)."""
 SMALL = {"hidden": 32, "heads": 4, "intermediate": 64, "layers": 2, "max_positions": 64}
+
+WITH_REWARDS = {"rewards": [{"kind": "exact_match"}], "rollout": {"group": 2, "max_tokens": MOST}}
 
 
 def job(case: dict[str, Any]) -> JobSpec:
@@ -64,6 +69,7 @@ def job(case: dict[str, Any]) -> JobSpec:
         },
         "train": train,
         "checkpoint": {"average": case.get("average")},
+        **(WITH_REWARDS if case.get("objective") in REWARDED else {}),
     })  # fmt: skip
 
 
@@ -103,6 +109,8 @@ def record_of(objective: str, sample: int) -> np.ndarray:
             return pack([text[:3], text, [sample % 2, sample % 2 * 2]])
         case "seq2seq":
             return pack([text, text[::-1]])
+    if objective in REWARDED:
+        return pack([text, [ord("{"), ord("}")]])
     if objective in PREFERENCES:  # answers of 2 to 7 tokens after a prompt of two, of which some are cut
         sizes = (2 + sample % 6, 2 + sample * 5 % 6)
         said = [np.concatenate([text[:2], draw.integers(6, 50, size) | MARK]) for size in sizes]
@@ -132,6 +140,10 @@ def micro_batches(
     place = layout.coordinate(dist.get_rank())
     mine = slices(step * size, size, place["dp"], layout.dp, layout.micro_batch)
     batches = [workload.objective.collate(read, range(start, start + count), 0) for start, count in mine]
+    if workload.objective.name in REWARDED:
+        for batch, (start, count) in zip(batches, mine, strict=True):
+            rows = [answered_row(workload.objective, sample) for sample in range(start, start + count)]
+            batch |= {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
     if workload.objective.name in REFERENCED:
         for batch, (start, count) in zip(batches, mine, strict=True):
             batch["reference"] = torch.tensor(
@@ -144,6 +156,26 @@ def micro_batches(
         for batch, (start, count) in zip(batches, mine, strict=True):
             _pad(batch, start, count)
     return batches
+
+
+def answered_row(objective: Any, sample: int) -> dict[str, np.ndarray]:
+    """A prompt with a rewarded answer, a function of its number. The probabilities when it was generated are like those
+    of an untrained model, so that some ratios are clipped."""
+    draw = np.random.default_rng(sample)
+    prompt, answer = 2 + sample % 5, 1 + sample * 3 % MOST
+    places = slice(prompt - 1, prompt - 1 + answer)
+    tokens = np.full(LENGTH, VOCABULARY.padding)
+    tokens[: prompt + answer] = draw.integers(6, 50, prompt + answer)
+    labels = np.full(LENGTH, -100)
+    labels[places] = tokens[prompt : prompt + answer]
+    row = {name: np.zeros(LENGTH, np.float32) for name in PER_TOKEN}
+    row[ADVANTAGE][places] = draw.normal()
+    is_by_token = objective.loss_type == "dapo"
+    row[WEIGHT][places] = {"dapo": 1.0, "grpo": 1.0 / answer, "dr_grpo": 1.0 / MOST}[objective.loss_type]
+    row[COUNTED][places if is_by_token else prompt - 1] = 1.0
+    for name in (SAMPLED, REFERENCE_TOKENS):
+        row[name][places] = draw.normal(-np.log(SIZE), 0.25, answer)
+    return {"tokens": tokens, "labels": labels, **row}
 
 
 def _pad(batch: Batch, start: int, count: int) -> None:
@@ -239,10 +271,22 @@ def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
         said = sum((each.sum(0) for each in found), torch.zeros(2))
         dist.all_reduce(said)
         evaluated["said"] = said.tolist()
+    if spec.workload.objective in REWARDED:
+        evaluated["said"] = said_of_tokens(engine, micro_batches(workload, spec, layout, 98), layout)
     engine.close()
     if dist.get_rank() == 0:
         found = {"losses": losses, "norms": norms, "extras": extras, "eval": evaluated, "averaged": averaged}
         torch.save({**found, "first": first, "state": state}, folder / f"{case['id']}.pt")
+
+
+def said_of_tokens(engine: Engine, batches: list[Batch], layout: Layout) -> list[float]:
+    """The sums of log-probabilities by place, over the rows of all ranks."""
+    place = layout.coordinate(dist.get_rank())
+    said = sum((each.sum(0).float() for each in engine.token_log_probabilities(batches)), torch.zeros(LENGTH))
+    if place["tp"] or place["cp"] or place["pp"] < layout.pp - 1:
+        said = torch.zeros(LENGTH)
+    dist.all_reduce(said)
+    return said.tolist()
 
 
 def main(config: dict[str, Any], context: WorkerContext) -> dict[str, str]:

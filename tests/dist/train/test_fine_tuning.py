@@ -12,7 +12,7 @@ from rank_cases import job, micro_batches, workload_of
 from rendezvous import recorded
 
 from cluster.workers.process_gang import ProcessGang
-from orchestrator.config.records import PREFERENCES
+from orchestrator.config.records import PREFERENCES, REWARDED
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.losses import _labels_in
 
@@ -35,6 +35,27 @@ TASKS: dict[str, dict[str, Any]] = {
         "objective": "dpo",
     },
     "talk": {"model": "qwen3-tiny", "changes": {"kv_heads": 2}, "objective": "conversation"},
+    "grpo": {
+        "model": "qwen3-tiny",
+        "changes": {"kv_heads": 2},
+        "objective": "grpo",
+        "options": {"beta": 0.1},
+    },
+    "grpo by sequence": {
+        "model": "gpt-tiny",
+        "objective": "grpo",
+        "options": {"importance_sampling_level": "sequence", "epsilon": 0.05, "loss_type": "dapo"},
+    },
+    "reinforce": {
+        "model": "gpt-tiny",
+        "objective": "reinforce",
+        "options": {"loss_type": "dr_grpo", "beta": 0.1, "kl": "k2"},
+    },
+    "grpo of experts": {
+        "model": "mixtral-tiny",
+        "changes": {"kv_heads": 2, "moe": {"experts": 4, "intermediate": 32}, "initial_std": 0.1},
+        "objective": "grpo",
+    },
     "experts": {
         "model": "mixtral-tiny",
         "changes": {"kv_heads": 2, "moe": {"experts": 4, "intermediate": 32}, "initial_std": 0.1},
@@ -50,6 +71,10 @@ QUICK: list[tuple[str, dict[str, Any]]] = [
     ("dpo", {"pp": 2}),
     ("reward", {"dp": 2, "zero": 3}),
     ("kto", {"dp": 2, "zero": 2}),
+    ("grpo", {"tp": 2, "sequence": True}),
+    ("grpo", {"dp": 2, "zero": 3}),
+    ("grpo by sequence", {"cp": 2}),
+    ("reinforce", {"pp": 2}),
 ]
 REST: list[tuple[str, dict[str, Any]]] = [
     *((task, {"tp": 2}) for task in TASKS),
@@ -58,6 +83,9 @@ REST: list[tuple[str, dict[str, Any]]] = [
     *((task, {"dp": 2, "zero": zero, "engine": "deepspeed"}) for task in TASKS for zero in (1, 3)),
     *((task, {"tp": 2, "sequence": True}) for task in ("last", "number", "words", "span", "talk", "dpo")),
     *((task, {"cp": 2}) for task in ("ipo", "kto", "orpo", "dpo of experts")),
+    *((task, {"cp": 2}) for task in ("grpo", "reinforce", "grpo of experts")),
+    ("grpo of experts", {"dp": 2, "ep": 2}),
+    ("grpo", {"pp": 2, "schedule": "zbv", "micro_batch": 2}),
     ("reward", {"tp": 2, "sequence": True}),
     ("dpo", {"pp": 2, "schedule": "zbv", "micro_batch": 2}),
     ("dpo of experts", {"dp": 2, "ep": 2}),
@@ -86,7 +114,9 @@ def test_fine_tuning_is_the_same_under_every_layout(
             raise AssertionError(f"{case['id']}: {error}") from None
 
 
-@pytest.mark.parametrize("task", [name for name in TASKS if TASKS[name]["objective"] not in PREFERENCES])
+@pytest.mark.parametrize(
+    "task", [name for name in TASKS if TASKS[name]["objective"] not in (*PREFERENCES, *REWARDED)]
+)
 def test_what_is_predicted_is_counted_before_as_by_the_loss(task: str) -> None:
     """Else a mean beside the sum, as of routers, has another weight."""
     case = {"changes": {}, **TASKS[task]}

@@ -1,0 +1,1 @@
+"""Answers that the model generates while it learns from rewards for them."""

@@ -1,0 +1,64 @@
+"""Advantages: how much better an answer is than others to its prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+LEAST = 1e-4
+"""Added to a standard deviation before dividing by it, as TRL does, so that equal rewards give no advantage."""
+
+
+@dataclass(frozen=True)
+class Advantages:
+    """The advantages of a step's answers.
+
+    Attributes:
+        values: fp64 [prompts, group]; 0 where there is no reward.
+        is_counted: whether an answer has a reward, bool [prompts, group].
+        deviation: mean over prompts of the standard deviation within the group.
+        without_signal: share of prompts all of whose answers have the same reward, so that nothing is learnt.
+    """
+
+    values: np.ndarray
+    is_counted: np.ndarray
+    deviation: float
+    without_signal: float
+
+
+def advantages(rewards: np.ndarray, baseline: str, scale: str = "none") -> Advantages:
+    """Return the advantages of answers.
+
+    Args:
+        rewards: fp64 [prompts, group]; NaN for an answer that is left out.
+        baseline: "group" subtracts the mean of the group (GRPO), "leave_one_out" the mean of the other answers (RLOO).
+        scale: what advantages are divided by: the standard deviation of the "group" or of the "batch", or "none".
+    """
+    is_counted = ~np.isnan(rewards)
+    count = is_counted.sum(1, keepdims=True)
+    total = np.where(is_counted, rewards, 0.0).sum(1, keepdims=True)
+    mean = total / np.maximum(count, 1)
+    above = np.where(is_counted, rewards - mean, 0.0)
+    # Of n values with mean m, the mean of the others is (n m - r) / (n - 1), so r minus it is (r - m) n / (n - 1).
+    if baseline == "leave_one_out":
+        above = above * count / np.maximum(count - 1, 1)
+    spread = _deviation(np.where(is_counted, rewards - mean, 0.0), count)
+    if scale == "group":
+        above = above / (spread + LEAST)
+    elif scale == "batch":
+        everyone = rewards[is_counted]
+        whole = float(everyone.std(ddof=1)) if len(everyone) > 1 else 0.0
+        above = above / (whole + LEAST)
+    return Advantages(
+        values=above,
+        is_counted=is_counted,
+        deviation=float(spread.mean()),
+        without_signal=float((np.abs(spread) < 1e-8).mean()),
+    )
+
+
+def _deviation(above: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """Return the standard deviation of each group, with n - 1 in the denominator, [prompts, 1]."""
+    result: np.ndarray = np.sqrt((above**2).sum(1, keepdims=True) / np.maximum(count - 1, 1))
+    return result

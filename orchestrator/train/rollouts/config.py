@@ -1,0 +1,93 @@
+"""Rollouts: the answers that the model generates for each prompt while it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from orchestrator.config.records import REWARDED
+from orchestrator.config.strict import Count, Positive, StrictModel
+from orchestrator.config.workload import WorkloadSpec
+from orchestrator.rewards.config import RewardSpec
+from orchestrator.train.config import TrainSpec
+
+
+class RolloutSpec(StrictModel):
+    """How answers are generated for an objective that learns from rewards."""
+
+    group: int = Field(
+        default=8,
+        ge=2,
+        le=1024,
+        description="answers to each prompt; a step has global_batch / group prompts",
+    )
+    max_tokens: Positive = Field(default=128, description="maximum tokens of an answer")
+    temperature: float = Field(default=1.0, ge=1e-3, description="tokens are drawn at this temperature")
+    top_k: Count = Field(default=0, description="draw from the most likely tokens; 0: from all")
+    top_p: float = Field(
+        default=1.0, gt=0.0, le=1.0, description="draw from the fewest tokens with this probability together"
+    )
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list, max_length=16, description="texts that end an answer, which keeps them"
+    )
+    together: Positive = Field(
+        default=8,
+        description="prompts whose answers are decoded together. More is faster and takes more memory; answers "
+        "depend on it in the last bits",
+    )
+    keep_every: Positive = Field(
+        default=50, description="steps between rollouts that are kept as text in the run directory"
+    )
+
+
+NOT_IDENTITY = ("keep_every",)
+"""Keys that change neither samples nor weights."""
+
+
+def with_rollouts(document: Any) -> Any:
+    """Set defaults that follow from the objective: rollouts, and the reference that a divergence needs."""
+    if not isinstance(document, dict) or not isinstance(workload := document.get("workload"), dict):
+        return document
+    if workload.get("objective") not in REWARDED:
+        return document
+    train, options = document.get("train"), workload.get("options")
+    if isinstance(train, dict) and isinstance(options, dict) and options.get("beta"):
+        document = {**document, "train": {"reference": "held", **train}}
+    return document if document.get("rollout") is not None else {**document, "rollout": {}}
+
+
+def problem_of(
+    workload: WorkloadSpec,
+    sequence_length: int,
+    train: TrainSpec,
+    rollout: RolloutSpec | None,
+    rewards: Sequence[RewardSpec],
+) -> str:
+    """Return what is wrong with a job's rollouts and rewards; empty if nothing is."""
+    objective = workload.objective
+    if objective not in REWARDED:
+        key = "rollout" if rollout else "rewards" if rewards else ""
+        return (
+            f"{key} is for {' and '.join(REWARDED)}, and the objective is {objective}; leave it out"
+            if key
+            else ""
+        )
+    if rollout is None or not rewards:
+        return f"{objective} learns from rewards, and there are none; list them in rewards"
+    if train.global_batch % rollout.group:
+        return (
+            f"train.global_batch {train.global_batch} counts answers, and is not a multiple of rollout.group "
+            f"{rollout.group}; change one of them"
+        )
+    if rollout.max_tokens >= sequence_length:
+        return (
+            f"rollout.max_tokens {rollout.max_tokens} leaves no room for a prompt in data.sequence_length "
+            f"{sequence_length}; lower it, or raise data.sequence_length"
+        )
+    if "temperature" in workload.options:
+        return "workload.options.temperature is that of rollouts; set rollout.temperature instead"
+    if train.reference == "precomputed" and workload.options.get("beta"):
+        return "train.reference precomputed cannot know generated answers; set it to held, or leave it out"
+    return ""

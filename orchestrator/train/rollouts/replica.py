@@ -1,0 +1,107 @@
+"""The whole model on every rank, from which answers are generated under any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from orchestrator.checkpoint.pieces import TensorPiece
+from orchestrator.parallel.device import Device
+from orchestrator.parallel.rank_messages import gather_json
+from orchestrator.train.engines.engine import Engine
+from workloads.workload import Workload
+
+WEIGHTS = "model."
+"""The beginning of the names of weights in an engine's state."""
+AT_ONCE = 2**24
+"""Maximum number of values that are sent together."""
+
+
+class _Place(NamedTuple):
+    """Where a piece of a tensor belongs."""
+
+    name: str
+    start: tuple[int, ...]
+    extent: tuple[int, ...]
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        return tuple(slice(a, a + n) for a, n in zip(self.start, self.extent, strict=True))
+
+    @property
+    def size(self) -> int:
+        return int(torch.Size(self.extent).numel())
+
+
+class Replica:
+    """A plain module with all weights in fp32, which `take` fills with those of an engine.
+
+    Frozen weights are read once: an engine's state lacks them.
+    """
+
+    def __init__(self, workload: Workload, device: Device, seed: int) -> None:
+        """Build the module on the rank's device, with the initial values of frozen weights."""
+        with torch.device("meta"):
+            self.model: nn.Module = workload.build()
+        self.model.to_empty(device=device.device).eval().requires_grad_(False)
+        named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        self._tensors: dict[str, Tensor] = {n: t for n, t in named.items() if n in workload.shapes}
+        self._device = device
+        self._places: list[list[_Place]] = []
+        for name, tensor in self._tensors.items():
+            if name in workload.frozen:
+                tensor.copy_(workload.initial(name, seed))
+
+    @torch.no_grad()
+    def take(self, engine: Engine) -> None:
+        """Take the weights of an engine. All ranks call it together."""
+        mine = [piece for piece in engine.state() if piece.name.startswith(WEIGHTS)]
+        if dist.get_world_size() == 1:
+            for place, data in zip(map(_place, mine), (piece.data for piece in mine), strict=True):
+                self._tensors[place.name][place.slices].copy_(data)
+            return
+        if not self._places:  # the same in every step of a gang
+            everyone = gather_json([_place(piece) for piece in mine])
+            self._places = [
+                [_Place(name, tuple(start), tuple(extent)) for name, start, extent in each]
+                for each in everyone
+            ]
+        for rank, places in enumerate(self._places):
+            pieces = mine if rank == dist.get_rank() else []
+            self._send(rank, places, pieces)
+
+    def _send(self, rank: int, places: Sequence[_Place], pieces: Sequence[TensorPiece]) -> None:
+        """Send the pieces of one rank to all ranks, many at once."""
+        for batch in _batches(places):
+            total = sum(place.size for place in places[batch])
+            if pieces:
+                parts = [
+                    piece.data.to(self._device.device, torch.float32).reshape(-1) for piece in pieces[batch]
+                ]
+                flat = torch.cat(parts)
+            else:
+                flat = torch.empty(total, device=self._device.device)
+            dist.broadcast(flat, rank)
+            for place, values in zip(places[batch], flat.split([p.size for p in places[batch]]), strict=True):
+                self._tensors[place.name][place.slices].copy_(values.view(place.extent))
+
+
+def _place(piece: TensorPiece) -> _Place:
+    return _Place(piece.name.removeprefix(WEIGHTS), tuple(piece.start), tuple(piece.data.shape))
+
+
+def _batches(places: Sequence[_Place]) -> Iterator[slice]:
+    """Yield stretches of the pieces with about AT_ONCE values each."""
+    first = 0
+    size = 0
+    for number, place in enumerate(places):
+        size += place.size
+        if size >= AT_ONCE:
+            yield slice(first, number + 1)
+            first, size = number + 1, 0
+    if first < len(places):
+        yield slice(first, len(places))

@@ -1,0 +1,209 @@
+"""Several drawn answers to each prompt, with the log-probabilities of their tokens, for learning from rewards.
+
+All answers of a call are decoded together with a key-value cache. A prompt is read once for all of its answers. Rows
+whose answer has ended leave the batch, so that the longest answers do not keep the others' rows busy.
+
+Every draw uses one uniform number that depends only on (seed, number of the answer, place of the token). The same call
+on the same kind of machine therefore gives the same tokens, wherever and whenever it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from workloads.errors import WorkloadError
+from workloads.model.cache import Cache
+from workloads.model.config import TransformerConfig
+from workloads.model.generate import check_generates, evaluating, padded, uniform
+from workloads.workload import Batch, Ended
+
+FULL = 0.75
+"""Rows of ended answers are removed when at most this share of the rows goes on."""
+
+
+class Drawn(NamedTuple):
+    """A generated answer.
+
+    Attributes:
+        tokens: its tokens, with the one that ends it, if it has ended.
+        log_probabilities: of each token, at the temperature, without the cuts of top_k and top_p.
+        entropy: the sum over tokens of the entropy of the distribution that each was drawn from, in nats.
+        ended: whether it ended by itself, not by reaching the maximum length.
+    """
+
+    tokens: list[int]
+    log_probabilities: list[float]
+    entropy: float
+    ended: bool
+
+
+class Draws(NamedTuple):
+    """How tokens are drawn. `temperature` 0 takes the most likely token; `top_k` 0 keeps all tokens."""
+
+    seed: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+
+@torch.inference_mode()
+def draw_answers(
+    model: nn.Module,
+    config: TransformerConfig,
+    prompts: Sequence[Sequence[int]],
+    numbers: Sequence[Sequence[int]],
+    max_tokens: int,
+    draws: Draws,
+    ends: Collection[int],
+    ended: Ended | None = None,
+) -> list[list[Drawn]]:
+    """Return the answers to each prompt.
+
+    Args:
+        model: the decoder, on any device.
+        config: its configuration.
+        prompts: token ids of each prompt.
+        numbers: for each prompt, the number of each of its answers; every prompt has as many.
+        max_tokens: the maximum length of an answer.
+        draws: how tokens are drawn.
+        ends: tokens that end an answer.
+        ended: further says of an answer's tokens whether it has ended.
+
+    Raises:
+        WorkloadError: if the model generates no text, a prompt is empty or leaves no room, or logits are not finite.
+    """
+    check_generates(config)
+    if config.architecture != "decoder":
+        raise WorkloadError(
+            f"answers are drawn from a decoder, and {config.family} is an {config.architecture}"
+        )
+    copies = len(numbers[0])
+    longest = max(map(len, prompts))
+    if not min(map(len, prompts)) or (config.positions == "learned" and longest >= config.max_positions):
+        raise WorkloadError(
+            f"prompts have {min(map(len, prompts))} to {longest} tokens, and the model {config.max_positions} "
+            "positions; give one token at least, and leave room for an answer"
+        )
+    if config.positions == "learned":
+        max_tokens = min(max_tokens, config.max_positions - longest)
+    device = next(model.parameters()).device
+    rows = _Rows([number for each in numbers for number in each], draws, ends, ended)
+    cache = Cache(longest + max_tokens)
+    with evaluating(model):
+        tokens, real = padded(prompts, device)
+        positions = torch.arange(longest, device=device).expand_as(tokens)
+        batch: Batch = {"tokens": tokens, "positions": positions, "padding": real}
+        # One pass reads each prompt once; the rows of its answers begin with copies of its keys and values.
+        logits = model(batch, cache=cache).logits[:, 0].repeat_interleave(copies, 0)
+        at = real.sum(1, keepdim=True).repeat_interleave(copies, 0)
+        cache.select(torch.arange(len(prompts), device=device).repeat_interleave(copies))
+        for place in range(max_tokens):
+            chosen = rows.draw(logits, place)
+            kept = rows.remaining()
+            if not rows.going or place + 1 == max_tokens:
+                break
+            if len(kept) < len(chosen):
+                index = torch.tensor(kept, device=device)
+                chosen, at = chosen[index], at[index]
+                cache.select(index)
+            batch = {
+                "tokens": chosen.unsqueeze(1),
+                "positions": at,
+                "padding": torch.ones_like(at, dtype=torch.bool),
+            }
+            logits = model(batch, cache=cache).logits[:, 0]
+            at = at + 1
+    found = rows.answers
+    return [found[first : first + copies] for first in range(0, len(found), copies)]
+
+
+class _Rows:
+    """The answers of a call, and which of them the rows of the batch are."""
+
+    def __init__(
+        self,
+        numbers: list[int],
+        draws: Draws,
+        ends: Collection[int],
+        ended: Callable[[list[int]], bool] | None,
+    ) -> None:
+        self._numbers = numbers
+        self._draws = draws
+        self._ends = frozenset(ends)
+        self._ended = ended
+        self._rows = list(range(len(numbers)))
+        self._is_over = [False] * len(numbers)
+        self._tokens: list[list[int]] = [[] for _ in numbers]
+        self._log_p: list[list[float]] = [[] for _ in numbers]
+        self._entropy = [0.0] * len(numbers)
+        self.going = len(numbers)
+
+    def draw(self, logits: Tensor, place: int) -> Tensor:
+        """Draw the next token of every row, int64 [B], from logits [B, vocabulary]; add it to the answers that go on.
+
+        Raises WorkloadError if logits are not finite.
+        """
+        if not torch.isfinite(logits).all():
+            raise WorkloadError("the model's logits are not finite; it has diverged")
+        scores = logits.float() / (self._draws.temperature or 1.0)
+        log_p = scores.log_softmax(-1)
+        if self._draws.temperature:
+            heights = [uniform(self._draws.seed, self._numbers[row], place) for row in self._rows]
+            chosen = _drawn(log_p, heights, self._draws)
+        else:
+            chosen = logits.argmax(-1)
+        entropy = torch.special.entr(log_p.exp()).sum(-1)
+        log_p_of_chosen = log_p.gather(1, chosen.unsqueeze(1)).squeeze(1)
+        # One transfer from the device for everything that is read here.
+        facts = torch.stack([chosen.double(), log_p_of_chosen.double(), entropy.double()]).tolist()
+        for row, token, value, uncertainty in zip(self._rows, *facts, strict=True):
+            if self._is_over[row]:
+                continue
+            tokens = self._tokens[row]
+            tokens.append(int(token))
+            self._log_p[row].append(value)
+            self._entropy[row] += uncertainty
+            if tokens[-1] in self._ends or (self._ended is not None and self._ended(tokens)):
+                self._is_over[row] = True
+                self.going -= 1
+        return chosen
+
+    def remaining(self) -> list[int]:
+        """Return the places of the rows that stay in the batch: all of them, or those that go on if they are few."""
+        if self.going > FULL * len(self._rows):
+            return list(range(len(self._rows)))
+        kept = [place for place, row in enumerate(self._rows) if not self._is_over[row]]
+        self._rows = [self._rows[place] for place in kept]
+        return kept
+
+    @property
+    def answers(self) -> list[Drawn]:
+        return [
+            Drawn(*row) for row in zip(self._tokens, self._log_p, self._entropy, self._is_over, strict=True)
+        ]
+
+
+def _drawn(log_p: Tensor, heights: Sequence[float], draws: Draws) -> Tensor:
+    """Return the token of every row at which the cumulative probability exceeds the row's height in [0, 1).
+
+    `top_k` keeps the most probable tokens; `top_p` then keeps the fewest whose probabilities sum to at least top_p. The
+    tokens are in the order of the vocabulary, because sorting them would take most of the time.
+    """
+    shares = log_p.double().exp()
+    if 0 < draws.top_k < shares.shape[1]:
+        least = shares.topk(draws.top_k, -1).values[:, -1:]
+        shares = shares.where(shares >= least, 0.0)
+    if draws.top_p < 1.0:
+        ordered, order = (shares / shares.sum(-1, keepdim=True)).sort(dim=-1, descending=True, stable=True)
+        kept = ordered.cumsum(-1) - ordered < draws.top_p
+        shares = torch.zeros_like(shares).scatter(1, order, ordered.where(kept, 0.0))
+    total = shares.cumsum(-1)
+    height = torch.tensor(heights, dtype=torch.float64, device=log_p.device).unsqueeze(1) * total[:, -1:]
+    found = torch.searchsorted(total, height, right=True).squeeze(1)
+    # The sum may round below the height; then the last token with a probability is meant.
+    last = (shares > 0).to(torch.int64).cumsum(-1).argmax(-1)
+    return torch.minimum(found, last)
