@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
+from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.evaluate.config import VALIDATION
@@ -18,6 +19,7 @@ from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.prompts import Prompts, prompts_of, settings_notes
 from orchestrator.resolve.resolved_job import ResolvedJob, adapter_of, is_framed, resolve, wrong_input
 from orchestrator.storage.retry import Retry
+from orchestrator.train.rollouts.config import RolloutSpec
 from workloads.hf.hf_config import FolderConfig
 
 if TYPE_CHECKING:
@@ -319,10 +321,9 @@ def workload_of(
     )
 
 
-def options_of(spec: JobSpec) -> dict[str, Any]:
+def options_of(workload: WorkloadSpec, rollout: RolloutSpec | None) -> dict[str, Any]:
     """Return the options of the objective: those of the job, and the temperature of its rollouts."""
-    rollout = spec.rollout
-    return {**spec.workload.options, **({"temperature": rollout.temperature} if rollout else {})}
+    return {**workload.options, **({"temperature": rollout.temperature} if rollout else {})}
 
 
 def load_workload(
@@ -358,7 +359,7 @@ def load_workload(
             spec.workload.objective,
             vocabulary,
             changes=spec.workload.changes,
-            options=options_of(spec),
+            options=options_of(spec.workload, spec.rollout),
             mup=spec.workload.mup,
             dropout=dropout,
             attention_dropout=attention_dropout,

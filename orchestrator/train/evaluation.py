@@ -190,7 +190,9 @@ class Evaluator:
 
         batches = self._spec.batches if self._spec else None
         most = None if batches is None else batches * self._batch_size
-        return self._rollouts.evaluate(self._engine, step, name, held_out.read, most, goes_on)
+        return self._rollouts.evaluate(
+            self._engine, step, name=name, read=held_out.read, most=most, goes_on=goes_on
+        )
 
     def _sums(
         self, name: str, held_out: HeldOut | OwnHeldOut, step: int, heeds_stop: bool

@@ -201,7 +201,9 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         reopened_base = base_of(spec, dataclasses.asdict(base), False)
         inputs = training_inputs(spec, tokens, task.sets, reopened_base, folder_config)
 
-    rollouts = rollouts_of(inputs, tokens, layout, device, context, task.code_roots)
+    rollouts = rollouts_of(
+        inputs, tokens, layout=layout, device=device, context=context, roots=task.code_roots
+    )
 
     def make(step: int) -> Engine:
         shared = base.digest if base and spec.reads_base else ""

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -51,86 +51,21 @@ def sum_of_row(values: Tensor) -> Tensor:
     return values.sum(-1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rewarded(SampledObjective):
-    """What objectives over rewarded answers share.
-
-    `beta` weighs the divergence from the reference in the loss. `kl` is its estimate from the log-ratio r of the
-    reference to the model, for each token (Schulman 2020): k1 is -r, k2 is r^2 / 2, k3 is exp(r) - 1 - r. k1 has a
-    gradient whose mean is zero, so that it measures and does not hold back. `use_bias_correction_kl` multiplies the
-    estimate by the ratio of the token's probability to what it was when it was drawn; only then its gradient is that of
-    the divergence (DeepSeek-V3.2, DeepSeek-AI 2025, equation 7).
-
-    `loss_type` says how tokens are weighted: "grpo" takes the mean over each answer's tokens, then over answers (Shao
-    et al. 2024, equation 3); "dapo" the mean over all tokens of the global batch (Yu et al. 2025, equation 8);
-    "dr_grpo" divides the sum over tokens by answers x rollout.max_tokens (Liu et al. 2025).
-    """
-
-    architectures = frozenset({"decoder"})
-    unit = "record"
-    framed = True
-    rewarded: ClassVar[bool] = True
-    baseline: ClassVar[str] = ""
-    """What an answer's reward is compared with, see `orchestrator.train.rollouts.advantages`."""
-    loss_type: str = choice("grpo", "dapo", "dr_grpo")
-    beta: float = at_least(0.0, 0.0)
-    kl: str = choice("k3", "k1", "k2")
-    use_bias_correction_kl: bool = True
-    temperature: float = at_least(1e-3, 1.0)
-    """That of rollouts: the loss is about the distribution from which answers are drawn."""
-
-    def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
-        """Return the row of a prompt without an answer; nothing is predicted."""
-        prompt = unpack(read(sample))[0][: self.sequence_length]
-        length = self.sequence_length
-        nothing = np.zeros(length, dtype=np.float32)
-        row = {
-            "tokens": padded(prompt, length, self.vocabulary.padding),
-            "labels": np.full(length, IGNORE, dtype=np.int64),
-            ADVANTAGE: nothing,
-            WEIGHT: nothing,
-            COUNTED: nothing,
-        }
-        return {**row, REFERENCE_TOKENS: nothing} if self.beta else row
-
-    def kept(self, tokens: np.ndarray, room: int) -> np.ndarray:
-        """Return the last `room` tokens of a longer prompt, which still begins with what a text begins with."""
-        return from_end(tokens, room, self.vocabulary.before)
-
-    def log_ratio(self, log_p: Tensor, batch: Batch, predicted: Tensor, row_sum: RowSum) -> Tensor:
-        """Return the log-ratio of each token's probability to what it was when the answer was generated, [B, L].
-
-        Args:
-            log_p: log-probabilities of the labels, fp32 [B, L]; 0 where none is predicted.
-            batch: the row's entries, see this module.
-            predicted: where a token is predicted, bool [B, L].
-            row_sum: sums over the tokens of whole rows.
-        """
-        return log_p - batch.get(SAMPLED, log_p.detach())
-
-    def surrogate(self, log_p: Tensor, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of each token without the divergence, and whether it was clipped; all are [B, L]."""
-        raise NotImplementedError
-
-    def loss(self, log_p: Tensor, batch: Batch, predicted: Tensor, row_sum: RowSum = sum_of_row) -> Loss:
-        """Return the loss of rows; the arguments are those of `log_ratio`."""
-        log_p = log_p.where(predicted, 0.0)
-        ratio = self.log_ratio(log_p, batch, predicted, row_sum).where(predicted, 0.0).exp()
-        each, clipped = self.surrogate(log_p, ratio, batch[ADVANTAGE])
-        tokens = predicted.sum().float()
-        sums = {"clip_share": (clipped.where(predicted, False).sum().float(), tokens)}
-        if self.beta:
-            divergence = _divergence(self.kl, batch[REFERENCE_TOKENS] - log_p)
-            sums["kl"] = (divergence.detach().where(predicted, 0.0).sum(), tokens)
-            each = each + self.beta * (divergence * ratio if self.use_bias_correction_kl else divergence)
-        if DRAWN in batch and SAMPLED not in batch:
-            apart = (log_p.detach() - batch[DRAWN]).abs().where(predicted, 0.0)
-            sums["sampler_difference"] = (apart.sum(), tokens)
-        return Loss((each * batch[WEIGHT]).where(predicted, 0.0).sum(), batch[COUNTED].sum(), sums=sums)
+def _sample_prompt(self: SampledObjective, read: Read, sample: int, rng: np.random.Generator) -> Sample:
+    """`SampledObjective.sample` of objectives over rewards: the row of a prompt without an answer."""
+    prompt = unpack(read(sample))[0][: self.sequence_length]
+    length = self.sequence_length
+    nothing = np.zeros(length, dtype=np.float32)
+    names = (ADVANTAGE, WEIGHT, COUNTED, *((REFERENCE_TOKENS,) if self.beta else ()))  # type: ignore[attr-defined]
+    return {
+        "tokens": padded(prompt, length, self.vocabulary.padding),
+        "labels": np.full(length, IGNORE, dtype=np.int64),
+        **dict.fromkeys(names, nothing),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grpo(Rewarded):
+class Grpo(SampledObjective):
     """Group relative policy optimisation (Shao et al. 2024, equations 3 and 4).
 
     The advantage of an answer is its reward minus the mean of its group. `scale_rewards` divides it: "group" by the
@@ -140,26 +75,39 @@ class Grpo(Rewarded):
     ratio is that of the token's probability to what it was when the answer was generated. `epsilon_high` 0 means
     `epsilon` (others: Yu et al. 2025). With `importance_sampling_level` "sequence", the ratio is the same for all
     tokens of an answer: the exponential of the mean of the log-ratios (GSPO; Zheng et al. 2025, equation 7).
+
+    `loss_type` says how tokens are weighted: "grpo" takes the mean over each answer's tokens, then over answers (Shao
+    et al. 2024, equation 3); "dapo" the mean over all tokens of the global batch (Yu et al. 2025, equation 8);
+    "dr_grpo" divides the sum over tokens by answers x rollout.max_tokens (Liu et al. 2025).
+
+    `beta` weighs the divergence from the reference in the loss. `kl` is its estimate from the log-ratio r of the
+    reference to the model, for each token (Schulman 2020): k1 is -r, k2 is r^2 / 2, k3 is exp(r) - 1 - r. k1 has a
+    gradient whose mean is zero, so that it measures and does not hold back. `use_bias_correction_kl` multiplies the
+    estimate by the ratio of the token's probability to what it was when it was drawn; only then its gradient is that of
+    the divergence (DeepSeek-V3.2, DeepSeek-AI 2025, equation 7).
+
+    `temperature` is that of rollouts: the loss is about the distribution from which answers are drawn.
     """
 
     name = "grpo"
-    baseline = "group"
+    architectures = frozenset({"decoder"})
+    unit = "record"
+    framed = True
+    baseline: ClassVar[str] = "group"
+    """What an answer's reward is compared with, see `orchestrator.train.rollouts.advantages`."""
     scale_rewards: str = choice("group", "batch", "none")
     epsilon: float = at_least(0.0, 0.2)
     epsilon_high: float = at_least(0.0, 0.0)
     importance_sampling_level: str = choice("token", "sequence")
-
-    def log_ratio(self, log_p: Tensor, batch: Batch, predicted: Tensor, row_sum: RowSum) -> Tensor:
-        """See `Rewarded.log_ratio`."""
-        of_tokens = super().log_ratio(log_p, batch, predicted, row_sum)
-        if self.importance_sampling_level == "token":
-            return of_tokens
-        tokens = row_sum(predicted.float()).clamp(min=1.0)
-        mean = row_sum(of_tokens.where(predicted, 0.0)) / tokens
-        return mean.unsqueeze(-1).expand_as(of_tokens)
+    loss_type: str = choice("grpo", "dapo", "dr_grpo")
+    beta: float = at_least(0.0, 0.0)
+    kl: str = choice("k3", "k1", "k2")
+    use_bias_correction_kl: bool = True
+    temperature: float = at_least(1e-3, 1.0)
+    sample = _sample_prompt
 
     def surrogate(self, log_p: Tensor, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Rewarded.surrogate`."""
+        """Return the loss of each token without the divergence, and whether it was clipped; all are [B, L]."""
         low = 1.0 - self.epsilon
         high = 1.0 + (self.epsilon_high or self.epsilon)
         clipped = ((ratio < low) & (advantage < 0)) | ((ratio > high) & (advantage > 0))
@@ -167,19 +115,77 @@ class Grpo(Rewarded):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reinforce(Rewarded):
+class Reinforce(SampledObjective):
     """REINFORCE with a leave-one-out baseline (Williams 1992; Kool et al. 2019; Ahmadian et al. 2024, equation 8).
 
     The advantage of an answer is its reward minus the mean reward of the other answers of its group. The loss of a
-    token is minus its log-probability times the advantage.
+    token is minus its log-probability times the advantage. The other options are those of `Grpo`.
     """
 
     name = "reinforce"
-    baseline = "leave_one_out"
+    architectures = frozenset({"decoder"})
+    unit = "record"
+    framed = True
+    baseline: ClassVar[str] = "leave_one_out"
+    scale_rewards: str = choice("none", "group", "batch")
+    loss_type: str = choice("grpo", "dapo", "dr_grpo")
+    beta: float = at_least(0.0, 0.0)
+    kl: str = choice("k3", "k1", "k2")
+    use_bias_correction_kl: bool = True
+    temperature: float = at_least(1e-3, 1.0)
+    sample = _sample_prompt
 
     def surrogate(self, log_p: Tensor, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Rewarded.surrogate`."""
+        """See `Grpo.surrogate`. Nothing is clipped."""
         return -log_p * advantage, torch.zeros_like(log_p, dtype=torch.bool)
+
+
+Rewarded: TypeAlias = Grpo | Reinforce
+
+
+def kept_prompt(objective: Rewarded, tokens: np.ndarray, room: int) -> np.ndarray:
+    """Return the last `room` tokens of a longer prompt, which still begins with what a text begins with."""
+    return from_end(tokens, room, objective.vocabulary.before)
+
+
+def loss_of(
+    objective: Rewarded, log_p: Tensor, batch: Batch, predicted: Tensor, row_sum: RowSum = sum_of_row
+) -> Loss:
+    """Return the loss of rows.
+
+    Args:
+        objective: the objective.
+        log_p: log-probabilities of the labels, fp32 [B, L].
+        batch: the rows' entries, see this module.
+        predicted: where a token is predicted, bool [B, L].
+        row_sum: sums over the tokens of whole rows.
+    """
+    log_p = log_p.where(predicted, 0.0)
+    ratio = _log_ratio(objective, log_p, batch, predicted, row_sum).exp()
+    each, clipped = objective.surrogate(log_p, ratio, batch[ADVANTAGE])
+    tokens = predicted.sum().float()
+    sums = {"clip_share": (clipped.where(predicted, False).sum().float(), tokens)}
+    if objective.beta:
+        divergence = _divergence(objective.kl, batch[REFERENCE_TOKENS] - log_p)
+        sums["kl"] = (divergence.detach().where(predicted, 0.0).sum(), tokens)
+        each = each + objective.beta * (
+            divergence * ratio if objective.use_bias_correction_kl else divergence
+        )
+    if DRAWN in batch and SAMPLED not in batch:
+        apart = (log_p.detach() - batch[DRAWN]).abs().where(predicted, 0.0)
+        sums["sampler_difference"] = (apart.sum(), tokens)
+    return Loss((each * batch[WEIGHT]).where(predicted, 0.0).sum(), batch[COUNTED].sum(), sums=sums)
+
+
+def _log_ratio(
+    objective: Rewarded, log_p: Tensor, batch: Batch, predicted: Tensor, row_sum: RowSum
+) -> Tensor:
+    """Return the log-ratio of each token's probability to what it was when the answer was generated, [B, L]."""
+    of_tokens = (log_p - batch.get(SAMPLED, log_p.detach())).where(predicted, 0.0)
+    if isinstance(objective, Reinforce) or objective.importance_sampling_level == "token":
+        return of_tokens
+    tokens = row_sum(predicted.float()).clamp(min=1.0)
+    return (row_sum(of_tokens) / tokens).unsqueeze(-1).expand_as(of_tokens)
 
 
 def _divergence(estimate: str, log_ratio: Tensor) -> Tensor:
@@ -217,7 +223,7 @@ def rewarded_loss(
         return None
     labels = batch["labels"]
     log_p = token_log_probabilities(output, labels, of_tokens, objective.temperature)
-    found = objective.loss(log_p, batch, labels != IGNORE, row_sum)
+    found = loss_of(objective, log_p, batch, labels != IGNORE, row_sum)
     if output.extra is None:
         return found
     return replace(found, extra=output.extra, metrics={"router_loss": output.extra.detach()})

@@ -9,15 +9,13 @@ import contextlib
 import json
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.config.errors import InputError
 from orchestrator.storage.backend import Backend
 from orchestrator.storage.background_writer import BackgroundWriter
 from orchestrator.storage.open_backend import open_backend
-
-if TYPE_CHECKING:
-    from orchestrator.train.rollouts.rollouts import Rollout
+from orchestrator.train.rollouts.made import Rollout
 
 FOLDER = "rollouts"
 TIMEOUT = 15.0

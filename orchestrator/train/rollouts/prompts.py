@@ -12,6 +12,7 @@ from orchestrator.data.samples import receipt
 from orchestrator.data.samples.batches import Batches
 from orchestrator.data.samples.sample_reader import SampleReader
 from workloads.objectives.records import unpack
+from workloads.objectives.rewarded import Rewarded, kept_prompt
 
 
 class Prompt(NamedTuple):
@@ -57,5 +58,7 @@ def prompts_of_set(read: SampleReader, numbers: Sequence[int], room: int) -> lis
 def _prompt(read: SampleReader, number: int, words: np.ndarray, room: int, digest: int) -> Prompt:
     tokens, others = unpack(words)
     columns = json.loads(bytes(others.astype(np.uint8)).decode())
-    kept = read.objective.kept(tokens, room)  # type: ignore[attr-defined]
+    objective = read.objective
+    assert isinstance(objective, Rewarded)
+    kept = kept_prompt(objective, tokens, room)
     return Prompt(number, kept.tolist(), columns, digest)

@@ -33,6 +33,7 @@ from orchestrator.rewards.scorer import Answer, Scorer, weighted
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.rollouts.advantages import Advantages, advantages
 from orchestrator.train.rollouts.kept import KeptRollouts
+from orchestrator.train.rollouts.made import Rollout, Scored, Seconds
 from orchestrator.train.rollouts.prompts import Prompt, prompts_at, prompts_of_set
 from orchestrator.train.rollouts.sampler import AnswerSampler, OwnSampler
 from orchestrator.train.task import Task
@@ -42,51 +43,6 @@ from workloads.model.masks import REAL
 from workloads.objectives.rewarded import ADVANTAGE, COUNTED, DRAWN, WEIGHT, Rewarded
 from workloads.objectives.sampled import IGNORE
 from workloads.workload import Batch, Ended, Workload
-
-
-@dataclass(frozen=True)
-class Scored:
-    """An answer with its rewards.
-
-    Attributes:
-        drawn: the answer.
-        text: its text, without special tokens.
-        rewards: the value of each reward, by name; NaN if it is left out.
-        reward: their weighted sum.
-    """
-
-    drawn: Drawn
-    text: str
-    rewards: dict[str, float]
-    reward: float
-
-
-@dataclass
-class Seconds:
-    """How long the parts of a rollout took on this rank, besides waiting for other ranks."""
-
-    transfer: float = 0.0
-    generate: float = 0.0
-    reward: float = 0.0
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """The rollouts of a step.
-
-    Attributes:
-        batches: this rank's micro-batches.
-        digest: the sum of the receipt digests of this rank's rows; 0 on ranks whose rows another rank counts.
-        metrics: what the step's row says of the answers, the same on every rank.
-        prompts: the prompts of the step.
-        answers: the answers to each of them.
-    """
-
-    batches: list[Batch]
-    digest: int
-    metrics: dict[str, float]
-    prompts: list[Prompt]
-    answers: list[list[Scored]]
 
 
 @dataclass

@@ -283,7 +283,7 @@ def said_of_tokens(engine: Engine, batches: list[Batch], layout: Layout) -> list
     """The sums of log-probabilities by place, over the rows of all ranks."""
     place = layout.coordinate(dist.get_rank())
     said = sum((each.sum(0).float() for each in engine.token_log_probabilities(batches)), torch.zeros(LENGTH))
-    if place["tp"] or place["cp"] or place["pp"] < layout.pp - 1:
+    if place["tp"] or place["cp"]:  # the same as on another rank; other stages of a pipeline have zeros
         said = torch.zeros(LENGTH)
     dist.all_reduce(said)
     return said.tolist()

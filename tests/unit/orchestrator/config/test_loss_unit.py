@@ -15,6 +15,7 @@ def test_every_objective_counts_what_its_loss_is_divided_by() -> None:
     assert found == {
         "record": {"sequence_classification", "regression", "span_extraction", "kto"},
         "pair": {"dpo", "ipo", "orpo", "reward"},
+        "answer": {"grpo", "reinforce"},
         "sample": {"samples"},
     }
 
@@ -26,4 +27,4 @@ def test_only_text_has_the_entropy_of_its_tokens() -> None:
 
 def test_what_is_no_logarithm_has_no_nats() -> None:
     told = {name for name in (*objectives.NAMES, "samples") if not loss_unit(name).startswith("nats ")}
-    assert told == {"regression", "ipo", "kto", "samples"}
+    assert told == {"regression", "ipo", "kto", "grpo", "reinforce", "samples"}

@@ -18,7 +18,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.records import COLUMNS, COMPARED
+from orchestrator.config.records import COLUMNS, COMPARED, REWARDED
 from orchestrator.data import sources
 from orchestrator.data.config import Source
 from orchestrator.data.encoding import tokenizer
@@ -69,6 +69,7 @@ TABLES: dict[str, dict[str, list[Any]]] = {
     "conversation": {"messages": TALKS, "tools": [[TOOL], [TOOL], None]},
     "dpo": {"prompt": TEXTS, "chosen": ["a", "b", "c"], "rejected": ["d", "e", "f"]},
     "kto": {"prompt": TEXTS, "completion": ["a", "b", "c"], "label": [True, False, True]},
+    **{name: {"prompt": TEXTS, "answer": ["a", None, "é"], "level": ["1", "2", "3"]} for name in REWARDED},
 }  # fmt: skip
 TABLES |= dict.fromkeys(COMPARED, TABLES["dpo"])
 LABELS = {"sequence_classification": ("good", "bad"), "token_classification": ("B", "O")}

@@ -1,0 +1,54 @@
+"""What a rollout consists of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.train.rollouts.prompts import Prompt
+from workloads.model.answers import Drawn
+from workloads.workload import Batch
+
+
+@dataclass(frozen=True)
+class Scored:
+    """An answer with its rewards.
+
+    Attributes:
+        drawn: the answer.
+        text: its text, without special tokens.
+        rewards: the value of each reward, by name; NaN if it is left out.
+        reward: their weighted sum.
+    """
+
+    drawn: Drawn
+    text: str
+    rewards: dict[str, float]
+    reward: float
+
+
+@dataclass
+class Seconds:
+    """How long the parts of a rollout took on this rank, besides waiting for other ranks."""
+
+    transfer: float = 0.0
+    generate: float = 0.0
+    reward: float = 0.0
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """The rollouts of a step.
+
+    Attributes:
+        batches: this rank's micro-batches.
+        digest: the sum of the receipt digests of this rank's rows; 0 on ranks whose rows another rank counts.
+        metrics: what the step's row says of the answers, the same on every rank.
+        prompts: the prompts of the step.
+        answers: the answers to each of them.
+    """
+
+    batches: list[Batch]
+    digest: int
+    metrics: dict[str, float]
+    prompts: list[Prompt]
+    answers: list[list[Scored]]
