@@ -103,7 +103,12 @@ class JobSpec(StrictModel):
     @model_validator(mode="after")
     def rewards_are_for_generated_answers(self) -> JobSpec:
         if problem := problem_of_rollouts(
-            self.workload, self.data.sequence_length, self.train, self.rollout, self.rewards
+            self.workload,
+            sequence_length=self.data.sequence_length,
+            train=self.train,
+            checkpoint_every=self.checkpoint.every,
+            rollout=self.rollout,
+            rewards=self.rewards,
         ):
             raise ValueError(problem)
         if self.rollout and self.evaluates_beside:

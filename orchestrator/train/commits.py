@@ -124,8 +124,15 @@ class Commits:
         if self._saver is not None and self._task.restore is None and self._is_evaluated(progress):
             self._save(progress, None, durable=True)
 
-    def after_step(self, progress: dict[str, Any], row: Row | None, agreed: Agreed, final: bool) -> float:
-        """Save if a save is due. Return the seconds for which the step was blocked."""
+    def after_step(
+        self,
+        progress: dict[str, Any],
+        row: Row | None,
+        agreed: Agreed,
+        final: bool,
+        may_save: bool = True,
+    ) -> float:
+        """Save if a save is due, and if this step `may_save`. Return the seconds for which the step was blocked."""
         checkpoint = self._spec.checkpoint
         step = progress["step"]
         if self._saver is not None:
@@ -142,7 +149,7 @@ class Commits:
         snapshot = self._peers is not None and (
             agreed.ready if every == "auto" else every is not None and step % every == 0
         )
-        if self._saver is None or not (durable or snapshot):
+        if self._saver is None or not may_save or not (durable or snapshot):
             return 0.0
         return self._save(progress, row, durable, snapshot=snapshot or every != "auto")
 

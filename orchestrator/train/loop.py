@@ -292,7 +292,7 @@ class Rank:
             between=lambda step: self._inject(step, in_evaluation=True),
         )
         self._evaluator = self._make_evaluator(self._engine)
-        self._last = min(task.until, spec.train.steps)
+        self._last = min(-(-task.until // self._steps_together) * self._steps_together, spec.train.steps)
         self._record = RankRecord(memory_before)
         self._commits = Commits(task, spec, layout, context, self._engine)
         self._weight_facts: dict[
@@ -439,7 +439,7 @@ class Rank:
         row["busy_seconds"] = agreed.busy if busy else ()
         row |= self._record.row(agreed.memory)
         row |= {f"{part}_seconds": round(seconds, 6) for part, seconds in parts.items()}
-        stop = agreed.stop
+        stop = agreed.stop and not self._is_within_rollout
         if not stop or self._progress.step == self._last:
             stop |= not self._evaluate()
             row["time"] = wall()
@@ -448,7 +448,10 @@ class Rank:
             row["evaluations"] = self._evaluations
             self._evaluations = []
         progress = dataclasses.asdict(self._progress)
-        row["commit_seconds"] = self._commits.after_step(progress, row, agreed, stop or self._is_over)
+        final = stop or self._is_over
+        row["commit_seconds"] = self._commits.after_step(
+            progress, row, agreed, final=final, may_save=not self._is_within_rollout
+        )
         row["saves"] = self._commits.outcomes()
         self._context.report(self._progress.step, row if self._context.rank_info.rank == 0 else None)
         return stop
@@ -458,7 +461,7 @@ class Rank:
         if self._rollouts is None:
             return StepRows(samples.batches, samples.digest, {})
         step = self._progress.step
-        made = self._rollouts.make(self._engine, step, list(samples.prompts))
+        made = self._rollouts.rows(self._engine, step, samples.prompts)
         self._rollouts.keep(step + 1, made, self._task)
         batches = [self._pinned(batch) for batch in made.batches]
         return StepRows(batches, made.digest, made.metrics)
@@ -476,7 +479,8 @@ class Rank:
         if not is_due or self._progress.last_evaluation_step == step:
             return True
         # No attempt follows the last step, so a stop does not cut its evaluation short.
-        row = self._evaluator.evaluate(step, self._task.attempt, heeds_stop=step < self._last)
+        heeds_stop = step < self._last and not self._is_within_rollout
+        row = self._evaluator.evaluate(step, self._task.attempt, heeds_stop=heeds_stop)
         if row is not None:
             self._evaluations.append(row)
             self._progress = self._progress.with_evaluation(row["sets"], self._evaluator.stop_when(step))
@@ -511,7 +515,10 @@ class Rank:
         start = start_of(origin.position, step - origin.step, size, origin.skips)
         if self._rollouts is not None:
             assert isinstance(self._batches, Batches)  # own samples have an objective of their own
-            return StepSamples([], 0, None, self._rollouts.prompts(self._batches, start, size))
+            starts = self._starts_of_rollout(step)
+            return StepSamples(
+                [], 0, None, [self._rollouts.prompts(self._batches, each, size) for each in starts]
+            )
         mine = slices(start, size, coordinate["dp"], self._layout.dp, self._layout.micro_batch)
         parts = [self._batches.batch(position, count) for position, count in mine]
         if self._spec.workload.draws:
@@ -526,6 +533,25 @@ class Rank:
             digest=add(digest for _, digest in parts) if is_first else 0,
             padding=self._batches.padding(start, size) if reports_padding else None,
         )
+
+    def _starts_of_rollout(self, step: int) -> list[int]:
+        """Return the positions at which the steps of a rollout begin, if one begins after `step` steps."""
+        together = self._steps_together
+        size = self._spec.samples_per_step
+        origin = self._origin
+        if step % together:
+            return []
+        numbers = range(step - origin.step, step - origin.step + together)
+        return [start_of(origin.position, number, size, origin.skips) for number in numbers]
+
+    @property
+    def _steps_together(self) -> int:
+        """Number of steps that one rollout serves. Between them nothing is saved, and no task ends."""
+        return self._spec.rollout.steps if self._spec.rollout else 1
+
+    @property
+    def _is_within_rollout(self) -> bool:
+        return self._progress.step % self._steps_together != 0
 
     def _row_length(self, step: int) -> int | None:
         """Return the tokens of a row in the step after `step` steps; None without a warm-up of the sequence length."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jobs import curve, job, rows, weights
 from letters import letters, write_tokenizer
-from local_run import LocalGang, drive_here
+from local_run import LocalGang, controller_here, drive_here
 
 from orchestrator.controller import decide
 from orchestrator.train.rollouts.kept import kept_steps, read_kept
@@ -176,3 +176,33 @@ def test_a_reward_that_fails_ends_the_run_with_the_prompts_number(place: Path, t
     why = " ".join(str(event) for event in rows(tmp_path / "run", "events.jsonl"))
     assert "prompt" in why, why
     assert "no reward for row" in why
+
+
+def test_several_steps_learn_from_one_rollout_and_a_kill_between_them_changes_no_bit(
+    place: Path, tmp_path: Path
+) -> None:
+    runs = []
+    for name, faults in (("quiet", ()), ("killed", ("kill@1:4", "kill@0:8/2"))):
+        found = document(place)
+        found["rollout"] |= {"steps": 2}
+        found["checkpoint"]["every"] = 4
+        found["workload"]["options"] = {"epsilon": 0.01}
+        runs.append(run_of(tmp_path, name, found, faults=faults))
+    quiet, killed = runs
+    assert curve(quiet) == curve(killed)
+    assert weights(quiet, STEPS) == weights(killed, STEPS)
+    found = rows(quiet)
+    # the first step of a rollout is on the weights that made it, so that nothing can be clipped there
+    assert all(row["clip_share"] == 0 for row in found[::2])
+    assert any(row["clip_share"] > 0 for row in found[1::2])
+    assert all(("generate_seconds" in row) == (row["step"] % 2 == 1) for row in found)
+    numbers = [{line["prompt_number"] for line in read_kept(str(quiet), step)[1]} for step in (4, 8)]
+    assert numbers == [{12, 13, 14, 15}, {28, 29, 30, 31}]
+
+
+def test_a_stop_within_a_rollout_waits_for_its_end(place: Path, tmp_path: Path) -> None:
+    found = document(place)
+    found["rollout"] |= {"steps": 4}
+    found["checkpoint"]["every"] = 4
+    controller = controller_here(found, str(tmp_path / "run"), place / "cache", until=2)
+    assert controller.drive()["step"] == 4

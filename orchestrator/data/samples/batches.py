@@ -120,7 +120,8 @@ class StepSamples(NamedTuple):
         batches: the micro-batches.
         digest: the sum of the receipt digests of their samples.
         padding: on rank 0, if whole documents are packed, the share of padding in the global batch.
-        prompts: the prompts of the whole step, in place of micro-batches, if the model generates the answers.
+        prompts: in place of micro-batches, if the model generates the answers: the prompts of each step of a rollout
+            that begins with this step; else empty.
     """
 
     batches: list[Batch]

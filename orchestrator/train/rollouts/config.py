@@ -23,6 +23,11 @@ class RolloutSpec(StrictModel):
         le=1024,
         description="answers to each prompt; a step has global_batch / group prompts",
     )
+    steps: Positive = Field(
+        default=1,
+        description="optimizer steps that learn from one rollout: the weights before the first of them generate the "
+        "answers of all. A checkpoint is saved only after the last of them",
+    )
     max_tokens: Positive = Field(default=128, description="maximum tokens of an answer")
     temperature: float = Field(default=1.0, ge=1e-3, description="tokens are drawn at this temperature")
     top_k: Count = Field(default=0, description="draw from the most likely tokens; 0: from all")
@@ -62,6 +67,7 @@ def problem_of(
     workload: WorkloadSpec,
     sequence_length: int,
     train: TrainSpec,
+    checkpoint_every: int,
     rollout: RolloutSpec | None,
     rewards: Sequence[RewardSpec],
 ) -> str:
@@ -86,6 +92,11 @@ def problem_of(
             f"rollout.max_tokens {rollout.max_tokens} leaves no room for a prompt in data.sequence_length "
             f"{sequence_length}; lower it, or raise data.sequence_length"
         )
+    for key, steps in (("train.steps", train.steps), ("checkpoint.every", checkpoint_every)):
+        if steps % rollout.steps:
+            return f"{key} {steps} is not a multiple of rollout.steps {rollout.steps}; change one of them"
+    if any(step % rollout.steps for step in train.thaw):
+        return f"train.thaw is at steps within a rollout of {rollout.steps}; name multiples of rollout.steps"
     if "temperature" in workload.options:
         return "workload.options.temperature is that of rollouts; set rollout.temperature instead"
     if train.reference == "precomputed" and workload.options.get("beta"):

@@ -1,8 +1,8 @@
 """The rollouts of a step: answers to its prompts, their rewards, and the rows that the step trains on.
 
-Prompts are divided into units of `rollout.together`, and units among all ranks, whatever the layout. The answers of a
-unit are a pure function of the weights and of the numbers of its prompts. So a rank that is lost costs nothing but
-time: the next attempt restores the commit and generates the same answers again.
+The prompts of a step are divided into units of `rollout.together`, and units among all ranks, whatever the layout. The
+answers of a unit are a pure function of the weights and of the numbers of its prompts. So a rank that is lost costs
+nothing but time: the next attempt restores the commit and generates the same answers again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from orchestrator.train.task import Task
 from workloads.model.answers import Drawn
 from workloads.model.dropout import KEYS, row_keys
 from workloads.model.masks import REAL
-from workloads.objectives.rewarded import ADVANTAGE, COUNTED, DRAWN, WEIGHT, Rewarded
+from workloads.objectives.rewarded import ADVANTAGE, COUNTED, DRAWN, SAMPLED, WEIGHT, Rewarded
 from workloads.objectives.sampled import IGNORE
 from workloads.workload import Batch, Ended, Workload
 
@@ -53,7 +53,7 @@ class Rollouts:
         sampler: generates answers.
         decode: returns the text of token ids, without special tokens.
         prompt_text: the same for a prompt, with special tokens.
-        seconds: of the last call, see `Seconds`.
+        seconds: of the last rollout, see `Seconds`.
     """
 
     spec: JobSpec
@@ -74,6 +74,7 @@ class Rollouts:
         self._rewards: list[RewardSpec] = self.spec.rewards
         self._scorer = Scorer(self._rewards, self.roots)
         self._kept: KeptRollouts | None = None
+        self._waiting: list[Rollout] = []
 
     def close(self) -> None:
         """End the processes that compute rewards."""
@@ -134,22 +135,48 @@ class Rollouts:
             self.context.set_waiting(True)
         return self._metrics_of(answers)
 
-    def make(self, engine: Engine, step: int, prompts: list[Prompt]) -> Rollout:
-        """Return the rollouts of the step after `step` steps."""
+    def rows(self, engine: Engine, step: int, prompts: Sequence[list[Prompt]]) -> Rollout:
+        """Return what the step after `step` steps trains on.
+
+        Args:
+            engine: has the weights.
+            step: steps done.
+            prompts: if a rollout begins with this step, the prompts of each of its steps; else they are not read.
+        """
+        if step % self._asked.steps == 0:
+            self._waiting = self._make(engine, step, prompts)
+        return self._waiting.pop(0)
+
+    def _make(self, engine: Engine, step: int, prompts: Sequence[list[Prompt]]) -> list[Rollout]:
+        """Return the rollouts of all steps that learn from the present weights' answers."""
         self.seconds = Seconds()
         started = time.perf_counter()
         self.sampler.take(engine)
         self.seconds.transfer = time.perf_counter() - started
+        made = [self._of_step(step + number, each) for number, each in enumerate(prompts)]
+        for rollout in made[1:]:
+            # What later steps compare with: the probabilities under the weights that generated the answers, computed
+            # as those steps compute them.
+            then = engine.token_log_probabilities(rollout.batches)
+            for batch, values in zip(rollout.batches, then, strict=True):
+                batch[SAMPLED] = values.float().cpu()
+        seconds = {
+            "transfer_seconds": round(self.seconds.transfer, 6),
+            "generate_seconds": round(self.seconds.generate, 6),
+            "reward_seconds": round(self.seconds.reward, 6),
+        }
+        made[0].metrics.update(seconds)
+        return made
+
+    def _of_step(self, step: int, prompts: list[Prompt]) -> Rollout:
         group = self._asked.group
         numbers = [[prompt.number * group + k for k in range(group)] for prompt in prompts]
         answers = self.answers(step, prompts, numbers)
         rewards = np.array([[answer.reward for answer in each] for each in answers])
-        scale = getattr(self._objective, "scale_rewards", "none")
-        found = advantages(rewards, self._objective.baseline, scale)
+        found = advantages(rewards, self._objective.baseline, self._objective.scale_rewards)
         mine = self._my_rows(len(prompts) * group)
-        batches = [self._batch(prompts, answers, found, rows) for rows in mine]
         return Rollout(
-            batches=batches,
+            batches=[self._batch(prompts, answers, found, rows) for rows in mine],
             digest=self._digest(prompts, answers, mine),
             metrics=self._metrics(answers, found),
             prompts=prompts,
@@ -291,14 +318,10 @@ class Rollouts:
         return receipt.add(digests)
 
     def _metrics(self, answers: list[list[Scored]], found: Advantages) -> dict[str, float]:
-        seconds = self.seconds
         return {
             **self._metrics_of([answer for each in answers for answer in each]),
             "reward_deviation": found.deviation,
             "without_signal": found.without_signal,
-            "transfer_seconds": round(seconds.transfer, 6),
-            "generate_seconds": round(seconds.generate, 6),
-            "reward_seconds": round(seconds.reward, 6),
         }
 
     def _metrics_of(self, answers: Sequence[Scored]) -> dict[str, float]:
