@@ -217,6 +217,11 @@ def _check_before_loading(
     for check in (check_records, check_preferences, check_cleaning, check_best, prices.check):
         with problems.noted():
             check(spec)
+    if any(reward.model for reward in spec.rewards):
+        from orchestrator.train.rollouts.reward_model import check_reward_models  # reads checkpoints by torch
+
+        with problems.noted():
+            check_reward_models(spec)
     if spec.checkpoint.export_to:
         with problems.noted():
             check_target(spec.checkpoint.export_to)

@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from jobs import curve, job, rows, weights
 from letters import letters, write_tokenizer
 from local_run import LocalGang, controller_here, drive_here
 
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import parse
 from orchestrator.controller import decide
+from orchestrator.resolve.commit_model import model_of_run
 from orchestrator.train.rollouts.kept import kept_steps, read_kept
+from orchestrator.train.rollouts.reward_model import check_reward_models
+from workloads.load import with_weights
 
 SMALL = {"hidden": 32, "layers": 2, "heads": 4, "intermediate": 64}
 STEPS, COUNT, GROUP = 8, 200, 4
@@ -206,3 +212,43 @@ def test_a_stop_within_a_rollout_waits_for_its_end(place: Path, tmp_path: Path) 
     found["checkpoint"]["every"] = 4
     controller = controller_here(found, str(tmp_path / "run"), place / "cache", until=2)
     assert controller.drive()["step"] == 4
+
+
+def test_a_reward_model_of_this_project_scores_the_answers(place: Path, tmp_path: Path) -> None:
+    pairs = [{"q": letters(n), "good": letters(n + 1), "bad": letters(n + 1)[::-1]} for n in range(60)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    judge = job(str(tmp_path / "pairs.jsonl"), steps=4, optimizer={"lr": 1e-2, "schedule": "constant"})
+    judge["workload"] = {"model": "gpt-tiny", "changes": SMALL, "objective": "reward"}
+    columns = {"prompt": "q", "chosen": "good", "rejected": "bad"}
+    judge["data"] = {
+        "sources": [{"uri": str(tmp_path / "pairs.jsonl"), "field": columns}],
+        "tokenizer": str(place), "sequence_length": 64,
+    }  # fmt: skip
+    run_of(tmp_path, "judge", judge)
+    found = document(place)
+    found["rewards"] = [
+        {"model": f"{tmp_path}/judge"},
+        {"kind": "length", "length": {"most": 4}, "weight": 0.1},
+    ]
+    with pytest.raises(InputError, match="may mean another checkpoint later; name its step"):
+        check_reward_models(parse(found))
+    found["rewards"][0]["model"] += "@4"
+    check_reward_models(parse(found))
+    run = run_of(tmp_path, "run", found)
+    model = model_of_run(str(tmp_path / "judge"), 4)
+    scores = with_weights(model.workload, model.read)
+    tokenizer = model.tokens.tokenizer()
+    compared = 0
+    for line in read_kept(str(run), 8)[1]:
+        said = tokenizer.encode(line["answer"], add_special_tokens=False).ids
+        if len(said) + line["ended"] != line["tokens"]:
+            continue  # the text leaves out special tokens, which a random model draws too
+        compared += 1
+        ids = tokenizer.encode(line["prompt"] + " " + line["answer"], add_special_tokens=False).ids
+        ids += [tokenizer.token_to_id("<|endoftext|>")] * line["ended"]
+        said = scores({"tokens": torch.tensor([ids]), "places": torch.tensor([[len(ids) - 1]])}).sentence
+        assert line["rewards"]["model"] == pytest.approx(said.item(), abs=1e-4)
+        assert line["reward"] == pytest.approx(
+            line["rewards"]["model"] + 0.1 * (line["tokens"] <= 4), abs=1e-6
+        )
+    assert compared > 2

@@ -7,8 +7,9 @@ nothing but time: the next attempt restores the commit and generates the same an
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,7 @@ from orchestrator.train.rollouts.advantages import Advantages, advantages
 from orchestrator.train.rollouts.kept import KeptRollouts
 from orchestrator.train.rollouts.made import Rollout, Scored, Seconds
 from orchestrator.train.rollouts.prompts import Prompt, prompts_at, prompts_of_set
+from orchestrator.train.rollouts.reward_model import RewardModel
 from orchestrator.train.rollouts.sampler import AnswerSampler, OwnSampler
 from orchestrator.train.task import Task
 from workloads.model.answers import Drawn
@@ -53,6 +55,7 @@ class Rollouts:
         sampler: generates answers.
         decode: returns the text of token ids, without special tokens.
         prompt_text: the same for a prompt, with special tokens.
+        models: reward models, by the names of their rewards.
         seconds: of the last rollout, see `Seconds`.
     """
 
@@ -63,6 +66,7 @@ class Rollouts:
     sampler: AnswerSampler
     decode: Callable[[Sequence[int]], str]
     prompt_text: Callable[[Sequence[int]], str]
+    models: Mapping[str, RewardModel] = field(default_factory=dict)
     roots: Sequence[str] = ()
     seconds: Seconds = field(default_factory=Seconds)
 
@@ -241,6 +245,14 @@ class Rollouts:
             for k, (drawn, text) in enumerate(zip(of_prompt, each, strict=True))
         ]
         found = self._scorer.score(answers)
+        for name, model in self.models.items():
+            values = [
+                model.score([[*prompt.tokens, *answer.tokens] for answer in of_prompt])
+                for prompts, all_drawn in asked
+                for prompt, of_prompt in zip(prompts, all_drawn, strict=True)
+            ]
+            for scores_of_answer, value in zip(found, itertools.chain(*values), strict=True):
+                scores_of_answer[name] = value
         totals = weighted(self._rewards, found)
         scores = iter(zip((answer.text for answer in answers), found, totals, strict=True))
         return [
@@ -398,6 +410,11 @@ def rollouts_of(
         sampler=sampler,
         decode=lambda ids: spoken(tokenizer, ids, chat),
         prompt_text=lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False)),
+        models={
+            reward.name: RewardModel(reward.model, f"rewards.{number}.model", tokens, device)
+            for number, reward in enumerate(spec.rewards)
+            if reward.model
+        },
         roots=roots,
     )
 

@@ -1,0 +1,79 @@
+"""A trained reward model that scores generated answers on the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec
+from orchestrator.data.store.tokens import Tokens
+from orchestrator.parallel.device import Device
+from orchestrator.resolve.commit_model import model_of_run
+from orchestrator.resolve.named_commit import place_and_tag
+from workloads.load import with_weights
+from workloads.model.generate import padded
+
+
+def check_reward_models(spec: JobSpec) -> None:
+    """Check that each reward model is a step of a run, so that every attempt uses the same weights. Raises
+    InputError.
+    """
+    for number, reward in enumerate(spec.rewards):
+        if reward.model is None:
+            continue
+        place, tag = place_and_tag(reward.model)
+        where = f"rewards.{number}.model"
+        if not tag.isdecimal():
+            hint = f"name its step, such as {place}@500; `orchestrator checkpoint list {place}` lists them"
+            raise InputError(f"{reward.model} may mean another checkpoint later", where, hint)
+        model = model_of_run(place, int(tag))
+        if model.spec.workload.objective != "reward":
+            what = f"{place} was trained by {model.spec.workload.objective}, and gives no reward"
+            raise InputError(what, where, "name a run whose objective is reward")
+
+
+class RewardModel:
+    """Gives each answer the number of the reward model at its last token (InstructGPT; Ouyang et al. 2022, section
+    3.5).
+    """
+
+    def __init__(self, place: str, where: str, tokens: Tokens, device: Device) -> None:
+        """Read a reward model.
+
+        Args:
+            place: a run directory, and the step after an @.
+            where: the key of the job file, for errors.
+            tokens: the prepared data of the run that is trained.
+            device: this rank's device.
+
+        Raises InputError if the model reads other tokens.
+        """
+        run, step = place_and_tag(place)
+        found = model_of_run(run, int(step))
+        if found.tokens.tokenizer().get_vocab() != tokens.tokenizer().get_vocab():
+            what = f"{run} has another tokenizer than the trained model"
+            raise InputError(what, where, "train a reward model with the same tokenizer")
+        self._config = found.workload.config
+        self._model = with_weights(found.workload, found.read, device.device)
+        self._device = device
+        self._run = run
+        self._where = where
+
+    @torch.inference_mode()
+    def score(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        """Return the reward of each row, the tokens of a prompt and its answer. Rows are read in one batch.
+
+        Raises InputError if a row has more tokens than the model has positions.
+        """
+        longest = max(map(len, rows))
+        limit = self._config.max_positions
+        if self._config.positions == "learned" and longest > limit:
+            what = f"{self._run} reads {limit} tokens, and an answer with its prompt has {longest}"
+            raise InputError(what, self._where, "lower data.sequence_length")
+        tokens, real = padded(rows, self._device.device)
+        places = real.sum(1, keepdim=True) - 1
+        with self._device.autocast():
+            output = self._model({"tokens": tokens, "padding": real, "places": places})
+        return [float(value) for value in output.sentence.float().flatten()]
