@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from cluster.workers.program import PACKAGES, ROOT
+from cluster.workers.program import ROOT
 from orchestrator.config.own_code import used_by
+from orchestrator.config.packages import PACKAGES
 from orchestrator.config.spec import JobSpec
 from orchestrator.resolve.prepared_data import data_cache
 from orchestrator.storage.run_directory import RunDir

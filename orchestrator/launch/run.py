@@ -15,6 +15,7 @@ from cluster.workers.interruptions import held_interruptions
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import Outcome
+from orchestrator.config.packages import PACKAGES
 from orchestrator.config.redact import redact_message
 from orchestrator.config.spec import JobSpec
 from orchestrator.launch import preflight_cache
@@ -158,7 +159,7 @@ def _run(
     show({"phase": "connect", "note": where})
     try:
         for last in (False, False, True):
-            with connected_ray(address, most * worker.cpu, gpus):
+            with connected_ray(address, most * worker.cpu, gpus, packages=PACKAGES):
                 show({"phase": "connect", "note": "starting the run's controller"})
                 outcome = _watch(begin, show)
             if not outcome.fallen or last:

@@ -24,6 +24,7 @@ from cluster.workers.injected_faults import FaultSpec
 from orchestrator.checkpoint.config import NO_EXPORT
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import Outcome
+from orchestrator.config.packages import PACKAGES
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec, dump, load
 from orchestrator.controller.run_history import EVENTS, METRICS
@@ -125,7 +126,10 @@ def _chaos(
     try:
         # Connect through the head: any other node may be killed, which would end this process too.
         head = cluster.address.partition(":")[0]
-        with open(runs / "ray.log", "w") as news, connected_ray(cluster.address, node=head, output=news):
+        with (
+            open(runs / "ray.log", "w") as news,
+            connected_ray(cluster.address, node=head, output=news, packages=PACKAGES),
+        ):
             report("the undisturbed run")
             undisturbed = ChaosRun(job, runs / "undisturbed", cluster, ())
             if undisturbed.run() != "done":

@@ -14,6 +14,7 @@ from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.config.errors import InputError, one_line
 from orchestrator.config.outcome import Outcome
+from orchestrator.config.packages import PACKAGES
 from orchestrator.config.spec import JobSpec
 from orchestrator.parallel.layout import Layout
 from orchestrator.resolve.resolved_job import ResolvedJob
@@ -261,7 +262,8 @@ def _data(scene: Scene) -> str:
     news = scene.stack.enter_context((scene.folder / "ray.log").open("w"))
     worker, world = small.spec.resources.per_worker, small.layout.world
     try:
-        scene.stack.enter_context(connected_ray(None, world * worker.cpu, world * worker.gpu, output=news))
+        ray = connected_ray(None, world * worker.cpu, world * worker.gpu, output=news, packages=PACKAGES)
+        scene.stack.enter_context(ray)
     except NotStarted as error:  # the job is not the cause
         raise Failed(error.what, error.hint) from None
     data = prepared(small.spec, scene.run, PreparedData(), StageLine(lambda _: None))
