@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from workloads.errors import WorkloadError
 from workloads.hf.hf_config import FOLDER, FolderConfig, folder_config
@@ -20,6 +20,15 @@ if TYPE_CHECKING:
 Description: TypeAlias = "TransformerConfig | HuggingFaceModel | OwnModel"
 """A model's description: a configuration of this project, a transformers class, or a user's own model that runs
 unchanged.
+
+Each of them answers, besides its sizes:
+
+as_transformer: the configuration, if it says everything that the model computes; None if only a class's code does.
+divided_by: what says how ranks may divide it: this project's `rules` for its layers, the `plan` of its transformers
+class, or the own model's `declaration`. has_blocks: whether it has layers that can be recomputed or compiled one by
+one. ends_in_head: whether its logits are the unchanged results of its output embeddings. tied: whether the output
+projection is the embedding; None if the class decides. training_notes(name, length, dropout): one line for each
+difference between training on sequences of this length and the model's configuration.
 """
 Implementation: TypeAlias = Literal["auto", "transformers"]
 """Which code computes a model in a folder: this project's if possible, or transformers' in any case."""
@@ -96,7 +105,7 @@ def _of_objective(
     kept: FolderConfig | None = None,
 ) -> Description:
     config = headed(model, found, objective=objective, changes=changes, classes=classes, kept=kept)
-    return for_objective(config, objective, classes) if isinstance(config, TransformerConfig) else config
+    return for_objective(config, objective, classes)
 
 
 def headed(
@@ -142,11 +151,21 @@ def _lacks(config: TransformerConfig, head: str) -> bool:
     return family is not None and head not in family.heads
 
 
-def for_objective(config: TransformerConfig, objective: str, classes: int | None = None) -> TransformerConfig:
+@overload
+def for_objective(
+    config: TransformerConfig, objective: str, classes: int | None = None
+) -> TransformerConfig: ...
+@overload
+def for_objective(config: Description, objective: str, classes: int | None = None) -> Description: ...
+
+
+def for_objective(config: Description, objective: str, classes: int | None = None) -> Description:
     """Return the configuration with exactly the heads that `objective` trains.
 
-    Raises WorkloadError if the model cannot have them.
+    Models that run unchanged have their heads already. Raises WorkloadError if the model cannot have the heads.
     """
+    if not isinstance(config, TransformerConfig):
+        return config
     if head := SUPERVISED_HEADS.get(objective):
         count = CLASSES.get(objective, classes or config.classes or 2)
         return config.changed({"head": head, "sentence_head": False, "generator": 0, "classes": count})

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +24,11 @@ from workloads.model.initialise import drawn, initial, new_rows
 from workloads.model.moe import MixtureOfExperts
 from workloads.model.mup import lr_scale
 from workloads.model.seq2seq import EncoderDecoder
+from workloads.model.small_config import narrow
 from workloads.model.stored import ExtendedTable, StoredTensor, StoredWeights, whole
 from workloads.model.transformer import Output, Transformer
 from workloads.objectives.preferences import preference_loss
-from workloads.workload import Batch, Ended, Generation, Loss, Objective, Sampling, Vocabulary
+from workloads.workload import Batch, Ended, Generation, Loss, Objective, Sampling, Trial, Vocabulary
 
 
 def build_model(config: TransformerConfig) -> nn.Module:
@@ -119,6 +121,12 @@ class TransformerWorkload:
         """Return the tensors with one row per token."""
         styles = self.sharding()
         return frozenset(n for n in self.shapes if styles.get(n.rpartition(".")[0]) == "vocab")
+
+    @property
+    def begun_tables(self) -> Mapping[str, Sequence[int]]:
+        """See Workload.begun_tables."""
+        found = {name: self.pretrained.find(name) for name in self.tables} if self.pretrained else {}
+        return {name: stored.shape for name, stored in found.items() if stored is not None}
 
     def lr_scale(self, name: str) -> float:
         """See Workload.lr_scale."""
@@ -224,6 +232,44 @@ class TransformerWorkload:
             sampling=sampling,
             ended=ended,
         )
+
+    compares: ClassVar[bool] = False
+    has_own_values: ClassVar[bool] = False
+
+    def compared(self, features: Tensor, counted: Tensor) -> Tensor:
+        """See Workload.compared."""
+        raise WorkloadError(f"{self.name} compares no samples")
+
+    def check_trial(self, trial: Trial) -> None:
+        """See Workload.check_trial. Layers of this project need no trial; a small model tries the own metrics."""
+        if trial.measure is None:
+            return
+        small = replace(self, config=self.config.changed(narrow(self.config)), adapter=None)
+        batch = trial.short(small)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            output = small.build().eval()(batch)
+        trial.measure(output, batch)
+
+    def check_form(self, form: str) -> None:
+        """See Workload.check_form."""
+        if form == "safetensors":
+            raise WorkloadError(
+                "safetensors is for own models, and transformers reads this one; set it to hf"
+            )
+
+    def hf_config(self) -> Mapping[str, Any]:
+        """See Workload.hf_config. For a pair of networks, that of the main one."""
+        from workloads.hf.checkpoint import hf_config_of
+
+        alone = self.config.changed({"generator": 0}) if self.config.generator else self.config
+        found: Mapping[str, Any] = hf_config_of(alone, self.vocabulary, self.decoder_start).to_dict()
+        return found
+
+    def hf_tensors(self) -> Collection[str]:
+        """See Workload.hf_tensors."""
+        from workloads.hf.checkpoint import hf_names
+
+        return hf_names(self.config, shapes_of(self.config))
 
     def check_hf(self) -> None:
         """Raise WorkloadError if transformers has no class for this model, as `to_hf` would."""

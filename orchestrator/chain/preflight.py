@@ -195,24 +195,21 @@ def _check_to_come(base: ResolvedJob, job: ResolvedJob, where: str) -> None:
     """Check that the future initial weights of a stage will fit it."""
     from orchestrator.data.store.manifest import FORMAT
     from workloads.errors import WorkloadError
-    from workloads.own.model import OwnWorkload
-    from workloads.transformer_workload import TransformerWorkload
 
-    theirs, ours = (
+    loaded: list[Any] = [
         load_workload(each.spec, vocabulary_before_data(each), FORMAT, each.model) for each in (base, job)
-    )
-    if isinstance(theirs, OwnWorkload) and isinstance(ours, OwnWorkload):
+    ]
+    theirs, ours = loaded
+    if theirs.config.divided_by == ours.config.divided_by == "declaration":
         check_own_base_to_come(replace(theirs, adapter=None), replace(ours, adapter=None), where)
         return
     for each, workload in ((base, theirs), (job, ours)):
-        if not isinstance(workload, TransformerWorkload):
+        if workload.config.as_transformer is None:
             raise WorkloadError(
                 f"{each.spec.workload.model} is no model of this project: a class of transformers begins with its "
                 "folder alone, and an own model with an own one"
             )
-    assert isinstance(theirs, TransformerWorkload)
-    assert isinstance(ours, TransformerWorkload)
-    check_rows(job.spec, ours, theirs.shapes, where)
+    check_rows(job.spec.workload, ours, theirs.shapes, where)
     plain = replace(theirs, adapter=None), replace(ours, adapter=None)  # a base's adapter is merged
     # An adapter is exported merged into its base.
     merged = base.spec.model_copy(

@@ -171,7 +171,7 @@ def write(
     if is_object_reference(spec.workload.model):
         from orchestrator.export.own_model import write_own
 
-        return write_own(spec, tokens, workload, read, folder)
+        return write_own(spec, tokens, cast("OwnWorkload", workload), read, folder)
     if form == "adapter":
         with wrong_input("checkpoint.export"):
             check_adapter_export(workload)

@@ -25,14 +25,13 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from orchestrator.data.store.tokens import Tokens
-    from workloads.workload import Workload
 
 WEIGHTS = "model.safetensors"
 ABOUT = "own.json"
 
 
 def write_own(
-    spec: JobSpec, tokens: Tokens, workload: Workload, read: Callable[[str], Tensor], folder: str
+    spec: JobSpec, tokens: Tokens, workload: OwnWorkload, read: Callable[[str], Tensor], folder: str
 ) -> float | None:
     """Write model.safetensors and own.json, which has the class, its options and a hash of its code; an adapter is
     merged.
@@ -45,7 +44,6 @@ def write_own(
     """
     from safetensors.torch import save_file
 
-    assert isinstance(workload, OwnWorkload)
     plain = replace(workload, adapter=None).shapes
     whole = merged_reader(workload.adapter, workload.shapes, read) if workload.adapter else read
     tensors = {name.removeprefix(NETWORK): whole(name).contiguous() for name in plain}

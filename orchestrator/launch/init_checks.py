@@ -21,7 +21,6 @@ from orchestrator.storage.uri import is_local
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.manifest import CommitManifest
-    from workloads.transformer_workload import TransformerWorkload
     from workloads.workload import Workload
 
 
@@ -89,21 +88,18 @@ def _check_read(workload: WorkloadSpec) -> None:
 
 
 def _check_tables(spec: JobSpec, workload: Workload, where: str) -> None:
-    from workloads.transformer_workload import TransformerWorkload
-
-    if isinstance(workload, TransformerWorkload) and workload.pretrained is not None:
-        found = {name: workload.pretrained.find(name) for name in workload.tables}
-        check_rows(spec, workload, {name: each.shape for name, each in found.items() if each}, where)
+    if there := workload.begun_tables:
+        check_rows(spec.workload, workload, there, where)
 
 
 def check_rows(
-    spec: JobSpec, workload: TransformerWorkload, there: Mapping[str, Sequence[int]], where: str
+    asked: WorkloadSpec, workload: Workload, there: Mapping[str, Sequence[int]], where: str
 ) -> None:
     """Raise InputError if a frozen table has rows for tokens that the weights do not have.
 
     Args:
-        spec: the job.
-        workload: the model of the job.
+        asked: the job's part of the model.
+        workload: the model.
         there: the shapes of the tables in the weights, by name.
         where: names the weights in messages.
     """
@@ -112,7 +108,7 @@ def check_rows(
         have = there[name][0] if name in there else rows
         if have < rows:
             what = f"{where} has no rows for tokens {have} to {rows - 1}, and {name} is not trained"
-            key = "workload.adapter" if spec.workload.adapter else "train.freeze"
+            key = "workload.adapter" if asked.adapter else "train.freeze"
             raise InputError(what, key, "train a base that has them first, with all of its weights")
 
 

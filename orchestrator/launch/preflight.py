@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cluster.workers.machine import host_memory
+from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.identity import check_same_run
 from orchestrator.config.commit_steps import check_best
 from orchestrator.config.errors import InputError, Problems
@@ -32,7 +32,7 @@ from orchestrator.export.peft_adapter import check_adapter_export
 from orchestrator.export.target import check_target
 from orchestrator.launch.init_checks import check_begins
 from orchestrator.launch.machine_checks import check_machine, check_room
-from orchestrator.launch.own_code import check_own_code
+from orchestrator.launch.own_code import check_own_code, check_trial
 from orchestrator.launch.path_checks import check_places, check_written, sources_of
 from orchestrator.launch.worker import worker_at, worker_here
 from orchestrator.planner import prices
@@ -56,39 +56,6 @@ from workloads.own.object_reference import is_object_reference
 
 if TYPE_CHECKING:
     from orchestrator.data.sources import SourceFile
-
-
-def check_hugging_face_class(spec: JobSpec, workload: Any) -> None:
-    """Check that an unchanged transformers class computes what the job says."""
-    from workloads.hf.behaviour import check_behaviour
-
-    with wrong_input("workload"):
-        check_behaviour(workload, partial(_check_divided, spec))
-    if spec.train.compile and not workload.config.has_blocks:
-        raise InputError(
-            f"{spec.workload.model} has no layers that could be compiled alone",
-            "train.compile",
-            "set it to false",
-        )
-
-
-def _check_divided(spec: JobSpec, trial: Any, model: Any, batch: Any) -> None:
-    """Check that a small copy of a transformers class computes the same when it is sharded, if the job shards it."""
-    from orchestrator.parallel.own_check import check_layers, check_sharding
-    from workloads.errors import WorkloadError
-
-    if spec.parallel == "auto":
-        return
-    try:
-        halves = all(n % 2 == 0 for n in (*trial.config.head_counts, trial.config.cut))
-        if spec.parallel.tp > 1 and trial.sharding():
-            if not halves:
-                raise WorkloadError(f"{trial.name}: no small copy of it can be cut over 2 ranks, to try that")
-            check_sharding(trial, model, batch, 2, "the plan of transformers")
-        if spec.parallel.pp > 1 and trial.stages():
-            check_layers(trial, model, batch)
-    except WorkloadError as error:
-        raise WorkloadError(f"{error}; set parallel to auto") from None
 
 
 def preflight(
@@ -374,34 +341,33 @@ def check_workload(job: ResolvedJob, prepared: str = "") -> None:
     starts and sentence ends are not checked, because they depend on the text.
     """
     from workloads.adapters.frozen import check_groups
-    from workloads.hf.hf_class import HuggingFaceModel
     from workloads.hf.our_names import told_by_our_names
-    from workloads.own.model import OwnModel
 
     known = vocabulary_before_data(job)
     workload: Any = load_workload(job.spec, known, format_at(prepared), job.model, kept=job.kept)
     with wrong_input("train.optimizer.groups"), told_by_our_names(workload.config):
         check_groups([group.match for group in job.spec.train.optimizer.groups], workload)
-    if job.spec.checkpoint.export == "safetensors":
-        if not isinstance(workload.config, OwnModel):
-            what = "safetensors is for own models, and transformers reads this one"
-            raise InputError(what, "checkpoint.export", "set it to hf")
-    elif job.spec.checkpoint.export:
-        if isinstance(workload.config, OwnModel) and job.spec.checkpoint.export != "hf":
-            what = f"{job.spec.checkpoint.export} is not for own models, which are exported whole"
-            raise InputError(what, "checkpoint.export", "set it to safetensors")
-        with wrong_input("checkpoint.export"):
-            if job.spec.checkpoint.export == "adapter":
-                replace(workload, adapter=None).check_hf()
-                check_adapter_export(workload)
-            else:
-                workload.check_hf()
-            if isinstance(form := form_of(job.spec.checkpoint), Conversion):
-                check_conversion(form, workload)
-    if isinstance(workload.config, HuggingFaceModel):
-        check_hugging_face_class(job.spec, workload)
+    check_export(job.spec.checkpoint, workload)
     check_tasks(job.spec, workload)
-    check_own_code(job, workload, prepared)
+    check_own_code(job.spec)
+    check_trial(job.spec, workload, prepared)
+
+
+def check_export(checkpoint: CheckpointSpec, workload: Any) -> None:
+    """Check that the model's checkpoints can be exported in the form that the job asks for."""
+    if not checkpoint.export:
+        return
+    with wrong_input("checkpoint.export"):
+        workload.check_form(checkpoint.export)
+        if checkpoint.export == "safetensors":
+            return
+        if checkpoint.export == "adapter":
+            replace(workload, adapter=None).check_hf()
+            check_adapter_export(workload)
+        else:
+            workload.check_hf()
+        if isinstance(form := form_of(checkpoint), Conversion):
+            check_conversion(form, workload)
 
 
 def check_tasks(spec: JobSpec, workload: Any) -> None:

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from workloads.load import Begin
     from workloads.model.config import TransformerConfig
     from workloads.model.stored import StoredWeights
-    from workloads.own.model import OwnModel, OwnWorkload
-    from workloads.transformer_workload import TransformerWorkload
+    from workloads.own.model import OwnModel
+    from workloads.workload import Workload
 
 INIT = "workload.init_from"
 MODEL = "workload.model"
@@ -238,9 +238,8 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None, data_forma
         from orchestrator.checkpoint import averaged
         from workloads.describe import describe
         from workloads.hf.load_weights import HuggingFaceWeights, pretrained
-        from workloads.model.config import TransformerConfig
 
-        if not isinstance(config, TransformerConfig):
+        if config.divided_by == "declaration":
             return _of_own(base, config, shapes, retry, spec.data.labels if data_format >= BY_NAME else ())
         if base.step is None:
             if spec.workload.grow:
@@ -351,7 +350,7 @@ def _refuse_other_labels(theirs: Sequence[str], ours: Sequence[str], where: str)
         raise WorkloadError(f"{where} was trained for the labels {named}; give data.labels in that order")
 
 
-def check_own_base_to_come(there: OwnWorkload, ours: OwnWorkload, where: str) -> None:
+def check_own_base_to_come(there: Workload, ours: Workload, where: str) -> None:
     """Raise WorkloadError if the weights of the run at `where`, which has no commit yet, will not fit the own model."""
     theirs = getattr(there.objective, "labels", ())
     mine = getattr(ours.objective, "labels", ())
@@ -361,9 +360,7 @@ def check_own_base_to_come(there: OwnWorkload, ours: OwnWorkload, where: str) ->
     )
 
 
-def check_base_to_come(
-    theirs: JobSpec, there: TransformerWorkload, spec: JobSpec, ours: TransformerWorkload, where: str
-) -> None:
+def check_base_to_come(theirs: JobSpec, there: Workload, spec: JobSpec, ours: Workload, where: str) -> None:
     """Raise WorkloadError if the weights of a run without a commit will not fit the job.
 
     Args:
@@ -428,14 +425,13 @@ def _refuse_other_make(
 def _refuse_unlike(theirs: Any, ours: TransformerConfig, where: str, free: Sequence[str] = FREE) -> None:
     """Raise WorkloadError if another model would compute something else with the same weights."""
     from workloads.hf.checkpoint import structure
-    from workloads.model.config import TransformerConfig
 
-    if not isinstance(theirs, TransformerConfig):
+    if not (their_config := theirs.as_transformer):
         raise WorkloadError(
             f"{where} is a class of transformers that is run as it is; name it in workload.model"
         )
     one = structure(ours)
-    other = structure(theirs)
+    other = structure(their_config)
     for name in sorted(one.keys() - set(free)):
         if one[name] != other[name]:
             raise WorkloadError(

@@ -61,11 +61,8 @@ def check_generates(job: ResolvedJob) -> None:
 def generates(job: ResolvedJob) -> bool:
     """Return whether the job's model generates text."""
     from workloads.describe import for_objective
-    from workloads.model.config import TransformerConfig
 
-    model = job.model
-    if isinstance(model, TransformerConfig):
-        model = for_objective(model, job.spec.workload.objective)
+    model = for_objective(job.model, job.spec.workload.objective)
     return model.architecture in ("decoder", PAIR) and getattr(model, "head", "language") == "language"
 
 

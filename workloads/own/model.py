@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from workloads.own.network import Losses, OwnNetwork
 from workloads.own.object_reference import call, load
 from workloads.own.rows import COUNTED, IGNORED, LABELS, there
 from workloads.plain_module import depths_of, initial_of, shapes_of
-from workloads.workload import Batch, Ended, Generation, Loss, Objective, Sampling, Vocabulary
+from workloads.workload import Batch, Ended, Generation, Loss, Objective, Sampling, Trial, Vocabulary
 
 if TYPE_CHECKING:
     from workloads.model.stored import StoredTensor, StoredWeights
@@ -61,6 +61,15 @@ class OwnModel:
     kv_heads: int = 1
     intermediate: int = 1
     moe: None = None
+
+    divided_by: ClassVar[Literal["declaration"]] = "declaration"
+    as_transformer: ClassVar[None] = None
+    tied: ClassVar[None] = None
+    ends_in_head: ClassVar[bool] = False
+
+    def training_notes(self, name: str, length: int, dropout: float) -> list[str]:
+        """Return no lines: an own model trains as it is written."""
+        return []
 
     def make(self) -> nn.Module:
         """Return the module on the current default device. Raises WorkloadError."""
@@ -316,6 +325,40 @@ class OwnWorkload:
     ) -> list[list[int]]:
         """Raise WorkloadError: own models do not generate text."""
         raise WorkloadError(f"{self.name} is an own model, of which nothing is generated")
+
+    has_own_values: ClassVar[bool] = True
+    tables: ClassVar[frozenset[str]] = frozenset()
+    begun_tables: ClassVar[Mapping[str, Sequence[int]]] = {}
+
+    def check_trial(self, trial: Trial) -> frozenset[str]:
+        """See Workload.check_trial."""
+        from workloads.own.check import check_model, check_trained, model_of, shaken
+
+        check_trained(self)
+        plain = replace(self, adapter=None, frozen=frozenset(), begun=None)
+        first = trial.first()
+        values = check_model(plain, first, trial.seed, trial.limits())
+        trial.check_divided(plain, lambda: shaken(plain, first, trial.seed), first)
+        if trial.measure is not None:
+            with torch.no_grad():
+                output = model_of(plain, trial.seed)(first)
+            trial.measure(output, first)
+        return frozenset(values)
+
+    def check_form(self, form: str) -> None:
+        """See Workload.check_form."""
+        if form not in ("hf", "safetensors"):
+            raise WorkloadError(
+                f"{form} is not for own models, which are exported whole; set it to safetensors"
+            )
+
+    def hf_config(self) -> Mapping[str, Any]:
+        """See Workload.hf_config."""
+        raise WorkloadError(f"{self.name} is exported as an own model")
+
+    def hf_tensors(self) -> Collection[str]:
+        """See Workload.hf_tensors."""
+        raise WorkloadError(f"{self.name} is exported as an own model")
 
     def check_hf(self) -> None:
         """Raise WorkloadError if transformers has no class for the model."""

@@ -33,9 +33,8 @@ from orchestrator.data.sources.table_rows import BATCH_ROWS, ERRORS, top_level
 from orchestrator.parallel.layout import Layout, ModelShape, split_problems
 from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.resolve.resolved_job import ResolvedJob
-from orchestrator.resolve.small_config import narrow
 from orchestrator.verify.rehearsal.layouts import sequences_of, smaller
-from workloads.model.config import TransformerConfig
+from workloads.model.small_config import narrow
 from workloads.own.object_reference import is_object_reference
 
 ENOUGH = 2 * 2**20
@@ -196,11 +195,11 @@ def small_model(job: ResolvedJob, layout: Layout, folder: Path) -> SmallModel:
         shape = _small_folder(job, layout, folder)
         notes.append("the weights of workload.model were random")
     else:
-        config = job.model
-        assert isinstance(config, TransformerConfig)
-        found["changes"] = asked.changes | narrow(config, layout)
-        with_changes = config.changed(narrow(config, layout))
-        shape = model_shape(with_changes, spec.data.sequence_length)
+        config = job.model.as_transformer
+        assert config is not None
+        smaller = narrow(config, layout.tp, layout.stages, layout.ep)
+        found["changes"] = asked.changes | smaller
+        shape = model_shape(config.changed(smaller), spec.data.sequence_length)
         if asked.mup is not None:
             found["mup"] = None
             notes.append("workload.mup was left out")
