@@ -23,17 +23,18 @@ from orchestrator.config.errors import InputError, Problems
 from orchestrator.config.spec import STAGES, JobSpec
 from orchestrator.controller.events import EventHistory
 from orchestrator.data.encoding.config import TrainedTokenizer
+from orchestrator.data.prepare.record_kind import kind_of
 from orchestrator.launch.finished import done_already
 from orchestrator.launch.init_checks import check_base, check_continues, check_rows
+from orchestrator.launch.job_checks import check_job
 from orchestrator.launch.machine_checks import check_machine
-from orchestrator.launch.path_checks import check_places
-from orchestrator.launch.preflight import check_job
+from orchestrator.launch.path_checks import check_all_places
 from orchestrator.launch.worker import worker_at
 from orchestrator.resolve.base import INIT, base_of, check_base_to_come, check_own_base_to_come
 from orchestrator.resolve.continued import check_keys, check_length
 from orchestrator.resolve.named_commit import commit_at, place_and_tag
 from orchestrator.resolve.precision import as_its_run
-from orchestrator.resolve.prepared_data import EXCERPT, kind_of
+from orchestrator.resolve.prepared_data import EXCERPT
 from orchestrator.resolve.resolved_job import ResolvedJob, is_framed, special_tokens_of, wrong_input
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
 from orchestrator.storage.row_line import EVENTS, TRIALS
@@ -63,7 +64,7 @@ def check_chain(
                 if check_inputs(stage, done):
                     done.add(name)
                     continue
-                check_places(stage.job, stage.run)
+                check_all_places(stage.job, stage.run)
                 check_machine(stage.job, address)
                 asked = as_its_run(jobs[name], stage.run)
                 resolved[name] = check_job(asked, machine_of=worker_at(address))
@@ -74,7 +75,7 @@ def check_chain(
                     theirs = stages[before.stage].job
                     check_keys(stage.job, theirs, where)
                     step = int(before.tag) if before.tag.isdecimal() else theirs.train.steps
-                    check_length(stage.job, step, where)
+                    check_length(stage.job.train, step, where)
                     with wrong_input(CONTINUE):
                         _check_to_come(resolved[before.stage], resolved[name], where)
                 elif before and before.stage not in done:
@@ -133,14 +134,14 @@ def _check_same_base(
     """
     base = stage.stage.begins_with
     if base is None:
-        base_of(stage.job, begun, is_done or commit is not None)
+        base_of(stage.job.workload, stage.job.needs_base, begun, is_done or commit is not None)
         return
     where = f"{INIT} {begun['uri']}"
     if base.stage not in done:
         what = f"it began with {_of(base.stage, begun['step'])}, and {base.stage} trains on"
         raise InputError(what, where, AGAIN)
     try:
-        now = base_of(stage.job, {}, False)
+        now = base_of(stage.job.workload, stage.job.needs_base, {}, False)
     except InputError:
         if is_done or commit is not None:
             return
@@ -182,7 +183,7 @@ def _check_same_text(job: JobSpec, data: str) -> None:
             job.data,
             special_tokens_of(job.data, job.workload),
             before,
-            partial(kind_of, job),
+            partial(kind_of, job.data, job.workload.objective),
             is_framed(job.data, job.workload),
         )
     except TextChanged as error:

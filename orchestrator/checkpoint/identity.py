@@ -210,13 +210,13 @@ def job_begun(run: RunDir) -> JobSpec | None:
     return (job_of_commit(commit) if commit else None) or read_job(run)
 
 
-def is_shared(commit: CommitManifest, spec: JobSpec) -> bool:
+def is_shared(commit: CommitManifest, steps: int) -> bool:
     """Whether a run with the job's number of steps would make the same commit. True for commits of earlier versions."""
     if IDENTITY not in commit.meta:
         return True
     train = _job_of(commit).train
     settled = train.optimizer.settled(train.steps)
-    return train.steps == spec.train.steps or (settled is not None and commit.step <= settled)
+    return train.steps == steps or (settled is not None and commit.step <= settled)
 
 
 def check_commit(commit: CommitManifest, spec: JobSpec, where: str) -> None:
@@ -225,7 +225,7 @@ def check_commit(commit: CommitManifest, spec: JobSpec, where: str) -> None:
     if IDENTITY in commit.meta:
         before = _job_of(commit)
         _compare(spec, before, where)
-        if not is_shared(commit, spec):
+        if not is_shared(commit, spec.train.steps):
             raise _differs(LENGTH, before.train.steps, spec.train.steps, where)
 
 

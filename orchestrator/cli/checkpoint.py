@@ -79,7 +79,7 @@ def verify(run_dir: Run, step: One = None, as_json: Json = False) -> None:
     problems = {f"step {number}": lines for number, (lines, _) in results.items()}
     data_folders = {data for _, data in results.values()}
     for uri in sorted(filter(None, data_folders)):
-        place = place_of_data(spec, run, uri)
+        place = place_of_data(spec.data, run, uri)
         if place is None:  # which is no problem: it is made again
             print(f"data {uri} is not there, and was not looked at", file=sys.stderr)
         elif lines := problems_of(place):
@@ -243,7 +243,7 @@ def _looked_at(spec: JobSpec, store: Store, step: int) -> tuple[list[str], str |
         return problems, None
     commit = store.manifest(step)
     try:
-        base_of_commit(spec, commit)
+        base_of_commit(spec.workload, spec.reads_base, commit)
     except InputError as error:
         problems = [f"{error.where}: {error.what}"]
     return problems, commit.meta.get("data")

@@ -62,16 +62,16 @@ def prepare(
     as_json: Json = False,
 ) -> None:
     """Make the token shards of a job, without training and without loading its model."""
+    from orchestrator.launch.job_checks import check_preparable
     from orchestrator.launch.own_sources import make_own_sources
-    from orchestrator.launch.path_checks import check_places
-    from orchestrator.launch.preflight import check_preparable
+    from orchestrator.launch.path_checks import check_all_places
     from orchestrator.launch.preparation import prepared_with_progress
     from orchestrator.observe.console import ProgressDisplay
     from orchestrator.resolve.prepared_data import PreparedData
 
     spec = job_of(job, overrides)
     run = run_of(spec, run_dir)
-    check_places(spec, run)
+    check_all_places(spec, run)
     with ProgressDisplay() as display:
         make_own_sources(spec.data, address, lambda line: display.update({"phase": "prepare", "note": line}))
     check_preparable(spec)

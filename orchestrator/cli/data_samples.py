@@ -66,7 +66,7 @@ def inputs_of(target: str) -> tuple[TrainingInputs, Tokens, Source | None] | Non
         spec = stored
         commit = Store(run.commits).latest(deep=False)
         if commit is not None:
-            tokens = whole(tokens_of(spec, run, commit.meta["data"]))
+            tokens = whole(tokens_of(spec.data, run, commit.meta["data"]))
             inputs = training_inputs(spec, tokens, kept=kept_config(commit))
             return inputs, tokens, source_of(spec, run)
     data = prepared(spec, run, PreparedData(), silent, make=False)

@@ -52,7 +52,7 @@ def init(
     from orchestrator.config.spec import parse
     from orchestrator.launch.first_job import CHAT, job_text, name_of, write_job
     from orchestrator.launch.first_rows import rows_at
-    from orchestrator.launch.preflight import check_job
+    from orchestrator.launch.job_checks import check_job
     from orchestrator.resolve.resolved_job import resolve
     from orchestrator.resolve.training_inputs import vocabulary_before_data
 

@@ -134,7 +134,7 @@ def _check_accelerator(spec: JobSpec) -> None:
     except InputError:
         return
     job = in_chosen_precision(job, worker)
-    check_memory(job, worker(job.spec))
+    check_memory(job, worker(job.spec.resources, job.spec.train.dtype))
 
 
 def attach(name: Target, address: Cluster = None, progress: Progress = None, as_json: Json = False) -> None:

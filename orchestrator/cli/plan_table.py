@@ -64,7 +64,7 @@ def show(spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
         world, takes = fewer.chosen.layout.world, duration(fewer.chosen.seconds)
         workers = "one worker is" if world == 1 else f"{world} workers are"
         print(f"By these predictions {workers} faster, {takes} a step: set resources.workers.max to {world}.")
-    if (fed := feed(spec, plan)) is not None:
+    if (fed := feed(spec.data, spec.resources.per_worker, plan)) is not None:
         beside = f"{fed.processors} processor{'s' if fed.processors > 1 else ''} beside the workers"
         waits = f"a step waits {duration(fed.stall_seconds)} while text is left to prepare"
         print(

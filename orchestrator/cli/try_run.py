@@ -52,7 +52,7 @@ def smoke_of(spec: JobSpec) -> JobSpec:
         raise
     spec = whole.spec
     workers = spec.resources.workers.max
-    machine = worker_here(spec)
+    machine = worker_here(spec.resources, spec.train.dtype)
     verdicts: Mapping[Layout, Verdict] = {}
     with suppress(InputError):
         verdicts = confirmed(whole, workers, machine).verdicts
@@ -99,7 +99,9 @@ def dry_run_of(
     done = done_already(spec, directory) is not None
     job = preflight(spec, directory, until, address)
     source, commit = begun_from(job.spec, directory, check_same_run(job.spec, directory))
-    found = planned_of(spec.train, job, worker_at(address)(job.spec) if address else None)
+    found = planned_of(
+        spec.train, job, worker_at(address)(job.spec.resources, job.spec.train.dtype) if address else None
+    )
     begins = "does nothing: it is finished" if done else "begins anew"
     if commit is not None and not done:
         begins = f"goes on from step {commit.step}" + (f" of {source.uri}" if source else "")

@@ -289,6 +289,14 @@ class JobSpec(StrictModel):
             name: (f"evaluate.sets.{name}.sources", each.sources) for name, each in self.evaluate.sets.items()
         }
 
+    @property
+    def every_source(self) -> list[tuple[str, Source]]:
+        """All sources with their keys in the job file, those of held-out text too."""
+        groups = [("data.sources", self.data.sources), *self.set_sources.values()]
+        return [
+            (f"{where}.{number}", source) for where, group in groups for number, source in enumerate(group)
+        ]
+
     def identity(self) -> dict[str, Any]:
         """What makes two runs the same run: all keys that determine the samples and the weights, and no others.
 

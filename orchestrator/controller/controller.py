@@ -444,7 +444,14 @@ class Controller:
         self._workers.prewarm_first(self._useful_workers)  # imports overlap with the seconds that follow
         source, commit = self._retry_storage(lambda: begun_from(self._spec, self._run, history.newest))
         self._base, base_to_read = self._retry_storage(
-            lambda: bases_of(self._spec, history.base, commit, self._run)
+            lambda: bases_of(
+                workload=self._spec.workload,
+                reads_base=self._spec.reads_base,
+                needs_base=self._spec.needs_base,
+                begun=history.base,
+                commit=commit,
+                run=self._run,
+            )
         )
         kept = kept_config(commit) or self._folder_config
         shape, self._folder_config, shards, notes = self._retry_storage(
@@ -498,7 +505,7 @@ class Controller:
         assert self._planner is not None
         snapshots = self._workers.snapshots(self._planner.shape)
         history.use_holders(snapshots["snapshot_token"], snapshots["snapshot_servers"])
-        base = self._retry_storage(lambda: same_base(self._spec, self._base))
+        base = self._retry_storage(lambda: same_base(self._spec.workload, self._spec.needs_base, self._base))
         return training_task(
             self._spec,
             self._run,

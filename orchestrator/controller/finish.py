@@ -56,7 +56,7 @@ def finish(
     tracker = history.tracker
     result = summarise(spec, run, commit=commit, data=data, exported=exported, rows=rows)
     if result["state"] == Outcome.DONE:
-        release_base(spec, run, history.base)
+        release_base(spec.needs_base, run, history.base)
     result["problem"] = result["reason"] if result["state"] == Outcome.FAILED else None
     run.write_json("summary.json", result)
     not_drawn = draw(run, lambda run: _report(run, rows))

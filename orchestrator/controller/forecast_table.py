@@ -53,7 +53,9 @@ def forecast(spec: JobSpec, shape: ModelShape, plan: Plan, cluster: ClusterFile)
         repair=cluster.repair_hours * HOUR,
         restart=cluster.restart_seconds,
         stall=stall,
-        write=state_bytes(spec, shape) / in_use / cluster.write_bandwidth,
+        write=state_bytes(spec.train.optimizer, spec.checkpoint.ema, shape)
+        / in_use
+        / cluster.write_bandwidth,
     )
     return {
         "device": cluster.device,

@@ -697,7 +697,7 @@ class RunHistory:
     def _is_usable(self, commit: CommitManifest) -> bool:
         """Whether the run may start from the commit: it belongs to the same job and leaves out the same samples."""
         its_skips = merged(commit.meta.get("skips", ()))
-        return identity.is_shared(commit, self._spec) and is_before(
+        return identity.is_shared(commit, self._spec.train.steps) and is_before(
             commit.position, its_skips, self.event_history.skips
         )
 

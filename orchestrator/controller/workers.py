@@ -98,7 +98,9 @@ class SnapshotServers:
         is_auto = self._every == "auto"
         servers = self._services.ensure_running(min_nodes=2 if is_auto else 1)
         servers = [server for server in servers if server["node"] not in lost]
-        fits = HELD * state_bytes(self._spec, shape) <= LIMIT * len(servers)
+        fits = HELD * state_bytes(
+            self._spec.train.optimizer, self._spec.checkpoint.ema, shape
+        ) <= LIMIT * len(servers)
         return servers if fits or not is_auto else []
 
     def stop(self) -> None:

@@ -27,16 +27,16 @@ def evaluate_commit(
     The run is not changed. Raises InputError if its data is missing, RuntimeError if the evaluation fails.
     """
     check_commit(commit, spec, run.at("job.yaml"))
-    tokens = tokens_of(spec, run, commit.meta["data"])
+    tokens = tokens_of(spec.data, run, commit.meta["data"])
     check_shards(commit, digest_of(spec.data, tokens), tokens.folder.uri)
     if raw:
         trained = spec.checkpoint.model_copy(update={"average": None})
         spec = spec.model_copy(update={"checkpoint": trained})
     size = Layout.from_json(commit.meta["layout"]).micro_batch
-    check_read_config(spec, commit, run.uri)
+    check_read_config(spec.workload, commit, run.uri)
     given = {
         "sets": dict(sets),
-        "base": base_json(base_of_commit(spec, commit)),
+        "base": base_json(base_of_commit(spec.workload, spec.reads_base, commit)),
         "folder_config": config_json(kept_config(commit)),
     }
     task = Task.of_evaluation(spec, size, run=run.uri, data=tokens.folder.uri, restore=commit.step, **given)

@@ -148,7 +148,7 @@ def _evaluation_facts(spec: JobSpec, tokens: Tokens, micro_batch: int) -> dict[s
 def _chat_facts(spec: JobSpec, tokens: Tokens) -> dict[str, Any]:
     """Return whether the model learns from conversations, and the date for its chat template."""
     try:
-        talks = chat_of(spec, tokens) is not None
+        talks = chat_of(spec.data, spec.workload.objective, tokens) is not None
     except InputError:  # data of an earlier version, without its template
         talks = spec.workload.objective == "conversation"
     day = spec.data.chat_date

@@ -69,9 +69,9 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
             if commit is None:
                 _check_tables(spec, workload, where)
 
-        read_base(spec, begun, commit is not None, read)
+        read_base(spec.workload, spec.needs_base, begun, commit is not None, read)
     else:
-        base_of(spec, begun, True)
+        base_of(spec.workload, spec.needs_base, begun, True)
 
 
 def _check_read(workload: WorkloadSpec) -> None:

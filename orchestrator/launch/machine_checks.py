@@ -27,7 +27,10 @@ def check_space(spec: JobSpec, shape: ModelShape, uri: str) -> None:
     folder = local_path(uri)
     while not os.path.exists(folder):
         folder = os.path.dirname(folder)
-    free, needed = shutil.disk_usage(folder).free, state_bytes(spec, shape, least=True)
+    free, needed = (
+        shutil.disk_usage(folder).free,
+        state_bytes(spec.train.optimizer, spec.checkpoint.ema, shape, least=True),
+    )
     if free < needed:
         what = (
             f"a commit of this run takes {needed / 1e6:,.1f} MB, and its disk has {free / 1e6:,.1f} MB free"
@@ -42,7 +45,7 @@ def check_room(job: ResolvedJob, run_dir: RunDir, address: str | None) -> None:
     """
     check_space(job.spec, job.shape, run_dir.uri)
     if address is None:
-        check_memory(job, worker_here(job.spec))
+        check_memory(job, worker_here(job.spec.resources, job.spec.train.dtype))
 
 
 def check_memory(job: ResolvedJob, machine: Machine) -> None:

@@ -45,7 +45,7 @@ from orchestrator.controller.run_history import RunHistory
 from orchestrator.controller.state import Observation, Policy, State
 from orchestrator.data.progress import StageLine
 from orchestrator.data.samples.skips import on_record
-from orchestrator.launch.preflight import check_job
+from orchestrator.launch.job_checks import check_job
 from orchestrator.launch.worker import worker_at
 from orchestrator.planner.machines import machine_for
 from orchestrator.planner.planner import Planner, on_workers
@@ -87,7 +87,7 @@ def loop_config(
     run = RunDir(absolute(run_dir or f"runs/{spec.name}", Path.cwd()))
     spec = as_its_run(spec, run)
     begun = begun_from(spec, run, check_same_run(spec, run))[1]
-    check_same_config(spec, begun, run.uri)
+    check_same_config(spec.workload, begun, run.uri)
     spec = as_begun(spec, begun)
     spec = check_job(spec, machine_of=worker_at("auto"), kept=kept_config(begun)).spec
     run.create()
@@ -191,7 +191,14 @@ class RankZeroHistory:
         """Roll back to the last sound commit, choose a layout, and return the fields of a `Task` for both."""
         bundle = self._spec.resources.per_worker.bundle
         source, begun = begun_from(self._spec, self._run, self._history.newest)
-        base, needed = bases_of(self._spec, self._history.base, begun, self._run)
+        base, needed = bases_of(
+            workload=self._spec.workload,
+            reads_base=self._spec.reads_base,
+            needs_base=self._spec.needs_base,
+            begun=self._history.base,
+            commit=begun,
+            run=self._run,
+        )
         job, shards, _ = resolve_over(self._spec, self._data, needed, source, kept_config(begun))
         check_shards(self._history.newest, shards, self._data.uri)
         machine = machine_for(smallest_offer(bundle, world), bundle, self._spec.train.dtype)
@@ -242,7 +249,7 @@ class RankZeroHistory:
     def end(self) -> None:
         """Record that all steps are done."""
         self._event("done", f"{self._history.step} steps are done")
-        release_base(self._spec, self._run, self._history.base)
+        release_base(self._spec.needs_base, self._run, self._history.base)
 
     def fail(self, error: Exception) -> None:
         """Record the error that ended the attempt and what `decide` makes of it."""

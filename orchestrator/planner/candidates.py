@@ -372,5 +372,7 @@ def _variants(
         if engine == "torch" and offload in ("none", "parameters"):
             continue
         other = layout.but(engine=engine, offload=offload)
-        if not other.problems(shape, spec.train.global_batch) and not engine_problems(spec, other):
+        if not other.problems(shape, spec.train.global_batch) and not engine_problems(
+            spec.train, spec.workload, spec.resources.per_worker.gpu, other
+        ):
             yield other

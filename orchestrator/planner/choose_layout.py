@@ -334,7 +334,9 @@ class _Sorter:
     def _problem(self, layout: Layout) -> str:
         """Return why the job cannot run under the layout, apart from the device's memory; empty if it can."""
         spec = self._spec
-        if problems := layout.problems(self._shape, spec.train.global_batch) or engine_problems(spec, layout):
+        if problems := layout.problems(self._shape, spec.train.global_batch) or engine_problems(
+            spec.train, spec.workload, spec.resources.per_worker.gpu, layout
+        ):
             return problems[0]
         if layout.world > self._workers:
             return f"{layout} needs {layout.world} workers of {self._workers}; lower a degree or add workers"

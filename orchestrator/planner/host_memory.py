@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
+from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.kinds import KINDS
 from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.simulation.update import kept_numbers
@@ -13,14 +14,14 @@ GENERATIONS = 2
 """Copies of the state that a saver holds: one is written to storage while the other is filled."""
 
 
-def state_bytes(spec: JobSpec, shape: ModelShape, least: bool = False) -> float:
+def state_bytes(optimizer: OptimizerSpec, ema: float | None, shape: ModelShape, least: bool = False) -> float:
     """Return the bytes of a commit over all ranks, within 1 %: fp32 weights, optimizer state and moving average.
 
     A user's optimizer counts as AdamW; with `least`, as one without state.
     """
-    name = str(spec.train.optimizer.name)
+    name = str(optimizer.name)
     numbers = 1.0 if least and name not in KINDS else 1.0 + kept_numbers(name, shape)
-    numbers += 1.0 if spec.checkpoint.ema is not None else 0.0
+    numbers += 1.0 if ema is not None else 0.0
     return 4.0 * numbers * shape.parameters * shape.trained_share
 
 
@@ -30,7 +31,11 @@ def worker_bytes(spec: JobSpec, shape: ModelShape, workers: int) -> float:
     0 if the job says that it need not fit.
     """
     asked = spec.resources.per_worker.gpu and spec.resources.must_fit
-    return GENERATIONS * state_bytes(spec, shape) / workers if asked else 0.0
+    return (
+        GENERATIONS * state_bytes(spec.train.optimizer, spec.checkpoint.ema, shape) / workers
+        if asked
+        else 0.0
+    )
 
 
 def check_workers_memory(spec: JobSpec, shape: ModelShape, there: float) -> None:

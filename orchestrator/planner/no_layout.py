@@ -65,7 +65,10 @@ def _not_by_hand(spec: JobSpec, shape: ModelShape, layout: Layout, reason: str, 
     micros = (batch // shards,) if shards else ()
 
     def cannot(other: Layout) -> bool:
-        return bool(engine_problems(spec, other)) or peak_bytes(spec, shape, other) > offered
+        return (
+            bool(engine_problems(spec.train, spec.workload, spec.resources.per_worker.gpu, other))
+            or peak_bytes(spec, shape, other) > offered
+        )
 
     near = "; ".join(map(str, nearest(layout, shape, batch, cannot, micros)))
     hint = f"the nearest legal layouts are {near}" if near else ""
@@ -86,7 +89,9 @@ def _pinned_problem(spec: JobSpec, shape: ModelShape, workers: int) -> str:
         return f"{alone} needs {size} workers of {workers}; lower a degree or add workers"
     layout = fit(alone, workers, spec.train.global_batch, spec.train.bitwise_shards)
     layout = layout or alone.but(dp=alone.ep)
-    problems = layout.problems(shape, spec.train.global_batch) or engine_problems(spec, layout)
+    problems = layout.problems(shape, spec.train.global_batch) or engine_problems(
+        spec.train, spec.workload, spec.resources.per_worker.gpu, layout
+    )
     return problems[0] if problems else ""
 
 

@@ -22,8 +22,8 @@ from orchestrator.train.config import Precision, TrainSpec
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
 """From the widest numbers to those that need a loss scale. Among equally fast ones the first is chosen."""
 
-MachineOf = Callable[[JobSpec], Machine]
-"""Returns the machine of a worker, for a job whose precision is set."""
+MachineOf = Callable[[ResourceSpec, Precision], Machine]
+"""Returns a worker with these resources, which trains in that precision."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,13 @@ def chosen(spec: JobSpec, shape: ModelShape, machine_of: MachineOf) -> Choice:
     """
     plans: dict[Precision, Plan] = {}
     rejected: list[tuple[Precision, InputError]] = []
-    narrow = machine_of(in_precision(spec, "bf16"))
+    narrow = machine_of(spec.resources, in_precision(spec, "bf16").train.dtype)
     for precision in PRECISIONS:
         if precision == "fp16" and _has_bf16(spec.resources, narrow):
             continue
         try:
             there = in_precision(spec, precision)
-            machine = narrow if precision == "bf16" else machine_of(there)
+            machine = narrow if precision == "bf16" else machine_of(spec.resources, precision)
             most = spec.resources.workers.max
             plans[precision] = planned(there, shape, most, machine, must_fit=False)
         except InputError as error:

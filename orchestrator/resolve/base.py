@@ -70,32 +70,33 @@ def base_json(base: Base | None) -> dict[str, Any] | None:
     return asdict(base) if base else None
 
 
-def base_of(spec: JobSpec, begun: Mapping[str, Any], settled: bool) -> Base | None:
+def base_of(workload: WorkloadSpec, needs_base: bool, begun: Mapping[str, Any], settled: bool) -> Base | None:
     """Return the job's initial weights; None if it starts from random weights.
 
     Args:
-        spec: the job.
+        workload: the job's model
+        needs_base: whether the run needs the weights that it began with at every start
         begun: the base that the run began with, as JSON; empty for a new run.
         settled: whether the run no longer needs it, because a commit has all weights.
 
     Raises InputError if the weights are missing or have changed.
     """
-    where = INIT if spec.workload.init_from else MODEL
+    where = INIT if workload.init_from else MODEL
     gone = InputError("the weights that the run began with are gone", f"{where} {begun.get('uri')}", BACK)
     try:
-        named = named_base(spec.workload, begun.get("step"))
+        named = named_base(workload, begun.get("step"))
     except (InputError, WorkloadError) as error:
-        if begun and settled and not spec.needs_base:
+        if begun and settled and not needs_base:
             return Base(**begun)
         if begun:
             raise gone from None
         raise error if isinstance(error, InputError) else InputError(str(error), where) from None
     if begun and named is None:
-        if settled and not spec.needs_base:
+        if settled and not needs_base:
             return Base(**begun)
         raise gone
     if begun and named is not None and named.digest != begun["digest"]:
-        settled_before = settled and not spec.needs_base and named.step is None
+        settled_before = settled and not needs_base and named.step is None
         if settled_before and _digest_of(named.uri, stale_too=True) == begun["digest"]:
             return named
         problem = "the weights that the run began with are not the same any more"
@@ -103,21 +104,21 @@ def base_of(spec: JobSpec, begun: Mapping[str, Any], settled: bool) -> Base | No
     return named
 
 
-def base_of_commit(spec: JobSpec, commit: CommitManifest) -> Base | None:
+def base_of_commit(workload: WorkloadSpec, reads_base: bool, commit: CommitManifest) -> Base | None:
     """Return the weights that a commit's run began with; None for random weights.
 
     If the commit lacks some of them, raises InputError if they are missing, have changed, or cannot be drawn again.
     """
-    check_drawn(spec, commit)
+    check_drawn(reads_base, commit)
     base_fields = commit.meta.get(BASE)
-    if spec.reads_base and base_fields:
-        return base_of(spec, base_fields, True)
+    if reads_base and base_fields:
+        return base_of(workload, True, base_fields, True)
     return Base(**base_fields) if base_fields else None
 
 
-def check_drawn(spec: JobSpec, commit: CommitManifest | None) -> None:
+def check_drawn(reads_base: bool, commit: CommitManifest | None) -> None:
     """Raise InputError if the commit lacks random weights from an earlier version, which drew other numbers."""
-    if commit is None or not spec.reads_base or commit.meta.get(BASE) or TILES in commit.meta:
+    if commit is None or not reads_base or commit.meta.get(BASE) or TILES in commit.meta:
         return
     problem = (
         f"the commit at step {commit.step} lacks frozen weights, which an earlier version drew in another way"
@@ -125,12 +126,12 @@ def check_drawn(spec: JobSpec, commit: CommitManifest | None) -> None:
     raise InputError(problem, "train.freeze", "begin another run")
 
 
-def same_base(spec: JobSpec, base: Base | None) -> Base | None:
+def same_base(workload: WorkloadSpec, needs_base: bool, base: Base | None) -> Base | None:
     """Return `base` after checking it again, if ranks will read it: it may have changed since the attempt before.
 
     Raises InputError if it has changed.
     """
-    return base_of(spec, asdict(base), True) if base and spec.needs_base else base
+    return base_of(workload, needs_base, asdict(base), True) if base and needs_base else base
 
 
 def named_base(workload: WorkloadSpec, step: int | None) -> Base | None:
@@ -260,7 +261,7 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None, data_forma
         lacks = manifest.meta.get(BASE)
         below = None
         if job and job.reads_base and lacks:
-            under = same_base(job, Base(**lacks))
+            under = same_base(job.workload, job.needs_base, Base(**lacks))
             below = weights_of(under, job, retry)(config, shapes, tables, added) if under else None
         reader = averaged.weights_of(store, manifest, average)
         where = f"{base.uri}@{base.step}"
@@ -332,7 +333,7 @@ def _of_own(
         raise WorkloadError(f"{where} was trained with an adapter; export it, and begin with the export")
     if job:
         _refuse_other_labels(job.data.labels, labels, where)
-    if job and job.reads_base and lacks and (under := same_base(job, Base(**lacks))):
+    if job and job.reads_base and lacks and (under := same_base(job.workload, job.needs_base, Base(**lacks))):
         below = _of_own(under, config, shapes, retry, job.data.labels)
     reader = averaged.weights_of(store, manifest, job.checkpoint if job else CheckpointSpec())
     shapes_there = {name: tensor.shape for name, tensor in reader.manifest.tensors.items()}

@@ -110,8 +110,10 @@ def model_of_commit(
     tokens = data_of(run, commit.meta["data"], retry)
     store = Store(run.commits, retry=retry)
     reader = weights_of(store, commit, spec.checkpoint, raw)
-    check_read_config(spec, commit, run.uri)
-    workload = workload_of(spec, tokens, base=base_of_commit(spec, commit), kept=kept_config(commit))
+    check_read_config(spec.workload, commit, run.uri)
+    workload = workload_of(
+        spec, tokens, base=base_of_commit(spec.workload, spec.reads_base, commit), kept=kept_config(commit)
+    )
     with contextlib.suppress(InputError):  # data of an earlier version, without its template
-        workload = speaking(workload, chat_of(spec, tokens))
+        workload = speaking(workload, chat_of(spec.data, spec.workload.objective, tokens))
     return CommitModel(spec, store, commit=commit, tokens=tokens, workload=workload, reader=reader)

@@ -153,9 +153,9 @@ def _check(spec: JobSpec, source: Source) -> None:
     if spec.train.continue_from.position == "keep":
         mend = "read the data from the beginning by train.continue_from.position: restart"
         check_same_cleaning(spec, commit.meta.get(CLEANED_BY) or {}, str(source), mend)
-    check_length(spec, commit.step, str(source))
+    check_length(spec.train, commit.step, str(source))
     if spec.workload.init_from or spec.needs_base:
-        base_of(spec, commit.meta.get(BASE) or {}, True)
+        base_of(spec.workload, spec.needs_base, commit.meta.get(BASE) or {}, True)
 
 
 def _check_code(spec: JobSpec, before: dict[str, str], source: str) -> None:
@@ -167,9 +167,8 @@ def _check_code(spec: JobSpec, before: dict[str, str], source: str) -> None:
     check_same_code(spec, {n: code for n, code in before.items() if where_of(spec, n) not in free}, source)
 
 
-def check_length(spec: JobSpec, step: int, source: str) -> None:
+def check_length(train: TrainSpec, step: int, source: str) -> None:
     """Raise InputError if the job ends before the step of the `source`, or leaves too few steps for its schedule."""
-    train = spec.train
     if train.steps <= step:
         problem = f"{train.steps} steps are not more than {source} has done"
         raise InputError(problem, "train.steps", "steps include those of the run before: raise it")

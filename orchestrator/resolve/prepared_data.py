@@ -9,23 +9,19 @@ from typing import TYPE_CHECKING
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import check_same_cleaning
-from orchestrator.config.records import COLUMNS, PREFERENCES
 from orchestrator.config.spec import JobSpec
 from orchestrator.data.config import DataSpec
-from orchestrator.data.store.manifest import RECORDS_FORMAT
+from orchestrator.data.prepare.record_kind import EARLIER, kind_of
 from orchestrator.resolve.resolved_job import is_framed, special_tokens_of
 from orchestrator.storage.retry import Retry, storage_failed
 from orchestrator.storage.run_directory import RunDir
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.manifest import CommitManifest
-    from orchestrator.data.prepare.records import RecordKind
     from orchestrator.data.progress import Progress
     from orchestrator.data.store.manifest import DataManifest
     from orchestrator.data.store.tokens import Tokens
 
-EARLIER = 5
-"""The last format without special tokens around texts, and with special tokens from a single file."""
 EXCERPT = "excerpt"
 """The excerpt of the data in a run directory."""
 
@@ -71,45 +67,6 @@ class PreparedData:
 
     uri: str = ""
     sets: dict[str, str] = field(default_factory=dict)
-
-
-def kind_of(spec: JobSpec, data_format: int = RECORDS_FORMAT) -> RecordKind | None:
-    """Return how the job's rows become records of prepared data of `data_format`; None if its objective reads text.
-
-    Raises InputError.
-    """
-    objective = spec.workload.objective
-    location = spec.data.tokenizer
-    if objective not in COLUMNS:
-        return None
-    from orchestrator.data.prepare.chat_template import (
-        asks_for_day,
-        check_tokens,
-        dated,
-        find_template,
-        find_tool_template,
-    )
-    from orchestrator.data.prepare.records import RecordKind
-
-    if not isinstance(location, str) or objective not in ("conversation", *PREFERENCES):
-        return RecordKind(objective, tuple(spec.data.labels))
-    given = spec.data.chat_template
-    day = spec.data.chat_date
-    template = find_template(location, given, data_format)
-    if template and data_format > EARLIER:
-        check_tokens(template, location)
-    # the rows of other objectives may be plain texts, which need no template
-    if template is None and objective == "conversation":
-        raise InputError(
-            "has no chat template", f"data.tokenizer {location}", "name a Jinja file in data.chat_template"
-        )
-    if template is None:
-        return RecordKind(objective)
-    with_tools = find_tool_template(location, given)
-    only_tools_ask = asks_for_day(with_tools) and not asks_for_day(template[0])
-    text, tokens = dated(template, None if only_tools_ask else day)
-    with_tools, _ = dated((with_tools, tokens), day if asks_for_day(with_tools) else None)
-    return RecordKind(objective, (), text, tokens, with_tools)
 
 
 def prepare(spec: JobSpec, run: RunDir, tell: Progress) -> PreparedData:
@@ -182,7 +139,7 @@ def _prepared_text(spec: JobSpec, run: RunDir, before: str, tell: Progress, make
         data_cache(spec.data, run),
         tell,
         before=before,
-        kind_of=partial(kind_of, spec),
+        kind_of=partial(kind_of, spec.data, spec.workload.objective),
         framed=is_framed(spec.data, spec.workload),
         make=make,
         begin=begin,
@@ -221,7 +178,7 @@ def _prepared_set(
             before=_name(before),
             tokenizer_of=data,
             where=where,
-            kind_of=partial(kind_of, spec),
+            kind_of=partial(kind_of, spec.data, spec.workload.objective),
             framed=is_framed(spec.data, spec.workload) and not is_old,
             make=make,
         )
@@ -268,16 +225,16 @@ def data_of(run: RunDir, data: str, retry: Retry | None = None) -> Tokens:
     return Tokens.open(kept if gone else data, retry, keep=0)
 
 
-def place_of_data(spec: JobSpec, run: RunDir, data: str, retry: Retry | None = None) -> str | None:
+def place_of_data(asked: DataSpec, run: RunDir, data: str, retry: Retry | None = None) -> str | None:
     """Return the location of prepared data that a commit names, see `tokens_of`; None if it is in neither place."""
     from orchestrator.data.samples.sections import published
     from orchestrator.data.store.data_folder import DataFolder
 
-    places = (data, f"{data_cache(spec.data, run)}/{data.rsplit('/', 1)[-1]}")
+    places = (data, f"{data_cache(asked, run)}/{data.rsplit('/', 1)[-1]}")
     return next((place for place in places if published.read(DataFolder(place, retry))), None)
 
 
-def tokens_of(spec: JobSpec, run: RunDir, data: str, retry: Retry | None = None) -> Tokens:
+def tokens_of(asked: DataSpec, run: RunDir, data: str, retry: Retry | None = None) -> Tokens:
     """Return the prepared data that a commit names: at its old place, or in the run's present cache, as both may have
     moved.
 
@@ -285,7 +242,7 @@ def tokens_of(spec: JobSpec, run: RunDir, data: str, retry: Retry | None = None)
     """
     from orchestrator.data.store.tokens import Tokens
 
-    if (place := place_of_data(spec, run, data, retry)) is not None:
+    if (place := place_of_data(asked, run, data, retry)) is not None:
         return Tokens.open(place, retry)
     hint = f"make it again with `orchestrator data prepare {run.at('job.yaml')} --run-dir {run.uri}`"
     raise InputError("the prepared data of this run is missing", data, hint)

@@ -79,7 +79,7 @@ def prompts_of(job: ResolvedJob, workload: Workload, tokens: Tokens) -> Prompts 
     check_generates(job)
     text = tokens.tokenizer()
     longest = job.spec.data.sequence_length
-    chat = chat_of(job.spec, tokens)
+    chat = chat_of(job.spec.data, job.spec.workload.objective, tokens)
     rows = [framed(workload, text, prompt, chat) for prompt in asked.prompts]
     pair = workload.config.architecture == PAIR
     for number, row in enumerate(rows):

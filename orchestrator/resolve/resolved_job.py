@@ -89,7 +89,7 @@ def resolve(
         workload = spec.workload
         objective = workload.objective if workload.objective in COLUMNS else None
         labels = len(spec.data.labels) or None
-        kept = config_to_keep(spec, kept)
+        kept = config_to_keep(spec.workload, kept)
         model = describe(
             workload.model,
             workload.changes,

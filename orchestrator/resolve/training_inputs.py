@@ -178,7 +178,9 @@ def resolve_over(
     if spec.evaluate and (spec.evaluate.samples or spec.evaluate.tasks):
         notes += settings_notes(spec.workload.model)
     notes += rejections.notes_of(data.uri, *data.sets.values())
-    notes += unclosed(chat_of(spec, tokens)) if spec.data.samples is None else []
+    notes += (
+        unclosed(chat_of(spec.data, spec.workload.objective, tokens)) if spec.data.samples is None else []
+    )
     if spec.data.is_mixed and whole:
         notes += passes.notes(course_of(inputs, spec, source))
     weights = source.base if source else base

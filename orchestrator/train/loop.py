@@ -169,7 +169,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     layout = Layout.from_json(task.layout)
     memory_before = peak_memory()
     find_code(spec, task.code, task.code_roots)
-    device = open_device(spec, context)
+    device = open_device(spec.train, spec.resources.per_worker, context)
     patience = patient(spec.limits.unsaved, context.stop_requested)
     tokens = Tokens.open(task.data, patience, spec.data.node_cache_bytes)
     if task.shards not in ("", digest_of(spec.data, tokens)):
@@ -187,7 +187,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     references = references_of(spec, task, inputs, base, patience)
     if references and needed_base is None and base and not references.are_complete:
         # The base is the reference model, and some of its log-probabilities are still to be computed.
-        reopened_base = base_of(spec, dataclasses.asdict(base), False)
+        reopened_base = base_of(spec.workload, spec.needs_base, dataclasses.asdict(base), False)
         inputs = training_inputs(spec, tokens, task.sets, reopened_base, folder_config)
 
     def make(step: int) -> Engine:

@@ -67,7 +67,7 @@ def check_same_inputs(spec: JobSpec, sweep: RunDir, data: PreparedData) -> None:
         check_same_code(spec, known.get(CODE) or {}, sweep.uri)
     if known.get(KEPT) and inputs[KEPT]:
         with problems.noted():
-            check_config(spec, FolderConfig(**known[KEPT]), sweep.uri)
+            check_config(spec.workload, FolderConfig(**known[KEPT]), sweep.uri)
     problems.raise_noted()
     texts = {**inputs[TEXTS], **known.get(TEXTS, {})}
     updated = {**inputs, **known, TEXTS: texts}
@@ -84,5 +84,5 @@ def _inputs_of(spec: JobSpec, data: PreparedData) -> dict[str, Any]:
     over_models = spec.tune is not None and any(key.startswith("workload.") for key in spec.tune.space)
     with wrong_input("workload.model"):
         base = None if over_models else named_base(spec.workload, None)
-        kept = None if over_models else config_to_keep(spec)
+        kept = None if over_models else config_to_keep(spec.workload)
     return {TEXTS: texts, BASE: base and base.digest, CODE: code_of(spec), KEPT: config_json(kept)}

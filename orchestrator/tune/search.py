@@ -24,10 +24,10 @@ from orchestrator.config.spec import JobSpec, dump
 from orchestrator.data.progress import StageLine
 from orchestrator.data.quiet_logging import quiet
 from orchestrator.launch.active_controller import refuse_if_at_work
+from orchestrator.launch.job_checks import check_job
 from orchestrator.launch.machine_checks import check_labels
 from orchestrator.launch.own_sources import make_own_sources
-from orchestrator.launch.path_checks import check_places, check_written
-from orchestrator.launch.preflight import check_job
+from orchestrator.launch.path_checks import check_all_places, check_written
 from orchestrator.launch.submission import on_cluster
 from orchestrator.launch.worker import worker_at
 from orchestrator.planner.precision import in_precision
@@ -86,7 +86,7 @@ def tune(
     """
     spec = as_its_run(spec, sweep)
     search = check_space(spec)
-    check_places(spec, sweep)
+    check_all_places(spec, sweep)
     check_written(spec.checkpoint, spec.data, sweep, address)
     refuse_if_at_work(sweep, *_at_work(sweep))
     make_own_sources(spec.data, address, partial(print, file=sys.stderr))

@@ -100,7 +100,11 @@ def _every(spec: JobSpec, shape: ModelShape) -> list[Layout]:
     batch = spec.train.global_batch
     micros = [micro for micro in MICRO_BATCHES if micro <= batch]
     every = [layout for world in (1, 2) for layout in legal(shape, world, batch, micros)]
-    return [layout for layout in every if not engine_problems(spec, layout)]
+    return [
+        layout
+        for layout in every
+        if not engine_problems(spec.train, spec.workload, spec.resources.per_worker.gpu, layout)
+    ]
 
 
 def seconds_of(document: dict[str, Any], layouts: Sequence[Layout], rounds: int) -> list[list[float]]:

@@ -68,7 +68,8 @@ def another(layout: Layout, spec: JobSpec, shape: ModelShape, most: int = MOST) 
         other
         for world in sorted(worlds)
         for other in legal(shape, world, spec.train.global_batch)
-        if other.schedule in ("1f1b", layout.schedule) and not engine_problems(spec, other)
+        if other.schedule in ("1f1b", layout.schedule)
+        and not engine_problems(spec.train, spec.workload, spec.resources.per_worker.gpu, other)
     ]
     return max(
         (other for other in found if _differences(layout, other)),

@@ -367,7 +367,10 @@ def _generate(scene: Scene) -> str:
     asked = scene.spec.evaluate and scene.spec.evaluate.samples
     found = model_of_commit(scene.run, scene.spec, scene.commit)
     prompt = asked.prompts[0] if asked else "The"
-    tokenizer, chat = found.tokens.tokenizer(), chat_of(found.spec, found.tokens)
+    tokenizer, chat = (
+        found.tokens.tokenizer(),
+        chat_of(found.spec.data, found.spec.workload.objective, found.tokens),
+    )
     said = continue_prompts(found.workload, found.read, tokenizer, [prompt], TOKENS, chat=chat)
     return f"{prompt!r} goes on with {said[0]!r}"
 

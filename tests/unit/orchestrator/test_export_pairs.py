@@ -18,7 +18,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.data.store.tokens import Tokens
 from orchestrator.export import hugging_face as export
-from orchestrator.launch.preflight import check_workload
+from orchestrator.launch.job_checks import check_workload
 from orchestrator.resolve.resolved_job import resolve
 from orchestrator.resolve.training_inputs import training_inputs, workload_of
 from workloads import objectives

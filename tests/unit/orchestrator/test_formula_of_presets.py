@@ -48,7 +48,8 @@ def paper(model: str, objective: str, size: int, global_batch: int, length: int)
         "train": {"steps": 10, "global_batch": global_batch, "precision": "bf16"},
         "resources": {"workers": {"min": 1, "max": 8}},
     }
-    job, _ = check_on_paper(on_paper(parse(document), "h100"))
+    spec = parse(document)
+    job, _ = check_on_paper(spec.model_copy(update={"resources": on_paper(spec.resources, "h100")}))
     return job
 
 

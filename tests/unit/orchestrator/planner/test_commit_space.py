@@ -30,19 +30,19 @@ def _over(changes: dict[str, dict[str, object]]) -> dict[str, object]:
 
 
 def test_the_bytes_are_those_of_weights_moments_and_the_moving_average() -> None:
-    assert state_bytes(spec(), SHAPE) == 12e6
-    assert state_bytes(spec(ema=0.99), SHAPE) == 16e6
-    assert state_bytes(spec("lion"), SHAPE) == 8e6
+    assert state_bytes((asked := spec()).train.optimizer, asked.checkpoint.ema, SHAPE) == 12e6
+    assert state_bytes((asked := spec(ema=0.99)).train.optimizer, asked.checkpoint.ema, SHAPE) == 16e6
+    assert state_bytes((asked := spec("lion")).train.optimizer, asked.checkpoint.ema, SHAPE) == 8e6
     adapted = dataclasses.replace(SHAPE, trained_share=0.01)
-    assert state_bytes(spec(), adapted) == 12e4
+    assert state_bytes((asked := spec()).train.optimizer, asked.checkpoint.ema, adapted) == 12e4
 
 
 def test_an_own_optimiser_keeps_as_much_as_adamw_or_nothing() -> None:
     """Of memory the most is taken; for want of space nothing is refused that may need none."""
     own = spec("mine.py:Plain")
-    assert state_bytes(own, SHAPE) == 12e6
-    assert state_bytes(own, SHAPE, least=True) == 4e6
-    assert state_bytes(spec(), SHAPE, least=True) == 12e6
+    assert state_bytes(own.train.optimizer, own.checkpoint.ema, SHAPE) == 12e6
+    assert state_bytes(own.train.optimizer, own.checkpoint.ema, SHAPE, least=True) == 4e6
+    assert state_bytes((asked := spec()).train.optimizer, asked.checkpoint.ema, SHAPE, least=True) == 12e6
 
 
 def test_a_disk_without_room_for_a_commit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,11 @@ import yaml
 from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import check_same_code, code_of
 from orchestrator.config.spec import JobSpec, dump, parse
-from orchestrator.launch.preflight import check_job
+from orchestrator.launch.job_checks import check_job
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.choose_layout import Plan, plan, predict
 from orchestrator.planner.device import Machine
-from orchestrator.planner.own_cost import check_cost
+from orchestrator.planner.own_cost import check_own_cost
 from orchestrator.planner.planner import Planner
 from orchestrator.planner.profile import load
 from orchestrator.planner.shape_of_model import model_shape
@@ -167,7 +167,7 @@ def test_the_guide(tmp_path: Path) -> None:
     roomy = {"per_rack": 1, "most_memory": 1e12}
     assert given["cost"]["options"] == {"per_rack": 1}
     spec = job({**given, "cost": {**given["cost"], "options": roomy}}, workers=2)
-    check_cost(spec.parallel.cost, 2)  # type: ignore[union-attr, arg-type]
+    check_own_cost(spec.parallel, 2)
     found = predict(spec, model_shape(describe("llama-3-8b"), 2048), Layout(dp=2, zero=3), machine())
     assert found.time.own == found.time.communication > 0.0
     few = job({**given, "cost": {**given["cost"], "options": {"most_memory": 1e9}}}, workers=2)

@@ -90,7 +90,8 @@ def test_no_legal_layout_is_much_faster_than_the_chosen_one(case: tuple[str, str
         (
             predict(spec, shape, layout, machine).seconds
             for layout in every_layout(shape, workers, batch)
-            if not engine_problems(spec, layout) and peak_bytes(spec, shape, layout) <= offered
+            if not engine_problems(spec.train, spec.workload, spec.resources.per_worker.gpu, layout)
+            and peak_bytes(spec, shape, layout) <= offered
         ),
         default=None,
     )
@@ -128,7 +129,7 @@ def test_the_best_are_those_of_brute_force(case: tuple[str, str, int, int]) -> N
         for family in degrees.families()
         for layout in family.layouts()
         if not layout.problems(shape, batch)
-        and not engine_problems(spec, layout)
+        and not engine_problems(spec.train, spec.workload, spec.resources.per_worker.gpu, layout)
         and not room.is_tight(layout)
     ]
     if not every:

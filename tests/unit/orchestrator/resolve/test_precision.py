@@ -10,27 +10,30 @@ from jobs import job, write_text
 
 from orchestrator.checkpoint.identity import check_same_run, differences
 from orchestrator.config.errors import InputError
+from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec, dump, parse
 from orchestrator.controller.run_history import RunHistory
 from orchestrator.launch import preflight as checks
-from orchestrator.launch.preflight import check_preparable, preflight
+from orchestrator.launch.job_checks import check_preparable
+from orchestrator.launch.preflight import preflight
 from orchestrator.observe.report import report
 from orchestrator.planner.device import Machine
 from orchestrator.planner.profile import load
 from orchestrator.resolve.precision import as_its_run, choice_of, in_chosen_precision, record_choice
 from orchestrator.resolve.resolved_job import resolve
 from orchestrator.storage.run_directory import PRECISION, RunDir
+from orchestrator.train.config import Precision
 
 
 def spec(precision: str = "auto", text: str = "a.txt") -> JobSpec:
     return parse(job(text, precision=precision))
 
 
-def core(spec: JobSpec) -> Machine:
-    return load("cpu-core").machine(spec.train.dtype)
+def core(_: ResourceSpec, precision: Precision) -> Machine:
+    return load("cpu-core").machine(precision)
 
 
-def refuse(spec: JobSpec) -> Machine:
+def refuse(*_: object) -> Machine:
     raise AssertionError("nothing is to be chosen")
 
 

@@ -1,4 +1,4 @@
-"""Check the user's own code before a run starts."""
+"""Try a model on a few samples before a run starts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.object_reference import ObjectReference
-from orchestrator.config.own_code import code_of
 from orchestrator.config.spec import JobSpec
 from orchestrator.data.config import DataSpec
-from orchestrator.parallel.config import cost_of
-from orchestrator.planner.own_cost import check_cost
+from orchestrator.optim.check import check_matrices
 from orchestrator.resolve.resolved_job import wrong_input
 
 if TYPE_CHECKING:
@@ -20,28 +17,6 @@ if TYPE_CHECKING:
 
 TRIED_TOKENS = 64
 """Tokens of the text that own metrics are tried on."""
-
-
-def check_own_code(spec: JobSpec) -> None:
-    """Check that every `module:name` of the job exists and has its source, and that costs, optimizers and schedules
-    follow their protocols.
-
-    Raises InputError with the key of the job file.
-    """
-    optimizer = spec.train.optimizer
-    code_of(spec)
-    if (cost := cost_of(spec.parallel)) is not None:
-        check_cost(cost, spec.resources.workers.max)
-    if isinstance(optimizer.name, ObjectReference):
-        from orchestrator.optim.own import check_own
-
-        check_own(optimizer.name)
-    if isinstance(optimizer.schedule, ObjectReference):
-        from orchestrator.optim.learning_rate import own_share
-
-        warmup, steps = spec.train.warmup_steps, spec.train.steps
-        for step in sorted({warmup, (warmup + steps) // 2, steps - 1}):
-            own_share(optimizer.schedule, step, spec.train.steps)
 
 
 def check_trial(spec: JobSpec, workload: Workload, prepared: str = "") -> None:
@@ -55,18 +30,14 @@ def check_trial(spec: JobSpec, workload: Workload, prepared: str = "") -> None:
     Raises:
         InputError: with the key of the job file.
     """
-    from orchestrator.optim.kinds import kind_of
     from orchestrator.parallel.own_check import check_divided
     from workloads.workload import Trial
 
-    optimizer = str(spec.train.optimizer.name)
-    remedy = "name them in blocks() if it is an own model, or"
-    if kind_of(optimizer).matrices_only and not workload.config.has_blocks:
-        what = f"{optimizer} updates the matrices of layers, and {workload.name} names none"
-        raise InputError(what, "train.optimizer.name", f"{remedy} use adamw")
+    check_matrices(spec.train.optimizer, workload)
     if spec.train.compile and not workload.config.has_blocks:
         what = f"{workload.name} has no layers that could be compiled alone"
-        raise InputError(what, "train.compile", f"{remedy} set it to false")
+        hint = "name them in blocks() if it is an own model, or set it to false"
+        raise InputError(what, "train.compile", hint)
     if workload.compares and spec.train.global_batch < 2:
         what = f"{workload.name} compares the samples of a global batch, and there is one"
         raise InputError(what, "train.global_batch", "make it larger")
@@ -117,7 +88,7 @@ def _short(spec: JobSpec, workload: Workload, prepared: str) -> Batch:
         return first_samples(spec.data.samples, spec.seed, of_set=True, prepared=prepared)
     length = min(spec.data.sequence_length, TRIED_TOKENS)
     short = spec.model_copy(update={"data": spec.data.model_copy(update={"sequence_length": length})})
-    return sample_batch(short, workload, 2)
+    return sample_batch(short.data, short.seed, short.workload.draws, workload, 2)
 
 
 def _limits(data: DataSpec, seed: int, prepared: str) -> Mapping[str, int]:

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import code_of, used_by
 from orchestrator.config.spec import JobSpec, dump, parse
-from orchestrator.launch.preflight import check_job
+from orchestrator.launch.job_checks import check_job
 from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.learning_rate import learning_rate
 from orchestrator.planner.choose_layout import plan
