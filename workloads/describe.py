@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from workloads.errors import WorkloadError
 from workloads.hf.hf_config import FOLDER, FolderConfig, folder_config
@@ -105,7 +105,7 @@ def _of_objective(
     kept: FolderConfig | None = None,
 ) -> Description:
     config = headed(model, found, objective=objective, changes=changes, classes=classes, kept=kept)
-    return for_objective(config, objective, classes)
+    return for_objective(config, objective, classes) if isinstance(config, TransformerConfig) else config
 
 
 def headed(
@@ -151,21 +151,11 @@ def _lacks(config: TransformerConfig, head: str) -> bool:
     return family is not None and head not in family.heads
 
 
-@overload
-def for_objective(
-    config: TransformerConfig, objective: str, classes: int | None = None
-) -> TransformerConfig: ...
-@overload
-def for_objective(config: Description, objective: str, classes: int | None = None) -> Description: ...
-
-
-def for_objective(config: Description, objective: str, classes: int | None = None) -> Description:
+def for_objective(config: TransformerConfig, objective: str, classes: int | None = None) -> TransformerConfig:
     """Return the configuration with exactly the heads that `objective` trains.
 
-    Models that run unchanged have their heads already. Raises WorkloadError if the model cannot have the heads.
+    Raises WorkloadError if the model cannot have them.
     """
-    if not isinstance(config, TransformerConfig):
-        return config
     if head := SUPERVISED_HEADS.get(objective):
         count = CLASSES.get(objective, classes or config.classes or 2)
         return config.changed({"head": head, "sentence_head": False, "generator": 0, "classes": count})

@@ -24,11 +24,10 @@ from workloads.model.initialise import drawn, initial, new_rows
 from workloads.model.moe import MixtureOfExperts
 from workloads.model.mup import lr_scale
 from workloads.model.seq2seq import EncoderDecoder
-from workloads.model.small_config import narrow
 from workloads.model.stored import ExtendedTable, StoredTensor, StoredWeights, whole
 from workloads.model.transformer import Output, Transformer
 from workloads.objectives.preferences import preference_loss
-from workloads.workload import Batch, Ended, Generation, Loss, Objective, Sampling, Trial, Vocabulary
+from workloads.workload import Batch, Ended, Generation, Loss, Objective, Sampling, Vocabulary
 
 
 def build_model(config: TransformerConfig) -> nn.Module:
@@ -239,16 +238,6 @@ class TransformerWorkload:
     def compared(self, features: Tensor, counted: Tensor) -> Tensor:
         """See Workload.compared."""
         raise WorkloadError(f"{self.name} compares no samples")
-
-    def check_trial(self, trial: Trial) -> None:
-        """See Workload.check_trial. Layers of this project need no trial; a small model tries the own metrics."""
-        if trial.measure is None:
-            return
-        small = replace(self, config=self.config.changed(narrow(self.config)), adapter=None)
-        batch = trial.short(small)
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            output = small.build().eval()(batch)
-        trial.measure(output, batch)
 
     def check_form(self, form: str) -> None:
         """See Workload.check_form."""

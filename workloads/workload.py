@@ -218,29 +218,6 @@ class Objective(Protocol):
         """Return whether cutting a record removes everything that is predicted."""
 
 
-@dataclass(frozen=True)
-class Trial:
-    """What the trainer hands to `Workload.check_trial`.
-
-    Attributes:
-        seed: the seed of the run.
-        first: returns two samples of the run.
-        short: returns two short samples for a workload.
-        limits: returns the limits of own samples, see `Samples.limits`.
-        check_divided: called with a workload, a way to make its model, and samples; raises WorkloadError if ranks that
-            divide the model compute something else.
-        measure: called with a model's output on samples; raises an error if the run's own metrics cannot read it. None
-            without own metrics.
-    """
-
-    seed: int
-    first: Callable[[], Batch]
-    short: Callable[[Workload], Batch]
-    limits: Callable[[], Mapping[str, int]]
-    check_divided: Callable[[Any, Callable[[], nn.Module], Batch], None]
-    measure: Callable[[Any, Batch], None] | None = None
-
-
 class Workload(Protocol):
     """A model and an objective, as the trainer sees them."""
 
@@ -396,12 +373,6 @@ class Workload(Protocol):
     def has_own_values(self) -> bool:
         """Return whether an evaluation reports the values that the loss returns, by their names. If not, it computes
         the metrics of the objective.
-        """
-
-    def check_trial(self, trial: Trial) -> frozenset[str] | None:
-        """Raise WorkloadError if the model, tried on a few samples, does not compute what a run needs.
-
-        Returns the names of the values that its loss returns besides the loss; None if the objective defines them.
         """
 
     def check_form(self, form: str) -> None:

@@ -65,8 +65,8 @@ def check_chain(
                     done.add(name)
                     continue
                 check_all_places(stage.job, stage.run)
-                check_machine(stage.job, address)
-                asked = as_its_run(jobs[name], stage.run)
+                check_machine(stage.job.resources, stage.job.evaluates_beside, address)
+                asked = jobs[name].with_parts(train=as_its_run(jobs[name].train, stage.run))
                 resolved[name] = check_job(asked, machine_of=worker_at(address))
                 base = stage.stage.begins_with
                 before = stage.stage.continues
@@ -198,7 +198,16 @@ def _check_to_come(base: ResolvedJob, job: ResolvedJob, where: str) -> None:
     from workloads.errors import WorkloadError
 
     loaded: list[Any] = [
-        load_workload(each.spec, vocabulary_before_data(each), FORMAT, each.model) for each in (base, job)
+        load_workload(
+            asked=each.spec.workload,
+            data=each.spec.data,
+            train=each.spec.train,
+            seed=each.spec.seed,
+            vocabulary=vocabulary_before_data(each),
+            data_format=FORMAT,
+            model=each.model,
+        )
+        for each in (base, job)
     ]
     theirs, ours = loaded
     if theirs.config.divided_by == ours.config.divided_by == "declaration":

@@ -7,7 +7,7 @@ steps is the one part that may be raised later (`extension_of`).
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -20,6 +20,7 @@ from orchestrator.config.errors import InputError, Problems
 from orchestrator.config.own_code import check_same_cleaning, check_same_code
 from orchestrator.config.redact import bare_places, redact, without_credentials
 from orchestrator.config.spec import STAGES, JobSpec, parse
+from orchestrator.data.config import Source
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 
 # Keys of a commit's meta. Commits of earlier versions lack some of them, and those are not compared.
@@ -105,8 +106,8 @@ def check_same_run(spec: JobSpec, run: RunDir) -> CommitManifest | None:
     extension_of(spec, run, commit)
     if commit is not None:
         _check_sets_of(spec, run)
-        check_same_code(spec, commit.meta.get(CODE) or {}, run.uri)
-        check_same_cleaning(spec, commit.meta.get(CLEANED_BY) or {}, run.uri)
+        check_same_code(spec.own_code, spec.accept_code, commit.meta.get(CODE) or {}, run.uri)
+        check_same_cleaning(spec.data.clean, spec.accept_code, commit.meta.get(CLEANED_BY) or {}, run.uri)
     return commit
 
 
@@ -117,13 +118,19 @@ def _check_sets_of(spec: JobSpec, run: RunDir) -> None:
     except InputError:
         return
     if before is not None:
-        check_same_sets(spec, before)
+        check_same_sets(spec.set_sources, before.set_sources)
 
 
-def check_same_sets(spec: JobSpec, before: JobSpec) -> None:
-    """Raise InputError if the job reads a held-out set differently from the job `before`."""
-    known = before.set_sources
-    for name, (where, sources) in spec.set_sources.items():
+def check_same_sets(
+    sets: Mapping[str, tuple[str, list[Source]]], known: Mapping[str, tuple[str, list[Source]]]
+) -> None:
+    """Raise InputError if the job reads a held-out set differently than before.
+
+    Args:
+        sets: its sets with text of their own, see `JobSpec.set_sources`.
+        known: those of the run so far.
+    """
+    for name, (where, sources) in sets.items():
         _, was = known.get(name, (where, []))
         if [bare_places(each.uri) for each in was] != [bare_places(each.uri) for each in sources]:
             continue  # another text is noticed when it is prepared
@@ -221,7 +228,7 @@ def is_shared(commit: CommitManifest, steps: int) -> bool:
 
 def check_commit(commit: CommitManifest, spec: JobSpec, where: str) -> None:
     """Raise InputError if a commit does not belong to a run of this job. `where` names it in messages."""
-    check_same_code(spec, commit.meta.get(CODE) or {}, where)
+    check_same_code(spec.own_code, spec.accept_code, commit.meta.get(CODE) or {}, where)
     if IDENTITY in commit.meta:
         before = _job_of(commit)
         _compare(spec, before, where)

@@ -16,6 +16,7 @@ from orchestrator.cli.chain import plan_chain
 from orchestrator.cli.options import Json, Set, emit, jobs_of, on_this_machine, run_of, table
 from orchestrator.cli.plan_output import show_audit, write_page
 from orchestrator.config.errors import InputError
+from orchestrator.planner.demand import demand_of
 
 if TYPE_CHECKING:
     from orchestrator.config.spec import JobSpec
@@ -254,12 +255,13 @@ def _plan(
     if by_workers:
         most = spec.resources.workers.max
         points = frontier(
-            spec,
+            demand_of(spec),
             shape,
             workers=most,
             machine=planned.machine,
             must_fit=planned.must_fit,
             verdicts=planned.verdicts,
+            usd=spec.limits.usd_per_worker_hour,
         )
     if as_json:
         more: dict[str, Any] = {"frontier": [point.to_json() for point in points]} if by_workers else {}

@@ -8,6 +8,7 @@ from orchestrator.config.spec import JobSpec
 from orchestrator.observe.formatting import count, duration
 from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.choose_layout import Plan
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.feed import feed
 from orchestrator.planner.machines import told
 from orchestrator.planner.memory import needed_bytes, offered
@@ -60,7 +61,7 @@ def show(spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
     if plan.machine.delay:
         low, middle, high = map(duration, plan.quantiles.values())
         print(f"Half of the steps take {middle} or less, 5 % less than {low}, 5 % more than {high}.")
-    if (fewer := faster_on_fewer(spec, shape, plan)) is not None:
+    if (fewer := faster_on_fewer(demand_of(spec), shape, plan)) is not None:
         world, takes = fewer.chosen.layout.world, duration(fewer.chosen.seconds)
         workers = "one worker is" if world == 1 else f"{world} workers are"
         print(f"By these predictions {workers} faster, {takes} a step: set resources.workers.max to {world}.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.cli.options import emit
 from orchestrator.config.errors import InputError
+from orchestrator.planner.demand import demand_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +41,7 @@ def smoke_of(spec: JobSpec) -> JobSpec:
 
     def layout_of(job: JobSpec) -> Layout | None:
         try:
-            found = planned(job, whole.shape, workers, machine, verdicts=verdicts).chosen.layout
+            found = planned(demand_of(job), whole.shape, workers, machine, verdicts=verdicts).chosen.layout
         except InputError:  # there is none: `preflight` says why
             return None
         return replace(found, micro_batch=1)

@@ -18,6 +18,7 @@ from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.document import read_document
 from orchestrator.config.errors import InputError
 from orchestrator.config.extensions import with_extensions
+from orchestrator.config.object_reference import ObjectReference
 from orchestrator.config.own import completed, problem_of
 from orchestrator.config.records import REFERENCED, is_known
 from orchestrator.config.redact import bare_places
@@ -40,11 +41,11 @@ from orchestrator.observe.config import NotifySpec, TrackingSpec
 from orchestrator.observe.sinks.config import SinkSpec
 from orchestrator.optim.config import NEWER
 from orchestrator.optim.kinds import KINDS
-from orchestrator.parallel.config import ParallelSpec
+from orchestrator.parallel.config import ParallelSpec, cost_of
 from orchestrator.train.config import NEWER as NEWER_OF_TRAIN
 from orchestrator.train.config import TrainSpec
 from orchestrator.tune.config import TuneSpec
-from workloads.own.object_reference import is_object_reference
+from workloads.own.object_reference import is_built_in, is_object_reference
 
 STAGES = "stages"
 """The key that makes a job file that of a chain, see `orchestrator.config.chain`."""
@@ -237,6 +238,10 @@ class JobSpec(StrictModel):
             )
         return self
 
+    def with_parts(self, **parts: Any) -> JobSpec:
+        """Return the job with these parts in place of its own. They are not validated again."""
+        return self.model_copy(update=parts)
+
     @property
     def metrics_objective(self) -> str:
         """The objective by which metrics are told: of an own model its own loss."""
@@ -288,6 +293,29 @@ class JobSpec(StrictModel):
         return found | {
             name: (f"evaluate.sets.{name}.sources", each.sources) for name, each in self.evaluate.sets.items()
         }
+
+    @property
+    def own_code(self) -> dict[str, str]:
+        """Every `module:name` of the user that planning, training and evaluation run, with the first key that names it.
+
+        Cleaning steps are left out, because their code is part of the data instead. So is what this program has itself.
+        """
+        optimizer = self.train.optimizer
+        named = [("workload.model", self.workload.model), ("workload.objective", self.workload.objective)]
+        if self.data.samples is not None:
+            named.append(("data.samples", self.data.samples.use))
+        for key, own in (
+            ("train.optimizer.name", optimizer.name),
+            ("train.optimizer.schedule", optimizer.schedule),
+            ("parallel.cost", cost_of(self.parallel)),
+        ):
+            named += [(key, own.use)] if isinstance(own, ObjectReference) else []
+        named += [("evaluate.metrics", metric) for metric in (self.evaluate and self.evaluate.metrics) or ()]
+        found: dict[str, str] = {}
+        for key, name in named:
+            if is_object_reference(name) and not is_built_in(name):
+                found.setdefault(name, key)
+        return found
 
     @property
     def every_source(self) -> list[tuple[str, Source]]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from cluster.workers.run_local_gang import run_to_the_end
 from orchestrator.checkpoint.identity import check_commit, check_shards
 from orchestrator.checkpoint.manifest import CommitManifest
+from orchestrator.config.resources import PerWorker
 from orchestrator.config.spec import JobSpec
 from orchestrator.parallel.layout import Layout
 from orchestrator.resolve.base import base_json, base_of_commit
@@ -40,12 +41,12 @@ def evaluate_commit(
         "folder_config": config_json(kept_config(commit)),
     }
     task = Task.of_evaluation(spec, size, run=run.uri, data=tokens.folder.uri, restore=commit.step, **given)
-    return row_of(spec, task)
+    return row_of(spec.resources.per_worker, task)
 
 
-def row_of(spec: JobSpec, task: Task) -> EvaluationRow:
+def row_of(worker: PerWorker, task: Task) -> EvaluationRow:
     """Return the result of an evaluation task, run on this machine. Raises RuntimeError if it fails."""
-    bundle = spec.resources.per_worker.bundle
+    bundle = worker.bundle
     wait = EVALUATION_PATIENCE
     _, result = run_to_the_end(
         1, bundle, entry=ENTRY, config=task.to_json(), patience=wait, what="evaluation"

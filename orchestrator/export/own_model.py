@@ -52,7 +52,7 @@ def write_own(
         about_it, tensors = to_hf(tensors)
         (Path(folder) / "config.json").write_text(json.dumps(about_it, indent=2) + "\n")
     save_file(tensors, str(Path(folder) / WEIGHTS), {"format": "pt"})
-    about = {"model": config.reference, "options": json.loads(config.options), "code": code_of(spec)}
+    about = {"model": config.reference, "options": json.loads(config.options), "code": code_of(spec.own_code)}
     about["vocabulary_size"] = config.vocab_size
     (Path(folder) / ABOUT).write_text(json.dumps(about, indent=2) + "\n")
     if spec.data.samples is not None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from orchestrator.checkpoint.identity import BASE
 from orchestrator.config.errors import InputError
-from orchestrator.config.spec import JobSpec
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.resolve.base import Base, base_of
@@ -54,8 +53,17 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
             raise InputError("has no weights, which an adapter is for", where, hint)
         if commit is None and model.startswith(FOLDER):
             _check_tables(
-                spec,
-                load_workload(spec, vocabulary_before_data(job), data_format, job.model, kept=job.kept),
+                spec.workload,
+                load_workload(
+                    asked=spec.workload,
+                    data=spec.data,
+                    train=spec.train,
+                    seed=spec.seed,
+                    vocabulary=vocabulary_before_data(job),
+                    data_format=data_format,
+                    model=job.model,
+                    kept=job.kept,
+                ),
                 model,
             )
         return
@@ -65,9 +73,19 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
         vocabulary = vocabulary_before_data(job)
 
         def read(base: Base | None) -> None:
-            workload = load_workload(spec, vocabulary, data_format, job.model, base, kept=job.kept)
+            workload = load_workload(
+                asked=spec.workload,
+                data=spec.data,
+                train=spec.train,
+                seed=spec.seed,
+                vocabulary=vocabulary,
+                data_format=data_format,
+                model=job.model,
+                base=base,
+                kept=job.kept,
+            )
             if commit is None:
-                _check_tables(spec, workload, where)
+                _check_tables(spec.workload, workload, where)
 
         read_base(spec.workload, spec.needs_base, begun, commit is not None, read)
     else:
@@ -87,9 +105,9 @@ def _check_read(workload: WorkloadSpec) -> None:
             check_none_unread(str(root(folder)))
 
 
-def _check_tables(spec: JobSpec, workload: Workload, where: str) -> None:
+def _check_tables(asked: WorkloadSpec, workload: Workload, where: str) -> None:
     if there := workload.begun_tables:
-        check_rows(spec.workload, workload, there, where)
+        check_rows(asked, workload, there, where)
 
 
 def check_rows(
@@ -126,7 +144,16 @@ def check_continues(job: ResolvedJob, run_dir: RunDir) -> CommitManifest | None:
 
     if not isinstance(job.spec.data.tokenizer, TrainedTokenizer):  # whose vocabulary is not known yet
         step = source.commit.step
-        workload = load_workload(job.spec, vocabulary_before_data(job), FORMAT, job.model, kept=job.kept)
+        workload = load_workload(
+            asked=job.spec.workload,
+            data=job.spec.data,
+            train=job.spec.train,
+            seed=job.spec.seed,
+            vocabulary=vocabulary_before_data(job),
+            data_format=FORMAT,
+            model=job.model,
+            kept=job.kept,
+        )
         thawing = [name for name, at in workload.thawed_after.items() if at == step]
         try:
             source.commit.check_shapes(committed_shapes(after(workload, step), thawing))

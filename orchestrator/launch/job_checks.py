@@ -24,6 +24,7 @@ from orchestrator.launch.worker import worker_here
 from orchestrator.optim.check import check_groups, check_own_update
 from orchestrator.planner import prices
 from orchestrator.planner.choose_layout import plan
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import BOUNDLESS
 from orchestrator.planner.no_layout import too_narrow
 from orchestrator.planner.own_cost import check_own_cost
@@ -138,7 +139,7 @@ def checks_of_workload(spec: JobSpec, workload: Any, prepared: str = "") -> list
         partial(check_groups, spec.train.optimizer, workload),
         partial(check_export, spec.checkpoint, workload),
         partial(check_tasks, spec.evaluate, spec.set_names, workload),
-        partial(code_of, spec),
+        partial(code_of, spec.own_code),
         partial(check_own_cost, spec.parallel, spec.resources.workers.max),
         partial(check_own_update, spec.train.optimizer, spec.train.warmup_steps, spec.train.steps),
         partial(check_trial, spec, workload, prepared),
@@ -164,7 +165,16 @@ def check_workload(job: ResolvedJob, prepared: str = "") -> None:
     Word starts and sentence ends are not checked, because they depend on the text.
     """
     known = vocabulary_before_data(job)
-    workload = load_workload(job.spec, known, format_at(prepared), job.model, kept=job.kept)
+    workload = load_workload(
+        asked=job.spec.workload,
+        data=job.spec.data,
+        train=job.spec.train,
+        seed=job.spec.seed,
+        vocabulary=known,
+        data_format=format_at(prepared),
+        model=job.model,
+        kept=job.kept,
+    )
     for check in checks_of_workload(job.spec, workload, prepared):
         check()
 
@@ -178,6 +188,6 @@ def check_objective_of(job: ResolvedJob) -> None:
 def check_layouts(job: ResolvedJob) -> None:
     """Check that a legal layout exists for the job's workers, on any machine."""
     workers = job.spec.resources.workers
-    best = plan(job.spec, job.shape, workers.max, BOUNDLESS).chosen.layout
+    best = plan(demand_of(job.spec), job.shape, workers.max, BOUNDLESS).chosen.layout
     if best.world < workers.min:
         raise too_narrow(job.spec.resources, best)

@@ -75,7 +75,8 @@ class PlannedJob:
 
 def with_workers(spec: JobSpec, workers: int) -> JobSpec:
     """Return the job limited to `workers` workers. Its minimum is lowered to that number if it is larger."""
-    return on_workers(spec, min(spec.resources.workers.min, workers), workers)
+    least = min(spec.resources.workers.min, workers)
+    return spec.with_parts(resources=on_workers(spec.resources, least, workers))
 
 
 def planned_on_paper(spec: JobSpec, device: str) -> PlannedJob:
@@ -88,7 +89,7 @@ def planned_on_paper(spec: JobSpec, device: str) -> PlannedJob:
     Raises:
         InputError: the job is wrong, or the device is unknown.
     """
-    job, assumed = check_on_paper(spec.model_copy(update={"resources": on_paper(spec.resources, device)}))
+    job, assumed = check_on_paper(spec.with_parts(resources=on_paper(spec.resources, device)))
     job = in_chosen_precision(job, partial(worker_on_paper, device=device))
     found = _planned(
         spec.train,
@@ -108,7 +109,7 @@ def planned_here(spec: JobSpec, run: RunDir | None) -> PlannedJob:
     if run is not None:
         check_all_places(spec, run)
         check_written(spec.checkpoint, spec.data, run, None)
-        spec = as_its_run(spec, run)
+        spec = spec.with_parts(train=as_its_run(spec.train, run))
     found = planned_of(asked.train, check_here(spec, None))
     return dataclasses.replace(found, refused=_refused(found.job, run)) if run is not None else found
 

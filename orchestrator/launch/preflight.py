@@ -18,7 +18,7 @@ from orchestrator.launch.job_checks import check_job
 from orchestrator.launch.machine_checks import check_machine, check_room
 from orchestrator.launch.path_checks import check_all_places, check_written
 from orchestrator.launch.worker import worker_at
-from orchestrator.planner.host_memory import check_host_memory
+from orchestrator.planner.host_memory import check_host_memory, state_bytes
 from orchestrator.resolve.commit_model import as_begun, check_implementation
 from orchestrator.resolve.continued import begun_from
 from orchestrator.resolve.kept_config import check_same_config, kept_config
@@ -51,14 +51,15 @@ def preflight(
     with problems.noted():
         if run_dir.rows(TRIALS):
             raise InputError("is the folder of a search", run_dir.uri, "give another --run-dir, or use tune")
-        spec = as_its_run(spec, run_dir)
+        spec = spec.with_parts(train=as_its_run(spec.train, run_dir))
         commit = check_same_run(spec, run_dir)
         begins = commit is None
         check_implementation(spec.workload, commit, run_dir.uri)
         prepared = prepared_before(spec.data, run_dir, commit)
         begun = begun_from(spec, run_dir, commit)[1]
         check_same_config(spec.workload, begun, run_dir.uri)
-        spec, kept = as_begun(spec, begun), kept_config(begun)
+        spec = spec.with_parts(workload=as_begun(spec.workload, begun))
+        kept = kept_config(begun)
         if commit is None:
             kind_of(spec.data, spec.workload.objective)
     with problems.noted():
@@ -88,8 +89,9 @@ def check_here(
         machine_of = worker_at(address)
         job = check_job(spec, prepared, begin, is_known, machine_of, kept=kept, begins=begins)
     with problems.noted():
-        check_machine(spec, address)
+        check_machine(spec.resources, spec.evaluates_beside, address)
     problems.raise_noted()
     if address is None:
-        check_host_memory(spec, job.shape, host_memory())
+        state = state_bytes(spec.train.optimizer, spec.checkpoint.ema, job.shape)
+        check_host_memory(spec.resources, state, host_memory())
     return job

@@ -47,6 +47,7 @@ from orchestrator.data.progress import StageLine
 from orchestrator.data.samples.skips import on_record
 from orchestrator.launch.job_checks import check_job
 from orchestrator.launch.worker import worker_at
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.machines import machine_for
 from orchestrator.planner.planner import Planner, on_workers
 from orchestrator.resolve.base import base_json
@@ -85,10 +86,10 @@ def loop_config(
         hint = "set it to gang, or use `orchestrator run`"
         raise InputError("Ray Train keeps no worker beside its own", "evaluate.where", hint)
     run = RunDir(absolute(run_dir or f"runs/{spec.name}", Path.cwd()))
-    spec = as_its_run(spec, run)
+    spec = spec.with_parts(train=as_its_run(spec.train, run))
     begun = begun_from(spec, run, check_same_run(spec, run))[1]
     check_same_config(spec.workload, begun, run.uri)
-    spec = as_begun(spec, begun)
+    spec = spec.with_parts(workload=as_begun(spec.workload, begun))
     spec = check_job(spec, machine_of=worker_at("auto"), kept=kept_config(begun)).spec
     run.create()
     past = EventHistory(run.rows("events.jsonl"))
@@ -99,8 +100,8 @@ def loop_config(
         "data": data.uri,
         "sets": data.sets,
         "report_every": report_every or spec.checkpoint.every,
-        "code": code_of(spec),
-        "code_roots": roots_of(spec),
+        "code": code_of(spec.own_code),
+        "code_roots": roots_of(spec.own_code),
         "faults": list(faults),
     }
 
@@ -110,7 +111,7 @@ def train_func(config: dict[str, Any]) -> None:
     run = RunDir(config["run"])
     code = config["code"]
     roots = tuple(config["code_roots"])
-    find_code(parse(config["job"]), code, roots)
+    find_code(parse(config["job"]).own_code, code, roots)
     context = ray.train.get_context()
     node = ray.util.get_node_ip_address()
     rank = context.get_world_rank()
@@ -203,7 +204,12 @@ class RankZeroHistory:
         check_shards(self._history.newest, shards, self._data.uri)
         machine = machine_for(smallest_offer(bundle, world), bundle, self._spec.train.dtype)
         confirm = partial(verdicts_before, self._spec, machine, lambda: False)
-        planner = Planner(on_workers(self._spec, world, world), job.shape, machine, confirm=confirm)
+        planner = Planner(
+            demand_of(self._spec.with_parts(resources=on_workers(self._spec.resources, world, world))),
+            job.shape,
+            machine,
+            confirm=confirm,
+        )
         layout = planner.choose(world)
         if layout is None or layout.world != world:
             hint = "change num_workers of ScalingConfig, or train.global_batch"

@@ -100,7 +100,7 @@ def run(
 
         def begin() -> None:
             nonlocal shared
-            shared = stack.enter_context(imports_begun(spec, embedded=address is None))
+            shared = stack.enter_context(imports_begun(spec.parallel, embedded=address is None))
 
         make_own_sources(spec.data, address, lambda line: show({"phase": "prepare", "note": line}))
         show({"phase": "check", "note": "reading the job's sources and model"})
@@ -145,7 +145,11 @@ def _run(
     queue = None if address is None else priority
     workers, worker = spec.resources.workers, spec.resources.per_worker
     most = workers.max + spec.evaluates_beside
-    gpus = gpus_here(spec) if address is None and worker.gpu else workers.max * worker.gpu
+    gpus = (
+        gpus_here(spec.resources, spec.evaluates_beside)
+        if address is None and worker.gpu
+        else workers.max * worker.gpu
+    )
 
     def begin() -> WatchedRun:
         watched = attach(

@@ -31,7 +31,7 @@ def check_trial(spec: JobSpec, workload: Workload, prepared: str = "") -> None:
         InputError: with the key of the job file.
     """
     from orchestrator.parallel.own_check import check_divided
-    from workloads.workload import Trial
+    from workloads import trial as trials
 
     check_matrices(spec.train.optimizer, workload)
     if spec.train.compile and not workload.config.has_blocks:
@@ -42,7 +42,7 @@ def check_trial(spec: JobSpec, workload: Workload, prepared: str = "") -> None:
         what = f"{workload.name} compares the samples of a global batch, and there is one"
         raise InputError(what, "train.global_batch", "make it larger")
     metrics = spec.evaluate.own_metrics if spec.evaluate else ()
-    trial = Trial(
+    trial = trials.Trial(
         seed=spec.seed,
         first=partial(_first, spec.data, spec.seed, workload, prepared),
         short=lambda small: _short(spec, small, prepared),
@@ -51,7 +51,7 @@ def check_trial(spec: JobSpec, workload: Workload, prepared: str = "") -> None:
         measure=_measure_of(metrics) if metrics else None,
     )
     with wrong_input("workload.model"):
-        values = workload.check_trial(trial)
+        values = trials.check_trial(workload, trial)
     chosen = {"accuracy", "zero_shot"} & {
         (spec.checkpoint.best_metric or "").partition(".")[2],
         (spec.stop_when.metric if spec.stop_when else "").partition(".")[2],

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.own_code import used_by
 from orchestrator.config.spec import JobSpec
 from orchestrator.data.encoding import tokenizer
 from orchestrator.launch.job_checks import check_layouts, check_objective_of
@@ -24,7 +23,7 @@ def check_could_run(spec: JobSpec) -> None:
     not checked, because it may differ on the other machines.
     """
     job = resolved_here(spec)
-    if isinstance(job, ResolvedJob) and not used_by(spec):
+    if isinstance(job, ResolvedJob) and not spec.own_code:
         check_objective_of(job)
         check_layouts(job)
 
@@ -40,6 +39,6 @@ def resolved_here(spec: JobSpec) -> ResolvedJob | InputError:
         return in_chosen_precision(resolve(known), lambda *_: BOUNDLESS)
     except InputError as error:
         model = spec.workload.model
-        if used_by(spec) or (model.startswith(FOLDER) and not Path(model.removeprefix(FOLDER)).is_dir()):
+        if spec.own_code or (model.startswith(FOLDER) and not Path(model.removeprefix(FOLDER)).is_dir()):
             return error
         raise

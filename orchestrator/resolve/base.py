@@ -74,8 +74,8 @@ def base_of(workload: WorkloadSpec, needs_base: bool, begun: Mapping[str, Any], 
     """Return the job's initial weights; None if it starts from random weights.
 
     Args:
-        workload: the job's model
-        needs_base: whether the run needs the weights that it began with at every start
+        workload: the job's model.
+        needs_base: whether the run needs the weights that it began with at every start.
         begun: the base that the run began with, as JSON; empty for a new run.
         settled: whether the run no longer needs it, because a commit has all weights.
 
@@ -215,7 +215,13 @@ def tokenizer_notes(base: Base, tokenizer: Tokenizer) -> list[str]:
     ]
 
 
-def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None, data_format: int = BY_NAME) -> Begin:
+def weights_of(
+    base: Base,
+    workload: WorkloadSpec,
+    labels: Sequence[str],
+    retry: Retry | None = None,
+    data_format: int = BY_NAME,
+) -> Begin:
     """Return a function that reads the weights of `base` for a model of the job.
 
     Its arguments are the model's configuration and shapes, the tables with a row for each token, and the smallest id
@@ -226,8 +232,7 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None, data_forma
     def labelled(weights: StoredWeights, theirs: FolderMeaning, where: str) -> StoredWeights:
         if data_format < BY_NAME:
             return weights
-        objective = spec.workload.objective
-        labels = spec.data.labels
+        objective = workload.objective
         return by_label(weights, theirs, objective, labels, where, is_folder=base.step is None)
 
     def read(
@@ -241,33 +246,39 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None, data_forma
         from workloads.hf.load_weights import HuggingFaceWeights, pretrained
 
         if config.divided_by == "declaration":
-            return _of_own(base, config, shapes, retry, spec.data.labels if data_format >= BY_NAME else ())
+            return _of_own(base, config, shapes, retry, labels if data_format >= BY_NAME else ())
         if base.step is None:
-            if spec.workload.grow:
+            if workload.grow:
                 raise WorkloadError(f"{base.uri} is an export; workload.grow takes a run directory")
             _refuse_unlike(describe(f"{FOLDER}{base.uri}"), config, base.uri)
             found = pretrained(config, shapes, base.uri, tables, added)
             meaning = folder_meaning(base.uri)
             if data_format >= BY_NAME:
-                _check_decoder_start(spec.workload, meaning, base.uri)
+                _check_decoder_start(workload, meaning, base.uri)
             return labelled(found, meaning, base.uri)
         store, manifest = _commit_of(base, retry)
         theirs = of_their_class(manifest)
         if job := job_of_commit(manifest):
             config_of_run = manifest.meta.get(KEPT)
             kept = FolderConfig(**config_of_run) if config_of_run else None
-            _refuse_other_make(job, spec, config=config, where=base.uri, converted=theirs, kept=kept)
+            _refuse_other_make(
+                job.workload, workload, config=config, where=base.uri, converted=theirs, kept=kept
+            )
         average = job.checkpoint if job else CheckpointSpec()
         lacks = manifest.meta.get(BASE)
         below = None
         if job and job.reads_base and lacks:
             under = same_base(job.workload, job.needs_base, Base(**lacks))
-            below = weights_of(under, job, retry)(config, shapes, tables, added) if under else None
+            below = (
+                weights_of(under, job.workload, job.data.labels, retry)(config, shapes, tables, added)
+                if under
+                else None
+            )
         reader = averaged.weights_of(store, manifest, average)
         where = f"{base.uri}@{base.step}"
         meant = FolderMeaning(tuple(job.data.labels)) if job else FolderMeaning()
         if theirs:
-            if spec.workload.grow or below:
+            if workload.grow or below:
                 what = "was trained as a class of transformers; export it, and begin with the export"
                 raise WorkloadError(f"{where} {what}")
             found = HuggingFaceWeights(
@@ -275,7 +286,7 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None, data_forma
             )
             return labelled(found, meant, where)
         there = {name: tensor.shape for name, tensor in reader.manifest.tensors.items()}
-        grown = shapes if spec.workload.grow else ()
+        grown = shapes if workload.grow else ()
         committed = CommitWeights(there, where, reader, below, grown)
         committed.check(config, shapes, tables, added)
         return labelled(committed, meant, where)
@@ -373,7 +384,7 @@ def check_base_to_come(theirs: JobSpec, there: Workload, spec: JobSpec, ours: Wo
     """
     from workloads.model.stored import OUTPUT
 
-    _refuse_other_make(theirs, spec, ours.config, where)
+    _refuse_other_make(theirs.workload, spec.workload, ours.config, where)
     if any(name in there.shapes for name in OUTPUT):
         rows_of_labels(theirs.data.labels, spec.data.labels, where, is_folder=False)
     shapes = {f"model.{name}": shape for name, shape in there.shapes.items()}
@@ -382,40 +393,39 @@ def check_base_to_come(theirs: JobSpec, there: Workload, spec: JobSpec, ours: Wo
 
 
 def _refuse_other_make(
-    theirs: JobSpec,
-    spec: JobSpec,
+    theirs: WorkloadSpec,
+    ours: WorkloadSpec,
     config: TransformerConfig,
     where: str,
     converted: bool = False,
     kept: FolderConfig | None = None,
 ) -> None:
-    """Raise WorkloadError if the weights of a run of `theirs` have another meaning in a run of `spec`.
+    """Raise WorkloadError if the weights of a run of `theirs` have another meaning in a run of `ours`.
 
     Args:
-        theirs, spec: the two jobs.
-        config: the model of `spec`.
+        theirs, ours: the models of the two jobs.
+        config: the model of `ours`.
         where: the run of `theirs`.
         converted: its weights are of transformers' class and are converted to this project's.
         kept: the configuration that it has kept of its folder; None if it has none or has not begun.
     """
     from workloads.describe import describe
 
-    workload = theirs.workload
-    if is_object_reference(workload.model):
+    if is_object_reference(theirs.model):
         raise WorkloadError(
-            f"{where} is a run of {workload.model}, an own model; only an own one begins with it"
+            f"{where} is a run of {theirs.model}, an own model; only an own one begins with it"
         )
-    if workload.adapter and workload.adapter.kind != "bitfit":
+    if theirs.adapter and theirs.adapter.kind != "bitfit":
         raise WorkloadError(f"{where} was trained with an adapter; export it, and begin with the export")
-    if workload.mup != spec.workload.mup:
-        raise WorkloadError(f"{where} was trained with mup {workload.mup}; set workload.mup to the same")
-    free = (*FREE, *DEPTH) if spec.workload.grow else FREE
-    implementation = "auto" if converted else workload.implementation
+    if theirs.mup != ours.mup:
+        raise WorkloadError(f"{where} was trained with mup {theirs.mup}; set workload.mup to the same")
+    free = (*FREE, *DEPTH) if ours.grow else FREE
+    implementation = "auto" if converted else theirs.implementation
     described = describe(
-        workload.model,
-        workload.changes,
+        theirs.model,
+        theirs.changes,
         vocab_size=1,
-        objective=workload.objective,
+        objective=theirs.objective,
         classes=None,
         implementation=implementation,
         kept=kept,

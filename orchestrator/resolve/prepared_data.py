@@ -112,7 +112,7 @@ def prepared(
     if not whole:
         data = _prepared_text(spec, run, before=_name(data), tell=tell, make=make, begin=begin)
     elif stored := manifest.read(DataFolder(data)):  # also checked for a run without a commit
-        check_same_cleaning(spec, stored.code, run.uri)
+        check_same_cleaning(spec.data.clean, spec.accept_code, stored.code, run.uri)
     sets = {
         name: _prepared_set(
             spec, run, name=name, data=data, before=before.sets.get(name, ""), tell=tell, make=make

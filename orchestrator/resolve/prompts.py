@@ -62,7 +62,8 @@ def generates(job: ResolvedJob) -> bool:
     """Return whether the job's model generates text."""
     from workloads.describe import for_objective
 
-    model = for_objective(job.model, job.spec.workload.objective)
+    ours = job.model.as_transformer
+    model = for_objective(ours, job.spec.workload.objective) if ours else job.model
     return model.architecture in ("decoder", PAIR) and getattr(model, "head", "language") == "language"
 
 

@@ -61,7 +61,7 @@ class Evaluator:
         self._layout = layout
         self._context = context
         self._engine = engine
-        self._measured = measure_of(spec)
+        self._measured = measure_of(spec.evaluate, spec.checkpoint.averaged)
         self._stop_when = spec.stop_when
         self._batch_size = spec.train.global_batch
         self._steps = spec.train.steps

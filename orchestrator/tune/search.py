@@ -84,7 +84,7 @@ def tune(
     Raises:
         InputError: the job or its search is wrong, or the directory belongs to another. Nothing is written then.
     """
-    spec = as_its_run(spec, sweep)
+    spec = spec.with_parts(train=as_its_run(spec.train, sweep))
     search = check_space(spec)
     check_all_places(spec, sweep)
     check_written(spec.checkpoint, spec.data, sweep, address)
@@ -93,7 +93,7 @@ def tune(
     first = grid(search)[0] if search.sampler == "grid" else drawn(search, spec.seed, 0)
     job = check_job(_as_registered(spec, job_of(spec, first)), machine_of=worker_at(address))
     if spec.train.precision == "auto":  # once, so that no trial differs from others in it
-        spec = in_precision(spec, job.spec.train.dtype)
+        spec = spec.with_parts(train=in_precision(spec.train, job.spec.train.dtype))
     check_labels(spec.resources, address)
     check_same_sweep(spec, sweep)
     made = sweep.create()
@@ -148,7 +148,7 @@ def check_same_sweep(spec: JobSpec, sweep: RunDir) -> None:
             what = f"{key} is {shown(was)} in this search and {shown(now)} in the job file"
             raise InputError(what, sweep.uri, hint)
     with problems.noted():
-        check_same_sets(spec, before)
+        check_same_sets(spec.set_sources, before.set_sources)
     problems.raise_noted()
 
 
@@ -173,7 +173,13 @@ def _search(
         show(news)
 
     progress = SearchProgress(
-        spec, sweep, records=records, wanted=wanted, hours=before.get("hours") or 0.0, show=tell
+        spec.tune,
+        spec.train.steps,
+        sweep=sweep,
+        records=records,
+        wanted=wanted,
+        hours=before.get("hours") or 0.0,
+        show=tell,
     )
     if line := early_decision(search, spec.train.steps, longest_warmup(search, spec.train)):
         show({"warning": line})

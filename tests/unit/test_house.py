@@ -252,6 +252,7 @@ def test_every_module_is_in_a_package_that_is_known(package: str) -> None:
         "plain_module",
         "predicted",
         "transformer_workload",
+        "trial",
     }
     assert package == "workloads" or not beside
 

@@ -45,7 +45,7 @@ from workloads.model.stored import listed
 from workloads.model.transformer import Output
 from workloads.objectives.preferences import preference_loss
 from workloads.plain_module import depths_of, initial_of, shapes_of
-from workloads.workload import Batch, Ended, Generation, Loss, Objective, Sampling, Trial, Vocabulary
+from workloads.workload import Batch, Ended, Generation, Loss, Objective, Sampling, Vocabulary
 
 NETWORK = "network."
 
@@ -291,12 +291,6 @@ class HuggingFaceWorkload:
     def compared(self, features: Tensor, counted: Tensor) -> Tensor:
         """See Workload.compared."""
         raise WorkloadError(f"{self.name} compares no samples")
-
-    def check_trial(self, trial: Trial) -> None:
-        """See Workload.check_trial. A small copy of the class is tried."""
-        from workloads.hf.behaviour import check_behaviour
-
-        check_behaviour(self, lambda small, model, batch: trial.check_divided(small, lambda: model, batch))
 
     def check_form(self, form: str) -> None:
         """See Workload.check_form."""

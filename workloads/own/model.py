@@ -33,7 +33,7 @@ from workloads.own.network import Losses, OwnNetwork
 from workloads.own.object_reference import call, load
 from workloads.own.rows import COUNTED, IGNORED, LABELS, there
 from workloads.plain_module import depths_of, initial_of, shapes_of
-from workloads.workload import Batch, Ended, Generation, Loss, Objective, Sampling, Trial, Vocabulary
+from workloads.workload import Batch, Ended, Generation, Loss, Objective, Sampling, Vocabulary
 
 if TYPE_CHECKING:
     from workloads.model.stored import StoredTensor, StoredWeights
@@ -329,21 +329,6 @@ class OwnWorkload:
     has_own_values: ClassVar[bool] = True
     tables: ClassVar[frozenset[str]] = frozenset()
     begun_tables: ClassVar[Mapping[str, Sequence[int]]] = {}
-
-    def check_trial(self, trial: Trial) -> frozenset[str]:
-        """See Workload.check_trial."""
-        from workloads.own.check import check_model, check_trained, model_of, shaken
-
-        check_trained(self)
-        plain = replace(self, adapter=None, frozen=frozenset(), begun=None)
-        first = trial.first()
-        values = check_model(plain, first, trial.seed, trial.limits())
-        trial.check_divided(plain, lambda: shaken(plain, first, trial.seed), first)
-        if trial.measure is not None:
-            with torch.no_grad():
-                output = model_of(plain, trial.seed)(first)
-            trial.measure(output, first)
-        return frozenset(values)
 
     def check_form(self, form: str) -> None:
         """See Workload.check_form."""

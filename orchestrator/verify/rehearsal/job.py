@@ -310,7 +310,7 @@ def rehearsed(job: ResolvedJob, layout: Layout, folder: Path) -> Rehearsed:
     document = _short(spec)
     document["workload"] |= model.changes
     document["train"]["global_batch"] = sequences
-    document["data"] |= _little(spec, folder)
+    document["data"] |= _little(spec.data, folder)
     length = _length(job, small, model, sequences)
     document["data"]["sequence_length"] = length
     if length != spec.data.sequence_length or small.pp > 1 or small.cp > 1:
@@ -383,16 +383,15 @@ def _gpu(resources: ResourceSpec) -> bool:
     return torch.cuda.is_available()
 
 
-def _little(spec: JobSpec, folder: Path) -> dict[str, Any]:
+def _little(data: DataSpec, folder: Path) -> dict[str, Any]:
     """Return the keys of `data` that make it small."""
-    data = spec.data
     found: dict[str, Any] = {"cache": str(folder / "data")}
     if data.samples is not None:
         return found
-    found["sources"] = _excerpt(data.sources, "data.sources", spec.data, folder)
+    found["sources"] = _excerpt(data.sources, "data.sources", data, folder)
     held_out = data.validation
     if held_out is not None:
-        sources = _excerpt(held_out.sources, "data.validation.sources", spec.data, folder)
+        sources = _excerpt(held_out.sources, "data.validation.sources", data, folder)
         share = held_out.share and max(held_out.share, HELD_OUT)
         found["validation"] = {"share": share} if share else {"sources": sources}
     return found

@@ -78,7 +78,7 @@ def real_size(job: ResolvedJob, device: str | None) -> tuple[ResolvedJob, Real]:
 
     spec, known = job.spec, True
     if device:
-        spec = spec.model_copy(update={"resources": on_paper(spec.resources, device)})
+        spec = spec.with_parts(resources=on_paper(spec.resources, device))
         job, machine = (
             replace(job, spec=spec),
             worker_on_paper(spec.resources, spec.train.dtype, device),

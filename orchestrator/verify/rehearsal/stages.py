@@ -17,6 +17,7 @@ from orchestrator.config.outcome import Outcome
 from orchestrator.config.packages import PACKAGES
 from orchestrator.config.spec import JobSpec
 from orchestrator.parallel.layout import Layout
+from orchestrator.planner.demand import demand_of
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.run_directory import RunDir
@@ -257,7 +258,7 @@ def _data(scene: Scene) -> str:
     scene.small = small
     scene.found.small = small.layout
     scene.found.notes = small.notes
-    scene.shared = scene.stack.enter_context(imports_begun(small.spec, embedded=True))
+    scene.shared = scene.stack.enter_context(imports_begun(small.spec.parallel, embedded=True))
     preflight(small.spec, scene.run, None, None)
     news = scene.stack.enter_context((scene.folder / "ray.log").open("w"))
     worker, world = small.spec.resources.per_worker, small.layout.world
@@ -306,7 +307,7 @@ def _reload(scene: Scene) -> str:
 
     assert scene.small is not None
     layout = scene.small.layout
-    other = another(layout, scene.spec, resolve(scene.spec).shape)
+    other = another(layout, demand_of(scene.spec), resolve(scene.spec).shape)
     if other is None:
         raise LeftOut(f"no layout but {layout} is legal for this job on few ranks")
     ended(attached(scene.run, scene.small.under(other), None, shared=scene.shared), STEPS)

@@ -10,6 +10,7 @@ import pytest
 from orchestrator.config.spec import parse
 from orchestrator.launch.offline_checks import check_on_paper
 from orchestrator.parallel.layout import Layout
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.machines import on_paper
 from orchestrator.planner.memory import peak_bytes
 from orchestrator.planner.trace.layout_memory import traced_memory
@@ -57,7 +58,7 @@ def error_of(job: ResolvedJob, layout: Layout) -> float:
     """How far the formula's peak is above that of the trace, as a share."""
     largest = traced_memory(job, layout, 120.0).largest
     assert largest is not None
-    return peak_bytes(job.spec, job.shape, layout) / largest.memory.peak - 1.0
+    return peak_bytes(demand_of(job.spec), job.shape, layout) / largest.memory.peak - 1.0
 
 
 DEFERRED: list[dict[str, Any]] = [

@@ -45,6 +45,11 @@ def test_an_own_optimiser_keeps_as_much_as_adamw_or_nothing() -> None:
     assert state_bytes((asked := spec()).train.optimizer, asked.checkpoint.ema, SHAPE, least=True) == 12e6
 
 
+def check(asked: JobSpec, folder: object) -> None:
+    least = state_bytes(asked.train.optimizer, asked.checkpoint.ema, SHAPE, least=True)
+    check_space(asked.resources, least, str(folder))
+
+
 def test_a_disk_without_room_for_a_commit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
@@ -55,11 +60,11 @@ def test_a_disk_without_room_for_a_commit_is_refused(tmp_path: Path, monkeypatch
     monkeypatch.setattr(shutil, "disk_usage", usage)
     free = 11_900_000
     with pytest.raises(InputError, match=r"takes 12\.0 MB, and its disk has 11\.9 MB free") as found:
-        check_space(spec(), SHAPE, str(tmp_path / "not" / "there"))
+        check(spec(), str(tmp_path / "not" / "there"))
     assert asked == [str(tmp_path)]
     assert "must_fit: false" in str(found.value)
-    check_space(spec(must_fit=False), SHAPE, str(tmp_path))
-    check_space(spec("lion"), SHAPE, str(tmp_path))
-    check_space(spec(), SHAPE, "s3://bucket/run")
+    check(spec(must_fit=False), str(tmp_path))
+    check(spec("lion"), str(tmp_path))
+    check(spec(), "s3://bucket/run")
     free = 12_100_000
-    check_space(spec(), SHAPE, str(tmp_path))
+    check(spec(), str(tmp_path))

@@ -8,6 +8,7 @@ from jobs import job
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.choose_layout import Plan, plan
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.feed import RATES, TOKEN_BYTES, feed
 from orchestrator.planner.profile import load
 from orchestrator.resolve.resolved_job import resolve
@@ -25,7 +26,7 @@ def shape() -> ModelShape:
 
 
 def planned(spec: JobSpec, shape: ModelShape, device: str) -> Plan:
-    return plan(spec, shape, 2, load(device).machine("fp32"), must_fit=False)
+    return plan(demand_of(spec), shape, 2, load(device).machine("fp32"), must_fit=False)
 
 
 def test_only_streamed_text_feeds(shape: ModelShape) -> None:

@@ -11,6 +11,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.planner.choose_layout import TIE
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import MEMORY_SHARE
 from orchestrator.planner.planner import planned
@@ -49,8 +50,11 @@ def test_the_fastest_wins_and_what_is_chosen_is_what_each_would_be_if_it_were_na
     assert found.precision == "bf16"
     assert [precision for precision, _ in found.plans] == ["fp32", "bf16"]
     for precision, plan in found.plans:
-        there = in_precision(spec, precision)
-        assert plan.chosen == planned(there, SHAPES["gpt2"], 8, h100(there.resources, precision)).chosen
+        there = spec.with_parts(train=in_precision(spec.train, precision))
+        assert (
+            plan.chosen
+            == planned(demand_of(there), SHAPES["gpt2"], 8, h100(there.resources, precision)).chosen
+        )
     fp32, bf16 = (plan.chosen.seconds for _, plan in found.plans)
     assert str(found) == f"bf16: {bf16:.3g} s a step, fp32 {fp32:.3g} s a step"
     assert found.to_json()["why"] == str(found)
@@ -137,7 +141,12 @@ def test_the_objective_decides() -> None:
 def test_a_job_without_a_legal_layout_is_refused_as_if_it_named_one() -> None:
     spec = parse({**job(global_batch=3).model_dump(mode="json"), "parallel": {"tp": 5}})
     with pytest.raises(InputError) as named:
-        planned(in_precision(spec, "fp32"), SHAPES["gpt2"], 8, on("h100")(spec.resources, "fp32"))
+        planned(
+            demand_of(spec.with_parts(train=in_precision(spec.train, "fp32"))),
+            SHAPES["gpt2"],
+            8,
+            on("h100")(spec.resources, "fp32"),
+        )
     with pytest.raises(InputError) as refused:
         choose(spec, on("h100"))
     assert str(refused.value) == str(named.value)
@@ -146,5 +155,5 @@ def test_a_job_without_a_legal_layout_is_refused_as_if_it_named_one() -> None:
 def test_a_job_that_leaves_it_open_tells_no_precision() -> None:
     with pytest.raises(RuntimeError, match="auto has not been replaced"):
         _ = job().train.dtype
-    assert in_precision(job(), "bf16").train.dtype == "bf16"
-    assert in_precision(job(), "bf16") == job(precision="bf16")
+    assert in_precision(job().train, "bf16").dtype == "bf16"
+    assert in_precision(job().train, "bf16") == job(precision="bf16").train

@@ -12,7 +12,7 @@ from cluster.render.needs import ClusterNeeds
 from cluster.render.pods import SHARED_MEMORY_GIB
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
-from orchestrator.planner.host_memory import worker_bytes
+from orchestrator.planner.host_memory import state_bytes, worker_bytes
 from orchestrator.render.memory import PROCESS_GIB, with_host_memory
 from orchestrator.render.needs import needed_machines
 from orchestrator.resolve.resolved_job import resolve
@@ -34,7 +34,8 @@ def memory(spec: JobSpec, given: float | None = None, per_node: int | None = Non
 @pytest.mark.parametrize("per_node", [None, 8])
 def test_a_worker_has_room_for_what_it_saves_its_processes_and_shared_memory(per_node: int | None) -> None:
     spec = asked()
-    saved = worker_bytes(spec, resolve(spec).shape, 8) / 2**30
+    state = state_bytes(spec.train.optimizer, spec.checkpoint.ema, resolve(spec).shape)
+    saved = worker_bytes(spec.resources, state, 8) / 2**30
     found, line = memory(spec, None, per_node)
     assert found == math.ceil(PROCESS_GIB + saved + SHARED_MEMORY_GIB / (per_node or 1))
     assert f"{saved:.1f} for two copies of the run's state among 8" in line

@@ -51,7 +51,16 @@ def run(tmp_path: Path) -> str:
 
 def begun(spec: JobSpec) -> Workload:
     base = base_of(spec.workload, spec.needs_base, {}, False)
-    return load_workload(spec, KNOWN, 3, None, base)
+    return load_workload(
+        asked=spec.workload,
+        data=spec.data,
+        train=spec.train,
+        seed=spec.seed,
+        vocabulary=KNOWN,
+        data_format=3,
+        model=None,
+        base=base,
+    )
 
 
 def test_the_weights_are_those_of_the_step(run: str) -> None:
@@ -299,7 +308,16 @@ def classifier(tmp_path: Path) -> tuple[str, Workload]:
 
 
 def classified(spec: JobSpec, data_format: int = 6) -> Workload:
-    return load_workload(spec, KNOWN, data_format, None, base_of(spec.workload, spec.needs_base, {}, False))
+    return load_workload(
+        asked=spec.workload,
+        data=spec.data,
+        train=spec.train,
+        seed=spec.seed,
+        vocabulary=KNOWN,
+        data_format=data_format,
+        model=None,
+        base=base_of(spec.workload, spec.needs_base, {}, False),
+    )
 
 
 def test_a_run_begins_with_the_head_of_another_by_the_names_of_its_labels(
@@ -353,4 +371,13 @@ def test_a_preset_whose_decoder_would_begin_otherwise_than_its_base_is_refused(t
 
 
 def begun_now(spec: JobSpec) -> Workload:
-    return load_workload(spec, KNOWN, 6, None, base_of(spec.workload, spec.needs_base, {}, False))
+    return load_workload(
+        asked=spec.workload,
+        data=spec.data,
+        train=spec.train,
+        seed=spec.seed,
+        vocabulary=KNOWN,
+        data_format=6,
+        model=None,
+        base=base_of(spec.workload, spec.needs_base, {}, False),
+    )

@@ -57,7 +57,9 @@ def prepared(
 
 def test_a_prompt_is_a_turn_as_the_data_has_it(tmp_path: Path) -> None:
     spec, tokens = prepared(tmp_path, "conversation", TALK)
-    found = prompts_of(resolve(spec), workload_of(spec, tokens), tokens)
+    found = prompts_of(
+        resolve(spec), workload_of(spec.workload, spec.data, spec.train, spec.seed, tokens), tokens
+    )
     assert found is not None
     assert found.rows == [ids("user : a b [SEP] assistant :"), ids("user : c [SEP] assistant :")]
     assert {*found.generation.ends} == {WORDS.index("[SEP]"), WORDS.index("<|endoftext|>")}
@@ -69,7 +71,10 @@ def test_an_exported_chat_model_ends_its_turn_in_transformers(tmp_path: Path) ->
     """Of what is most probable the end of a turn comes first, else the text would run on."""
     spec, tokens = prepared(tmp_path, "conversation", TALK)
     turn, eos = WORDS.index("[SEP]"), WORDS.index("<|endoftext|>")
-    workload = speaking(workload_of(spec, tokens), chat_of(spec.data, spec.workload.objective, tokens))
+    workload = speaking(
+        workload_of(spec.workload, spec.data, spec.train, spec.seed, tokens),
+        chat_of(spec.data, spec.workload.objective, tokens),
+    )
     likely = {"sequence_bias": [[[turn], 1000.0]]}
     workload = replace(workload, generation=replace(workload.generation, settings=likely))
     workload.to_hf(lambda name: workload.initial(name, 0), str(tmp_path / "out"))

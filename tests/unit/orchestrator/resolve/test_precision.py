@@ -40,7 +40,7 @@ def refuse(*_: object) -> Machine:
 def test_a_job_that_names_one_is_left_alone(tmp_path: Path) -> None:
     named = resolve(spec("bf16"))
     assert in_chosen_precision(named, refuse) is named
-    assert as_its_run(named.spec, RunDir(str(tmp_path))) is named.spec
+    assert as_its_run(named.spec.train, RunDir(str(tmp_path))) is named.spec.train
     assert choice_of(named.spec.train, named) is None
 
 
@@ -75,9 +75,9 @@ def test_what_keeps_why_may_be_there_before_the_run_writes(tmp_path: Path) -> No
 @pytest.mark.parametrize("before", ["fp32", "bf16", "fp16"])
 def test_a_run_keeps_what_it_began_with(tmp_path: Path, before: Any) -> None:
     run = RunDir(str(tmp_path))
-    assert as_its_run(spec(), run).train.precision == "auto"
+    assert as_its_run(spec().train, run).precision == "auto"
     run.write_text("job.yaml", dump(spec(before)))
-    kept = as_its_run(spec(), run)
+    kept = spec().with_parts(train=as_its_run(spec().train, run))
     assert kept == spec(before)
     assert check_same_run(spec(), run) is check_same_run(kept, run) is None
     assert str(choice_of(spec().train, resolve(kept))) == f"{before}, which the run has begun with"
@@ -89,11 +89,11 @@ def test_a_run_keeps_what_it_began_with(tmp_path: Path, before: Any) -> None:
 def test_a_file_that_leaves_it_open_has_begun_nothing(tmp_path: Path) -> None:
     run = RunDir(str(tmp_path))
     run.write_text("job.yaml", dump(spec()))
-    assert as_its_run(spec(), run) == spec()
+    assert as_its_run(spec().train, run) == spec().train
     assert check_same_run(spec("bf16"), run) is None
     run.write_text("job.yaml", "name: [")
     with pytest.raises(InputError):
-        as_its_run(spec(), run)
+        as_its_run(spec().train, run)
 
 
 def test_open_is_no_difference_and_another_one_is() -> None:
