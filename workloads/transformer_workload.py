@@ -99,7 +99,7 @@ class TransformerWorkload:
             return None if added else drawn(self.config, name, shape, seed, self.base_shapes[name])
         if found.shape == shape:
             return found
-        new = partial(new_rows, self.config, name, shape, seed, self.base_shapes[name])
+        new = partial(new_rows, self.config, name, shape, seed=seed, base=self.base_shapes[name])
         return ExtendedTable(found, shape, new)
 
     @cached_property

@@ -21,7 +21,9 @@ from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.config.chain import CONTINUE, ChainSpec
 from orchestrator.config.errors import InputError, Problems
 from orchestrator.config.spec import STAGES, JobSpec
+from orchestrator.config.workload import WorkloadSpec
 from orchestrator.controller.events import EventHistory
+from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.data.prepare.record_kind import kind_of
 from orchestrator.launch.finished import done_already
@@ -121,7 +123,7 @@ def check_inputs(stage: StageRun, done: set[str]) -> bool:
     if begun := commit.meta.get(CONTINUED) if commit else None:
         _check_same_source(stage, begun, done)
     if data := (commit.meta.get("data") if commit else "") or history.data:
-        _check_same_text(job, str(data))
+        _check_same_text(job.data, job.workload, str(data))
     return is_done
 
 
@@ -174,17 +176,17 @@ def _of(stage: str, step: int | None) -> str:
     return f"the export of {stage}" if step is None else f"the commit of {stage} at step {step}"
 
 
-def _check_same_text(job: JobSpec, data: str) -> None:
+def _check_same_text(data: DataSpec, workload: WorkloadSpec, place: str) -> None:
     from orchestrator.data.prepare.fingerprint import TextChanged, check_same_text
 
-    before = data.rstrip("/").rsplit("/", 1)[-1]
+    before = place.rstrip("/").rsplit("/", 1)[-1]
     try:
         check_same_text(
-            job.data,
-            special_tokens_of(job.data, job.workload),
+            data,
+            special_tokens_of(data, workload),
             before,
-            partial(kind_of, job.data, job.workload.objective),
-            is_framed(job.data, job.workload),
+            partial(kind_of, data, workload.objective),
+            is_framed(data, workload),
         )
     except TextChanged as error:
         raise InputError("the text has changed since the stage began", error.where, AGAIN) from None

@@ -221,9 +221,12 @@ class Controller:
     def status(self) -> dict[str, Any]:
         """Return the phase, step, attempt, layout and ranks, as `orchestrator status` shows them."""
         return status_of(
-            self._spec,
-            self._state,
-            self._history,
+            name=self._spec.name,
+            objective=self._spec.workload.objective,
+            steps=self._spec.train.steps,
+            evaluate=self._spec.evaluate,
+            state=self._state,
+            history=self._history,
             ranks=self._workers.ranks,
             until=self._until,
             note=self._note,

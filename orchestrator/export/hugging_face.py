@@ -183,7 +183,15 @@ def write(
     if is_object_reference(spec.workload.model):
         from orchestrator.export.own_model import write_own
 
-        return write_own(spec, tokens, cast("OwnWorkload", workload), read, folder)
+        return write_own(
+            data=spec.data,
+            seed=spec.seed,
+            own_code=spec.own_code,
+            tokens=tokens,
+            workload=cast("OwnWorkload", workload),
+            read=read,
+            folder=folder,
+        )
     if form == "adapter":
         with wrong_input("checkpoint.export"):
             check_adapter_export(workload)

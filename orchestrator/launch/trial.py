@@ -45,7 +45,7 @@ def check_trial(spec: JobSpec, workload: Workload, prepared: str = "") -> None:
     trial = trials.Trial(
         seed=spec.seed,
         first=partial(_first, spec.data, spec.seed, workload, prepared),
-        short=lambda small: _short(spec, small, prepared),
+        short=lambda small: _short(spec.data, spec.seed, spec.workload.draws, small, prepared),
         limits=partial(_limits, spec.data, spec.seed, prepared),
         check_divided=partial(check_divided, spec.parallel),
         measure=_measure_of(metrics) if metrics else None,
@@ -79,16 +79,16 @@ def _measure_of(names: Sequence[str]) -> Callable[[Any, Batch], None]:
     return measure
 
 
-def _short(spec: JobSpec, workload: Workload, prepared: str) -> Batch:
+def _short(data: DataSpec, seed: int, draws: bool, workload: Workload, prepared: str) -> Batch:
     """Return two samples; text is cut short."""
     from orchestrator.data.samples.own_samples import first_samples
     from orchestrator.planner.trace.sample_batch import sample_batch
 
-    if spec.data.samples is not None:
-        return first_samples(spec.data.samples, spec.seed, of_set=True, prepared=prepared)
-    length = min(spec.data.sequence_length, TRIED_TOKENS)
-    short = spec.model_copy(update={"data": spec.data.model_copy(update={"sequence_length": length})})
-    return sample_batch(short.data, short.seed, short.workload.draws, workload, 2)
+    if data.samples is not None:
+        return first_samples(data.samples, seed, of_set=True, prepared=prepared)
+    length = min(data.sequence_length, TRIED_TOKENS)
+    short = data.model_copy(update={"sequence_length": length})
+    return sample_batch(short, seed, draws, workload, 2)
 
 
 def _limits(data: DataSpec, seed: int, prepared: str) -> Mapping[str, int]:

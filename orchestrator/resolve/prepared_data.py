@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import check_same_cleaning
+from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec
-from orchestrator.data.config import DataSpec
+from orchestrator.config.workload import WorkloadSpec
+from orchestrator.data.config import DataSpec, Source
 from orchestrator.data.prepare.record_kind import EARLIER, kind_of
 from orchestrator.resolve.resolved_job import is_framed, special_tokens_of
 from orchestrator.storage.retry import Retry, storage_failed
@@ -110,37 +112,72 @@ def prepared(
     begin = spec.data.streaming and begun is not None
     whole = bool(data) and is_complete(DataFolder(data))
     if not whole:
-        data = _prepared_text(spec, run, before=_name(data), tell=tell, make=make, begin=begin)
+        data = _prepared_text(
+            spec.data,
+            spec.workload,
+            spec.resources,
+            run,
+            before=_name(data),
+            tell=tell,
+            make=make,
+            begin=begin,
+        )
     elif stored := manifest.read(DataFolder(data)):  # also checked for a run without a commit
         check_same_cleaning(spec.data.clean, spec.accept_code, stored.code, run.uri)
     sets = {
         name: _prepared_set(
-            spec, run, name=name, data=data, before=before.sets.get(name, ""), tell=tell, make=make
+            spec.data,
+            spec.workload,
+            spec.set_sources,
+            run,
+            name=name,
+            trained=data,
+            before=before.sets.get(name, ""),
+            tell=tell,
+            make=make,
         )
         for name in spec.set_sources
     }
     all_data = PreparedData(data, sets)
     if begun and begin and not whole:
         begun(all_data)
-        _prepared_text(spec, run, before=_name(data), tell=tell, make=make, begin=False)
+        _prepared_text(
+            spec.data,
+            spec.workload,
+            spec.resources,
+            run,
+            before=_name(data),
+            tell=tell,
+            make=make,
+            begin=False,
+        )
     for uri in (data, *sets.values()):
         clear_note(DataFolder(uri))
     return all_data
 
 
-def _prepared_text(spec: JobSpec, run: RunDir, before: str, tell: Progress, make: bool, begin: bool) -> str:
+def _prepared_text(
+    data: DataSpec,
+    workload: WorkloadSpec,
+    resources: ResourceSpec,
+    run: RunDir,
+    before: str,
+    tell: Progress,
+    make: bool,
+    begin: bool,
+) -> str:
     """Return the URI of the token shards of data.sources, see `orchestrator.data.prepare.prepare.prepare`."""
     from orchestrator.data.prepare.prepare import prepare as prepare_data
 
-    workers = spec.resources.workers.max * spec.resources.per_worker.cpu if spec.data.streaming else 0.0
+    workers = resources.workers.max * resources.per_worker.cpu if data.streaming else 0.0
     return prepare_data(
-        spec.data,
-        special_tokens_of(spec.data, spec.workload),
-        data_cache(spec.data, run),
+        data,
+        special_tokens_of(data, workload),
+        data_cache(data, run),
         tell,
         before=before,
-        kind_of=partial(kind_of, spec.data, spec.workload.objective),
-        framed=is_framed(spec.data, spec.workload),
+        kind_of=partial(kind_of, data, workload.objective),
+        framed=is_framed(data, workload),
         make=make,
         begin=begin,
         leave=0.0 if begin else workers,
@@ -148,9 +185,17 @@ def _prepared_text(spec: JobSpec, run: RunDir, before: str, tell: Progress, make
 
 
 def _prepared_set(
-    spec: JobSpec, run: RunDir, name: str, data: str, before: str, tell: Progress, make: bool
+    data: DataSpec,
+    workload: WorkloadSpec,
+    held_out: Mapping[str, tuple[str, list[Source]]],
+    run: RunDir,
+    name: str,
+    trained: str,
+    before: str,
+    tell: Progress,
+    make: bool,
 ) -> str:
-    """Return the token shards of the set `name`, with the tokenizer of `data`; made unless they exist.
+    """Return the token shards of the set `name`, with the tokenizer of the data at `trained`; made unless they exist.
 
     The text of a set that the run had `before` must not change, because its results are compared. Raises InputError.
     """
@@ -161,25 +206,25 @@ def _prepared_set(
     from orchestrator.data.store import manifest
     from orchestrator.data.store.data_folder import DataFolder
 
-    where, sources = spec.set_sources[name]
+    where, sources = held_out[name]
     there = manifest.read(DataFolder(before)) if before and is_complete(DataFolder(before)) else None
     if there and [source.uri for source in there.sources] == [source.name for source in sources]:
         return before
-    text = spec.data.model_copy(update={"sources": sources, "clean": []})
-    trained = published.read(DataFolder(data))
+    text = data.model_copy(update={"sources": sources, "clean": []})
+    whole = published.read(DataFolder(trained))
     # the tokenizer with which the run reads its texts
-    is_old = trained is not None and trained.format <= EARLIER
+    is_old = whole is not None and whole.format <= EARLIER
     try:
         return prepare_data(
             text,
             (),
-            data_cache(spec.data, run),
+            data_cache(data, run),
             tell,
             before=_name(before),
-            tokenizer_of=data,
+            tokenizer_of=trained,
             where=where,
-            kind_of=partial(kind_of, spec.data, spec.workload.objective),
-            framed=is_framed(spec.data, spec.workload) and not is_old,
+            kind_of=partial(kind_of, data, workload.objective),
+            framed=is_framed(data, workload) and not is_old,
             make=make,
         )
     except TextChanged:

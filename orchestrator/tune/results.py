@@ -31,7 +31,7 @@ def finish(spec: JobSpec, sweep: RunDir, records: TrialRecords, progress: Search
         text = f"{header}{found['best']['value']:.6g}\n{dump(best)}"
         sweep.write_text("best.yaml", text, private=holds_secret(text))
     found["problem"] = draw(sweep, _report)
-    found["tracking"] = publish(spec, sweep, found)
+    found["tracking"] = publish(spec.name, spec.tracking, spec.tune, sweep, found)
     sweep.write_json("sweep.json", found)
     return found
 

@@ -35,6 +35,7 @@ from orchestrator.resolve import prepared_data
 from orchestrator.resolve.precision import as_its_run
 from orchestrator.storage.row_line import TRIALS
 from orchestrator.storage.run_directory import RunDir, remove_empty
+from orchestrator.train.config import TrainSpec
 from orchestrator.tune import lineage
 from orchestrator.tune.config import POPULATION, TuneSpec
 from orchestrator.tune.progress import SearchProgress
@@ -166,7 +167,7 @@ def _search(
     elif search.sampler == "random":
         records.draw(drawn(search, spec.seed, n) for n in range(len(records.configs), wanted))
     before = sweep.read_json(SUMMARY) or {}
-    live = LiveSearch(spec, sweep, records)
+    live = LiveSearch(spec.name, spec.tracking, spec.tune, sweep, records)
 
     def tell(news: dict[str, Any]) -> None:
         live.tell(news)
@@ -186,7 +187,16 @@ def _search(
     if len(records.ended) < wanted and not progress.limit():
         with live.follower() if spec.tracking else contextlib.nullcontext():
             _prepare(spec, sweep, show)
-            _fit(spec, search, sweep=sweep, records=records, progress=progress, wanted=wanted)
+            _fit(
+                spec.train,
+                spec.resources,
+                spec.seed,
+                search,
+                sweep=sweep,
+                records=records,
+                progress=progress,
+                wanted=wanted,
+            )
     found = finish(spec, sweep, records, progress)
     if len(records.ended) < wanted:
         line = progress.limit() or "interrupted"
@@ -209,7 +219,9 @@ def _prepare(spec: JobSpec, sweep: RunDir, show: Callable[[dict[str, Any]], None
 
 
 def _fit(
-    spec: JobSpec,
+    train: TrainSpec,
+    resources: ResourceSpec,
+    seed: int,
     search: TuneSpec,
     sweep: RunDir,
     records: TrialRecords,
@@ -235,11 +247,11 @@ def _fit(
         known = {"sweep": sweep.uri, "trial": name, "params": config, "deadline": deadline}
         return known | {"ended": end.step if end else None}
 
-    at_once = min(search.concurrency or _capacity(spec.resources), wanted)
+    at_once = min(search.concurrency or _capacity(resources), wanted)
     searcher: Any = None
     space: dict[str, Any] = {}
     if search.sampler == "tpe":
-        searcher = Tpe(search, spec.seed, records, list(names), assignment_of)
+        searcher = Tpe(search, seed, records, list(names), assignment_of)
         samples = wanted - (len(records.configs) - len(names))
     else:
         points = [
@@ -257,7 +269,7 @@ def _fit(
             num_samples=samples,
             max_concurrent_trials=None if pausing else at_once,
             search_alg=searcher,
-            scheduler=scheduler_of(search, spec.train, spec.seed),
+            scheduler=scheduler_of(search, train, seed),
             reuse_actors=True,
         ),
         run_config=RunConfig(

@@ -27,7 +27,20 @@ def asked(workers: Any = 8, gpu: int = 1, **more: Any) -> JobSpec:
 
 
 def memory(spec: JobSpec, given: float | None = None, per_node: int | None = None) -> tuple[float, str]:
-    needs, line = with_host_memory(spec, needed_machines(spec, None, False, per_node, ()), given)
+    needs, line = with_host_memory(
+        spec,
+        needed_machines(
+            name=spec.name,
+            resources=spec.resources,
+            parallel=spec.parallel,
+            evaluates_beside=spec.evaluates_beside,
+            image=None,
+            spot=False,
+            per_node=per_node,
+            accelerators=(),
+        ),
+        given,
+    )
     return needs.memory_gib, line
 
 
@@ -80,5 +93,17 @@ def test_a_tokenizer_on_a_store_is_not_asked_for(monkeypatch: pytest.MonkeyPatch
 
 
 def test_needs_without_memory_are_those_of_their_machines() -> None:
-    assert isinstance(found := needed_machines(asked(), None, False, None, ()), ClusterNeeds)
+    assert isinstance(
+        found := needed_machines(
+            name=(given := asked()).name,
+            resources=given.resources,
+            parallel=given.parallel,
+            evaluates_beside=given.evaluates_beside,
+            image=None,
+            spot=False,
+            per_node=None,
+            accelerators=(),
+        ),
+        ClusterNeeds,
+    )
     assert found.memory_gib == 0.0
