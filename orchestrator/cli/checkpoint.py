@@ -11,10 +11,10 @@ import typer
 
 from orchestrator.cli.options import Json, Run, emit, existing_run, on_this_machine, table
 from orchestrator.config.errors import InputError
-from orchestrator.config.workload import WorkloadSpec
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.commit_store import Store
+    from orchestrator.config.workload import WorkloadSpec
 
 RawWeights = Annotated[
     bool, typer.Option("--raw-weights", help="use the weights of training, not their average")

@@ -20,10 +20,10 @@ from orchestrator.cli.options import (
     run_of,
 )
 from orchestrator.config.errors import InputError
-from orchestrator.data.config import DataSpec
 
 if TYPE_CHECKING:
     from orchestrator.config.spec import JobSpec
+    from orchestrator.data.config import DataSpec
     from orchestrator.resolve.prepared_data import PreparedData
 
 

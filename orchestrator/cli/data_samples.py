@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.config.errors import InputError
-from orchestrator.train.config import TrainSpec
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from orchestrator.data.store.tokens import Tokens
     from orchestrator.resolve.continued import Source
     from orchestrator.resolve.training_inputs import TrainingInputs
+    from orchestrator.train.config import TrainSpec
 
 STYLES = {
     "boundary": "bold cyan",

@@ -16,7 +16,6 @@ from orchestrator.cli.chain import plan_chain
 from orchestrator.cli.options import Json, Set, emit, jobs_of, on_this_machine, run_of, table
 from orchestrator.cli.plan_output import show_audit, write_page
 from orchestrator.config.errors import InputError
-from orchestrator.planner.demand import demand_of
 
 if TYPE_CHECKING:
     from orchestrator.config.spec import JobSpec
@@ -234,6 +233,7 @@ def _plan(
     from orchestrator.cli.cluster_plan import read_cluster, show_forecast
     from orchestrator.controller.forecast_table import forecast
     from orchestrator.launch.planned_job import planned_here, planned_on_paper, with_workers
+    from orchestrator.planner.demand import demand_of
     from orchestrator.planner.frontier import frontier
 
     cluster = None

@@ -8,7 +8,6 @@ from orchestrator.config.spec import JobSpec
 from orchestrator.observe.formatting import count, duration
 from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.choose_layout import Plan
-from orchestrator.planner.demand import demand_of
 from orchestrator.planner.feed import feed
 from orchestrator.planner.machines import told
 from orchestrator.planner.memory import needed_bytes, offered
@@ -27,6 +26,7 @@ SHOWN = 10
 def show(spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
     """Print the chosen layout, the next best ones, and why others were rejected."""
     from orchestrator.cli.options import table
+    from orchestrator.planner.demand import demand_of
 
     title = f"{spec.workload.model}: {count(shape.parameters)} parameters, {count(plan.tokens)} tokens a step"
     rows = [

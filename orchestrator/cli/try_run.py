@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from orchestrator.cli.options import emit
 from orchestrator.config.errors import InputError
-from orchestrator.planner.demand import demand_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,12 +33,14 @@ def smoke_of(spec: JobSpec) -> JobSpec:
     from orchestrator.config.smoke import smoke_of as small
     from orchestrator.launch.preflight import check_here
     from orchestrator.launch.worker import worker_here
+    from orchestrator.planner.demand import demand_of
     from orchestrator.planner.planner import planned
     from orchestrator.planner.trace.layout_memory import confirmed
     from orchestrator.resolve.precision import in_chosen_precision
     from orchestrator.resolve.resolved_job import resolve
 
     def layout_of(job: JobSpec) -> Layout | None:
+
         try:
             found = planned(demand_of(job), whole.shape, workers, machine, verdicts=verdicts).chosen.layout
         except InputError:  # there is none: `preflight` says why

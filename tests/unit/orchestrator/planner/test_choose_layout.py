@@ -15,7 +15,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.choose_layout import plan, predict
-from orchestrator.planner.demand import demand_of
+from orchestrator.planner.demand import Demand, demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import MEMORY_SHARE, peak_bytes
 from orchestrator.planner.planner import Planner
@@ -355,9 +355,9 @@ def test_a_number_of_workers_is_planned_for_once(monkeypatch: pytest.MonkeyPatch
     """The controller asks at every look while there is room for more."""
     asked: list[int] = []
 
-    def counted(spec: JobSpec, shape: ModelShape, workers: int, *rest: Any, **keywords: Any) -> Any:
+    def counted(demand: Demand, shape: ModelShape, workers: int, *rest: Any, **keywords: Any) -> Any:
         asked.append(workers)
-        return plan(demand_of(spec), shape, workers, *rest, **keywords)
+        return plan(demand, shape, workers, *rest, **keywords)
 
     monkeypatch.setattr("orchestrator.planner.planner.plan", counted)
     planner = Planner(demand_of(job()), TINY, ROOMY)
