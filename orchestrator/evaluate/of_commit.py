@@ -27,7 +27,7 @@ def evaluate_commit(
     `sets` are the URIs of sets with separate text. The weights are averaged, if the job has an average, unless `raw`.
     The run is not changed. Raises InputError if its data is missing, RuntimeError if the evaluation fails.
     """
-    check_commit(commit, spec, run.at("job.yaml"))
+    check_commit(commit, spec.identity(), spec.own_code, spec.accept_code, run.at("job.yaml"))
     tokens = tokens_of(spec.data, run, commit.meta["data"])
     check_shards(commit, digest_of(spec.data, tokens), tokens.folder.uri)
     if raw:

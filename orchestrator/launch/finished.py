@@ -117,7 +117,7 @@ def beyond(spec: JobSpec, run_dir: RunDir, until: int) -> str:
     Raises InputError if the directory belongs to another run.
     """
     commit = check_same_run(spec, run_dir)
-    extension = extension_of(spec, run_dir, commit)
+    extension = extension_of(spec.identity(), run_dir, commit)
     step = extension.step if extension else commit.step if commit else 0
     return f"step {step} is committed, beyond --until {until}: nothing was started" if step > until else ""
 

@@ -70,7 +70,7 @@ def model_of_run(run_uri: str, step: int, best: bool = False, raw: bool = False)
     metric = spec.checkpoint.best_metric
     best_one = best_commit(store, metric) if best and metric is not None else None
     commit = store.manifest(step if best_one is None else best_one)
-    check_commit(commit, spec, run.at("job.yaml"))
+    check_commit(commit, spec.identity(), spec.own_code, spec.accept_code, run.at("job.yaml"))
     return model_of_commit(run, spec, commit, raw, retry)
 
 

@@ -202,7 +202,7 @@ def check_keys(spec: JobSpec, theirs: JobSpec, source: str) -> None:
     """Raise InputError if the job differs from that of the `source` in what must not change between phases."""
     assert spec.train.continue_from is not None
     keeps = spec.train.continue_from.position == "keep"
-    differing = differences(spec, theirs)
+    differing = differences(spec.identity(), theirs.identity())
     for key, was, now in differing:
         hint = ""
         if MODEL.match(key) and key != SIZE:

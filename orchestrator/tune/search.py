@@ -144,7 +144,10 @@ def check_same_sweep(spec: JobSpec, sweep: RunDir) -> None:
         if is_other(theirs[key], ours[key]):
             with problems.noted():
                 raise InputError(f"tune.{key} is not what this search began with", sweep.uri, hint)
-    for key, was, now in (*differences(spec, before), *measured_otherwise(spec, before)):
+    for key, was, now in (
+        *differences(spec.identity(), before.identity()),
+        *measured_otherwise(spec, before),
+    ):
         with problems.noted():
             what = f"{key} is {shown(was)} in this search and {shown(now)} in the job file"
             raise InputError(what, sweep.uri, hint)

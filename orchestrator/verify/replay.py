@@ -94,7 +94,7 @@ def _replayed(spec: JobSpec, run: RunDir, start: int, steps: int) -> ReplayResul
         range(first, min(first + steps, beyond)),
     )
     last = list(replayable)[-1]
-    check_commit(manifest, spec, run.at("job.yaml"))
+    check_commit(manifest, spec.identity(), spec.own_code, spec.accept_code, run.at("job.yaml"))
     tokens = tokens_of(spec.data, run, manifest.meta["data"])
     check_shards(manifest, digest_of(spec.data, tokens), tokens.folder.uri)
     check_read_config(spec.workload, manifest, run.uri)
