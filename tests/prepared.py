@@ -15,11 +15,11 @@ from orchestrator.data.prepare import shards
 from orchestrator.data.prepare.fingerprint import fingerprint, given_in
 from orchestrator.data.prepare.gather import gather
 from orchestrator.data.prepare.part_text import sample
+from orchestrator.data.prepare.record_kind import kind_of
 from orchestrator.data.samples.own_samples import prepare_samples
 from orchestrator.data.store import manifest
 from orchestrator.data.store.data_folder import DataFolder
 from orchestrator.data.store.tokens import read_tokenizer
-from orchestrator.resolve.prepared_data import kind_of
 from orchestrator.resolve.resolved_job import is_framed
 from workloads.objectives import special_tokens
 
@@ -67,7 +67,7 @@ def _prepare(spec: JobSpec, cache: str, tokenizer_of: tuple[str, dict[str, int]]
         chosen = [spec.data.tokenizer.train_bpe, tokenizer.all_special(extra)]
     else:
         chosen = tokenizer.load(spec.data.tokenizer, extra)
-    kind = kind_of(spec)
+    kind = kind_of(spec.data, spec.workload.objective)
     framing = given_in(
         manifest.FORMAT, spec.data, lambda _: chosen, lambda _: kind, is_framed(spec.data, spec.workload)
     ).framing

@@ -117,7 +117,8 @@ def _legal(case: dict[str, Any], world: int) -> list[Layout]:
     return [
         each
         for each in found
-        if not each.problems(shape, spec.train.global_batch) and not engine_problems(spec, each)
+        if not each.problems(shape, spec.train.global_batch)
+        and not engine_problems(spec.train, spec.workload, spec.resources.per_worker.gpu, each)
     ]
 
 

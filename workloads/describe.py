@@ -20,6 +20,15 @@ if TYPE_CHECKING:
 Description: TypeAlias = "TransformerConfig | HuggingFaceModel | OwnModel"
 """A model's description: a configuration of this project, a transformers class, or a user's own model that runs
 unchanged.
+
+Each of them answers, besides its sizes:
+
+as_transformer: the configuration, if it says everything that the model computes; None if only a class's code does.
+divided_by: what says how ranks may divide it: this project's `rules` for its layers, the `plan` of its transformers
+class, or the own model's `declaration`. has_blocks: whether it has layers that can be recomputed or compiled one by
+one. ends_in_head: whether its logits are the unchanged results of its output embeddings. tied: whether the output
+projection is the embedding; None if the class decides. training_notes(name, length, dropout): one line for each
+difference between training on sequences of this length and the model's configuration.
 """
 Implementation: TypeAlias = Literal["auto", "transformers"]
 """Which code computes a model in a folder: this project's if possible, or transformers' in any case."""

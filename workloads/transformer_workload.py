@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -99,7 +100,7 @@ class TransformerWorkload:
             return None if added else drawn(self.config, name, shape, seed, self.base_shapes[name])
         if found.shape == shape:
             return found
-        new = partial(new_rows, self.config, name, shape, seed, self.base_shapes[name])
+        new = partial(new_rows, self.config, name, shape, seed=seed, base=self.base_shapes[name])
         return ExtendedTable(found, shape, new)
 
     @cached_property
@@ -120,6 +121,12 @@ class TransformerWorkload:
         """Return the tensors with one row per token."""
         styles = self.sharding()
         return frozenset(n for n in self.shapes if styles.get(n.rpartition(".")[0]) == "vocab")
+
+    @property
+    def begun_tables(self) -> Mapping[str, Sequence[int]]:
+        """See Workload.begun_tables."""
+        found = {name: self.pretrained.find(name) for name in self.tables} if self.pretrained else {}
+        return {name: stored.shape for name, stored in found.items() if stored is not None}
 
     def lr_scale(self, name: str) -> float:
         """See Workload.lr_scale."""
@@ -227,6 +234,34 @@ class TransformerWorkload:
             sampling=sampling,
             ended=ended,
         )
+
+    compares: ClassVar[bool] = False
+    has_own_values: ClassVar[bool] = False
+
+    def compared(self, features: Tensor, counted: Tensor) -> Tensor:
+        """See Workload.compared."""
+        raise WorkloadError(f"{self.name} compares no samples")
+
+    def check_form(self, form: str) -> None:
+        """See Workload.check_form."""
+        if form == "safetensors":
+            raise WorkloadError(
+                "safetensors is for own models, and transformers reads this one; set it to hf"
+            )
+
+    def hf_config(self) -> Mapping[str, Any]:
+        """See Workload.hf_config. For a pair of networks, that of the main one."""
+        from workloads.hf.checkpoint import hf_config_of
+
+        alone = self.config.changed({"generator": 0}) if self.config.generator else self.config
+        found: Mapping[str, Any] = hf_config_of(alone, self.vocabulary, self.decoder_start).to_dict()
+        return found
+
+    def hf_tensors(self) -> Collection[str]:
+        """See Workload.hf_tensors."""
+        from workloads.hf.checkpoint import hf_names
+
+        return hf_names(self.config, shapes_of(self.config))
 
     def check_hf(self) -> None:
         """Raise WorkloadError if transformers has no class for this model, as `to_hf` would."""

@@ -7,7 +7,7 @@ how, and the trainer shards it. Everything here is deterministic: weights depend
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -352,6 +352,39 @@ class Workload(Protocol):
         A text ends with the first token that ends a text, or when `ended` returns True for it. Raises WorkloadError if
         the model cannot generate; see `workloads.model.generate`.
         """
+
+    @property
+    def compares(self) -> bool:
+        """Return whether a sample's loss depends on the features of the whole global batch."""
+
+    def compared(self, features: Tensor, counted: Tensor) -> Tensor:
+        """Return the losses, [G], of compared samples: features fp32 [G, E], counted bool [G].
+
+        Only for a workload that `compares`.
+        """
+
+    @property
+    def tables(self) -> frozenset[str]:
+        """Return the tensors with one row per token that get rows for added tokens."""
+
+    @property
+    def begun_tables(self) -> Mapping[str, Sequence[int]]:
+        """Return the shapes of `tables` in the weights that training begins with; empty if they begin anew."""
+
+    @property
+    def has_own_values(self) -> bool:
+        """Return whether an evaluation reports the values that the loss returns, by their names. If not, it computes
+        the metrics of the objective.
+        """
+
+    def check_form(self, form: str) -> None:
+        """Raise WorkloadError if checkpoints of this kind of model are not exported in the form `form`."""
+
+    def hf_config(self) -> Mapping[str, Any]:
+        """Return transformers' configuration of the exported model. Raises WorkloadError without one."""
+
+    def hf_tensors(self) -> Collection[str]:
+        """Return the names of the exported model's tensors in transformers. Raises WorkloadError without one."""
 
     def check_hf(self) -> None:
         """Raise WorkloadError if `to_hf` could not write this model, whatever its weights."""

@@ -46,7 +46,6 @@ EXCLUDED = (
 means the top of the tree only, because a user's package deeper down may have such a name."""
 CHATTY = ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", *UPLOAD_LOGGERS)
 """Ray's loggers that report every upload."""
-PACKAGES = ("orchestrator", "workloads", "cluster")
 
 
 @dataclass(frozen=True)
@@ -245,10 +244,10 @@ def working_tree(folder: Path, exclude: Sequence[str] = ()) -> dict[str, Any]:
     return {"working_dir": str(folder), "excludes": [*EXCLUDED, *exclude]}
 
 
-def own_packages() -> dict[str, Any]:
-    """Return a Ray runtime environment with the packages of this program."""
+def own_packages(packages: Sequence[str]) -> dict[str, Any]:
+    """Return a Ray runtime environment with these packages of this program."""
     root = Path(__file__).parents[2]
-    return {"py_modules": [str(root / name) for name in PACKAGES], "excludes": list(EXCLUDED)}
+    return {"py_modules": [str(root / name) for name in packages], "excludes": list(EXCLUDED)}
 
 
 def _printed(job: Submission, text: str) -> str:

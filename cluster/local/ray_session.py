@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -60,6 +60,8 @@ def connected_ray(
     gpus: float = 0,
     node: str | None = None,
     output: TextIO | None = None,
+    *,
+    packages: Sequence[str],
 ) -> Iterator[None]:
     """Connect to a cluster, or start an embedded one on loopback that requires a token and ends with this process.
 
@@ -69,6 +71,8 @@ def connected_ray(
         gpus: GPUs that an embedded cluster has.
         node: the address of the node to connect through, if several are on this machine.
         output: where Ray's messages go, standard error by default.
+        packages: the packages whose functions run on the cluster. Workers import them although the working directory
+            has a package of that name.
 
     Raises:
         NoCluster: the cluster does not answer.
@@ -82,7 +86,7 @@ def connected_ray(
     try:
         if "ray" in sys.modules and sys.modules["ray"].is_initialized():
             raise Connected("this process has initialised Ray already, and its connection would be lost")
-        with _put_back(), _connection(address, cpus, gpus, node, output):
+        with _put_back(), _connection(address, cpus, gpus, node, output=output, packages=packages):
             yield
     finally:
         _ALONE.release()
@@ -90,10 +94,15 @@ def connected_ray(
 
 @contextlib.contextmanager
 def _connection(
-    address: str | None, cpus: float, gpus: float, node: str | None, output: TextIO | None
+    address: str | None,
+    cpus: float,
+    gpus: float,
+    node: str | None,
+    output: TextIO | None,
+    packages: Sequence[str],
 ) -> Iterator[None]:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": NAMESPACE}
-    options |= _environment()
+    options |= _worker_options(packages)
     if address is None:
         _require_token()
         options |= {
@@ -211,14 +220,14 @@ def processors_here() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _environment() -> dict[str, Any]:
-    """Return the options for Ray's workers if a user's folder could hide a package of this project; empty otherwise.
+def _worker_options(packages: Sequence[str]) -> dict[str, Any]:
+    """Return the options for Ray's workers if a user's folder could hide one of these packages; empty otherwise.
 
     Workers search the working directory first. The hook that corrects this delays each worker, so others do without it.
     """
-    if not hidden_packages([*sys.path, os.getcwd()]):
+    if not hidden_packages([*sys.path, os.getcwd()], packages):
         return {}
-    return {"runtime_env": {"worker_process_setup_hook": keeper()}}
+    return {"runtime_env": {"worker_process_setup_hook": keeper(packages)}}
 
 
 def _connect(address: str | None, options: dict[str, Any]) -> None:

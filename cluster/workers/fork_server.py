@@ -118,7 +118,7 @@ class ForkServer:
             self._socket, theirs = socket.socketpair()
             with theirs:
                 self._process = subprocess.Popen(
-                    command_of("cluster.workers.fork_server", str(theirs.fileno())),
+                    command_of("cluster.workers.fork_server", str(theirs.fileno()), target=target),
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     env=environment_of_ranks(),

@@ -50,7 +50,14 @@ class FaultSpec:
                 "for any; an e after STEP is for the evaluation after it; slow may end in =SECONDS"
             )
         attempt = None if found[5] == "*" else int(found[5] or 1)
-        return cls(found[1], int(found[2]), int(found[3]), attempt, float(found[6] or SLOW), bool(found[4]))
+        return cls(
+            kind=found[1],
+            rank=int(found[2]),
+            step=int(found[3]),
+            attempt=attempt,
+            seconds=float(found[6] or SLOW),
+            in_evaluation=bool(found[4]),
+        )
 
     def apply(self, rank: int, world: int, step: int, attempt: int, in_evaluation: bool = False) -> bool:
         """Inject the fault if it is due. Return whether the rank must make its own numbers NaN."""

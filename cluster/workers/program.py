@@ -1,7 +1,7 @@
 """Start this project's own programs safely, whatever the working directory holds.
 
-Python searches the working directory first. There a user may have a folder `cluster`, `workloads` or `orchestrator`, or
-a file with the name of one of Python's modules. A process that is started here searches it last.
+Python searches the working directory first. There a user may have a folder with the name of one of this project's
+packages, or a file with the name of one of Python's modules. A process that is started here searches it last.
 """
 
 from __future__ import annotations
@@ -9,26 +9,32 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 """The folder that holds this package."""
-PACKAGES = ("cluster", "workloads", "orchestrator")
-"""The names of this project's packages, which a user's folder may have, too."""
 DISTRIBUTION = "training-orchestrator"
 """The name by which this project is installed."""
 _RUN = (
     "import sys, importlib; sys.argv = sys.argv[1:]; sys.path.insert(0, {root!r}); "
-    "importlib.import_module('orchestrator'); main = importlib.import_module(sys.argv[0]).main; "
+    "importlib.import_module({package!r}); main = importlib.import_module(sys.argv[0]).main; "
     "sys.path.remove({root!r}); main()"
 )
 
 
-def command_of(module: str, *arguments: str) -> list[str]:
-    """Return the command that calls `main` of a module of this project in a new process."""
-    return [sys.executable, "-P", "-c", _RUN.format(root=str(ROOT)), module, *arguments]
+def command_of(module: str, *arguments: str, target: str = "") -> list[str]:
+    """Return the command that calls `main` of a module of this project in a new process.
+
+    Args:
+        module: the module.
+        arguments: its arguments.
+        target: the "package.module:function" that the process calls later. Its package is imported first, while a
+            user's package of that name is not yet found.
+    """
+    package = (target if "." in target else module).partition(".")[0]
+    return [sys.executable, "-P", "-c", _RUN.format(root=str(ROOT), package=package), module, *arguments]
 
 
 def environment_of_ranks() -> dict[str, str]:
@@ -45,17 +51,18 @@ def working_directory_last(path: Iterable[str], folder: str) -> list[str]:
     return [*(each for each in path if each and each != folder), folder]
 
 
-def hidden_packages(path: Iterable[str]) -> list[str]:
+def hidden_packages(path: Iterable[str], packages: Sequence[str]) -> list[str]:
     """Return the files and folders that Python may take for packages of this project.
 
     An editable install is searched last, so even a folder that is not a package can hide it.
 
     Args:
         path: the folders to search.
+        packages: the names of this project's packages.
     """
     folders = {Path(folder or ".").resolve() for folder in path} - {ROOT.resolve()}
     places = [
-        folder / f"{name}{end}" for folder in sorted(folders) for name in PACKAGES for end in ("", ".py")
+        folder / f"{name}{end}" for folder in sorted(folders) for name in packages for end in ("", ".py")
     ]
     there = (place for place in places if place.is_dir() or (place.suffix and place.is_file()))
     return [str(place) for place in there if not (place / "workers" / "gang.py").is_file()]
@@ -91,13 +98,14 @@ def _needed_packages() -> set[str]:
     }
 
 
-def keeper() -> Callable[[], None]:
-    """Return a function that imports this program's packages, for a process that would find others of the same names.
+def keeper(packages: Sequence[str]) -> Callable[[], None]:
+    """Return a function that imports these packages, for a process that would find others of the same names.
 
     The function can be sent by value. On a machine where this program is installed elsewhere, Python's normal search
     finds it.
     """
     root = str(ROOT)
+    names = tuple(packages)
 
     def keep_packages() -> None:
         import sys
@@ -105,7 +113,8 @@ def keeper() -> Callable[[], None]:
 
         sys.path.insert(0, root)
         try:
-            import_module("orchestrator")
+            for name in names:
+                import_module(name)
         finally:
             sys.path.remove(root)
 

@@ -51,7 +51,7 @@ class SharedImports:
             given = listener.fileno(), theirs.fileno()
             # A session of its own: Ctrl-C is for the command, which commits before it ends its ranks.
             self._process = subprocess.Popen(
-                command_of("cluster.workers.shared_imports", target, *map(str, given)),
+                command_of("cluster.workers.shared_imports", target, *map(str, given), target=target),
                 pass_fds=given,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -54,7 +54,7 @@ class CommitOfRun:
         spec = parse(self.with_sets(texts), self._where)
         sets: dict[str, str] = {}
         if spec.set_sources:
-            tokens = tokens_of(spec, self._run, self._commit.meta["data"])
+            tokens = tokens_of(spec.data, self._run, self._commit.meta["data"])
             before = PreparedData(tokens.folder.uri, self._commit.meta.get("sets", {}))
             sets = prepared_with_progress(spec, self._run, before, address).sets
         return evaluate_commit(spec, self._run, self._commit, sets, self._raw)
@@ -75,7 +75,7 @@ class CommitOfRun:
             what = "a model of own samples continues no text"
             raise InputError(what, self._run.uri, "load it by load_run(..).model()")
         found = model_of_commit(self._run, self._spec, self._commit, self._raw)
-        chat = None if bare else chat_of(found.spec, found.tokens)
+        chat = None if bare else chat_of(found.spec.data, found.spec.workload.objective, found.tokens)
         with wrong_input("prompts"):
             texts = continue_prompts(
                 found.workload,

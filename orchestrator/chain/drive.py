@@ -111,8 +111,12 @@ def _drive(driver: Driver, stages: Mapping[str, StageRun], address: str | None) 
         (each.resources.workers.max + each.evaluates_beside) * each.resources.per_worker.cpu for each in jobs
     )
     with_gpu = [each for each in jobs if each.resources.per_worker.gpu]
-    gpus = max((gpus_here(each) for each in with_gpu), default=0) if address is None else 0
-    with imports_begun(jobs[0], embedded=address is None) as shared:
+    gpus = (
+        max((gpus_here(each.resources, each.evaluates_beside) for each in with_gpu), default=0)
+        if address is None
+        else 0
+    )
+    with imports_begun(jobs[0].parallel, embedded=address is None) as shared:
         for _ in range(3):
             with on_cluster(address, cpus, gpus):
                 if not driver.drive(shared):

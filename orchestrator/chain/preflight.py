@@ -21,19 +21,22 @@ from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.config.chain import CONTINUE, ChainSpec
 from orchestrator.config.errors import InputError, Problems
 from orchestrator.config.spec import STAGES, JobSpec
+from orchestrator.config.workload import WorkloadSpec
 from orchestrator.controller.events import EventHistory
+from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding.config import TrainedTokenizer
+from orchestrator.data.prepare.record_kind import kind_of
 from orchestrator.launch.finished import done_already
 from orchestrator.launch.init_checks import check_base, check_continues, check_rows
+from orchestrator.launch.job_checks import check_job
 from orchestrator.launch.machine_checks import check_machine
-from orchestrator.launch.path_checks import check_places
-from orchestrator.launch.preflight import check_job
+from orchestrator.launch.path_checks import check_all_places
 from orchestrator.launch.worker import worker_at
 from orchestrator.resolve.base import INIT, base_of, check_base_to_come, check_own_base_to_come
 from orchestrator.resolve.continued import check_keys, check_length
 from orchestrator.resolve.named_commit import commit_at, place_and_tag
 from orchestrator.resolve.precision import as_its_run
-from orchestrator.resolve.prepared_data import EXCERPT, kind_of
+from orchestrator.resolve.prepared_data import EXCERPT
 from orchestrator.resolve.resolved_job import ResolvedJob, is_framed, special_tokens_of, wrong_input
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
 from orchestrator.storage.row_line import EVENTS, TRIALS
@@ -63,9 +66,9 @@ def check_chain(
                 if check_inputs(stage, done):
                     done.add(name)
                     continue
-                check_places(stage.job, stage.run)
-                check_machine(stage.job, address)
-                asked = as_its_run(jobs[name], stage.run)
+                check_all_places(stage.job, stage.run)
+                check_machine(stage.job.resources, stage.job.evaluates_beside, address)
+                asked = jobs[name].with_parts(train=as_its_run(jobs[name].train, stage.run))
                 resolved[name] = check_job(asked, machine_of=worker_at(address))
                 base = stage.stage.begins_with
                 before = stage.stage.continues
@@ -74,7 +77,7 @@ def check_chain(
                     theirs = stages[before.stage].job
                     check_keys(stage.job, theirs, where)
                     step = int(before.tag) if before.tag.isdecimal() else theirs.train.steps
-                    check_length(stage.job, step, where)
+                    check_length(stage.job.train, step, where)
                     with wrong_input(CONTINUE):
                         _check_to_come(resolved[before.stage], resolved[name], where)
                 elif before and before.stage not in done:
@@ -120,7 +123,7 @@ def check_inputs(stage: StageRun, done: set[str]) -> bool:
     if begun := commit.meta.get(CONTINUED) if commit else None:
         _check_same_source(stage, begun, done)
     if data := (commit.meta.get("data") if commit else "") or history.data:
-        _check_same_text(job, str(data))
+        _check_same_text(job.data, job.workload, str(data))
     return is_done
 
 
@@ -133,14 +136,14 @@ def _check_same_base(
     """
     base = stage.stage.begins_with
     if base is None:
-        base_of(stage.job, begun, is_done or commit is not None)
+        base_of(stage.job.workload, stage.job.needs_base, begun, is_done or commit is not None)
         return
     where = f"{INIT} {begun['uri']}"
     if base.stage not in done:
         what = f"it began with {_of(base.stage, begun['step'])}, and {base.stage} trains on"
         raise InputError(what, where, AGAIN)
     try:
-        now = base_of(stage.job, {}, False)
+        now = base_of(stage.job.workload, stage.job.needs_base, {}, False)
     except InputError:
         if is_done or commit is not None:
             return
@@ -173,17 +176,17 @@ def _of(stage: str, step: int | None) -> str:
     return f"the export of {stage}" if step is None else f"the commit of {stage} at step {step}"
 
 
-def _check_same_text(job: JobSpec, data: str) -> None:
+def _check_same_text(data: DataSpec, workload: WorkloadSpec, place: str) -> None:
     from orchestrator.data.prepare.fingerprint import TextChanged, check_same_text
 
-    before = data.rstrip("/").rsplit("/", 1)[-1]
+    before = place.rstrip("/").rsplit("/", 1)[-1]
     try:
         check_same_text(
-            job.data,
-            special_tokens_of(job.data, job.workload),
+            data,
+            special_tokens_of(data, workload),
             before,
-            partial(kind_of, job),
-            is_framed(job.data, job.workload),
+            partial(kind_of, data, workload.objective),
+            is_framed(data, workload),
         )
     except TextChanged as error:
         raise InputError("the text has changed since the stage began", error.where, AGAIN) from None
@@ -195,24 +198,30 @@ def _check_to_come(base: ResolvedJob, job: ResolvedJob, where: str) -> None:
     """Check that the future initial weights of a stage will fit it."""
     from orchestrator.data.store.manifest import FORMAT
     from workloads.errors import WorkloadError
-    from workloads.own.model import OwnWorkload
-    from workloads.transformer_workload import TransformerWorkload
 
-    theirs, ours = (
-        load_workload(each.spec, vocabulary_before_data(each), FORMAT, each.model) for each in (base, job)
-    )
-    if isinstance(theirs, OwnWorkload) and isinstance(ours, OwnWorkload):
+    loaded: list[Any] = [
+        load_workload(
+            asked=each.spec.workload,
+            data=each.spec.data,
+            train=each.spec.train,
+            seed=each.spec.seed,
+            vocabulary=vocabulary_before_data(each),
+            data_format=FORMAT,
+            model=each.model,
+        )
+        for each in (base, job)
+    ]
+    theirs, ours = loaded
+    if theirs.config.divided_by == ours.config.divided_by == "declaration":
         check_own_base_to_come(replace(theirs, adapter=None), replace(ours, adapter=None), where)
         return
     for each, workload in ((base, theirs), (job, ours)):
-        if not isinstance(workload, TransformerWorkload):
+        if workload.config.as_transformer is None:
             raise WorkloadError(
                 f"{each.spec.workload.model} is no model of this project: a class of transformers begins with its "
                 "folder alone, and an own model with an own one"
             )
-    assert isinstance(theirs, TransformerWorkload)
-    assert isinstance(ours, TransformerWorkload)
-    check_rows(job.spec, ours, theirs.shapes, where)
+    check_rows(job.spec.workload, ours, theirs.shapes, where)
     plain = replace(theirs, adapter=None), replace(ours, adapter=None)  # a base's adapter is merged
     # An adapter is exported merged into its base.
     merged = base.spec.model_copy(

@@ -17,7 +17,8 @@ from orchestrator.storage.file_names import EVALUATION
 from orchestrator.storage.row_line import EVALS, Row, decode, encode
 
 if TYPE_CHECKING:  # the process that writes commits imports this module and no job files
-    from orchestrator.config.spec import JobSpec
+    from orchestrator.evaluate.config import EvaluateSpec
+
 
 TO_EVALUATE = "to_evaluate"
 """Key of a manifest's meta: whether the commit is to be evaluated beside the run."""
@@ -25,14 +26,14 @@ MEASURED = "measured"
 """Key of a manifest's meta and of an evaluation's row: how the job measures, see `measure_of`."""
 
 
-def measure_of(spec: JobSpec) -> dict[str, int | None]:
+def measure_of(evaluate: EvaluateSpec | None, averaged: int) -> dict[str, int | None]:
     """Return the settings that change the values of evaluations and that a job may change during its run.
 
     These are the number of global batches that are read of a set, and the number of commits that the weights are
     averaged over. Values under different settings are not compared.
     """
-    batches = spec.evaluate.batches if spec.evaluate else None
-    return {"batches": batches, "averaged": spec.checkpoint.averaged if spec.evaluates_beside else 0}
+    batches = evaluate.batches if evaluate else None
+    return {"batches": batches, "averaged": averaged if evaluate and evaluate.where == "beside" else 0}
 
 
 def attach(store: Store, row: Row) -> None:

@@ -7,7 +7,7 @@ steps is the one part that may be raised later (`extension_of`).
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -20,6 +20,7 @@ from orchestrator.config.errors import InputError, Problems
 from orchestrator.config.own_code import check_same_cleaning, check_same_code
 from orchestrator.config.redact import bare_places, redact, without_credentials
 from orchestrator.config.spec import STAGES, JobSpec, parse
+from orchestrator.data.config import Source
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 
 # Keys of a commit's meta. Commits of earlier versions lack some of them, and those are not compared.
@@ -102,28 +103,34 @@ def check_same_run(spec: JobSpec, run: RunDir) -> CommitManifest | None:
     Returns that commit, None without one. Raises InputError, which names the keys that differ.
     """
     commit = Store(run.commits).latest(deep=False)
-    extension_of(spec, run, commit)
+    extension_of(spec.identity(), run, commit)
     if commit is not None:
-        _check_sets_of(spec, run)
-        check_same_code(spec, commit.meta.get(CODE) or {}, run.uri)
-        check_same_cleaning(spec, commit.meta.get(CLEANED_BY) or {}, run.uri)
+        _check_sets_of(spec.set_sources, run)
+        check_same_code(spec.own_code, spec.accept_code, commit.meta.get(CODE) or {}, run.uri)
+        check_same_cleaning(spec.data.clean, spec.accept_code, commit.meta.get(CLEANED_BY) or {}, run.uri)
     return commit
 
 
-def _check_sets_of(spec: JobSpec, run: RunDir) -> None:
+def _check_sets_of(sets: Mapping[str, tuple[str, list[Source]]], run: RunDir) -> None:
     """As `check_same_sets`, against job.yaml. Without a readable job.yaml nothing is checked."""
     try:
         before = read_job(run)
     except InputError:
         return
     if before is not None:
-        check_same_sets(spec, before)
+        check_same_sets(sets, before.set_sources)
 
 
-def check_same_sets(spec: JobSpec, before: JobSpec) -> None:
-    """Raise InputError if the job reads a held-out set differently from the job `before`."""
-    known = before.set_sources
-    for name, (where, sources) in spec.set_sources.items():
+def check_same_sets(
+    sets: Mapping[str, tuple[str, list[Source]]], known: Mapping[str, tuple[str, list[Source]]]
+) -> None:
+    """Raise InputError if the job reads a held-out set differently than before.
+
+    Args:
+        sets: its sets with text of their own, see `JobSpec.set_sources`.
+        known: those of the run so far.
+    """
+    for name, (where, sources) in sets.items():
         _, was = known.get(name, (where, []))
         if [bare_places(each.uri) for each in was] != [bare_places(each.uri) for each in sources]:
             continue  # another text is noticed when it is prepared
@@ -134,14 +141,14 @@ def check_same_sets(spec: JobSpec, before: JobSpec) -> None:
                 raise InputError(what, f"{where}.{number}", hint)
 
 
-def extension_of(spec: JobSpec, run: RunDir, commit: CommitManifest | None) -> Extension | None:
+def extension_of(identity: Mapping[str, Any], run: RunDir, commit: CommitManifest | None) -> Extension | None:
     """Return how the job extends the run; None if it does not.
 
     An extended run is the same run as one that had that many steps from the start. So it continues from the newest
     commit that the longer run has too, before the decay of the learning rate.
 
     Args:
-        spec: the job.
+        identity: what makes the job's run the same run, see `JobSpec.identity`.
         run: the run directory.
         commit: the newest sound commit of the run, None without one.
 
@@ -151,11 +158,11 @@ def extension_of(spec: JobSpec, run: RunDir, commit: CommitManifest | None) -> E
     before = (job_of_commit(commit) if commit else None) or read_job(run)
     if before is None:
         return None
-    was, wanted = before.train.steps, spec.train.steps
+    was, wanted = before.train.steps, identity["train"]["steps"]
     if was == wanted:
-        _compare(spec, before, run.uri)
+        _compare(identity, before.identity(), run.uri)
         return None
-    _compare(spec, before, run.uri, but=(LENGTH, *OF_LENGTH))
+    _compare(identity, before.identity(), run.uri, but=(LENGTH, *OF_LENGTH))
     what = f"train.steps is {was} in this run and {wanted} in the job file"
     if wanted < was:
         raise InputError(f"{what}: it cannot be lowered", run.uri, "set it back; --until ends a run earlier")
@@ -170,7 +177,7 @@ def extension_of(spec: JobSpec, run: RunDir, commit: CommitManifest | None) -> E
                 f"--set {LENGTH}={wanted}"
             )
         raise InputError(f"{what}: every learning rate of schedule {schedule} depends on it", run.uri, hint)
-    for key, theirs, ours in differences(spec, before):
+    for key, theirs, ours in differences(identity, before.identity()):
         if key != LENGTH:
             hint = f"a share of train.steps is another number now: --set {key}={theirs}"
             raise InputError(_difference(key, theirs, ours), run.uri, hint)
@@ -189,7 +196,7 @@ def take_up(spec: JobSpec, run: RunDir) -> tuple[CommitManifest | None, Extensio
     """
     commit = check_same_run(spec, run)
     refuse_anew(run, commit)
-    extension = extension_of(spec, run, commit)
+    extension = extension_of(spec.identity(), run, commit)
     restore_origin(run, commit)
     return commit, extension
 
@@ -210,23 +217,37 @@ def job_begun(run: RunDir) -> JobSpec | None:
     return (job_of_commit(commit) if commit else None) or read_job(run)
 
 
-def is_shared(commit: CommitManifest, spec: JobSpec) -> bool:
+def is_shared(commit: CommitManifest, steps: int) -> bool:
     """Whether a run with the job's number of steps would make the same commit. True for commits of earlier versions."""
     if IDENTITY not in commit.meta:
         return True
     train = _job_of(commit).train
     settled = train.optimizer.settled(train.steps)
-    return train.steps == spec.train.steps or (settled is not None and commit.step <= settled)
+    return train.steps == steps or (settled is not None and commit.step <= settled)
 
 
-def check_commit(commit: CommitManifest, spec: JobSpec, where: str) -> None:
-    """Raise InputError if a commit does not belong to a run of this job. `where` names it in messages."""
-    check_same_code(spec, commit.meta.get(CODE) or {}, where)
+def check_commit(
+    commit: CommitManifest,
+    identity: Mapping[str, Any],
+    own_code: Mapping[str, str],
+    accepted: Sequence[str],
+    where: str,
+) -> None:
+    """Raise InputError if a commit does not belong to a run of this job.
+
+    Args:
+        commit: the commit.
+        identity: what makes the job's run the same run, see `JobSpec.identity`.
+        own_code: the user's own code, see `JobSpec.own_code`.
+        accepted: hashes of changed code that the job accepts.
+        where: names the commit in messages.
+    """
+    check_same_code(own_code, accepted, commit.meta.get(CODE) or {}, where)
     if IDENTITY in commit.meta:
         before = _job_of(commit)
-        _compare(spec, before, where)
-        if not is_shared(commit, spec):
-            raise _differs(LENGTH, before.train.steps, spec.train.steps, where)
+        _compare(identity, before.identity(), where)
+        if not is_shared(commit, identity["train"]["steps"]):
+            raise _differs(LENGTH, before.train.steps, identity["train"]["steps"], where)
 
 
 def check_shards(commit: CommitManifest | None, digest: str, data: str) -> None:
@@ -251,29 +272,30 @@ def _job_of(commit: CommitManifest) -> JobSpec:
     return parse({"name": "commit", **commit.meta[IDENTITY]}, f"the commit at step {commit.step}")
 
 
-def _compare(spec: JobSpec, before: JobSpec, where: str, but: Collection[str] = (LENGTH,)) -> None:
-    """Raise InputError, which names every differing key, if two jobs differ in other keys than those in `but`."""
+def _compare(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str, but: Collection[str] = (LENGTH,)
+) -> None:
+    """Raise InputError, which names every differing key, if two identities differ in other keys than those in `but`."""
     problems = Problems()
-    for key, theirs, ours in differences(spec, before):
+    for key, was, now in differences(ours, theirs):
         if key not in but:
             with problems.noted():
-                raise _differs(key, theirs, ours, where)
+                raise _differs(key, was, now, where)
     problems.raise_noted()
 
 
-def differences(spec: JobSpec, before: JobSpec) -> list[tuple[str, Any, Any]]:
-    """Return the keys in which two jobs are not the same run, each with the value `before` and the value in `spec`.
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return the keys in which two jobs are not the same run, by their identities, see `JobSpec.identity`.
 
-    The value of a missing key is ABSENT. Locations of files are not compared. Neither is the precision if one of the
-    jobs leaves it open.
+    Each key has the value in `theirs`, the job before, and the value in `ours`. The value of a missing key is ABSENT.
+    Locations of files are not compared. Neither is the precision if one of the jobs leaves it open.
     """
-    ours = _without_locations(spec.identity())
-    theirs = _without_locations(before.identity())
-    ignored = {PRECISION} if "auto" in (spec.train.precision, before.train.precision) else set()
-    if before.data.chat_date is None:  # in runs of earlier versions the template asked the clock
+    ignored = {PRECISION} if "auto" in (ours["train"]["precision"], theirs["train"]["precision"]) else set()
+    if theirs["data"].get("chat_date") is None:  # in runs of earlier versions the template asked the clock
         ignored.add(CHAT_DATE)
-    unlike = sorted(_unlike("", theirs, ours), key=lambda difference: difference[0])
-    return [difference for difference in unlike if difference[0] not in ignored]
+    unlike = _unlike("", _without_locations(theirs), _without_locations(ours))
+    found = sorted(unlike, key=lambda difference: difference[0])
+    return [difference for difference in found if difference[0] not in ignored]
 
 
 def shown(value: Any) -> str:
@@ -292,7 +314,7 @@ def _difference(key: str, theirs: Any, ours: Any) -> str:
     return f"{key} is {shown(theirs)} in this run and {shown(ours)} in the job file"
 
 
-def _without_locations(identity: dict[str, Any]) -> dict[str, Any]:
+def _without_locations(identity: Mapping[str, Any]) -> dict[str, Any]:
     """The identity with only the base names of text, tokenizer and model, which may have been moved.
 
     The digest of the token shards still proves that the tokens are the same.

@@ -24,7 +24,8 @@ from orchestrator.config.metric_names import larger_is_better
 from orchestrator.storage.file_names import EVALUATION, MANIFEST
 
 if TYPE_CHECKING:  # the process that writes commits imports this module and no job files
-    from orchestrator.config.spec import JobSpec
+    from orchestrator.checkpoint.config import CheckpointSpec
+
 
 DOCUMENT = re.compile(r"(manifest|evaluation|records-[0-9]{5,}-[0-9a-z]+)\.json(\.[0-9a-f]{32}\.tmp)?")
 """The names of manifests, evaluations and writers' notes, and of their drafts that a crash left behind."""
@@ -74,16 +75,15 @@ def rate(store: Store, commit: CommitManifest, metric: str) -> tuple[float | Non
     return -value if value is not None and larger_is_better(metric) else value, measured
 
 
-def retention_of(spec: JobSpec) -> Retention:
+def retention_of(checkpoint: CheckpointSpec, decay_from: int | None, evaluates_beside: bool) -> Retention:
     """Return the retention that the job asks for. It includes the commit before a decay, to extend the run from."""
-    checkpoint = spec.checkpoint
     metric = checkpoint.best_metric or ("" if checkpoint.keep_best else None)
     return Retention(
         keep=checkpoint.keep,
         every=checkpoint.keep_every,
         best=metric,
-        before=spec.train.decay_from,
-        unevaluated=spec.evaluates_beside,
+        before=decay_from,
+        unevaluated=evaluates_beside,
         averaged=checkpoint.averaged,
         regular=checkpoint.every,
     )

@@ -14,7 +14,7 @@ from orchestrator.config.errors import InputError
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.commit_store import Store
-    from orchestrator.config.spec import JobSpec
+    from orchestrator.config.workload import WorkloadSpec
 
 RawWeights = Annotated[
     bool, typer.Option("--raw-weights", help="use the weights of training, not their average")
@@ -64,7 +64,7 @@ def verify(run_dir: Run, step: One = None, as_json: Json = False) -> None:
     (run, spec), store = existing_run(run_dir), _store(run_dir)
 
     def look(number: int) -> tuple[list[str], str | None]:
-        return _looked_at(spec, store, number)
+        return _looked_at(spec.workload, spec.reads_base, store, number)
 
     results = {}
     for number in store.steps() if step is None else [step]:
@@ -79,7 +79,7 @@ def verify(run_dir: Run, step: One = None, as_json: Json = False) -> None:
     problems = {f"step {number}": lines for number, (lines, _) in results.items()}
     data_folders = {data for _, data in results.values()}
     for uri in sorted(filter(None, data_folders)):
-        place = place_of_data(spec, run, uri)
+        place = place_of_data(spec.data, run, uri)
         if place is None:  # which is no problem: it is made again
             print(f"data {uri} is not there, and was not looked at", file=sys.stderr)
         elif lines := problems_of(place):
@@ -152,7 +152,9 @@ def prune(
     from orchestrator.checkpoint.retention import retention_of
 
     run, spec = existing_run(run_dir)
-    retention = dataclasses.replace(retention_of(spec), keep=keep)
+    retention = dataclasses.replace(
+        retention_of(spec.checkpoint, spec.train.decay_from, spec.evaluates_beside), keep=keep
+    )
     store = Store(run.commits)
     sound = store.latest()
     if sound is None and store.steps():
@@ -231,7 +233,9 @@ def _imported(target: Path, imported: dict[str, Any], of: str, as_json: bool) ->
         print(f"{target}: {len(imported['tensors'])} tensors of {of}")
 
 
-def _looked_at(spec: JobSpec, store: Store, step: int) -> tuple[list[str], str | None]:
+def _looked_at(
+    workload: WorkloadSpec, reads_base: bool, store: Store, step: int
+) -> tuple[list[str], str | None]:
     """The problems of a checkpoint or of the weights that it lacks, and the place of its data if it is undamaged.
 
     Raises FileNotFoundError if the checkpoint was removed meanwhile."""
@@ -243,7 +247,7 @@ def _looked_at(spec: JobSpec, store: Store, step: int) -> tuple[list[str], str |
         return problems, None
     commit = store.manifest(step)
     try:
-        base_of_commit(spec, commit)
+        base_of_commit(workload, reads_base, commit)
     except InputError as error:
         problems = [f"{error.where}: {error.what}"]
     return problems, commit.meta.get("data")

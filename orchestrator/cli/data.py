@@ -23,6 +23,7 @@ from orchestrator.config.errors import InputError
 
 if TYPE_CHECKING:
     from orchestrator.config.spec import JobSpec
+    from orchestrator.data.config import DataSpec
     from orchestrator.resolve.prepared_data import PreparedData
 
 
@@ -62,16 +63,16 @@ def prepare(
     as_json: Json = False,
 ) -> None:
     """Make the token shards of a job, without training and without loading its model."""
+    from orchestrator.launch.job_checks import check_preparable
     from orchestrator.launch.own_sources import make_own_sources
-    from orchestrator.launch.path_checks import check_places
-    from orchestrator.launch.preflight import check_preparable
+    from orchestrator.launch.path_checks import check_all_places
     from orchestrator.launch.preparation import prepared_with_progress
     from orchestrator.observe.console import ProgressDisplay
     from orchestrator.resolve.prepared_data import PreparedData
 
     spec = job_of(job, overrides)
     run = run_of(spec, run_dir)
-    check_places(spec, run)
+    check_all_places(spec, run)
     with ProgressDisplay() as display:
         make_own_sources(spec.data, address, lambda line: display.update({"phase": "prepare", "note": line}))
     check_preparable(spec)
@@ -106,13 +107,13 @@ def _held_out(spec: JobSpec, data: PreparedData) -> tuple[dict[str, dict[str, An
 
     share = spec.data.validation and spec.data.validation.share
     if spec.data.samples is not None:
-        return _held_out_samples(spec, data.uri)
+        return _held_out_samples(spec.data, spec.seed, data.uri)
     shares: dict[str, dict[str, Any]] = {VALIDATION: {**sizes(data.uri, share)}} if share else {}
     sets = {**shares, **{name: {"uri": uri, **sizes(uri)} for name, uri in data.sets.items()}}
     return sets, resolve_over(spec, data)[2] if sets else notes_of(data.uri)
 
 
-def _held_out_samples(spec: JobSpec, uri: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
+def _held_out_samples(data: DataSpec, seed: int, uri: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
     from orchestrator.data.prepare import rejections
     from orchestrator.data.samples.own_samples import batches_of_samples
     from orchestrator.data.store import manifest
@@ -121,9 +122,9 @@ def _held_out_samples(spec: JobSpec, uri: str) -> tuple[dict[str, dict[str, Any]
 
     prepared = manifest.read(DataFolder(uri))
     assert prepared is not None
-    assert spec.data.samples is not None
-    share = spec.data.validation.share if spec.data.validation else None
-    held_out = batches_of_samples(spec.data.samples, spec.seed, share, prepared, uri)[1]
+    assert data.samples is not None
+    share = data.validation.share if data.validation else None
+    held_out = batches_of_samples(data.samples, seed, share, prepared, uri)[1]
     return {VALIDATION: {"samples": held_out.samples}} if held_out else {}, rejections.notes_of(uri)
 
 

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.config.errors import InputError
-from orchestrator.train.config import TrainSpec
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from orchestrator.config.spec import JobSpec
     from orchestrator.data.samples.inspect import Decode, Spot
     from orchestrator.data.store.tokens import Tokens
     from orchestrator.resolve.continued import Source
     from orchestrator.resolve.training_inputs import TrainingInputs
+    from orchestrator.train.config import TrainSpec
 
 STYLES = {
     "boundary": "bold cyan",
@@ -66,7 +65,7 @@ def inputs_of(target: str) -> tuple[TrainingInputs, Tokens, Source | None] | Non
         spec = stored
         commit = Store(run.commits).latest(deep=False)
         if commit is not None:
-            tokens = whole(tokens_of(spec, run, commit.meta["data"]))
+            tokens = whole(tokens_of(spec.data, run, commit.meta["data"]))
             inputs = training_inputs(spec, tokens, kept=kept_config(commit))
             return inputs, tokens, source_of(spec, run)
     data = prepared(spec, run, PreparedData(), silent, make=False)
@@ -91,7 +90,7 @@ def look(inputs: TrainingInputs, tokens: Tokens, begun: Source | None, wanted: W
     from orchestrator.resolve.training_inputs import course_of
 
     spec, batches = inputs.job.spec, inputs.text[0]
-    result: dict[str, Any] = {"name": spec.name, **course_of(inputs, spec, begun)}
+    result: dict[str, Any] = {"name": spec.name, **course_of(inputs, spec.data, spec.train, begun)}
     for source in result["sources"]:
         source["too_often"] = source["passes"] > MANY
     reading, streams = batches.read.objective.reading, batches.read.streams
@@ -103,7 +102,7 @@ def look(inputs: TrainingInputs, tokens: Tokens, begun: Source | None, wanted: W
     if wanted.at is not None or wanted.sample is not None:
         decode = _decoder(tokens.tokenizer())
         result["samples"] = [
-            _shown(inputs, spec.train, place, decode) for place in _places(inputs, spec, begun, wanted)
+            _shown(inputs, spec.train, place, decode) for place in _places(inputs, spec.train, begun, wanted)
         ]
     return result
 
@@ -142,15 +141,15 @@ def show(result: dict[str, Any]) -> None:
 
 
 def _places(
-    inputs: TrainingInputs, spec: JobSpec, begun: Source | None, wanted: Wanted
+    inputs: TrainingInputs, train: TrainSpec, begun: Source | None, wanted: Wanted
 ) -> list[dict[str, Any]]:
     from orchestrator.data.samples.inspect import samples_at
 
     batches = inputs.text[0]
     if wanted.sample is None:
         positions = range(wanted.at or 0, (wanted.at or 0) + wanted.count)
-        first = (begun.commit.step, begun.first_position(spec)) if begun else (0, 0)
-        return samples_at(batches, positions, spec.samples_per_step, first)
+        first = (begun.commit.step, begun.first_position(train.continue_from)) if begun else (0, 0)
+        return samples_at(batches, positions, inputs.job.spec.samples_per_step, first)
     if wanted.sample not in batches.read:
         what = f"there is no sample {wanted.sample}"
         raise InputError(

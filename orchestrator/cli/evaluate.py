@@ -171,8 +171,8 @@ class _Export:
     def on_text(self, texts: dict[str, str], address: str | None) -> EvaluationRow:
         """Return the metrics on these sets, whose data is prepared for this evaluation only."""
         from orchestrator.config.paths import resolve_paths
+        from orchestrator.data.sources.check import check_sources
         from orchestrator.evaluate.of_export import evaluate_export, spec_of_export, workload_of_export
-        from orchestrator.launch.preflight import check_text
         from orchestrator.launch.preparation import prepared_with_progress
         from orchestrator.resolve.prepared_data import PreparedData
         from orchestrator.storage.run_directory import RunDir
@@ -183,7 +183,7 @@ class _Export:
             )
         spec, step = spec_of_export(self._folder, texts, self._overrides)
         spec = resolve_paths(spec, Path.cwd())
-        check_text(spec)
+        check_sources(spec.data, spec.workload.objective, spec.set_sources)
         workload_of_export(spec)
         with tempfile.TemporaryDirectory(prefix="evaluation-") as place:
             run = RunDir(f"{place}/run")

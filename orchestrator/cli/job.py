@@ -52,7 +52,7 @@ def init(
     from orchestrator.config.spec import parse
     from orchestrator.launch.first_job import CHAT, job_text, name_of, write_job
     from orchestrator.launch.first_rows import rows_at
-    from orchestrator.launch.preflight import check_job
+    from orchestrator.launch.job_checks import check_job
     from orchestrator.resolve.resolved_job import resolve
     from orchestrator.resolve.training_inputs import vocabulary_before_data
 
@@ -233,6 +233,7 @@ def _plan(
     from orchestrator.cli.cluster_plan import read_cluster, show_forecast
     from orchestrator.controller.forecast_table import forecast
     from orchestrator.launch.planned_job import planned_here, planned_on_paper, with_workers
+    from orchestrator.planner.demand import demand_of
     from orchestrator.planner.frontier import frontier
 
     cluster = None
@@ -254,12 +255,13 @@ def _plan(
     if by_workers:
         most = spec.resources.workers.max
         points = frontier(
-            spec,
+            demand_of(spec),
             shape,
             workers=most,
             machine=planned.machine,
             must_fit=planned.must_fit,
             verdicts=planned.verdicts,
+            usd=spec.limits.usd_per_worker_hour,
         )
     if as_json:
         more: dict[str, Any] = {"frontier": [point.to_json() for point in points]} if by_workers else {}

@@ -74,6 +74,7 @@ def submit(
     """Submit a job to a cluster. A job with the same name resumes from its last checkpoint."""
     from cluster.jobs.ray_jobs import own_packages
     from orchestrator.config.chain import ChainSpec
+    from orchestrator.config.packages import PACKAGES
     from orchestrator.launch import submission
 
     if working_dir is not None and package:
@@ -88,7 +89,7 @@ def submit(
     run = run_of(spec, run_dir)
     if isinstance(spec, ChainSpec) and until is not None:
         raise InputError("is a step of one run, and this is a chain", "--until", "leave it out")
-    environment = own_packages() if package else {}
+    environment = own_packages(PACKAGES) if package else {}
     if working_dir is not None:
         environment = submission.sent_along(working_dir.absolute(), exclude or (), "--working-dir")
     submission.entrypoint(
@@ -133,7 +134,7 @@ def _check_accelerator(spec: JobSpec) -> None:
     except InputError:
         return
     job = in_chosen_precision(job, worker)
-    check_memory(job, worker(job.spec))
+    check_memory(job, worker(job.spec.resources, job.spec.train.dtype))
 
 
 def attach(name: Target, address: Cluster = None, progress: Progress = None, as_json: Json = False) -> None:

@@ -120,7 +120,7 @@ def _with_what_is_missing(problem: WrongKeys) -> InputError:
     """The problems of a job file, missing files included, so that a user sees all of them at once."""
     from orchestrator.config.errors import Problems
     from orchestrator.config.paths import resolve_paths
-    from orchestrator.launch.preflight import check_named
+    from orchestrator.launch.job_checks import check_named
 
     problems = Problems()
     with problems.noted():

@@ -26,6 +26,7 @@ SHOWN = 10
 def show(spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
     """Print the chosen layout, the next best ones, and why others were rejected."""
     from orchestrator.cli.options import table
+    from orchestrator.planner.demand import demand_of
 
     title = f"{spec.workload.model}: {count(shape.parameters)} parameters, {count(plan.tokens)} tokens a step"
     rows = [
@@ -60,11 +61,11 @@ def show(spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
     if plan.machine.delay:
         low, middle, high = map(duration, plan.quantiles.values())
         print(f"Half of the steps take {middle} or less, 5 % less than {low}, 5 % more than {high}.")
-    if (fewer := faster_on_fewer(spec, shape, plan)) is not None:
+    if (fewer := faster_on_fewer(demand_of(spec), shape, plan)) is not None:
         world, takes = fewer.chosen.layout.world, duration(fewer.chosen.seconds)
         workers = "one worker is" if world == 1 else f"{world} workers are"
         print(f"By these predictions {workers} faster, {takes} a step: set resources.workers.max to {world}.")
-    if (fed := feed(spec, plan)) is not None:
+    if (fed := feed(spec.data, spec.resources.per_worker, plan)) is not None:
         beside = f"{fed.processors} processor{'s' if fed.processors > 1 else ''} beside the workers"
         waits = f"a step waits {duration(fed.stall_seconds)} while text is left to prepare"
         print(

@@ -41,7 +41,7 @@ def rehearse(
     from rich.console import Console
 
     from orchestrator.launch.init_checks import check_begins
-    from orchestrator.launch.preflight import check_job
+    from orchestrator.launch.job_checks import check_job
     from orchestrator.verify.rehearsal import stages
     from orchestrator.verify.rehearsal.real_size import real_size, worker_of
 

@@ -71,6 +71,15 @@ def job_on_machines(
 
     spec = load(path, overrides or ())
     refuse_secrets(spec, path)
-    needs = needed_machines(spec, image, spot, per_node, tuple(accelerators or ()))
+    needs = needed_machines(
+        name=spec.name,
+        resources=spec.resources,
+        parallel=spec.parallel,
+        evaluates_beside=spec.evaluates_beside,
+        image=image,
+        spot=spot,
+        per_node=per_node,
+        accelerators=tuple(accelerators or ()),
+    )
     check_could_run(spec)
     return spec, needs

@@ -272,12 +272,13 @@ def _stop_controller(directory: RunDir, address: str | None) -> None:
     """Ask the controller of a run to stop, if no submitted job drives the run."""
     from cluster.local.address import NoAddress
     from cluster.local.ray_session import NoCluster, connected_ray
+    from orchestrator.config.packages import PACKAGES
     from orchestrator.launch.active_controller import STOPPED, ask_to_stop
     from orchestrator.launch.controller_actor import controller_of
     from orchestrator.launch.submission import no_cluster
 
     try:
-        with connected_ray(address or "auto"):
+        with connected_ray(address or "auto", packages=PACKAGES):
             controller = controller_of(directory)
             if controller is None:
                 ask_to_stop(directory)

@@ -33,14 +33,16 @@ def smoke_of(spec: JobSpec) -> JobSpec:
     from orchestrator.config.smoke import smoke_of as small
     from orchestrator.launch.preflight import check_here
     from orchestrator.launch.worker import worker_here
+    from orchestrator.planner.demand import demand_of
     from orchestrator.planner.planner import planned
     from orchestrator.planner.trace.layout_memory import confirmed
     from orchestrator.resolve.precision import in_chosen_precision
     from orchestrator.resolve.resolved_job import resolve
 
     def layout_of(job: JobSpec) -> Layout | None:
+
         try:
-            found = planned(job, whole.shape, workers, machine, verdicts=verdicts).chosen.layout
+            found = planned(demand_of(job), whole.shape, workers, machine, verdicts=verdicts).chosen.layout
         except InputError:  # there is none: `preflight` says why
             return None
         return replace(found, micro_batch=1)
@@ -52,7 +54,7 @@ def smoke_of(spec: JobSpec) -> JobSpec:
         raise
     spec = whole.spec
     workers = spec.resources.workers.max
-    machine = worker_here(spec)
+    machine = worker_here(spec.resources, spec.train.dtype)
     verdicts: Mapping[Layout, Verdict] = {}
     with suppress(InputError):
         verdicts = confirmed(whole, workers, machine).verdicts
@@ -99,7 +101,9 @@ def dry_run_of(
     done = done_already(spec, directory) is not None
     job = preflight(spec, directory, until, address)
     source, commit = begun_from(job.spec, directory, check_same_run(job.spec, directory))
-    found = planned_of(spec.train, job, worker_at(address)(job.spec) if address else None)
+    found = planned_of(
+        spec.train, job, worker_at(address)(job.spec.resources, job.spec.train.dtype) if address else None
+    )
     begins = "does nothing: it is finished" if done else "begins anew"
     if commit is not None and not done:
         begins = f"goes on from step {commit.step}" + (f" of {source.uri}" if source else "")

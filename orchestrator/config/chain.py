@@ -23,6 +23,7 @@ from orchestrator.config.document import read_document
 from orchestrator.config.errors import InputError
 from orchestrator.config.paths import REFERENCE, resolve_paths
 from orchestrator.config.spec import STAGES, JobSpec, parse
+from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding.config import TrainedTokenizer
 
 INIT = "workload.init_from"
@@ -250,12 +251,12 @@ def _check_inputs(chain: ChainSpec, stage: Stage, where: str) -> None:
             if other.checkpoint.best_metric is None:
                 hint = f"set checkpoint.keep_best of {name} to a metric, or name @last"
                 raise InputError(f"{name} keeps no best commit by a metric", place, hint)
-        elif tag != "last" and not _keeps(other, tag):
+        elif tag != "last" and not _keeps(other.checkpoint, other.train.steps, tag):
             hint = "name @last, or set checkpoint.keep_every so that it is kept"
             raise InputError(f"{name} will have no commit at {tag} when it is done", place, hint)
     base = stage.begins_with or stage.continues
     if base and isinstance(stage.job.data.tokenizer, TrainedTokenizer):
-        _check_same_tokenizer(chain, stage.job, chain[base.stage], where)
+        _check_same_tokenizer(chain, stage.job.data, chain[base.stage], where)
 
 
 def _check_adapted(checkpoint: CheckpointSpec, name: str, tag: str, place: str) -> None:
@@ -270,25 +271,21 @@ def _check_adapted(checkpoint: CheckpointSpec, name: str, tag: str, place: str) 
         raise InputError(f"{name} trains an adapter, whose export is that of @{exported}", place, "name that")
 
 
-def _keeps(job: JobSpec, tag: str) -> bool:
+def _keeps(checkpoint: CheckpointSpec, steps: int, tag: str) -> bool:
     """Return whether the commit at that step still exists when the job is done."""
     if not tag.isdecimal():
         return False
     step = int(tag)
-    checkpoint = job.checkpoint
-    steps = job.train.steps
     kept = {steps, *regular_before(steps, checkpoint.every, checkpoint.keep - 1)}
     return step in kept or bool(
         checkpoint.keep_every and 0 < step <= steps and step % checkpoint.keep_every == 0
     )
 
 
-def _check_same_tokenizer(chain: ChainSpec, job: JobSpec, base: Stage, where: str) -> None:
+def _check_same_tokenizer(chain: ChainSpec, data: DataSpec, base: Stage, where: str) -> None:
     """Raise InputError if the stage trains a new tokenizer: its token ids would not be those that the base learnt."""
     origin = chain.tokenizer_origin(base)
-    ours, theirs = (
-        ([each.uri for each in data.sources], data.tokenizer) for data in (job.data, origin.job.data)
-    )
+    ours, theirs = (([each.uri for each in one.sources], one.tokenizer) for one in (data, origin.job.data))
     if ours != theirs:
         hint = f"set it to {REFERENCE}{base.name}"
         problem = f"trains another tokenizer than that of {base.name}, whose weights it begins with"

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from orchestrator.config.errors import InputError
 
 if TYPE_CHECKING:  # The process that writes commits imports this module, but no job files.
-    from orchestrator.config.spec import JobSpec
+    from orchestrator.checkpoint.config import CheckpointSpec
+    from orchestrator.evaluate.config import EvaluateSpec
+    from orchestrator.train.config import TrainSpec
 
 
 def regular_before(step: int, every: int, count: int) -> Sequence[int]:
@@ -17,18 +19,17 @@ def regular_before(step: int, every: int, count: int) -> Sequence[int]:
     return range((step - 1) // every * every, 0, -every)[:count]
 
 
-def check_best(spec: JobSpec) -> None:
+def check_best(checkpoint: CheckpointSpec, train: TrainSpec, evaluate: EvaluateSpec | None) -> None:
     """Raise InputError if the best commit by an evaluation is kept but no evaluation before the end coincides with a
     commit.
 
     This is not a rule of the job file, because job files of started runs are read again.
     """
-    evaluate = spec.evaluate
-    every = spec.checkpoint.every
-    steps = spec.train.steps
-    if spec.checkpoint.best_metric is None or evaluate is None or spec.evaluates_beside:
+    every = checkpoint.every
+    steps = train.steps
+    if checkpoint.best_metric is None or evaluate is None or evaluate.where == "beside":
         return
-    meet = [math.lcm(evaluate.every, every), *spec.train.thaw, spec.train.decay_from or 0]
+    meet = [math.lcm(evaluate.every, every), *train.thaw, train.decay_from or 0]
     meet += [step for step in evaluate.at if step % every == 0]
     if evaluate.every < steps and not any(0 < step < steps and evaluate.is_due(step, steps) for step in meet):
         problem = (

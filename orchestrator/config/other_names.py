@@ -1,10 +1,12 @@
 """Names of other systems for keys and values of a job file: torchtitan, Hugging Face's Trainer, Hub and
-accelerate, TRL, peft, axolotl, W&B, DeepSpeed, Megatron-LM, Lightning.
+accelerate, TRL, peft, axolotl, DeepSpeed, Megatron-LM, Lightning.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+from orchestrator.observe.sinks.config import OTHER_NAMES as OF_SINKS
 
 _KEYS: Mapping[str, str] = {
     "it follows from train.global_batch, the workers and parallel.micro_batch": (
@@ -143,14 +145,8 @@ _KEYS: Mapping[str, str] = {
         "logging_first_step logging_nan_inf_filter log_on_each_node include_num_input_tokens_seen "
         "skip_memory_metrics include_tokens_per_second"
     ),
-    "tracking is MLflow; sinks.tensorboard and sinks.wandb work in addition": (
-        "report_to logger loggers trackio_space_id trackio_bucket_id trackio_static_space_id use_mlflow "
-        "use_comet"
-    ),
-    "sinks.wandb, as in {project: demo}": "enable_wandb wandb_project use_wandb",
-    "sinks.tensorboard: true": "enable_tensorboard tensorboard_dir",
     "tracking, as in {uri: 'sqlite:///mlflow.db', experiment: demo}": "mlflow",
-    "name": "run_name experiment_name job_name wandb_name wandb_run_name wandb_run_id display_name",
+    "name": "run_name experiment_name job_name display_name",
     "there are no callbacks; metrics.jsonl has a row for each step, and own code is named as module:name, "
     "see docs/guides/own-code.md": "callbacks hooks restore_callback_states_from_checkpoint plugins",
     "`orchestrator profile RUN` profiles the next steps of a run while it trains": (
@@ -228,18 +224,13 @@ _KEYS: Mapping[str, str] = {
     "--progress lines, live or none is an option of the command": (
         "disable_tqdm log_level log_level_replica"
     ),
-    "sinks.wandb.entity": "wandb_entity wandb_team",
-    "sinks.wandb.mode": "wandb_mode",
     "checkpoint.export, as in hf": "save_only_model",
-    "tracking.register_as": "wandb_log_model register_model",
+    "tracking.register_as": "register_model",
     "tune.mode is the direction of a search; other metrics have their own": "greater_is_better",
     "workload.changes, as in {moe: {experts: 8, auxiliary: 0.01}}": (
         "router_aux_loss_coef aux_loss_coef moe_aux_loss_coeff"
     ),
     # What is not here.
-    "not here, because W&B gets the whole job as the configuration of its run; sinks.wandb has project, "
-    "entity and mode": "tags notes job_type wandb_tags wandb_notes wandb_group",
-    "not here, because every row has the norm of the gradient already": "wandb_watch",
     "not here, because an export is a folder: `hf upload REPO RUN/export` of huggingface_hub publishes it": (
         "push_to_hub hub_model_id hub_strategy hub_token hub_private_repo hub_always_push hub_revision "
         "push_to_hub_model_id push_to_hub_organization push_to_hub_token hf_use_auth_token use_auth_token"
@@ -328,7 +319,9 @@ _KEYS: Mapping[str, str] = {
     ),
 }
 """The name or advice here, and the names of keys in other systems, separated by spaces."""
-KEYS: Mapping[str, str] = {name: hint for hint, names in _KEYS.items() for name in names.split()}
+KEYS: Mapping[str, str] = {
+    name: hint for table in (_KEYS, OF_SINKS) for hint, names in table.items() for name in names.split()
+}
 """Names of keys in other systems, and the name or advice here."""
 VALUES: Mapping[str, str] = {
     "adam": "adamw with weight_decay 0 is Adam",

@@ -5,82 +5,61 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.object_reference import ObjectReference
-from orchestrator.config.spec import JobSpec
-from orchestrator.data.clean.config import Own
-from orchestrator.parallel.config import cost_of
+from orchestrator.data.clean.config import CleanStep, Own
 from workloads.errors import WorkloadError
-from workloads.own.object_reference import code_hash, is_built_in, is_object_reference, load, root_of, sources
+from workloads.own.object_reference import code_hash, load, root_of, sources
 
 
-def used_by(spec: JobSpec) -> list[str]:
-    """Every `module:name` of a job that planning, training and evaluation run, each once; that of a cleaning step is
-    part of the data instead. What this program has itself is none."""
-    optimizer, named = spec.train.optimizer, [spec.workload.model, spec.workload.objective]
-    if spec.data.samples is not None:
-        named.append(spec.data.samples.use)
-    own = (optimizer.name, optimizer.schedule, cost_of(spec.parallel))
-    named += [each.use for each in own if isinstance(each, ObjectReference)]
-    named += list(spec.evaluate.metrics or ()) if spec.evaluate else []
-    named += [reward.own for reward in spec.rewards if reward.own]
-    return list(dict.fromkeys(name for name in named if is_object_reference(name) and not is_built_in(name)))
+def code_of(own_code: Mapping[str, str]) -> dict[str, str]:
+    """The hash of the user's own code by `module:name`, empty without any. Raises InputError.
 
-
-def code_of(spec: JobSpec) -> dict[str, str]:
-    """The hash of the user's own code by `module:name`, empty if the job names none. Raises InputError."""
+    `own_code` is that of `JobSpec.own_code`.
+    """
     found = {}
-    for name in used_by(spec):
+    for name, where in own_code.items():
         try:
             found[name] = code_hash(name)
         except WorkloadError as error:
-            raise InputError(str(error), where_of(spec, name)) from None
+            raise InputError(str(error), where) from None
     return found
 
 
-def roots_of(spec: JobSpec) -> list[str]:
+def roots_of(own_code: Mapping[str, str]) -> list[str]:
     """The folders in which the job's own code is, each once. Raises WorkloadError."""
-    return list(dict.fromkeys(str(root_of(name)) for name in used_by(spec)))
+    return list(dict.fromkeys(str(root_of(name)) for name in own_code))
 
 
-def find_code(spec: JobSpec, expected: dict[str, str], roots: Iterable[str]) -> None:
+def find_code(own_code: Mapping[str, str], expected: dict[str, str], roots: Iterable[str]) -> None:
     """Find the job's own code in this process, in `roots` too where they are. Raises InputError if it is not what is
     `expected`, since this node has another working directory."""
     sys.path += [root for root in roots if root not in sys.path]
-    if expected and code_of(spec) != expected:
+    if expected and code_of(own_code) != expected:
         what = "the user's own code on this node is not that of the run"
         raise InputError(what, ", ".join(expected), "put it back, or let all nodes have the same")
 
 
-def where_of(spec: JobSpec, name: str) -> str:
-    """The key of the job file that names own code."""
-    optimizer = spec.train.optimizer
-    for key, given in (
-        ("workload.model", spec.workload.model),
-        ("workload.objective", spec.workload.objective),
-        ("data.samples", spec.data.samples and spec.data.samples.use),
-        ("train.optimizer.name", str(optimizer.name)),
-        ("train.optimizer.schedule", str(optimizer.schedule)),
-        ("parallel.cost", str(cost_of(spec.parallel))),
-    ):
-        if given == name:
-            return key
-    rewards = [number for number, reward in enumerate(spec.rewards) if reward.own == name]
-    return f"rewards.{rewards[0]}.own" if rewards else "evaluate.metrics"
+def check_same_code(
+    own_code: Mapping[str, str], accepted: Sequence[str], before: dict[str, str], where: str
+) -> None:
+    """Raise InputError if the job's own code is not that `before`, and the job does not accept that it has changed.
 
-
-def check_same_code(spec: JobSpec, before: dict[str, str], where: str) -> None:
-    """Raise InputError if the job's own code is not that `before`, and the job does not accept that it has changed."""
-    now = code_of(spec) if before else {}
+    Args:
+        own_code: the user's own code, see `JobSpec.own_code`.
+        accepted: hashes of changed code that the job accepts.
+        before: the hashes with which the run began.
+        where: names the run in messages.
+    """
+    now = code_of(own_code) if before else {}
     for name, known in before.items():
         changed = name in now and now[name] != known
-        if changed and now[name] not in spec.accept_code:
+        if changed and now[name] not in accepted:
             raise InputError(
                 f"the code of {name} is not that which the run began with",
                 where,
@@ -119,15 +98,21 @@ def cleaning_code(rule: Own) -> str:
         return found
 
 
-def check_same_cleaning(spec: JobSpec, before: dict[str, str], where: str, mend: str = "") -> None:
+def check_same_cleaning(
+    steps: Sequence[CleanStep] | None,
+    accepted: Sequence[str],
+    before: dict[str, str],
+    where: str,
+    mend: str = "",
+) -> None:
     """Raise InputError if the job's own steps of cleaning are not those that cleaned the run's text `before`, and the
     job does not accept that the text stays as those left it; `mend` is told instead where it cannot."""
-    rules = [step.options for step in spec.data.clean or ()] if before else []
+    rules = [step.options for step in steps or ()] if before else []
     for rule in rules:
         if not isinstance(rule, Own) or rule.function not in before:
             continue
         now = cleaning_code(rule)
-        if now == before[rule.function] or (now in spec.accept_code and not mend):
+        if now == before[rule.function] or (now in accepted and not mend):
             continue
         accept = f"go on with the text as it was cleaned by accept_code: [{now}]; or begin another run"
         what = f"the code of {rule.function} is not that which cleaned the run's text"

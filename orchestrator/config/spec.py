@@ -18,6 +18,7 @@ from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.document import read_document
 from orchestrator.config.errors import InputError
 from orchestrator.config.extensions import with_extensions
+from orchestrator.config.object_reference import ObjectReference
 from orchestrator.config.own import completed, problem_of
 from orchestrator.config.records import REFERENCED, REWARDED, is_known
 from orchestrator.config.redact import bare_places
@@ -40,7 +41,7 @@ from orchestrator.observe.config import NotifySpec, TrackingSpec
 from orchestrator.observe.sinks.config import SinkSpec
 from orchestrator.optim.config import NEWER
 from orchestrator.optim.kinds import KINDS
-from orchestrator.parallel.config import ParallelSpec
+from orchestrator.parallel.config import ParallelSpec, cost_of
 from orchestrator.rewards.config import LIMITS as REWARD_LIMITS
 from orchestrator.rewards.config import RewardSpec
 from orchestrator.train.config import NEWER as NEWER_OF_TRAIN
@@ -48,7 +49,7 @@ from orchestrator.train.config import TrainSpec
 from orchestrator.train.rollouts.config import NOT_IDENTITY, RolloutSpec, with_rollouts
 from orchestrator.train.rollouts.config import problem_of as problem_of_rollouts
 from orchestrator.tune.config import TuneSpec
-from workloads.own.object_reference import is_object_reference
+from workloads.own.object_reference import is_built_in, is_object_reference
 
 STAGES = "stages"
 """The key that makes a job file that of a chain, see `orchestrator.config.chain`."""
@@ -264,6 +265,10 @@ class JobSpec(StrictModel):
             )
         return self
 
+    def with_parts(self, **parts: Any) -> JobSpec:
+        """Return the job with these parts in place of its own. They are not validated again."""
+        return self.model_copy(update=parts)
+
     @property
     def metrics_objective(self) -> str:
         """The objective by which metrics are told: of an own model its own loss."""
@@ -320,6 +325,38 @@ class JobSpec(StrictModel):
         return found | {
             name: (f"evaluate.sets.{name}.sources", each.sources) for name, each in self.evaluate.sets.items()
         }
+
+    @property
+    def own_code(self) -> dict[str, str]:
+        """Every `module:name` of the user that planning, training and evaluation run, with the first key that names it.
+
+        Cleaning steps are left out, because their code is part of the data instead. So is what this program has itself.
+        """
+        optimizer = self.train.optimizer
+        named = [("workload.model", self.workload.model), ("workload.objective", self.workload.objective)]
+        if self.data.samples is not None:
+            named.append(("data.samples", self.data.samples.use))
+        for key, own in (
+            ("train.optimizer.name", optimizer.name),
+            ("train.optimizer.schedule", optimizer.schedule),
+            ("parallel.cost", cost_of(self.parallel)),
+        ):
+            named += [(key, own.use)] if isinstance(own, ObjectReference) else []
+        named += [("evaluate.metrics", metric) for metric in (self.evaluate and self.evaluate.metrics) or ()]
+        named += [(f"rewards.{n}.own", reward.own) for n, reward in enumerate(self.rewards) if reward.own]
+        found: dict[str, str] = {}
+        for key, name in named:
+            if is_object_reference(name) and not is_built_in(name):
+                found.setdefault(name, key)
+        return found
+
+    @property
+    def every_source(self) -> list[tuple[str, Source]]:
+        """All sources with their keys in the job file, those of held-out text too."""
+        groups = [("data.sources", self.data.sources), *self.set_sources.values()]
+        return [
+            (f"{where}.{number}", source) for where, group in groups for number, source in enumerate(group)
+        ]
 
     def identity(self) -> dict[str, Any]:
         """What makes two runs the same run: all keys that determine the samples and the weights, and no others.

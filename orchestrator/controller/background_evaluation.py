@@ -147,7 +147,10 @@ class EvaluationBeside:
         """
         history.settle()
         self.find(history)
-        prune(history.store, retention_of(self._spec))
+        prune(
+            history.store,
+            retention_of(self._spec.checkpoint, self._spec.train.decay_from, self._spec.evaluates_beside),
+        )
 
     def published(self, step: int, state: State) -> None:
         """Note a new commit of the attempt in `state`. It waits from now on if the job asks for its evaluation."""

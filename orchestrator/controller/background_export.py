@@ -10,8 +10,9 @@ from typing import Any
 
 from cluster.workers.cluster import Cluster, RemoteTask
 from orchestrator.checkpoint.commit_store import Store
+from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.resolve_checkpoint import read_chosen
-from orchestrator.config.spec import JobSpec
+from orchestrator.evaluate.config import EvaluateSpec
 from orchestrator.evaluate.on_tasks import evaluate_commit_on_tasks
 from orchestrator.export import hugging_face as export
 from orchestrator.export.target import mark_of
@@ -31,13 +32,20 @@ class FinalTasks:
         done: whether the evaluation has ended, or there are no tasks.
     """
 
-    def __init__(self, cluster: Cluster, spec: JobSpec, run: RunDir, tell: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        checkpoint: CheckpointSpec,
+        evaluate: EvaluateSpec | None,
+        run: RunDir,
+        tell: Callable[..., None],
+    ) -> None:
         """`tell` gets a line about the outcome, and the row of a success as `tasks`."""
         self._cluster = cluster
         self._run = run
         self._tell = tell
-        self._paths = list(spec.evaluate.tasks) if spec.evaluate else []
-        self._best = spec.checkpoint.best_metric is not None
+        self._paths = list(evaluate.tasks) if evaluate else []
+        self._best = checkpoint.best_metric is not None
         self._task: RemoteTask | None = None
         """The evaluation in progress."""
         self._began = 0.0
@@ -123,13 +131,20 @@ class BackgroundExport:
         tasks: evaluates the tasks of the job after the last export.
     """
 
-    def __init__(self, cluster: Cluster, spec: JobSpec, run: RunDir, tell: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        checkpoint: CheckpointSpec,
+        evaluate: EvaluateSpec | None,
+        run: RunDir,
+        tell: Callable[..., None],
+    ) -> None:
         """`tell` gets a line about each export that failed."""
         self._cluster = cluster
-        self._checkpoint = spec.checkpoint
+        self._checkpoint = checkpoint
         self._run = run
         self._tell = tell
-        self._target = spec.checkpoint.export_to or run.at("export")
+        self._target = checkpoint.export_to or run.at("export")
         self._task: tuple[Wanted, RemoteTask] | None = None
         """The export in progress."""
         self._began = 0.0
@@ -141,7 +156,7 @@ class BackgroundExport:
         self._exported: Wanted | None = None
         """The last successful export."""
         self.done: dict[str, Any] = {}
-        self.tasks = FinalTasks(cluster, spec, run, tell)
+        self.tasks = FinalTasks(cluster, checkpoint, evaluate, run, tell)
 
     def has_last(self, step: int) -> bool:
         """Whether the last export is the final model of a run that ends at `step`."""

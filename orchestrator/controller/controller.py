@@ -81,7 +81,7 @@ def training_task(
     """
     assert state.layout is not None
     if commit is not None:  # the files may have been edited since the last attempt
-        check_same_code(spec, commit.meta.get(CODE) or {}, run.uri)
+        check_same_code(spec.own_code, spec.accept_code, commit.meta.get(CODE) or {}, run.uri)
     return Task(
         job=spec.model_dump(mode="json"),
         layout=state.layout.to_json(),
@@ -92,8 +92,8 @@ def training_task(
         token=secrets.token_hex(6),
         skips=tuple(skip.to_json() for skip in state.skips),
         sets=data.sets,
-        code=code_of(spec),
-        code_roots=tuple(roots_of(spec)),
+        code=code_of(spec.own_code),
+        code_roots=tuple(roots_of(spec.own_code)),
         **more,
     )
 
@@ -197,10 +197,12 @@ class Controller:
         """The configuration of a pretrained folder, as the run keeps it."""
 
         self._workers = Workers(spec, cluster, run)
-        self._retry_storage = StorageWait(spec, give_up=self._hears_stop, tell=self._set_note)
+        self._retry_storage = StorageWait(spec.limits.unsaved, give_up=self._hears_stop, tell=self._set_note)
         """Calls a function that needs storage, again and again until storage answers."""
         self._preparing = DataPreparation(spec, run, self._retry_storage, tell=self._set_note)
-        self._exports = BackgroundExport(cluster, spec, run, tell=self._export_event)
+        self._exports = BackgroundExport(
+            cluster, spec.checkpoint, spec.evaluate, run, tell=self._export_event
+        )
         self._evaluations = EvaluationBeside(cluster, spec, run, faults)
         self._stragglers = Stragglers()
 
@@ -219,9 +221,12 @@ class Controller:
     def status(self) -> dict[str, Any]:
         """Return the phase, step, attempt, layout and ranks, as `orchestrator status` shows them."""
         return status_of(
-            self._spec,
-            self._state,
-            self._history,
+            name=self._spec.name,
+            objective=self._spec.workload.objective,
+            steps=self._spec.train.steps,
+            evaluate=self._spec.evaluate,
+            state=self._state,
+            history=self._history,
             ranks=self._workers.ranks,
             until=self._until,
             note=self._note,
@@ -444,7 +449,14 @@ class Controller:
         self._workers.prewarm_first(self._useful_workers)  # imports overlap with the seconds that follow
         source, commit = self._retry_storage(lambda: begun_from(self._spec, self._run, history.newest))
         self._base, base_to_read = self._retry_storage(
-            lambda: bases_of(self._spec, history.base, commit, self._run)
+            lambda: bases_of(
+                workload=self._spec.workload,
+                reads_base=self._spec.reads_base,
+                needs_base=self._spec.needs_base,
+                begun=history.base,
+                commit=commit,
+                run=self._run,
+            )
         )
         kept = kept_config(commit) or self._folder_config
         shape, self._folder_config, shards, notes = self._retry_storage(
@@ -453,7 +465,7 @@ class Controller:
         self._shards = history.same_shards(shards, self._data.uri)
         is_first = self._planner is None
         planner = self._planner = self._workers.planner(shape, self._hears_stop)
-        for line in (*notes, *told(planner.machine, planner.spec.train.dtype)):
+        for line in (*notes, *told(planner.machine, planner.demand.precision)):
             self._event(self._state.phase, line)
         # Raises InputError if no layout is legal, before anything starts.
         planner.plan(self._spec.resources.workers.max)
@@ -498,7 +510,7 @@ class Controller:
         assert self._planner is not None
         snapshots = self._workers.snapshots(self._planner.shape)
         history.use_holders(snapshots["snapshot_token"], snapshots["snapshot_servers"])
-        base = self._retry_storage(lambda: same_base(self._spec, self._base))
+        base = self._retry_storage(lambda: same_base(self._spec.workload, self._spec.needs_base, self._base))
         return training_task(
             self._spec,
             self._run,

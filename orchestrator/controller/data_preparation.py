@@ -24,15 +24,15 @@ LOOK = 0.1
 class StorageWait:
     """Calls functions that need storage, again and again for up to `limits.unsaved` seconds, while no gang runs."""
 
-    def __init__(self, spec: JobSpec, give_up: Callable[[], bool], tell: Callable[[str], None]) -> None:
+    def __init__(self, unsaved: float, give_up: Callable[[], bool], tell: Callable[[str], None]) -> None:
         """Configure the retries.
 
         Args:
-            spec: the job.
+            unsaved: seconds that storage may fail
             give_up: returns whether to try no more, because the run is to stop.
             tell: gets a line about what the controller waits for.
         """
-        retry = patient(spec.limits.unsaved, give_up)
+        retry = patient(unsaved, give_up)
         self._retry = dataclasses.replace(retry, until_repaired=True)
         self._tell = tell
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from cluster.workers.clock import wall
 from orchestrator.checkpoint.commit_store import Store
+from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.evaluations import measure_of
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.retention import best_commit
@@ -14,6 +15,7 @@ from orchestrator.config.metric_names import by_name, larger_is_better
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.spec import JobSpec
 from orchestrator.controller.run_history import RunHistory
+from orchestrator.evaluate.config import EvaluateSpec
 from orchestrator.observe.config import TrackingSpec
 from orchestrator.observe.goodput import with_end
 from orchestrator.observe.mlflow_client import SQLITE
@@ -56,7 +58,7 @@ def finish(
     tracker = history.tracker
     result = summarise(spec, run, commit=commit, data=data, exported=exported, rows=rows)
     if result["state"] == Outcome.DONE:
-        release_base(spec, run, history.base)
+        release_base(spec.needs_base, run, history.base)
     result["problem"] = result["reason"] if result["state"] == Outcome.FAILED else None
     run.write_json("summary.json", result)
     not_drawn = draw(run, lambda run: _report(run, rows))
@@ -119,13 +121,15 @@ def summarise(
     )
     result["commit"] = commit.step if commit else None
     result["export"] = {k: v for k, v in exported.items() if k != "sample"} or None
-    result["best_without_commit"] = best_without_commit(spec, run, rows)
+    result["best_without_commit"] = best_without_commit(spec.checkpoint, spec.evaluate, run, rows)
     return result
 
 
-def best_without_commit(spec: JobSpec, run: RunDir, rows: RunTotals) -> str | None:
+def best_without_commit(
+    checkpoint: CheckpointSpec, evaluate: EvaluateSpec | None, run: RunDir, rows: RunTotals
+) -> str | None:
     """Return a line about a step that was better than the best commit but was not committed; None without one."""
-    metric, measured = spec.checkpoint.best_metric, measure_of(spec)
+    metric, measured = checkpoint.best_metric, measure_of(evaluate, checkpoint.averaged)
     if metric is None or (kept := best_commit(Store(run.commits), metric)) is None:
         return None
     sign = -1.0 if larger_is_better(metric) else 1.0

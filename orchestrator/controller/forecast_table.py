@@ -15,6 +15,7 @@ from orchestrator.parallel.config import ParallelSpec
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.choose_layout import Plan
 from orchestrator.planner.cluster_file import ClusterFile, Market
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.host_memory import state_bytes
 from orchestrator.planner.planner import Planner
 
@@ -39,7 +40,7 @@ def forecast(spec: JobSpec, shape: ModelShape, plan: Plan, cluster: ClusterFile)
     """
     chosen, machine = plan.chosen, plan.machine
     pinned = _pinned(spec, chosen.layout)
-    planner = Planner(pinned, shape, machine)
+    planner = Planner(demand_of(pinned), shape, machine)
     policy = Policy(pinned, planner.choose, planner.seconds)
     steps, every = spec.train.steps, spec.checkpoint.every
     stall = chosen.time.commit * every
@@ -53,7 +54,9 @@ def forecast(spec: JobSpec, shape: ModelShape, plan: Plan, cluster: ClusterFile)
         repair=cluster.repair_hours * HOUR,
         restart=cluster.restart_seconds,
         stall=stall,
-        write=state_bytes(spec, shape) / in_use / cluster.write_bandwidth,
+        write=state_bytes(spec.train.optimizer, spec.checkpoint.ema, shape)
+        / in_use
+        / cluster.write_bandwidth,
     )
     return {
         "device": cluster.device,

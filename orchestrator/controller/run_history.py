@@ -130,9 +130,9 @@ class EvaluationRows:
         latest: the newest row that this controller has stored, None before the first.
     """
 
-    def __init__(self, spec: JobSpec, run: RunDir, store: Store, stored: Callable[[], None]) -> None:
+    def __init__(self, evaluates_beside: bool, run: RunDir, store: Store, stored: Callable[[], None]) -> None:
         """`stored` is called after rows of evaluations beside the run are stored."""
-        self._is_beside = spec.evaluates_beside
+        self._is_beside = evaluates_beside
         self._store = store
         self._on_stored = stored
         self.rows = RowWriter(run, EVALS, stored=self._attach)
@@ -321,7 +321,9 @@ class RunHistory:
 
         self._metrics = RowWriter(run, METRICS, hold=0.0 if run.local else HOLD, stored=self._on_steps_stored)
         self._events = RowWriter(run, EVENTS, stored=self._on_events_stored)
-        self.evaluations = EvaluationRows(spec, run, self.store, stored=self._on_evaluations_stored)
+        self.evaluations = EvaluationRows(
+            spec.evaluates_beside, run, self.store, stored=self._on_evaluations_stored
+        )
         self.nodes = NodeRows(run, stored=self._on_readings_stored)
         # Rows are written before the events that mention them.
         self._row_writers = (self._metrics, self.evaluations.rows, self.nodes.rows, self._events)
@@ -364,7 +366,7 @@ class RunHistory:
         run.write_text("job.yaml", text, private=holds_secret(text))
         untracked = spec.model_copy(update={"tracking": None, "sinks": None})
         self.tracker = Tracker(untracked, run)
-        self._sinks = SinkProcess(untracked, run)
+        self._sinks = SinkProcess(untracked.sinks, run)
         self._add_first_event(status, extension, died, launched)
 
     def _add_first_event(
@@ -524,7 +526,7 @@ class RunHistory:
         """Start to copy the run to MLflow and the job's sinks. Call it once the run is known to be able to start."""
         self._is_new = False
         self._log.keep()
-        self._sinks = SinkProcess(self._spec, self._run)
+        self._sinks = SinkProcess(self._spec.sinks, self._run)
         self.tracker = Tracker(self._spec, self._run)
 
     def training_began(self, attempt: int) -> float:
@@ -697,7 +699,7 @@ class RunHistory:
     def _is_usable(self, commit: CommitManifest) -> bool:
         """Whether the run may start from the commit: it belongs to the same job and leaves out the same samples."""
         its_skips = merged(commit.meta.get("skips", ()))
-        return identity.is_shared(commit, self._spec) and is_before(
+        return identity.is_shared(commit, self._spec.train.steps) and is_before(
             commit.position, its_skips, self.event_history.skips
         )
 

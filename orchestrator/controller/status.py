@@ -15,7 +15,6 @@ from cluster.workers.gang import RankStatus
 from cluster.workers.worker_context import Work
 from orchestrator.config.outcome import ENDED
 from orchestrator.config.redact import redact_message
-from orchestrator.config.spec import JobSpec
 from orchestrator.controller.run_history import RunHistory
 from orchestrator.controller.state import State
 from orchestrator.evaluate.config import EvaluateSpec
@@ -30,7 +29,10 @@ STATUS_EVERY = 1.0
 
 
 def status_of(
-    spec: JobSpec,
+    name: str,
+    objective: str,
+    steps: int,
+    evaluate: EvaluateSpec | None,
     state: State,
     history: RunHistory | None,
     ranks: tuple[RankStatus, ...],
@@ -42,7 +44,10 @@ def status_of(
     """Return the content of status.json.
 
     Args:
-        spec: the job.
+        name: the name of the job.
+        objective: the job's objective.
+        steps: steps of the run.
+        evaluate: what the job evaluates.
         state: the state of the run.
         history: the record of the run, None before it is open.
         ranks: the ranks that run.
@@ -59,11 +64,11 @@ def status_of(
     recent = latest(rows)
     parts = StepParts(recent)
     return {
-        "name": spec.name,
-        "objective": spec.workload.objective,
+        "name": name,
+        "objective": objective,
         "phase": state.phase,
         "step": state.step,
-        "steps": spec.train.steps,
+        "steps": steps,
         "attempt": state.attempt,
         "layout": str(state.layout) if state.layout else None,
         "loss": last.get("loss"),
@@ -82,10 +87,10 @@ def status_of(
             until,
             step_seconds,
             evaluation_seconds(
-                spec.evaluate,
+                evaluate,
                 state.step,
                 until=until,
-                last_step=spec.train.steps,
+                last_step=steps,
                 latest=last_evaluation.get("seconds"),
                 work=work,
             ),

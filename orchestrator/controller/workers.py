@@ -11,6 +11,7 @@ from typing import Any, cast
 from cluster.workers.cluster import Cluster
 from cluster.workers.gang import Bundle, Gang, GangStatus, RankStatus
 from cluster.workers.rank_output import last_lines
+from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.snapshot_server import LIMIT
 from orchestrator.config.redact import redact
 from orchestrator.config.spec import JobSpec
@@ -18,7 +19,9 @@ from orchestrator.controller.background_trace import verdicts_before
 from orchestrator.controller.health import Failure, excluded
 from orchestrator.controller.state import Phase
 from orchestrator.observe.rank_log import output_of_attempt
+from orchestrator.optim.config import OptimizerSpec
 from orchestrator.parallel.layout import Layout, ModelShape
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.host_memory import check_workers_memory, state_bytes
 from orchestrator.planner.machines import machine_for
 from orchestrator.planner.planner import Planner
@@ -77,9 +80,10 @@ HELD = 2 + 1
 class SnapshotServers:
     """The snapshot servers of one run, one on each node. Clients authenticate with `token`."""
 
-    def __init__(self, spec: JobSpec, cluster: Cluster) -> None:
-        self._spec = spec
-        self._every = spec.checkpoint.snapshot_every
+    def __init__(self, checkpoint: CheckpointSpec, optimizer: OptimizerSpec, cluster: Cluster) -> None:
+        self._every = checkpoint.snapshot_every
+        self._ema = checkpoint.ema
+        self._optimizer = optimizer
         self.token = secrets.token_hex(16)
         self._services = cluster.services(SNAPSHOT_SERVER, self.token) if self._every else None
 
@@ -98,7 +102,7 @@ class SnapshotServers:
         is_auto = self._every == "auto"
         servers = self._services.ensure_running(min_nodes=2 if is_auto else 1)
         servers = [server for server in servers if server["node"] not in lost]
-        fits = HELD * state_bytes(self._spec, shape) <= LIMIT * len(servers)
+        fits = HELD * state_bytes(self._optimizer, self._ema, shape) <= LIMIT * len(servers)
         return servers if fits or not is_auto else []
 
     def stop(self) -> None:
@@ -171,7 +175,7 @@ class Workers:
         self.running = False
         self.status = GangStatus()
         self._profiles = ProfileRequests(run)
-        self._snapshots = SnapshotServers(spec, cluster)
+        self._snapshots = SnapshotServers(spec.checkpoint, spec.train.optimizer, cluster)
         source = spec.resources.notices
         self._notices = cluster.services(PREEMPTION_NOTICES, source) if source else None
         self._gang = cluster.gang()
@@ -304,7 +308,9 @@ class Workers:
 
         See `shape_over`. It runs through the cluster because it imports torch, which a process there may have done.
         """
-        result = self._cluster.call(shape_over, self._spec, data, base, source, kept)
+        result = self._cluster.call(
+            partial(shape_over, self._spec, data, base=base, source=source, kept=kept)
+        )
         shape, kept, shards, notes = cast("tuple[ModelShape, FolderConfig | None, str, list[str]]", result)
         return shape, kept, shards, [*notes, *not_held(base, self._run)]
 
@@ -320,10 +326,11 @@ class Workers:
         """
         offer = self._cluster.offer(self.bundle, self._spec.resources.workers.max)
         if offer:
-            check_workers_memory(self._spec, shape, offer.memory)
+            state = state_bytes(self._spec.train.optimizer, self._spec.checkpoint.ema, shape)
+            check_workers_memory(self._spec.resources, state, offer.memory)
         machine = machine_for(offer, self.bundle, self._spec.train.dtype)
         return Planner(
-            self._spec,
+            demand_of(self._spec),
             shape,
             machine,
             host=offer.memory if offer else None,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from cluster.workers.run_local_gang import run_to_the_end
 from orchestrator.checkpoint.identity import check_commit, check_shards
 from orchestrator.checkpoint.manifest import CommitManifest
+from orchestrator.config.resources import PerWorker
 from orchestrator.config.spec import JobSpec
 from orchestrator.parallel.layout import Layout
 from orchestrator.resolve.base import base_json, base_of_commit
@@ -26,26 +27,26 @@ def evaluate_commit(
     `sets` are the URIs of sets with separate text. The weights are averaged, if the job has an average, unless `raw`.
     The run is not changed. Raises InputError if its data is missing, RuntimeError if the evaluation fails.
     """
-    check_commit(commit, spec, run.at("job.yaml"))
-    tokens = tokens_of(spec, run, commit.meta["data"])
+    check_commit(commit, spec.identity(), spec.own_code, spec.accept_code, run.at("job.yaml"))
+    tokens = tokens_of(spec.data, run, commit.meta["data"])
     check_shards(commit, digest_of(spec.data, tokens), tokens.folder.uri)
     if raw:
         trained = spec.checkpoint.model_copy(update={"average": None})
         spec = spec.model_copy(update={"checkpoint": trained})
     size = Layout.from_json(commit.meta["layout"]).micro_batch
-    check_read_config(spec, commit, run.uri)
+    check_read_config(spec.workload, commit, run.uri)
     given = {
         "sets": dict(sets),
-        "base": base_json(base_of_commit(spec, commit)),
+        "base": base_json(base_of_commit(spec.workload, spec.reads_base, commit)),
         "folder_config": config_json(kept_config(commit)),
     }
     task = Task.of_evaluation(spec, size, run=run.uri, data=tokens.folder.uri, restore=commit.step, **given)
-    return row_of(spec, task)
+    return row_of(spec.resources.per_worker, task)
 
 
-def row_of(spec: JobSpec, task: Task) -> EvaluationRow:
+def row_of(worker: PerWorker, task: Task) -> EvaluationRow:
     """Return the result of an evaluation task, run on this machine. Raises RuntimeError if it fails."""
-    bundle = spec.resources.per_worker.bundle
+    bundle = worker.bundle
     wait = EVALUATION_PATIENCE
     _, result = run_to_the_end(
         1, bundle, entry=ENTRY, config=task.to_json(), patience=wait, what="evaluation"

@@ -135,7 +135,15 @@ def workload_of_export(spec: JobSpec) -> Workload:
     if not complete:
         raise InputError("has a configuration and no weights", folder, "give a folder with model.safetensors")
     job = resolve(spec)
-    workload = load_workload(spec, vocabulary_before_data(job), FORMAT, job.model)
+    workload = load_workload(
+        asked=spec.workload,
+        data=spec.data,
+        train=spec.train,
+        seed=spec.seed,
+        vocabulary=vocabulary_before_data(job),
+        data_format=FORMAT,
+        model=job.model,
+    )
     # A class that is run unchanged refuses a folder without weights itself, except for the head's.
     stored = getattr(workload, "pretrained", None)
     fresh = list(getattr(workload, "new", ()))
@@ -189,7 +197,7 @@ def evaluate_export(spec: JobSpec, data: PreparedData, step: int) -> EvaluationR
     with tempfile.TemporaryDirectory(prefix="evaluation-") as folder:
         run = RunDir(folder).uri
         task = Task.of_evaluation(spec, size, run=run, data=data.uri, restore=None, sets=data.sets)
-        return {**row_of(spec, task), "step": step}
+        return {**row_of(spec.resources.per_worker, task), "step": step}
 
 
 def _facts(folder: str) -> dict[str, Any]:

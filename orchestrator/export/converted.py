@@ -72,21 +72,12 @@ def check_conversion(asked: Conversion, workload: Workload) -> None:
 
     The tokenizer is checked later, when there is one.
     """
-    from workloads.hf.checkpoint import hf_config_of, hf_names
     from workloads.hf.name_maps import written
-    from workloads.model.config import TransformerConfig
-    from workloads.transformer_workload import shapes_of
 
     if asked.form in EXTRAS:
         check_extra(EXTRAS[asked.form], asked.form, EXPORT)
-    config = workload.config
     paired = bool(getattr(workload.config, "generator", 0))
-    about = {}
-    if isinstance(config, TransformerConfig):
-        alone = config.changed({"generator": 0}) if paired else config
-        about = hf_config_of(alone, workload.vocabulary, workload.decoder_start).to_dict()
-    else:
-        about = config.hf_config().to_dict()
+    about = workload.hf_config()
     if asked.form == "gguf":
         from workloads.hf.gguf_export import check_gguf
 
@@ -98,8 +89,7 @@ def check_conversion(asked: Conversion, workload: Workload) -> None:
     elif paired:
         raise WorkloadError("a pair of two networks has no common names; set checkpoint.export to hf")
     elif asked.names != "hf":
-        ours = isinstance(config, TransformerConfig)
-        written(asked.names, hf_names(config, shapes_of(config)) if ours else config.bare.state_dict(), about)
+        written(asked.names, workload.hf_tensors(), about)
 
 
 def convert(asked: Conversion, plain: str, folder: str) -> float | None:

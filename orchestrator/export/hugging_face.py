@@ -15,8 +15,10 @@ import numpy as np
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
+from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding.auto_tokenizer import FILE, class_to_read
+from orchestrator.evaluate.config import EvaluateSpec
 from orchestrator.export.converted import FORM, Conversion, convert, form_of
 from orchestrator.export.peft_adapter import check_adapter_export, write_adapter
 from orchestrator.export.target import MARK, check_target, draft, publish
@@ -24,6 +26,7 @@ from orchestrator.export.tokenizer import write_tokenizer
 from orchestrator.resolve.chat import TALKING, chat_of
 from orchestrator.resolve.resolved_job import wrong_input
 from orchestrator.storage.retry import patient
+from orchestrator.train.config import TrainSpec
 from workloads.own.object_reference import is_object_reference
 
 if TYPE_CHECKING:
@@ -97,10 +100,17 @@ def export(
             )
         facts = {"step": step, "receipt": commit.receipt, "run": spec.name, "logits_difference": difference}
         if not own:
-            facts["evaluation"] = _evaluation_facts(spec, tokens, commit.meta["layout"]["micro_batch"])
+            facts["evaluation"] = _evaluation_facts(
+                data=spec.data,
+                workload=spec.workload,
+                train=spec.train,
+                seed=spec.seed,
+                tokens=tokens,
+                micro_batch=commit.meta["layout"]["micro_batch"],
+            )
         facts |= weights | ({} if rounded is None else {"rounding": rounded})
         is_text = form == "hf" and not own
-        sample = _sample(spec, tokens, found.workload, folder) if is_text else None
+        sample = _sample(spec.evaluate, tokens, found.workload, folder) if is_text else None
         evaluation = metrics_of(found.store, commit)
         named = form.form if isinstance(form, Conversion) else form
         reader = class_to_read(folder) if Path(folder, FILE).exists() else ""
@@ -126,32 +136,34 @@ def _form_of_own(workload: Workload) -> Form:
     return "hf" if is_of_hf(cast("OwnWorkload", workload).config.bare) else "safetensors"
 
 
-def _evaluation_facts(spec: JobSpec, tokens: Tokens, micro_batch: int) -> dict[str, Any]:
+def _evaluation_facts(
+    data: DataSpec, workload: WorkloadSpec, train: TrainSpec, seed: int, tokens: Tokens, micro_batch: int
+) -> dict[str, Any]:
     """Return the evaluation settings, so that the export gives the same numbers as its commit, and answers in the
     same way.
     """
     return {
-        "objective": spec.workload.objective,
-        "options": spec.workload.options,
-        "sequence_length": spec.data.sequence_length,
-        "labels": spec.data.labels,
-        "special_tokens": spec.data.special_tokens,
-        "field": spec.data.sources[0].model_dump(mode="json")["field"],
-        "global_batch": spec.train.global_batch,
+        "objective": workload.objective,
+        "options": workload.options,
+        "sequence_length": data.sequence_length,
+        "labels": data.labels,
+        "special_tokens": data.special_tokens,
+        "field": data.sources[0].model_dump(mode="json")["field"],
+        "global_batch": train.global_batch,
         "micro_batch": micro_batch,
-        "precision": spec.train.dtype,
-        "seed": spec.seed,
-        **(_chat_facts(spec, tokens) if spec.workload.objective in TALKING else {}),
+        "precision": train.dtype,
+        "seed": seed,
+        **(_chat_facts(data, workload.objective, tokens) if workload.objective in TALKING else {}),
     }
 
 
-def _chat_facts(spec: JobSpec, tokens: Tokens) -> dict[str, Any]:
+def _chat_facts(data: DataSpec, objective: str, tokens: Tokens) -> dict[str, Any]:
     """Return whether the model learns from conversations, and the date for its chat template."""
     try:
-        talks = chat_of(spec, tokens) is not None
+        talks = chat_of(data, objective, tokens) is not None
     except InputError:  # data of an earlier version, without its template
-        talks = spec.workload.objective == "conversation"
-    day = spec.data.chat_date
+        talks = objective == "conversation"
+    day = data.chat_date
     return {"chat": talks, **({} if day is None else {"chat_date": str(day)})}
 
 
@@ -171,13 +183,21 @@ def write(
     if is_object_reference(spec.workload.model):
         from orchestrator.export.own_model import write_own
 
-        return write_own(spec, tokens, workload, read, folder)
+        return write_own(
+            data=spec.data,
+            seed=spec.seed,
+            own_code=spec.own_code,
+            tokens=tokens,
+            workload=cast("OwnWorkload", workload),
+            read=read,
+            folder=folder,
+        )
     if form == "adapter":
         with wrong_input("checkpoint.export"):
             check_adapter_export(workload)
         write_tokenizer(tokens, workload, spec.data, folder)
         tried = batches(spec.data, tokens, workload)
-        return write_adapter(spec, cast("TransformerWorkload", workload), read, folder, tried)
+        return write_adapter(spec.workload, cast("TransformerWorkload", workload), read, folder, tried)
     with wrong_input("checkpoint.export"):
         workload.to_hf(read, folder)
     write_tokenizer(tokens, workload, spec.data, folder)
@@ -244,7 +264,7 @@ def _record_batches(tokens: Tokens, objective: Objective, workload: Workload) ->
     yield from probes(workload.config, workload.vocabulary, text, (length, length // 2 + 1, SHORT))
 
 
-def _sample(spec: JobSpec, tokens: Tokens, workload: Workload, folder: str) -> str | None:
+def _sample(evaluate: EvaluateSpec | None, tokens: Tokens, workload: Workload, folder: str) -> str | None:
     """Return text generated by the exported model, after the first prompt of the job's samples at their temperature,
     else after the first tokens of the corpus; None if it generates none.
     """
@@ -256,7 +276,7 @@ def _sample(spec: JobSpec, tokens: Tokens, workload: Workload, folder: str) -> s
     if tokens.manifest.records:
         return None
     model = load(folder, strict=False)
-    samples = spec.evaluate and spec.evaluate.samples
+    samples = evaluate and evaluate.samples
     text = tokens.tokenizer()
     temperature = samples.temperature if samples else 0.8
     if samples:

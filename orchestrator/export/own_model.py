@@ -5,7 +5,7 @@ the class too, the export uses its names, and includes what makes its inputs.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import torch
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import code_of
-from orchestrator.config.spec import JobSpec
+from orchestrator.data.config import DataSpec
 from orchestrator.data.samples.own_samples import open_samples
 from workloads.adapters.adapter import merged_reader
 from workloads.own.declared import OF_BUFFERS
@@ -25,14 +25,19 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from orchestrator.data.store.tokens import Tokens
-    from workloads.workload import Workload
 
 WEIGHTS = "model.safetensors"
 ABOUT = "own.json"
 
 
 def write_own(
-    spec: JobSpec, tokens: Tokens, workload: Workload, read: Callable[[str], Tensor], folder: str
+    data: DataSpec,
+    seed: int,
+    own_code: Mapping[str, str],
+    tokens: Tokens,
+    workload: OwnWorkload,
+    read: Callable[[str], Tensor],
+    folder: str,
 ) -> float | None:
     """Write model.safetensors and own.json, which has the class, its options and a hash of its code; an adapter is
     merged.
@@ -45,7 +50,6 @@ def write_own(
     """
     from safetensors.torch import save_file
 
-    assert isinstance(workload, OwnWorkload)
     plain = replace(workload, adapter=None).shapes
     whole = merged_reader(workload.adapter, workload.shapes, read) if workload.adapter else read
     tensors = {name.removeprefix(NETWORK): whole(name).contiguous() for name in plain}
@@ -54,11 +58,11 @@ def write_own(
         about_it, tensors = to_hf(tensors)
         (Path(folder) / "config.json").write_text(json.dumps(about_it, indent=2) + "\n")
     save_file(tensors, str(Path(folder) / WEIGHTS), {"format": "pt"})
-    about = {"model": config.reference, "options": json.loads(config.options), "code": code_of(spec)}
+    about = {"model": config.reference, "options": json.loads(config.options), "code": code_of(own_code)}
     about["vocabulary_size"] = config.vocab_size
     (Path(folder) / ABOUT).write_text(json.dumps(about, indent=2) + "\n")
-    if spec.data.samples is not None:
-        open_samples(spec.data.samples, spec.seed).export(tokens.folder.uri, folder)
+    if data.samples is not None:
+        open_samples(data.samples, seed).export(tokens.folder.uri, folder)
     return _difference(folder)
 
 

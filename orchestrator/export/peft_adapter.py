@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.extras import install
-from orchestrator.config.spec import JobSpec
 from orchestrator.config.workload import WorkloadSpec
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def check_adapter_export(workload: Any) -> None:
 
 
 def write_adapter(
-    spec: JobSpec,
+    asked: WorkloadSpec,
     workload: TransformerWorkload,
     read: Callable[[str], Tensor],
     folder: str,
@@ -58,7 +57,7 @@ def write_adapter(
     if adapter and adapter.kind in ("prefix", *PROMPTS):
         # peft puts these only before a plain mask
         batches = [batch for batch in batches if not batch.keys() & {"attention", "positions", "segments"}]
-    adapter_folder.write_adapter(workload, read, folder, _name_of_base(spec.workload))
+    adapter_folder.write_adapter(workload, read, folder, _name_of_base(asked))
     with tempfile.TemporaryDirectory(prefix="base-") as base:
         workload.base_to_hf(read, base)
         with contextlib.suppress(FileNotFoundError):  # belongs to a model that does not generate text

@@ -18,6 +18,7 @@ from orchestrator.checkpoint.identity import (
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.config.redact import holds_secret
 from orchestrator.config.spec import JobSpec, dump
+from orchestrator.evaluate.config import EvaluateSpec, StopWhen
 from orchestrator.resolve.precision import as_its_run
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.committed_state import TrainingProgress
@@ -60,7 +61,11 @@ def done_already(spec: JobSpec, run_dir: RunDir) -> dict[str, Any] | None:
         return summary
     last = summary.get("commit")
     is_older = isinstance(last, int) and commit.step < last
-    if is_older or _has_steps_left(spec, commit) or _lacks_export(spec.checkpoint, run_dir, summary):
+    if (
+        is_older
+        or _has_steps_left(spec.train.steps, spec.checkpoint, spec.evaluate, spec.stop_when, commit)
+        or _lacks_export(spec.checkpoint, run_dir, summary)
+    ):
         return None
     return summary
 
@@ -112,7 +117,7 @@ def beyond(spec: JobSpec, run_dir: RunDir, until: int) -> str:
     Raises InputError if the directory belongs to another run.
     """
     commit = check_same_run(spec, run_dir)
-    extension = extension_of(spec, run_dir, commit)
+    extension = extension_of(spec.identity(), run_dir, commit)
     step = extension.step if extension else commit.step if commit else 0
     return f"step {step} is committed, beyond --until {until}: nothing was started" if step > until else ""
 
@@ -122,15 +127,26 @@ def put_back(spec: JobSpec, run_dir: RunDir) -> None:
     commit = Store(run_dir.commits).latest(deep=False)
     restore_origin(run_dir, commit)
     if commit is not None and not run_dir.exists(JOB):
-        text = dump(as_its_run(spec, run_dir))
+        text = dump(spec.with_parts(train=as_its_run(spec.train, run_dir)))
         run_dir.write_text(JOB, text, private=holds_secret(text))
 
 
-def _has_steps_left(spec: JobSpec, commit: CommitManifest) -> bool:
+def _has_steps_left(
+    steps: int,
+    checkpoint: CheckpointSpec,
+    evaluate: EvaluateSpec | None,
+    stop_when: StopWhen | None,
+    commit: CommitManifest,
+) -> bool:
     progress = TrainingProgress.of_commit(
-        commit.step, commit.position, commit.receipt, commit.meta, (), measured=measure_of(spec)
+        commit.step,
+        commit.position,
+        commit.receipt,
+        commit.meta,
+        (),
+        measured=measure_of(evaluate, checkpoint.averaged),
     )
-    return commit.step < spec.train.steps and not progress.is_on_plateau(spec.stop_when)
+    return commit.step < steps and not progress.is_on_plateau(stop_when)
 
 
 def _lacks_export(checkpoint: CheckpointSpec, run_dir: RunDir, summary: dict[str, Any]) -> bool:

@@ -88,7 +88,6 @@ def job_text(
     dropout = ""
     if folder is not None:
         from workloads.describe import describe
-        from workloads.model.config import TransformerConfig
 
         with wrong_input(folder):
             described = describe(f"hf:{folder}")
@@ -97,7 +96,7 @@ def job_text(
         length = min(described.max_positions, LONGEST)
         if described.architecture == "encoder-decoder":
             rows = [each and each.as_pair() for each in rows]
-        if isinstance(described, TransformerConfig):
+        if described.as_transformer:
             dropout = "".join(f", {key}: {rate:g}" for key, rate in _published_dropout(folder).items())
     objective = next((each.objective for each in rows if each and each.objective), objective)
     sources = [

@@ -7,12 +7,12 @@ import secrets
 from collections.abc import Iterator
 
 from cluster.workers.shared_imports import SharedImports, is_supported
-from orchestrator.config.spec import JobSpec
+from orchestrator.parallel.config import ParallelChoice
 from orchestrator.train.task import ENTRY_OF
 
 
 @contextlib.contextmanager
-def imports_begun(spec: JobSpec, embedded: bool) -> Iterator[str]:
+def imports_begun(parallel: ParallelChoice, embedded: bool) -> Iterator[str]:
     """Start a process that does the imports of ranks, and yield its name. The process ends with the block.
 
     Yields an empty name if the ranks will not run on this machine. `embedded` says that they will.
@@ -20,7 +20,7 @@ def imports_begun(spec: JobSpec, embedded: bool) -> Iterator[str]:
     if not (embedded and is_supported()):
         yield ""
         return
-    engine = "torch" if spec.parallel == "auto" else spec.parallel.engine or "torch"
+    engine = "torch" if parallel == "auto" else parallel.engine or "torch"
     imports = SharedImports(secrets.token_hex(16), ENTRY_OF[engine])
     try:
         yield imports.name

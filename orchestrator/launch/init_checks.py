@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from orchestrator.checkpoint.identity import BASE
 from orchestrator.config.errors import InputError
-from orchestrator.config.spec import JobSpec
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.resolve.base import Base, base_of
@@ -21,7 +20,6 @@ from orchestrator.storage.uri import is_local
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.manifest import CommitManifest
-    from workloads.transformer_workload import TransformerWorkload
     from workloads.workload import Workload
 
 
@@ -55,8 +53,17 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
             raise InputError("has no weights, which an adapter is for", where, hint)
         if commit is None and model.startswith(FOLDER):
             _check_tables(
-                spec,
-                load_workload(spec, vocabulary_before_data(job), data_format, job.model, kept=job.kept),
+                spec.workload,
+                load_workload(
+                    asked=spec.workload,
+                    data=spec.data,
+                    train=spec.train,
+                    seed=spec.seed,
+                    vocabulary=vocabulary_before_data(job),
+                    data_format=data_format,
+                    model=job.model,
+                    kept=job.kept,
+                ),
                 model,
             )
         return
@@ -66,13 +73,23 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
         vocabulary = vocabulary_before_data(job)
 
         def read(base: Base | None) -> None:
-            workload = load_workload(spec, vocabulary, data_format, job.model, base, kept=job.kept)
+            workload = load_workload(
+                asked=spec.workload,
+                data=spec.data,
+                train=spec.train,
+                seed=spec.seed,
+                vocabulary=vocabulary,
+                data_format=data_format,
+                model=job.model,
+                base=base,
+                kept=job.kept,
+            )
             if commit is None:
-                _check_tables(spec, workload, where)
+                _check_tables(spec.workload, workload, where)
 
-        read_base(spec, begun, commit is not None, read)
+        read_base(spec.workload, spec.needs_base, begun, commit is not None, read)
     else:
-        base_of(spec, begun, True)
+        base_of(spec.workload, spec.needs_base, begun, True)
 
 
 def _check_read(workload: WorkloadSpec) -> None:
@@ -88,22 +105,19 @@ def _check_read(workload: WorkloadSpec) -> None:
             check_none_unread(str(root(folder)))
 
 
-def _check_tables(spec: JobSpec, workload: Workload, where: str) -> None:
-    from workloads.transformer_workload import TransformerWorkload
-
-    if isinstance(workload, TransformerWorkload) and workload.pretrained is not None:
-        found = {name: workload.pretrained.find(name) for name in workload.tables}
-        check_rows(spec, workload, {name: each.shape for name, each in found.items() if each}, where)
+def _check_tables(asked: WorkloadSpec, workload: Workload, where: str) -> None:
+    if there := workload.begun_tables:
+        check_rows(asked, workload, there, where)
 
 
 def check_rows(
-    spec: JobSpec, workload: TransformerWorkload, there: Mapping[str, Sequence[int]], where: str
+    asked: WorkloadSpec, workload: Workload, there: Mapping[str, Sequence[int]], where: str
 ) -> None:
     """Raise InputError if a frozen table has rows for tokens that the weights do not have.
 
     Args:
-        spec: the job.
-        workload: the model of the job.
+        asked: the job's part of the model.
+        workload: the model.
         there: the shapes of the tables in the weights, by name.
         where: names the weights in messages.
     """
@@ -112,7 +126,7 @@ def check_rows(
         have = there[name][0] if name in there else rows
         if have < rows:
             what = f"{where} has no rows for tokens {have} to {rows - 1}, and {name} is not trained"
-            key = "workload.adapter" if spec.workload.adapter else "train.freeze"
+            key = "workload.adapter" if asked.adapter else "train.freeze"
             raise InputError(what, key, "train a base that has them first, with all of its weights")
 
 
@@ -130,7 +144,16 @@ def check_continues(job: ResolvedJob, run_dir: RunDir) -> CommitManifest | None:
 
     if not isinstance(job.spec.data.tokenizer, TrainedTokenizer):  # whose vocabulary is not known yet
         step = source.commit.step
-        workload = load_workload(job.spec, vocabulary_before_data(job), FORMAT, job.model, kept=job.kept)
+        workload = load_workload(
+            asked=job.spec.workload,
+            data=job.spec.data,
+            train=job.spec.train,
+            seed=job.spec.seed,
+            vocabulary=vocabulary_before_data(job),
+            data_format=FORMAT,
+            model=job.model,
+            kept=job.kept,
+        )
         thawing = [name for name, at in workload.thawed_after.items() if at == step]
         try:
             source.commit.check_shapes(committed_shapes(after(workload, step), thawing))

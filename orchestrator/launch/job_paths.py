@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
+from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.spec import JobSpec
+from orchestrator.data.config import DataSpec
+from orchestrator.observe.config import TrackingSpec
 
 
 def reads(spec: JobSpec, mounted: str = "") -> list[str]:
@@ -15,12 +18,14 @@ def reads(spec: JobSpec, mounted: str = "") -> list[str]:
 
 def writes(spec: JobSpec, mounted: str = "") -> list[str]:
     """Return the keys with local paths that are written, except those under `mounted`. A lost node takes them along."""
-    return [text for text, path in _written(spec) if _is_local(path, mounted)]
+    return [
+        text for text, path in _written(spec.data, spec.checkpoint, spec.tracking) if _is_local(path, mounted)
+    ]
 
 
 def named(spec: JobSpec) -> list[str]:
     """Return every path and URI that the job reads or writes."""
-    return _read(spec) + [path for _, path in _written(spec)]
+    return _read(spec) + [path for _, path in _written(spec.data, spec.checkpoint, spec.tracking)]
 
 
 def _read(spec: JobSpec) -> list[str]:
@@ -37,16 +42,18 @@ def _read(spec: JobSpec) -> list[str]:
     return paths + ([spec.limits.prices] if spec.limits.prices else [])
 
 
-def _written(spec: JobSpec) -> Iterator[tuple[str, str]]:
+def _written(
+    data: DataSpec, checkpoint: CheckpointSpec, tracking: TrackingSpec | None
+) -> Iterator[tuple[str, str]]:
     """Yield each key with its value, and the path in it."""
-    if spec.tracking:
-        uri = spec.tracking.uri
+    if tracking:
+        uri = tracking.uri
         path = uri.removeprefix("sqlite:///") if uri.startswith("sqlite:") else uri
         yield f"tracking.uri {uri}", path
-    if spec.checkpoint.export_to:
-        yield f"checkpoint.export_to {spec.checkpoint.export_to}", spec.checkpoint.export_to
-    if spec.data.cache:
-        yield f"data.cache {spec.data.cache}", spec.data.cache
+    if checkpoint.export_to:
+        yield f"checkpoint.export_to {checkpoint.export_to}", checkpoint.export_to
+    if data.cache:
+        yield f"data.cache {data.cache}", data.cache
 
 
 def _is_local(path: str, mounted: str) -> bool:

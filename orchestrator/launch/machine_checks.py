@@ -10,9 +10,7 @@ import shutil
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.resources import ResourceSpec
-from orchestrator.config.spec import JobSpec
 from orchestrator.launch.worker import worker_here
-from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.device import Machine
 from orchestrator.planner.host_memory import FORCED, state_bytes
 from orchestrator.resolve.resolved_job import ResolvedJob
@@ -20,14 +18,17 @@ from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import is_local, local_path
 
 
-def check_space(spec: JobSpec, shape: ModelShape, uri: str) -> None:
-    """Raise InputError if the disk of a local run directory has no room for a commit. The folder need not exist."""
-    if not is_local(uri) or not spec.resources.must_fit:
+def check_space(resources: ResourceSpec, needed: float, uri: str) -> None:
+    """Raise InputError if the disk of a local run directory has less room than the bytes that a commit needs.
+
+    The folder need not exist.
+    """
+    if not is_local(uri) or not resources.must_fit:
         return
     folder = local_path(uri)
     while not os.path.exists(folder):
         folder = os.path.dirname(folder)
-    free, needed = shutil.disk_usage(folder).free, state_bytes(spec, shape, least=True)
+    free = shutil.disk_usage(folder).free
     if free < needed:
         what = (
             f"a commit of this run takes {needed / 1e6:,.1f} MB, and its disk has {free / 1e6:,.1f} MB free"
@@ -40,9 +41,10 @@ def check_room(job: ResolvedJob, run_dir: RunDir, address: str | None) -> None:
 
     `address` is the cluster that the job runs on, None for this machine.
     """
-    check_space(job.spec, job.shape, run_dir.uri)
+    least = state_bytes(job.spec.train.optimizer, job.spec.checkpoint.ema, job.shape, least=True)
+    check_space(job.spec.resources, least, run_dir.uri)
     if address is None:
-        check_memory(job, worker_here(job.spec))
+        check_memory(job, worker_here(job.spec.resources, job.spec.train.dtype))
 
 
 def check_memory(job: ResolvedJob, machine: Machine) -> None:
@@ -53,28 +55,28 @@ def check_memory(job: ResolvedJob, machine: Machine) -> None:
         check_fits(job, machine)
 
 
-def check_machine(spec: JobSpec, address: str | None) -> None:
+def check_machine(resources: ResourceSpec, evaluates_beside: bool, address: str | None) -> None:
     """Check that this machine has the labels and GPUs that the job asks for, if it runs here (`address` is None)."""
-    check_labels(spec.resources, address)
-    if address is None and spec.resources.per_worker.gpu:
-        gpus_here(spec)
+    check_labels(resources, address)
+    if address is None and resources.per_worker.gpu:
+        gpus_here(resources, evaluates_beside)
 
 
-def gpus_here(spec: JobSpec) -> int:
+def gpus_here(resources: ResourceSpec, evaluates_beside: bool) -> int:
     """Return how many GPUs an embedded cluster claims, including one for an evaluation beside the run.
 
     Raises InputError if this machine has too few.
     """
     import torch
 
-    least = spec.resources.workers.min
-    most = spec.resources.workers.max
+    least = resources.workers.min
+    most = resources.workers.max
     available = torch.cuda.device_count()
     if available < least:
         gpus = f"{least} GPU{'s' * (least > 1)}"
         what = f"the smallest gang needs {gpus}, and this machine has {available or 'none'}"
         raise InputError(what, "resources.per_worker.gpu", "set it to 0, or name a cluster with --address")
-    return min(most + spec.evaluates_beside * int(spec.resources.per_worker.gpu), available)
+    return min(most + evaluates_beside * int(resources.per_worker.gpu), available)
 
 
 def check_labels(resources: ResourceSpec, address: str | None) -> None:

@@ -7,14 +7,7 @@ from collections.abc import Callable
 from orchestrator.config.errors import InputError, Problems
 from orchestrator.config.spec import JobSpec
 from orchestrator.data.encoding.config import TrainBpe
-from orchestrator.launch.preflight import (
-    check_cleaning,
-    check_objective,
-    check_preferences,
-    check_records,
-    check_workload,
-)
-from orchestrator.planner import prices
+from orchestrator.launch.job_checks import check_objective_of, check_workload, checks_without_text
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
 
 
@@ -25,14 +18,14 @@ def check_on_paper(spec: JobSpec) -> tuple[ResolvedJob, list[str]]:
     """
     problems = Problems()
     assumed: list[str] = []
-    for check in (check_records, check_preferences, check_cleaning, prices.check):
+    for check in checks_without_text(spec):
         with problems.noted():
-            check(spec)
+            check()
     with problems.noted():
         spec, assumed = with_vocabulary(spec)
         job = resolve(spec)
         with problems.noted():
-            check_objective(job)
+            check_objective_of(job)
             if not problems:
                 check_workload(job)
     problems.raise_noted()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.errors import InputError, Problems
 from orchestrator.config.spec import JobSpec
 from orchestrator.data.config import DataSpec, Source
-from orchestrator.observe.mlflow_checks import check_experiment, check_registered_name, check_tracking
+from orchestrator.observe.mlflow_checks import check_tracking_server
 from orchestrator.observe.sinks.follow import check_sinks
 from orchestrator.resolve.prepared_data import data_cache
 from orchestrator.storage.run_directory import RunDir
@@ -38,36 +39,42 @@ def check_written(checkpoint: CheckpointSpec, data: DataSpec, run_dir: RunDir, a
     problems.raise_noted()
 
 
-def check_places(spec: JobSpec, run_dir: RunDir) -> None:
-    """Raise InputError for paths and URIs that are malformed, or that only one process would see."""
-    places = {
-        "--run-dir": run_dir.uri,
-        "data.cache": spec.data.cache,
-        "checkpoint.export_to": spec.checkpoint.export_to,
-    }
+def check_places(
+    data: DataSpec, export_to: str | None, sources: Sequence[tuple[str, Source]], run_dir: RunDir
+) -> None:
+    """Raise InputError for paths and URIs that are malformed, or that only one process would see.
+
+    Args:
+        data: the job's data.
+        export_to: the target of its exports.
+        sources: all sources, with their keys in the job file.
+        run_dir: the run directory.
+    """
+    places = {"--run-dir": run_dir.uri, "data.cache": data.cache, "checkpoint.export_to": export_to}
     for where, uri in places.items():
         if uri is not None:
             check_uri(uri, where)
-    named = [(f"{where}.uri", place) for where, source in sources_of(spec) for place in source.places]
+    named = [(f"{where}.uri", place) for where, source in sources for place in source.places]
     for where, uri in [*places.items(), *named]:
         if (uri or "").startswith("memory://"):
             what = f"{uri} is the memory of one process, and a run has several"
             raise InputError(what, where, "give a folder that all nodes see, or a store such as s3://")
-    cache = local_path(spec.data.cache) if spec.data.cache and is_local(spec.data.cache) else ""
+    cache = local_path(data.cache) if data.cache and is_local(data.cache) else ""
     if os.path.lexists(cache) and not os.path.isdir(cache):
         raise InputError("is no folder", f"data.cache {cache}", "give another")
-    if spec.data.samples is not None and not is_local(place := data_cache(spec.data, run_dir)):
+
+
+def check_sample_cache(data: DataSpec, seed: int, run_dir: RunDir) -> None:
+    """Raise InputError if own samples cannot be prepared in the job's cache."""
+    if data.samples is not None and not is_local(place := data_cache(data, run_dir)):
         from orchestrator.data.samples.own_samples import check_cache
 
-        check_cache(spec.data.samples, spec.seed, place)
-    if spec.tracking:
-        check_tracking(spec.tracking.uri)
-        check_experiment(spec.tracking)
-        check_registered_name(spec.tracking.register_as, "tracking.register_as")
+        check_cache(data.samples, seed, place)
+
+
+def check_all_places(spec: JobSpec, run_dir: RunDir) -> None:
+    """Check the places that every component of a job names, one component after the other. Raises InputError."""
+    check_places(spec.data, spec.checkpoint.export_to, spec.every_source, run_dir)
+    check_sample_cache(spec.data, spec.seed, run_dir)
+    check_tracking_server(spec.tracking)
     check_sinks(spec.sinks)
-
-
-def sources_of(spec: JobSpec) -> list[tuple[str, Source]]:
-    """Return all sources with their keys in the job file, those of held-out text too."""
-    groups = [("data.sources", spec.data.sources), *spec.set_sources.values()]
-    return [(f"{where}.{number}", source) for where, group in groups for number, source in enumerate(group)]

@@ -13,7 +13,7 @@ from orchestrator.config.spec import JobSpec
 from orchestrator.launch.init_checks import check_begins
 from orchestrator.launch.machine_checks import check_room
 from orchestrator.launch.offline_checks import check_on_paper
-from orchestrator.launch.path_checks import check_places, check_written
+from orchestrator.launch.path_checks import check_all_places, check_written
 from orchestrator.launch.preflight import check_here, preflight
 from orchestrator.launch.worker import worker_here
 from orchestrator.parallel.layout import Layout
@@ -66,7 +66,7 @@ class PlannedJob:
         more: dict[str, Any] = {"assumed": list(self.assumed)} if self.assumed else {}
         if notes := self.job.notes:
             more["notes"] = notes
-        if fed := feed(self.job.spec, self.plan):
+        if fed := feed(self.job.spec.data, self.job.spec.resources.per_worker, self.plan):
             more["streaming"] = fed.to_json()
         if self.choice:
             more["precision"] = self.choice.to_json()
@@ -75,7 +75,8 @@ class PlannedJob:
 
 def with_workers(spec: JobSpec, workers: int) -> JobSpec:
     """Return the job limited to `workers` workers. Its minimum is lowered to that number if it is larger."""
-    return on_workers(spec, min(spec.resources.workers.min, workers), workers)
+    least = min(spec.resources.workers.min, workers)
+    return spec.with_parts(resources=on_workers(spec.resources, least, workers))
 
 
 def planned_on_paper(spec: JobSpec, device: str) -> PlannedJob:
@@ -88,9 +89,14 @@ def planned_on_paper(spec: JobSpec, device: str) -> PlannedJob:
     Raises:
         InputError: the job is wrong, or the device is unknown.
     """
-    job, assumed = check_on_paper(on_paper(spec, device))
+    job, assumed = check_on_paper(spec.with_parts(resources=on_paper(spec.resources, device)))
     job = in_chosen_precision(job, partial(worker_on_paper, device=device))
-    found = _planned(spec.train, job, worker_on_paper(job.spec, device), job.spec.searches_layout)
+    found = _planned(
+        spec.train,
+        job,
+        worker_on_paper(job.spec.resources, job.spec.train.dtype, device),
+        job.spec.searches_layout,
+    )
     return dataclasses.replace(found, assumed=tuple(assumed))
 
 
@@ -101,9 +107,9 @@ def planned_here(spec: JobSpec, run: RunDir | None) -> PlannedJob:
     """
     asked = spec
     if run is not None:
-        check_places(spec, run)
+        check_all_places(spec, run)
         check_written(spec.checkpoint, spec.data, run, None)
-        spec = as_its_run(spec, run)
+        spec = spec.with_parts(train=as_its_run(spec.train, run))
     found = planned_of(asked.train, check_here(spec, None))
     return dataclasses.replace(found, refused=_refused(found.job, run)) if run is not None else found
 
@@ -119,7 +125,7 @@ def planned_of(train: TrainSpec, job: ResolvedJob, machine: Machine | None = Non
     Raises:
         InputError: no layout is legal, or none fits.
     """
-    return _planned(train, job, machine or worker_here(job.spec), True)
+    return _planned(train, job, machine or worker_here(job.spec.resources, job.spec.train.dtype), True)
 
 
 def _planned(train: TrainSpec, job: ResolvedJob, machine: Machine, must_fit: bool) -> PlannedJob:

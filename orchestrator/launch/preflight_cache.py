@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from cluster.workers.program import PACKAGES, ROOT
-from orchestrator.config.own_code import used_by
+from cluster.workers.program import ROOT
+from orchestrator.config.packages import PACKAGES
 from orchestrator.config.spec import JobSpec
 from orchestrator.resolve.prepared_data import data_cache
 from orchestrator.storage.run_directory import RunDir
@@ -48,7 +48,7 @@ def mark_of(spec: JobSpec, run: RunDir) -> Path | None:
     folder = data_cache(spec.data, run)
     others = spec.evaluate is not None and spec.evaluate.tasks
     if (
-        used_by(spec)
+        spec.own_code
         or is_object_reference(model)
         or model.startswith("hf:")
         or others

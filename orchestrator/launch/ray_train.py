@@ -45,8 +45,9 @@ from orchestrator.controller.run_history import RunHistory
 from orchestrator.controller.state import Observation, Policy, State
 from orchestrator.data.progress import StageLine
 from orchestrator.data.samples.skips import on_record
-from orchestrator.launch.preflight import check_job
+from orchestrator.launch.job_checks import check_job
 from orchestrator.launch.worker import worker_at
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.machines import machine_for
 from orchestrator.planner.planner import Planner, on_workers
 from orchestrator.resolve.base import base_json
@@ -85,10 +86,10 @@ def loop_config(
         hint = "set it to gang, or use `orchestrator run`"
         raise InputError("Ray Train keeps no worker beside its own", "evaluate.where", hint)
     run = RunDir(absolute(run_dir or f"runs/{spec.name}", Path.cwd()))
-    spec = as_its_run(spec, run)
+    spec = spec.with_parts(train=as_its_run(spec.train, run))
     begun = begun_from(spec, run, check_same_run(spec, run))[1]
-    check_same_config(spec, begun, run.uri)
-    spec = as_begun(spec, begun)
+    check_same_config(spec.workload, begun, run.uri)
+    spec = spec.with_parts(workload=as_begun(spec.workload, begun))
     spec = check_job(spec, machine_of=worker_at("auto"), kept=kept_config(begun)).spec
     run.create()
     past = EventHistory(run.rows("events.jsonl"))
@@ -99,8 +100,8 @@ def loop_config(
         "data": data.uri,
         "sets": data.sets,
         "report_every": report_every or spec.checkpoint.every,
-        "code": code_of(spec),
-        "code_roots": roots_of(spec),
+        "code": code_of(spec.own_code),
+        "code_roots": roots_of(spec.own_code),
         "faults": list(faults),
     }
 
@@ -110,7 +111,7 @@ def train_func(config: dict[str, Any]) -> None:
     run = RunDir(config["run"])
     code = config["code"]
     roots = tuple(config["code_roots"])
-    find_code(parse(config["job"]), code, roots)
+    find_code(parse(config["job"]).own_code, code, roots)
     context = ray.train.get_context()
     node = ray.util.get_node_ip_address()
     rank = context.get_world_rank()
@@ -191,12 +192,24 @@ class RankZeroHistory:
         """Roll back to the last sound commit, choose a layout, and return the fields of a `Task` for both."""
         bundle = self._spec.resources.per_worker.bundle
         source, begun = begun_from(self._spec, self._run, self._history.newest)
-        base, needed = bases_of(self._spec, self._history.base, begun, self._run)
+        base, needed = bases_of(
+            workload=self._spec.workload,
+            reads_base=self._spec.reads_base,
+            needs_base=self._spec.needs_base,
+            begun=self._history.base,
+            commit=begun,
+            run=self._run,
+        )
         job, shards, _ = resolve_over(self._spec, self._data, needed, source, kept_config(begun))
         check_shards(self._history.newest, shards, self._data.uri)
         machine = machine_for(smallest_offer(bundle, world), bundle, self._spec.train.dtype)
         confirm = partial(verdicts_before, self._spec, machine, lambda: False)
-        planner = Planner(on_workers(self._spec, world, world), job.shape, machine, confirm=confirm)
+        planner = Planner(
+            demand_of(self._spec.with_parts(resources=on_workers(self._spec.resources, world, world))),
+            job.shape,
+            machine,
+            confirm=confirm,
+        )
         layout = planner.choose(world)
         if layout is None or layout.world != world:
             hint = "change num_workers of ScalingConfig, or train.global_batch"
@@ -242,7 +255,7 @@ class RankZeroHistory:
     def end(self) -> None:
         """Record that all steps are done."""
         self._event("done", f"{self._history.step} steps are done")
-        release_base(self._spec, self._run, self._history.base)
+        release_base(self._spec.needs_base, self._run, self._history.base)
 
     def fail(self, error: Exception) -> None:
         """Record the error that ended the attempt and what `decide` makes of it."""

@@ -15,6 +15,7 @@ from cluster.workers.interruptions import held_interruptions
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import Outcome
+from orchestrator.config.packages import PACKAGES
 from orchestrator.config.redact import redact_message
 from orchestrator.config.spec import JobSpec
 from orchestrator.launch import preflight_cache
@@ -99,7 +100,7 @@ def run(
 
         def begin() -> None:
             nonlocal shared
-            shared = stack.enter_context(imports_begun(spec, embedded=address is None))
+            shared = stack.enter_context(imports_begun(spec.parallel, embedded=address is None))
 
         make_own_sources(spec.data, address, lambda line: show({"phase": "prepare", "note": line}))
         show({"phase": "check", "note": "reading the job's sources and model"})
@@ -144,7 +145,11 @@ def _run(
     queue = None if address is None else priority
     workers, worker = spec.resources.workers, spec.resources.per_worker
     most = workers.max + spec.evaluates_beside
-    gpus = gpus_here(spec) if address is None and worker.gpu else workers.max * worker.gpu
+    gpus = (
+        gpus_here(spec.resources, spec.evaluates_beside)
+        if address is None and worker.gpu
+        else workers.max * worker.gpu
+    )
 
     def begin() -> WatchedRun:
         watched = attach(
@@ -158,7 +163,7 @@ def _run(
     show({"phase": "connect", "note": where})
     try:
         for last in (False, False, True):
-            with connected_ray(address, most * worker.cpu, gpus):
+            with connected_ray(address, most * worker.cpu, gpus, packages=PACKAGES):
                 show({"phase": "connect", "note": "starting the run's controller"})
                 outcome = _watch(begin, show)
             if not outcome.fallen or last:

@@ -15,6 +15,7 @@ import yaml
 from orchestrator.config.chain import ChainSpec
 from orchestrator.config.errors import Absent, InputError
 from orchestrator.config.outcome import ENDED, Outcome
+from orchestrator.config.packages import PACKAGES
 from orchestrator.config.redact import hidden_at, redact
 from orchestrator.config.spec import JobSpec
 from orchestrator.storage.run_directory import RunDir
@@ -56,7 +57,7 @@ def on_cluster(address: str | None, cpus: float = 0.0, gpus: float = 0.0) -> Ite
     from cluster.local.ray_session import NoCluster, connected_ray
 
     try:
-        with connected_ray(address, cpus, gpus):
+        with connected_ray(address, cpus, gpus, packages=PACKAGES):
             yield
     except NoCluster as error:
         raise no_cluster(error, address) from None

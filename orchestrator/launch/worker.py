@@ -12,12 +12,12 @@ from cluster.workers.gang import Bundle
 from cluster.workers.machine import Offer, smallest_offer
 from orchestrator.config.errors import InputError
 from orchestrator.config.resources import ResourceSpec
-from orchestrator.config.spec import JobSpec
 from orchestrator.launch.submission import on_cluster
 from orchestrator.planner.device import Machine
 from orchestrator.planner.machines import machine_for
 from orchestrator.planner.precision import MachineOf
 from orchestrator.planner.profile import of_accelerator
+from orchestrator.train.config import Precision
 
 
 def worker_at(address: str | None) -> MachineOf:
@@ -25,12 +25,12 @@ def worker_at(address: str | None) -> MachineOf:
     return worker_here if address is None else partial(worker_there, address=address)
 
 
-def worker_here(spec: JobSpec) -> Machine:
+def worker_here(resources: ResourceSpec, precision: Precision) -> Machine:
     """Describe a worker on this machine. Workers without a GPU share the memory of the machine."""
-    worker = spec.resources.per_worker
-    machine = machine_for(None, worker.bundle, spec.train.dtype)
+    worker = resources.per_worker
+    machine = machine_for(None, worker.bundle, precision)
     if not worker.gpu:
-        return replace(machine, memory=machine.memory / spec.resources.workers.max)
+        return replace(machine, memory=machine.memory / resources.workers.max)
     import torch
 
     if not torch.cuda.is_available():  # `gpus_here` refuses a run without GPUs
@@ -47,24 +47,24 @@ def worker_named(resources: ResourceSpec) -> MachineOf | None:
     name = worker.labels.get(ACCELERATOR, "")
     if not worker.gpu or of_accelerator(name) is None:
         return None
-    return lambda each: machine_for(Offer(math.inf, name), worker.bundle, each.train.dtype)
+    return lambda _, precision: machine_for(Offer(math.inf, name), worker.bundle, precision)
 
 
-def worker_there(spec: JobSpec, address: str) -> Machine:
+def worker_there(resources: ResourceSpec, precision: Precision, address: str) -> Machine:
     """Describe a worker by the job's label, or else by connecting to the cluster.
 
     Raises:
         InputError: the cluster does not answer, or it has no such worker yet and the GPU is unknown.
     """
-    if (named := worker_named(spec.resources)) is not None:
-        return named(spec)
-    bundle = spec.resources.per_worker.bundle
-    offer = _offer(bundle, spec.resources.workers.max, address)
+    if (named := worker_named(resources)) is not None:
+        return named(resources, precision)
+    bundle = resources.per_worker.bundle
+    offer = _offer(bundle, resources.workers.max, address)
     if offer is None and bundle.gpu:
         what = "the cluster has no such worker yet, and nothing tells which GPU it will have"
         hint = f"name it by resources.per_worker.labels: {{{ACCELERATOR}: H100}}, or the precision"
         raise InputError(what, "train.precision auto", hint)
-    return machine_for(offer, bundle, spec.train.dtype)
+    return machine_for(offer, bundle, precision)
 
 
 def _offer(bundle: Bundle, most: int, address: str) -> Offer | None:

@@ -41,6 +41,14 @@ FILES_ALLOWED = "MLFLOW_ALLOW_FILE_STORE"
 DATABASE_HERE = "write sqlite:///mlflow.db, or the address of a server"
 
 
+def check_tracking_server(tracking: TrackingSpec | None) -> None:
+    """Check all that a job says about MLflow, if it tracks there. Raises InputError."""
+    if tracking:
+        check_tracking(tracking.uri)
+        check_experiment(tracking)
+        check_registered_name(tracking.register_as, "tracking.register_as")
+
+
 def check_tracking(uri: str) -> None:
     """Raise InputError for a URI that MLflow does not support, or a file that is not a database."""
     place_in_job = f"tracking.uri {redact(uri)}"

@@ -145,11 +145,11 @@ def _create(run: MlflowRun, name: str, commit: CommitManifest, store: Store) -> 
     }
     model = run.client.create_logged_model(
         run.experiment,
-        f"{name.replace('.', '-')}-step-{commit.step}",  # MLflow does not accept dots there
-        run.run_id,
-        tags,
-        {"step": str(commit.step), "layout": json.dumps(commit.meta.get("layout"))},
-        MODEL_TYPE,
+        name=f"{name.replace('.', '-')}-step-{commit.step}",  # MLflow does not accept dots there
+        source_run_id=run.run_id,
+        tags=tags,
+        params={"step": str(commit.step), "layout": json.dumps(commit.meta.get("layout"))},
+        model_type=MODEL_TYPE,
     )
     with tempfile.TemporaryDirectory(prefix="model-") as folder:
         get_external_mlflow_model_spec(model).save(str(Path(folder, "MLmodel")))

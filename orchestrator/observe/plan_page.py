@@ -10,7 +10,8 @@ from orchestrator.observe import charts
 from orchestrator.observe.page import render
 from orchestrator.observe.pipeline_timeline import lanes
 from orchestrator.parallel.layout import ModelShape
-from orchestrator.planner.choose_layout import Plan, program_of
+from orchestrator.planner.choose_layout import Plan
+from orchestrator.planner.demand import demand_of, program_of
 from orchestrator.planner.memory import MEMORY_SHARE, held
 from orchestrator.planner.simulation.step import pipeline
 from orchestrator.planner.simulation.timeline import Played
@@ -57,7 +58,7 @@ def _memories(spec: JobSpec, shape: ModelShape, plan: Plan, played: Played | Non
     layout = plan.chosen.layout
     for name, place in CURVES.items() if played else [("every", 0)]:
         index = place % layout.pp
-        (parts,) = held(spec, shape, layout, [index])
+        (parts,) = held(demand_of(spec), shape, layout, [index])
         each = parts.micro_batch / (layout.stages // layout.pp)
         points = [(0.0, parts.state)]
         now = parts.state

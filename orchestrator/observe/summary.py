@@ -96,7 +96,7 @@ def summary(
         "mfu": rows.parts.mfu,
         "why_slow": why_slow(rows.parts, latest(rows.newest[::-1])),
         "worker_hours": used,
-        "evaluated_beside": _beside(spec, rows),
+        "evaluated_beside": _beside(spec.evaluates_beside, spec.limits.usd_per_worker_hour, rows),
         **({} if rows.padding is None else {"padding": rows.padding}),
         **_footprint(
             spec.limits,
@@ -161,12 +161,14 @@ def world(layout: Any) -> int:
     return math.prod(int(degree) for degree in re.findall(r"\b(?:pp|dp|cp|tp)(\d+)\b", str(layout or "")))
 
 
-def _beside(spec: JobSpec, rows: RunTotals) -> dict[str, float | None] | None:
+def _beside(
+    evaluates_beside: bool, usd_per_worker_hour: float | None, rows: RunTotals
+) -> dict[str, float | None] | None:
     """Return worker hours and USD of evaluations by extra workers, which no other figure includes; None without any."""
-    if not spec.evaluates_beside:
+    if not evaluates_beside:
         return None
     hours = rows.beside_seconds / 3600
-    price = spec.limits.usd_per_worker_hour
+    price = usd_per_worker_hour
     return {"worker_hours": hours, "cost_usd": hours * price if price else None}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -121,6 +121,10 @@ class ParallelSpec(StrictModel):
         }
 
 
-def cost_of(parallel: Literal["auto"] | ParallelSpec) -> ObjectReference | None:
+ParallelChoice: TypeAlias = Literal["auto"] | ParallelSpec
+"""The key `parallel` of a job file."""
+
+
+def cost_of(parallel: ParallelChoice) -> ObjectReference | None:
     """Return the user's own planner cost, see `orchestrator.planner.own_cost.Cost`."""
     return parallel.cost if isinstance(parallel, ParallelSpec) else None

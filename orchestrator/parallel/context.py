@@ -138,7 +138,7 @@ class ContextCore(nn.Module):
                 query, key, value=value, documents=mask.documents, keys=keys, sinks=sinks
             )
         if not mask.causal or mask.allowed is not None:
-            return self._whole.attend(query, key, value, mask.allowed, False, keys, sinks)
+            return self._whole.attend(query, key, value, mask.allowed, causal=False, keys=keys, sinks=sinks)
         # Each of the two chunks of queries attends to the keys up to its own end: later ones are masked for all of it.
         chunk = query.shape[2] // 2
         parts = []
@@ -150,7 +150,13 @@ class ContextCore(nn.Module):
             allowed = self._until_own_end(rows, end, self._whole.drops(keys))
             parts.append(
                 self._whole.attend(
-                    rows, key[:, :, :end], value[:, :, :end], allowed, False, dropout_keys, sinks
+                    rows,
+                    key[:, :, :end],
+                    value[:, :, :end],
+                    allowed,
+                    causal=False,
+                    keys=dropout_keys,
+                    sinks=sinks,
                 )
             )
         return torch.cat(parts, dim=2)
@@ -193,7 +199,8 @@ class ContextCore(nn.Module):
         def rows_of_mask() -> Tensor:
             return documents.dense(length, device).index_select(2, positions_of(length, self._cp, device))
 
-        return self._whole.attend(query, key, value, documents.once(rows_of_mask), False, keys, sinks)
+        allowed = documents.once(rows_of_mask)
+        return self._whole.attend(query, key, value, allowed, causal=False, keys=keys, sinks=sinks)
 
     def _chunks(self) -> tuple[int, int]:
         """Return the numbers of this rank's two chunks, ascending."""

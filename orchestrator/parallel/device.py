@@ -20,8 +20,9 @@ import torch.distributed as dist
 from cluster.workers.network_interface import use_interface_of
 from cluster.workers.worker_context import RankInfo, WorkerContext
 from orchestrator.config.errors import InputError
-from orchestrator.config.spec import JobSpec
+from orchestrator.config.resources import PerWorker
 from orchestrator.parallel.rank_messages import gather_json
+from orchestrator.train.config import TrainSpec
 from workloads.model import casts
 from workloads.model.masks import with_starts
 from workloads.workload import Batch
@@ -120,17 +121,17 @@ def keep_freed_memory() -> None:
             allocator(option, value)
 
 
-def open_device(spec: JobSpec, context: WorkerContext) -> Device:
+def open_device(train: TrainSpec, worker: PerWorker, context: WorkerContext) -> Device:
     """Take this rank's device, and join the process group of all ranks: gloo on CPU, NCCL and gloo on CUDA.
 
     Raises RuntimeError if the job asks for a GPU and there is none. Raises InputError if two ranks would share a GPU,
     or if the GPU does not support the job's precision.
     """
-    rank_info, worker = context.rank_info, spec.resources.per_worker
+    rank_info, worker = context.rank_info, worker
     torch.set_num_threads(max(int(worker.cpu), 1))
     if worker.gpu:
-        device = _take_gpu(rank_info, spec.train.determinism == "bitwise")
-        check_has_precision(spec.train.dtype, device)
+        device = _take_gpu(rank_info, train.determinism == "bitwise")
+        check_has_precision(train.dtype, device)
         backend = "cpu:gloo,cuda:nccl"
     else:
         device, backend = torch.device("cpu"), "gloo"
@@ -146,7 +147,7 @@ def open_device(spec: JobSpec, context: WorkerContext) -> Device:
     assert group is not None
     if worker.gpu:
         check_own_gpu(str(torch.cuda.get_device_properties(device).uuid))
-    return Device(device, COMPUTE[spec.train.dtype], group)
+    return Device(device, COMPUTE[train.dtype], group)
 
 
 def check_has_precision(precision: str, device: torch.device) -> None:

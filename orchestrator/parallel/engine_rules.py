@@ -5,7 +5,7 @@ Rules about the layout alone are in `layout`. Torch-free and ray-free.
 
 from __future__ import annotations
 
-from orchestrator.config.spec import JobSpec
+from orchestrator.config.workload import WorkloadSpec
 from orchestrator.parallel.layout import SPLIT, Layout
 from orchestrator.train.config import TrainSpec
 from workloads.own.object_reference import is_object_reference
@@ -17,23 +17,23 @@ depend on it.
 """
 
 
-def engine_problems(spec: JobSpec, layout: Layout) -> list[str]:
+def engine_problems(train: TrainSpec, workload: WorkloadSpec, on_gpu: float, layout: Layout) -> list[str]:
     """Return every reason why the layout's engine cannot run this job, each with a hint; empty if it can."""
-    found, train = [], spec.train
+    found, train = [], train
     if train.compile and layout.pp > 1 and layout.schedule in SPLIT:
         found.append(
             f"schedule {layout.schedule} splits the backward pass, which compiled blocks cannot; "
             "set train.compile to false"
         )
-    if layout.offload != "none" and not spec.resources.per_worker.gpu:
+    if layout.offload != "none" and not on_gpu:
         found.append("offload takes state off a GPU, and workers have none; set offload to none")
     if train.sequence_warmup:
-        found += _with_sequence_warmup(spec.train, layout)
+        found += _with_sequence_warmup(train, layout)
     if layout.engine == "deepspeed":
         found += _by_deepspeed(train, layout)
-        if is_object_reference(spec.workload.model):
+        if is_object_reference(workload.model):
             found.append("own models are run by the torch engine; set parallel.engine to torch")
-        if spec.workload.adapter and spec.workload.adapter.quantize != "none":
+        if workload.adapter and workload.adapter.quantize != "none":
             found.append("DeepSpeed has no weights in 4 bits; set parallel.engine to torch")
     if train.determinism != "bitwise":
         return found

@@ -299,10 +299,8 @@ class StepLosses:
     def _keep_by_token(self, output: Any, batch: Batch) -> Tensor:
         """Keep the log-probabilities of a micro-batch's labels, of whole rows also under context parallelism."""
         assert self._by_token is not None
-        assert self._rewarded is not None
-        labels = batch["labels"]
-        log_p = token_log_probabilities(output, labels, self._token_loss, self._rewarded.temperature)
-        log_p = log_p.where(labels != IGNORED, 0.0)
+        log_p = token_log_probabilities(output, batch, self._token_loss)
+        log_p = log_p.where(batch["labels"] != IGNORED, 0.0)
         if self._mesh.cp.size > 1:
             whole = log_p.new_zeros(len(log_p), log_p.shape[1] * self._mesh.cp.size)
             log_p = reduce(whole.scatter(1, batch[PLACES], log_p), self._mesh.cp)

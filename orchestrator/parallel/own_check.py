@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from orchestrator.parallel.config import ParallelChoice
 from orchestrator.parallel.mesh import Mesh, ProcessGroup
 from orchestrator.parallel.own_tensor import apply_own_tensor
 from orchestrator.parallel.partition import Cut, cut_of
@@ -171,6 +172,56 @@ def _by_layers(workload: Workload, model: nn.Module, batch: Batch) -> tuple[Tens
             if parameter.grad is not None:
                 found[name] = found.get(name, torch.zeros_like(parameter)) + parameter.grad
     return loss.detach(), found
+
+
+def check_divided(
+    parallel: ParallelChoice, workload: Any, make: Callable[[], nn.Module], batch: Batch
+) -> None:
+    """Raise WorkloadError if ranks that divide a model compute something else than one rank.
+
+    Args:
+        parallel: how the job divides the model.
+        workload: the model, small enough to be tried. This project's own layers need no such check.
+        make: returns its module, with weights that all affect the loss.
+        batch: a few samples.
+    """
+    if workload.config.divided_by == "plan":
+        _check_plan(parallel, workload, make, batch)
+    elif workload.config.divided_by == "declaration":
+        _check_declaration(parallel, workload, make, batch)
+
+
+def _check_plan(parallel: ParallelChoice, trial: Any, make: Callable[[], nn.Module], batch: Batch) -> None:
+    """Check a small copy of a transformers class, if the job divides the class."""
+    if parallel == "auto":
+        return
+    try:
+        halves = all(n % 2 == 0 for n in (*trial.config.head_counts, trial.config.cut))
+        if parallel.tp > 1 and trial.sharding():
+            if not halves:
+                raise WorkloadError(f"{trial.name}: no small copy of it can be cut over 2 ranks, to try that")
+            check_sharding(trial, make(), batch, 2, "the plan of transformers")
+        if parallel.pp > 1 and trial.stages():
+            check_layers(trial, make(), batch)
+    except WorkloadError as error:
+        raise WorkloadError(f"{error}; set parallel to auto") from None
+
+
+def _check_declaration(
+    parallel: ParallelChoice, workload: OwnWorkload, make: Callable[[], nn.Module], batch: Batch
+) -> None:
+    """Check that an own model's declared stages and sharding are correct."""
+    tp = 1 if parallel == "auto" else parallel.tp
+    fits = workload.config.cut % tp == workload.config.whole_heads % tp == 0
+    ways = {least_ways(workload), tp if fits else 1} - {1}
+    if not ways and not workload.config.stages:
+        return
+    model = make()
+    if workload.config.stages:
+        check_stages(workload, batch)
+        check_handed(workload, model, batch)
+    for each in sorted(ways):
+        check_sharding(workload, model, batch, each)
 
 
 def least_ways(workload: OwnWorkload) -> int:

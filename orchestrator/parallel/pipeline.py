@@ -384,9 +384,9 @@ class OfHuggingFaceClass(OfOwnModel):
 
 def between_stages(config: Any, ways: int, prompt: int) -> BetweenStages:
     """Return what a model passes between stages; `ways` and `prompt` as in `OfTransformer`."""
-    if isinstance(config, HuggingFaceModel):
-        return OfHuggingFaceClass(config)
-    return OfOwnModel(config) if isinstance(config, OwnModel) else OfTransformer(config, ways, prompt)
+    if config.divided_by == "rules":
+        return OfTransformer(config, ways, prompt)
+    return OfHuggingFaceClass(config) if config.divided_by == "plan" else OfOwnModel(config)
 
 
 SCHEDULES: dict[str, Any] = {

@@ -17,7 +17,6 @@ from orchestrator.parallel.mesh import Mesh
 from orchestrator.parallel.parameter_shard import DataParallel
 from orchestrator.parallel.pipeline import Pipeline
 from orchestrator.parallel.step_clock import BACKWARD, FORWARD, StepClock
-from workloads.own.model import OwnWorkload
 from workloads.own.network import Losses
 from workloads.own.rows import COUNTED
 from workloads.workload import Batch, Workload
@@ -40,7 +39,7 @@ class WholeBatch:
     def __init__(
         self,
         model: nn.Module,
-        workload: OwnWorkload,
+        workload: Workload,
         mesh: Mesh,
         data: DataParallel,
         losses: StepLosses,
@@ -181,7 +180,7 @@ def runner_of(
             device=device,
             clock=clock,
         )
-    if isinstance(workload, OwnWorkload) and workload.compares:
+    if workload.compares:
         return WholeBatch(
             model=stages[0],
             workload=workload,

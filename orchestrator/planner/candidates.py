@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from orchestrator.config.spec import JobSpec
 from orchestrator.parallel.config import ParallelSpec
 from orchestrator.parallel.cuts import cuts, layers_by_rank
-from orchestrator.parallel.engine_rules import engine_problems
 from orchestrator.parallel.layout import Layout, ModelShape, divisors, split_problems
 from orchestrator.parallel.legal_layouts import fit, shard_of
+from orchestrator.planner.demand import Demand
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 SEARCHED = ("1f1b", "interleaved", "zbv")
@@ -75,7 +74,7 @@ class Degrees:
 
 
 def all_degrees(
-    spec: JobSpec,
+    demand: Demand,
     shape: ModelShape,
     workers: int,
     per_node: int,
@@ -85,17 +84,17 @@ def all_degrees(
     """Yield every layout to consider, by degrees.
 
     Args:
-        spec: the job.
+        demand: what the job asks of the planner.
         shape: the sizes of the model.
         workers: maximum number of ranks.
         per_node: ranks that share a node.
         reject: called with degrees that divide the workers but that the model cannot have, and the reason.
         room: says which layouts fit; state is offloaded only if a layout does not.
     """
-    batch = spec.train.global_batch
-    virtual = spec.train.bitwise_shards
+    batch = demand.batch
+    virtual = demand.shards
     micros = [batch // virtual] if virtual else [m for m in MICRO_BATCHES if m <= batch]
-    asked = spec.parallel
+    asked = demand.parallel
     if isinstance(asked, ParallelSpec) and not asked.is_partial:
         layouts = []
         for micro in [asked.micro_batch] if asked.micro_batch else micros:
@@ -109,7 +108,7 @@ def all_degrees(
     pins = asked.pins if isinstance(asked, ParallelSpec) else {}
     micros = [pins["micro_batch"]] if "micro_batch" in pins else micros
     yield from _Families(
-        spec, shape, workers=workers, per_node=per_node, micros=micros, pins=pins, room=room
+        demand, shape, workers=workers, per_node=per_node, micros=micros, pins=pins, room=room
     ).all(reject)
 
 
@@ -117,7 +116,7 @@ def all_degrees(
 class _Families:
     """Enumerates layouts; the fields are the arguments of `all_degrees` and what the job pins."""
 
-    spec: JobSpec
+    demand: Demand
     shape: ModelShape
     workers: int
     per_node: int
@@ -127,7 +126,7 @@ class _Families:
 
     @property
     def _gpu(self) -> bool:
-        return self.spec.resources.per_worker.gpu > 0
+        return self.demand.resources.per_worker.gpu > 0
 
     def all(self, reject: Callable[[tuple[Layout, str]], None]) -> Iterator[Degrees]:
         """Yield all degrees that the model and the workers allow."""
@@ -156,7 +155,7 @@ class _Families:
 
         It has the largest micro-batch that divides its share of the batch. None if the workers do not suffice.
         """
-        batch, virtual = self.spec.train.global_batch, self.spec.train.bitwise_shards
+        batch, virtual = self.demand.batch, self.demand.shards
         least = self.micros[0] if batch % self.micros[0] == 0 else 1
         asked = degrees.but(micro_batch=1, schedule=self.pins.get("schedule", degrees.schedule))
         found = fit(asked, self.workers, batch // least, virtual)
@@ -168,7 +167,7 @@ class _Families:
         """Yield the families with the degrees of `widest`: one for each micro-batch and schedule."""
         shape = self.shape
         pins = self.pins
-        batch = self.spec.train.global_batch
+        batch = self.demand.batch
         too_large: dict[tuple[str, int, int, int], int] = {}
         for micro, (schedule, several) in itertools.product(
             _divisors_up_to(self.micros, batch // widest.dp), _schedules(shape, widest.pp, pins)
@@ -237,7 +236,7 @@ class _Families:
                     yield sharded
                 elif not room.is_tight(sharded):
                     continue
-                yield from _variants(self.spec, shape, sharded, pins, room)
+                yield from _variants(self.demand, shape, sharded, pins, room)
 
 
 def _schedules(shape: ModelShape, pp: int, pins: Mapping[str, Any]) -> list[tuple[str, int]]:
@@ -356,14 +355,14 @@ def _possible(shape: ModelShape, axis: str) -> Sequence[int]:
 
 
 def _variants(
-    spec: JobSpec,
+    demand: Demand,
     shape: ModelShape,
     layout: Layout,
     pins: Mapping[str, Any],
     room: Room,
 ) -> Iterator[Layout]:
     """Yield the legal variants of a layout: on DeepSpeed, and with offloaded state if a GPU's memory is too small."""
-    gpu = spec.resources.per_worker.gpu and spec.train.determinism != "bitwise"
+    gpu = demand.on_gpu and not demand.shards
     tight = gpu and "offload" not in pins and room.is_tight(layout)
     offloads = _choices(pins, "offload", ("none", "optimizer", "parameters") if tight else ("none",))
     # The DeepSpeed engine is data parallel only, and shards at least the optimizer state.
@@ -372,5 +371,5 @@ def _variants(
         if engine == "torch" and offload in ("none", "parameters"):
             continue
         other = layout.but(engine=engine, offload=offload)
-        if not other.problems(shape, spec.train.global_batch) and not engine_problems(spec, other):
+        if not other.problems(shape, demand.batch) and not demand.engine_problems(other):
             yield other

@@ -10,15 +10,13 @@ import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from orchestrator.config.spec import JobSpec
 from orchestrator.parallel.config import cost_of
-from orchestrator.parallel.engine_rules import engine_problems
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.candidates import Degrees, Family, Room, all_degrees
+from orchestrator.planner.demand import Demand
 from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import (
     MEMORY_SHARE,
@@ -31,7 +29,6 @@ from orchestrator.planner.memory import (
 from orchestrator.planner.no_layout import needs, no_layout
 from orchestrator.planner.own_cost import Refusal, with_own
 from orchestrator.planner.search import TIE, Candidate, Search
-from orchestrator.planner.simulation.operators import Program
 from orchestrator.planner.simulation.step import (
     ends_in_layers,
     in_share_of_steps,
@@ -147,7 +144,7 @@ def _uncollected() -> Iterator[None]:
 
 @_uncollected()
 def plan(
-    spec: JobSpec,
+    demand: Demand,
     shape: ModelShape,
     workers: int,
     machine: Machine,
@@ -160,7 +157,7 @@ def plan(
     layouts on no more ranks that were not traced. `planner.planned` applies the job's objective.
 
     Args:
-        spec: the job.
+        demand: what the job asks of the planner.
         shape: the sizes of its model.
         workers: maximum number of ranks.
         machine: one worker.
@@ -172,23 +169,23 @@ def plan(
     Raises:
         InputError: if the layout that the job gives is illegal, or if no layout is legal and fits, with the reason.
     """
-    wanted = spec.resources.workers.min
+    wanted = demand.resources.workers.min
     sorter = _Sorter(
-        spec,
+        demand,
         shape,
         workers,
         machine=machine,
         verdicts=verdicts,
-        least_world=wanted if spec.searches_layout and wanted <= workers else 1,
+        least_world=wanted if demand.searches_layout and wanted <= workers else 1,
     )
-    batch = spec.train.global_batch
-    program = program_of(spec)
+    batch = demand.batch
+    program = demand.program
     room = Room(
         lambda layout: sorter.size_of(layout) / sorter.offered,
         lambda layout: ends_in_layers(shape, layout, machine, program),
     )
     impossible: list[tuple[Layout, str]] = []
-    search = Search(shape, batch, machine, program, cost_of(spec.parallel))
+    search = Search(shape, batch, machine, program, cost_of(demand.parallel))
 
     def possible_of(degrees: Degrees) -> Iterator[Family]:
         for family in degrees.families():
@@ -200,11 +197,11 @@ def plan(
     if sorter.known is not None:
         search.add_legal([(sorter.known, sorter.traced_size(sorter.known))])
     for degrees in all_degrees(
-        spec, shape, workers=workers, per_node=machine.per_node, reject=sorter.rejected.append, room=room
+        demand, shape, workers=workers, per_node=machine.per_node, reject=sorter.rejected.append, room=room
     ):
         search.add(degrees)
     best = search.best(possible_of, sorter.legal_of)
-    if sorter.large and not best and not (must_fit and spec.resources.must_fit):
+    if sorter.large and not best and not (must_fit and demand.resources.must_fit):
         search.add_legal(sorter.take_smallest())
         best = search.best(possible_of, sorter.legal_of)
     rejected = [
@@ -217,7 +214,7 @@ def plan(
     ]
     if not best:
         raise no_layout(
-            spec,
+            demand,
             shape,
             workers=workers,
             rejected=search.refused or rejected,
@@ -226,8 +223,8 @@ def plan(
             narrow=max(sorter.narrow, key=lambda layout: layout.world, default=None),
         )
     layout = best[0].layout
-    on_cpu = not spec.resources.per_worker.gpu
-    by_stage = tuple(peak_by_stage(spec, shape, layout))
+    on_cpu = not demand.resources.per_worker.gpu
+    by_stage = tuple(peak_by_stage(demand, shape, layout))
     saved = saved_bytes(shape, layout, program.optimizer)
     return Plan(
         chosen=best[0],
@@ -255,7 +252,7 @@ class _Sorter:
 
     def __init__(
         self,
-        spec: JobSpec,
+        demand: Demand,
         shape: ModelShape,
         workers: int,
         *,
@@ -267,7 +264,7 @@ class _Sorter:
         self.large: list[tuple[Layout, float]] = []
         self.narrow: list[Layout] = []
         self.offered = machine.memory * MEMORY_SHARE
-        self._spec = spec
+        self._demand = demand
         self._shape = shape
         self._workers = workers
         self._machine = machine
@@ -291,7 +288,7 @@ class _Sorter:
         """Return the bytes of a rank by the formula, corrected by the traces of layouts with the same degrees."""
         size = self._sizes.get(layout)
         if size is None:
-            size = peak_bytes(self._spec, self._shape, layout)
+            size = peak_bytes(self._demand, self._shape, layout)
             if self._factors:
                 size *= self._factors.get(_degrees(layout), 1.0)
             self._sizes[layout] = size
@@ -299,7 +296,7 @@ class _Sorter:
 
     def traced_size(self, layout: Layout) -> float:
         """Return the bytes of a rank under a traced layout."""
-        return self._verdicts[layout].times * peak_bytes(self._spec, self._shape, layout)
+        return self._verdicts[layout].times * peak_bytes(self._demand, self._shape, layout)
 
     def legal_of(self, family: Family) -> list[tuple[Layout, float]]:
         """Return the legal layouts of a family, each with its bytes, and note why the others are not."""
@@ -320,7 +317,7 @@ class _Sorter:
                 reason = f"is not known to fit, as {self.known} is by its trace"
                 self.rejected.append((layout, reason))
             else:
-                bytes_by_formula = peak_bytes(self._spec, self._shape, layout) if self._factors else memory
+                bytes_by_formula = peak_bytes(self._demand, self._shape, layout) if self._factors else memory
                 legal.append((layout, bytes_by_formula))
         return legal
 
@@ -333,12 +330,12 @@ class _Sorter:
 
     def _problem(self, layout: Layout) -> str:
         """Return why the job cannot run under the layout, apart from the device's memory; empty if it can."""
-        spec = self._spec
-        if problems := layout.problems(self._shape, spec.train.global_batch) or engine_problems(spec, layout):
+        demand = self._demand
+        if problems := layout.problems(self._shape, demand.batch) or demand.engine_problems(layout):
             return problems[0]
         if layout.world > self._workers:
             return f"{layout} needs {layout.world} workers of {self._workers}; lower a degree or add workers"
-        offloaded = offloaded_bytes(spec.train, self._shape, layout)
+        offloaded = offloaded_bytes(demand.program.optimizer, self._shape, layout)
         host = self._machine.host_memory
         if offloaded > host:
             return (
@@ -352,47 +349,9 @@ def _degrees(layout: Layout) -> tuple[int, ...]:
     return layout.pp, layout.cp, layout.tp, layout.ep, layout.zero
 
 
-def predict(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) -> Candidate:
+def predict(demand: Demand, shape: ModelShape, layout: Layout, machine: Machine) -> Candidate:
     """Predict the bytes per rank and the seconds per step under `layout`."""
-    memory = peak_bytes(spec, shape, layout)
-    time = step_time(shape, layout, spec.train.global_batch, machine, program_of(spec))
-    costed = with_own(cost_of(spec.parallel), layout, time, memory)
+    memory = peak_bytes(demand, shape, layout)
+    time = step_time(shape, layout, demand.batch, machine, demand.program)
+    costed = with_own(cost_of(demand.parallel), layout, time, memory)
     return Candidate(layout, memory, time if isinstance(costed, Refusal) else costed)
-
-
-def program_of(spec: JobSpec) -> Program:
-    """Return how the engine computes this job's steps. ZeRO gathers weights and sums gradients in fp32."""
-    return _program(
-        width=4.0 if spec.train.dtype == "fp32" else 2.0,
-        in_8_bits=2 if spec.train.dtype == "fp8" else 0,
-        dropout=spec.workload.dropouts[0] > 0,
-        attention=spec.workload.dropouts[1] > 0,
-        compiled=spec.train.compile,
-        commit_every=spec.checkpoint.every,
-        optimizer=str(spec.train.optimizer.name),
-        reference=spec.train.reference == "held",
-    )
-
-
-@lru_cache
-def _program(
-    width: float,
-    in_8_bits: int,
-    dropout: bool,
-    attention: bool,
-    compiled: bool,
-    commit_every: int,
-    optimizer: str,
-    reference: bool,
-) -> Program:
-    return Program(
-        width,
-        in_8_bits,
-        dropout=dropout,
-        attention_dropout=attention,
-        compiled=compiled,
-        products_again=float(compiled),
-        commit_every=commit_every,
-        optimizer=optimizer,
-        reference=reference,
-    )

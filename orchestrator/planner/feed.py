@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from orchestrator.config.spec import JobSpec
+from orchestrator.config.resources import PerWorker
+from orchestrator.data.config import DataSpec
 from orchestrator.planner.choose_layout import Plan
 
 RATES = {"fastest": 8.6e6, "tokenizers": 1.5e6}
@@ -37,17 +38,17 @@ class Feed:
         return asdict(self)
 
 
-def feed(spec: JobSpec, plan: Plan) -> Feed | None:
+def feed(data: DataSpec, worker: PerWorker, plan: Plan) -> Feed | None:
     """Return how the chosen layout is fed; None if the job does not stream text.
 
     The processors are those of the hosts that no worker uses, but at least one: one task runs beside the workers even
     if none is free.
     """
-    if not spec.data.streaming or spec.data.samples is not None:
+    if not data.streaming or data.samples is not None:
         return None
     workers, seconds = plan.chosen.layout.world, plan.chosen.seconds
-    beside = (plan.machine.host_cores - spec.resources.per_worker.bundle.cpu) * workers
+    beside = (plan.machine.host_cores - worker.bundle.cpu) * workers
     processors = max(int(beside), 1)
     # tokens/s = processors x bytes/s per processor / bytes per token
-    prepared = processors * RATES[spec.data.encode_with] / TOKEN_BYTES
+    prepared = processors * RATES[data.encode_with] / TOKEN_BYTES
     return Feed(processors, prepared, plan.tokens / seconds, max(plan.tokens / prepared - seconds, 0.0))

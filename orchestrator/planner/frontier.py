@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.spec import JobSpec
-from orchestrator.controller.config import LimitSpec
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.choose_layout import NOTHING, Verdict, plan
+from orchestrator.planner.demand import Demand
 from orchestrator.planner.device import Machine
 from orchestrator.planner.planner import widths
-from orchestrator.train.config import TrainSpec
 
 
 @dataclass(frozen=True)
@@ -42,21 +40,23 @@ class Point:
 
 
 def frontier(
-    spec: JobSpec,
+    demand: Demand,
     shape: ModelShape,
     workers: int,
     machine: Machine,
     must_fit: bool = True,
     verdicts: Mapping[Layout, Verdict] = NOTHING,
+    usd: float | None = None,
 ) -> list[Point]:
     """Return the points that no other point beats in both time and cost (the Pareto frontier), quickest first.
 
     Args:
-        spec, shape: the job, and the sizes of its model.
+        demand, shape: what the job asks of the planner, and the sizes of its model.
         workers: the largest number of workers; smaller powers of two are tried too.
         machine: the machine of a worker.
         must_fit: leave out layouts that do not fit.
         verdicts: results of traced layouts, see `plan`.
+        usd: the price of a worker for an hour; None if it is unknown.
 
     Raises:
         InputError: if no layout is legal and fits.
@@ -64,13 +64,13 @@ def frontier(
     points: dict[int, Point] = {}
     for width in widths(1, workers):
         try:
-            found = plan(spec, shape, workers=width, machine=machine, must_fit=must_fit, verdicts=verdicts)
+            found = plan(demand, shape, workers=width, machine=machine, must_fit=must_fit, verdicts=verdicts)
         except InputError:
             if width == workers and not points:
                 raise
             continue
         if found.fits or not must_fit:
-            point = _point(spec.limits, spec.train, found.chosen.layout, found.chosen.seconds)
+            point = _point(demand.steps, usd, found.chosen.layout, found.chosen.seconds)
             points[point.layout.world] = point
     # Sorted by time, a point is on the frontier if it is cheaper than all quicker ones.
     best, cheapest = [], float("inf")
@@ -81,7 +81,7 @@ def frontier(
     return best
 
 
-def _point(limits: LimitSpec, train: TrainSpec, layout: Layout, seconds: float) -> Point:
-    hours = train.steps * seconds / 3600.0
-    worker_hours, price = hours * layout.world, limits.usd_per_worker_hour
-    return Point(layout, seconds, hours, worker_hours, worker_hours * price if price else None)
+def _point(steps: int, usd: float | None, layout: Layout, seconds: float) -> Point:
+    hours = steps * seconds / 3600.0
+    worker_hours = hours * layout.world
+    return Point(layout, seconds, hours, worker_hours, worker_hours * usd if usd else None)

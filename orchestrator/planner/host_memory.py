@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.spec import JobSpec
+from orchestrator.config.resources import ResourceSpec
+from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.kinds import KINDS
 from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.simulation.update import kept_numbers
@@ -13,39 +14,39 @@ GENERATIONS = 2
 """Copies of the state that a saver holds: one is written to storage while the other is filled."""
 
 
-def state_bytes(spec: JobSpec, shape: ModelShape, least: bool = False) -> float:
+def state_bytes(optimizer: OptimizerSpec, ema: float | None, shape: ModelShape, least: bool = False) -> float:
     """Return the bytes of a commit over all ranks, within 1 %: fp32 weights, optimizer state and moving average.
 
     A user's optimizer counts as AdamW; with `least`, as one without state.
     """
-    name = str(spec.train.optimizer.name)
+    name = str(optimizer.name)
     numbers = 1.0 if least and name not in KINDS else 1.0 + kept_numbers(name, shape)
-    numbers += 1.0 if spec.checkpoint.ema is not None else 0.0
+    numbers += 1.0 if ema is not None else 0.0
     return 4.0 * numbers * shape.parameters * shape.trained_share
 
 
-def worker_bytes(spec: JobSpec, shape: ModelShape, workers: int) -> float:
+def worker_bytes(resources: ResourceSpec, state: float, workers: int) -> float:
     """Return the bytes that each of `workers` workers holds: the ranks divide the state evenly.
 
-    0 if the job says that it need not fit.
+    0 without GPUs, or if the job says that it need not fit. `state` is that of `state_bytes`.
     """
-    asked = spec.resources.per_worker.gpu and spec.resources.must_fit
-    return GENERATIONS * state_bytes(spec, shape) / workers if asked else 0.0
+    asked = resources.per_worker.gpu and resources.must_fit
+    return GENERATIONS * state / workers if asked else 0.0
 
 
-def check_workers_memory(spec: JobSpec, shape: ModelShape, there: float) -> None:
+def check_workers_memory(resources: ResourceSpec, state: float, there: float) -> None:
     """Raise InputError unless the state fits in the host memory of as many workers as the job allows."""
-    most = spec.resources.workers.max
-    if (needed := worker_bytes(spec, shape, most)) > there:
+    most = resources.workers.max
+    if (needed := worker_bytes(resources, state, most)) > there:
         what = f"two copies of the run's state are {needed / 1e9:.0f} GB of host memory for each of {most} workers"
         hint = "take more workers, nodes with more memory, a smaller model, or fewer parameters by an adapter"
         what += f", and the smallest node has {there / 1e9:.0f} GB for each"
         raise InputError(what, "resources", f"{hint}; {FORCED}")
 
 
-def check_host_memory(spec: JobSpec, shape: ModelShape, there: float) -> None:
+def check_host_memory(resources: ResourceSpec, state: float, there: float) -> None:
     """Raise InputError unless the state fits in the memory of one machine on which all workers run."""
-    if (needed := worker_bytes(spec, shape, 1)) > there:
+    if (needed := worker_bytes(resources, state, 1)) > there:
         what = f"two copies of the run's state are {needed / 1e9:.0f} GB of host memory, and this machine has"
         hint = "train on more machines, which divide it, a smaller model, or fewer parameters by an adapter"
         raise InputError(f"{what} {there / 1e9:.0f} GB", "resources", f"{hint}; {FORCED}")

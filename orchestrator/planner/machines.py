@@ -11,9 +11,10 @@ from pathlib import Path
 from cluster.workers.gang import Bundle
 from cluster.workers.machine import Offer, host_memory
 from cluster.workers.nvml import Nvml
-from orchestrator.config.spec import JobSpec
+from orchestrator.config.resources import ResourceSpec
 from orchestrator.planner.device import Machine
 from orchestrator.planner.profile import calibrated, load, of_accelerator
+from orchestrator.train.config import Precision
 
 SMALLEST = "t4"
 """The profile that stands for a GPU without one."""
@@ -100,19 +101,18 @@ def told(machine: Machine, precision: str) -> list[str]:
     ]
 
 
-def on_paper(spec: JobSpec, device: str) -> JobSpec:
-    """Return the job as it would run on a device that need not be here: the name of a profile, or its file.
+def on_paper(resources: ResourceSpec, device: str) -> ResourceSpec:
+    """Return a job's resources on a device that need not be here: the name of a profile, or its file.
 
     Raises InputError.
     """
     gpus = 1 if load(device).kind == "cuda" else 0
-    worker = spec.resources.per_worker.model_copy(update={"gpu": gpus})
-    return spec.model_copy(update={"resources": spec.resources.model_copy(update={"per_worker": worker})})
+    return resources.model_copy(update={"per_worker": resources.per_worker.model_copy(update={"gpu": gpus})})
 
 
-def worker_on_paper(spec: JobSpec, device: str) -> Machine:
-    """Return a worker of such a job on that device. Raises InputError."""
-    machine, worker = load(device).machine(spec.train.dtype), spec.resources.per_worker
+def worker_on_paper(resources: ResourceSpec, precision: Precision, device: str) -> Machine:
+    """Return a worker with such resources on that device, for training in that precision. Raises InputError."""
+    machine, worker = load(device).machine(precision), resources.per_worker
     if worker.gpu:
         return machine
     cores = worker.bundle.cpu

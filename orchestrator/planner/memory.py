@@ -18,19 +18,15 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from orchestrator.checkpoint.config import CheckpointSpec
-from orchestrator.config.records import PREFERENCES, REWARDED
-from orchestrator.config.resources import ResourceSpec
-from orchestrator.config.spec import JobSpec
-from orchestrator.config.workload import WorkloadSpec
 from orchestrator.parallel.cuts import layers_by_rank
 from orchestrator.parallel.engine_rules import HEAD_TOKENS
 from orchestrator.parallel.layout import SPLIT, Layout, ModelShape
 from orchestrator.parallel.model_shape import Bias
+from orchestrator.planner.demand import Demand
 from orchestrator.planner.device import Machine
 from orchestrator.planner.simulation.step import divided, local_parameters, recomputed_share
 from orchestrator.planner.simulation.update import kept_numbers
-from orchestrator.train.config import TrainSpec
+from orchestrator.train.config import Precision
 
 MEMORY_SHARE = 0.8
 """Share of a worker's memory that a plan may use. Allocators and libraries need the rest, on a GPU also the contexts of
@@ -125,34 +121,37 @@ def fits(needed: float, machine: Machine, on_cpu: bool) -> bool:
     return needed <= offered(machine, on_cpu)
 
 
-def held(spec: JobSpec, shape: ModelShape, layout: Layout, indices: Sequence[int]) -> list[Held]:
+def held(demand: Demand, shape: ModelShape, layout: Layout, indices: Sequence[int]) -> list[Held]:
     """Return what the ranks at the given indices of the pipeline axis hold, in the order of `indices`."""
     mean = local_parameters(shape, layout)
     tokens = layout.micro_batch * shape.sequence_length / layout.cp
-    accumulation = max(layout.accumulation(spec.train.global_batch), 1)
+    accumulation = max(layout.accumulation(demand.batch), 1)
     summed = _summed_anew(layout, accumulation, shape)
     rows = tokens * shape.heads / layout.tp  # rows of attention scores on this rank
-    kept_scores, scores_at_once = _scores(spec.train, spec.workload, shape, layout.recompute, rows)
-    layer = _layer(spec.train, shape, layout, tokens) + kept_scores
+    kept_scores, scores_at_once = _scores(demand, shape, layout.recompute, rows)
+    layer = _layer(demand.precision, shape, layout, tokens) + kept_scores
     if layout.recompute_layers:  # a mean of recomputed layers and others
         again = recomputed_share(shape, layout)
         whole = layout.but(recompute="none")
         layer *= again
         layer += (1.0 - again) * (
-            _layer(spec.train, shape, whole, tokens)
-            + _scores(spec.train, spec.workload, shape, "none", rows)[0]
+            _layer(demand.precision, shape, whole, tokens) + _scores(demand, shape, "none", rows)[0]
         )
     layer *= 1.0 + shape.generator
     # A recomputed layer holds all its activations during its own backward pass.
     recomputed = (
-        _layer(spec.train, shape, layout.but(recompute="none"), tokens) if layout.recompute == "full" else 0.0
+        _layer(demand.precision, shape, layout.but(recompute="none"), tokens)
+        if layout.recompute == "full"
+        else 0.0
     )
     waiting = (
-        _waiting(spec.train, shape, layout, tokens) if layout.pp > 1 and layout.schedule in SPLIT else 0.0
+        _waiting(demand.precision, shape, layout, tokens)
+        if layout.pp > 1 and layout.schedule in SPLIT
+        else 0.0
     )
     state = (
-        _states(spec.checkpoint, spec.train, shape, layout)
-        + _casts(spec.train, shape, layout) * (1.0 - shape.quantised_share)
+        _states(demand, shape, layout)
+        + _casts(demand.precision, shape, layout) * (1.0 - shape.quantised_share)
         - summed
     )
     ranks = []
@@ -170,9 +169,9 @@ def held(spec: JobSpec, shape: ModelShape, layout: Layout, indices: Sequence[int
         all_forward = layout.schedule == "gpipe" and layout.pp > 1  # before any backward pass
         kept = accumulation if all_forward else min(_ahead(layout, index), accumulation)
         passes = accumulation if all_forward else 1
-        head = _head(spec.resources, spec.workload, shape, tokens, passes) / layout.tp if last else 0.0
+        head = _head(demand, shape, tokens, passes) / layout.tp if last else 0.0
         at_once = max(head, scores_at_once, recomputed)
-        at_once += _gathered(spec.train, shape, layout, mean)
+        at_once += _gathered(demand.precision, shape, layout, mean)
         # The embedding's backward pass creates gradients after the activations of its micro-batch are freed.
         made = _embedded(shape, first, last) / layout.tp - layers * layer
         at_once = max(at_once, made, summed * parameters - kept * layers * layer)
@@ -189,10 +188,10 @@ def held(spec: JobSpec, shape: ModelShape, layout: Layout, indices: Sequence[int
     return ranks
 
 
-def peak_bytes(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
+def peak_bytes(demand: Demand, shape: ModelShape, layout: Layout) -> float:
     """Return the peak bytes of tensors on the rank that needs most."""
     indices = fullest(layers_by_rank(shape.layers, layout), layout.schedule in SPLIT)
-    return max(each.peak for each in held(spec, shape, layout, indices))
+    return max(each.peak for each in held(demand, shape, layout, indices))
 
 
 @lru_cache(maxsize=4096)
@@ -215,9 +214,9 @@ def fullest(layers: tuple[int, ...], defers: bool = False) -> tuple[int, ...]:
     return tuple(sorted({0, *more.values(), *later.values(), len(layers) - 1}))
 
 
-def peak_by_stage(spec: JobSpec, shape: ModelShape, layout: Layout) -> list[float]:
+def peak_by_stage(demand: Demand, shape: ModelShape, layout: Layout) -> list[float]:
     """Return the peak bytes of tensors at each index of the pipeline axis."""
-    return [each.peak for each in held(spec, shape, layout, range(layout.pp))]
+    return [each.peak for each in held(demand, shape, layout, range(layout.pp))]
 
 
 def _ahead(layout: Layout, index: int) -> float:
@@ -245,13 +244,13 @@ def _deferred(layout: Layout, index: int) -> float:
     return index + 0.5 if layout.schedule == "zbv" else (index + 1) / (layout.stages // layout.pp)
 
 
-def _waiting(train: TrainSpec, shape: ModelShape, layout: Layout, tokens: float) -> float:
+def _waiting(precision: Precision, shape: ModelShape, layout: Layout, tokens: float) -> float:
     """Return the bytes of a layer between I and W: tokens x (width x (inputs + output gradients) + residual).
 
     Inputs and output gradients are those of its matrix products. Fitted to traces of Llama 3 with 8 and 70 billion
     parameters under ZB-V.
     """
-    width = 4.0 if train.dtype == "fp32" else 2.0
+    width = 4.0 if precision == "fp32" else 2.0
     tp = layout.tp
     share = shape.expert_layers / shape.layers if shape.layers else 0.0
     used = shape.experts_per_token + shape.shared_experts
@@ -276,7 +275,7 @@ def _summed_anew(layout: Layout, accumulation: int, shape: ModelShape) -> float:
     return 4.0 * shape.trained_share / divided(shape, layout, layout.sharded)
 
 
-def _gathered(train: TrainSpec, shape: ModelShape, layout: Layout, parameters: float) -> float:
+def _gathered(precision: Precision, shape: ModelShape, layout: Layout, parameters: float) -> float:
     """Return the bytes of gathered weights that ZeRO 3 holds while the head computes.
 
     They are the head's table with a copy in 16 bits and the buffer of its gradient, the embedding's table if it is
@@ -286,12 +285,12 @@ def _gathered(train: TrainSpec, shape: ModelShape, layout: Layout, parameters: f
         return 0.0
     table = shape.table / layout.tp
     tables = table * (1 if shape.tied else 2)
-    low = 0.5 if train.dtype != "fp32" else 0.0  # a copy in 16 bits
+    low = 0.5 if precision != "fp32" else 0.0  # a copy in 16 bits
     layer = max(parameters - tables, 0.0) / max(shape.layers, 1)
     return 4.0 * (tables + (0.25 + low) * table + layer)
 
 
-def _layer(train: TrainSpec, shape: ModelShape, layout: Layout, tokens: float) -> float:
+def _layer(precision: Precision, shape: ModelShape, layout: Layout, tokens: float) -> float:
     """Return the bytes of activations that a layer keeps for the backward pass on a rank, without attention scores.
 
     bytes = tokens x (residual x hidden + experts' rows + extra norms
@@ -301,7 +300,7 @@ def _layer(train: TrainSpec, shape: ModelShape, layout: Layout, tokens: float) -
     Sequence parallelism divides the residual part by tp, except for what it gathers. Full recomputation keeps the
     fp32 input only: 4 x hidden. Fitted to traces of GPT-2, Llama and Qwen3. Norms and residuals are always in fp32.
     """
-    full = train.dtype == "fp32"
+    full = precision == "fp32"
     width = 4.0 if full else 2.0
     if layout.recompute == "full":
         return tokens * shape.hidden * 4.0 / (layout.tp if layout.sequence else 1)
@@ -329,23 +328,21 @@ def _layer(train: TrainSpec, shape: ModelShape, layout: Layout, tokens: float) -
     return tokens * (outer + sent + NORM_BYTES * normed + (inner + each * columns) / layout.tp)
 
 
-def _scores(
-    train: TrainSpec, workload: WorkloadSpec, shape: ModelShape, recompute: str, rows: float
-) -> tuple[float, float]:
+def _scores(demand: Demand, shape: ModelShape, recompute: str, rows: float) -> tuple[float, float]:
     """Return the bytes that a layer keeps for its attention scores, and the bytes that it holds while it computes.
 
     Both are rows x sequence length x bytes per score; (0, 0) if a fused kernel keeps scores inside.
 
     Args:
-        spec: gives the dtype and dropout.
+        demand: gives the precision and dropout.
         shape: the sizes of the model.
         recompute: "none", "selective" or "full".
         rows: queries x heads on this rank.
     """
-    unfused = bool(shape.capped or workload.dropouts[1])
+    unfused = bool(shape.capped or demand.program.attention_dropout)
     if not unfused and not shape.biased:
         return 0.0, 0.0
-    width = 4 if train.dtype == "fp32" else 2
+    width = 4 if demand.precision == "fp32" else 2
     kept = SCORE_BYTES[recompute][width] if unfused else 0.0
     at_once = SCORE_BYTES_AT_ONCE[recompute] if unfused else 0.0
     distances = 0.0
@@ -360,23 +357,21 @@ def _scores(
     return rows * (kept * seen + distances), rows * at_once * shape.sequence_length
 
 
-def _casts(train: TrainSpec, shape: ModelShape, layout: Layout) -> float:
+def _casts(precision: Precision, shape: ModelShape, layout: Layout) -> float:
     """Return the bytes per parameter of 16-bit casts that layers without recomputation keep for the backward pass."""
-    if layout.zero == 3 or layout.engine != "torch" or train.dtype == "fp32":
+    if layout.zero == 3 or layout.engine != "torch" or precision == "fp32":
         return 0.0
     return 2.0 * (1.0 - recomputed_share(shape, layout))
 
 
-def _head(
-    resources: ResourceSpec, workload: WorkloadSpec, shape: ModelShape, tokens: float, passes: int
-) -> float:
+def _head(demand: Demand, shape: ModelShape, tokens: float, passes: int) -> float:
     """Return the bytes of the head: 4 x (copies x tokens at once x vocabulary + gradients x table).
 
     Copies are logits, softmax and gradient, and one more if logits are capped. A head in chunks computes the gradient
     of its weight in the forward pass, so each of `passes` forward passes holds one until its backward pass.
     """
-    at_once = HEAD_TOKENS["cuda" if resources.per_worker.gpu else "cpu"]
-    chunked = shape.chunked_head and workload.objective not in (*PREFERENCES, *REWARDED)
+    at_once = HEAD_TOKENS["cuda" if demand.on_gpu else "cpu"]
+    chunked = shape.chunked_head and not demand.compares
     tokens *= shape.head_share
     if not tokens:
         return 0.0
@@ -397,7 +392,7 @@ def _embedded(shape: ModelShape, first: bool, last: bool) -> float:
     return 4.0 * tables * shape.trained_share * shape.table
 
 
-def offloaded_bytes(train: TrainSpec, shape: ModelShape, layout: Layout) -> float:
+def offloaded_bytes(optimizer: str, shape: ModelShape, layout: Layout) -> float:
     """Return the bytes that a rank keeps in its host's memory in place of the device's.
 
     They are the optimizer state, with DeepSpeed also the gradients and its copy of the weights, and with offloaded
@@ -406,13 +401,13 @@ def offloaded_bytes(train: TrainSpec, shape: ModelShape, layout: Layout) -> floa
     if layout.offload == "none":
         return 0.0
     deepspeed = layout.engine == "deepspeed"
-    each = 4.0 * kept_numbers(str(train.optimizer.name), shape) + (8.0 if deepspeed else 0.0)
+    each = 4.0 * kept_numbers(optimizer, shape) + (8.0 if deepspeed else 0.0)
     each = each * shape.trained_share + (4.0 if layout.offload == "parameters" else 0.0)
     ways = divided(shape, layout, layout.sharded) if layout.zero else 1
     return each * local_parameters(shape, layout) / ways
 
 
-def _states(checkpoint: CheckpointSpec, train: TrainSpec, shape: ModelShape, layout: Layout) -> float:
+def _states(demand: Demand, shape: ModelShape, layout: Layout) -> float:
     """Return the bytes per parameter of weight, gradient, optimizer state, moving average and reference on the device.
 
     See the table of ZeRO above. Frozen parameters have no gradient and no state. Offloaded state is in host memory,
@@ -421,9 +416,9 @@ def _states(checkpoint: CheckpointSpec, train: TrainSpec, shape: ModelShape, lay
     micro-batch only, so gradients (ZeRO 2 and 3) and gathered weights (ZeRO 3) stay whole until then.
     """
     deepspeed = layout.engine == "deepspeed"
-    kept = 4.0 * kept_numbers(str(train.optimizer.name), shape)
-    slots = kept + (4.0 if deepspeed else 0.0) + (4.0 if checkpoint.ema is not None else 0.0)
-    slots += 4.0 if train.reference == "held" else 0.0
+    kept = 4.0 * kept_numbers(demand.program.optimizer, shape)
+    slots = kept + (4.0 if deepspeed else 0.0) + (4.0 if demand.ema is not None else 0.0)
+    slots += 4.0 if demand.program.reference else 0.0
     trained = shape.trained_share
     small = shape.quantised_share  # weights in 4 bits, which ZeRO does not shard
     ways = divided(shape, layout, layout.sharded)
@@ -431,7 +426,7 @@ def _states(checkpoint: CheckpointSpec, train: TrainSpec, shape: ModelShape, lay
     gradients = 4.0 * trained / (ways if layout.zero >= 2 and layout.pp == 1 else 1)
     weights = 4.0 * (1.0 - small) / (ways if layout.zero >= 3 else 1) + NF4 * small
     if layout.zero >= 3 and layout.pp > 1:
-        low = train.dtype in ("bf16", "fp8") and layout.schedule not in SPLIT
+        low = demand.precision in ("bf16", "fp8") and layout.schedule not in SPLIT
         weights += (2.0 if low else 4.0) * (1.0 - small)
     if layout.offload == "none":
         return weights + gradients + optimizer

@@ -6,16 +6,15 @@ import math
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.resources import ResourceSpec
-from orchestrator.config.spec import JobSpec
 from orchestrator.parallel.config import ParallelSpec
-from orchestrator.parallel.engine_rules import engine_problems
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.parallel.legal_layouts import fit, nearest
+from orchestrator.planner.demand import Demand
 from orchestrator.planner.memory import peak_bytes
 
 
 def no_layout(
-    spec: JobSpec,
+    demand: Demand,
     shape: ModelShape,
     workers: int,
     rejected: list[tuple[Layout, str]],
@@ -26,20 +25,20 @@ def no_layout(
     """Return the error that explains why there is no layout.
 
     Args:
-        spec, shape, workers: the job, the sizes of its model, and its number of workers.
+        demand, shape, workers: what the job asks of the planner, the sizes of its model, and its number of workers.
         rejected: illegal layouts with the reason.
         large: layouts that do not fit, with their bytes. The error names the smallest, and recommends none of them.
         offered: bytes that a worker offers.
         narrow: the widest layout among those that use too few workers.
     """
-    if not spec.searches_layout and rejected:
-        return _not_by_hand(spec, shape, *rejected[0], offered if large else math.inf)
-    pinned = _pinned_problem(spec, shape, workers)
+    if not demand.searches_layout and rejected:
+        return _not_by_hand(demand, shape, *rejected[0], offered if large else math.inf)
+    pinned = _pinned_problem(demand, shape, workers)
     if large and not pinned:
         layout, memory = min(large, key=lambda each: each[1])
         pinned = f"{layout} needs least, {needs(memory, offered)}"
     elif narrow and not pinned:
-        return too_narrow(spec.resources, narrow)
+        return too_narrow(demand.resources, narrow)
     why = pinned or (rejected[-1][1] if rejected else "")
     return InputError(
         f"no legal layout for {workers} workers{f': {why}' if why else ''}",
@@ -58,14 +57,16 @@ def too_narrow(resources: ResourceSpec, widest: Layout) -> InputError:
     )
 
 
-def _not_by_hand(spec: JobSpec, shape: ModelShape, layout: Layout, reason: str, offered: float) -> InputError:
+def _not_by_hand(
+    demand: Demand, shape: ModelShape, layout: Layout, reason: str, offered: float
+) -> InputError:
     """Return the error for a layout that the job fully specifies, with the nearest legal ones as a hint."""
-    batch, shards = spec.train.global_batch, spec.train.bitwise_shards
+    batch, shards = demand.batch, demand.shards
     # Bitwise determinism computes each virtual shard as one micro-batch.
     micros = (batch // shards,) if shards else ()
 
     def cannot(other: Layout) -> bool:
-        return bool(engine_problems(spec, other)) or peak_bytes(spec, shape, other) > offered
+        return bool(demand.engine_problems(other)) or peak_bytes(demand, shape, other) > offered
 
     near = "; ".join(map(str, nearest(layout, shape, batch, cannot, micros)))
     hint = f"the nearest legal layouts are {near}" if near else ""
@@ -74,19 +75,19 @@ def _not_by_hand(spec: JobSpec, shape: ModelShape, layout: Layout, reason: str, 
     return InputError(reason, "parallel", hint)
 
 
-def _pinned_problem(spec: JobSpec, shape: ModelShape, workers: int) -> str:
+def _pinned_problem(demand: Demand, shape: ModelShape, workers: int) -> str:
     """Return what is wrong with the pinned part of a layout, whatever the rest is; empty if nothing is."""
-    if not isinstance(spec.parallel, ParallelSpec):
+    if not isinstance(demand.parallel, ParallelSpec):
         return ""
-    pins = spec.parallel.pins
+    pins = demand.parallel.pins
     # DeepSpeed shards at least the optimizer state, and needs ZeRO 3 to offload parameters.
     least = {"deepspeed": 3 if pins.get("offload") == "parameters" else 1}.get(pins.get("engine", ""), 0)
     alone = Layout(**{"zero": least, **pins})
     if (size := alone.pp * alone.cp * alone.tp) > workers:
         return f"{alone} needs {size} workers of {workers}; lower a degree or add workers"
-    layout = fit(alone, workers, spec.train.global_batch, spec.train.bitwise_shards)
+    layout = fit(alone, workers, demand.batch, demand.shards)
     layout = layout or alone.but(dp=alone.ep)
-    problems = layout.problems(shape, spec.train.global_batch) or engine_problems(spec, layout)
+    problems = layout.problems(shape, demand.batch) or demand.engine_problems(layout)
     return problems[0] if problems else ""
 
 

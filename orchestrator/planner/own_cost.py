@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.object_reference import ObjectReference
+from orchestrator.parallel.config import ParallelChoice, cost_of
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.simulation.step import StepTime
 from workloads.errors import WorkloadError
@@ -62,8 +63,15 @@ def with_own(
     return dataclasses.replace(step, own=float(found))
 
 
-def check_cost(named: ObjectReference, workers: int) -> None:
-    """Raise InputError if the function does not exist, fails, or returns two results for the same arguments."""
+def check_own_cost(parallel: ParallelChoice, workers: int) -> None:
+    """Raise InputError if the job's own cost does not exist, fails, or returns two results for the same arguments.
+
+    Args:
+        parallel: how the job divides the model, which may name a cost.
+        workers: the most workers of the job.
+    """
+    if (named := cost_of(parallel)) is None:
+        return
     step = StepTime(1.0, 0.1, 0.0, 0.1)
     for width in range(1, min(workers, MOST_ASKED) + 1):
         first, second = (with_own(named, Layout(dp=width), step, 2.0**30) for _ in range(2))

@@ -9,11 +9,11 @@ from typing import Any
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.resources import ResourceSpec
-from orchestrator.config.spec import JobSpec
 from orchestrator.parallel.layout import Layout, ModelShape
-from orchestrator.planner.choose_layout import NOTHING, Plan, Verdict, plan, predict, program_of
+from orchestrator.planner.choose_layout import NOTHING, Plan, Verdict, plan, predict
+from orchestrator.planner.demand import Demand
 from orchestrator.planner.device import Machine
-from orchestrator.planner.host_memory import worker_bytes
+from orchestrator.planner.host_memory import state_bytes, worker_bytes
 from orchestrator.planner.memory import MEMORY_SHARE, fits, needed_bytes
 from orchestrator.planner.search import TIE
 from orchestrator.planner.simulation.operators import needed_flops
@@ -34,7 +34,7 @@ OVER = 1.35
 
 
 def planned(
-    spec: JobSpec,
+    demand: Demand,
     shape: ModelShape,
     workers: int,
     machine: Machine,
@@ -49,28 +49,28 @@ def planned(
 
     Arguments and errors are those of `plan`.
     """
-    fastest = plan(spec, shape, workers=workers, machine=machine, must_fit=must_fit, verdicts=verdicts)
-    if spec.resources.objective == "time" or not fastest.fits:
+    fastest = plan(demand, shape, workers=workers, machine=machine, must_fit=must_fit, verdicts=verdicts)
+    if demand.resources.objective == "time" or not fastest.fits:
         return fastest
-    plans = [fastest, *_narrower(spec, shape, fastest, must_fit, verdicts)]
-    return min(best_of(spec, plans), key=_seconds)
+    plans = [fastest, *_narrower(demand, shape, fastest, must_fit, verdicts)]
+    return min(best_of(demand.resources.objective, demand.steps, demand.hours, plans), key=_seconds)
 
 
-def faster_on_fewer(spec: JobSpec, shape: ModelShape, found: Plan) -> Plan | None:
+def faster_on_fewer(demand: Demand, shape: ModelShape, found: Plan) -> Plan | None:
     """Return the fastest plan on fewer workers if it is faster than `found` by more than TIE, else None.
 
     The plans compared are those on `workers.min` workers, twice as many and so on. A step that mostly computes is
     never faster on fewer workers, so nothing is compared then.
     """
     computes = found.chosen.time.compute > MOSTLY * found.chosen.seconds
-    if computes or not found.fits or not spec.searches_layout:
+    if computes or not found.fits or not demand.searches_layout:
         return None
-    least = min(_narrower(spec, shape, found), key=_seconds, default=None)
+    least = min(_narrower(demand, shape, found), key=_seconds, default=None)
     return least if least and _seconds(least) * (1.0 + TIE) < _seconds(found) else None
 
 
 def _narrower(
-    spec: JobSpec,
+    demand: Demand,
     shape: ModelShape,
     found: Plan,
     must_fit: bool = True,
@@ -78,28 +78,28 @@ def _narrower(
 ) -> list[Plan]:
     """Return the plans that fit on `workers.min` workers, twice as many and so on, but fewer than `found` has."""
     narrower = []
-    for width in widths(spec.resources.workers.min, found.chosen.layout.world)[:-1]:
+    for width in widths(demand.resources.workers.min, found.chosen.layout.world)[:-1]:
         try:
             each = plan(
-                spec, shape, workers=width, machine=found.machine, must_fit=must_fit, verdicts=verdicts
+                demand, shape, workers=width, machine=found.machine, must_fit=must_fit, verdicts=verdicts
             )
         except InputError:
             continue
-        if each.fits and each.chosen.layout.world >= spec.resources.workers.min:
+        if each.fits and each.chosen.layout.world >= demand.resources.workers.min:
             narrower.append(each)
     return narrower
 
 
-def best_of(spec: JobSpec, found: Sequence[Plan]) -> list[Plan]:
+def best_of(objective: str, steps: int, hours: float | None, found: Sequence[Plan]) -> list[Plan]:
     """Return the plans, at least one, that are equally good within TIE by the job's objective.
 
     The measure is seconds per step. For objective `cost` it is worker time, among the plans that finish within
     `limits.hours`, if there are any.
     """
     measure = _seconds
-    if spec.resources.objective == "cost":
-        hours = spec.limits.hours or float("inf")
-        if in_time := [each for each in found if spec.train.steps * _seconds(each) <= 3600.0 * hours]:
+    if objective == "cost":
+        hours = hours or float("inf")
+        if in_time := [each for each in found if steps * _seconds(each) <= 3600.0 * hours]:
             found = in_time
             measure = _cost
     least = min(map(measure, found))
@@ -118,10 +118,10 @@ def may_fit(found: Plan) -> bool:
     return found.chosen.memory <= OVER * found.machine.memory * MEMORY_SHARE
 
 
-def on_workers(spec: JobSpec, least: int, most: int) -> JobSpec:
-    """Return the job with `workers.min` and `workers.max` set to `least` and `most`."""
-    asked = spec.resources.workers.model_copy(update={"min": least, "max": most})
-    return spec.model_copy(update={"resources": spec.resources.model_copy(update={"workers": asked})})
+def on_workers(resources: ResourceSpec, least: int, most: int) -> ResourceSpec:
+    """Return the resources with `workers.min` and `workers.max` set to `least` and `most`."""
+    asked = resources.workers.model_copy(update={"min": least, "max": most})
+    return resources.model_copy(update={"workers": asked})
 
 
 def widths(least: int, most: int) -> list[int]:
@@ -147,7 +147,7 @@ class Planner:
     """Plans for one job. The controller asks repeatedly, and each number of workers is planned once.
 
     Attributes:
-        spec: the job.
+        demand: what the job asks of the planner.
         shape: the sizes of its model.
         machine: one worker.
         host: bytes of a worker's host memory besides its GPU; None if unknown.
@@ -158,7 +158,7 @@ class Planner:
         verdicts: the verdicts so far.
     """
 
-    spec: JobSpec
+    demand: Demand
     shape: ModelShape
     machine: Machine
     host: float | None = None
@@ -183,8 +183,8 @@ class Planner:
         if self.confirm is None or workers in self._confirmed:
             return False
         if found.fits:
-            return not is_roomy(self.spec.resources, found)
-        return self.spec.resources.must_fit and may_fit(found)
+            return not is_roomy(self.demand.resources, found)
+        return self.demand.resources.must_fit and may_fit(found)
 
     def _confirmed_plan(self, workers: int, found: Plan) -> Plan:
         assert self.confirm is not None
@@ -199,7 +199,7 @@ class Planner:
 
     def _planned(self, workers: int, must_fit: bool = True) -> Plan:
         return planned(
-            self.spec,
+            self.demand,
             self.shape,
             workers=workers,
             machine=self.machine,
@@ -221,10 +221,10 @@ class Planner:
         document = found.to_json()
         document["memory"] = {"source": "formula"}
         layout = found.chosen.layout
-        parts = layout.accumulation(self.spec.train.global_batch)
+        parts = layout.accumulation(self.demand.batch)
         if layout.pp == 1 or parts * layout.stages > MOST_ACTIONS:
             return document
-        played = pipeline(self.shape, layout, parts, self.machine, program_of(self.spec), keep=True)
+        played = pipeline(self.shape, layout, parts, self.machine, self.demand.program, keep=True)
         actions = [(*action[:4], round(action[4], 6), round(action[5], 6)) for action in played.actions()]
         return {**document, "timeline": actions}
 
@@ -244,10 +244,11 @@ class Planner:
             except InputError:
                 self._known[workers] = None
         layout = self._known[workers]
-        if layout and self.host is not None and worker_bytes(self.spec, self.shape, layout.world) > self.host:
-            return None
-        return layout
+        if layout is None or self.host is None:
+            return layout
+        state = state_bytes(self.demand.optimizer, self.demand.ema, self.shape)
+        return layout if worker_bytes(self.demand.resources, state, layout.world) <= self.host else None
 
     def seconds(self, layout: Layout) -> float:
         """Predicted seconds per step."""
-        return predict(self.spec, self.shape, layout, self.machine).seconds
+        return predict(self.demand, self.shape, layout, self.machine).seconds

@@ -14,6 +14,7 @@ from orchestrator.config.spec import JobSpec
 from orchestrator.config.validation_messages import input_error
 from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.choose_layout import Plan
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import MEMORY_SHARE
 from orchestrator.planner.planner import best_of, planned
@@ -22,8 +23,8 @@ from orchestrator.train.config import Precision, TrainSpec
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
 """From the widest numbers to those that need a loss scale. Among equally fast ones the first is chosen."""
 
-MachineOf = Callable[[JobSpec], Machine]
-"""Returns the machine of a worker, for a job whose precision is set."""
+MachineOf = Callable[[ResourceSpec, Precision], Machine]
+"""Returns a worker with these resources, which trains in that precision."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,13 @@ class Choice:
         }
 
 
-def in_precision(spec: JobSpec, precision: Precision) -> JobSpec:
-    """Return the job with that precision. Raises InputError if the job does not allow it."""
+def in_precision(train: TrainSpec, precision: Precision) -> TrainSpec:
+    """Return how the job trains, in that precision. Raises InputError if the job does not allow it."""
     try:
-        TrainSpec.model_validate({**spec.train.model_dump(mode="json"), "precision": precision})
+        TrainSpec.model_validate({**train.model_dump(mode="json"), "precision": precision})
     except ValidationError as error:
         raise input_error(error, "train", TrainSpec) from None
-    return spec.model_copy(update={"train": spec.train.model_copy(update={"precision": precision})})
+    return train.model_copy(update={"precision": precision})
 
 
 def chosen(spec: JobSpec, shape: ModelShape, machine_of: MachineOf) -> Choice:
@@ -90,21 +91,25 @@ def chosen(spec: JobSpec, shape: ModelShape, machine_of: MachineOf) -> Choice:
     """
     plans: dict[Precision, Plan] = {}
     rejected: list[tuple[Precision, InputError]] = []
-    narrow = machine_of(in_precision(spec, "bf16"))
+    narrow = machine_of(spec.resources, in_precision(spec.train, "bf16").dtype)
     for precision in PRECISIONS:
         if precision == "fp16" and _has_bf16(spec.resources, narrow):
             continue
         try:
-            there = in_precision(spec, precision)
-            machine = narrow if precision == "bf16" else machine_of(there)
+            there = spec.with_parts(train=in_precision(spec.train, precision))
+            machine = narrow if precision == "bf16" else machine_of(spec.resources, precision)
             most = spec.resources.workers.max
-            plans[precision] = planned(there, shape, most, machine, must_fit=False)
+            plans[precision] = planned(demand_of(there), shape, most, machine, must_fit=False)
         except InputError as error:
             rejected.append((precision, error))
     if not plans:
         raise rejected[0][1]
     fit = [found for found in plans.values() if found.fits]
-    best = best_of(spec, fit) if fit else [min(plans.values(), key=lambda found: found.chosen.memory)]
+    best = (
+        best_of(spec.resources.objective, spec.train.steps, spec.limits.hours, fit)
+        if fit
+        else [min(plans.values(), key=lambda found: found.chosen.memory)]
+    )
     equal = tuple(each for each, found in plans.items() if found in best)
     return Choice(
         equal[0], tuple(plans.items()), tuple((each, str(error.what)) for each, error in rejected), equal

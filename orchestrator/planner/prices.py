@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.spec import JobSpec
+from orchestrator.controller.config import LimitSpec
 from orchestrator.storage.input_files import open_input
+from orchestrator.tune.config import TuneSpec
 
 COLUMNS = ["machine", "market", "zone", "usd_per_hour"]
 WARN_AT = 0.8
@@ -25,14 +26,14 @@ WARN_AT = 0.8
 Prices = Mapping[tuple[str, str, str], float]
 
 
-def check(spec: JobSpec) -> None:
+def check(limits: LimitSpec, tune: TuneSpec | None) -> None:
     """Raise InputError if the price table cannot be read, or a limit in USD has no price."""
-    load(spec.limits.prices)
-    if spec.limits.prices or spec.limits.usd_per_worker_hour:
+    load(limits.prices)
+    if limits.prices or limits.usd_per_worker_hour:
         return
     for where, ceiling in (
-        ("limits.cost_usd", spec.limits.cost_usd),
-        ("tune.limits.cost_usd", spec.tune and spec.tune.limits.cost_usd),
+        ("limits.cost_usd", limits.cost_usd),
+        ("tune.limits.cost_usd", tune and tune.limits.cost_usd),
     ):
         if ceiling:
             hint = "give limits.usd_per_worker_hour, or in limits.prices a CSV with the columns " + ",".join(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from orchestrator.parallel.layout import ModelShape
 from orchestrator.parallel.model_shape import Bias
@@ -29,7 +29,7 @@ def model_shape(
         predicted: the tokens that the objective predicts.
     """
     undeclared = "an own model that declares neither stages() nor sharding()"
-    whole = undeclared if config.architecture == "own" else "this model's Hugging Face class"
+    whole = undeclared if config.divided_by == "declaration" else "this model's Hugging Face class"
     shape = ModelShape(
         parameters=parameters(config),
         layers=config.layers + config.decoder_layers,
@@ -43,18 +43,14 @@ def model_shape(
         stages=1,
         no_model_split=f"{whole} is run as it is",
         no_sequence_split=f"{whole} is run as it is",
-        no_recompute=""
-        if isinstance(config, TransformerConfig) or config.has_blocks
-        else "its class has no repeated layer",
-        chunked_head=not config.generator
-        if isinstance(config, TransformerConfig)
-        else getattr(config, "ends_in_head", False),
+        no_recompute="" if config.has_blocks else "its class has no repeated layer",
+        chunked_head=config.ends_in_head,
     )
-    if isinstance(config, TransformerConfig):
+    if config.divided_by == "rules":
         return _splits(config, shape, predicted)
-    if config.architecture == "own":
-        return _declared(cast("OwnModel", config), shape)
-    return _of_class(cast("HuggingFaceModel", config), shape) if divides_classes else shape
+    if config.divided_by == "declaration":
+        return _declared(config, shape)
+    return _of_class(config, shape) if divides_classes else shape
 
 
 def _of_class(config: HuggingFaceModel, shape: ModelShape) -> ModelShape:

@@ -9,7 +9,7 @@ from cluster.render.needs import ClusterNeeds
 from cluster.render.pods import SHARED_MEMORY_GIB
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
-from orchestrator.planner.host_memory import worker_bytes
+from orchestrator.planner.host_memory import state_bytes, worker_bytes
 from orchestrator.render.model import resolved_here
 
 PROCESS_GIB = 4
@@ -39,8 +39,10 @@ def with_host_memory(spec: JobSpec, needs: ClusterNeeds, given: float | None) ->
         known_gib = given or math.ceil(PROCESS_GIB + shared)
         return dataclasses.replace(needs, memory_gib=known_gib), line * (given is None)
 
+    state = state_bytes(spec.train.optimizer, spec.checkpoint.ema, job.shape)
+
     def saved(workers: int) -> float:
-        return worker_bytes(spec, job.shape, workers) / 2**30
+        return worker_bytes(spec.resources, state, workers) / 2**30
 
     def in_all(workers: int) -> int:
         return math.ceil(PROCESS_GIB + saved(workers) + shared)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.own_code import used_by
 from orchestrator.config.spec import JobSpec
 from orchestrator.data.encoding import tokenizer
+from orchestrator.launch.job_checks import check_layouts, check_objective_of
 from orchestrator.launch.offline_checks import with_vocabulary
-from orchestrator.launch.preflight import check_layouts, check_objective
 from orchestrator.planner.device import BOUNDLESS
 from orchestrator.resolve.precision import in_chosen_precision
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve
@@ -24,8 +23,8 @@ def check_could_run(spec: JobSpec) -> None:
     not checked, because it may differ on the other machines.
     """
     job = resolved_here(spec)
-    if isinstance(job, ResolvedJob) and not used_by(spec):
-        check_objective(job)
+    if isinstance(job, ResolvedJob) and not spec.own_code:
+        check_objective_of(job)
         check_layouts(job)
 
 
@@ -37,9 +36,9 @@ def resolved_here(spec: JobSpec) -> ResolvedJob | InputError:
     try:
         # A tokenizer on a store is not read, because this machine need not reach the store.
         known, _ = with_vocabulary(spec, lambda uri: is_local(uri) and tokenizer.is_there(uri))
-        return in_chosen_precision(resolve(known), lambda spec: BOUNDLESS)
+        return in_chosen_precision(resolve(known), lambda *_: BOUNDLESS)
     except InputError as error:
         model = spec.workload.model
-        if used_by(spec) or (model.startswith(FOLDER) and not Path(model.removeprefix(FOLDER)).is_dir()):
+        if spec.own_code or (model.startswith(FOLDER) and not Path(model.removeprefix(FOLDER)).is_dir()):
             return error
         raise

@@ -9,8 +9,7 @@ from cluster.render.needs import ClusterNeeds, dns_name
 from cluster.workers.gang import Bundle
 from orchestrator.config.errors import InputError
 from orchestrator.config.resources import ResourceSpec
-from orchestrator.config.spec import JobSpec
-from orchestrator.parallel.config import ParallelSpec
+from orchestrator.parallel.config import ParallelChoice, ParallelSpec
 
 IMAGE = "training-orchestrator:"
 """The image that infra/Dockerfile builds, without its tag, cpu or cuda."""
@@ -19,7 +18,10 @@ CLOUDS = {"eks": "aws", "gke": "gcp", "aks": "azure"}
 
 
 def needed_machines(
-    spec: JobSpec,
+    name: str,
+    resources: ResourceSpec,
+    parallel: ParallelChoice,
+    evaluates_beside: bool,
     image: str | None,
     spot: bool,
     per_node: int | None,
@@ -28,7 +30,10 @@ def needed_machines(
     """Return what a job needs of its machines.
 
     Args:
-        spec: the job.
+        name: the name of the job.
+        resources: the workers of the job.
+        parallel: how the job divides the model.
+        evaluates_beside: whether commits are evaluated beside the run.
         image: the container image, None for the default.
         spot: whether workers are spot machines.
         per_node: workers on a node, None for the size of a tensor-parallel group.
@@ -37,29 +42,29 @@ def needed_machines(
     Raises:
         InputError: the options do not fit the job.
     """
-    worker, workers = spec.resources.per_worker, spec.resources.workers
+    worker, workers = resources.per_worker, resources.workers
     if accelerators and not worker.gpu:
         raise InputError(
             "the job asks for no GPU", "--accelerator", "set resources.per_worker.gpu=1 or leave it out"
         )
     if len(set(accelerators)) < len(accelerators):
         raise InputError("a device type is given twice", "--accelerator", "give each once")
-    most = workers.max + spec.evaluates_beside
+    most = workers.max + evaluates_beside
     needs = ClusterNeeds(
-        name=dns_name(spec.name),
+        name=dns_name(name),
         image=_image(image, bool(worker.gpu)),
         min_workers=workers.min,
         max_workers=most,
         cpu=worker.cpu,
         gpu=int(worker.gpu),
         memory_gib=0.0,
-        per_node=_per_node(spec.parallel, per_node),
+        per_node=_per_node(parallel, per_node),
         accelerators=accelerators,
         spot=spot,
         labels=worker.labels,
-        notices=spec.resources.notices in CLOUDS.values(),
+        notices=resources.notices in CLOUDS.values(),
     )
-    one_value(spec.resources, [label for label in worker.labels if not label.startswith("ray.io/")])
+    one_value(resources, [label for label in worker.labels if not label.startswith("ray.io/")])
     groups = [group.labels for group in needs.groups()]
     known = Bundle(labels={key: wanted for key, wanted in worker.labels.items() if key in groups[0]})
     if not any(known.suits(labels) for labels in groups):

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from workloads.load import Begin
     from workloads.model.config import TransformerConfig
     from workloads.model.stored import StoredWeights
-    from workloads.own.model import OwnModel, OwnWorkload
-    from workloads.transformer_workload import TransformerWorkload
+    from workloads.own.model import OwnModel
+    from workloads.workload import Workload
 
 INIT = "workload.init_from"
 MODEL = "workload.model"
@@ -70,32 +70,33 @@ def base_json(base: Base | None) -> dict[str, Any] | None:
     return asdict(base) if base else None
 
 
-def base_of(spec: JobSpec, begun: Mapping[str, Any], settled: bool) -> Base | None:
+def base_of(workload: WorkloadSpec, needs_base: bool, begun: Mapping[str, Any], settled: bool) -> Base | None:
     """Return the job's initial weights; None if it starts from random weights.
 
     Args:
-        spec: the job.
+        workload: the job's model.
+        needs_base: whether the run needs the weights that it began with at every start.
         begun: the base that the run began with, as JSON; empty for a new run.
         settled: whether the run no longer needs it, because a commit has all weights.
 
     Raises InputError if the weights are missing or have changed.
     """
-    where = INIT if spec.workload.init_from else MODEL
+    where = INIT if workload.init_from else MODEL
     gone = InputError("the weights that the run began with are gone", f"{where} {begun.get('uri')}", BACK)
     try:
-        named = named_base(spec.workload, begun.get("step"))
+        named = named_base(workload, begun.get("step"))
     except (InputError, WorkloadError) as error:
-        if begun and settled and not spec.needs_base:
+        if begun and settled and not needs_base:
             return Base(**begun)
         if begun:
             raise gone from None
         raise error if isinstance(error, InputError) else InputError(str(error), where) from None
     if begun and named is None:
-        if settled and not spec.needs_base:
+        if settled and not needs_base:
             return Base(**begun)
         raise gone
     if begun and named is not None and named.digest != begun["digest"]:
-        settled_before = settled and not spec.needs_base and named.step is None
+        settled_before = settled and not needs_base and named.step is None
         if settled_before and _digest_of(named.uri, stale_too=True) == begun["digest"]:
             return named
         problem = "the weights that the run began with are not the same any more"
@@ -103,21 +104,21 @@ def base_of(spec: JobSpec, begun: Mapping[str, Any], settled: bool) -> Base | No
     return named
 
 
-def base_of_commit(spec: JobSpec, commit: CommitManifest) -> Base | None:
+def base_of_commit(workload: WorkloadSpec, reads_base: bool, commit: CommitManifest) -> Base | None:
     """Return the weights that a commit's run began with; None for random weights.
 
     If the commit lacks some of them, raises InputError if they are missing, have changed, or cannot be drawn again.
     """
-    check_drawn(spec, commit)
+    check_drawn(reads_base, commit)
     base_fields = commit.meta.get(BASE)
-    if spec.reads_base and base_fields:
-        return base_of(spec, base_fields, True)
+    if reads_base and base_fields:
+        return base_of(workload, True, base_fields, True)
     return Base(**base_fields) if base_fields else None
 
 
-def check_drawn(spec: JobSpec, commit: CommitManifest | None) -> None:
+def check_drawn(reads_base: bool, commit: CommitManifest | None) -> None:
     """Raise InputError if the commit lacks random weights from an earlier version, which drew other numbers."""
-    if commit is None or not spec.reads_base or commit.meta.get(BASE) or TILES in commit.meta:
+    if commit is None or not reads_base or commit.meta.get(BASE) or TILES in commit.meta:
         return
     problem = (
         f"the commit at step {commit.step} lacks frozen weights, which an earlier version drew in another way"
@@ -125,12 +126,12 @@ def check_drawn(spec: JobSpec, commit: CommitManifest | None) -> None:
     raise InputError(problem, "train.freeze", "begin another run")
 
 
-def same_base(spec: JobSpec, base: Base | None) -> Base | None:
+def same_base(workload: WorkloadSpec, needs_base: bool, base: Base | None) -> Base | None:
     """Return `base` after checking it again, if ranks will read it: it may have changed since the attempt before.
 
     Raises InputError if it has changed.
     """
-    return base_of(spec, asdict(base), True) if base and spec.needs_base else base
+    return base_of(workload, needs_base, asdict(base), True) if base and needs_base else base
 
 
 def named_base(workload: WorkloadSpec, step: int | None) -> Base | None:
@@ -214,7 +215,13 @@ def tokenizer_notes(base: Base, tokenizer: Tokenizer) -> list[str]:
     ]
 
 
-def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None, data_format: int = BY_NAME) -> Begin:
+def weights_of(
+    base: Base,
+    workload: WorkloadSpec,
+    labels: Sequence[str],
+    retry: Retry | None = None,
+    data_format: int = BY_NAME,
+) -> Begin:
     """Return a function that reads the weights of `base` for a model of the job.
 
     Its arguments are the model's configuration and shapes, the tables with a row for each token, and the smallest id
@@ -225,8 +232,7 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None, data_forma
     def labelled(weights: StoredWeights, theirs: FolderMeaning, where: str) -> StoredWeights:
         if data_format < BY_NAME:
             return weights
-        objective = spec.workload.objective
-        labels = spec.data.labels
+        objective = workload.objective
         return by_label(weights, theirs, objective, labels, where, is_folder=base.step is None)
 
     def read(
@@ -238,36 +244,41 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None, data_forma
         from orchestrator.checkpoint import averaged
         from workloads.describe import describe
         from workloads.hf.load_weights import HuggingFaceWeights, pretrained
-        from workloads.model.config import TransformerConfig
 
-        if not isinstance(config, TransformerConfig):
-            return _of_own(base, config, shapes, retry, spec.data.labels if data_format >= BY_NAME else ())
+        if config.divided_by == "declaration":
+            return _of_own(base, config, shapes, retry, labels if data_format >= BY_NAME else ())
         if base.step is None:
-            if spec.workload.grow:
+            if workload.grow:
                 raise WorkloadError(f"{base.uri} is an export; workload.grow takes a run directory")
             _refuse_unlike(describe(f"{FOLDER}{base.uri}"), config, base.uri)
             found = pretrained(config, shapes, base.uri, tables, added)
             meaning = folder_meaning(base.uri)
             if data_format >= BY_NAME:
-                _check_decoder_start(spec.workload, meaning, base.uri)
+                _check_decoder_start(workload, meaning, base.uri)
             return labelled(found, meaning, base.uri)
         store, manifest = _commit_of(base, retry)
         theirs = of_their_class(manifest)
         if job := job_of_commit(manifest):
             config_of_run = manifest.meta.get(KEPT)
             kept = FolderConfig(**config_of_run) if config_of_run else None
-            _refuse_other_make(job, spec, config=config, where=base.uri, converted=theirs, kept=kept)
+            _refuse_other_make(
+                job.workload, workload, config=config, where=base.uri, converted=theirs, kept=kept
+            )
         average = job.checkpoint if job else CheckpointSpec()
         lacks = manifest.meta.get(BASE)
         below = None
         if job and job.reads_base and lacks:
-            under = same_base(job, Base(**lacks))
-            below = weights_of(under, job, retry)(config, shapes, tables, added) if under else None
+            under = same_base(job.workload, job.needs_base, Base(**lacks))
+            below = (
+                weights_of(under, job.workload, job.data.labels, retry)(config, shapes, tables, added)
+                if under
+                else None
+            )
         reader = averaged.weights_of(store, manifest, average)
         where = f"{base.uri}@{base.step}"
         meant = FolderMeaning(tuple(job.data.labels)) if job else FolderMeaning()
         if theirs:
-            if spec.workload.grow or below:
+            if workload.grow or below:
                 what = "was trained as a class of transformers; export it, and begin with the export"
                 raise WorkloadError(f"{where} {what}")
             found = HuggingFaceWeights(
@@ -275,7 +286,7 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None, data_forma
             )
             return labelled(found, meant, where)
         there = {name: tensor.shape for name, tensor in reader.manifest.tensors.items()}
-        grown = shapes if spec.workload.grow else ()
+        grown = shapes if workload.grow else ()
         committed = CommitWeights(there, where, reader, below, grown)
         committed.check(config, shapes, tables, added)
         return labelled(committed, meant, where)
@@ -333,7 +344,7 @@ def _of_own(
         raise WorkloadError(f"{where} was trained with an adapter; export it, and begin with the export")
     if job:
         _refuse_other_labels(job.data.labels, labels, where)
-    if job and job.reads_base and lacks and (under := same_base(job, Base(**lacks))):
+    if job and job.reads_base and lacks and (under := same_base(job.workload, job.needs_base, Base(**lacks))):
         below = _of_own(under, config, shapes, retry, job.data.labels)
     reader = averaged.weights_of(store, manifest, job.checkpoint if job else CheckpointSpec())
     shapes_there = {name: tensor.shape for name, tensor in reader.manifest.tensors.items()}
@@ -351,7 +362,7 @@ def _refuse_other_labels(theirs: Sequence[str], ours: Sequence[str], where: str)
         raise WorkloadError(f"{where} was trained for the labels {named}; give data.labels in that order")
 
 
-def check_own_base_to_come(there: OwnWorkload, ours: OwnWorkload, where: str) -> None:
+def check_own_base_to_come(there: Workload, ours: Workload, where: str) -> None:
     """Raise WorkloadError if the weights of the run at `where`, which has no commit yet, will not fit the own model."""
     theirs = getattr(there.objective, "labels", ())
     mine = getattr(ours.objective, "labels", ())
@@ -361,9 +372,7 @@ def check_own_base_to_come(there: OwnWorkload, ours: OwnWorkload, where: str) ->
     )
 
 
-def check_base_to_come(
-    theirs: JobSpec, there: TransformerWorkload, spec: JobSpec, ours: TransformerWorkload, where: str
-) -> None:
+def check_base_to_come(theirs: JobSpec, there: Workload, spec: JobSpec, ours: Workload, where: str) -> None:
     """Raise WorkloadError if the weights of a run without a commit will not fit the job.
 
     Args:
@@ -375,7 +384,7 @@ def check_base_to_come(
     """
     from workloads.model.stored import OUTPUT
 
-    _refuse_other_make(theirs, spec, ours.config, where)
+    _refuse_other_make(theirs.workload, spec.workload, ours.config, where)
     if any(name in there.shapes for name in OUTPUT):
         rows_of_labels(theirs.data.labels, spec.data.labels, where, is_folder=False)
     shapes = {f"model.{name}": shape for name, shape in there.shapes.items()}
@@ -384,40 +393,39 @@ def check_base_to_come(
 
 
 def _refuse_other_make(
-    theirs: JobSpec,
-    spec: JobSpec,
+    theirs: WorkloadSpec,
+    ours: WorkloadSpec,
     config: TransformerConfig,
     where: str,
     converted: bool = False,
     kept: FolderConfig | None = None,
 ) -> None:
-    """Raise WorkloadError if the weights of a run of `theirs` have another meaning in a run of `spec`.
+    """Raise WorkloadError if the weights of a run of `theirs` have another meaning in a run of `ours`.
 
     Args:
-        theirs, spec: the two jobs.
-        config: the model of `spec`.
+        theirs, ours: the models of the two jobs.
+        config: the model of `ours`.
         where: the run of `theirs`.
         converted: its weights are of transformers' class and are converted to this project's.
         kept: the configuration that it has kept of its folder; None if it has none or has not begun.
     """
     from workloads.describe import describe
 
-    workload = theirs.workload
-    if is_object_reference(workload.model):
+    if is_object_reference(theirs.model):
         raise WorkloadError(
-            f"{where} is a run of {workload.model}, an own model; only an own one begins with it"
+            f"{where} is a run of {theirs.model}, an own model; only an own one begins with it"
         )
-    if workload.adapter and workload.adapter.kind != "bitfit":
+    if theirs.adapter and theirs.adapter.kind != "bitfit":
         raise WorkloadError(f"{where} was trained with an adapter; export it, and begin with the export")
-    if workload.mup != spec.workload.mup:
-        raise WorkloadError(f"{where} was trained with mup {workload.mup}; set workload.mup to the same")
-    free = (*FREE, *DEPTH) if spec.workload.grow else FREE
-    implementation = "auto" if converted else workload.implementation
+    if theirs.mup != ours.mup:
+        raise WorkloadError(f"{where} was trained with mup {theirs.mup}; set workload.mup to the same")
+    free = (*FREE, *DEPTH) if ours.grow else FREE
+    implementation = "auto" if converted else theirs.implementation
     described = describe(
-        workload.model,
-        workload.changes,
+        theirs.model,
+        theirs.changes,
         vocab_size=1,
-        objective=workload.objective,
+        objective=theirs.objective,
         classes=None,
         implementation=implementation,
         kept=kept,
@@ -428,14 +436,13 @@ def _refuse_other_make(
 def _refuse_unlike(theirs: Any, ours: TransformerConfig, where: str, free: Sequence[str] = FREE) -> None:
     """Raise WorkloadError if another model would compute something else with the same weights."""
     from workloads.hf.checkpoint import structure
-    from workloads.model.config import TransformerConfig
 
-    if not isinstance(theirs, TransformerConfig):
+    if not (their_config := theirs.as_transformer):
         raise WorkloadError(
             f"{where} is a class of transformers that is run as it is; name it in workload.model"
         )
     one = structure(ours)
-    other = structure(theirs)
+    other = structure(their_config)
     for name in sorted(one.keys() - set(free)):
         if one[name] != other[name]:
             raise WorkloadError(

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.records import PREFERENCES, REWARDED
+from orchestrator.data.config import DataSpec
 from orchestrator.data.prepare.chat_template import PROBE, Template
-from orchestrator.resolve.prepared_data import EARLIER, kind_of
+from orchestrator.data.prepare.record_kind import EARLIER, kind_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from orchestrator.config.spec import JobSpec
     from orchestrator.data.store.tokens import Tokens
 
 TALKING = ("conversation", *PREFERENCES, *REWARDED)
@@ -78,23 +78,23 @@ def unclosed(chat: Chat | None) -> list[str]:
     return [f"{line}; write {{{{ eos_token }}}} after an answer, in a template that {WHERE} names"]
 
 
-def chat_of(spec: JobSpec, tokens: Tokens) -> Chat | None:
+def chat_of(data: DataSpec, objective: str, tokens: Tokens) -> Chat | None:
     """Return how to write a job's prompts as turns; None for a model that learns from texts.
 
     Raises InputError if the chat template is missing, for data of an earlier version.
     """
-    if spec.workload.objective not in TALKING:
+    if objective not in TALKING:
         return None
     kept = tokens.manifest.chat
     kind = (
-        None if kept else kind_of(spec, min(tokens.manifest.format, EARLIER))
+        None if kept else kind_of(data, objective, min(tokens.manifest.format, EARLIER))
     )  # data that an earlier version wrote so is not prepared again
     kept_template = kept or ({"template": kind.template, "tokens": dict(kind.tokens)} if kind else {})
     if not kept_template.get("template"):
         return None
     chat = Chat(kept_template["template"], kept_template["tokens"], tokens.tokenizer())
     # rows of preferences may be plain texts even if the tokenizer has a template
-    return chat if spec.workload.objective == "conversation" or chat.wrote(_beginning(tokens)) else None
+    return chat if objective == "conversation" or chat.wrote(_beginning(tokens)) else None
 
 
 def _beginning(tokens: Tokens) -> str:

@@ -70,22 +70,20 @@ def model_of_run(run_uri: str, step: int, best: bool = False, raw: bool = False)
     metric = spec.checkpoint.best_metric
     best_one = best_commit(store, metric) if best and metric is not None else None
     commit = store.manifest(step if best_one is None else best_one)
-    check_commit(commit, spec, run.at("job.yaml"))
+    check_commit(commit, spec.identity(), spec.own_code, spec.accept_code, run.at("job.yaml"))
     return model_of_commit(run, spec, commit, raw, retry)
 
 
-def as_begun(spec: JobSpec, commit: CommitManifest | None) -> JobSpec:
-    """Return the job, with transformers' class if a commit of its run has that class's weights.
+def as_begun(workload: WorkloadSpec, commit: CommitManifest | None) -> WorkloadSpec:
+    """Return the job's model, as transformers' class if a commit of its run has that class's weights.
 
     This project may have gained its own implementation of the class since.
     """
-    workload = spec.workload
     if commit is None or workload.implementation != "auto" or not workload.model.startswith(FOLDER):
-        return spec
+        return workload
     if not of_their_class(commit):
-        return spec
-    theirs = workload.model_copy(update={"implementation": "transformers"})
-    return spec.model_copy(update={"workload": theirs})
+        return workload
+    return workload.model_copy(update={"implementation": "transformers"})
 
 
 def check_implementation(workload: WorkloadSpec, commit: CommitManifest | None, where: str) -> None:
@@ -106,12 +104,20 @@ def model_of_commit(
     from orchestrator.checkpoint.averaged import weights_of
 
     check_implementation(spec.workload, commit, run.uri)
-    spec = as_begun(spec, commit)
+    spec = spec.with_parts(workload=as_begun(spec.workload, commit))
     tokens = data_of(run, commit.meta["data"], retry)
     store = Store(run.commits, retry=retry)
     reader = weights_of(store, commit, spec.checkpoint, raw)
-    check_read_config(spec, commit, run.uri)
-    workload = workload_of(spec, tokens, base=base_of_commit(spec, commit), kept=kept_config(commit))
+    check_read_config(spec.workload, commit, run.uri)
+    workload = workload_of(
+        spec.workload,
+        spec.data,
+        spec.train,
+        spec.seed,
+        tokens,
+        base=base_of_commit(spec.workload, spec.reads_base, commit),
+        kept=kept_config(commit),
+    )
     with contextlib.suppress(InputError):  # data of an earlier version, without its template
-        workload = speaking(workload, chat_of(spec, tokens))
+        workload = speaking(workload, chat_of(spec.data, spec.workload.objective, tokens))
     return CommitModel(spec, store, commit=commit, tokens=tokens, workload=workload, reader=reader)

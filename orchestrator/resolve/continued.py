@@ -7,6 +7,7 @@ other.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,15 +31,16 @@ from orchestrator.checkpoint.last_commit import refuse_anew
 from orchestrator.checkpoint.pins import holding
 from orchestrator.checkpoint.resolve_checkpoint import read_chosen
 from orchestrator.config.errors import InputError
-from orchestrator.config.own_code import check_same_cleaning, check_same_code, code_of, where_of
+from orchestrator.config.own_code import check_same_cleaning, check_same_code, code_of
 from orchestrator.config.spec import JobSpec
+from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.resolve.base import Base, base_json, base_of
 from orchestrator.resolve.kept_config import config_json
 from orchestrator.resolve.named_commit import commit_at, place_and_tag
 from orchestrator.resolve.prepared_data import EXCERPT, PreparedData
 from orchestrator.storage.run_directory import ORIGIN, RunDir
-from orchestrator.train.config import TrainSpec
+from orchestrator.train.config import ContinueFrom, TrainSpec
 from workloads.hf.hf_config import FOLDER, FolderConfig
 
 if TYPE_CHECKING:
@@ -86,10 +88,10 @@ class Source:
         """Return the run as a base for another run. Its digest is not needed, and empty."""
         return Base(self.uri, self.commit.step, "")
 
-    def first_position(self, spec: JobSpec) -> int:
+    def first_position(self, asked: ContinueFrom | None) -> int:
         """Return the position in the data at which a run of the job begins to read."""
-        assert spec.train.continue_from is not None
-        return self.commit.position if spec.train.continue_from.position == "keep" else 0
+        assert asked is not None
+        return self.commit.position if asked.position == "keep" else 0
 
     def told(self) -> dict[str, Any]:
         """Return what every commit of the continued run records about it."""
@@ -148,28 +150,42 @@ def _check(spec: JobSpec, source: Source) -> None:
             f"{source} is of an earlier version", WHERE, "continue its own run, then this one from that"
         )
     check_keys(spec, theirs, str(source))
-    _check_code(spec, commit.meta.get(CODE) or {}, str(source))
+    _check_code(
+        spec.train.continue_from, spec.own_code, spec.accept_code, commit.meta.get(CODE) or {}, str(source)
+    )
     assert spec.train.continue_from is not None
     if spec.train.continue_from.position == "keep":
         mend = "read the data from the beginning by train.continue_from.position: restart"
-        check_same_cleaning(spec, commit.meta.get(CLEANED_BY) or {}, str(source), mend)
-    check_length(spec, commit.step, str(source))
+        check_same_cleaning(
+            spec.data.clean, spec.accept_code, commit.meta.get(CLEANED_BY) or {}, str(source), mend
+        )
+    check_length(spec.train, commit.step, str(source))
     if spec.workload.init_from or spec.needs_base:
-        base_of(spec, commit.meta.get(BASE) or {}, True)
+        base_of(spec.workload, spec.needs_base, commit.meta.get(BASE) or {}, True)
 
 
-def _check_code(spec: JobSpec, before: dict[str, str], source: str) -> None:
+def _check_code(
+    asked: ContinueFrom | None,
+    own_code: Mapping[str, str],
+    accepted: Sequence[str],
+    before: dict[str, str],
+    source: str,
+) -> None:
     """Raise InputError if the user's own code differs from that of the `source` where a phase must not change it."""
-    assert spec.train.continue_from is not None
+    assert asked is not None
     free = {"train.optimizer.schedule", "evaluate.metrics"}
-    if spec.train.continue_from.position == "restart":
+    if asked.position == "restart":
         free.add("data.samples")
-    check_same_code(spec, {n: code for n, code in before.items() if where_of(spec, n) not in free}, source)
+    check_same_code(
+        own_code,
+        accepted,
+        {n: code for n, code in before.items() if own_code.get(n, "evaluate.metrics") not in free},
+        source,
+    )
 
 
-def check_length(spec: JobSpec, step: int, source: str) -> None:
+def check_length(train: TrainSpec, step: int, source: str) -> None:
     """Raise InputError if the job ends before the step of the `source`, or leaves too few steps for its schedule."""
-    train = spec.train
     if train.steps <= step:
         problem = f"{train.steps} steps are not more than {source} has done"
         raise InputError(problem, "train.steps", "steps include those of the run before: raise it")
@@ -186,14 +202,14 @@ def check_keys(spec: JobSpec, theirs: JobSpec, source: str) -> None:
     """Raise InputError if the job differs from that of the `source` in what must not change between phases."""
     assert spec.train.continue_from is not None
     keeps = spec.train.continue_from.position == "keep"
-    differing = differences(spec, theirs)
+    differing = differences(spec.identity(), theirs.identity())
     for key, was, now in differing:
         hint = ""
         if MODEL.match(key) and key != SIZE:
             hint = WEIGHTS_ALONE
         elif OPTIMIZER.match(key):
             hint = f"its state is that of {was}: {WEIGHTS_ALONE}"
-        elif key == "seed" and _draws_what_it_keeps(spec):
+        elif key == "seed" and _draws_what_it_keeps(spec.workload, spec.data.add_tokens, spec.reads_base):
             hint = f"weights that are not trained are drawn by it: {WEIGHTS_ALONE}"
         elif key == AVERAGE and ABSENT in (was, now):
             hint = "a moving average cannot begin or end between phases: set it back"
@@ -213,11 +229,10 @@ def check_keys(spec: JobSpec, theirs: JobSpec, source: str) -> None:
         raise InputError(problem, "data.tokenizer", f"set it to {place}/{EXCERPT}")
 
 
-def _draws_what_it_keeps(spec: JobSpec) -> bool:
+def _draws_what_it_keeps(workload: WorkloadSpec, added: Sequence[str], reads_base: bool) -> bool:
     """Return whether the job's seed draws some of the untrained weights that commits leave out."""
-    workload = spec.workload
     begins_anew = workload.init_from is None and not workload.model.startswith(FOLDER)
-    return spec.reads_base and (begins_anew or bool(spec.data.add_tokens) or "vocab_size" in workload.changes)
+    return reads_base and (begins_anew or bool(added) or "vocab_size" in workload.changes)
 
 
 def check_same_data(train: TrainSpec, source: Source, shards: str, data: str) -> None:
@@ -288,13 +303,13 @@ def _meta_of(
         SHARDS: shards,
         BASE: base_json(base),
         KEPT: config_json(kept),
-        CODE: code_of(spec),
+        CODE: code_of(spec.own_code),
         CONTINUED: source.told(),
         "data": data.uri,
         "sets": data.sets,
         **OF_A_NEW_RUN,
     }
-    position = source.first_position(spec)
+    position = source.first_position(spec.train.continue_from)
     if position != source.commit.position:
         meta |= {"skips": [], "losses": []}
     return meta, position

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint.identity import KEPT
 from orchestrator.config.errors import InputError, Problems
-from orchestrator.config.spec import JobSpec
+from orchestrator.config.workload import WorkloadSpec
 from workloads.hf.hf_config import FOLDER, FolderConfig, config_differences, folder_config
 from workloads.own.object_reference import is_built_in, is_object_reference
 
@@ -36,29 +36,29 @@ def config_json(kept: FolderConfig | None) -> dict[str, Any] | None:
     return asdict(kept) if kept else None
 
 
-def config_to_keep(spec: JobSpec, kept: FolderConfig | None = None) -> FolderConfig | None:
+def config_to_keep(workload: WorkloadSpec, kept: FolderConfig | None = None) -> FolderConfig | None:
     """Return the configuration `kept` by the job's run, else the one in the folder that the job names; None if it
     names none.
 
     Raises WorkloadError if the folder has no configuration.
     """
-    folder = _folder_of(spec)
+    folder = _folder_of(workload)
     return kept or (folder_config(folder) if folder is not None else None)
 
 
-def check_same_config(spec: JobSpec, commit: CommitManifest | None, where: str) -> None:
+def check_same_config(workload: WorkloadSpec, commit: CommitManifest | None, where: str) -> None:
     """Raise InputError with all differing keys if the configuration in the job's folder is not the one that the run
     of the commit at `where` began with.
 
     A missing folder is not an error.
     """
     if (kept := kept_config(commit)) is not None:
-        check_config(spec, kept, where)
+        check_config(workload, kept, where)
 
 
-def check_config(spec: JobSpec, kept: FolderConfig, where: str) -> None:
+def check_config(workload: WorkloadSpec, kept: FolderConfig, where: str) -> None:
     """Like `check_same_config`, for the configuration that the run or search at `where` has kept."""
-    folder = _folder_of(spec)
+    folder = _folder_of(workload)
     if folder is None:
         return
     problems = Problems()
@@ -69,15 +69,14 @@ def check_config(spec: JobSpec, kept: FolderConfig, where: str) -> None:
     problems.raise_noted()
 
 
-def check_read_config(spec: JobSpec, commit: CommitManifest, where: str) -> None:
+def check_read_config(workload: WorkloadSpec, commit: CommitManifest, where: str) -> None:
     """Like `check_same_config`, for a class that reads its folder itself and cannot use a kept configuration."""
-    if is_object_reference(spec.workload.model):
-        check_same_config(spec, commit, where)
+    if is_object_reference(workload.model):
+        check_same_config(workload, commit, where)
 
 
-def _folder_of(spec: JobSpec) -> str | None:
+def _folder_of(workload: WorkloadSpec) -> str | None:
     """Return the folder whose configuration the job's model uses; None if it uses none."""
-    workload = spec.workload
     if workload.model.startswith(FOLDER):
         return workload.model.removeprefix(FOLDER)
     if is_object_reference(workload.model) and is_built_in(workload.model):

@@ -12,7 +12,7 @@ from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.identity import BASE
 from orchestrator.checkpoint.pins import hold_if_allowed, holders, release
 from orchestrator.checkpoint.resolve_checkpoint import read_chosen
-from orchestrator.config.spec import JobSpec
+from orchestrator.config.workload import WorkloadSpec
 from orchestrator.resolve.base import Base, base_of, check_drawn, named_base
 from orchestrator.storage.run_directory import RunDir
 
@@ -23,44 +23,55 @@ T = TypeVar("T")
 
 
 def bases_of(
-    spec: JobSpec, begun: Mapping[str, Any], commit: CommitManifest | None, run: RunDir
+    workload: WorkloadSpec,
+    reads_base: bool,
+    needs_base: bool,
+    begun: Mapping[str, Any],
+    commit: CommitManifest | None,
+    run: RunDir,
 ) -> tuple[Base | None, Base | None]:
     """Return the base of the run at `run` (see `base_of`), and the weights to read at the next start, None if it
     resumes from a `commit` that has them all.
 
     Weights from a commit are pinned. Raises as `base_of_commit`.
     """
-    check_drawn(spec, commit)
+    check_drawn(reads_base, commit)
     begun = begun or (commit.meta.get(BASE) if commit else None) or {}
-    if commit is not None and not spec.needs_base:
-        return base_of(spec, begun, True), None
+    if commit is not None and not needs_base:
+        return base_of(workload, needs_base, begun, True), None
 
     def hold(base: Base | None) -> Base | None:
         if base is not None and base.step is not None:
             hold_if_allowed(_store(base), base.step, _holder(run))
         return base
 
-    base = read_base(spec, begun, commit is not None, hold)
+    base = read_base(workload, needs_base, begun, commit is not None, hold)
     return base, base
 
 
-def read_base(spec: JobSpec, begun: Mapping[str, Any], settled: bool, read: Callable[[Base | None], T]) -> T:
+def read_base(
+    workload: WorkloadSpec,
+    needs_base: bool,
+    begun: Mapping[str, Any],
+    settled: bool,
+    read: Callable[[Base | None], T],
+) -> T:
     """Return `read(base)` for the base that `base_of` returns.
 
     If the base is a run's newest commit and the active run has removed it meanwhile, the next newest is used. Raises
     as `base_of` and `read_chosen`.
     """
-    base = base_of(spec, begun, settled)
+    base = base_of(workload, needs_base, begun, settled)
     if base is None or base.step is None:
         return read(base)
 
     def choose(*_: object) -> int:
-        newest = base_of(spec, begun, settled)
+        newest = base_of(workload, needs_base, begun, settled)
         assert newest is not None
         assert newest.step is not None
         return newest.step
 
-    return read_chosen(_store(base), None, lambda step: read(named_base(spec.workload, step)), choose)
+    return read_chosen(_store(base), None, lambda step: read(named_base(workload, step)), choose)
 
 
 def not_held(base: Base | None, run: RunDir) -> list[str]:
@@ -74,9 +85,9 @@ def not_held(base: Base | None, run: RunDir) -> list[str]:
     ]
 
 
-def release_base(spec: JobSpec, run: RunDir, begun: Mapping[str, Any]) -> None:
+def release_base(needs_base: bool, run: RunDir, begun: Mapping[str, Any]) -> None:
     """Unpin the commit that a finished run has `begun` with, unless it is needed permanently."""
-    if not spec.needs_base and begun.get("step") is not None:
+    if not needs_base and begun.get("step") is not None:
         base = Base(**begun)
         assert base.step is not None
         with contextlib.suppress(OSError):

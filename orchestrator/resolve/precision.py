@@ -9,25 +9,24 @@ from dataclasses import replace
 
 from orchestrator.checkpoint.identity import job_begun
 from orchestrator.config.errors import InputError
-from orchestrator.config.spec import JobSpec
 from orchestrator.planner.precision import Choice, MachineOf, chosen, in_precision
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.storage.run_directory import PRECISION, RunDir
 from orchestrator.train.config import TrainSpec
 
 
-def as_its_run(spec: JobSpec, run: RunDir) -> JobSpec:
-    """Return the job with the precision that its run, or its search, began with.
+def as_its_run(train: TrainSpec, run: RunDir) -> TrainSpec:
+    """Return how the job trains, with the precision that its run, or its search, began with.
 
-    The job is unchanged if it has not begun, or if it names a precision. Raises InputError if the job in the
-    directory is damaged.
+    Unchanged if the run has not begun, or if the job names a precision. Raises InputError if the job in the directory
+    is damaged.
     """
-    if spec.train.precision != "auto":
-        return spec
+    if train.precision != "auto":
+        return train
     before = job_begun(run)
     if before is None or before.train.precision == "auto":  # the user's own job.yaml, which has not run yet
-        return spec
-    return in_precision(spec, before.train.precision)
+        return train
+    return in_precision(train, before.train.precision)
 
 
 def in_chosen_precision(job: ResolvedJob, machine_of: MachineOf) -> ResolvedJob:
@@ -38,7 +37,8 @@ def in_chosen_precision(job: ResolvedJob, machine_of: MachineOf) -> ResolvedJob:
     if job.spec.train.precision != "auto":
         return job
     choice = chosen(job.spec, job.shape, machine_of)
-    return replace(job, spec=in_precision(job.spec, choice.precision), precision=choice)
+    train = in_precision(job.spec.train, choice.precision)
+    return replace(job, spec=job.spec.with_parts(train=train), precision=choice)
 
 
 def choice_of(train: TrainSpec, job: ResolvedJob) -> Choice | None:

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import check_same_cleaning
-from orchestrator.config.records import COLUMNS, PREFERENCES, REWARDED
+from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec
-from orchestrator.data.config import DataSpec
-from orchestrator.data.store.manifest import RECORDS_FORMAT
+from orchestrator.config.workload import WorkloadSpec
+from orchestrator.data.config import DataSpec, Source
+from orchestrator.data.prepare.record_kind import EARLIER, kind_of
 from orchestrator.resolve.resolved_job import is_framed, special_tokens_of
 from orchestrator.storage.retry import Retry, storage_failed
 from orchestrator.storage.run_directory import RunDir
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.manifest import CommitManifest
-    from orchestrator.data.prepare.records import RecordKind
     from orchestrator.data.progress import Progress
     from orchestrator.data.store.manifest import DataManifest
     from orchestrator.data.store.tokens import Tokens
 
-EARLIER = 5
-"""The last format without special tokens around texts, and with special tokens from a single file."""
 EXCERPT = "excerpt"
 """The excerpt of the data in a run directory."""
 
@@ -73,45 +71,6 @@ class PreparedData:
     sets: dict[str, str] = field(default_factory=dict)
 
 
-def kind_of(spec: JobSpec, data_format: int = RECORDS_FORMAT) -> RecordKind | None:
-    """Return how the job's rows become records of prepared data of `data_format`; None if its objective reads text.
-
-    Raises InputError.
-    """
-    objective = spec.workload.objective
-    location = spec.data.tokenizer
-    if objective not in COLUMNS:
-        return None
-    from orchestrator.data.prepare.chat_template import (
-        asks_for_day,
-        check_tokens,
-        dated,
-        find_template,
-        find_tool_template,
-    )
-    from orchestrator.data.prepare.records import RecordKind
-
-    if not isinstance(location, str) or objective not in ("conversation", *PREFERENCES, *REWARDED):
-        return RecordKind(objective, tuple(spec.data.labels))
-    given = spec.data.chat_template
-    day = spec.data.chat_date
-    template = find_template(location, given, data_format)
-    if template and data_format > EARLIER:
-        check_tokens(template, location)
-    # the rows of other objectives may be plain texts, which need no template
-    if template is None and objective == "conversation":
-        raise InputError(
-            "has no chat template", f"data.tokenizer {location}", "name a Jinja file in data.chat_template"
-        )
-    if template is None:
-        return RecordKind(objective)
-    with_tools = find_tool_template(location, given)
-    only_tools_ask = asks_for_day(with_tools) and not asks_for_day(template[0])
-    text, tokens = dated(template, None if only_tools_ask else day)
-    with_tools, _ = dated((with_tools, tokens), day if asks_for_day(with_tools) else None)
-    return RecordKind(objective, (), text, tokens, with_tools)
-
-
 def prepare(spec: JobSpec, run: RunDir, tell: Progress) -> PreparedData:
     """Return the job's token shards, made now unless they exist. Raises InputError."""
     return prepared(spec, run, PreparedData(), tell)
@@ -153,37 +112,72 @@ def prepared(
     begin = spec.data.streaming and begun is not None
     whole = bool(data) and is_complete(DataFolder(data))
     if not whole:
-        data = _prepared_text(spec, run, before=_name(data), tell=tell, make=make, begin=begin)
+        data = _prepared_text(
+            spec.data,
+            spec.workload,
+            spec.resources,
+            run,
+            before=_name(data),
+            tell=tell,
+            make=make,
+            begin=begin,
+        )
     elif stored := manifest.read(DataFolder(data)):  # also checked for a run without a commit
-        check_same_cleaning(spec, stored.code, run.uri)
+        check_same_cleaning(spec.data.clean, spec.accept_code, stored.code, run.uri)
     sets = {
         name: _prepared_set(
-            spec, run, name=name, data=data, before=before.sets.get(name, ""), tell=tell, make=make
+            spec.data,
+            spec.workload,
+            spec.set_sources,
+            run,
+            name=name,
+            trained=data,
+            before=before.sets.get(name, ""),
+            tell=tell,
+            make=make,
         )
         for name in spec.set_sources
     }
     all_data = PreparedData(data, sets)
     if begun and begin and not whole:
         begun(all_data)
-        _prepared_text(spec, run, before=_name(data), tell=tell, make=make, begin=False)
+        _prepared_text(
+            spec.data,
+            spec.workload,
+            spec.resources,
+            run,
+            before=_name(data),
+            tell=tell,
+            make=make,
+            begin=False,
+        )
     for uri in (data, *sets.values()):
         clear_note(DataFolder(uri))
     return all_data
 
 
-def _prepared_text(spec: JobSpec, run: RunDir, before: str, tell: Progress, make: bool, begin: bool) -> str:
+def _prepared_text(
+    data: DataSpec,
+    workload: WorkloadSpec,
+    resources: ResourceSpec,
+    run: RunDir,
+    before: str,
+    tell: Progress,
+    make: bool,
+    begin: bool,
+) -> str:
     """Return the URI of the token shards of data.sources, see `orchestrator.data.prepare.prepare.prepare`."""
     from orchestrator.data.prepare.prepare import prepare as prepare_data
 
-    workers = spec.resources.workers.max * spec.resources.per_worker.cpu if spec.data.streaming else 0.0
+    workers = resources.workers.max * resources.per_worker.cpu if data.streaming else 0.0
     return prepare_data(
-        spec.data,
-        special_tokens_of(spec.data, spec.workload),
-        data_cache(spec.data, run),
+        data,
+        special_tokens_of(data, workload),
+        data_cache(data, run),
         tell,
         before=before,
-        kind_of=partial(kind_of, spec),
-        framed=is_framed(spec.data, spec.workload),
+        kind_of=partial(kind_of, data, workload.objective),
+        framed=is_framed(data, workload),
         make=make,
         begin=begin,
         leave=0.0 if begin else workers,
@@ -191,9 +185,17 @@ def _prepared_text(spec: JobSpec, run: RunDir, before: str, tell: Progress, make
 
 
 def _prepared_set(
-    spec: JobSpec, run: RunDir, name: str, data: str, before: str, tell: Progress, make: bool
+    data: DataSpec,
+    workload: WorkloadSpec,
+    held_out: Mapping[str, tuple[str, list[Source]]],
+    run: RunDir,
+    name: str,
+    trained: str,
+    before: str,
+    tell: Progress,
+    make: bool,
 ) -> str:
-    """Return the token shards of the set `name`, with the tokenizer of `data`; made unless they exist.
+    """Return the token shards of the set `name`, with the tokenizer of the data at `trained`; made unless they exist.
 
     The text of a set that the run had `before` must not change, because its results are compared. Raises InputError.
     """
@@ -204,25 +206,25 @@ def _prepared_set(
     from orchestrator.data.store import manifest
     from orchestrator.data.store.data_folder import DataFolder
 
-    where, sources = spec.set_sources[name]
+    where, sources = held_out[name]
     there = manifest.read(DataFolder(before)) if before and is_complete(DataFolder(before)) else None
     if there and [source.uri for source in there.sources] == [source.name for source in sources]:
         return before
-    text = spec.data.model_copy(update={"sources": sources, "clean": []})
-    trained = published.read(DataFolder(data))
+    text = data.model_copy(update={"sources": sources, "clean": []})
+    whole = published.read(DataFolder(trained))
     # the tokenizer with which the run reads its texts
-    is_old = trained is not None and trained.format <= EARLIER
+    is_old = whole is not None and whole.format <= EARLIER
     try:
         return prepare_data(
             text,
             (),
-            data_cache(spec.data, run),
+            data_cache(data, run),
             tell,
             before=_name(before),
-            tokenizer_of=data,
+            tokenizer_of=trained,
             where=where,
-            kind_of=partial(kind_of, spec),
-            framed=is_framed(spec.data, spec.workload) and not is_old,
+            kind_of=partial(kind_of, data, workload.objective),
+            framed=is_framed(data, workload) and not is_old,
             make=make,
         )
     except TextChanged:
@@ -268,16 +270,16 @@ def data_of(run: RunDir, data: str, retry: Retry | None = None) -> Tokens:
     return Tokens.open(kept if gone else data, retry, keep=0)
 
 
-def place_of_data(spec: JobSpec, run: RunDir, data: str, retry: Retry | None = None) -> str | None:
+def place_of_data(asked: DataSpec, run: RunDir, data: str, retry: Retry | None = None) -> str | None:
     """Return the location of prepared data that a commit names, see `tokens_of`; None if it is in neither place."""
     from orchestrator.data.samples.sections import published
     from orchestrator.data.store.data_folder import DataFolder
 
-    places = (data, f"{data_cache(spec.data, run)}/{data.rsplit('/', 1)[-1]}")
+    places = (data, f"{data_cache(asked, run)}/{data.rsplit('/', 1)[-1]}")
     return next((place for place in places if published.read(DataFolder(place, retry))), None)
 
 
-def tokens_of(spec: JobSpec, run: RunDir, data: str, retry: Retry | None = None) -> Tokens:
+def tokens_of(asked: DataSpec, run: RunDir, data: str, retry: Retry | None = None) -> Tokens:
     """Return the prepared data that a commit names: at its old place, or in the run's present cache, as both may have
     moved.
 
@@ -285,7 +287,7 @@ def tokens_of(spec: JobSpec, run: RunDir, data: str, retry: Retry | None = None)
     """
     from orchestrator.data.store.tokens import Tokens
 
-    if (place := place_of_data(spec, run, data, retry)) is not None:
+    if (place := place_of_data(asked, run, data, retry)) is not None:
         return Tokens.open(place, retry)
     hint = f"make it again with `orchestrator data prepare {run.at('job.yaml')} --run-dir {run.uri}`"
     raise InputError("the prepared data of this run is missing", data, hint)

@@ -61,11 +61,9 @@ def check_generates(job: ResolvedJob) -> None:
 def generates(job: ResolvedJob) -> bool:
     """Return whether the job's model generates text."""
     from workloads.describe import for_objective
-    from workloads.model.config import TransformerConfig
 
-    model = job.model
-    if isinstance(model, TransformerConfig):
-        model = for_objective(model, job.spec.workload.objective)
+    ours = job.model.as_transformer
+    model = for_objective(ours, job.spec.workload.objective) if ours else job.model
     return model.architecture in ("decoder", PAIR) and getattr(model, "head", "language") == "language"
 
 
@@ -82,7 +80,7 @@ def prompts_of(job: ResolvedJob, workload: Workload, tokens: Tokens) -> Prompts 
     check_generates(job)
     text = tokens.tokenizer()
     longest = job.spec.data.sequence_length
-    chat = chat_of(job.spec, tokens)
+    chat = chat_of(job.spec.data, job.spec.workload.objective, tokens)
     rows = [framed(workload, text, prompt, chat) for prompt in asked.prompts]
     pair = workload.config.architecture == PAIR
     for number, row in enumerate(rows):

@@ -19,14 +19,12 @@ from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.resolve.kept_config import config_to_keep
 from workloads.errors import WorkloadError
 from workloads.hf.hf_config import FolderConfig
-from workloads.model.config import TransformerConfig
 from workloads.own.object_reference import is_object_reference
 from workloads.predicted import predicted
 
 if TYPE_CHECKING:
     from workloads.adapters.adapter import Adapter
     from workloads.describe import Description
-    from workloads.model.config import TransformerConfig
 
 
 @dataclass(frozen=True)
@@ -52,36 +50,10 @@ class ResolvedJob:
     @property
     def notes(self) -> list[str]:
         """Return one line for each difference between this training and the model's configuration."""
-        from workloads.hf.hf_class import HuggingFaceModel
-        from workloads.model.config import TransformerConfig
-
-        if isinstance(self.model, TransformerConfig):
-            length = self.spec.data.sequence_length
-            if self.spec.workload.objective in COMPARED:  # each of the two answers starts at position 0
-                length //= 2
-            return too_long(self.model, self.spec.workload.model, length)
-        if not isinstance(self.model, HuggingFaceModel) or not self.model.zeroed:
-            return []
-        names = ", ".join(self.model.zeroed)
-        rate = self.spec.workload.dropouts[0]
-        instead = f"workload.dropout {rate:g} is drawn by sample" if rate else "workload.dropout would not"
-        return [
-            f"{self.spec.workload.model} is trained without {names}: what a class draws at random depends on "
-            f"the layout; {instead}"
-        ]
-
-
-def too_long(config: TransformerConfig, model: str, length: int) -> list[str]:
-    """Return one line if a sequence has more tokens than the model declares positions, though it can compute them."""
-    declared = config.max_positions
-    if length <= declared or config.positions not in ("rotary", "sinusoidal"):
-        return []
-    remedy = " or workload.changes.rope_scaling" if config.positions == "rotary" else ""
-    return [
-        f"a text of {length} tokens exceeds the {declared} positions that {model} declares, and the export would "
-        f"declare {declared}, too: set workload.changes.max_positions to {length}; weights that were trained at "
-        f"{declared} may need more training{remedy}"
-    ]
+        asked = self.spec.workload
+        # Each of two compared answers starts at position 0.
+        length = self.spec.data.sequence_length // (2 if asked.objective in COMPARED else 1)
+        return self.model.training_notes(asked.model, length, asked.dropouts[0])
 
 
 def adapter_of(workload: WorkloadSpec) -> Adapter | None:
@@ -117,7 +89,7 @@ def resolve(
         workload = spec.workload
         objective = workload.objective if workload.objective in COLUMNS else None
         labels = len(spec.data.labels) or None
-        kept = config_to_keep(spec, kept)
+        kept = config_to_keep(spec.workload, kept)
         model = describe(
             workload.model,
             workload.changes,
@@ -127,7 +99,7 @@ def resolve(
             implementation=workload.implementation,
             kept=kept,
         )
-        if kept and isinstance(model, TransformerConfig):
+        if kept and model.tied is not None:
             kept = replace(kept, tied=model.tied)
         divides = spec.parallel != "auto" and spec.parallel.divides_model
         read = predicted(workload.objective, workload.options, spec.data.sequence_length)

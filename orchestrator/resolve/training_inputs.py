@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,6 +10,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec
+from orchestrator.data.config import Source as DataSource
 from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.evaluate.config import VALIDATION
 from orchestrator.resolve.base import Base, tokenizer_notes, weights_of
@@ -19,7 +20,7 @@ from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.prompts import Prompts, prompts_of, settings_notes
 from orchestrator.resolve.resolved_job import ResolvedJob, adapter_of, is_framed, resolve, wrong_input
 from orchestrator.storage.retry import Retry
-from orchestrator.train.rollouts.config import RolloutSpec
+from orchestrator.train.config import TrainSpec
 from workloads.hf.hf_config import FolderConfig
 
 if TYPE_CHECKING:
@@ -78,7 +79,16 @@ def training_inputs(
     from orchestrator.data.samples.sections.documents import SectionDocuments
 
     job = resolve(spec, tokens.manifest.vocabulary, kept)
-    workload = workload_of(spec, tokens, job.model, base, job.kept)
+    workload = workload_of(
+        workload=spec.workload,
+        data=spec.data,
+        train=spec.train,
+        seed=spec.seed,
+        tokens=tokens,
+        model=job.model,
+        base=base,
+        kept=job.kept,
+    )
     _check_ends(workload.objective, tokens)
     if spec.data.samples is not None:
         return _of_samples(spec, job, workload, tokens)
@@ -105,7 +115,7 @@ def training_inputs(
         plan=plan,
         share=share,
     )
-    held_out = _own_sets(spec, tokens, workload.objective, sets or {})
+    held_out = _own_sets(spec.set_sources, tokens, workload.objective, sets or {})
     if parts and spec.evaluate:
         held_out = {VALIDATION: split_set(parts, workload.objective), **held_out}
     return TrainingInputs(job, workload, made, held_out, prompts_of(job, workload, tokens))
@@ -142,7 +152,10 @@ def _of_samples(spec: JobSpec, job: ResolvedJob, workload: Workload, tokens: Tok
 
 
 def _own_sets(
-    spec: JobSpec, tokens: Tokens, objective: Objective, sets: Mapping[str, str]
+    held_out: Mapping[str, tuple[str, Sequence[DataSource]]],
+    tokens: Tokens,
+    objective: Objective,
+    sets: Mapping[str, str],
 ) -> dict[str, HeldOut]:
     """Return those of the `sets` that have separate text."""
     from orchestrator.data.samples.held_out_set import set_of
@@ -150,7 +163,7 @@ def _own_sets(
 
     return {
         name: set_of(Prepared.open(sets[name], tokens.folder.retry, tokens.keep), objective, where)
-        for name, (where, _) in spec.set_sources.items()
+        for name, (where, _) in held_out.items()
         if name in sets
     }
 
@@ -175,14 +188,16 @@ def resolve_over(
     inputs = training_inputs(spec, tokens, data.sets, base, kept)
     whole = tokens.sections is None  # for streamed data the amount of text is unknown until all is prepared
     if spec.data.samples is None and whole:
-        passes.check_length(inputs.text[0].order, _positions(spec, source))
+        passes.check_length(inputs.text[0].order, _positions(spec.train, spec.samples_per_step, source))
     notes = [*inputs.job.notes, *inputs.workload.notes, *(_cut_notes(inputs) if whole else ())]
     if spec.evaluate and (spec.evaluate.samples or spec.evaluate.tasks):
         notes += settings_notes(spec.workload.model)
     notes += rejections.notes_of(data.uri, *data.sets.values())
-    notes += unclosed(chat_of(spec, tokens)) if spec.data.samples is None else []
+    notes += (
+        unclosed(chat_of(spec.data, spec.workload.objective, tokens)) if spec.data.samples is None else []
+    )
     if spec.data.is_mixed and whole:
-        notes += passes.notes(course_of(inputs, spec, source))
+        notes += passes.notes(course_of(inputs, spec.data, spec.train, source))
     weights = source.base if source else base
     is_text = spec.data.samples is None
     notes += tokenizer_notes(weights, tokens.tokenizer()) if weights and is_text else []
@@ -238,21 +253,24 @@ def is_packed(data: DataSpec) -> bool:
     return data.packing == "best_fit"
 
 
-def course_of(inputs: TrainingInputs, spec: JobSpec, source: Source | None = None) -> dict[str, Any]:
+def course_of(
+    inputs: TrainingInputs, data: DataSpec, train: TrainSpec, source: Source | None = None
+) -> dict[str, Any]:
     """Return how often the run reads each source, see `orchestrator.data.samples.mixture.passes.course`.
 
     A run that continues a `source` run includes what that run has read, if it keeps the position.
     """
     from orchestrator.data.samples.mixture.passes import course
 
-    uris = [source.name for source in spec.data.sources]
-    return course(inputs.text[0].order, uris, spec.samples_per_step, _positions(spec, source))
+    uris = [source.name for source in data.sources]
+    size = inputs.job.spec.samples_per_step
+    return course(inputs.text[0].order, uris, size, _positions(train, size, source))
 
 
-def _positions(spec: JobSpec, source: Source | None) -> int:
+def _positions(train: TrainSpec, samples_per_step: int, source: Source | None) -> int:
     """Return how many samples of its data a run has read at its end."""
-    first, begun = (source.first_position(spec), source.commit.step) if source else (0, 0)
-    return first + spec.samples_per_step * (spec.train.steps - begun)
+    first, begun = (source.first_position(train.continue_from), source.commit.step) if source else (0, 0)
+    return first + samples_per_step * (train.steps - begun)
 
 
 def _cut_notes(inputs: TrainingInputs) -> list[str]:
@@ -302,16 +320,22 @@ def _set_notes(data: DataSpec, tokens: Tokens, sets: Mapping[str, str]) -> list[
 
 
 def workload_of(
-    spec: JobSpec,
+    workload: WorkloadSpec,
+    data: DataSpec,
+    train: TrainSpec,
+    seed: int,
     tokens: Tokens,
     model: Description | None = None,
     base: Base | None = None,
     kept: FolderConfig | None = None,
 ) -> Workload:
     """Return the workload over the vocabulary of prepared data. Raises InputError."""
-    vocabulary = no_vocabulary() if spec.data.samples is not None else tokens.vocabulary()
+    vocabulary = no_vocabulary() if data.samples is not None else tokens.vocabulary()
     return load_workload(
-        spec,
+        workload,
+        data,
+        train,
+        seed,
         vocabulary,
         data_format=tokens.manifest.format,
         model=model,
@@ -321,13 +345,11 @@ def workload_of(
     )
 
 
-def options_of(workload: WorkloadSpec, rollout: RolloutSpec | None) -> dict[str, Any]:
-    """Return the options of the objective: those of the job, and the temperature of its rollouts."""
-    return {**workload.options, **({"temperature": rollout.temperature} if rollout else {})}
-
-
 def load_workload(
-    spec: JobSpec,
+    asked: WorkloadSpec,
+    data: DataSpec,
+    train: TrainSpec,
+    seed: int,
     vocabulary: Vocabulary,
     data_format: int,
     model: Description | None = None,
@@ -338,7 +360,10 @@ def load_workload(
     """Return the job's workload over a vocabulary, for prepared data of that format.
 
     Args:
-        spec: the job.
+        asked: the job's model.
+        data: the job's data.
+        train: how the job trains.
+        seed: the seed of the run.
         vocabulary: the vocabulary.
         data_format: format of the prepared data.
         model: the resolved description of the model, if known.
@@ -352,33 +377,35 @@ def load_workload(
     from workloads.hf.our_names import told_by_our_names
     from workloads.load import load
 
-    dropout, attention_dropout = spec.workload.dropouts
+    dropout, attention_dropout = asked.dropouts
     with wrong_input("workload"):
         workload = load(
-            spec.workload.model,
-            spec.workload.objective,
+            asked.model,
+            asked.objective,
             vocabulary,
-            changes=spec.workload.changes,
-            options=options_of(spec.workload, spec.rollout),
-            mup=spec.workload.mup,
+            changes=asked.changes,
+            options=asked.options,
+            mup=asked.mup,
             dropout=dropout,
             attention_dropout=attention_dropout,
-            layer_drop=spec.workload.layer_drop,
-            sequence_length=spec.data.sequence_length,
-            seed=spec.seed,
+            layer_drop=asked.layer_drop,
+            sequence_length=data.sequence_length,
+            seed=seed,
             rule=data_format,
             described=model,
-            labels=spec.data.labels,
-            begin=weights_of(base, spec, retry, data_format) if base and spec.workload.init_from else None,
-            adapter=adapter_of(spec.workload),
-            implementation=spec.workload.implementation,
+            labels=data.labels,
+            begin=weights_of(base, asked, data.labels, retry, data_format)
+            if base and asked.init_from
+            else None,
+            adapter=adapter_of(asked),
+            implementation=asked.implementation,
             kept=kept,
         )
     described = getattr(workload, "config", None)
     with wrong_input("train.freeze"), told_by_our_names(described):
-        frozen = workload.frozen | frozen_by(spec.train.freeze, workload)
+        frozen = workload.frozen | frozen_by(train.freeze, workload)
     with wrong_input("train.thaw"), told_by_our_names(described):
-        return replace(workload, frozen=frozen, thawed_after=thawed_after(spec.train.thaw, frozen))
+        return replace(workload, frozen=frozen, thawed_after=thawed_after(train.thaw, frozen))
 
 
 def no_vocabulary() -> Vocabulary:

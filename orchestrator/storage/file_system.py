@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import fsspec
@@ -213,9 +213,8 @@ class RemoteFileSystem:
         seconds = seconds or self.timeout + size / MIN_BYTES_PER_SECOND
         # a chained file system claims to be asynchronous even where the one below it is not
         if isinstance(self._plain, AsyncFileSystem) and not self._chained:
-            return self._await(
-                getattr(self._plain, f"_{verb}"), verb, path, seconds, path, *arguments, **options
-            )
+            begin = partial(getattr(self._plain, f"_{verb}"), path, *arguments, **options)
+            return self._await(begin, verb, path, seconds)
         call = getattr(self._plain, verb)
         return self._in_thread(lambda: call(path, *arguments, **options), verb, path, seconds)
 

@@ -216,7 +216,10 @@ class Commits:
             raise OSError(f"the commit at step {step} failed: {reason}")
 
     def _open_saver(self) -> Saver:
-        rank_info, retention = self._context.rank_info, retention_of(self._spec)
+        rank_info, retention = (
+            self._context.rank_info,
+            retention_of(self._spec.checkpoint, self._spec.train.decay_from, self._spec.evaluates_beside),
+        )
         return Saver(
             self._store, rank_info.rank, rank_info.world_size, peers=self._peers, retention=retention
         )
@@ -231,7 +234,7 @@ class Commits:
             "skips": progress["skips"],
             **{key: progress[key] for key in CARRIED},
             TO_EVALUATE: self._is_evaluated(progress),
-            MEASURED: measure_of(self._spec),
+            MEASURED: measure_of(self._spec.evaluate, self._spec.checkpoint.averaged),
             "attempt": self._task.attempt,
             "layout": self._layout.to_json(),
             "engine": self._layout.engine,

@@ -36,7 +36,6 @@ from workloads.model.masks import DECODER_REAL, REAL
 from workloads.model.transformer import IGNORED
 from workloads.objectives.metrics import load_libraries, measure
 from workloads.objectives.preferences import DIVERGENCE, means
-from workloads.own.model import OwnModel
 from workloads.own.rows import COUNTED
 from workloads.workload import Batch
 
@@ -64,7 +63,7 @@ class Evaluator:
         self._layout = layout
         self._context = context
         self._engine = engine
-        self._measured = measure_of(spec)
+        self._measured = measure_of(spec.evaluate, spec.checkpoint.averaged)
         self._stop_when = spec.stop_when
         self._batch_size = spec.train.global_batch
         self._steps = spec.train.steps
@@ -76,7 +75,7 @@ class Evaluator:
         samples = spec.evaluate and spec.evaluate.samples
         self._has_routers = bool(workload.config.moe)
         self._metrics = spec.evaluate.metrics_for(workload.objective.name) if spec.evaluate else ()
-        self._is_own = isinstance(workload.config, OwnModel)
+        self._has_own_values = workload.has_own_values
         self._classes = len(spec.data.labels)
         self._sampler: Sampler | None = None
         if inputs.prompts is not None and samples:
@@ -170,7 +169,7 @@ class Evaluator:
                 sums = self._sums(name, held_out, step, heeds_stop)
             if sums is None:
                 return None
-            if self._is_own:
+            if self._has_own_values:
                 metrics[name] = {**_means_of_own(sums), "tokens": sums.tokens}
             else:
                 tokens_per_byte = held_out.tokens / max(held_out.bytes, 1)

@@ -179,8 +179,8 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     spec = parse(task.job)
     layout = Layout.from_json(task.layout)
     memory_before = peak_memory()
-    find_code(spec, task.code, task.code_roots)
-    device = open_device(spec, context)
+    find_code(spec.own_code, task.code, task.code_roots)
+    device = open_device(spec.train, spec.resources.per_worker, context)
     patience = patient(spec.limits.unsaved, context.stop_requested)
     tokens = Tokens.open(task.data, patience, spec.data.node_cache_bytes)
     if task.shards not in ("", digest_of(spec.data, tokens)):
@@ -198,7 +198,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     references = references_of(spec, task, inputs, base, patience)
     if references and needed_base is None and base and not references.are_complete:
         # The base is the reference model, and some of its log-probabilities are still to be computed.
-        reopened_base = base_of(spec, dataclasses.asdict(base), False)
+        reopened_base = base_of(spec.workload, spec.needs_base, dataclasses.asdict(base), False)
         inputs = training_inputs(spec, tokens, task.sets, reopened_base, folder_config)
 
     rollouts = rollouts_of(
@@ -384,7 +384,9 @@ class Rank:
             return TrainingProgress(skips=merged(self._task.skips))
         try:
             manifest, reader = self._commits.open(self._task.restore)
-            check_same_code(self._spec, manifest.meta.get(CODE) or {}, self._task.run)
+            check_same_code(
+                self._spec.own_code, self._spec.accept_code, manifest.meta.get(CODE) or {}, self._task.run
+            )
             self._engine.load(reader)
             self._weight_facts = facts_of(reader)
         except CorruptCommit as error:
@@ -396,7 +398,7 @@ class Rank:
             receipt=manifest.receipt,
             meta=manifest.meta,
             skips=self._task.skips,
-            measured=measure_of(self._spec),
+            measured=measure_of(self._spec.evaluate, self._spec.checkpoint.averaged),
         )
 
     def _step(self, prefetched: Prefetch[StepSamples]) -> bool:

@@ -20,6 +20,8 @@ from cluster.workers.worker_context import WorkerContext
 from orchestrator.config.errors import InputError
 from orchestrator.config.records import REFERENCED
 from orchestrator.config.spec import JobSpec
+from orchestrator.config.workload import WorkloadSpec
+from orchestrator.data.config import DataSpec
 from orchestrator.data.samples.reference_table import ReferenceTable
 from orchestrator.data.samples.sample_reader import SampleReader
 from orchestrator.parallel.layout import Layout
@@ -27,6 +29,7 @@ from orchestrator.parallel.rank_messages import agree
 from orchestrator.resolve.base import Base
 from orchestrator.resolve.training_inputs import TrainingInputs
 from orchestrator.storage.retry import Retry
+from orchestrator.train.config import Precision
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.eval_sharding import shares
 from orchestrator.train.task import Task
@@ -44,7 +47,14 @@ class References:
         self._tables = {}
         for name, read in self._readers.items():
             data = task.sets.get(name, task.data)
-            key = _key(spec, base, name if data == task.data else None)
+            key = _key(
+                workload=spec.workload,
+                data=spec.data,
+                seed=spec.seed,
+                precision=spec.train.dtype,
+                base=base,
+                name=name if data == task.data else None,
+            )
             self._tables[name] = ReferenceTable(data, key, len(read), retry)
         self._values = {name: _read(table) for name, table in self._tables.items()}
 
@@ -183,13 +193,14 @@ def _read(table: ReferenceTable) -> torch.Tensor:
     return values
 
 
-def _key(spec: JobSpec, base: Base, name: str | None) -> str:
+def _key(
+    workload: WorkloadSpec, data: DataSpec, seed: int, precision: Precision, base: Base, name: str | None
+) -> str:
     """Return a hash of everything that determines a set's log-probabilities besides the data.
 
     The data is identified by the folder in which the values are stored. `name` is the name of a part of that data,
     such as its held-out part, else None.
     """
-    workload, data = spec.workload, spec.data
     share = data.validation.share if data.validation and name is not None else None
     model = "" if workload.model.startswith("hf:") else workload.model
     # An adapter's initial values may change the model.
@@ -197,6 +208,6 @@ def _key(spec: JobSpec, base: Base, name: str | None) -> str:
     inputs = [
         *(base.digest, name, share, model, workload.changes),
         *(workload.objective, workload.options.get("truncate"), workload.mup, adapter),
-        *(data.sequence_length, spec.seed, spec.train.dtype),
+        *(data.sequence_length, seed, precision),
     ]
     return xxhash.xxh3_64_hexdigest(json.dumps(inputs, sort_keys=True).encode())

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.config.redact import redact
-from orchestrator.config.spec import JobSpec
 from orchestrator.controller.background_export import LONGEST
+from orchestrator.observe.config import TrackingSpec
 from orchestrator.observe.mlflow_parent import Follower, ParentRun
 from orchestrator.observe.mlflow_run import within
 from orchestrator.observe.registry import Candidate, register, send
@@ -28,8 +28,17 @@ PATIENCE = 300.0
 class LiveSearch:
     """Keeps the MLflow run of a search up to date while the search runs."""
 
-    def __init__(self, spec: JobSpec, sweep: RunDir, records: TrialRecords) -> None:
-        self._spec = spec
+    def __init__(
+        self,
+        name: str,
+        tracking: TrackingSpec | None,
+        tune: TuneSpec | None,
+        sweep: RunDir,
+        records: TrialRecords,
+    ) -> None:
+        self._name = name
+        self._tracking = tracking
+        self._tune = tune
         self._sweep = sweep
         self._records = records
         self._news: Mapping[str, Any] = {}
@@ -46,7 +55,7 @@ class LiveSearch:
         return Follower(self._begin, self._update)
 
     def _begin(self) -> ParentRun:
-        parent = _parent(self._spec, self._sweep)
+        parent = _parent(self._name, self._tracking, self._tune, self._sweep)
         parent.set_status("RUNNING")
         parent.log_documents([JOB])
         return parent
@@ -61,10 +70,10 @@ class LiveSearch:
             parent.nest(runs)
             if trial in ended and all(run.uri in parent.nested for run in runs):
                 self._settled.add(trial)
-        assert self._spec.tune is not None
+        assert self._tune is not None
         _log(
             parent,
-            self._spec.tune,
+            self._tune,
             ended=news["ended"],
             failed=news["failed"],
             steps=news["steps"],
@@ -72,14 +81,16 @@ class LiveSearch:
         )
 
 
-def publish(spec: JobSpec, sweep: RunDir, found: dict[str, Any]) -> str | None:
+def publish(
+    name: str, tracking: TrackingSpec | None, tune: TuneSpec | None, sweep: RunDir, found: dict[str, Any]
+) -> str | None:
     """Bring the MLflow server up to date with sweep.json. Never raises: returns a line about what failed, or None."""
-    if spec.tracking is None:
+    if tracking is None:
         return None
-    registers = spec.tune is not None and spec.tune.register_as
+    registers = tune is not None and tune.register_as
     timeout = PATIENCE + (LONGEST if registers else 0.0)
     try:
-        within(timeout, lambda: _publish(spec, sweep, found))
+        within(timeout, lambda: _publish(name, tracking, tune, sweep, found))
     except TimeoutError:
         return f"no answer within {timeout:g} s"
     except Exception as error:  # whatever MLflow and its transport raise
@@ -87,17 +98,19 @@ def publish(spec: JobSpec, sweep: RunDir, found: dict[str, Any]) -> str | None:
     return None
 
 
-def _parent(spec: JobSpec, sweep: RunDir) -> ParentRun:
+def _parent(name: str, tracking: TrackingSpec | None, tune: TuneSpec | None, sweep: RunDir) -> ParentRun:
     """Return the parent run of this search, never that of an earlier search in the same directory."""
-    assert spec.tracking is not None
-    assert spec.tune is not None
+    assert tracking is not None
+    assert tune is not None
     born = sweep.rows(TRIALS)[0]["time"]
-    return ParentRun(spec.tracking, spec.name, sweep, born, spec.tune.model_dump(mode="json"))
+    return ParentRun(tracking, name, sweep, born, tune.model_dump(mode="json"))
 
 
-def _publish(spec: JobSpec, sweep: RunDir, found: dict[str, Any]) -> None:
-    assert spec.tune is not None
-    parent = _parent(spec, sweep)
+def _publish(
+    name: str, tracking: TrackingSpec | None, tune: TuneSpec | None, sweep: RunDir, found: dict[str, Any]
+) -> None:
+    assert tune is not None
+    parent = _parent(name, tracking, tune, sweep)
     trials = found["trials"]
     best = found["best"]
     parent.nest(lineage.at(sweep, run) for trial in trials for run in trial["runs"])
@@ -106,7 +119,7 @@ def _publish(spec: JobSpec, sweep: RunDir, found: dict[str, Any]) -> None:
     left = states.count("not ended")
     _log(
         parent,
-        spec.tune,
+        tune,
         ended=len(states) - left,
         failed=states.count("failed"),
         steps=found["steps"],
@@ -116,8 +129,8 @@ def _publish(spec: JobSpec, sweep: RunDir, found: dict[str, Any]) -> None:
     parent.end_nested(lineage.at(sweep, run) for run in cut)
     parent.set_status("KILLED" if left else "FAILED" if best is None else "FINISHED")
     run_id = best and parent.nested.get(lineage.at(sweep, best["run"]).uri)
-    if spec.tune.register_as and not left and run_id:
-        _register(parent.client, spec.tune, sweep, best, run_id)
+    if tune.register_as and not left and run_id:
+        _register(parent.client, tune, sweep, best, run_id)
 
 
 def _log(

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.spec import JobSpec
 from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import lineage
+from orchestrator.tune.config import TuneSpec
 from orchestrator.tune.trial_records import TrialEnd, TrialRecords, name_of
 
 SHOW_EVERY = 2.0
@@ -30,7 +30,8 @@ class SearchProgress:
 
     def __init__(
         self,
-        spec: JobSpec,
+        tune: TuneSpec | None,
+        steps: int,
         sweep: RunDir,
         records: TrialRecords,
         wanted: int,
@@ -40,16 +41,19 @@ class SearchProgress:
         """Continue from the records of a search.
 
         Args:
-            spec: the job.
+            tune: the search.
+            steps: steps of a trial.
             sweep: the directory of the search.
             records: its records.
             wanted: the number of its trials.
             hours: hours that earlier commands took, for records of versions that did not store them.
             show: gets `to_json` when it changes.
         """
-        assert spec.tune is not None
-        self._spec = spec
-        self._tune = spec.tune
+        assert tune is not None
+        self._tune = tune
+        self._steps = steps
+        self._tune = tune
+        self._steps = steps
         self._sweep = sweep
         self._records = records
         self._wanted = wanted
@@ -237,4 +241,4 @@ class SearchProgress:
         if trial in self._records.ended:
             return 0
         reached = max((r["step"] for r in self._reported.values() if r["trial"] == trial), default=0)
-        return self._spec.train.steps - int(reached)
+        return self._steps - int(reached)

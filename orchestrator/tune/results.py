@@ -12,6 +12,7 @@ from orchestrator.controller.finish import draw
 from orchestrator.data.store.data_folder import DataFolder
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import lineage
+from orchestrator.tune.config import TuneSpec
 from orchestrator.tune.mlflow_search import publish
 from orchestrator.tune.progress import SearchProgress
 from orchestrator.tune.space import job_of
@@ -21,7 +22,7 @@ from orchestrator.tune.trial_records import TrialRecords
 def finish(spec: JobSpec, sweep: RunDir, records: TrialRecords, progress: SearchProgress) -> dict[str, Any]:
     """Write sweep.json, best.yaml and report.html, bring MLflow up to date, and return the content of sweep.json."""
     progress.recount()
-    found = summarise(spec, sweep, records, progress)
+    found = summarise(spec.name, spec.tune, sweep, records, progress)
     sweep.write_json("sweep.json", found)
     if found["best"] is not None:
         name = f"{spec.name[:50]}-best"
@@ -30,7 +31,7 @@ def finish(spec: JobSpec, sweep: RunDir, records: TrialRecords, progress: Search
         text = f"{header}{found['best']['value']:.6g}\n{dump(best)}"
         sweep.write_text("best.yaml", text, private=holds_secret(text))
     found["problem"] = draw(sweep, _report)
-    found["tracking"] = publish(spec, sweep, found)
+    found["tracking"] = publish(spec.name, spec.tracking, spec.tune, sweep, found)
     sweep.write_json("sweep.json", found)
     return found
 
@@ -42,19 +43,19 @@ def _report(sweep: RunDir) -> str:
 
 
 def summarise(
-    spec: JobSpec, sweep: RunDir, records: TrialRecords, progress: SearchProgress
+    name: str, tune: TuneSpec | None, sweep: RunDir, records: TrialRecords, progress: SearchProgress
 ) -> dict[str, Any]:
     """Return the content of sweep.json: the best trial, all trials with values and outcomes, and the cost."""
-    assert spec.tune is not None
+    assert tune is not None
     best = progress.best()
     trials = [_trial(sweep, name, records, progress) for name in sorted(records.configs)]
     if best is not None:
         config = next(t["config"] for t in trials if t["trial"] == best["trial"])
         best = {**best, "config": config, "run_dir": sweep.at(best["run"])}
     return {
-        "name": spec.name,
-        "metric": spec.tune.metric,
-        "mode": spec.tune.direction,
+        "name": name,
+        "metric": tune.metric,
+        "mode": tune.direction,
         "hours": progress.hours,
         "steps": sum(trial["steps"] for trial in trials),
         "cost_usd": progress.cost,

@@ -33,7 +33,10 @@ def measured_otherwise(spec: JobSpec, before: JobSpec) -> Iterator[tuple[str, An
 
     These keys are not part of a run's identity, see `measure_of`.
     """
-    was, now = measure_of(before), measure_of(spec)
+    was, now = (
+        measure_of(before.evaluate, before.checkpoint.averaged),
+        measure_of(spec.evaluate, spec.checkpoint.averaged),
+    )
     for key, name in (("evaluate.batches", "batches"), ("checkpoint.average.last", "averaged")):
         if is_other(was[name], now[name]):
             yield key, was[name], now[name]
@@ -64,10 +67,10 @@ def check_same_inputs(spec: JobSpec, sweep: RunDir, data: PreparedData) -> None:
             where = "workload.init_from" if spec.workload.init_from else "workload.model"
             raise InputError("the weights are not those that this search's trials begin with", where, HINT)
     with problems.noted():
-        check_same_code(spec, known.get(CODE) or {}, sweep.uri)
+        check_same_code(spec.own_code, spec.accept_code, known.get(CODE) or {}, sweep.uri)
     if known.get(KEPT) and inputs[KEPT]:
         with problems.noted():
-            check_config(spec, FolderConfig(**known[KEPT]), sweep.uri)
+            check_config(spec.workload, FolderConfig(**known[KEPT]), sweep.uri)
     problems.raise_noted()
     texts = {**inputs[TEXTS], **known.get(TEXTS, {})}
     updated = {**inputs, **known, TEXTS: texts}
@@ -84,5 +87,5 @@ def _inputs_of(spec: JobSpec, data: PreparedData) -> dict[str, Any]:
     over_models = spec.tune is not None and any(key.startswith("workload.") for key in spec.tune.space)
     with wrong_input("workload.model"):
         base = None if over_models else named_base(spec.workload, None)
-        kept = None if over_models else config_to_keep(spec)
-    return {TEXTS: texts, BASE: base and base.digest, CODE: code_of(spec), KEPT: config_json(kept)}
+        kept = None if over_models else config_to_keep(spec.workload)
+    return {TEXTS: texts, BASE: base and base.digest, CODE: code_of(spec.own_code), KEPT: config_json(kept)}

@@ -24,10 +24,10 @@ from orchestrator.config.spec import JobSpec, dump
 from orchestrator.data.progress import StageLine
 from orchestrator.data.quiet_logging import quiet
 from orchestrator.launch.active_controller import refuse_if_at_work
+from orchestrator.launch.job_checks import check_job
 from orchestrator.launch.machine_checks import check_labels
 from orchestrator.launch.own_sources import make_own_sources
-from orchestrator.launch.path_checks import check_places, check_written
-from orchestrator.launch.preflight import check_job
+from orchestrator.launch.path_checks import check_all_places, check_written
 from orchestrator.launch.submission import on_cluster
 from orchestrator.launch.worker import worker_at
 from orchestrator.planner.precision import in_precision
@@ -35,6 +35,7 @@ from orchestrator.resolve import prepared_data
 from orchestrator.resolve.precision import as_its_run
 from orchestrator.storage.row_line import TRIALS
 from orchestrator.storage.run_directory import RunDir, remove_empty
+from orchestrator.train.config import TrainSpec
 from orchestrator.tune import lineage
 from orchestrator.tune.config import POPULATION, TuneSpec
 from orchestrator.tune.progress import SearchProgress
@@ -84,16 +85,16 @@ def tune(
     Raises:
         InputError: the job or its search is wrong, or the directory belongs to another. Nothing is written then.
     """
-    spec = as_its_run(spec, sweep)
+    spec = spec.with_parts(train=as_its_run(spec.train, sweep))
     search = check_space(spec)
-    check_places(spec, sweep)
+    check_all_places(spec, sweep)
     check_written(spec.checkpoint, spec.data, sweep, address)
     refuse_if_at_work(sweep, *_at_work(sweep))
     make_own_sources(spec.data, address, partial(print, file=sys.stderr))
     first = grid(search)[0] if search.sampler == "grid" else drawn(search, spec.seed, 0)
     job = check_job(_as_registered(spec, job_of(spec, first)), machine_of=worker_at(address))
     if spec.train.precision == "auto":  # once, so that no trial differs from others in it
-        spec = in_precision(spec, job.spec.train.dtype)
+        spec = spec.with_parts(train=in_precision(spec.train, job.spec.train.dtype))
     check_labels(spec.resources, address)
     check_same_sweep(spec, sweep)
     made = sweep.create()
@@ -143,12 +144,15 @@ def check_same_sweep(spec: JobSpec, sweep: RunDir) -> None:
         if is_other(theirs[key], ours[key]):
             with problems.noted():
                 raise InputError(f"tune.{key} is not what this search began with", sweep.uri, hint)
-    for key, was, now in (*differences(spec, before), *measured_otherwise(spec, before)):
+    for key, was, now in (
+        *differences(spec.identity(), before.identity()),
+        *measured_otherwise(spec, before),
+    ):
         with problems.noted():
             what = f"{key} is {shown(was)} in this search and {shown(now)} in the job file"
             raise InputError(what, sweep.uri, hint)
     with problems.noted():
-        check_same_sets(spec, before)
+        check_same_sets(spec.set_sources, before.set_sources)
     problems.raise_noted()
 
 
@@ -166,21 +170,36 @@ def _search(
     elif search.sampler == "random":
         records.draw(drawn(search, spec.seed, n) for n in range(len(records.configs), wanted))
     before = sweep.read_json(SUMMARY) or {}
-    live = LiveSearch(spec, sweep, records)
+    live = LiveSearch(spec.name, spec.tracking, spec.tune, sweep, records)
 
     def tell(news: dict[str, Any]) -> None:
         live.tell(news)
         show(news)
 
     progress = SearchProgress(
-        spec, sweep, records=records, wanted=wanted, hours=before.get("hours") or 0.0, show=tell
+        spec.tune,
+        spec.train.steps,
+        sweep=sweep,
+        records=records,
+        wanted=wanted,
+        hours=before.get("hours") or 0.0,
+        show=tell,
     )
     if line := early_decision(search, spec.train.steps, longest_warmup(search, spec.train)):
         show({"warning": line})
     if len(records.ended) < wanted and not progress.limit():
         with live.follower() if spec.tracking else contextlib.nullcontext():
             _prepare(spec, sweep, show)
-            _fit(spec, search, sweep=sweep, records=records, progress=progress, wanted=wanted)
+            _fit(
+                spec.train,
+                spec.resources,
+                spec.seed,
+                search,
+                sweep=sweep,
+                records=records,
+                progress=progress,
+                wanted=wanted,
+            )
     found = finish(spec, sweep, records, progress)
     if len(records.ended) < wanted:
         line = progress.limit() or "interrupted"
@@ -203,7 +222,9 @@ def _prepare(spec: JobSpec, sweep: RunDir, show: Callable[[dict[str, Any]], None
 
 
 def _fit(
-    spec: JobSpec,
+    train: TrainSpec,
+    resources: ResourceSpec,
+    seed: int,
     search: TuneSpec,
     sweep: RunDir,
     records: TrialRecords,
@@ -229,11 +250,11 @@ def _fit(
         known = {"sweep": sweep.uri, "trial": name, "params": config, "deadline": deadline}
         return known | {"ended": end.step if end else None}
 
-    at_once = min(search.concurrency or _capacity(spec.resources), wanted)
+    at_once = min(search.concurrency or _capacity(resources), wanted)
     searcher: Any = None
     space: dict[str, Any] = {}
     if search.sampler == "tpe":
-        searcher = Tpe(search, spec.seed, records, list(names), assignment_of)
+        searcher = Tpe(search, seed, records, list(names), assignment_of)
         samples = wanted - (len(records.configs) - len(names))
     else:
         points = [
@@ -251,7 +272,7 @@ def _fit(
             num_samples=samples,
             max_concurrent_trials=None if pausing else at_once,
             search_alg=searcher,
-            scheduler=scheduler_of(search, spec.train, spec.seed),
+            scheduler=scheduler_of(search, train, seed),
             reuse_actors=True,
         ),
         run_config=RunConfig(

@@ -163,7 +163,7 @@ class Trial(ray_tune.Trainable):
         cluster = dataclasses.replace(on_ray(), gang=lambda: self._gang)
         with run.lock():
             commit = Store(run.commits).latest(deep=False)
-            job = as_begun(spec, commit)
+            job = spec.with_parts(workload=as_begun(spec.workload, commit))
             found = Controller(job, run, rung, cluster, until_reason="a rung of the search").drive()
         if found["state"] == "failed":
             raise RunFailed(found["reason"] or "the run failed")

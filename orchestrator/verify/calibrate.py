@@ -18,7 +18,7 @@ from cluster.workers.gang import Bundle
 from cluster.workers.run_local_gang import run_to_the_end
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.parallel.layout import Layout, ModelShape
-from orchestrator.planner.choose_layout import program_of
+from orchestrator.planner.demand import program_of
 from orchestrator.planner.device import Link, Machine
 from orchestrator.planner.profile import Profile, load
 from orchestrator.planner.shape_of_model import model_shape

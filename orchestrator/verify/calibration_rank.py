@@ -53,7 +53,7 @@ def measure(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     the number of repetitions. With operators, steps that would take too long are None.
     """
     spec = job(**config["steps"][0]["job"]) if config.get("steps") else job()
-    device = open_device(spec, context)
+    device = open_device(spec.train, spec.resources.per_worker, context)
     found: dict[str, Any] = {}
     if config.get("operators"):
         found["operators"] = _operators(device.device)

@@ -24,6 +24,7 @@ from cluster.workers.injected_faults import FaultSpec
 from orchestrator.checkpoint.config import NO_EXPORT
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import Outcome
+from orchestrator.config.packages import PACKAGES
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec, dump, load
 from orchestrator.controller.run_history import EVENTS, METRICS
@@ -125,7 +126,10 @@ def _chaos(
     try:
         # Connect through the head: any other node may be killed, which would end this process too.
         head = cluster.address.partition(":")[0]
-        with open(runs / "ray.log", "w") as news, connected_ray(cluster.address, node=head, output=news):
+        with (
+            open(runs / "ray.log", "w") as news,
+            connected_ray(cluster.address, node=head, output=news, packages=PACKAGES),
+        ):
             report("the undisturbed run")
             undisturbed = ChaosRun(job, runs / "undisturbed", cluster, ())
             if undisturbed.run() != "done":
@@ -135,7 +139,9 @@ def _chaos(
                     "fix the job first",
                 )
             # Automatic choices of the first run also apply to the runs that are compared with it.
-            job.write_text(dump(as_its_run(load(job), undisturbed.run_dir)))
+            asked = load(job)
+            train = as_its_run(asked.train, undisturbed.run_dir)
+            job.write_text(dump(asked.with_parts(train=train)))
             comparisons = []
             for number, faults in enumerate(disturbed):
                 name = faults[0] if len(faults) == 1 else f"{len(faults)} random faults"

@@ -19,6 +19,7 @@ from orchestrator.config.spec import JobSpec
 from orchestrator.observe.audit import measured_parts
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.choose_layout import predict
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.profile import Change, Profile, Refinement, read
 from orchestrator.resolve.resolved_job import resolve
 from orchestrator.storage.row_line import METRICS, Row
@@ -159,7 +160,7 @@ def refine(spec: JobSpec, run: RunDir, path: Path) -> Profile:
         raise InputError(f"has {steps} steps, and {FEWEST} say something", run.uri, "name a longer run")
     layout = Layout.from_json({key: value for key, value in chosen.items() if key != "text"})
     machine = profile.machine(spec.train.dtype).scaled(spec.resources.per_worker.cpu)
-    time = predict(spec, resolve(spec).shape, layout, machine).time
+    time = predict(demand_of(spec), resolve(spec).shape, layout, machine).time
     late = summary.get("late_seconds")
     measured, predicted = measured_parts(means, late), {**time.to_json(), "delay": profile.delay.value}
     if late is None:  # rank 0's communication time then includes waiting for the last rank

@@ -94,10 +94,10 @@ def _replayed(spec: JobSpec, run: RunDir, start: int, steps: int) -> ReplayResul
         range(first, min(first + steps, beyond)),
     )
     last = list(replayable)[-1]
-    check_commit(manifest, spec, run.at("job.yaml"))
-    tokens = tokens_of(spec, run, manifest.meta["data"])
+    check_commit(manifest, spec.identity(), spec.own_code, spec.accept_code, run.at("job.yaml"))
+    tokens = tokens_of(spec.data, run, manifest.meta["data"])
     check_shards(manifest, digest_of(spec.data, tokens), tokens.folder.uri)
-    check_read_config(spec, manifest, run.uri)
+    check_read_config(spec.workload, manifest, run.uri)
     task = Task(
         job=spec.model_dump(mode="json"),
         layout={k: v for k, v in layout.items() if k != "text"},
@@ -107,7 +107,7 @@ def _replayed(spec: JobSpec, run: RunDir, start: int, steps: int) -> ReplayResul
         restore=manifest.step,
         until=last,
         commit=False,
-        base=base_json(base_of_commit(spec, manifest)),
+        base=base_json(base_of_commit(spec.workload, spec.reads_base, manifest)),
         folder_config=config_json(kept_config(manifest)),
         skips=tuple(skip.to_json() for skip in on_record(run.rows("events.jsonl"))),
     )

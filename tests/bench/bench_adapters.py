@@ -55,10 +55,21 @@ def measure(case: dict[str, Any], folder: str) -> dict[str, float]:
         "train": {"steps": 100, "global_batch": 4, "freeze": case.get("freeze", []), "optimizer": {"warmup": 0}},
     })  # fmt: skip
     store = serve_store("127.0.0.1")
-    device = open_device(spec, WorkerContext(RankInfo(0, 1, 0, "127.0.0.1", store.port), store))
+    device = open_device(
+        spec.train,
+        spec.resources.per_worker,
+        WorkerContext(RankInfo(0, 1, 0, "127.0.0.1", store.port), store),
+    )
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     before = _status("VmRSS")
-    workload = load_workload(spec, Vocabulary(TOKENS, eos=0), 4)
+    workload = load_workload(
+        asked=spec.workload,
+        data=spec.data,
+        train=spec.train,
+        seed=spec.seed,
+        vocabulary=Vocabulary(TOKENS, eos=0),
+        data_format=4,
+    )
     engine = make_engine(spec, workload, Layout(micro_batch=4), device)
     engine.initialise(0)
     tokens = torch.randint(1, TOKENS, (4, LENGTH + 1), generator=torch.Generator().manual_seed(0))

@@ -27,6 +27,7 @@ from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.parallel.legal_layouts import legal
 from orchestrator.planner.candidates import MICRO_BATCHES
 from orchestrator.planner.choose_layout import plan, predict
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.verify.calibrate import calibrate
 from workloads.describe import describe
@@ -80,10 +81,10 @@ def main(first: int = 1, last: int = len(JOBS)) -> None:
         spec = parse(document)
         config = dataclasses.replace(describe(model, spec.workload.changes), vocab_size=VOCABULARY)
         shape, machine = model_shape(config, LENGTH), profile.machine(precision)
-        chosen = plan(spec, shape, 2, machine).chosen.layout
+        chosen = plan(demand_of(spec), shape, 2, machine).chosen.layout
         layouts = list(dict.fromkeys([chosen, *_every(spec, shape)]))
         medians = [statistics.median(times) for times in seconds_of(document, layouts, ROUNDS)]
-        said = [predict(spec, shape, layout, machine).seconds for layout in layouts]
+        said = [predict(demand_of(spec), shape, layout, machine).seconds for layout in layouts]
         ranked = sorted(zip(medians, said, map(str, layouts), strict=True))
         for median, prediction, text in ranked:
             print(f"  {text:40} {median:.4f} s, predicted {prediction:.4f}", file=sys.stderr, flush=True)
@@ -100,7 +101,11 @@ def _every(spec: JobSpec, shape: ModelShape) -> list[Layout]:
     batch = spec.train.global_batch
     micros = [micro for micro in MICRO_BATCHES if micro <= batch]
     every = [layout for world in (1, 2) for layout in legal(shape, world, batch, micros)]
-    return [layout for layout in every if not engine_problems(spec, layout)]
+    return [
+        layout
+        for layout in every
+        if not engine_problems(spec.train, spec.workload, spec.resources.per_worker.gpu, layout)
+    ]
 
 
 def seconds_of(document: dict[str, Any], layouts: Sequence[Layout], rounds: int) -> list[list[float]]:

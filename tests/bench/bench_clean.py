@@ -56,8 +56,9 @@ def build(folder: Path, megabytes: float) -> None:
 def ours(folder: Path, work: Path, processes: int) -> dict[str, Any]:
     """Clean the text, and read what is left."""
     from cluster.local.ray_session import connected_ray
+    from orchestrator.config.packages import PACKAGES
 
-    with connected_ray(None, processes):
+    with connected_ray(None, processes, packages=PACKAGES):
         return cleaned(folder, work, processes)
 
 

@@ -121,7 +121,10 @@ def measure(config: dict[str, Any], context: WorkerContext) -> dict[str, float]:
     document["train"]["precision"] = config["precision"]
     document["resources"]["per_worker"]["gpu"] = config["gpu"]
     spec = parse(document)
-    workload, device = workload_of(spec, config["vocabulary"]), open_device(spec, context)
+    workload, device = (
+        workload_of(spec, config["vocabulary"]),
+        open_device(spec.train, spec.resources.per_worker, context),
+    )
     layout = Layout(**config["layout"])
     if layout.engine == "deepspeed":
         from orchestrator.train.engines.deepspeed_engine import open_deepspeed

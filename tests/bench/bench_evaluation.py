@@ -71,7 +71,7 @@ def main() -> None:
         info = RankInfo(0, 1, 0, "127.0.0.1", port)
         store = torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
         context = WorkerContext(info, store)
-        device = open_device(spec, context)
+        device = open_device(spec.train, spec.resources.per_worker, context)
         inputs = training_inputs(spec, Tokens.open(prepare_here(spec, folder)))
         layout = Layout(micro_batch=MICRO_BATCH)
         engine = TorchEngine(spec, inputs.workload, layout, device)

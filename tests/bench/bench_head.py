@@ -51,7 +51,7 @@ def measure(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         "train": {"steps": 1000, "global_batch": ROWS * world},
     })  # fmt: skip
     workload = load("gpt2", "causal_lm", Vocabulary(50257, eos=0), sequence_length=LENGTH)
-    device = open_device(spec, context)
+    device = open_device(spec.train, spec.resources.per_worker, context)
     layout = Layout(dp=world, zero=config["zero"], micro_batch=ROWS)
     engine: Any = TorchEngine(spec, workload, layout, device)
     engine.initialise(0)

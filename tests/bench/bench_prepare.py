@@ -76,10 +76,11 @@ def build(folder: Path, megabytes: float) -> None:
 def ours(folder: Path, processes: int, engine: str) -> dict[str, Any]:
     """Prepare the text; its tokens, and a hash of them."""
     from cluster.local.ray_session import connected_ray
+    from orchestrator.config.packages import PACKAGES
     from orchestrator.data.config import DataSpec
     from orchestrator.data.prepare.prepare import prepare
 
-    with connected_ray(None, processes):
+    with connected_ray(None, processes, packages=PACKAGES):
         began = time.perf_counter()
         data = DataSpec(
             sources=[{"uri": str(folder / "text.jsonl")}],

@@ -21,7 +21,10 @@ WARM, STEPS = 1, 3
 def main(config: dict[str, Any], context: WorkerContext) -> list[list[float]]:
     """Seconds of the steps of each layout of `config`, of all `rounds`; each turn makes its engine anew."""
     spec = parse(config["job"])
-    device, workload = open_device(spec, context), workload_of(spec, config["vocabulary"])
+    device, workload = (
+        open_device(spec.train, spec.resources.per_worker, context),
+        workload_of(spec, config["vocabulary"]),
+    )
     layouts = [Layout.from_json(each) for each in config["layouts"]]
     found: list[list[float]] = [[] for _ in layouts]
     for _ in range(config["rounds"]):

@@ -58,7 +58,11 @@ def batches(spec: JobSpec, layout: Layout, vocabulary: int) -> list[Batch]:
 def started(config: dict[str, Any], context: WorkerContext) -> tuple[JobSpec, Workload, Device]:
     """What every measurement begins with."""
     spec = job(config)
-    return spec, workload_of(spec, config["vocabulary"]), open_device(spec, context)
+    return (
+        spec,
+        workload_of(spec, config["vocabulary"]),
+        open_device(spec.train, spec.resources.per_worker, context),
+    )
 
 
 def pipeline(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from orchestrator.config.spec import parse
 from orchestrator.controller import decide
 from orchestrator.export.hugging_face import export
 from orchestrator.launch.init_checks import check_base
-from orchestrator.launch.preflight import check_job
+from orchestrator.launch.job_checks import check_job
 from orchestrator.resolve.commit_model import model_of_run
 
 ADAPTER = {"kind": "dora", "rank": 4, "targets": ["*.attention.*", "*.down"]}

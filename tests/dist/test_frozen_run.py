@@ -116,7 +116,7 @@ def test_a_base_that_is_damaged_is_not_read(text: str, base: Path, tmp_path: Pat
 
 
 def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_names(text: str) -> None:
-    from orchestrator.launch.preflight import check_job
+    from orchestrator.launch.job_checks import check_job
 
     wrong = document(text)
     wrong["train"]["freeze"] = ["layer.0.*"]

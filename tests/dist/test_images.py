@@ -21,7 +21,8 @@ from orchestrator.config.document import read_document
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.export.hugging_face import export
-from orchestrator.launch.preflight import check_job, preflight
+from orchestrator.launch.job_checks import check_job
+from orchestrator.launch.preflight import preflight
 from orchestrator.resolve.prepared_data import prepared_before
 from orchestrator.storage.run_directory import RunDir
 

@@ -58,7 +58,7 @@ def test_a_base_that_changed_is_refused_and_one_that_is_gone_is_not_needed_after
     tuned = document(text, init_from=f"{mine}@last")
     drive_here(tuned | {"train": tuned["train"] | {"steps": 3}}, str(tmp_path / "run"), cache)
     manifest = mine / "checkpoints" / "step-00000006" / "manifest.json"
-    begun = base_of(parse(tuned), {}, False)
+    begun = base_of((asked := parse(tuned)).workload, asked.needs_base, {}, False)
     assert begun is not None
     assert begun.step == 6
     store = Store(str(mine / "checkpoints"))

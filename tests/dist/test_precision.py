@@ -17,12 +17,14 @@ from orchestrator.chain.stage_run import stage_runs
 from orchestrator.config.chain import parse_chain
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import Outcome
-from orchestrator.config.spec import JobSpec, load, parse
+from orchestrator.config.resources import ResourceSpec
+from orchestrator.config.spec import load, parse
 from orchestrator.launch import preflight as checks
 from orchestrator.launch.preflight import preflight
 from orchestrator.planner.device import Machine
 from orchestrator.planner.profile import load as profile
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.train.config import Precision
 
 SLOW_HALVES, SLOW_FULL = {"flops": 1e9}, {"full_flops": 1e9}
 """Of a processor, by which fp32 is chosen, and bf16."""
@@ -31,8 +33,8 @@ SLOW_HALVES, SLOW_FULL = {"flops": 1e9}, {"full_flops": 1e9}
 def machine_with(monkeypatch: pytest.MonkeyPatch, rates: dict[str, float]) -> None:
     """From now on runs here are planned for such a processor."""
 
-    def worker_of(spec: JobSpec) -> Machine:
-        return replace(profile("cpu-core").machine(spec.train.dtype), **rates)
+    def worker_of(_: ResourceSpec, precision: Precision) -> Machine:
+        return replace(profile("cpu-core").machine(precision), **rates)
 
     for module in (checks, chain_checks):
         monkeypatch.setattr(module, "worker_at", lambda address: worker_of)

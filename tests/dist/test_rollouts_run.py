@@ -19,7 +19,7 @@ from orchestrator.config.spec import parse
 from orchestrator.controller import decide
 from orchestrator.resolve.commit_model import model_of_run
 from orchestrator.train.rollouts.kept import kept_steps, read_kept
-from orchestrator.train.rollouts.reward_model import check_reward_models
+from orchestrator.train.rollouts.reward_check import check_reward_models
 from workloads.load import with_weights
 
 SMALL = {"hidden": 32, "layers": 2, "heads": 4, "intermediate": 64}
@@ -231,9 +231,9 @@ def test_a_reward_model_of_this_project_scores_the_answers(place: Path, tmp_path
         {"kind": "length", "length": {"most": 4}, "weight": 0.1},
     ]
     with pytest.raises(InputError, match="may mean another checkpoint later; name its step"):
-        check_reward_models(parse(found))
+        check_reward_models(parse(found).rewards)
     found["rewards"][0]["model"] += "@4"
-    check_reward_models(parse(found))
+    check_reward_models(parse(found).rewards)
     run = run_of(tmp_path, "run", found)
     model = model_of_run(str(tmp_path / "judge"), 4)
     scores = with_weights(model.workload, model.read)

@@ -59,7 +59,7 @@ def of_commit(run: Path, step: int, **sampling: Any) -> list[str]:
     commit = store.manifest(step)
     data, reader = data_of(place, commit.meta["data"]), store.reader(commit)
     return continue_prompts(
-        workload_of(spec, data),
+        workload_of(spec.workload, spec.data, spec.train, spec.seed, data),
         lambda name: reader.read(f"model.{name}"),
         data.tokenizer(),
         PROMPTS,

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from orchestrator.planner.demand import demand_of
+
 TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / "dist" / "train")]
 
@@ -119,7 +121,9 @@ def steps(name: str, changes: dict[str, Any], device: torch.device, peak: float,
     profile = next((each for kind, each in PROFILES.items() if kind in device_name(device)), "")
     if profile:
         found |= {
-            "predicted_seconds": predict(spec, shape, layout, load(profile).machine("bf16")).time.seconds
+            "predicted_seconds": predict(
+                demand_of(spec), shape, layout, load(profile).machine("bf16")
+            ).time.seconds
         }
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info()

@@ -42,7 +42,7 @@ def small_job(kind: str) -> JobSpec:
 def runs_out(config: dict[str, Any], context: WorkerContext) -> None:
     """Ask in the first step for more than the device has, as a rank of a group that has its communicators."""
     spec, layout = small_job(config["device"]), Layout(micro_batch=2)
-    device, workload = open_device(spec, context), workload_of(spec)
+    device, workload = open_device(spec.train, spec.resources.per_worker, context), workload_of(spec)
     engine = TorchEngine(spec, workload, layout, device)
     engine.initialise(spec.seed)
     runner: Any = engine._runner
@@ -81,7 +81,11 @@ def begin(config: dict[str, Any], context: WorkerContext) -> dict[str, float]:
     (rows @ rows).sum().backward()
     note("products")
     spec = small_job(config["device"])
-    device, layout, workload = open_device(spec, context), Layout(micro_batch=2), workload_of(spec)
+    device, layout, workload = (
+        open_device(spec.train, spec.resources.per_worker, context),
+        Layout(micro_batch=2),
+        workload_of(spec),
+    )
     note("group")
     engine = TorchEngine(spec, workload, layout, device)
     engine.initialise(spec.seed)

@@ -33,6 +33,7 @@ from jobs import (
 from ray.cluster_utils import Cluster
 
 from cluster.local.ray_session import connected_ray
+from orchestrator.config.packages import PACKAGES
 from orchestrator.launch.controller_actor import controller_of
 from orchestrator.storage.run_directory import RunDir
 
@@ -220,7 +221,7 @@ def test_the_driver_may_die_and_another_attaches_and_then_the_controller_may_die
     ended = status(run)["pid"]
     run.rename(tmp_path / "moved")
     psutil.Process(ended).kill()
-    with connected_ray(cluster.address):
+    with connected_ray(cluster.address, packages=PACKAGES):
         controller = controller_of(RunDir(str(run)))
         assert controller is not None
 

@@ -36,7 +36,7 @@ def dequantise(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the weight [out, in] from the codes and scales of `quantise`."""
     shape = (len(codes), 2 * codes.shape[1])
     found: Tensor = _operators().dequantize_4bit(
-        codes.view(-1, 1), scales.flatten(), BLOCK, "nf4", shape, dtype
+        codes.view(-1, 1), scales.flatten(), BLOCK, "nf4", shape=shape, dtype=dtype
     )
     return found
 

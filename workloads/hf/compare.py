@@ -52,7 +52,7 @@ def difference(
     worst = 0.0
     with torch.no_grad():
         for part, forward, path in _networks(config, model, folder):
-            hf_model = change(load(path, strict=not isinstance(part, HuggingFaceModel)))
+            hf_model = change(load(path, strict=part.as_transformer is not None))
             for batch in batches:
                 found = _difference(part, forward, hf_model, batch)
                 if not found <= TOLERANCE:
@@ -113,10 +113,11 @@ def probes(
     token represents the sequence.
     """
     pad = vocabulary.padding
-    left = isinstance(config, TransformerConfig) and not (
-        (config.moe and config.moe.at_length(1))
-        or config.sentence_head
-        or (config.head == "sequence" and not config.causal)
+    ours = config.as_transformer
+    left = ours is not None and not (
+        (ours.moe and ours.moe.at_length(1))
+        or ours.sentence_head
+        or (ours.head == "sequence" and not ours.causal)
     )
     for length in lengths:
         whole = torch.ones(length, dtype=torch.bool)
@@ -130,7 +131,7 @@ def probes(
         if config.architecture == "encoder-decoder":
             ends = torch.stack((short, *[whole] * (count - 1)))
             batch |= {"decoder_tokens": rows[count:].masked_fill(~ends, pad), "decoder_padding": ends}
-        elif isinstance(config, TransformerConfig) and config.token_types > 1:
+        elif ours is not None and ours.token_types > 1:
             batch["token_types"] = (torch.arange(length) >= length // 2).long().expand(count, -1)
         yield batch
 
@@ -152,10 +153,11 @@ def _networks(
     if not isinstance(model, Electra):
         yield config, lambda batch: _of_output(model(batch)), folder
         return
-    assert isinstance(config, TransformerConfig)
-    yield config.changed({"generator": 0}), lambda batch: {"logits": model.judge(batch)}, folder
+    ours = config.as_transformer
+    assert ours is not None
+    yield ours.changed({"generator": 0}), lambda batch: {"logits": model.judge(batch)}, folder
     yield (
-        config.generator_config(),
+        ours.generator_config(),
         lambda batch: {"logits": model.guess(batch)},
         str(Path(folder) / GENERATOR),
     )
@@ -169,7 +171,7 @@ def _of_output(output: Output) -> Outputs:
 def _hf_outputs(
     config: TransformerConfig | HuggingFaceModel, hf_model: Any, batch: Batch
 ) -> Mapping[str, Tensor]:
-    if isinstance(config, HuggingFaceModel):
+    if config.divided_by == "plan":
         causal = config.architecture == "decoder"
         output = HuggingFaceNetwork(hf_model, {}, causal, head=config.head)(batch)
         return {"logits": output.logits if output.sentence is None else output.sentence}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -68,6 +68,25 @@ class HuggingFaceModel:
     intermediate: int = 1
     moe: None = None
     kept: FolderConfig | None = None
+
+    divided_by: ClassVar[Literal["plan"]] = "plan"
+    as_transformer: ClassVar[None] = None
+    tied: ClassVar[None] = None
+
+    def training_notes(self, name: str, length: int, dropout: float) -> list[str]:
+        """Return one line if the class draws numbers of its own in training, which are left out.
+
+        See `workloads.describe.Description`.
+        """
+        if not self.zeroed:
+            return []
+        instead = (
+            f"workload.dropout {dropout:g} is drawn by sample" if dropout else "workload.dropout would not"
+        )
+        return [
+            f"{name} is trained without {', '.join(self.zeroed)}: what a class draws at random depends on "
+            f"the layout; {instead}"
+        ]
 
     def hf_config(self) -> Any:
         """Return transformers' configuration object, with the changes."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 from workloads.adapters.frozen import SHOWN, Unmatched
 from workloads.errors import WorkloadError
@@ -14,18 +15,22 @@ from workloads.hf.families import FAMILIES
 from workloads.hf.family import Family
 from workloads.model.config import TransformerConfig
 
+if TYPE_CHECKING:
+    from workloads.describe import Description
+
 LEAF = re.compile(r"\.(weight|bias)$")
 
 
 @contextmanager
-def told_by_our_names(model: object) -> Iterator[None]:
+def told_by_our_names(model: Description | None) -> Iterator[None]:
     """Re-raise Unmatched with our name for its pattern, if the pattern matches transformers' names for tensors of
     `model`.
     """
     try:
         yield
     except Unmatched as error:
-        ours = our_names(model, error.names, error.pattern) if isinstance(model, TransformerConfig) else []
+        config = model.as_transformer if model is not None else None
+        ours = our_names(config, error.names, error.pattern) if config is not None else []
         if not ours:
             raise
         problem = f"{error.pattern!r} matches no {error.what}: it is a name of transformers"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -285,6 +285,32 @@ class HuggingFaceWorkload:
         write_both_forms(folder)
         if generates(self.config):
             write_settings(folder, self.generation, hf_config)
+
+    compares: ClassVar[bool] = False
+    has_own_values: ClassVar[bool] = False
+    tables: ClassVar[frozenset[str]] = frozenset()
+    begun_tables: ClassVar[Mapping[str, Sequence[int]]] = {}
+
+    def compared(self, features: Tensor, counted: Tensor) -> Tensor:
+        """See Workload.compared."""
+        raise WorkloadError(f"{self.name} compares no samples")
+
+    def check_form(self, form: str) -> None:
+        """See Workload.check_form."""
+        if form == "safetensors":
+            raise WorkloadError(
+                "safetensors is for own models, and transformers reads this one; set it to hf"
+            )
+
+    def hf_config(self) -> Mapping[str, Any]:
+        """See Workload.hf_config."""
+        found: Mapping[str, Any] = self.config.hf_config().to_dict()
+        return found
+
+    def hf_tensors(self) -> Collection[str]:
+        """See Workload.hf_tensors."""
+        names: Collection[str] = self.config.bare.state_dict()
+        return names
 
     def _export_config(self) -> Any:
         """Return the folder's configuration, with the decoder's start token and the end tokens of a text."""

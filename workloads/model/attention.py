@@ -224,7 +224,7 @@ class Attention(nn.Module):
             allowed = mask.dense(query.shape[2], query.device)
             bias = scores if allowed is None else scores.masked_fill(~allowed, -torch.inf)
         sinks = None if self.sinks is None else self.sinks.weight
-        mixed = self.core(query, key, value, mask, bias, context.score_keys, sinks)
+        mixed = self.core(query, key, value, mask, bias, keys=context.score_keys, sinks=sinks)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
     def _of(self, source: Tensor) -> tuple[Tensor, Tensor]:
@@ -308,7 +308,7 @@ class LatentMultiHeadAttention(nn.Module):
         )  # fmt: skip
         shared = rotate(shared.unsqueeze(1), context.rotary).expand(-1, self.heads, -1, -1)
         key, value = context.with_read(torch.cat((key, shared), dim=-1), value)
-        mixed = self.core(query, key, value, context.mask, context.bias, context.score_keys)
+        mixed = self.core(query, key, value, context.mask, context.bias, keys=context.score_keys)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:

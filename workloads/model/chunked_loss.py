@@ -50,7 +50,7 @@ class ChunkedLoss:
         scalars.
         """
         found: tuple[Tensor, ...] = _Chunked.apply(
-            hidden.flatten(0, -2), weight, bias, labels.flatten(), self, torch.is_grad_enabled()
+            hidden.flatten(0, -2), weight, bias, labels.flatten(), (self, torch.is_grad_enabled())
         )
         return found
 
@@ -63,9 +63,9 @@ class _Chunked(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         labels: Tensor,
-        how: ChunkedLoss,
-        training: bool,
+        how_and_training: tuple[ChunkedLoss, bool],
     ) -> tuple[Tensor, ...]:
+        how, training = how_and_training
         kind = hidden.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
         ctx.wanted = [training and wanted for wanted in ctx.needs_input_grad[:3]]
@@ -84,7 +84,7 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx: Any, *above: Tensor) -> tuple[Tensor | None, ...]:
         found, ctx.found = ctx.found, None  # scaled in place, so a second backward pass cannot use them
         ratio = above[0] / ctx.slope  # 1 unless the caller weighted the sum differently
-        return *(None if gradient is None else gradient.mul_(ratio) for gradient in found), None, None, None
+        return *(None if gradient is None else gradient.mul_(ratio) for gradient in found), None, None
 
 
 class _Gradients:

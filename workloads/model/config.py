@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from workloads.errors import WorkloadError
 from workloads.model.parts import LatentAttention, MoE, RopeScaling, check_types
@@ -270,6 +270,34 @@ class TransformerConfig:
             raise WorkloadError(
                 "generator (its hidden size) must divide hidden and needs head: discriminator; change it"
             )
+
+    divided_by: ClassVar[Literal["rules"]] = "rules"
+    has_blocks: ClassVar[bool] = True
+
+    @property
+    def as_transformer(self) -> TransformerConfig:
+        """See `workloads.describe.Description`."""
+        return self
+
+    @property
+    def ends_in_head(self) -> bool:
+        """See `workloads.describe.Description`."""
+        return not self.generator
+
+    def training_notes(self, name: str, length: int, dropout: float) -> list[str]:
+        """Return one line if a sequence has more tokens than the model declares positions, though it can compute them.
+
+        See `workloads.describe.Description`.
+        """
+        declared = self.max_positions
+        if length <= declared or self.positions not in ("rotary", "sinusoidal"):
+            return []
+        remedy = " or workload.changes.rope_scaling" if self.positions == "rotary" else ""
+        return [
+            f"a text of {length} tokens exceeds the {declared} positions that {name} declares, and the export would "
+            f"declare {declared}, too: set workload.changes.max_positions to {length}; weights that were trained at "
+            f"{declared} may need more training{remedy}"
+        ]
 
     @property
     def rotary_dim(self) -> int:

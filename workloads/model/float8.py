@@ -44,7 +44,14 @@ def product(x: Tensor, weight: Tensor, exact: bool = False) -> Tensor:
     (rows, of_rows), (columns, of_columns) = quantise(x), quantise(weight)
     by_row, fast = ScalingType.RowWise, not exact
     return F.scaled_mm(
-        rows, columns.t(), of_rows, by_row, of_columns.t(), by_row, output_dtype=x.dtype, use_fast_accum=fast
+        rows,
+        columns.t(),
+        scale_a=of_rows,
+        scale_recipe_a=by_row,
+        scale_b=of_columns.t(),
+        scale_recipe_b=by_row,
+        output_dtype=x.dtype,
+        use_fast_accum=fast,
     )
 
 

@@ -109,9 +109,10 @@ def new_rows(
     config: TransformerConfig,
     name: str,
     shape: torch.Size,
+    numbers: Sequence[int],
+    *,
     seed: int,
     base: torch.Size,
-    numbers: Sequence[int],
 ) -> Tensor:
     """Return rows `numbers` of the table `name` of `shape`, each from (seed, name, number) alone.
 

@@ -103,7 +103,9 @@ def _choice(
     """Return the name of the kernel that torch chooses."""
     if _is_causal_bias(allowed):
         allowed, causal = None, True
-    return FUSED.get(SDPBackend(torch._fused_sdp_choice(q, k, v, allowed, 0.0, causal, **how)), UNFUSED)
+    return FUSED.get(
+        SDPBackend(torch._fused_sdp_choice(q, k, v, allowed, dropout_p=0.0, is_causal=causal, **how)), UNFUSED
+    )
 
 
 def attend_unfused(
@@ -230,7 +232,16 @@ def attend_flash(
     q, k, v = (each.transpose(1, 2).flatten(0, 1) for each in (query, key, value))
     grouped = query.shape[1] != key.shape[1]
     found = varlen_attn(
-        q, k, v, bounds, key_bounds, length, most, scale=scale, window_size=inside, enable_gqa=grouped
+        q,
+        k,
+        v,
+        cu_seq_q=bounds,
+        cu_seq_k=key_bounds,
+        max_q=length,
+        max_k=most,
+        scale=scale,
+        window_size=inside,
+        enable_gqa=grouped,
     )
     assert isinstance(found, Tensor)
     return found.unflatten(0, (rows, length)).transpose(1, 2)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from workloads.errors import WorkloadError
-from workloads.model.config import TransformerConfig
 from workloads.model.generate import check_generates, evaluating, padded
 from workloads.workload import Batch
 
@@ -62,7 +61,7 @@ def score(
     check_scores(workload)
     config = workload.config
     # An expert's capacity depends on the length, padding included, and some classes do not support padding at all.
-    even = not isinstance(config, TransformerConfig) or bool(config.moe and config.moe.capacity_factor)
+    even = config.as_transformer is None or bool(config.moe and config.moe.capacity_factor)
     texts = [_text(workload, context, continuation) for context, continuation in pairs]
     found: dict[int, Score] = {}
     with evaluating(model):
@@ -75,7 +74,7 @@ def score(
 def check_scores(workload: Workload) -> None:
     """Raise WorkloadError if a model does not predict text from left to right."""
     config = workload.config
-    if isinstance(config, TransformerConfig):
+    if config.as_transformer is not None:
         check_generates(config)
     elif config.architecture == "encoder":
         raise WorkloadError(

@@ -127,7 +127,18 @@ class EncoderDecoder(nn.Module):
             hidden = self.decoder.embed(self.tokens(targets), steps, keys)
         reads = Mask(batch["padding"][:, None, None, :]) if "padding" in batch else Mask()
         real = batch.get(DECODER_REAL, batch.get("decoder_padding"))
-        hidden, extra = self.decoder(hidden, mask, steps, extra, keys, real, memory, reads, cache, samples)
+        hidden, extra = self.decoder(
+            hidden,
+            mask,
+            steps,
+            extra,
+            keys,
+            real=real,
+            memory=memory,
+            memory_mask=reads,
+            cache=cache,
+            samples=samples,
+        )
         tied = None if self.tokens is None else self.tokens.weight
         if self.head is not None and in_chunks is not None:
             sums = self.head(hidden, tied, batch["labels"], in_chunks)
@@ -145,7 +156,7 @@ class EncoderDecoder(nn.Module):
             hidden = encoder.embed(self.tokens(batch["tokens"]), positions, keys)
         mask = self_mask(self.config, batch, length)
         real, samples = batch.get(REAL, batch.get("padding")), sample_keys(self, batch)
-        return encoder(hidden, mask, positions, extra, keys, real, samples=samples)
+        return encoder(hidden, mask, positions, extra, keys, real=real, samples=samples)
 
     def keep(self, start: int, stop: int) -> None:
         """Become the pipeline stage with layers start to stop - 1, counting the decoder's layers after the encoder's.

@@ -206,7 +206,7 @@ class Transformer(nn.Module):
                 vectors = self.prompt(vectors)
                 types, tasks = (None if kind is None else F.pad(kind, (before, 0)) for kind in (types, tasks))
             places, queries = positions + self.prefix_length, batch.get(QUERIES)
-            hidden = self.embeddings(vectors, places, types, context.keys, tasks, queries)
+            hidden = self.embeddings(vectors, places, types, context.keys, task_types=tasks, queries=queries)
             hidden = hidden if self.projection is None else self.projection(hidden)
         repeat = self.config.layers if self.config.shared_layers else 1
         hidden, extra = run_layers(self.layers, hidden, context, extra, repeat)

@@ -11,6 +11,8 @@ counted, fp32 [B, L]: sums to the number that the loss is divided by, over the g
 sampled, fp32 [B, L]: log-probabilities under the weights that generated the answer; absent in the first update after
     a rollout, where they are those of the forward pass itself.
 drawn, fp32 [B, L]: log-probabilities as whoever generated the answer computed them. They are only compared.
+temperature, fp32 [B]: that of the rollouts, if it is not 1. The loss is about the distribution from which answers are
+    drawn, so that logits are divided by it.
 reference_tokens, fp32 [B, L]: log-probabilities under the reference, the run's initial model; only if `beta` is not 0.
 
 All of them are per token, so that a layout may cut rows anywhere, and sums over tokens are the same in each layout.
@@ -38,6 +40,7 @@ WEIGHT = "weight"
 COUNTED = "counted"
 SAMPLED = "sampled"
 DRAWN = "drawn"
+TEMPERATURE = "temperature"
 REFERENCE_TOKENS = "reference_tokens"
 PER_TOKEN = (ADVANTAGE, WEIGHT, COUNTED, SAMPLED, DRAWN, REFERENCE_TOKENS)
 """Batch entries with one fp32 number for each token of a row, see this module."""
@@ -85,8 +88,6 @@ class Grpo(SampledObjective):
     gradient whose mean is zero, so that it measures and does not hold back. `use_bias_correction_kl` multiplies the
     estimate by the ratio of the token's probability to what it was when it was drawn; only then its gradient is that of
     the divergence (DeepSeek-V3.2, DeepSeek-AI 2025, equation 7).
-
-    `temperature` is that of rollouts: the loss is about the distribution from which answers are drawn.
     """
 
     name = "grpo"
@@ -103,7 +104,6 @@ class Grpo(SampledObjective):
     beta: float = at_least(0.0, 0.0)
     kl: str = choice("k3", "k1", "k2")
     use_bias_correction_kl: bool = True
-    temperature: float = at_least(1e-3, 1.0)
     sample = _sample_prompt
 
     def surrogate(self, log_p: Tensor, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
@@ -132,7 +132,6 @@ class Reinforce(SampledObjective):
     beta: float = at_least(0.0, 0.0)
     kl: str = choice("k3", "k1", "k2")
     use_bias_correction_kl: bool = True
-    temperature: float = at_least(1e-3, 1.0)
     sample = _sample_prompt
 
     def surrogate(self, log_p: Tensor, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
@@ -196,15 +195,15 @@ def _divergence(estimate: str, log_ratio: Tensor) -> Tensor:
     return log_ratio.expm1() - log_ratio
 
 
-def token_log_probabilities(
-    output: Any, labels: Tensor, of_tokens: Callable[[Tensor, Tensor], Loss], temperature: float = 1.0
-) -> Tensor:
+def token_log_probabilities(output: Any, batch: Batch, of_tokens: Callable[[Tensor, Tensor], Loss]) -> Tensor:
     """Return the log-probabilities of the labels, fp32 [B, L]; 0 where none is predicted.
 
-    `of_tokens` is as in `Workload.criterion`. Logits are divided by `temperature`, with which the answers were
-    generated.
+    `of_tokens` is as in `Workload.criterion`. Logits are divided by the temperature of the rollouts.
     """
-    logits = output.logits if temperature == 1.0 else output.logits / temperature
+    labels = batch["labels"]
+    logits = output.logits
+    if TEMPERATURE in batch:
+        logits = logits / batch[TEMPERATURE].view(-1, 1, 1)
     each = of_tokens(logits, labels).each_token
     if each is None:
         each = F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), reduction="none")
@@ -221,9 +220,8 @@ def rewarded_loss(
     """Return the loss of an `Output` for an objective over rewards; None for another objective."""
     if not isinstance(objective, Rewarded):
         return None
-    labels = batch["labels"]
-    log_p = token_log_probabilities(output, labels, of_tokens, objective.temperature)
-    found = loss_of(objective, log_p, batch, labels != IGNORE, row_sum)
+    log_p = token_log_probabilities(output, batch, of_tokens)
+    found = loss_of(objective, log_p, batch, batch["labels"] != IGNORE, row_sum)
     if output.extra is None:
         return found
     return replace(found, extra=output.extra, metrics={"router_loss": output.extra.detach()})

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from workloads.errors import WorkloadError
-from workloads.own.model import OwnWorkload
+from workloads.own.model import NETWORK, OwnWorkload
 from workloads.workload import Batch
 
 CLOSE = 1e-3
@@ -56,6 +56,16 @@ SHAKEN = 0.05
 """The standard deviation of the noise that is added to weights before a check. Behind a weight that starts at zero,
 neither gradients nor dropout nor wrong sharding would be visible.
 """
+
+
+def check_trained(workload: OwnWorkload) -> None:
+    """Raise WorkloadError if the model freezes a parameter that the run would train."""
+    frozen = (name for name, p in workload.config.bare.named_parameters() if not p.requires_grad)
+    if left := [name for name in frozen if f"{NETWORK}{name}" not in workload.frozen]:
+        raise WorkloadError(
+            f"{workload.name} sets requires_grad of {left[0]} to False, and a run trains all but train.freeze; "
+            f"add {NETWORK}{left[0]} to train.freeze, which takes patterns"
+        )
 
 
 def check_model(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +61,15 @@ class OwnModel:
     kv_heads: int = 1
     intermediate: int = 1
     moe: None = None
+
+    divided_by: ClassVar[Literal["declaration"]] = "declaration"
+    as_transformer: ClassVar[None] = None
+    tied: ClassVar[None] = None
+    ends_in_head: ClassVar[bool] = False
+
+    def training_notes(self, name: str, length: int, dropout: float) -> list[str]:
+        """Return no lines: an own model trains as it is written."""
+        return []
 
     def make(self) -> nn.Module:
         """Return the module on the current default device. Raises WorkloadError."""
@@ -316,6 +325,25 @@ class OwnWorkload:
     ) -> list[list[int]]:
         """Raise WorkloadError: own models do not generate text."""
         raise WorkloadError(f"{self.name} is an own model, of which nothing is generated")
+
+    has_own_values: ClassVar[bool] = True
+    tables: ClassVar[frozenset[str]] = frozenset()
+    begun_tables: ClassVar[Mapping[str, Sequence[int]]] = {}
+
+    def check_form(self, form: str) -> None:
+        """See Workload.check_form."""
+        if form not in ("hf", "safetensors"):
+            raise WorkloadError(
+                f"{form} is not for own models, which are exported whole; set it to safetensors"
+            )
+
+    def hf_config(self) -> Mapping[str, Any]:
+        """See Workload.hf_config."""
+        raise WorkloadError(f"{self.name} is exported as an own model")
+
+    def hf_tensors(self) -> Collection[str]:
+        """See Workload.hf_tensors."""
+        raise WorkloadError(f"{self.name} is exported as an own model")
 
     def check_hf(self) -> None:
         """Raise WorkloadError if transformers has no class for the model."""

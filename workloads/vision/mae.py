@@ -115,7 +115,7 @@ class Mae(nn.Module):
         """Cut images into patches [B, patches, size * size * channels]."""
         size = self.config["patch_size"]
         cut = pixels.unfold(2, size, size).unfold(3, size, size)  # [B, channels, rows, columns, size, size]
-        return cut.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)
+        return cut.permute((0, 2, 3, 4, 5, 1)).flatten(3).flatten(1, 2)
 
     def blocks(self) -> Sequence[nn.Module]:
         """Return the blocks of the encoder, then those of the decoder."""

@@ -290,11 +290,13 @@ def _compare(work: Work, step: PlannedStep, before: str) -> None:
     for done in run_tasks(task, rows, uri):
         work.progress(told, len(pieces) - len(todo) + done, len(pieces) + 1)
     parts = [to_json(part) for part in work.parts]
-    run_alone(_choose, uri, given, step, pieces, parts)
+    run_alone(_choose, uri, given, step, (pieces, parts))
     work.progress(told, len(pieces) + 1, len(pieces) + 1)
 
 
-def _choose(corpus: Corpus, step: PlannedStep, pieces: list[clusters.Slice], parts: list[str]) -> None:
+def _choose(corpus: Corpus, step: PlannedStep, of_text: tuple[list[clusters.Slice], list[str]]) -> None:
+    """Decide about the texts of these pieces, which consist of these parts."""
+    pieces, parts = of_text
     decide_alike(corpus, step, pieces, [from_json(part) for part in parts])
 
 

@@ -246,7 +246,7 @@ class _Preparation:
             from orchestrator.data.prepare.part_tasks import run_alone
 
             rows = [sources.to_json(part, _reach(self.data_format)) for part in parts]
-            run_alone(_train, folder.uri, folder.uri, rows, chosen, self.data_format, text)
+            run_alone(_train, folder.uri, folder.uri, (rows, chosen, self.data_format), text)
         made = (folder.read("tokenizer.json") or b"").decode()
         roles = tokenizer.roles_of(tokenizer.encoder(made), {})
         # use the requested size even if the text gave fewer entries: the model's size follows from it before there is
@@ -369,7 +369,9 @@ def _reach(data_format: int) -> int | None:
     return None if data_format == 1 else LINE_BYTES
 
 
-def _train(uri: str, parts: list[str], chosen: list[Any], data_format: int, text: CleanedText | None) -> None:
+def _train(uri: str, asked: tuple[list[str], list[Any], int], text: CleanedText | None) -> None:
+    """Train the tokenizer that is chosen on these parts of the text, for data of that format."""
+    parts, chosen, data_format = asked
     entries, special_tokens, *others = chosen
     recipe = TokenizerRecipe(vocabulary=entries, **(others[0] if others else {}))
     limit = training.SAMPLE_BYTES[recipe.kind]

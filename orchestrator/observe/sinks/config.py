@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field
@@ -44,3 +45,21 @@ class SinkSpec(StrictModel):
         description="sinks of your own: module:name of a class that takes a `SinkContext` and has the methods of "
         "`orchestrator.observe.sinks.sink.Sink`",
     )
+
+
+OTHER_NAMES: Mapping[str, str] = {
+    "tracking is MLflow; sinks.tensorboard and sinks.wandb work in addition": (
+        "report_to logger loggers trackio_space_id trackio_bucket_id trackio_static_space_id use_mlflow "
+        "use_comet"
+    ),
+    "sinks.wandb, as in {project: demo}": "enable_wandb wandb_project use_wandb",
+    "sinks.wandb.entity": "wandb_entity wandb_team",
+    "sinks.wandb.mode": "wandb_mode",
+    "sinks.tensorboard: true": "enable_tensorboard tensorboard_dir",
+    "name": "wandb_name wandb_run_name wandb_run_id",
+    "tracking.register_as": "wandb_log_model",
+    "not here, because W&B gets the whole job as the configuration of its run; sinks.wandb has project, "
+    "entity and mode": "tags notes job_type wandb_tags wandb_notes wandb_group",
+    "not here, because every row has the norm of the gradient already": "wandb_watch",
+}
+"""Names of other systems for what sinks do, by the hint; `orchestrator.config.other_names` has those of all keys."""

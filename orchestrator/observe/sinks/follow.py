@@ -88,12 +88,12 @@ def check_sinks(config: SinkSpec | None) -> None:
 class SinkProcess:
     """The sink process, seen from the controller. Does nothing for a job without sinks."""
 
-    def __init__(self, spec: JobSpec, run: RunDir) -> None:
+    def __init__(self, sinks: SinkSpec | None, run: RunDir) -> None:
         self._process: subprocess.Popen[str] | None = None
-        if spec.sinks is None:
+        if sinks is None:
             return
         folders: list[str] = []
-        for own in spec.sinks.own:  # found here, so the process finds them too
+        for own in sinks.own:  # found here, so the process finds them too
             with contextlib.suppress(WorkloadError):  # the process reports what is missing; the run continues
                 folders.append(str(root_of(own.use)))
         self._process = subprocess.Popen(

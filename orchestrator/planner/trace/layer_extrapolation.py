@@ -35,8 +35,8 @@ def depths_of(job: ResolvedJob, layout: Layout) -> Depths | None:
 
     None if the model is not deep enough, or if its layers differ.
     """
-    config = job.model
-    if not isinstance(config, TransformerConfig) or job.spec.train.freeze or job.spec.workload.adapter:
+    config = job.model.as_transformer
+    if config is None or job.spec.train.freeze or job.spec.workload.adapter:
         return None
     stacks = (config.layers, config.decoder_layers) if config.decoder_layers else (config.layers,)
     if len(stacks) > 1 and layout.pp > 1:

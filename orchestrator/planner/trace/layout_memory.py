@@ -12,6 +12,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.data.store.manifest import FORMAT
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.choose_layout import Plan, Verdict
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import MEMORY_SHARE, fits, needed_bytes, offered
 from orchestrator.planner.planner import is_roomy, may_fit, planned
@@ -151,7 +152,18 @@ def traced_memory(job: ResolvedJob, layout: Layout, seconds: float = SECONDS) ->
     models = [depths.few, depths.more] if depths else [job.model]
     try:
         vocabulary = vocabulary_before_data(job)
-        workloads = [load_workload(job.spec, vocabulary, FORMAT, model) for model in models]
+        workloads = [
+            load_workload(
+                asked=job.spec.workload,
+                data=job.spec.data,
+                train=job.spec.train,
+                seed=job.spec.seed,
+                vocabulary=vocabulary,
+                data_format=FORMAT,
+                model=model,
+            )
+            for model in models
+        ]
     except InputError as error:
         return TracedMemory(layout, tuple(NotTraced(rank, str(error)) for rank in ranks), 0.0, saved)
 
@@ -225,12 +237,12 @@ def confirmed(
     began = time.process_time()
     verdicts = dict[Layout, Verdict]()
     on_cpu = not spec.resources.per_worker.gpu
-    first = planned(spec, job.shape, workers, machine, must_fit=False)
+    first = planned(demand_of(spec), job.shape, workers, machine, must_fit=False)
     must_fit = must_fit and spec.resources.must_fit
     if must_fit and not first.fits:
         least = _least(job, workers, machine, verdicts)
         return least or Confirmed(
-            planned(spec, job.shape, workers, machine), None
+            planned(demand_of(spec), job.shape, workers, machine), None
         )  # raises the error that says why none fits
     if not always and is_roomy(spec.resources, first):
         return Confirmed(first, None)
@@ -241,7 +253,12 @@ def confirmed(
         left = SECONDS - (time.process_time() - began)
         try:
             found = planned(
-                spec, job.shape, workers=workers, machine=machine, must_fit=must_fit, verdicts=verdicts
+                demand_of(spec),
+                job.shape,
+                workers=workers,
+                machine=machine,
+                must_fit=must_fit,
+                verdicts=verdicts,
             )
         except InputError:
             break
@@ -263,7 +280,7 @@ def _least(
     spec, on_cpu = job.spec, not job.spec.resources.per_worker.gpu
     without_room = dataclasses.replace(machine, memory=1.0)
     try:
-        least = planned(spec, job.shape, workers, without_room, must_fit=False, verdicts=verdicts)
+        least = planned(demand_of(spec), job.shape, workers, without_room, must_fit=False, verdicts=verdicts)
     except InputError:
         return None
     layout, formula = least.chosen.layout, least.chosen.memory
@@ -273,7 +290,7 @@ def _least(
     if traced.largest is None or not fits(traced.needed(formula, on_cpu), machine, on_cpu):
         return None
     known = {**verdicts, layout: Verdict("", traced.largest.memory.peak / formula)}
-    found = planned(spec, job.shape, workers, machine, verdicts=known)
+    found = planned(demand_of(spec), job.shape, workers, machine, verdicts=known)
     return Confirmed(found, traced, known) if found.chosen.layout == layout else None
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from orchestrator.config.records import COLUMNS, PREFERENCES, REFERENCED, REWARDED
-from orchestrator.config.spec import JobSpec
+from orchestrator.data.config import DataSpec
 from orchestrator.data.samples.own_samples import first_samples
 from workloads.model.dropout import KEYS, row_keys
 from workloads.model.masks import REAL, SEGMENTS
@@ -54,15 +54,15 @@ class MadeUp:
         return range(len(self))
 
 
-def sample_batch(spec: JobSpec, workload: Workload, rows: int) -> Batch:
+def sample_batch(data: DataSpec, seed: int, draws: bool, workload: Workload, rows: int) -> Batch:
     """Return a micro-batch of `rows` full-length samples, with everything that a rank adds to one.
 
     For own samples it repeats the first one. Raises InputError if that cannot be read.
     """
-    if spec.data.samples is not None:
-        first = first_samples(spec.data.samples, spec.seed, 1)
+    if data.samples is not None:
+        first = first_samples(data.samples, seed, 1)
         return {name: value.expand(rows, *value.shape[1:]).clone() for name, value in first.items()}
-    text = MadeUp(workload, spec.data.sequence_length)
+    text = MadeUp(workload, data.sequence_length)
     batch = workload.objective.collate(text, range(rows), 0)
     batch = {name: torch.as_tensor(value) for name, value in batch.items()}
     batch.pop(SEGMENTS, None)  # one document per row takes the most computation
@@ -70,10 +70,10 @@ def sample_batch(spec: JobSpec, workload: Workload, rows: int) -> Batch:
         batch["reference"] = torch.full((rows, 2), -20.0)
     if workload.objective.name in REWARDED:
         batch |= _answered(batch)
-    if spec.workload.draws:
-        batch[KEYS] = row_keys(spec.seed, 0, rows)
-    if spec.data.packing == "best_fit" and workload.config.moe:
-        batch[REAL] = torch.ones(rows, spec.data.sequence_length, dtype=torch.bool)
+    if draws:
+        batch[KEYS] = row_keys(seed, 0, rows)
+    if data.packing == "best_fit" and workload.config.moe:
+        batch[REAL] = torch.ones(rows, data.sequence_length, dtype=torch.bool)
     return batch
 
 

@@ -78,7 +78,7 @@ def traces(
     if spec.train.compile:
         return NotTraced(rank, "compiled blocks are not traced: their kernels choose what they keep")
     try:
-        batch = sample_batch(spec, workload, layout.micro_batch)
+        batch = sample_batch(spec.data, spec.seed, spec.workload.draws, workload, layout.micro_batch)
     except (InputError, WorkloadError) as error:
         return NotTraced(rank, str(error))
     assumed: list[str] = []

@@ -35,6 +35,7 @@ from orchestrator.parallel.partition import Cut, cut_of
 from orchestrator.parallel.router_load import RouterLoad, ratios
 from orchestrator.parallel.step_clock import BACKWARD, COMMUNICATION, FORWARD, OPTIMIZER, StepClock
 from orchestrator.train.committed_state import CHUNKS_HEAD
+from orchestrator.train.config import TrainSpec
 from orchestrator.train.engines.engine import Metrics
 from orchestrator.train.engines.loss_scale import LossScale
 from orchestrator.train.engines.moving_average import MovingAverage
@@ -233,12 +234,11 @@ def open_deepspeed(device: torch.device) -> ModuleType:
     return deepspeed
 
 
-def settings(spec: JobSpec, layout: Layout, elements: int, hidden: int) -> dict[str, Any]:
+def settings(train: TrainSpec, on_gpu: float, layout: Layout, elements: int, hidden: int) -> dict[str, Any]:
     """Return DeepSpeed's configuration for a model of `elements` parameters and width `hidden`.
 
     It sets every option whose default differs from the torch engine.
     """
-    train = spec.train
     zero: dict[str, Any] = {
         "stage": layout.zero,
         "overlap_comm": False,
@@ -248,7 +248,7 @@ def settings(spec: JobSpec, layout: Layout, elements: int, hidden: int) -> dict[
         # under ZeRO 3 every rank keeps the vectors, and gathers matrices for their use
         "stage3_param_persistence_threshold": 10 * hidden,
     }
-    host = {"device": "cpu", "pin_memory": bool(spec.resources.per_worker.gpu)}
+    host = {"device": "cpu", "pin_memory": bool(on_gpu)}
     if layout.offload != "none":
         zero["offload_optimizer"] = host
     if layout.offload == "parameters":
@@ -343,7 +343,7 @@ class DeepSpeedEngine:
         self._scale = LossScale(spec.train.dtype == "fp16")
         deepspeed = open_deepspeed(device.device)
         elements = sum(shape.numel() for shape in workload.shapes.values())
-        config = settings(spec, layout, elements, workload.config.hidden)
+        config = settings(spec.train, spec.resources.per_worker.gpu, layout, elements, workload.config.hidden)
         self.model = _build(
             deepspeed,
             workload,

@@ -97,8 +97,6 @@ def problem_of(
             return f"{key} {steps} is not a multiple of rollout.steps {rollout.steps}; change one of them"
     if any(step % rollout.steps for step in train.thaw):
         return f"train.thaw is at steps within a rollout of {rollout.steps}; name multiples of rollout.steps"
-    if "temperature" in workload.options:
-        return "workload.options.temperature is that of rollouts; set rollout.temperature instead"
     if train.reference == "precomputed" and workload.options.get("beta"):
         return "train.reference precomputed cannot know generated answers; set it to held, or leave it out"
     return ""

@@ -7,31 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.spec import JobSpec
 from orchestrator.data.store.tokens import Tokens
 from orchestrator.parallel.device import Device
 from orchestrator.resolve.commit_model import model_of_run
 from orchestrator.resolve.named_commit import place_and_tag
 from workloads.load import with_weights
 from workloads.model.generate import padded
-
-
-def check_reward_models(spec: JobSpec) -> None:
-    """Check that each reward model is a step of a run, so that every attempt uses the same weights. Raises
-    InputError.
-    """
-    for number, reward in enumerate(spec.rewards):
-        if reward.model is None:
-            continue
-        place, tag = place_and_tag(reward.model)
-        where = f"rewards.{number}.model"
-        if not tag.isdecimal():
-            hint = f"name its step, such as {place}@500; `orchestrator checkpoint list {place}` lists them"
-            raise InputError(f"{reward.model} may mean another checkpoint later", where, hint)
-        model = model_of_run(place, int(tag))
-        if model.spec.workload.objective != "reward":
-            what = f"{place} was trained by {model.spec.workload.objective}, and gives no reward"
-            raise InputError(what, where, "name a run whose objective is reward")
 
 
 class RewardModel:

@@ -42,7 +42,7 @@ from orchestrator.train.task import Task
 from workloads.model.answers import Drawn
 from workloads.model.dropout import KEYS, row_keys
 from workloads.model.masks import REAL
-from workloads.objectives.rewarded import ADVANTAGE, COUNTED, DRAWN, SAMPLED, WEIGHT, Rewarded
+from workloads.objectives.rewarded import ADVANTAGE, COUNTED, DRAWN, SAMPLED, TEMPERATURE, WEIGHT, Rewarded
 from workloads.objectives.sampled import IGNORE
 from workloads.workload import Batch, Ended, Workload
 
@@ -296,6 +296,8 @@ class Rollouts:
                 self._weigh(floats[WEIGHT][at, places], floats[COUNTED][at, places])
         batch: Batch = {"tokens": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
         batch |= {name: torch.from_numpy(values) for name, values in floats.items()}
+        if self._asked.temperature != 1.0:
+            batch[TEMPERATURE] = torch.full((size,), self._asked.temperature)
         if self.workload.config.moe:
             batch[REAL] = torch.from_numpy(real)
         if self.spec.workload.draws:
@@ -391,7 +393,7 @@ def rollouts_of(
     if asked is None:
         return None
     tokenizer = tokens.tokenizer()
-    chat = chat_of(spec, tokens)
+    chat = chat_of(spec.data, spec.workload.objective, tokens)
     workload = inputs.workload
     generation = speaking(workload, chat).generation.ending(workload.vocabulary.eos)
     sampler = OwnSampler(

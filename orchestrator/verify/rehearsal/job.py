@@ -33,9 +33,8 @@ from orchestrator.data.sources.table_rows import BATCH_ROWS, ERRORS, top_level
 from orchestrator.parallel.layout import Layout, ModelShape, split_problems
 from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.resolve.resolved_job import ResolvedJob
-from orchestrator.resolve.small_config import narrow
 from orchestrator.verify.rehearsal.layouts import sequences_of, smaller
-from workloads.model.config import TransformerConfig
+from workloads.model.small_config import narrow
 from workloads.own.object_reference import is_object_reference
 
 ENOUGH = 2 * 2**20
@@ -196,11 +195,11 @@ def small_model(job: ResolvedJob, layout: Layout, folder: Path) -> SmallModel:
         shape = _small_folder(job, layout, folder)
         notes.append("the weights of workload.model were random")
     else:
-        config = job.model
-        assert isinstance(config, TransformerConfig)
-        found["changes"] = asked.changes | narrow(config, layout)
-        with_changes = config.changed(narrow(config, layout))
-        shape = model_shape(with_changes, spec.data.sequence_length)
+        config = job.model.as_transformer
+        assert config is not None
+        smaller = narrow(config, layout.tp, layout.stages, layout.ep)
+        found["changes"] = asked.changes | smaller
+        shape = model_shape(config.changed(smaller), spec.data.sequence_length)
         if asked.mup is not None:
             found["mup"] = None
             notes.append("workload.mup was left out")
@@ -311,7 +310,7 @@ def rehearsed(job: ResolvedJob, layout: Layout, folder: Path) -> Rehearsed:
     document = _short(spec)
     document["workload"] |= model.changes
     document["train"]["global_batch"] = sequences
-    document["data"] |= _little(spec, folder)
+    document["data"] |= _little(spec.data, folder)
     length = _length(job, small, model, sequences)
     document["data"]["sequence_length"] = length
     if length != spec.data.sequence_length or small.pp > 1 or small.cp > 1:
@@ -384,16 +383,15 @@ def _gpu(resources: ResourceSpec) -> bool:
     return torch.cuda.is_available()
 
 
-def _little(spec: JobSpec, folder: Path) -> dict[str, Any]:
+def _little(data: DataSpec, folder: Path) -> dict[str, Any]:
     """Return the keys of `data` that make it small."""
-    data = spec.data
     found: dict[str, Any] = {"cache": str(folder / "data")}
     if data.samples is not None:
         return found
-    found["sources"] = _excerpt(data.sources, "data.sources", spec.data, folder)
+    found["sources"] = _excerpt(data.sources, "data.sources", data, folder)
     held_out = data.validation
     if held_out is not None:
-        sources = _excerpt(held_out.sources, "data.validation.sources", spec.data, folder)
+        sources = _excerpt(held_out.sources, "data.validation.sources", data, folder)
         share = held_out.share and max(held_out.share, HELD_OUT)
         found["validation"] = {"share": share} if share else {"sources": sources}
     return found

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from orchestrator.config.spec import JobSpec
-from orchestrator.parallel.engine_rules import engine_problems
 from orchestrator.parallel.layout import AXES, Layout, ModelShape, divisors
 from orchestrator.parallel.legal_layouts import legal, shard_of
+from orchestrator.planner.demand import Demand
 from orchestrator.train.config import TrainSpec
 
 MOST = 8
@@ -58,17 +57,17 @@ def sequences_of(layout: Layout, train: TrainSpec) -> int:
     return layout.dp * parts
 
 
-def another(layout: Layout, spec: JobSpec, shape: ModelShape, most: int = MOST) -> Layout | None:
+def another(layout: Layout, demand: Demand, shape: ModelShape, most: int = MOST) -> Layout | None:
     """Return a legal layout on few ranks that differs from this one in as many ways as possible.
 
-    It fits the global batch of `spec`. None if no other layout is legal.
+    It fits the job's global batch and engine. None if no other layout is legal.
     """
     worlds = {layout.world, max(layout.world // 2, 1), min(2, most)}
     found = [
         other
         for world in sorted(worlds)
-        for other in legal(shape, world, spec.train.global_batch)
-        if other.schedule in ("1f1b", layout.schedule) and not engine_problems(spec, other)
+        for other in legal(shape, world, demand.batch)
+        if other.schedule in ("1f1b", layout.schedule) and not demand.engine_problems(other)
     ]
     return max(
         (other for other in found if _differences(layout, other)),

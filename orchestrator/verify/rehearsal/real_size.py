@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from orchestrator.config.spec import JobSpec
+from orchestrator.config.resources import ResourceSpec
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.choose_layout import Plan
 from orchestrator.planner.device import Machine
@@ -13,6 +13,7 @@ from orchestrator.planner.machines import on_paper, worker_on_paper
 from orchestrator.planner.memory import fits, offered
 from orchestrator.planner.precision import MachineOf
 from orchestrator.resolve.resolved_job import ResolvedJob
+from orchestrator.train.config import Precision
 
 if TYPE_CHECKING:
     from orchestrator.planner.trace.layout_memory import TracedMemory
@@ -67,8 +68,8 @@ def worker_of(device: str | None) -> MachineOf:
     The worker is `device`, by the name or the file of its profile, else as the job names it, else this machine.
     """
     if device:
-        return lambda spec: worker_on_paper(on_paper(spec, device), device)
-    return lambda spec: _worker(spec)[0]
+        return lambda asked, precision: worker_on_paper(on_paper(asked, device), precision, device)
+    return lambda asked, precision: _worker(asked, precision)[0]
 
 
 def real_size(job: ResolvedJob, device: str | None) -> tuple[ResolvedJob, Real]:
@@ -77,22 +78,25 @@ def real_size(job: ResolvedJob, device: str | None) -> tuple[ResolvedJob, Real]:
 
     spec, known = job.spec, True
     if device:
-        spec = on_paper(spec, device)
-        job, machine = replace(job, spec=spec), worker_on_paper(spec, device)
+        spec = spec.with_parts(resources=on_paper(spec.resources, device))
+        job, machine = (
+            replace(job, spec=spec),
+            worker_on_paper(spec.resources, spec.train.dtype, device),
+        )
     else:
-        machine, known = _worker(spec)
+        machine, known = _worker(spec.resources, spec.train.dtype)
     found = confirmed(job, spec.resources.workers.max, machine, must_fit=False)
     return job, Real(found.plan, known, not spec.resources.per_worker.gpu, found.traced)
 
 
-def _worker(spec: JobSpec) -> tuple[Machine, bool]:
+def _worker(resources: ResourceSpec, precision: Precision) -> tuple[Machine, bool]:
     """Return a worker as the job names it, or one on this machine, and whether its type is known."""
     from orchestrator.launch.worker import worker_here, worker_named
 
-    if (named := worker_named(spec.resources)) is not None:
-        return named(spec), True
-    if not spec.resources.per_worker.gpu:
-        return worker_here(spec), True
+    if (named := worker_named(resources)) is not None:
+        return named(resources, precision), True
+    if not resources.per_worker.gpu:
+        return worker_here(resources, precision), True
     import torch
 
-    return worker_here(spec), torch.cuda.is_available()
+    return worker_here(resources, precision), torch.cuda.is_available()

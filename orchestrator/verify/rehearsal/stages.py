@@ -14,8 +14,10 @@ from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.config.errors import InputError, one_line
 from orchestrator.config.outcome import Outcome
+from orchestrator.config.packages import PACKAGES
 from orchestrator.config.spec import JobSpec
 from orchestrator.parallel.layout import Layout
+from orchestrator.planner.demand import demand_of
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.run_directory import RunDir
@@ -256,12 +258,13 @@ def _data(scene: Scene) -> str:
     scene.small = small
     scene.found.small = small.layout
     scene.found.notes = small.notes
-    scene.shared = scene.stack.enter_context(imports_begun(small.spec, embedded=True))
+    scene.shared = scene.stack.enter_context(imports_begun(small.spec.parallel, embedded=True))
     preflight(small.spec, scene.run, None, None)
     news = scene.stack.enter_context((scene.folder / "ray.log").open("w"))
     worker, world = small.spec.resources.per_worker, small.layout.world
     try:
-        scene.stack.enter_context(connected_ray(None, world * worker.cpu, world * worker.gpu, output=news))
+        ray = connected_ray(None, world * worker.cpu, world * worker.gpu, output=news, packages=PACKAGES)
+        scene.stack.enter_context(ray)
     except NotStarted as error:  # the job is not the cause
         raise Failed(error.what, error.hint) from None
     data = prepared(small.spec, scene.run, PreparedData(), StageLine(lambda _: None))
@@ -304,7 +307,7 @@ def _reload(scene: Scene) -> str:
 
     assert scene.small is not None
     layout = scene.small.layout
-    other = another(layout, scene.spec, resolve(scene.spec).shape)
+    other = another(layout, demand_of(scene.spec), resolve(scene.spec).shape)
     if other is None:
         raise LeftOut(f"no layout but {layout} is legal for this job on few ranks")
     ended(attached(scene.run, scene.small.under(other), None, shared=scene.shared), STEPS)
@@ -365,7 +368,10 @@ def _generate(scene: Scene) -> str:
     asked = scene.spec.evaluate and scene.spec.evaluate.samples
     found = model_of_commit(scene.run, scene.spec, scene.commit)
     prompt = asked.prompts[0] if asked else "The"
-    tokenizer, chat = found.tokens.tokenizer(), chat_of(found.spec, found.tokens)
+    tokenizer, chat = (
+        found.tokens.tokenizer(),
+        chat_of(found.spec.data, found.spec.workload.objective, found.tokens),
+    )
     said = continue_prompts(found.workload, found.read, tokenizer, [prompt], TOKENS, chat=chat)
     return f"{prompt!r} goes on with {said[0]!r}"
 

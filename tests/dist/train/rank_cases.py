@@ -291,7 +291,7 @@ def said_of_tokens(engine: Engine, batches: list[Batch], layout: Layout) -> list
 
 def main(config: dict[str, Any], context: WorkerContext) -> dict[str, str]:
     """Run the cases in turn. Returns the error of each case that failed on this rank."""
-    device = open_device(job(config["cases"][0]), context)
+    device = open_device((asked := job(config["cases"][0])).train, asked.resources.per_worker, context)
     for case in config["cases"]:
         try:
             run_case(case, Path(config["folder"]), device)

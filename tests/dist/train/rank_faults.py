@@ -16,7 +16,7 @@ from orchestrator.train.engines.torch_engine import TorchEngine
 
 def poisoned(config: dict[str, Any], context: WorkerContext) -> list[list[int]]:
     """The last rank's weights turn to NaN before step 2. Returns, for each case, the steps that were no number."""
-    device = open_device(job(config["cases"][0]), context)
+    device = open_device((asked := job(config["cases"][0])).train, asked.resources.per_worker, context)
     found = [_steps_that_were_nan(case, device, context) for case in config["cases"]]
     close_device()
     return found
@@ -42,7 +42,7 @@ def raising(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     """One rank raises in its forward pass; the others are left in a collective."""
     (case,) = config["cases"]
     spec = job(case)
-    device = open_device(spec, context)
+    device = open_device(spec.train, spec.resources.per_worker, context)
     workload, layout = workload_of(spec), Layout(**case["layout"])
     engine = TorchEngine(spec, workload, layout, device)
     engine.initialise(spec.seed)

@@ -41,7 +41,7 @@ def measure(case: dict[str, Any], device: Device) -> dict[str, Any]:
     """Peak bytes of this rank's tensors in its third step, by category, as `orchestrator.planner.trace` counts them."""
     spec, workload, layout = job_of(case), workload_of(case), Layout(**case["layout"])
     device = Device(device.device, COMPUTE[spec.train.precision], device.group)
-    batch = sample_batch(spec, workload, layout.micro_batch)
+    batch = sample_batch(spec.data, spec.seed, spec.workload.draws, workload, layout.micro_batch)
     count = layout.accumulation(spec.train.global_batch)
     recorder = Recorder(torch.device("cpu"), run=Patient())
     with recorder:
@@ -61,7 +61,7 @@ def measure(case: dict[str, Any], device: Device) -> dict[str, Any]:
 
 def main(config: dict[str, Any], context: WorkerContext) -> list[dict[str, Any]]:
     """Measure the cases in turn."""
-    device = open_device(job_of(config["cases"][0]), context)
+    device = open_device((asked := job_of(config["cases"][0])).train, asked.resources.per_worker, context)
     found = []
     for case in config["cases"]:
         try:

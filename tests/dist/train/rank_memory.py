@@ -23,7 +23,7 @@ def _status(key: str) -> int:
 def main(config: dict[str, Any], context: WorkerContext) -> dict[str, int]:
     """Bytes of weights that the rank keeps, and the peak of its resident memory over that before it read any."""
     spec, layout = job(config), Layout(**config["layout"])
-    device = open_device(spec, context)
+    device = open_device(spec.train, spec.resources.per_worker, context)
     known = Vocabulary(config["tokens"], eos=0)
     workload = load(config["model"], "causal_lm", known, sequence_length=16)
     engine: Any = make_engine(spec, workload, layout, device)

@@ -19,6 +19,7 @@ from orchestrator.controller.events import start_event
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner import choose_layout as planning
 from orchestrator.planner.choose_layout import Verdict
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import MEMORY_SHARE, peak_bytes
 from orchestrator.planner.planner import Planner
@@ -48,7 +49,7 @@ def _job(folder: Path, parallel: dict[str, Any]) -> ResolvedJob:
 @pytest.fixture
 def machine(resolved: ResolvedJob, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A GPU on which micro-batches of four sequences have room, and those of eight by a formula that is too low."""
-    largest = peak_bytes(resolved.spec, resolved.shape, Layout(micro_batch=4))
+    largest = peak_bytes(demand_of(resolved.spec), resolved.shape, Layout(micro_batch=4))
     monkeypatch.setattr(
         planning, "peak_bytes", lambda *given, **keywords: LOW * peak_bytes(*given, **keywords)
     )
@@ -56,7 +57,7 @@ def machine(resolved: ResolvedJob, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def test_a_layout_gives_way_to_the_next_whose_trace_fits(resolved: ResolvedJob, machine: Machine) -> None:
-    by_formula = planning.plan(resolved.spec, resolved.shape, 1, machine).chosen.layout
+    by_formula = planning.plan(demand_of(resolved.spec), resolved.shape, 1, machine).chosen.layout
     found = confirmed(resolved, 1, machine)
     assert found.traced is not None
     assert found.traced.layout == found.plan.chosen.layout != by_formula
@@ -81,7 +82,7 @@ def test_without_time_for_more_the_one_that_needs_least_is_taken(
     assert [not verdict.reason for verdict in found.verdicts.values()] == [False, True]
     reasons = dict(found.plan.rejected)
     assert reasons[layout.but(micro_batch=2)] == f"is not known to fit, as {layout} is by its trace"
-    planner = Planner(resolved.spec, resolved.shape, machine, confirm=lambda _: found.verdicts)
+    planner = Planner(demand_of(resolved.spec), resolved.shape, machine, confirm=lambda _: found.verdicts)
     assert (planner.choose(1), planner.refused) == (layout, 1)
 
 
@@ -91,7 +92,7 @@ def test_a_layout_that_is_known_to_fit_leaves_out_those_on_no_more_ranks(tmp_pat
     verdicts = {known: Verdict("", 1.5)}
 
     def chosen(workers: int) -> Layout:
-        return planning.plan(job.spec, job.shape, workers, roomy, verdicts=verdicts).chosen.layout
+        return planning.plan(demand_of(job.spec), job.shape, workers, roomy, verdicts=verdicts).chosen.layout
 
     assert chosen(2) == known
     assert chosen(4).dp == 4
@@ -125,14 +126,14 @@ def test_what_the_formula_alone_refuses_is_taken_where_its_trace_fits(
     tight = Machine(1.01 * traced.memory.peak / MEMORY_SHARE, 1e12, launch=1e-4)
     monkeypatch.setattr(planning, "peak_bytes", lambda *_, **__: 1.2 * traced.memory.peak)
     with pytest.raises(InputError, match="GiB a rank and a worker offers"):
-        planning.plan(pinned.spec, pinned.shape, 1, tight)
+        planning.plan(demand_of(pinned.spec), pinned.shape, 1, tight)
     found = confirmed(pinned, 1, tight)
     assert (found.plan.chosen.layout, found.plan.fits) == (layout, True)
     check_fits(pinned, tight)
 
-    planner = Planner(pinned.spec, pinned.shape, tight, confirm=lambda _: found.verdicts)
+    planner = Planner(demand_of(pinned.spec), pinned.shape, tight, confirm=lambda _: found.verdicts)
     assert (planner.choose(1), planner.refused) == (layout, 0)
-    unsure = Planner(pinned.spec, pinned.shape, tight, confirm=lambda _: {})
+    unsure = Planner(demand_of(pinned.spec), pinned.shape, tight, confirm=lambda _: {})
     assert unsure.choose(1) is None
 
     smaller = dataclasses.replace(tight, memory=0.95 * tight.memory)
@@ -158,7 +159,9 @@ def test_the_run_starts_with_what_fits(
         return verdicts_before(resolved.spec, machine, lambda: False, workers)
 
     busy = [True]
-    planner = Planner(resolved.spec, resolved.shape, machine, confirm=confirm, is_busy=lambda: busy[0])
+    planner = Planner(
+        demand_of(resolved.spec), resolved.shape, machine, confirm=confirm, is_busy=lambda: busy[0]
+    )
     by_formula = planner.choose(1)
     assert asked == []
     busy[0] = False
@@ -173,7 +176,9 @@ def test_the_run_starts_with_what_fits(
     assert start_event(resolved.spec.train, layout, None, None, planner.refused)[0].endswith(
         "1 layout does not fit by the trace, see plan.json"
     )
-    roomy = Planner(resolved.spec, resolved.shape, dataclasses.replace(machine, memory=1e12), confirm=confirm)
+    roomy = Planner(
+        demand_of(resolved.spec), resolved.shape, dataclasses.replace(machine, memory=1e12), confirm=confirm
+    )
     assert roomy.choose(1) is not None
     assert asked == [1]
 

@@ -18,7 +18,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.data.store.tokens import Tokens
 from orchestrator.export import hugging_face as export
-from orchestrator.launch.preflight import check_workload
+from orchestrator.launch.job_checks import check_workload
 from orchestrator.resolve.resolved_job import resolve
 from orchestrator.resolve.training_inputs import training_inputs, workload_of
 from workloads import objectives
@@ -95,7 +95,7 @@ def test_what_was_trained_leaves_as_it_computes(
 ) -> None:
     text, tokens = tokens_of(objective)
     spec = spec_of(model, objective, text, options)
-    workload = workload_of(spec, tokens)
+    workload = workload_of(spec.workload, spec.data, spec.train, spec.seed, tokens)
     net = workload.build().eval()  # without the masks of dropout, whose keys the trainer makes
     net.load_state_dict({name: workload.initial(name, 3) for name in workload.shapes})
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
@@ -150,7 +150,7 @@ def test_a_class_that_runs_as_it_is_leaves_too(objective: str, tokens_of: Any, t
         "implementation": "transformers",
     }
     spec = parse(document)
-    workload = workload_of(spec, tokens)
+    workload = workload_of(spec.workload, spec.data, spec.train, spec.seed, tokens)
     state = {name: workload.initial(name, 3) for name in workload.shapes}
     assert export.write(spec, tokens, workload, state.__getitem__, str(tmp_path / "out")) <= TOLERANCE
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length >= 512

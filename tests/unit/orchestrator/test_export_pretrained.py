@@ -255,7 +255,7 @@ def test_what_came_in_leaves_as_it_computes_and_reads(kind: str, case: str, tmp_
     folder = folder_of(kind, tmp_path / "in")
     spec = spec_of(folder, case)
     tokens = Tokens.open(prepare_here(spec, str(tmp_path / "cache")))
-    workload = workload_of(spec, tokens)
+    workload = workload_of(spec.workload, spec.data, spec.train, spec.seed, tokens)
     workload.check_hf()
     read = {name: workload.initial(name, 3) for name in workload.shapes}.__getitem__
     (tmp_path / "out").mkdir()

@@ -10,6 +10,7 @@ import pytest
 from orchestrator.config.spec import parse
 from orchestrator.launch.offline_checks import check_on_paper
 from orchestrator.parallel.layout import Layout
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.machines import on_paper
 from orchestrator.planner.memory import peak_bytes
 from orchestrator.planner.trace.layout_memory import traced_memory
@@ -48,7 +49,8 @@ def paper(model: str, objective: str, size: int, global_batch: int, length: int)
         "train": {"steps": 10, "global_batch": global_batch, "precision": "bf16"},
         "resources": {"workers": {"min": 1, "max": 8}},
     }
-    job, _ = check_on_paper(on_paper(parse(document), "h100"))
+    spec = parse(document)
+    job, _ = check_on_paper(spec.model_copy(update={"resources": on_paper(spec.resources, "h100")}))
     return job
 
 
@@ -56,7 +58,7 @@ def error_of(job: ResolvedJob, layout: Layout) -> float:
     """How far the formula's peak is above that of the trace, as a share."""
     largest = traced_memory(job, layout, 120.0).largest
     assert largest is not None
-    return peak_bytes(job.spec, job.shape, layout) / largest.memory.peak - 1.0
+    return peak_bytes(demand_of(job.spec), job.shape, layout) / largest.memory.peak - 1.0
 
 
 DEFERRED: list[dict[str, Any]] = [

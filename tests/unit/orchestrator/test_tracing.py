@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from traced_cases import case_of, job_of, workload_of
 
 from orchestrator.parallel.layout import Layout
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import peak_bytes
 from orchestrator.planner.shape_of_model import model_shape
@@ -111,7 +112,7 @@ def test_in_a_pipeline_sharded_gradients_need_what_whole_ones_need() -> None:
     shape = model_shape(workload.config, 32)
     layouts = [{"dp": 8, "pp": 2, "zero": zero} for zero in (1, 2, 3)]
     found = [traced(layout, **train).memory.peak for layout in layouts]
-    planned = [peak_bytes(spec, shape, Layout(**layout)) for layout in layouts]
+    planned = [peak_bytes(demand_of(spec), shape, Layout(**layout)) for layout in layouts]
     for peaks in (found, planned):
         assert min(peaks[1:]) > 0.7 * peaks[0]
 

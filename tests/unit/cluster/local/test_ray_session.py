@@ -180,9 +180,13 @@ def test_a_connection_that_is_there_is_left_alone(monkeypatch: pytest.MonkeyPatc
     ended: list[str] = []
     theirs = SimpleNamespace(is_initialized=lambda: True, shutdown=lambda: ended.append("theirs"))
     monkeypatch.setitem(sys.modules, "ray", theirs)
-    with pytest.raises(Connected, match="has initialised Ray already"), connected_ray(None):
+    with pytest.raises(Connected, match="has initialised Ray already"), connected_ray(None, packages=()):
         pass
-    with _ALONE, pytest.raises(Connected, match="another thread of this process"), connected_ray(None):
+    with (
+        _ALONE,
+        pytest.raises(Connected, match="another thread of this process"),
+        connected_ray(None, packages=()),
+    ):
         pass
     assert not ended
     assert not _ALONE.locked()

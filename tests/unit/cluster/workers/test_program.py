@@ -14,13 +14,15 @@ import pytest
 import orchestrator
 from cluster import job_folders_last
 from cluster.workers.program import (
-    PACKAGES,
     command_of,
     environment_of_ranks,
     hidden_modules,
     hidden_packages,
     keeper,
 )
+from orchestrator.config.packages import PACKAGES
+
+ENTRY = "orchestrator.train.loop:main"
 
 
 @pytest.fixture
@@ -33,12 +35,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_which_packages_would_be_taken_for_those_of_this_program(folder: Path) -> None:
-    assert {Path(place).name for place in hidden_packages([str(folder)])} == set(PACKAGES)
+    assert {Path(place).name for place in hidden_packages([str(folder)], PACKAGES)} == set(PACKAGES)
     (folder / "orchestrator" / "__init__.py").unlink()  # hides an editable install all the same
     (folder / "cluster" / "workers").mkdir()
     (folder / "cluster" / "workers" / "gang.py").touch()  # this program's own
-    assert {Path(place).name for place in hidden_packages([str(folder)])} == {"orchestrator", "workloads"}
-    assert hidden_packages([str(Path(orchestrator.__file__).parents[1])]) == []
+    assert {Path(place).name for place in hidden_packages([str(folder)], PACKAGES)} == {
+        "orchestrator",
+        "workloads",
+    }
+    assert hidden_packages([str(Path(orchestrator.__file__).parents[1])], PACKAGES) == []
 
 
 def test_a_process_that_is_started_has_this_program_s(folder: Path) -> None:
@@ -52,7 +57,7 @@ def test_a_process_that_is_started_has_this_program_s(folder: Path) -> None:
     )
     assert "of the user" not in done.stderr
     assert "sidecar" in done.stderr  # it asks for its settings, of which there are none
-    code = command_of("cluster.workers.fork_server")[-2].replace("; main()", "")
+    code = command_of("cluster.workers.fork_server", target=ENTRY)[-2].replace("; main()", "")
     code += "; import orchestrator.train.committed_state; print(orchestrator.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", code, "cluster.workers.fork_server"],
@@ -63,8 +68,9 @@ def test_a_process_that_is_started_has_this_program_s(folder: Path) -> None:
 
 def test_a_worker_of_ray_keeps_this_program_s(folder: Path) -> None:
     """As Ray's workers, which have the working directory first on their path and get the function by value."""
-    body = textwrap.dedent(inspect.getsource(keeper()))
-    code = f"root = {str(Path(orchestrator.__file__).parents[1])!r}\n{body}\nkeep_packages()\n"
+    body = textwrap.dedent(inspect.getsource(keeper(PACKAGES)))
+    root = str(Path(orchestrator.__file__).parents[1])
+    code = f"root = {root!r}\nnames = {PACKAGES!r}\n{body}\nkeep_packages()\n"
     code += "import orchestrator.config.spec, cluster.workers.gang; print(orchestrator.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, timeout=60
@@ -81,7 +87,7 @@ def test_a_file_of_the_user_s_hides_no_module_in_a_process_of_ranks(
     (tmp_path / "mine.py").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    command = command_of("cluster.workers.fork_server")
+    command = command_of("cluster.workers.fork_server", target=ENTRY)
     command[3] = command[3].replace("; main()", "; import random, torch, mine; print(mine.__file__)")
     done = subprocess.run(command, capture_output=True, text=True, env=environment_of_ranks(), timeout=60)
     assert done.stdout.strip() == str(tmp_path / "mine.py"), done.stderr

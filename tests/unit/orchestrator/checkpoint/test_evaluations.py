@@ -117,7 +117,7 @@ def test_what_may_change_while_a_run_goes_on_and_decides_values_is_how_a_job_mea
     def measure(where: str, last: int, **evaluate: Any) -> dict[str, int | None]:
         document["evaluate"] = {"sets": {"held": {"sources": [{"uri": "none"}]}}, "where": where, **evaluate}
         document["checkpoint"] = {"average": {"last": last}}
-        return measure_of(parse(document))
+        return measure_of((asked := parse(document)).evaluate, asked.checkpoint.averaged)
 
     assert measure("gang", 3) == measure("gang", 4, every=7) == {"batches": None, "averaged": 0}
     assert measure("beside", 3) == {"batches": None, "averaged": 2}

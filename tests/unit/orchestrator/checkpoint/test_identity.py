@@ -250,14 +250,14 @@ def test_a_run_is_extended_from_the_last_commit_that_a_longer_one_has_too(
     spec, run = copy
     short, longer = finished(spec, run, schedule), under(spec, schedule, 20)
     store = Store(run.at("checkpoints"))
-    assert extension_of(short, run, store.latest()) is None
-    assert extension_of(longer, run, store.latest()) == Extension(12, 20, settled, step)
+    assert extension_of(short.identity(), run, store.latest()) is None
+    assert extension_of(longer.identity(), run, store.latest()) == Extension(12, 20, settled, step)
     for commit in map(store.manifest, store.steps()):
         if commit.step <= step:
-            check_commit(commit, longer, run.uri)
+            check_commit(commit, longer.identity(), longer.own_code, longer.accept_code, run.uri)
         else:
             with pytest.raises(InputError, match=r"train\.steps is 12 in this run and 20 in the job file"):
-                check_commit(commit, longer, run.uri)
+                check_commit(commit, longer.identity(), longer.own_code, longer.accept_code, run.uri)
     summary = drive(longer, run.uri)
     assert (summary["state"], summary["step"], summary["missing_rows"]) == ("done", 20, [])
     events = run.rows("events.jsonl")
@@ -424,7 +424,7 @@ def test_values_that_a_file_writes_otherwise_are_others(
         document = job("a.txt")
         return parse(document | {"workload": document["workload"] | {"changes": changes}})
 
-    found = differences(with_changes(now), with_changes(was))
+    found = differences(with_changes(now).identity(), with_changes(was).identity())
     assert [(key, shown(before), shown(after)) for key, before, after in found] == [
         (f"workload.changes.{key}", before, after) for key, before, after in told
     ]

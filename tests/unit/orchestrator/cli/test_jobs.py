@@ -121,7 +121,9 @@ def test_a_run_inside_a_command_is_asked_by_a_file(
 ) -> None:
     """As `run` without an address trains: no cluster knows its controller."""
     if is_there_a_cluster:
-        monkeypatch.setattr("cluster.local.ray_session.connected_ray", lambda _: contextlib.nullcontext())
+        monkeypatch.setattr(
+            "cluster.local.ray_session.connected_ray", lambda _, **__: contextlib.nullcontext()
+        )
         monkeypatch.setattr("orchestrator.launch.controller_actor.controller_of", lambda run: None)
     run = run_of(folder / "runs/small", phase="train", seen=time.time())
     assert "small: its controller has written no status yet, or" in command("stop", run.uri).err

@@ -10,7 +10,7 @@ from jobs import job
 from orchestrator.config.commit_steps import check_best
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
-from orchestrator.launch.preflight import check_preparable
+from orchestrator.launch.job_checks import check_preparable
 
 
 def evaluated(evaluations: int, commits: int, steps: int = 40, **parts: dict[str, Any]) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def test_a_best_commit_that_would_be_the_last_is_refused(
 ) -> None:
     spec = parse(evaluated(evaluations, commits, **parts))
     with pytest.raises(InputError) as found:
-        check_best(spec)
+        check_best(spec.checkpoint, spec.train, spec.evaluate)
     assert str(found.value) == (
         f"checkpoint.keep_best: would always be the last: evaluations are every 10 steps, commits every {commits}; "
         "set checkpoint.every to 10, so that they meet"
@@ -59,4 +59,5 @@ def test_a_best_commit_that_would_be_the_last_is_refused(
     ],
 )
 def test_one_that_may_be_another_is_not(evaluations: int, commits: int, parts: dict[str, Any]) -> None:
-    check_best(parse(evaluated(evaluations, commits, **parts)))
+    spec = parse(evaluated(evaluations, commits, **parts))
+    check_best(spec.checkpoint, spec.train, spec.evaluate)

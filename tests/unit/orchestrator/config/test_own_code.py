@@ -47,16 +47,16 @@ def cleaned_by(spec: JobSpec) -> dict[str, str]:
 
 def test_other_code_is_refused_unless_it_is_accepted(spec: JobSpec, tmp_path: Path) -> None:
     before = cleaned_by(spec)
-    check_same_cleaning(spec, before, "runs/here")
+    check_same_cleaning(spec.data.clean, spec.accept_code, before, "runs/here")
     (tmp_path / "steps_of_run.py").write_text(STEP + "CHANGED = True\n")
     with pytest.raises(InputError, match=CHANGED) as error:
-        check_same_cleaning(spec, before, "runs/here")
+        check_same_cleaning(spec.data.clean, spec.accept_code, before, "runs/here")
     (hashed,) = re.findall(r"accept_code: \[(\w+)\]", error.value.hint)
     accepts = spec.model_copy(update={"accept_code": [hashed]})
-    check_same_cleaning(accepts, before, "runs/here")
+    check_same_cleaning(accepts.data.clean, accepts.accept_code, before, "runs/here")
     with pytest.raises(InputError, match="read it anew"):
-        check_same_cleaning(accepts, before, "runs/here", "read it anew")
-    check_same_cleaning(spec, {}, "of an earlier version")
+        check_same_cleaning(accepts.data.clean, accepts.accept_code, before, "runs/here", "read it anew")
+    check_same_cleaning(spec.data.clean, spec.accept_code, {}, "of an earlier version")
 
 
 def test_a_run_does_not_go_on_by_other_code(spec: JobSpec, tmp_path: Path) -> None:

@@ -71,7 +71,11 @@ def test_what_was_exported_in_place_of_an_earlier_one_is_known(
     document = job("none")
     document["checkpoint"] |= {"export": "hf", "export_at": "commit", "keep": 1}
     exports = BackgroundExport(
-        fake_cluster(lambda: pytest.fail("no gang")), parse(document), run, pytest.fail
+        fake_cluster(lambda: pytest.fail("no gang")),
+        (asked := parse(document)).checkpoint,
+        asked.evaluate,
+        run,
+        pytest.fail,
     )
     for step in (2, 3):
         commit(run, step)
@@ -109,7 +113,9 @@ def test_a_stop_finds_a_model_that_was_published_in_that_moment(
         fake_cluster(lambda: pytest.fail("no gang")),
         run_task=lambda *_, **__: Writes(run.at("export"), published),
     )
-    exports = BackgroundExport(cluster, parse(document), run, pytest.fail)
+    exports = BackgroundExport(
+        cluster, (asked := parse(document)).checkpoint, asked.evaluate, run, pytest.fail
+    )
     Writes(run.at("export"), 1).cancel()  # that of an earlier command
     exports.advance(3)
     assert not exports.has_last(3)

@@ -11,6 +11,7 @@ from jobs import job, write_text
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.controller import background_trace
 from orchestrator.controller.background_trace import TraceBeside
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.planner import Planner
 from orchestrator.resolve.resolved_job import resolve
@@ -25,7 +26,7 @@ def spec(tmp_path: Path) -> JobSpec:
 
 @pytest.fixture
 def planner(spec: JobSpec) -> Planner:
-    return Planner(spec, resolve(spec).shape, MACHINE)
+    return Planner(demand_of(spec), resolve(spec).shape, MACHINE)
 
 
 def test_a_trace_replaces_the_formula(

@@ -19,7 +19,7 @@ def test_a_run_that_begins_has_no_rows_to_cut(tmp_path: Path) -> None:
         "train": {"steps": 4, "global_batch": 2},
     })  # fmt: skip
     run = RunDir(str(tmp_path))
-    found = EvaluationRows(spec, run, Store(run.at("checkpoints")), lambda: None)
+    found = EvaluationRows(spec.evaluates_beside, run, Store(run.at("checkpoints")), lambda: None)
     found.cut(0, None, ())
     found.rows.add([{"step": 2, "set": "validation", "loss": 1.0}])
     found.cut(0, None, ())

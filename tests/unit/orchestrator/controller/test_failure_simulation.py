@@ -18,6 +18,7 @@ from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.legal_layouts import fit
 from orchestrator.planner.choose_layout import plan
 from orchestrator.planner.cluster_file import Failures, load
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.profile import load as load_profile
 from orchestrator.planner.shape_of_model import model_shape
 from workloads.describe import describe
@@ -95,7 +96,7 @@ def test_a_cluster_file_and_what_it_forecasts(tmp_path: Path) -> None:
     cluster = load(path)
     spec = policy(steps=50000, workers=32).spec
     machine, shape = load_profile("h100").machine("fp32"), model_shape(describe("gpt2"), 512)
-    found = forecast(spec, shape, plan(spec, shape, 32, machine), cluster)
+    found = forecast(spec, shape, plan(demand_of(spec), shape, 32, machine), cluster)
     spot = found["markets"]["spot"]
     assert spot["ends"] == "done"
     assert spot["days"] >= found["days_without_failures"]

@@ -43,7 +43,7 @@ def test_a_better_value_without_a_commit_is_told(
     document["evaluate"] = {"sets": {"held": {"sources": [{"uri": "none"}]}}}
     spec, run, totals = parse(document), RunDir(str(tmp_path)), RunTotals([])
     store = Store(run.commits)
-    assert best_without_commit(spec, run, totals) is None
+    assert best_without_commit(spec.checkpoint, spec.evaluate, run, totals) is None
     for step in (10, 20):
         told = {"evaluation": {f"held.{metric}": values[step]}, "last_evaluation_step": step, MEASURED: WHOLE}
         store.publish(step, store.write_raw(step, 0, []), {"position": 0, "receipt": "", **told})
@@ -55,7 +55,7 @@ def test_a_better_value_without_a_commit_is_told(
         {"step": 5, "sets": {"held": {metric: values[20] * 1e9}}, MEASURED: FEW},
     ]
     totals.evaluations.append({"step": 5, "sets": {"held": {metric: 0.0}}, MEASURED: FEW})
-    found = best_without_commit(spec, run, totals)
+    found = best_without_commit(spec.checkpoint, spec.evaluate, run, totals)
     assert (found or "").startswith(line or "")
     assert (found is None) == (line is None)
     shown = [text for name, text in facts({"best_without_commit": found}) if name == "best"]

@@ -47,7 +47,8 @@ def holders(every: Any, nodes: Nodes, average: dict[str, float] | None = None) -
         }
     )
     cluster = fake_cluster(lambda: FakeGang(lambda attempt: iter(())))
-    return SnapshotServers(spec, dataclasses.replace(cluster, services=lambda target, token: nodes))
+    there = dataclasses.replace(cluster, services=lambda target, token: nodes)
+    return SnapshotServers(spec.checkpoint, spec.train.optimizer, there)
 
 
 @pytest.mark.parametrize(

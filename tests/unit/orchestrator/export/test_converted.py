@@ -12,7 +12,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.export import converted
 from orchestrator.export.converted import Conversion, form_of
-from orchestrator.launch.preflight import check_job
+from orchestrator.launch.job_checks import check_job
 
 PAIR = {"objective": "replaced_token_detection"}
 

@@ -15,21 +15,17 @@ from letters import write_tokenizer
 from orchestrator.config.errors import InputError
 from orchestrator.config.records import OBJECTIVES
 from orchestrator.config.spec import JobSpec, parse
+from orchestrator.data.clean import check as cleaning_checks
+from orchestrator.data.prepare import record_kind
+from orchestrator.data.sources.check import check_sources
 from orchestrator.evaluate.config import SAMPLES
-from orchestrator.launch.preflight import (
-    check_cleaning,
-    check_objective,
-    check_places,
-    check_preferences,
-    check_preparable,
-    check_records,
-    check_text,
-    check_workload,
-)
+from orchestrator.launch.job_checks import check_objective_of, check_preparable, check_workload
+from orchestrator.launch.path_checks import check_all_places
 from orchestrator.parallel.layout import Layout
 from orchestrator.resolve.prepared_data import data_cache
 from orchestrator.resolve.resolved_job import resolve
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.train import reference_check
 from workloads.objectives import NAMES
 
 
@@ -38,6 +34,22 @@ def spec(**changes: Any) -> JobSpec:
     for part, values in changes.items():
         document[part] = {**document.get(part, {}), **values}
     return parse(document)
+
+
+def check_text(asked: JobSpec, begins: bool = False) -> None:
+    check_sources(asked.data, asked.workload.objective, asked.set_sources, begins)
+
+
+def check_records(asked: JobSpec) -> None:
+    record_kind.check_records(asked.data, asked.workload.objective, asked.every_source)
+
+
+def check_preferences(asked: JobSpec) -> None:
+    reference_check.check_preferences(asked.workload, asked.train, asked.data.shuffle)
+
+
+def check_cleaning(asked: JobSpec) -> None:
+    cleaning_checks.check_cleaning(asked.data, asked.workload.objective, asked.workload.adapter is not None)
 
 
 @pytest.mark.parametrize(
@@ -57,15 +69,15 @@ def test_the_vocabulary_is_known_before_there_is_data() -> None:
 
 
 def test_an_objective_must_fit_the_architecture() -> None:
-    check_objective(resolve(spec()))
+    check_objective_of(resolve(spec()))
     with pytest.raises(
         InputError, match="masked_lm does not train gpt-tiny, which is a decoder; choose from causal_lm"
     ):
-        check_objective(resolve(spec(workload={"objective": "masked_lm"})))
+        check_objective_of(resolve(spec(workload={"objective": "masked_lm"})))
     with pytest.raises(InputError, match="no objective 'casual_lm'"):
-        check_objective(resolve(spec(workload={"objective": "casual_lm"})))
+        check_objective_of(resolve(spec(workload={"objective": "casual_lm"})))
     with pytest.raises(InputError, match="unknown model 'gpt-tinny'"):
-        check_objective(resolve(spec(workload={"model": "gpt-tinny"})))
+        check_objective_of(resolve(spec(workload={"model": "gpt-tinny"})))
 
 
 @pytest.mark.parametrize(
@@ -107,7 +119,7 @@ def test_an_objective_that_is_not_there_is_not_said_to_have_metrics_and_columns(
             )
             check_records(asked)
             with pytest.raises(InputError, match=f"there is no objective '{objective}'"):
-                check_objective(resolve(asked))
+                check_objective_of(resolve(asked))
 
 
 def test_the_known_objectives_are_those_that_there_are() -> None:
@@ -117,12 +129,12 @@ def test_the_known_objectives_are_those_that_there_are() -> None:
 def test_a_source_without_pairs_is_refused_where_pairs_are_read() -> None:
     pairs = {"uri": "a.jsonl", "field": ["en", "de"]}
     workload = {"model": "bert-tiny", "objective": "translation_lm"}
-    check_objective(resolve(spec(workload=workload, data={"sources": [pairs]})))
+    check_objective_of(resolve(spec(workload=workload, data={"sources": [pairs]})))
     for single in ({"uri": "b.jsonl"}, {"uri": "b.parquet", "field": "en"}, {"uri": "b.txt"}):
         with pytest.raises(
             InputError, match=r"data\.sources\.1\.field: translation_lm reads pairs; give two keys"
         ):
-            check_objective(resolve(spec(workload=workload, data={"sources": [pairs, single]})))
+            check_objective_of(resolve(spec(workload=workload, data={"sources": [pairs, single]})))
 
 
 ROWS = {"uri": "a.jsonl", "field": {"text": "review", "label": "stars"}}
@@ -271,7 +283,7 @@ def test_what_is_wrong_with_preferences_is_told_before_anything_starts(
         found = spec(workload=workload, data=data, **more)
         check_records(found)
         check_preferences(found)
-        check_objective(resolve(found))
+        check_objective_of(resolve(found))
 
     with pytest.raises(InputError, match=says):
         check()
@@ -284,7 +296,7 @@ def test_what_only_prepares_data_checks_all_but_the_loaded_model(tmp_path: Path)
     code = f"""
 import sys
 from orchestrator.config.spec import load
-from orchestrator.launch.preflight import check_preparable
+from orchestrator.launch.job_checks import check_preparable
 
 check_preparable(load({str(document)!r}))
 print("torch" in sys.modules)
@@ -323,12 +335,12 @@ def test_text_of_a_set_is_checked_as_that_of_training_is(tmp_path: Path) -> None
         with pytest.raises(InputError, match=told):
             check_text(held_out(tmp_path, [{"uri": str(tmp_path / name)}]))
     with pytest.raises(InputError, match=rf"{key}\.0\.uri: memory://a\.txt is the memory of one process"):
-        check_places(held_out(tmp_path, [{"uri": "memory://a.txt"}]), RunDir(str(tmp_path)))
+        check_all_places(held_out(tmp_path, [{"uri": "memory://a.txt"}]), RunDir(str(tmp_path)))
     pairs = [{"uri": "a.jsonl", "field": ["en", "de"]}]
     workload = {"model": "bert-tiny", "objective": "translation_lm"}
     wanting = held_out(tmp_path, [*pairs, {"uri": "b.jsonl"}], workload=workload, data={"sources": pairs})
     with pytest.raises(InputError, match=rf"{key}\.1\.field: translation_lm reads pairs; give two keys"):
-        check_objective(resolve(wanting))
+        check_objective_of(resolve(wanting))
 
 
 SIZES = {"vocab_size": 600, "num_hidden_layers": 1, "num_attention_heads": 4, "hidden_size": 32}

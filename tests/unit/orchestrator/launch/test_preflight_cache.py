@@ -11,7 +11,7 @@ from jobs import job, write_text
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
-from orchestrator.launch import preflight, preflight_cache
+from orchestrator.launch import job_checks, preflight_cache
 from orchestrator.storage.run_directory import RunDir
 
 
@@ -92,10 +92,10 @@ def test_of_a_known_job_the_model_alone_is_not_asked(
     def refuse(*_: Any, **__: Any) -> None:
         raise InputError("asked", "workload.model")
 
-    monkeypatch.setattr(preflight, "check_workload", refuse)
-    preflight.check_job(parse(document), is_known=True)
+    monkeypatch.setattr(job_checks, "check_workload", refuse)
+    job_checks.check_job(parse(document), is_known=True)
     with pytest.raises(InputError, match="asked"):
-        preflight.check_job(parse(document))
+        job_checks.check_job(parse(document))
     document["data"]["sources"] = [{"uri": "nowhere.txt"}]
     with pytest.raises(InputError, match=r"nowhere\.txt"):
-        preflight.check_job(parse(document), is_known=True)
+        job_checks.check_job(parse(document), is_known=True)

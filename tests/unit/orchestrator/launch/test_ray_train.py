@@ -91,7 +91,7 @@ def test_the_users_own_code_is_part_of_the_run(
     monkeypatch.setattr(ray_train, "check_job", lambda spec, **_: SimpleNamespace(spec=spec))
     monkeypatch.setattr(ray_train, "prepared", lambda *_, **__: PreparedData(config["data"], {}))
     told = ray_train.loop_config(spec, config["run"])
-    assert told["code"] == code_of(spec)
+    assert told["code"] == code_of(spec.own_code)
     assert told["code_roots"] == [str(tmp_path)]
     (tmp_path / "halves.py").write_text("def half(step, steps): return 0.4\n")
     with pytest.raises(InputError, match="the user's own code on this node is not that of the run"):
@@ -109,7 +109,7 @@ def test_workers_are_told_the_precision_that_was_chosen(
     assert told["job"]["train"]["precision"] in ("fp32", "bf16")
     run = RunDir(config["run"])
     run.append("events.jsonl", [{"phase": "prepare"}])
-    run.write_text("job.yaml", dump(in_precision(spec, "fp16")))
+    run.write_text("job.yaml", dump(spec.with_parts(train=in_precision(spec.train, "fp16"))))
     assert ray_train.loop_config(spec, run.uri)["job"]["train"]["precision"] == "fp16"
 
 

@@ -16,7 +16,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.spec import dump, parse
 from orchestrator.launch import run as runs
-from orchestrator.launch.preflight import check_job
+from orchestrator.launch.job_checks import check_job
 from orchestrator.launch.run import RunOutcome, _outcome
 from orchestrator.storage.run_directory import RunDir
 

@@ -9,6 +9,7 @@ import pytest
 from orchestrator.config.spec import parse
 from orchestrator.observe.plan_page import plan_page
 from orchestrator.planner.choose_layout import plan
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.shape_of_model import model_shape
 from workloads.describe import describe
@@ -34,7 +35,7 @@ def test_the_page_shows_the_plan(parallel: object, bars: int) -> None:
         }
     )
     shape = model_shape(describe("gpt-tiny"), 64)
-    found = plan(spec, shape, 2, Machine(64e9, 1e12, name="mine"))
+    found = plan(demand_of(spec), shape, 2, Machine(64e9, 1e12, name="mine"))
     page = plan_page(spec, shape, found, False, 3 * 2**30)
     assert "<h1>paper</h1>" in page
     assert "mine" in page

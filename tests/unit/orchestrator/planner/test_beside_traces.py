@@ -10,6 +10,7 @@ from traced_cases import vocabulary_of
 from orchestrator.config.spec import parse
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.choose_layout import predict
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.memory import peak_bytes
 from orchestrator.planner.profile import load as load_profile
 from orchestrator.planner.simulation.operators import needed_flops
@@ -76,7 +77,7 @@ def test_a_formula_says_what_the_trace_does(model: str, objective: str, changes:
     assert isinstance(found, StepTrace)
     flops = sum(operation.flops for operation in found.operations) / (rows * length)
     assert needed_flops(shape) == pytest.approx(flops, rel=0.05)
-    assert 0.93 < peak_bytes(spec, shape, layout) / found.memory.peak < 1.12
+    assert 0.93 < peak_bytes(demand_of(spec), shape, layout) / found.memory.peak < 1.12
 
 
 def test_a_held_reference_has_weights_and_a_forward_pass() -> None:
@@ -93,8 +94,8 @@ def test_a_held_reference_has_weights_and_a_forward_pass() -> None:
             }
         )
         shape, layout = resolve(spec, VOCABULARY).shape, Layout(dp=2, zero=1)
-        time = predict(spec, shape, layout, load_profile("h100").machine("bf16")).time
-        times.append((peak_bytes(spec, shape, layout), time.compute))
+        time = predict(demand_of(spec), shape, layout, load_profile("h100").machine("bf16")).time
+        times.append((peak_bytes(demand_of(spec), shape, layout), time.compute))
     (plain, computed), (held, more) = times
     assert held - plain == pytest.approx(4.0 * shape.parameters / 2)
     assert 1.2 < more / computed < 1.4

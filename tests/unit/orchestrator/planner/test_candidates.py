@@ -12,6 +12,7 @@ from orchestrator.config.spec import JobSpec, dump, parse
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.candidates import Room, all_degrees
 from orchestrator.planner.choose_layout import plan
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.profile import load
 from orchestrator.planner.shape_of_model import model_shape
 from workloads.describe import describe
@@ -34,7 +35,7 @@ SHAPE = model_shape(describe("llama-3.2-1b"), 512)
 
 def found(spec: JobSpec, workers: int = 8) -> list[Layout]:
     room = Room(lambda _: 0.5, lambda _: (0.0, 2.5))
-    found = all_degrees(spec, SHAPE, workers, 8, lambda _: None, room)
+    found = all_degrees(demand_of(spec), SHAPE, workers, 8, lambda _: None, room)
     return [layout for degrees in found for family in degrees.families() for layout in family.layouts()]
 
 
@@ -69,7 +70,7 @@ def test_between_many_nodes_copies_are_faster_than_one() -> None:
     machine = load("h100").machine("bf16")
     spec = job(zero=3, pp=1)
     spec = spec.model_copy(update={"train": spec.train.model_copy(update={"global_batch": 2048})})
-    assert plan(spec, SHAPE, 2048, machine).chosen.layout.shard > 1
+    assert plan(demand_of(spec), SHAPE, 2048, machine).chosen.layout.shard > 1
 
 
 @pytest.mark.parametrize(("pins", "width"), [({"micro_batch": 16}, 2), ({"pp": 4, "micro_batch": 1}, 8)])
@@ -77,15 +78,15 @@ def test_fewer_replicas_where_more_leave_too_few_micro_batches(pins: dict[str, A
     """On 64 workers 16 replicas would leave 2 samples, which are no micro-batch of 16 and do not fill a pipeline."""
     alone = dict.fromkeys(("pp", "cp", "tp", "ep"), 1)
     spec, machine = job(**{**alone, **pins}), load("a100-80").machine("bf16")
-    layout = plan(spec, SHAPE, 64, machine).chosen.layout
+    layout = plan(demand_of(spec), SHAPE, 64, machine).chosen.layout
     assert (layout.dp, layout.micro_batch, layout.pp) == (width, pins["micro_batch"], pins.get("pp", 1))
 
 
 def test_the_chosen_layout_is_the_best_of_those_with_the_pins() -> None:
     machine = load("a100-80").machine("bf16")
-    chosen = plan(job(tp=4), SHAPE, 8, machine).chosen
+    chosen = plan(demand_of(job(tp=4)), SHAPE, 8, machine).chosen
     assert chosen.layout.tp == 4
-    assert chosen.seconds >= plan(job(), SHAPE, 8, machine).chosen.seconds
+    assert chosen.seconds >= plan(demand_of(job()), SHAPE, 8, machine).chosen.seconds
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_the_chosen_layout_is_the_best_of_those_with_the_pins() -> None:
 )
 def test_pins_that_no_layout_can_have_are_named(pins: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        plan(job(**pins), SHAPE, 8, load("a100-80").machine("bf16"))
+        plan(demand_of(job(**pins)), SHAPE, 8, load("a100-80").machine("bf16"))
 
 
 def test_a_file_of_a_partial_layout_reads_the_same_again() -> None:

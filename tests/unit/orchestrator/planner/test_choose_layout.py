@@ -15,6 +15,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.choose_layout import plan, predict
+from orchestrator.planner.demand import Demand, demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import MEMORY_SHARE, peak_bytes
 from orchestrator.planner.planner import Planner
@@ -60,7 +61,7 @@ def job(batch: int = 8, parallel: Any = "auto", **train: Any) -> JobSpec:
 )
 def test_model_states_are_those_of_the_zero_paper(zero: int, gigabytes: float) -> None:
     large = dataclasses.replace(TINY, parameters=PAPER)
-    found = predict(job(128), large, Layout(dp=64, zero=zero), ROOMY)
+    found = predict(demand_of(job(128)), large, Layout(dp=64, zero=zero), ROOMY)
     assert found.memory == pytest.approx(gigabytes * 1e9, rel=0.01)
 
 
@@ -71,18 +72,21 @@ def test_a_moving_average_is_kept_where_the_optimiser_state_is(zero: int, offloa
         update={"checkpoint": CheckpointSpec.model_validate({"average": {"ema": 0.9}})}
     )
     large = dataclasses.replace(TINY, parameters=PAPER)
-    more = predict(averaged, large, layout, ROOMY).memory - predict(plain, large, layout, ROOMY).memory
+    more = (
+        predict(demand_of(averaged), large, layout, ROOMY).memory
+        - predict(demand_of(plain), large, layout, ROOMY).memory
+    )
     assert more == pytest.approx(0 if offload != "none" else 4 * PAPER / (64 if zero else 1))
 
 
 @pytest.mark.parametrize("layout", [Layout(tp=2), Layout(pp=2)])
 def test_model_states_are_divided_over_tensor_and_pipeline_ranks(layout: Layout) -> None:
     large = dataclasses.replace(TINY, parameters=PAPER)
-    assert predict(job(), large, layout, ROOMY).memory == pytest.approx(8 * 7.5e9, rel=0.01)
+    assert predict(demand_of(job()), large, layout, ROOMY).memory == pytest.approx(8 * 7.5e9, rel=0.01)
 
 
 def predicted(layout: Layout, **train: Any) -> tuple[float, float]:
-    found = predict(job(64, **train), TINY, layout, ROOMY)
+    found = predict(demand_of(job(64, **train)), TINY, layout, ROOMY)
     return found.memory, found.seconds
 
 
@@ -95,11 +99,11 @@ def test_larger_micro_batches_take_more_memory_and_no_more_time() -> None:
 def test_a_head_holds_the_logits_of_some_tokens_and_the_gradient_of_its_weight() -> None:
     large = dataclasses.replace(TINY, vocabulary=10**6, layers=0)
     whole = dataclasses.replace(large, chunked_head=False)
-    of = [predict(job(64), large, Layout(micro_batch=size), ROOMY).memory for size in (8, 64)]
+    of = [predict(demand_of(job(64)), large, Layout(micro_batch=size), ROOMY).memory for size in (8, 64)]
     assert of[0] == of[1]  # 8 x 32 tokens are a chunk
     states = 16 * TINY.parameters
     assert of[0] - states == 4e6 * (3 * 256 + TINY.hidden)
-    assert predict(job(64), whole, Layout(micro_batch=64), ROOMY).memory - states == 4e6 * 3 * 2048
+    assert predict(demand_of(job(64)), whole, Layout(micro_batch=64), ROOMY).memory - states == 4e6 * 3 * 2048
 
 
 def test_recomputation_buys_memory_with_time() -> None:
@@ -115,9 +119,9 @@ def test_half_the_bytes_take_less_memory() -> None:
 
 def test_more_ranks_and_faster_machines_take_less_time() -> None:
     heavy = dataclasses.replace(TINY, flops_per_token=6e9)
-    seconds = [predict(job(64), heavy, Layout(dp=width), ROOMY).seconds for width in (1, 2, 4, 8)]
+    seconds = [predict(demand_of(job(64)), heavy, Layout(dp=width), ROOMY).seconds for width in (1, 2, 4, 8)]
     assert seconds == sorted(seconds, reverse=True)
-    fast = predict(job(64), heavy, Layout(), dataclasses.replace(ROOMY, flops=2e12)).seconds
+    fast = predict(demand_of(job(64)), heavy, Layout(), dataclasses.replace(ROOMY, flops=2e12)).seconds
     assert fast < seconds[0]
 
 
@@ -126,7 +130,7 @@ def test_more_ranks_and_faster_machines_take_less_time() -> None:
 
 def refusal(parallel: Any, workers: int, batch: int = 8, machine: Machine = ROOMY) -> str:
     with pytest.raises(InputError) as found:
-        plan(job(batch, parallel), TINY, workers, machine)
+        plan(demand_of(job(batch, parallel)), TINY, workers, machine)
     assert "\n" not in str(found.value)
     return str(found.value)
 
@@ -156,7 +160,7 @@ def test_experts_that_the_model_has_not_are_refused() -> None:
 
 @pytest.mark.parametrize("parallel", [{"tp": 4}, {"pp": 2, "tp": 2}])
 def test_a_replica_that_needs_more_workers_than_there_are_is_refused(parallel: dict[str, int]) -> None:
-    assert Planner(job(parallel=parallel), TINY, ROOMY).choose(2) is None
+    assert Planner(demand_of(job(parallel=parallel)), TINY, ROOMY).choose(2) is None
     assert refusal(parallel, 2)
 
 
@@ -170,19 +174,25 @@ def test_a_model_that_fits_nowhere_is_refused_with_the_numbers() -> None:
 
 def test_what_need_not_fit_is_predicted_and_said_not_to() -> None:
     small = Machine(memory=1e6, flops=1e12)
-    found = plan(job(parallel={"zero": 0}), TINY, 1, small, must_fit=False)
+    found = plan(demand_of(job(parallel={"zero": 0})), TINY, 1, small, must_fit=False)
     assert not found.fits
     assert found.to_json()["predicted"]["fits"] is False
-    assert plan(job(), TINY, 1, ROOMY).fits
+    assert plan(demand_of(job()), TINY, 1, ROOMY).fits
 
 
 def test_a_layout_just_fits() -> None:
-    need = predict(job(), TINY, Layout(micro_batch=1), ROOMY).memory
+    need = predict(demand_of(job()), TINY, Layout(micro_batch=1), ROOMY).memory
     by_hand = {"micro_batch": 1}
     assert (
-        plan(job(parallel=by_hand), TINY, 1, Machine(need / MEMORY_SHARE * 1.001, 1e12)).chosen.memory == need
+        plan(
+            demand_of(job(parallel=by_hand)), TINY, 1, Machine(need / MEMORY_SHARE * 1.001, 1e12)
+        ).chosen.memory
+        == need
     )
-    assert Planner(job(parallel=by_hand), TINY, Machine(need / MEMORY_SHARE * 0.999, 1e12)).choose(1) is None
+    assert (
+        Planner(demand_of(job(parallel=by_hand)), TINY, Machine(need / MEMORY_SHARE * 0.999, 1e12)).choose(1)
+        is None
+    )
 
 
 # -- what is chosen
@@ -192,8 +202,8 @@ def test_a_layout_just_fits() -> None:
 @given(workers=st.integers(1, 12), batch=st.integers(1, 48), spare=st.floats(1.01, 20.0))
 def test_the_choice_is_the_fastest_of_what_is_legal_and_fits(workers: int, batch: int, spare: float) -> None:
     spec = job(batch)
-    memory = predict(spec, TINY, Layout(), ROOMY).memory * spare / MEMORY_SHARE
-    found = plan(spec, TINY, workers, Machine(memory, 1e12))
+    memory = predict(demand_of(spec), TINY, Layout(), ROOMY).memory * spare / MEMORY_SHARE
+    found = plan(demand_of(spec), TINY, workers, Machine(memory, 1e12))
     assert found.chosen in found.candidates
     assert found.chosen.seconds <= min(c.seconds for c in found.candidates) * (1 + TIE)
     layouts = [c.layout for c in found.candidates]
@@ -211,34 +221,37 @@ def test_the_choice_is_the_fastest_of_what_is_legal_and_fits(workers: int, batch
 
 def test_more_workers_never_make_it_slower() -> None:
     heavy = dataclasses.replace(TINY, flops_per_token=6e9)
-    seconds = [plan(job(48), heavy, workers, ROOMY).chosen.seconds for workers in range(1, 13)]
+    seconds = [plan(demand_of(job(48)), heavy, workers, ROOMY).chosen.seconds for workers in range(1, 13)]
     assert seconds == sorted(seconds, reverse=True)
 
 
 def test_a_batch_that_does_not_divide_leaves_workers_out() -> None:
     by_hand = {"zero": 0}
-    assert plan(job(9, by_hand), TINY, 2, ROOMY).chosen.layout.world == 1
-    assert plan(job(9, by_hand), TINY, 4, ROOMY).chosen.layout.world == 3
+    assert plan(demand_of(job(9, by_hand)), TINY, 2, ROOMY).chosen.layout.world == 1
+    assert plan(demand_of(job(9, by_hand)), TINY, 4, ROOMY).chosen.layout.world == 3
 
 
 def test_less_memory_means_smaller_micro_batches() -> None:
-    need = [predict(job(), TINY, Layout(micro_batch=size), ROOMY).memory for size in (1, 8)]
+    need = [predict(demand_of(job()), TINY, Layout(micro_batch=size), ROOMY).memory for size in (1, 8)]
     tight = Machine((need[0] + 1) / MEMORY_SHARE, 1e12)
-    assert plan(job(), TINY, 1, tight).chosen.layout.micro_batch == 1
-    assert plan(job(), TINY, 1, ROOMY).chosen.layout.micro_batch == 8
+    assert plan(demand_of(job()), TINY, 1, tight).chosen.layout.micro_batch == 1
+    assert plan(demand_of(job()), TINY, 1, ROOMY).chosen.layout.micro_batch == 8
 
 
 def test_a_layout_by_hand_is_taken_as_it_is() -> None:
-    found = plan(job(parallel={"micro_batch": 2}), TINY, 4, ROOMY)
+    found = plan(demand_of(job(parallel={"micro_batch": 2})), TINY, 4, ROOMY)
     assert [c.layout for c in found.candidates] == [Layout(dp=4, micro_batch=2)]
     assert found.chosen.layout == Layout(dp=4, micro_batch=2)
 
 
 def test_the_chooser_has_no_answer_where_there_is_none() -> None:
-    assert Planner(job(), TINY, ROOMY).choose(0) is None
-    assert Planner(job(parallel={"tp": 3}), TINY, ROOMY).choose(3) is None
-    assert Planner(job(), TINY, Machine(1e6, 1e12)).choose(2) is None
-    assert Planner(job(), TINY, ROOMY).choose(2) == plan(job(), TINY, 2, ROOMY).chosen.layout
+    assert Planner(demand_of(job()), TINY, ROOMY).choose(0) is None
+    assert Planner(demand_of(job(parallel={"tp": 3})), TINY, ROOMY).choose(3) is None
+    assert Planner(demand_of(job()), TINY, Machine(1e6, 1e12)).choose(2) is None
+    assert (
+        Planner(demand_of(job()), TINY, ROOMY).choose(2)
+        == plan(demand_of(job()), TINY, 2, ROOMY).chosen.layout
+    )
 
 
 # -- engines and offload
@@ -251,11 +264,11 @@ def gpu_job(batch: int = 8, **parallel: Any) -> JobSpec:
 
 
 def test_where_both_engines_fit_torch_is_chosen() -> None:
-    found = plan(job(), TINY, 2, ROOMY)
+    found = plan(demand_of(job()), TINY, 2, ROOMY)
     assert found.chosen.layout.engine == "torch"
     for zero, price in DEEPSPEED.items():
         ours, theirs = (
-            predict(job(), TINY, Layout(dp=2, zero=zero, micro_batch=4, engine=engine), ROOMY).time
+            predict(demand_of(job()), TINY, Layout(dp=2, zero=zero, micro_batch=4, engine=engine), ROOMY).time
             for engine in ("torch", "deepspeed")
         )
         assert theirs.seconds == pytest.approx(price * ours.seconds)
@@ -265,24 +278,26 @@ def test_what_fits_no_device_is_offloaded_and_all_of_it_by_deepspeed_alone() -> 
     large = dataclasses.replace(TINY, parameters=10**9)
     sizes = {"all on the device": 24e9, "optimizer": 12e9, "parameters": 3e9}
     found = {
-        name: plan(gpu_job(), large, 1, Machine(size, 1e12)).chosen.layout for name, size in sizes.items()
+        name: plan(demand_of(gpu_job()), large, 1, Machine(size, 1e12)).chosen.layout
+        for name, size in sizes.items()
     }
     assert (found["all on the device"].offload, found["all on the device"].engine) == ("none", "torch")
     assert found["optimizer"].offload == "optimizer"
     assert (found["parameters"].offload, found["parameters"].engine) == ("parameters", "deepspeed")
     with pytest.raises(InputError, match="no legal layout"):
-        plan(job(), large, 1, Machine(sizes["optimizer"], 1e12))
+        plan(demand_of(job()), large, 1, Machine(sizes["optimizer"], 1e12))
 
 
 def test_what_deepspeed_does_not_train_is_not_planned_for_it() -> None:
-    found = plan(job(optimizer={"name": "lion"}), TINY, 2, ROOMY)
+    found = plan(demand_of(job(optimizer={"name": "lion"})), TINY, 2, ROOMY)
     assert {c.layout.engine for c in found.candidates} == {"torch"}
 
 
 def test_deepspeed_keeps_a_second_copy_of_the_weights_it_updates() -> None:
     large = dataclasses.replace(TINY, parameters=10**9)
     ours, theirs = (
-        predict(job(), large, Layout(dp=2, zero=2, engine=e), ROOMY).memory for e in ("torch", "deepspeed")
+        predict(demand_of(job()), large, Layout(dp=2, zero=2, engine=e), ROOMY).memory
+        for e in ("torch", "deepspeed")
     )
     assert theirs - ours == pytest.approx(4e9 / 2)
 
@@ -291,7 +306,7 @@ def test_deepspeed_keeps_a_second_copy_of_the_weights_it_updates() -> None:
 
 
 def test_a_plan_as_json() -> None:
-    found = plan(job(), TINY, 2, ROOMY)
+    found = plan(demand_of(job()), TINY, 2, ROOMY)
     document = json.loads(json.dumps(found.to_json()))
     assert set(document) == {"chosen", "predicted", "machine", "candidates", "rejected", "passed_over"}
     chosen = dict(document["chosen"])
@@ -340,12 +355,12 @@ def test_a_number_of_workers_is_planned_for_once(monkeypatch: pytest.MonkeyPatch
     """The controller asks at every look while there is room for more."""
     asked: list[int] = []
 
-    def counted(spec: JobSpec, shape: ModelShape, workers: int, *rest: Any, **keywords: Any) -> Any:
+    def counted(demand: Demand, shape: ModelShape, workers: int, *rest: Any, **keywords: Any) -> Any:
         asked.append(workers)
-        return plan(spec, shape, workers, *rest, **keywords)
+        return plan(demand, shape, workers, *rest, **keywords)
 
     monkeypatch.setattr("orchestrator.planner.planner.plan", counted)
-    planner = Planner(job(), TINY, ROOMY)
+    planner = Planner(demand_of(job()), TINY, ROOMY)
     first = [planner.choose(workers) for workers in (0, 1, 2)]
     assert [planner.choose(workers) for workers in (0, 1, 2)] == first
     assert asked == [1, 2]
@@ -363,10 +378,10 @@ def test_a_pinned_layout_takes_a_micro_batch_that_fits_and_if_none_does_that_whi
         }
     )
     shape, machine = model_shape(describe("llama-3-8b"), 4096), load("h100").machine("bf16")
-    fitting = plan(spec, shape, 8, machine, must_fit=False)
+    fitting = plan(demand_of(spec), shape, 8, machine, must_fit=False)
     assert fitting.fits
     assert fitting.chosen.layout.micro_batch < 64
-    none = plan(spec, shape, 8, dataclasses.replace(machine, memory=1e10), must_fit=False)
+    none = plan(demand_of(spec), shape, 8, dataclasses.replace(machine, memory=1e10), must_fit=False)
     assert (none.fits, none.chosen.layout.micro_batch) == (False, 1)
 
 
@@ -382,10 +397,10 @@ def test_what_is_offloaded_has_to_fit_the_host_too() -> None:
     )  # fmt: skip
     machine = load("a100-80").machine("bf16")
     with pytest.raises(InputError, match="no legal layout"):
-        plan(spec, shape, 2, machine)
-    found = plan(spec, shape, 2, dataclasses.replace(machine, host_memory=2e12)).chosen.layout
+        plan(demand_of(spec), shape, 2, machine)
+    found = plan(demand_of(spec), shape, 2, dataclasses.replace(machine, host_memory=2e12)).chosen.layout
     assert found.offload != "none"
-    assert plan(spec, shape, 2, machine, must_fit=False).chosen.layout.offload == "none"
+    assert plan(demand_of(spec), shape, 2, machine, must_fit=False).chosen.layout.offload == "none"
 
 
 # -- why there is none
@@ -407,10 +422,12 @@ def test_pins_that_exclude_each_other_are_named(pins: dict[str, Any], workers: i
 
 def test_what_does_not_fit_is_not_recommended_either() -> None:
     spec, shape = job(parallel={"zero": 0}), dataclasses.replace(TINY, parameters=10**9)
-    least, most = (peak_bytes(spec, shape, Layout(dp=2, zero=zero, micro_batch=1)) for zero in (3, 0))
+    least, most = (
+        peak_bytes(demand_of(spec), shape, Layout(dp=2, zero=zero, micro_batch=1)) for zero in (3, 0)
+    )
     machine = dataclasses.replace(ROOMY, memory=(least + 0.1 * (most - least)) / MEMORY_SHARE)
     with pytest.raises(InputError, match=r"needs .* GiB a rank") as error:
-        plan(spec, shape, 2, machine)
+        plan(demand_of(spec), shape, 2, machine)
     hint = str(error.value)
     assert "the nearest layouts that fit are" in hint
     assert "zero0" not in hint.split("that fit are")[1]
@@ -419,13 +436,13 @@ def test_what_does_not_fit_is_not_recommended_either() -> None:
 def test_as_many_workers_are_used_as_the_job_wants_at_least() -> None:
     """Nine samples divide over three replicas; four workers can share the columns of the model."""
     few = job(9)
-    assert plan(few, TINY, 4, ROOMY).chosen.layout.world == 3
+    assert plan(demand_of(few), TINY, 4, ROOMY).chosen.layout.world == 3
     resources = few.resources.model_copy(
         update={"workers": few.resources.workers.model_copy(update={"min": 4, "max": 4})}
     )
     all_four = few.model_copy(update={"resources": resources})
-    assert plan(all_four, TINY, 4, ROOMY).chosen.layout.world == 4
-    assert plan(all_four, TINY, 3, ROOMY).chosen.layout.world == 3
+    assert plan(demand_of(all_four), TINY, 4, ROOMY).chosen.layout.world == 4
+    assert plan(demand_of(all_four), TINY, 3, ROOMY).chosen.layout.world == 3
     whole = dataclasses.replace(TINY, no_model_split="it is whole")
     with pytest.raises(InputError, match="no legal layout uses 4 to 4 workers; the widest is dp3"):
-        plan(all_four, whole, 4, ROOMY)
+        plan(demand_of(all_four), whole, 4, ROOMY)

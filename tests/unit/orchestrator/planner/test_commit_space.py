@@ -30,19 +30,24 @@ def _over(changes: dict[str, dict[str, object]]) -> dict[str, object]:
 
 
 def test_the_bytes_are_those_of_weights_moments_and_the_moving_average() -> None:
-    assert state_bytes(spec(), SHAPE) == 12e6
-    assert state_bytes(spec(ema=0.99), SHAPE) == 16e6
-    assert state_bytes(spec("lion"), SHAPE) == 8e6
+    assert state_bytes((asked := spec()).train.optimizer, asked.checkpoint.ema, SHAPE) == 12e6
+    assert state_bytes((asked := spec(ema=0.99)).train.optimizer, asked.checkpoint.ema, SHAPE) == 16e6
+    assert state_bytes((asked := spec("lion")).train.optimizer, asked.checkpoint.ema, SHAPE) == 8e6
     adapted = dataclasses.replace(SHAPE, trained_share=0.01)
-    assert state_bytes(spec(), adapted) == 12e4
+    assert state_bytes((asked := spec()).train.optimizer, asked.checkpoint.ema, adapted) == 12e4
 
 
 def test_an_own_optimiser_keeps_as_much_as_adamw_or_nothing() -> None:
     """Of memory the most is taken; for want of space nothing is refused that may need none."""
     own = spec("mine.py:Plain")
-    assert state_bytes(own, SHAPE) == 12e6
-    assert state_bytes(own, SHAPE, least=True) == 4e6
-    assert state_bytes(spec(), SHAPE, least=True) == 12e6
+    assert state_bytes(own.train.optimizer, own.checkpoint.ema, SHAPE) == 12e6
+    assert state_bytes(own.train.optimizer, own.checkpoint.ema, SHAPE, least=True) == 4e6
+    assert state_bytes((asked := spec()).train.optimizer, asked.checkpoint.ema, SHAPE, least=True) == 12e6
+
+
+def check(asked: JobSpec, folder: object) -> None:
+    least = state_bytes(asked.train.optimizer, asked.checkpoint.ema, SHAPE, least=True)
+    check_space(asked.resources, least, str(folder))
 
 
 def test_a_disk_without_room_for_a_commit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,11 +60,11 @@ def test_a_disk_without_room_for_a_commit_is_refused(tmp_path: Path, monkeypatch
     monkeypatch.setattr(shutil, "disk_usage", usage)
     free = 11_900_000
     with pytest.raises(InputError, match=r"takes 12\.0 MB, and its disk has 11\.9 MB free") as found:
-        check_space(spec(), SHAPE, str(tmp_path / "not" / "there"))
+        check(spec(), str(tmp_path / "not" / "there"))
     assert asked == [str(tmp_path)]
     assert "must_fit: false" in str(found.value)
-    check_space(spec(must_fit=False), SHAPE, str(tmp_path))
-    check_space(spec("lion"), SHAPE, str(tmp_path))
-    check_space(spec(), SHAPE, "s3://bucket/run")
+    check(spec(must_fit=False), str(tmp_path))
+    check(spec("lion"), str(tmp_path))
+    check(spec(), "s3://bucket/run")
     free = 12_100_000
-    check_space(spec(), SHAPE, str(tmp_path))
+    check(spec(), str(tmp_path))

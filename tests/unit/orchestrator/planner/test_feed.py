@@ -8,6 +8,7 @@ from jobs import job
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.choose_layout import Plan, plan
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.feed import RATES, TOKEN_BYTES, feed
 from orchestrator.planner.profile import load
 from orchestrator.resolve.resolved_job import resolve
@@ -25,23 +26,27 @@ def shape() -> ModelShape:
 
 
 def planned(spec: JobSpec, shape: ModelShape, device: str) -> Plan:
-    return plan(spec, shape, 2, load(device).machine("fp32"), must_fit=False)
+    return plan(demand_of(spec), shape, 2, load(device).machine("fp32"), must_fit=False)
 
 
 def test_only_streamed_text_feeds(shape: ModelShape) -> None:
     spec = parse(job("a.txt"))
-    assert feed(spec, planned(spec, shape, "h100")) is None
+    assert feed(spec.data, spec.resources.per_worker, planned(spec, shape, "h100")) is None
 
 
 def test_a_step_waits_for_what_it_reads_faster_than_text_is_prepared(shape: ModelShape) -> None:
     spec = streamed()
     chosen = planned(spec, shape, "h100")
-    found = feed(spec, chosen)
+    found = feed(spec.data, spec.resources.per_worker, chosen)
     assert found is not None
     assert found.processors == int(14 - spec.resources.per_worker.bundle.cpu) * chosen.chosen.layout.world
     assert found.prepared == found.processors * RATES["fastest"] / TOKEN_BYTES
     assert found.read == pytest.approx(chosen.tokens / chosen.chosen.seconds)
-    slow = feed(streamed(encode_with="tokenizers"), chosen)
+    slow = feed(
+        (asked := streamed(encode_with="tokenizers")).data,
+        asked.resources.per_worker,
+        chosen,
+    )
     assert slow is not None
     assert slow.stall_seconds >= found.stall_seconds
     waited = chosen.tokens / (chosen.chosen.seconds + slow.stall_seconds)
@@ -50,6 +55,6 @@ def test_a_step_waits_for_what_it_reads_faster_than_text_is_prepared(shape: Mode
 
 def test_one_task_runs_where_no_processor_is_free(shape: ModelShape) -> None:
     spec = streamed()
-    found = feed(spec, planned(spec, shape, "cpu-core"))
+    found = feed(spec.data, spec.resources.per_worker, planned(spec, shape, "cpu-core"))
     assert found is not None
     assert found.processors == 1

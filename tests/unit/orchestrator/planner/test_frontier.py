@@ -9,6 +9,7 @@ import pytest
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.planner.choose_layout import plan
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.frontier import frontier
 from orchestrator.planner.profile import load
 from orchestrator.planner.shape_of_model import model_shape
@@ -33,12 +34,12 @@ def job(batch: int, **limits: float) -> JobSpec:
 
 def test_no_point_is_beaten_in_time_and_cost() -> None:
     spec = job(64, usd_per_worker_hour=2.0)
-    found = frontier(spec, SHAPE, 48, H100)
+    found = frontier(demand_of(spec), SHAPE, 48, H100, usd=spec.limits.usd_per_worker_hour)
     assert len(found) > 2
     assert [p.hours for p in found] == sorted(p.hours for p in found)
     assert [p.worker_hours for p in found] == sorted((p.worker_hours for p in found), reverse=True)
     for width in (1, 2, 4, 8, 16, 32, 48):
-        best = plan(spec, SHAPE, width, H100).chosen
+        best = plan(demand_of(spec), SHAPE, width, H100).chosen
         hours, cost = 100 * best.seconds / 3600, 100 * best.seconds / 3600 * best.layout.world
         assert any(p.hours <= hours + 1e-12 and p.worker_hours <= cost + 1e-12 for p in found)
     assert found[0].usd == pytest.approx(2.0 * found[0].worker_hours)
@@ -46,9 +47,9 @@ def test_no_point_is_beaten_in_time_and_cost() -> None:
 
 
 def test_without_a_price_there_is_no_cost_in_money() -> None:
-    assert {p.usd for p in frontier(job(8), SHAPE, 8, H100)} == {None}
+    assert {p.usd for p in frontier(demand_of(job(8)), SHAPE, 8, H100)} == {None}
 
 
 def test_what_fits_no_worker_has_no_point() -> None:
     with pytest.raises(InputError, match="no legal layout"):
-        frontier(job(8), SHAPE, 2, replace(H100, memory=1e8))
+        frontier(demand_of(job(8)), SHAPE, 2, replace(H100, memory=1e8))

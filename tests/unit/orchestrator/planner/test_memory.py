@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.config.spec import parse
 from orchestrator.parallel.layout import Layout
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.memory import held, peak_by_stage, peak_bytes
 from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.planner.simulation.step import local_parameters
@@ -33,7 +34,7 @@ def test_micro_batches_in_flight_are_those_of_the_schedule(schedule: str) -> Non
             now += {"F": 1, "I": 0, "B": -1, "W": -1}[kind]
             most = max(most, now)
         chunks = len({stage for _, stage, _ in actions})
-        (found,) = held(spec, shape, layout, [rank])
+        (found,) = held(demand_of(spec), shape, layout, [rank])
         assert found.in_flight == most / chunks
 
 
@@ -63,7 +64,7 @@ def test_a_layer_under_sequence_parallelism_keeps_what_a_trace_found(
         "train": {"steps": 10, "global_batch": 4, "precision": "bf16"},
     })  # fmt: skip
     layout = Layout(tp=tp, sequence=True, recompute=recompute, micro_batch=4)
-    few, many = (held(spec, shape, layout, [0])[0].micro_batch for shape in shapes)
+    few, many = (held(demand_of(spec), shape, layout, [0])[0].micro_batch for shape in shapes)
     assert (many - few) / 4 / (4 * 256 * 256) == pytest.approx(traced, rel=0.03)
 
 
@@ -78,7 +79,7 @@ def test_a_step_of_one_micro_batch_has_no_sharded_gradients_beside_its_activatio
             "data": {"sources": [{"uri": "a"}], "tokenizer": {"train_bpe": 512}, "sequence_length": 256},
             "train": {"steps": 10, "global_batch": global_batch},
         })  # fmt: skip
-        return peak_bytes(spec, shape, Layout(dp=4, micro_batch=4, **layout))
+        return peak_bytes(demand_of(spec), shape, Layout(dp=4, micro_batch=4, **layout))
 
     share = 4.0 * local_parameters(shape, Layout()) / 4
     assert peak(32, zero=3) - peak(16, zero=3) == pytest.approx(share)
@@ -101,8 +102,8 @@ def test_no_rank_of_a_pipeline_needs_more_than_is_planned_for(model: str) -> Non
     ):
         layout = Layout(pp=pp, schedule=schedule, first_less=first, last_less=last, micro_batch=4)
         if not layout.problems(shape, 64):
-            by_stage = peak_by_stage(spec, shape, layout)
-            assert peak_bytes(spec, shape, layout) == max(by_stage)
+            by_stage = peak_by_stage(demand_of(spec), shape, layout)
+            assert peak_bytes(demand_of(spec), shape, layout) == max(by_stage)
             inner += max(by_stage) > max(by_stage[0], by_stage[-1])
     assert inner
 
@@ -115,7 +116,9 @@ def test_a_schedule_without_a_pipeline_costs_nothing() -> None:
         "data": {"sources": [{"uri": "a"}], "tokenizer": {"train_bpe": 512}, "sequence_length": 256},
         "train": {"steps": 10, "global_batch": 64},
     })  # fmt: skip
-    one, other = (peak_bytes(spec, shape, Layout(micro_batch=1, schedule=name)) for name in ("1f1b", "gpipe"))
+    one, other = (
+        peak_bytes(demand_of(spec), shape, Layout(micro_batch=1, schedule=name)) for name in ("1f1b", "gpipe")
+    )
     assert one == other
 
 
@@ -131,7 +134,7 @@ def test_gpipe_holds_what_each_forward_pass_of_the_head_leaves(objective: str, p
     })  # fmt: skip
     shape = model_shape(describe("gpt2", {"layers": 4}), 256)
     (first,), (one,) = (
-        held(spec, shape, Layout(pp=2, schedule=schedule), (1,)) for schedule in ("gpipe", "1f1b")
+        held(demand_of(spec), shape, Layout(pp=2, schedule=schedule), (1,)) for schedule in ("gpipe", "1f1b")
     )
     each = 4.0 * shape.vocabulary * (shape.hidden if objective == "causal_lm" else 1.3 * 256)
     assert first.head - one.head == pytest.approx((parts - 1) * each)

@@ -12,11 +12,12 @@ import yaml
 from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import check_same_code, code_of
 from orchestrator.config.spec import JobSpec, dump, parse
-from orchestrator.launch.preflight import check_job
+from orchestrator.launch.job_checks import check_job
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.choose_layout import Plan, plan, predict
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Machine
-from orchestrator.planner.own_cost import check_cost
+from orchestrator.planner.own_cost import check_own_cost
 from orchestrator.planner.planner import Planner
 from orchestrator.planner.profile import load
 from orchestrator.planner.shape_of_model import model_shape
@@ -71,7 +72,9 @@ def job(parallel: Any = "auto", workers: int = 8, gpu: int = 1) -> JobSpec:
 
 
 def planned(parallel: Any = "auto", workers: int = 8) -> Plan:
-    return plan(job(parallel, workers), model_shape(describe("llama-3-8b"), 2048), workers, machine())
+    return plan(
+        demand_of(job(parallel, workers)), model_shape(describe("llama-3-8b"), 2048), workers, machine()
+    )
 
 
 def machine() -> Machine:
@@ -88,7 +91,9 @@ def test_added_seconds_change_the_choice_and_are_told(folder: Path) -> None:
     assert costed.chosen.layout.pp == 1
     assert costed.to_json()["predicted"]["seconds_by_part"]["own"] == 0.0
     spec = job(own(folder, "slow_pipeline"))
-    found = predict(spec, model_shape(describe("llama-3-8b"), 2048), plain.chosen.layout, machine())
+    found = predict(
+        demand_of(spec), model_shape(describe("llama-3-8b"), 2048), plain.chosen.layout, machine()
+    )
     assert found.time.own == 100.0 * (plain.chosen.layout.pp - 1)
     assert found.seconds == pytest.approx(plain.chosen.seconds + found.time.own)
 
@@ -112,7 +117,7 @@ def test_a_refused_layout_is_rejected_with_the_reason(folder: Path) -> None:
     with pytest.raises(InputError, match="racks are apart"):
         planned({"tp": 8, "cost": f"{folder.stem}:no_tensor"})
     spec = job(own(folder, "nothing"))
-    assert Planner(spec, model_shape(describe("llama-3-8b"), 2048), machine()).choose(8) is None
+    assert Planner(demand_of(spec), model_shape(describe("llama-3-8b"), 2048), machine()).choose(8) is None
 
 
 @pytest.mark.parametrize(
@@ -139,11 +144,11 @@ def test_what_is_wrong_is_told_in_one_line(folder: Path, name: str, message: str
 
 def test_its_code_is_part_of_the_run(folder: Path) -> None:
     spec = job(own(folder, "sharded"))
-    before = code_of(spec)
+    before = code_of(spec.own_code)
     assert list(before) == [f"{folder.stem}:sharded"]
     folder.write_text(CODE + "\n# another\n")
     with pytest.raises(InputError, match=r"the code of .*:sharded is not that which the run began with"):
-        check_same_code(spec, before, "runs/a")
+        check_same_code(spec.own_code, spec.accept_code, before, "runs/a")
 
 
 def test_a_job_file_reads_the_same_again(folder: Path) -> None:
@@ -167,9 +172,11 @@ def test_the_guide(tmp_path: Path) -> None:
     roomy = {"per_rack": 1, "most_memory": 1e12}
     assert given["cost"]["options"] == {"per_rack": 1}
     spec = job({**given, "cost": {**given["cost"], "options": roomy}}, workers=2)
-    check_cost(spec.parallel.cost, 2)  # type: ignore[union-attr, arg-type]
-    found = predict(spec, model_shape(describe("llama-3-8b"), 2048), Layout(dp=2, zero=3), machine())
+    check_own_cost(spec.parallel, 2)
+    found = predict(
+        demand_of(spec), model_shape(describe("llama-3-8b"), 2048), Layout(dp=2, zero=3), machine()
+    )
     assert found.time.own == found.time.communication > 0.0
     few = job({**given, "cost": {**given["cost"], "options": {"most_memory": 1e9}}}, workers=2)
     with pytest.raises(InputError, match=r"it needs \d+ GB, and 1 GB are ours \(by site_of_guide:cost\)"):
-        plan(few, model_shape(describe("llama-3-8b"), 2048), 2, machine())
+        plan(demand_of(few), model_shape(describe("llama-3-8b"), 2048), 2, machine())

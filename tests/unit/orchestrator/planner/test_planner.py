@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.planner.choose_layout import Plan, plan
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.planner import Planner, faster_on_fewer, on_workers, planned, widths
 from orchestrator.planner.profile import load
 from orchestrator.planner.search import TIE
@@ -41,13 +42,19 @@ def cost(found: Plan) -> float:
 
 
 def test_time_takes_the_fastest_and_cost_the_cheapest() -> None:
-    fast, cheap = (planned(job(name), SHAPE, 32, MACHINE) for name in ("time", "cost"))
-    assert fast.chosen == plan(job("time"), SHAPE, 32, MACHINE).chosen
+    fast, cheap = (planned(demand_of(job(name)), SHAPE, 32, MACHINE) for name in ("time", "cost"))
+    assert fast.chosen == plan(demand_of(job("time")), SHAPE, 32, MACHINE).chosen
     assert cheap.chosen.layout.world < fast.chosen.layout.world
     assert (
-        planned(on_workers(job("cost"), 32, 32), SHAPE, 32, MACHINE).chosen.layout.world == 32
+        planned(
+            demand_of((asked := job("cost")).with_parts(resources=on_workers(asked.resources, 32, 32))),
+            SHAPE,
+            32,
+            MACHINE,
+        ).chosen.layout.world
+        == 32
     )  # as Ray Train starts them
-    each = [plan(job("time"), SHAPE, width, MACHINE) for width in widths(1, 32)]
+    each = [plan(demand_of(job("time")), SHAPE, width, MACHINE) for width in widths(1, 32)]
     assert cost(cheap) <= min(map(cost, each)) * (1 + TIE)
     as_cheap = [found for found in each if cost(found) <= min(map(cost, each)) * (1 + TIE)]
     assert cheap.chosen.seconds == min(found.chosen.seconds for found in as_cheap)
@@ -69,14 +76,19 @@ def tiny(least: int = 1, most: int = 8, **parallel: Any) -> JobSpec:
 def test_fewer_workers_are_named_where_all_would_mostly_wait() -> None:
     shape = model_shape(describe("gpt-tiny", {"hidden": 64, "layers": 2}), 64)
     slow = dataclasses.replace(load("cpu-core").machine("fp32"), collective=0.05)
-    found = planned(tiny(), shape, 8, slow)
+    found = planned(demand_of(tiny()), shape, 8, slow)
     assert found.chosen.layout.world == 8
-    fewer = faster_on_fewer(tiny(), shape, found)
+    fewer = faster_on_fewer(demand_of(tiny()), shape, found)
     assert fewer is not None
     assert (fewer.chosen.layout.world, fewer.chosen.seconds * (1 + TIE) < found.chosen.seconds) == (1, True)
     # no fewer than the job wants, and none where it gives the layout itself
-    assert faster_on_fewer(on_workers(tiny(), 8, 8), shape, found) is None
-    assert faster_on_fewer(tiny(tp=1), shape, found) is None
+    assert (
+        faster_on_fewer(
+            demand_of((asked := tiny()).with_parts(resources=on_workers(asked.resources, 8, 8))), shape, found
+        )
+        is None
+    )
+    assert faster_on_fewer(demand_of(tiny(tp=1)), shape, found) is None
 
 
 def test_fewer_workers_are_not_named_where_they_are_slower() -> None:
@@ -84,23 +96,23 @@ def test_fewer_workers_are_not_named_where_they_are_slower() -> None:
         model_shape(describe("gpt-tiny", {"hidden": 512, "layers": 4}), 64),
         load("cpu-core").machine("fp32"),
     )
-    assert faster_on_fewer(tiny(), shape, planned(tiny(), shape, 2, core)) is None
+    assert faster_on_fewer(demand_of(tiny()), shape, planned(demand_of(tiny()), shape, 2, core)) is None
 
 
 def test_cost_keeps_to_the_hours_and_to_the_least_workers() -> None:
-    cheap = planned(job("cost"), SHAPE, 32, MACHINE).chosen
+    cheap = planned(demand_of(job("cost")), SHAPE, 32, MACHINE).chosen
     hours = 1000 * cheap.seconds / 3600
-    hurried = planned(job("cost", hours=0.4 * hours), SHAPE, 32, MACHINE).chosen
+    hurried = planned(demand_of(job("cost", hours=0.4 * hours)), SHAPE, 32, MACHINE).chosen
     assert 1000 * hurried.seconds / 3600 <= 0.4 * hours
     assert cheap.layout.world < hurried.layout.world < 32
-    hopeless = planned(job("cost", hours=1e-6), SHAPE, 32, MACHINE).chosen
-    assert hopeless == planned(job("time"), SHAPE, 32, MACHINE).chosen
-    assert planned(job("cost", 16), SHAPE, 32, MACHINE).chosen.layout.world >= 16
+    hopeless = planned(demand_of(job("cost", hours=1e-6)), SHAPE, 32, MACHINE).chosen
+    assert hopeless == planned(demand_of(job("time")), SHAPE, 32, MACHINE).chosen
+    assert planned(demand_of(job("cost", 16)), SHAPE, 32, MACHINE).chosen.layout.world >= 16
 
 
 def test_the_controller_takes_no_more_workers_than_the_objective_wants() -> None:
-    wanted = Planner(job("cost"), SHAPE, MACHINE).choose(32)
-    assert wanted == planned(job("cost"), SHAPE, 32, MACHINE).chosen.layout
+    wanted = Planner(demand_of(job("cost")), SHAPE, MACHINE).choose(32)
+    assert wanted == planned(demand_of(job("cost")), SHAPE, 32, MACHINE).chosen.layout
 
 
 @pytest.mark.parametrize(
@@ -113,6 +125,6 @@ def test_widths_double_from_the_least_to_the_most(least: int, most: int, found: 
 def test_what_a_worker_can_do_is_told_in_its_fastest_precision() -> None:
     """By which `mfu` is: a processor may be slower in 16 bits than in 32."""
     spec = job("time")
-    assert Planner(spec, SHAPE, MACHINE).flops["peak_flops"] == MACHINE.flops
+    assert Planner(demand_of(spec), SHAPE, MACHINE).flops["peak_flops"] == MACHINE.flops
     slow = dataclasses.replace(MACHINE, flops=0.04 * MACHINE.full_flops)
-    assert Planner(spec, SHAPE, slow).flops["peak_flops"] == MACHINE.full_flops
+    assert Planner(demand_of(spec), SHAPE, slow).flops["peak_flops"] == MACHINE.full_flops

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from orchestrator.config.errors import InputError
+from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.planner.choose_layout import TIE
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import MEMORY_SHARE
 from orchestrator.planner.planner import planned
-from orchestrator.planner.precision import Choice, chosen, in_precision
+from orchestrator.planner.precision import Choice, MachineOf, chosen, in_precision
 from orchestrator.planner.profile import load
 from orchestrator.planner.shape_of_model import model_shape
+from orchestrator.train.config import Precision
 from workloads.describe import describe
 
 SHAPES = {name: model_shape(describe(name), 1024) for name in ("gpt2", "llama-3.2-1b")}
@@ -34,11 +36,11 @@ def job(model: str = "gpt2", gpu: int = 1, resources: dict[str, Any] | None = No
     )
 
 
-def on(device: str, **changes: Any) -> Callable[[JobSpec], Machine]:
-    return lambda spec: replace(load(device).machine(spec.train.dtype), **changes)
+def on(device: str, **changes: Any) -> MachineOf:
+    return lambda _, precision: replace(load(device).machine(precision), **changes)
 
 
-def choose(spec: JobSpec, machine_of: Callable[[JobSpec], Machine]) -> Choice:
+def choose(spec: JobSpec, machine_of: MachineOf) -> Choice:
     return chosen(spec, SHAPES[spec.workload.model], machine_of)
 
 
@@ -48,8 +50,11 @@ def test_the_fastest_wins_and_what_is_chosen_is_what_each_would_be_if_it_were_na
     assert found.precision == "bf16"
     assert [precision for precision, _ in found.plans] == ["fp32", "bf16"]
     for precision, plan in found.plans:
-        there = in_precision(spec, precision)
-        assert plan.chosen == planned(there, SHAPES["gpt2"], 8, h100(there)).chosen
+        there = spec.with_parts(train=in_precision(spec.train, precision))
+        assert (
+            plan.chosen
+            == planned(demand_of(there), SHAPES["gpt2"], 8, h100(there.resources, precision)).chosen
+        )
     fp32, bf16 = (plan.chosen.seconds for _, plan in found.plans)
     assert str(found) == f"bf16: {bf16:.3g} s a step, fp32 {fp32:.3g} s a step"
     assert found.to_json()["why"] == str(found)
@@ -112,9 +117,9 @@ def test_where_none_fits_that_is_taken_which_needs_least() -> None:
 def test_on_a_processor_it_is_as_the_profile_has_it_for_each_precision() -> None:
     asked = []
 
-    def machine_of(spec: JobSpec) -> Machine:
-        asked.append(spec.train.dtype)
-        return load("cpu-core").machine(spec.train.dtype)
+    def machine_of(_: ResourceSpec, precision: Precision) -> Machine:
+        asked.append(precision)
+        return load("cpu-core").machine(precision)
 
     assert choose(job(gpu=0), machine_of).precision == "bf16"
     assert sorted(asked) == ["bf16", "fp32"]
@@ -136,7 +141,12 @@ def test_the_objective_decides() -> None:
 def test_a_job_without_a_legal_layout_is_refused_as_if_it_named_one() -> None:
     spec = parse({**job(global_batch=3).model_dump(mode="json"), "parallel": {"tp": 5}})
     with pytest.raises(InputError) as named:
-        planned(in_precision(spec, "fp32"), SHAPES["gpt2"], 8, on("h100")(in_precision(spec, "fp32")))
+        planned(
+            demand_of(spec.with_parts(train=in_precision(spec.train, "fp32"))),
+            SHAPES["gpt2"],
+            8,
+            on("h100")(spec.resources, "fp32"),
+        )
     with pytest.raises(InputError) as refused:
         choose(spec, on("h100"))
     assert str(refused.value) == str(named.value)
@@ -145,5 +155,5 @@ def test_a_job_without_a_legal_layout_is_refused_as_if_it_named_one() -> None:
 def test_a_job_that_leaves_it_open_tells_no_precision() -> None:
     with pytest.raises(RuntimeError, match="auto has not been replaced"):
         _ = job().train.dtype
-    assert in_precision(job(), "bf16").train.dtype == "bf16"
-    assert in_precision(job(), "bf16") == job(precision="bf16")
+    assert in_precision(job().train, "bf16").dtype == "bf16"
+    assert in_precision(job().train, "bf16") == job(precision="bf16").train

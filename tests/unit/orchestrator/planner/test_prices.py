@@ -30,14 +30,17 @@ def job(limits: dict[str, Any], tune: dict[str, Any] | None = None) -> JobSpec:
 
 def test_a_ceiling_without_a_price_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^limits.cost_usd: no price is known.*limits.usd_per_worker_hour"):
-        check(job({"cost_usd": 5.0}))
+        check((asked := job({"cost_usd": 5.0})).limits, asked.tune)
     with pytest.raises(InputError, match=r"^tune.limits.cost_usd: no price is known"):
-        check(job({}, {"cost_usd": 5.0}))
-    check(job({"hours": 5.0}))
-    check(job({"cost_usd": 5.0, "usd_per_worker_hour": 1.0}, {"cost_usd": 5.0}))
+        check((asked := job({}, {"cost_usd": 5.0})).limits, asked.tune)
+    check((asked := job({"hours": 5.0})).limits, asked.tune)
+    check(
+        (asked := job({"cost_usd": 5.0, "usd_per_worker_hour": 1.0}, {"cost_usd": 5.0})).limits,
+        asked.tune,
+    )
     table = tmp_path / "prices.csv"
     table.write_text(HEADER + "g5.xlarge,spot,,0.25\n")
-    check(job({"cost_usd": 5.0, "prices": str(table)}))
+    check((asked := job({"cost_usd": 5.0, "prices": str(table)})).limits, asked.tune)
 
 
 def test_a_zone_s_own_price_comes_before_that_of_any_zone(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from orchestrator.parallel.engine_rules import engine_problems
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.parallel.legal_layouts import legal
 from orchestrator.planner.candidates import MICRO_BATCHES, SURE, VIRTUAL, Room, all_degrees
-from orchestrator.planner.choose_layout import plan, predict, program_of
+from orchestrator.planner.choose_layout import plan, predict
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import MEMORY_SHARE, peak_bytes
 from orchestrator.planner.profile import Profile, load
@@ -88,17 +89,18 @@ def test_no_legal_layout_is_much_faster_than_the_chosen_one(case: tuple[str, str
     offered = machine.memory * MEMORY_SHARE
     least = min(
         (
-            predict(spec, shape, layout, machine).seconds
+            predict(demand_of(spec), shape, layout, machine).seconds
             for layout in every_layout(shape, workers, batch)
-            if not engine_problems(spec, layout) and peak_bytes(spec, shape, layout) <= offered
+            if not engine_problems(spec.train, spec.workload, spec.resources.per_worker.gpu, layout)
+            and peak_bytes(demand_of(spec), shape, layout) <= offered
         ),
         default=None,
     )
     if least is None:
         with pytest.raises(InputError):
-            plan(spec, shape, workers, machine)
+            plan(demand_of(spec), shape, workers, machine)
         return
-    assert plan(spec, shape, workers, machine).chosen.seconds <= least * (1 + TIE)
+    assert plan(demand_of(spec), shape, workers, machine).chosen.seconds <= least * (1 + TIE)
 
 
 @pytest.mark.parametrize(
@@ -117,25 +119,25 @@ def test_the_best_are_those_of_brute_force(case: tuple[str, str, int, int]) -> N
     shape = model_shape(describe(model), 512)
     offered = machine.memory * MEMORY_SHARE
 
-    program = program_of(spec)
+    program = demand_of(spec).program
     room = Room(
-        lambda layout: peak_bytes(spec, shape, layout) / offered,
+        lambda layout: peak_bytes(demand_of(spec), shape, layout) / offered,
         lambda layout: ends_in_layers(shape, layout, machine, program),
     )
     every = [
-        predict(spec, shape, layout, machine).seconds
-        for degrees in all_degrees(spec, shape, workers, machine.per_node, lambda _: None, room)
+        predict(demand_of(spec), shape, layout, machine).seconds
+        for degrees in all_degrees(demand_of(spec), shape, workers, machine.per_node, lambda _: None, room)
         for family in degrees.families()
         for layout in family.layouts()
         if not layout.problems(shape, batch)
-        and not engine_problems(spec, layout)
+        and not engine_problems(spec.train, spec.workload, spec.resources.per_worker.gpu, layout)
         and not room.is_tight(layout)
     ]
     if not every:
         with pytest.raises(InputError):
-            plan(spec, shape, workers, machine)
+            plan(demand_of(spec), shape, workers, machine)
         return
-    found = plan(spec, shape, workers, machine)
+    found = plan(demand_of(spec), shape, workers, machine)
     seconds = sorted(c.seconds for c in found.candidates)
     assert seconds[:BEST] == pytest.approx(sorted(every)[:BEST])
     assert found.chosen.seconds <= min(every) * (1 + TIE)
@@ -148,8 +150,11 @@ def test_one_worker_more_is_never_worse(workers: int, batch: int) -> None:
     """Whatever number of them the degrees divide."""
     machine, shape = load("h100").machine("bf16"), model_shape(describe("llama-3-8b"), 4096)
     spec = job("llama-3-8b", 1, batch)
-    least = min(plan(spec, shape, few, machine, False).chosen.seconds for few in range(workers - 2, workers))
-    assert plan(spec, shape, workers, machine, False).chosen.seconds <= least * (1 + TIE)
+    least = min(
+        plan(demand_of(spec), shape, few, machine, False).chosen.seconds
+        for few in range(workers - 2, workers)
+    )
+    assert plan(demand_of(spec), shape, workers, machine, False).chosen.seconds <= least * (1 + TIE)
 
 
 def test_no_cut_and_no_part_of_recomputed_layers_is_much_faster_than_the_chosen_ones() -> None:
@@ -158,13 +163,14 @@ def test_no_cut_and_no_part_of_recomputed_layers_is_much_faster_than_the_chosen_
     batch, shape = 32 * PIPE.micro_batch, model_shape(describe("gemma-2-2b"), 512)
     spec = job("gemma-2-2b", 1, batch)
     most, least = (
-        peak_bytes(spec, shape, dataclasses.replace(PIPE, recompute=how)) for how in ("none", "full")
+        peak_bytes(demand_of(spec), shape, dataclasses.replace(PIPE, recompute=how))
+        for how in ("none", "full")
     )
     chosen = []
     for share in (1.5, 0.8, 0.4, 0.25):
         offered = least + share * (most - least)
         machine = dataclasses.replace(load("h100").machine("fp16"), memory=offered / MEMORY_SHARE)
-        found = plan(_pinned(spec), shape, 4, machine).chosen
+        found = plan(demand_of(_pinned(spec)), shape, 4, machine).chosen
         times = []
         for schedule, first, last, recompute in itertools.product(
             ("1f1b", "interleaved", "zbv"), range(3), range(12), ("none", "selective", "full")
@@ -176,8 +182,11 @@ def test_no_cut_and_no_part_of_recomputed_layers_is_much_faster_than_the_chosen_
                 for some in range(7) if recompute != "none" else (0,):
                     layout = dataclasses.replace(base, virtual=virtual, recompute_layers=some)
                     room = offered * (SURE if some else 1.0)
-                    if not layout.problems(shape, batch) and peak_bytes(spec, shape, layout) <= room:
-                        times.append(predict(spec, shape, layout, machine).seconds)
+                    if (
+                        not layout.problems(shape, batch)
+                        and peak_bytes(demand_of(spec), shape, layout) <= room
+                    ):
+                        times.append(predict(demand_of(spec), shape, layout, machine).seconds)
         assert found.memory <= offered
         assert found.seconds <= min(times) * (1 + TIE)
         chosen.append(found.layout)
@@ -209,8 +218,8 @@ def test_layouts_that_others_have_chosen_are_found_or_beaten(row: Published) -> 
     document["data"]["sequence_length"] = row.shape.sequence_length
     document["resources"]["workers"]["max"] = row.layout.world
     spec, machine = parse(document), load(row.machine).machine("bf16")
-    found = plan(spec, row.shape, row.layout.world, machine, must_fit=False)
-    theirs = predict(spec, row.shape, row.layout, machine)
+    found = plan(demand_of(spec), row.shape, row.layout.world, machine, must_fit=False)
+    theirs = predict(demand_of(spec), row.shape, row.layout, machine)
     if theirs.memory <= machine.memory * MEMORY_SHARE:
         assert found.fits
         assert found.chosen.seconds <= theirs.seconds * (1 + TIE)

@@ -12,7 +12,7 @@ from cluster.render.needs import ClusterNeeds
 from cluster.render.pods import SHARED_MEMORY_GIB
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
-from orchestrator.planner.host_memory import worker_bytes
+from orchestrator.planner.host_memory import state_bytes, worker_bytes
 from orchestrator.render.memory import PROCESS_GIB, with_host_memory
 from orchestrator.render.needs import needed_machines
 from orchestrator.resolve.resolved_job import resolve
@@ -27,14 +27,28 @@ def asked(workers: Any = 8, gpu: int = 1, **more: Any) -> JobSpec:
 
 
 def memory(spec: JobSpec, given: float | None = None, per_node: int | None = None) -> tuple[float, str]:
-    needs, line = with_host_memory(spec, needed_machines(spec, None, False, per_node, ()), given)
+    needs, line = with_host_memory(
+        spec,
+        needed_machines(
+            name=spec.name,
+            resources=spec.resources,
+            parallel=spec.parallel,
+            evaluates_beside=spec.evaluates_beside,
+            image=None,
+            spot=False,
+            per_node=per_node,
+            accelerators=(),
+        ),
+        given,
+    )
     return needs.memory_gib, line
 
 
 @pytest.mark.parametrize("per_node", [None, 8])
 def test_a_worker_has_room_for_what_it_saves_its_processes_and_shared_memory(per_node: int | None) -> None:
     spec = asked()
-    saved = worker_bytes(spec, resolve(spec).shape, 8) / 2**30
+    state = state_bytes(spec.train.optimizer, spec.checkpoint.ema, resolve(spec).shape)
+    saved = worker_bytes(spec.resources, state, 8) / 2**30
     found, line = memory(spec, None, per_node)
     assert found == math.ceil(PROCESS_GIB + saved + SHARED_MEMORY_GIB / (per_node or 1))
     assert f"{saved:.1f} for two copies of the run's state among 8" in line
@@ -79,5 +93,17 @@ def test_a_tokenizer_on_a_store_is_not_asked_for(monkeypatch: pytest.MonkeyPatch
 
 
 def test_needs_without_memory_are_those_of_their_machines() -> None:
-    assert isinstance(found := needed_machines(asked(), None, False, None, ()), ClusterNeeds)
+    assert isinstance(
+        found := needed_machines(
+            name=(given := asked()).name,
+            resources=given.resources,
+            parallel=given.parallel,
+            evaluates_beside=given.evaluates_beside,
+            image=None,
+            spot=False,
+            per_node=None,
+            accelerators=(),
+        ),
+        ClusterNeeds,
+    )
     assert found.memory_gib == 0.0

@@ -109,10 +109,14 @@ def test_a_manifest_promises_what_its_job_asks(
     given = (None, spot, None, accelerators if worker.gpu else ())
     market = worker.labels.get("ray.io/market-type", "!")
     if Bundle(labels={"market": market}).suits({"market": "spot" if spot else "on-demand"}) or market == "!":
-        needs, _ = with_host_memory(spec, needed_machines(spec, *given), None)
+        needs, _ = with_host_memory(
+            spec,
+            needed_machines(spec.name, spec.resources, spec.parallel, spec.evaluates_beside, *given),
+            None,
+        )
     else:
         with pytest.raises(InputError, match="labels"):
-            needed_machines(spec, *given)
+            needed_machines(spec.name, spec.resources, spec.parallel, spec.evaluates_beside, *given)
         return
     kubernetes = Kubernetes(claim=claim, platform=platform)
     base = RUNS_FOLDER if claim else "s3://b/runs"
@@ -209,12 +213,38 @@ def test_what_machines_could_never_give_is_refused(
 ) -> None:
     given = {"image": None, "spot": False, "per_node": None, "accelerators": (), **options}
     with pytest.raises(InputError) as refused:
-        needed_machines(job(**fields), **given)
+        needed_machines(
+            (asked := job(**fields)).name, asked.resources, asked.parallel, asked.evaluates_beside, **given
+        )
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_a_multiple_of_tensor_groups_may_share_a_node() -> None:
     spec = job(parallel={"tp": 2}, resources={"workers": 8})
-    assert needed_machines(spec, None, False, 4, ()).per_node == 4
-    assert needed_machines(spec, None, False, None, ()).per_node == 2
+    assert (
+        needed_machines(
+            name=spec.name,
+            resources=spec.resources,
+            parallel=spec.parallel,
+            evaluates_beside=spec.evaluates_beside,
+            image=None,
+            spot=False,
+            per_node=4,
+            accelerators=(),
+        ).per_node
+        == 4
+    )
+    assert (
+        needed_machines(
+            name=spec.name,
+            resources=spec.resources,
+            parallel=spec.parallel,
+            evaluates_beside=spec.evaluates_beside,
+            image=None,
+            spot=False,
+            per_node=None,
+            accelerators=(),
+        ).per_node
+        == 2
+    )

@@ -50,8 +50,17 @@ def run(tmp_path: Path) -> str:
 
 
 def begun(spec: JobSpec) -> Workload:
-    base = base_of(spec, {}, False)
-    return load_workload(spec, KNOWN, 3, None, base)
+    base = base_of(spec.workload, spec.needs_base, {}, False)
+    return load_workload(
+        asked=spec.workload,
+        data=spec.data,
+        train=spec.train,
+        seed=spec.seed,
+        vocabulary=KNOWN,
+        data_format=3,
+        model=None,
+        base=base,
+    )
 
 
 def test_the_weights_are_those_of_the_step(run: str) -> None:
@@ -73,7 +82,7 @@ def test_the_best_commit_is_that_of_the_metric_which_the_run_keeps(run: str) -> 
     for step, loss in ((12, 1.0), (16, 2.0)):
         meta = {"evaluation": {"held.loss": loss}, "last_evaluation_step": step, "identity": spec.identity()}
         store.publish(step, store.write_shard(step, 0, []), {"position": 0, "receipt": "", **meta})
-    base = base_of(job(init_from=f"{run}@best"), {}, False)
+    base = base_of((asked := job(init_from=f"{run}@best")).workload, asked.needs_base, {}, False)
     assert base is not None
     assert base.step == 12
 
@@ -83,10 +92,24 @@ def test_frozen_weights_that_an_earlier_version_drew_are_not_drawn_otherwise(run
     commit = store.manifest(8)
     frozen = spec.model_copy(update={"train": spec.train.model_copy(update={"freeze": ["tokens.*"]})})
     ours = RunDir(f"{run}-of-ours")
-    assert bases_of(spec, {}, commit, ours) == (None, None)  # it has all weights
+    assert bases_of(
+        workload=spec.workload,
+        reads_base=spec.reads_base,
+        needs_base=spec.needs_base,
+        begun={},
+        commit=commit,
+        run=ours,
+    ) == (None, None)  # it has all weights
     for look in (
-        lambda given: bases_of(frozen, {}, given, ours),
-        lambda given: base_of_commit(frozen, given),
+        lambda given: bases_of(
+            workload=frozen.workload,
+            reads_base=frozen.reads_base,
+            needs_base=frozen.needs_base,
+            begun={},
+            commit=given,
+            run=ours,
+        ),
+        lambda given: base_of_commit(frozen.workload, frozen.reads_base, given),
     ):
         with pytest.raises(
             InputError, match=r"train.freeze: the commit at step 8 lacks frozen weights, .*begin"
@@ -137,16 +160,18 @@ def test_changed_weights_of_a_folder_are_refused(tmp_path: Path) -> None:
     )
     transformers.BertForMaskedLM(config).save_pretrained(tmp_path)
     spec = job(model=f"hf:{tmp_path}", changes={})
-    before = base_json(base_of(spec, {}, False))
+    before = base_json(base_of(spec.workload, spec.needs_base, {}, False))
     assert before is not None
-    assert base_json(base_of(spec, before, True)) == before
+    assert base_json(base_of(spec.workload, spec.needs_base, before, True)) == before
     transformers.BertForMaskedLM(config).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="not the same any more"):
-        base_of(spec, before, True)
+        base_of(spec.workload, spec.needs_base, before, True)
     (tmp_path / "model.safetensors").unlink()
-    assert base_json(base_of(spec, before, True)) == before  # a commit has all weights, and the configuration
+    assert (
+        base_json(base_of(spec.workload, spec.needs_base, before, True)) == before
+    )  # a commit has all weights, and the configuration
     with pytest.raises(InputError, match="are gone"):
-        base_of(spec, before, False)
+        base_of(spec.workload, spec.needs_base, before, False)
 
 
 def test_a_run_that_began_beside_a_stale_index_goes_on_unless_it_reads_the_folder_again(
@@ -158,17 +183,22 @@ def test_a_run_that_began_beside_a_stale_index_goes_on_unless_it_reads_the_folde
     transformers.BertForMaskedLM(config).save_pretrained(tmp_path, max_shard_size="40KB")
     transformers.BertForMaskedLM(config).save_pretrained(tmp_path)
     spec = job(model=f"hf:{tmp_path}", changes={})
-    now = base_json(base_of(spec, {}, False))
+    now = base_json(base_of(spec.workload, spec.needs_base, {}, False))
     assert now is not None
-    assert base_json(base_of(spec, now, True)) == now
+    assert base_json(base_of(spec.workload, spec.needs_base, now, True)) == now
     # Earlier versions took the checksum over all files, and read what the index names.
     earlier = now | {"digest": _digest_of(str(tmp_path), stale_too=True)}
     assert earlier != now
-    assert base_of(spec, earlier, True) is not None
+    assert base_of(spec.workload, spec.needs_base, earlier, True) is not None
     with pytest.raises(InputError, match="not the same any more"):
-        base_of(job(model=f"hf:{tmp_path}", changes={}, adapter={"kind": "lora", "rank": 2}), earlier, True)
+        base_of(
+            (asked := job(model=f"hf:{tmp_path}", changes={}, adapter={"kind": "lora", "rank": 2})).workload,
+            asked.needs_base,
+            earlier,
+            True,
+        )
     (tmp_path / "model.safetensors.index.json").unlink()
-    assert base_json(base_of(spec, now, True)) == now
+    assert base_json(base_of(spec.workload, spec.needs_base, now, True)) == now
 
 
 def test_an_export_gives_its_weights_to_a_preset(tmp_path: Path) -> None:
@@ -232,7 +262,7 @@ def test_a_distributed_checkpoint_without_its_configuration_says_so(tmp_path: Pa
     with pytest.raises(
         InputError, match=r"has weights of torch\.distributed\.checkpoint and no config\.json"
     ) as told:
-        base_of(job(init_from=str(tmp_path)), {}, False)
+        base_of((asked := job(init_from=str(tmp_path))).workload, asked.needs_base, {}, False)
     assert "put the config.json of the model beside them" in str(told.value)
 
 
@@ -247,12 +277,12 @@ def test_a_distributed_checkpoint_that_changed_is_noticed(tmp_path: Path) -> Non
     dcp.save(
         {"bert.embeddings.word_embeddings.weight": torch.ones(4, 32)}, checkpoint_id=tmp_path, no_dist=True
     )
-    begun_with = base_of(spec, {}, False)
+    begun_with = base_of(spec.workload, spec.needs_base, {}, False)
     dcp.save(
         {"bert.embeddings.word_embeddings.weight": torch.zeros(4, 32)}, checkpoint_id=tmp_path, no_dist=True
     )
     with pytest.raises(InputError, match="not the same any more"):
-        base_of(spec, base_json(begun_with) or {}, False)
+        base_of(spec.workload, spec.needs_base, base_json(begun_with) or {}, False)
 
 
 LABELS, OTHER = ["bad", "fair", "good"], ["good", "bad", "fair"]
@@ -278,7 +308,16 @@ def classifier(tmp_path: Path) -> tuple[str, Workload]:
 
 
 def classified(spec: JobSpec, data_format: int = 6) -> Workload:
-    return load_workload(spec, KNOWN, data_format, None, base_of(spec, {}, False))
+    return load_workload(
+        asked=spec.workload,
+        data=spec.data,
+        train=spec.train,
+        seed=spec.seed,
+        vocabulary=KNOWN,
+        data_format=data_format,
+        model=None,
+        base=base_of(spec.workload, spec.needs_base, {}, False),
+    )
 
 
 def test_a_run_begins_with_the_head_of_another_by_the_names_of_its_labels(
@@ -332,4 +371,13 @@ def test_a_preset_whose_decoder_would_begin_otherwise_than_its_base_is_refused(t
 
 
 def begun_now(spec: JobSpec) -> Workload:
-    return load_workload(spec, KNOWN, 6, None, base_of(spec, {}, False))
+    return load_workload(
+        asked=spec.workload,
+        data=spec.data,
+        train=spec.train,
+        seed=spec.seed,
+        vocabulary=KNOWN,
+        data_format=6,
+        model=None,
+        base=base_of(spec.workload, spec.needs_base, {}, False),
+    )

@@ -57,7 +57,9 @@ def prepared(
 
 def test_a_prompt_is_a_turn_as_the_data_has_it(tmp_path: Path) -> None:
     spec, tokens = prepared(tmp_path, "conversation", TALK)
-    found = prompts_of(resolve(spec), workload_of(spec, tokens), tokens)
+    found = prompts_of(
+        resolve(spec), workload_of(spec.workload, spec.data, spec.train, spec.seed, tokens), tokens
+    )
     assert found is not None
     assert found.rows == [ids("user : a b [SEP] assistant :"), ids("user : c [SEP] assistant :")]
     assert {*found.generation.ends} == {WORDS.index("[SEP]"), WORDS.index("<|endoftext|>")}
@@ -69,7 +71,10 @@ def test_an_exported_chat_model_ends_its_turn_in_transformers(tmp_path: Path) ->
     """Of what is most probable the end of a turn comes first, else the text would run on."""
     spec, tokens = prepared(tmp_path, "conversation", TALK)
     turn, eos = WORDS.index("[SEP]"), WORDS.index("<|endoftext|>")
-    workload = speaking(workload_of(spec, tokens), chat_of(spec, tokens))
+    workload = speaking(
+        workload_of(spec.workload, spec.data, spec.train, spec.seed, tokens),
+        chat_of(spec.data, spec.workload.objective, tokens),
+    )
     likely = {"sequence_bias": [[[turn], 1000.0]]}
     workload = replace(workload, generation=replace(workload.generation, settings=likely))
     workload.to_hf(lambda name: workload.initial(name, 0), str(tmp_path / "out"))
@@ -89,15 +94,15 @@ def test_the_template_is_that_of_the_data_even_if_its_file_is_gone(tmp_path: Pat
     spec, tokens = prepared(tmp_path, "conversation", TALK, "{{ strftime_now('%j') }} " + TURNS)
     before = {name: Path(tmp_path, name).read_text() for name in ("chat_template.jinja", "tokenizer.json")}
     Path(tmp_path, "chat_template.jinja").unlink()
-    chat = chat_of(spec, tokens)
+    chat = chat_of(spec.data, spec.workload.objective, tokens)
     assert chat is not None
     unknown = WORDS.index("[UNK]")  # the day is no word of this tokenizer
     assert chat.row("a") == [unknown, *ids("user : a [SEP] assistant :")]
     tokens.manifest.chat.clear()
     with pytest.raises(InputError, match="has no chat template"):
-        chat_of(spec, tokens)
+        chat_of(spec.data, spec.workload.objective, tokens)
     Path(tmp_path, "chat_template.jinja").write_text(before["chat_template.jinja"])
-    again = chat_of(spec, tokens)
+    again = chat_of(spec.data, spec.workload.objective, tokens)
     assert again is not None
     assert again.row("a") == chat.row("a")
 
@@ -115,7 +120,7 @@ def test_preferences_are_turns_where_their_rows_are_messages(
         spec = spec.model_copy(update={"workload": spec.workload.model_copy(update={"objective": objective})})
     else:
         spec, tokens = prepared(tmp_path, objective, row)
-    assert (chat_of(spec, tokens) is not None) == talks
+    assert (chat_of(spec.data, spec.workload.objective, tokens) is not None) == talks
 
 
 def test_an_answer_ends_at_the_token_behind_it(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ LLAMA = LlamaConfig(
 
 def commit(spec: JobSpec) -> Any:
     """A commit of a run that begins now, as far as it is looked at."""
-    told = json.loads(json.dumps(config_json(config_to_keep(spec))))
+    told = json.loads(json.dumps(config_json(config_to_keep(spec.workload))))
     return SimpleNamespace(meta={KEPT: told})
 
 
@@ -77,14 +77,14 @@ def edit(folder: Path, **keys: Any) -> None:
 def test_each_key_that_differs_is_named(keys: dict[str, Any], told: list[str], folder: Path) -> None:
     spec = spec_of(f"hf:{folder}")
     begun = commit(spec)
-    check_same_config(spec, begun, "run")
+    check_same_config(spec.workload, begun, "run")
     edit(folder, **keys)
     with pytest.raises(InputError) as found:
-        check_same_config(spec, begun, "run")
+        check_same_config(spec.workload, begun, "run")
     said = [each.what for each in found.value.each()]
     assert all(any(each.startswith(want) for each in said) for want in told)
     assert f"{folder}/config.json" in said[0]
-    check_read_config(spec, begun, "run")  # it is read from the commit
+    check_read_config(spec.workload, begun, "run")  # it is read from the commit
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_what_is_the_same_is_no_other(how: str, folder: Path) -> None:
             folder.rename(folder.with_name("away"))
         case "config gone":
             path.unlink()
-    check_same_config(spec, begun, "run")
+    check_same_config(spec.workload, begun, "run")
 
 
 def test_a_damaged_configuration_is_told(folder: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_damaged_configuration_is_told(folder: Path) -> None:
     begun = commit(spec)
     (folder / "config.json").write_text("{")
     with pytest.raises(InputError, match="in this run and"):
-        check_same_config(spec, begun, "run")
+        check_same_config(spec.workload, begun, "run")
 
 
 def test_a_commit_of_an_earlier_version_tells_nothing(folder: Path) -> None:
@@ -124,8 +124,8 @@ def test_a_commit_of_an_earlier_version_tells_nothing(folder: Path) -> None:
     edit(folder, rms_norm_eps=0.5)
     for meta in ({}, {KEPT: None}):
         assert kept_config(SimpleNamespace(meta=meta)) is None  # type: ignore[arg-type]
-        check_same_config(spec, SimpleNamespace(meta=meta), "run")  # type: ignore[arg-type]
-    assert config_to_keep(spec_of("gpt-tiny")) is None
+        check_same_config(spec.workload, SimpleNamespace(meta=meta), "run")  # type: ignore[arg-type]
+    assert config_to_keep(spec_of("gpt-tiny").workload) is None
 
 
 def test_the_kept_text_is_what_is_described(folder: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_pair_keeps_both_of_its_configurations(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"layer_norm_eps is 1e-12 in this run and 0\.5 in .*/generator/config\.json"
     ):
-        check_same_config(spec, begun, "run")
+        check_same_config(spec.workload, begun, "run")
     assert describe(spec.workload.model, kept=kept_config(begun)) == before
 
 
@@ -161,7 +161,7 @@ def test_a_class_that_reads_its_folder_itself_is_refused_where_that_is_another(t
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit_mae", "layer_norm_eps": 1e-12}))
     spec = spec_of("workloads.vision.mae:Mae", changes={"folder": str(tmp_path)})
     begun = commit(spec)
-    check_read_config(spec, begun, "run")
+    check_read_config(spec.workload, begun, "run")
     edit(tmp_path, layer_norm_eps=0.5)
     with pytest.raises(InputError, match=r"layer_norm_eps is 1e-12 in this run and 0\.5"):
-        check_read_config(spec, begun, "run")
+        check_read_config(spec.workload, begun, "run")

@@ -54,24 +54,45 @@ def commit(store: Store, step: int) -> list[int]:
 
 def test_an_adapter_holds_what_it_is_for_for_good(store: Store, ours: RunDir) -> None:
     spec = job(init_from=uri(store), adapter=ADAPTER)
-    base, needed = bases_of(spec, {}, None, ours)
+    base, needed = bases_of(
+        workload=spec.workload,
+        reads_base=spec.reads_base,
+        needs_base=spec.needs_base,
+        begun={},
+        commit=None,
+        run=ours,
+    )
     assert base is not None
     assert (needed, not_held(base, ours)) == (base, [])
     assert commit(store, 8) == []
-    release_base(spec, ours, base_json(base) or {})
+    release_base(spec.needs_base, ours, base_json(base) or {})
     assert commit(store, 12) == [8]
-    assert base_of(spec, base_json(base) or {}, True) == base
+    assert base_of(spec.workload, spec.needs_base, base_json(base) or {}, True) == base
     assert holders(store, 4) == [f"the run {ours.uri}"]
 
 
 def test_a_run_that_trains_all_weights_lets_go_when_it_is_done(store: Store, ours: RunDir) -> None:
     spec = job(init_from=uri(store))
-    base, _ = bases_of(spec, {}, None, ours)
+    base, _ = bases_of(
+        workload=spec.workload,
+        reads_base=spec.reads_base,
+        needs_base=spec.needs_base,
+        begun={},
+        commit=None,
+        run=ours,
+    )
     assert base is not None
     assert commit(store, 8) == []
-    release_base(spec, ours, base_json(base) or {})
+    release_base(spec.needs_base, ours, base_json(base) or {})
     assert commit(store, 12) == [4, 8]
-    assert bases_of(spec, base_json(base) or {}, store.manifest(12), ours) == (base, None)
+    assert bases_of(
+        workload=spec.workload,
+        reads_base=spec.reads_base,
+        needs_base=spec.needs_base,
+        begun=base_json(base) or {},
+        commit=store.manifest(12),
+        run=ours,
+    ) == (base, None)
 
 
 def test_a_newer_commit_is_taken_where_the_newest_is_removed_just_now(store: Store) -> None:
@@ -83,7 +104,7 @@ def test_a_newer_commit_is_taken_where_the_newest_is_removed_just_now(store: Sto
             raise InputError("there is no commit")
         return base.step
 
-    assert read_base(job(init_from=uri(store)), {}, False, read) == 8
+    assert read_base((asked := job(init_from=uri(store))).workload, asked.needs_base, {}, False, read) == 8
 
 
 def test_one_that_is_named_is_told_to_be_gone(store: Store) -> None:
@@ -93,7 +114,13 @@ def test_one_that_is_named_is_told_to_be_gone(store: Store) -> None:
         raise InputError("there is no commit")
 
     with pytest.raises(InputError, match=r"workload.init_from: .* has no commit at 4; name a step of \[8\]"):
-        read_base(job(init_from=f"{uri(store)}@4"), {}, False, read)
+        read_base(
+            (asked := job(init_from=f"{uri(store)}@4")).workload,
+            asked.needs_base,
+            {},
+            False,
+            read,
+        )
 
 
 def test_a_base_where_nothing_may_be_written_is_told(
@@ -103,7 +130,14 @@ def test_a_base_where_nothing_may_be_written_is_told(
         raise PermissionError("held")
 
     monkeypatch.setattr("orchestrator.storage.posix_backend.PosixBackend.replace", refuse)
-    base, _ = bases_of(job(init_from=uri(store), adapter=ADAPTER), {}, None, ours)
+    base, _ = bases_of(
+        workload=(asked := job(init_from=uri(store), adapter=ADAPTER)).workload,
+        reads_base=asked.reads_base,
+        needs_base=asked.needs_base,
+        begun={},
+        commit=None,
+        run=ours,
+    )
     (line,) = not_held(base, ours)
     assert line.startswith(f"{uri(store)}@4 is needed but cannot be pinned")
 
@@ -111,9 +145,23 @@ def test_a_base_where_nothing_may_be_written_is_told(
 def test_a_phase_that_goes_on_from_an_adapter_has_the_same_base(store: Store, ours: RunDir) -> None:
     """Not the newest of a base that has trained on."""
     spec = job(init_from=uri(store), adapter=ADAPTER)
-    base, _ = bases_of(spec, {}, None, RunDir(f"{ours.uri}-before"))
+    base, _ = bases_of(
+        workload=spec.workload,
+        reads_base=spec.reads_base,
+        needs_base=spec.needs_base,
+        begun={},
+        commit=None,
+        run=RunDir(f"{ours.uri}-before"),
+    )
     commit(store, 8)
     first = Store(ours.commits)
     first.publish(2, first.write_shard(2, 0, []), {"position": 0, "receipt": "", BASE: base_json(base)})
-    assert bases_of(spec, {}, first.manifest(2), ours) == (base, base)
+    assert bases_of(
+        workload=spec.workload,
+        reads_base=spec.reads_base,
+        needs_base=spec.needs_base,
+        begun={},
+        commit=first.manifest(2),
+        run=ours,
+    ) == (base, base)
     assert len(holders(store, 4)) == 2

@@ -10,34 +10,37 @@ from jobs import job, write_text
 
 from orchestrator.checkpoint.identity import check_same_run, differences
 from orchestrator.config.errors import InputError
+from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec, dump, parse
 from orchestrator.controller.run_history import RunHistory
 from orchestrator.launch import preflight as checks
-from orchestrator.launch.preflight import check_preparable, preflight
+from orchestrator.launch.job_checks import check_preparable
+from orchestrator.launch.preflight import preflight
 from orchestrator.observe.report import report
 from orchestrator.planner.device import Machine
 from orchestrator.planner.profile import load
 from orchestrator.resolve.precision import as_its_run, choice_of, in_chosen_precision, record_choice
 from orchestrator.resolve.resolved_job import resolve
 from orchestrator.storage.run_directory import PRECISION, RunDir
+from orchestrator.train.config import Precision
 
 
 def spec(precision: str = "auto", text: str = "a.txt") -> JobSpec:
     return parse(job(text, precision=precision))
 
 
-def core(spec: JobSpec) -> Machine:
-    return load("cpu-core").machine(spec.train.dtype)
+def core(_: ResourceSpec, precision: Precision) -> Machine:
+    return load("cpu-core").machine(precision)
 
 
-def refuse(spec: JobSpec) -> Machine:
+def refuse(*_: object) -> Machine:
     raise AssertionError("nothing is to be chosen")
 
 
 def test_a_job_that_names_one_is_left_alone(tmp_path: Path) -> None:
     named = resolve(spec("bf16"))
     assert in_chosen_precision(named, refuse) is named
-    assert as_its_run(named.spec, RunDir(str(tmp_path))) is named.spec
+    assert as_its_run(named.spec.train, RunDir(str(tmp_path))) is named.spec.train
     assert choice_of(named.spec.train, named) is None
 
 
@@ -72,9 +75,9 @@ def test_what_keeps_why_may_be_there_before_the_run_writes(tmp_path: Path) -> No
 @pytest.mark.parametrize("before", ["fp32", "bf16", "fp16"])
 def test_a_run_keeps_what_it_began_with(tmp_path: Path, before: Any) -> None:
     run = RunDir(str(tmp_path))
-    assert as_its_run(spec(), run).train.precision == "auto"
+    assert as_its_run(spec().train, run).precision == "auto"
     run.write_text("job.yaml", dump(spec(before)))
-    kept = as_its_run(spec(), run)
+    kept = spec().with_parts(train=as_its_run(spec().train, run))
     assert kept == spec(before)
     assert check_same_run(spec(), run) is check_same_run(kept, run) is None
     assert str(choice_of(spec().train, resolve(kept))) == f"{before}, which the run has begun with"
@@ -86,18 +89,24 @@ def test_a_run_keeps_what_it_began_with(tmp_path: Path, before: Any) -> None:
 def test_a_file_that_leaves_it_open_has_begun_nothing(tmp_path: Path) -> None:
     run = RunDir(str(tmp_path))
     run.write_text("job.yaml", dump(spec()))
-    assert as_its_run(spec(), run) == spec()
+    assert as_its_run(spec().train, run) == spec().train
     assert check_same_run(spec("bf16"), run) is None
     run.write_text("job.yaml", "name: [")
     with pytest.raises(InputError):
-        as_its_run(spec(), run)
+        as_its_run(spec().train, run)
 
 
 def test_open_is_no_difference_and_another_one_is() -> None:
-    assert differences(spec(), spec("bf16")) == differences(spec("bf16"), spec()) == []
-    assert differences(spec("fp32"), spec("bf16")) == [("train.precision", "bf16", "fp32")]
+    assert (
+        differences(spec().identity(), spec("bf16").identity())
+        == differences(spec("bf16").identity(), spec().identity())
+        == []
+    )
+    assert differences(spec("fp32").identity(), spec("bf16").identity()) == [
+        ("train.precision", "bf16", "fp32")
+    ]
     longer = parse(job("a.txt", precision="auto", z_loss=1e-4))
-    assert [key for key, _, _ in differences(longer, spec("bf16"))] == ["train.z_loss"]
+    assert [key for key, _, _ in differences(longer.identity(), spec("bf16").identity())] == ["train.z_loss"]
 
 
 def test_what_is_checked_before_a_run_leaves_none_open(

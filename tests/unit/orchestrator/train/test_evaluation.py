@@ -128,7 +128,8 @@ def test_the_libraries_of_metrics_are_loaded_before_the_first_step(monkeypatch: 
             evaluate={"every": 2, "metrics": ["f1", "matthews"], "where": where},
         )
         network = SimpleNamespace(moe=None)
-        workload = SimpleNamespace(config=network, objective=SimpleNamespace(name=spec.workload.objective))
+        objective = SimpleNamespace(name=spec.workload.objective)
+        workload = SimpleNamespace(config=network, objective=objective, has_own_values=False)
         inputs: Any = SimpleNamespace(sets={}, prompts=None, workload=workload)
         nobody: Any = None
         Evaluator(spec, Layout(), context=nobody, engine=nobody, inputs=inputs)

@@ -8,6 +8,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.choose_layout import plan
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.shape_of_model import model_shape
 from workloads.describe import describe
@@ -29,7 +30,7 @@ def chosen(workers: int, shape: ModelShape | None = None, gpu: int = 0, **job: A
         "resources": {"workers": {"min": 1, "max": workers}, "per_worker": {"gpu": gpu}},
         **job,
     }
-    return plan(parse(document), shape or shape_of(), workers, MACHINE).chosen.layout
+    return plan(demand_of(parse(document)), shape or shape_of(), workers, MACHINE).chosen.layout
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])

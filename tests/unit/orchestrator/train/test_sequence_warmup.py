@@ -68,8 +68,22 @@ def test_what_fixes_the_length_of_rows_is_refused_by_name() -> None:
         "train": {"steps": 100, "global_batch": 8, "sequence_warmup": {"length": 8, "steps": 50}},
     }
     spec = parse(document)
-    assert not engine_problems(spec, Layout(dp=2, micro_batch=1))
+    assert not engine_problems(
+        spec.train, spec.workload, spec.resources.per_worker.gpu, Layout(dp=2, micro_batch=1)
+    )
     for layout in (Layout(pp=2), Layout(cp=2), Layout(engine="deepspeed"), Layout(tp=16, sequence=True)):
-        assert any("train.sequence_warmup" in line for line in engine_problems(spec, layout))
+        assert any(
+            "train.sequence_warmup" in line
+            for line in engine_problems(spec.train, spec.workload, spec.resources.per_worker.gpu, layout)
+        )
     document["train"] = {**document["train"], "compile": True}  # type: ignore[dict-item]
-    assert any("set train.compile to false" in line for line in engine_problems(parse(document), Layout()))
+    asked = parse(document)
+    assert any(
+        "set train.compile to false" in line
+        for line in engine_problems(
+            asked.train,
+            asked.workload,
+            asked.resources.per_worker.gpu,
+            Layout(),
+        )
+    )

@@ -82,7 +82,7 @@ def test_a_search_is_another_one_than_that_which_was_there_before(
         trials.append(run_id)
         trial = {"trial": "0000", "state": "done", "runs": ["0000"]}
         found = {"trials": [trial], "best": BEST, "metric": "loss", "steps": 12}
-        assert mlflow_search.publish(spec, sweep, found) is None
+        assert mlflow_search.publish(spec.name, spec.tracking, spec.tune, sweep, found) is None
         parents.append(client.get_run(run_id).data.tags["mlflow.parentRunId"])
         version = client.get_model_version_by_alias("best-of-it", "best")
         assert (tmp_path / "sweep").rename(tmp_path / f"sweep-{born:.0f}")
@@ -103,7 +103,7 @@ def test_a_search_at_work_is_seen_at_work(
     name = str(error)
     spec = spec_of(store, name)
     sweep, records, trial = searched(tmp_path, spec, 1e9)
-    live, client = LiveSearch(spec, sweep, records), client_of(store)
+    live, client = LiveSearch(spec.name, spec.tracking, spec.tune, sweep, records), client_of(store)
     news = {"trials": 2, "ended": 0, "failed": 0, "running": ["0000"], "steps": 5, "best": None}
 
     def parent() -> Any:
@@ -140,7 +140,10 @@ def test_a_server_that_does_not_answer_delays_no_search(
         records = TrialRecords(sweep)
         records.begin()
         began = time.monotonic()
-        with pytest.raises(KeyboardInterrupt), LiveSearch(spec, sweep, records).follower():
+        with (
+            pytest.raises(KeyboardInterrupt),
+            LiveSearch(spec.name, spec.tracking, spec.tune, sweep, records).follower(),
+        ):
             raise KeyboardInterrupt
         assert time.monotonic() - began < 5.0
 
@@ -153,7 +156,10 @@ def test_an_answer_that_never_ends_is_not_waited_for(tmp_path: Path, monkeypatch
     TrialRecords(sweep).begin()
     with trickling() as address:
         spec = spec_of(f"http://{address}", "x")
-        assert mlflow_search.publish(spec, sweep, {"trials": [], "best": None}) == "no answer within 2 s"
+        assert (
+            mlflow_search.publish(spec.name, spec.tracking, spec.tune, sweep, {"trials": [], "best": None})
+            == "no answer within 2 s"
+        )
 
 
 def test_trials_that_did_not_come_to_their_end_are_not_at_work(store: str, tmp_path: Path) -> None:
@@ -167,7 +173,7 @@ def test_trials_that_did_not_come_to_their_end_are_not_at_work(store: str, tmp_p
     ):
         client.update_run(run_id, "RUNNING")
         found = {"trials": [{"trial": "0000", "state": state, "runs": ["0000"]}], "best": None, "steps": 3}
-        assert mlflow_search.publish(spec, sweep, found) is None
+        assert mlflow_search.publish(spec.name, spec.tracking, spec.tune, sweep, found) is None
         logged = client.get_run(run_id)
         assert logged.info.status == status
         assert client.get_run(logged.data.tags["mlflow.parentRunId"]).info.status == parent

@@ -36,7 +36,12 @@ def job(**limits: Any) -> spec.JobSpec:
 def progress_of(folder: Path, before: float = 0.0, **limits: Any) -> tuple[SearchProgress, TrialRecords]:
     records = TrialRecords(RunDir(str(folder)))
     records.draw([{"seed": 1}, {"seed": 2}, {"seed": 3}][len(records.configs) :])
-    return SearchProgress(job(**limits), RunDir(str(folder)), records, 3, before, lambda state: None), records
+    spec = job(**limits)
+    folders = RunDir(str(folder))
+    progress = SearchProgress(
+        spec.tune, spec.train.steps, folders, records=records, wanted=3, hours=before, show=lambda state: None
+    )
+    return progress, records
 
 
 def result(trial: str, step: int, value: float, **more: Any) -> dict[str, Any]:

@@ -24,7 +24,15 @@ def test_a_trial_that_has_not_ended_is_told_with_its_last_result(tmp_path: Path)
         records.report(
             {"trial": name, "run": name, "step": 10, "value": value, "own_steps": 10, "cost_usd": 0.0}, 0.1
         )
-    found = summarise(spec, sweep, records, SearchProgress(spec, sweep, records, 3, 0.0, lambda state: None))
+    found = summarise(
+        spec.name,
+        spec.tune,
+        sweep,
+        records,
+        SearchProgress(
+            spec.tune, spec.train.steps, sweep, records=records, wanted=3, hours=0.0, show=lambda state: None
+        ),
+    )
     told = [(trial["state"], trial["step"], trial["value"]) for trial in found["trials"]]
     assert told == [("not ended", 10, 2.0), ("not ended", 10, None), ("not ended", 0, None)]
     assert (found["best"]["trial"], found["best"]["value"]) == ("0000", 2.0)

@@ -16,6 +16,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.choose_layout import predict
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.profile import Profile, load, read, store
 from orchestrator.resolve.resolved_job import resolve
 from orchestrator.storage.run_directory import RunDir
@@ -41,7 +42,7 @@ def run_of(tmp_path: Path, spec: JobSpec, slower: float = 1.0, **changes: Any) -
     run = RunDir(str(tmp_path / "run"))
     run.create()
     machine = load("cpu-core").machine(spec.train.precision)
-    time = predict(spec, resolve(spec).shape, LAYOUT, machine).time
+    time = predict(demand_of(spec), resolve(spec).shape, LAYOUT, machine).time
     parts = {
         "forward": slower * time.compute / 3,
         "backward": slower * time.compute * 2 / 3,

@@ -18,6 +18,7 @@ from workloads.objectives.rewarded import (
     PER_TOKEN,
     REFERENCE_TOKENS,
     SAMPLED,
+    TEMPERATURE,
     WEIGHT,
 )
 
@@ -132,10 +133,14 @@ def test_loss_and_gradient_are_those_of_trl(options: dict[str, Any], is_first: b
     found = trainer(tmp_path, model, **options)
     their_loss = found._compute_loss(found.model, theirs(data, is_first))
     their_loss.backward()
-    workload = load(f"hf:{folder}", "grpo", KNOWN, options=options, sequence_length=LENGTH)
+    own = {name: value for name, value in options.items() if name != "temperature"}
+    workload = load(f"hf:{folder}", "grpo", KNOWN, options=own, sequence_length=LENGTH)
     mine = workload.build()
     mine.load_state_dict({name: workload.initial(name, 0) for name in workload.shapes})
-    loss = workload.loss(mine, ours(data, options["loss_type"], is_first))
+    batch = ours(data, options["loss_type"], is_first)
+    if "temperature" in options:
+        batch[TEMPERATURE] = torch.full((ROWS,), options["temperature"])
+    loss = workload.loss(mine, batch)
     mean = loss.total / loss.count
     mean.backward()
     assert mean.item() == pytest.approx(their_loss.item(), abs=1e-5)

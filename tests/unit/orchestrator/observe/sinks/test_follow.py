@@ -229,7 +229,7 @@ def test_the_process_delivers_what_is_left_when_the_run_ends(
     run.append("events.jsonl", [event(1, "prepare", 0)])
     Collector.refusals = 1
     with caplog.at_level("INFO", "orchestrator"):
-        process = SinkProcess(spec, run)
+        process = SinkProcess(spec.sinks, run)
         run.append("metrics.jsonl", [row(step) for step in range(1, 2501)])
         run.append("events.jsonl", [event(2, "done", 9)])
         process.close()
@@ -260,6 +260,6 @@ def test_an_own_sink_that_is_not_found_costs_the_run_nothing(
     run.write_text("job.yaml", dump(spec))
     run.append("events.jsonl", [event(1, "prepare", 0.0)])
     with caplog.at_level("INFO", logger="orchestrator.sinks"):
-        process = SinkProcess(spec, run)
+        process = SinkProcess(spec.sinks, run)
         process.close()
     assert "there is no module there_is_no_such_module" in caplog.text

@@ -15,6 +15,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.choose_layout import plan
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.train.engines.deepspeed_engine import BUCKET, compile_once, settings
@@ -49,7 +50,7 @@ def shape() -> ModelShape:
     ],
 )
 def test_a_legal_layout_is_taken_whole(asked: dict[str, Any], gpu: int) -> None:
-    chosen = plan(job(gpu=gpu, micro_batch=2, **asked), shape(), 4, MACHINE).chosen.layout
+    chosen = plan(demand_of(job(gpu=gpu, micro_batch=2, **asked)), shape(), 4, MACHINE).chosen.layout
     assert chosen == Layout(dp=4, micro_batch=2, engine="deepspeed", **asked)
     assert str(chosen).startswith("dp4 deepspeed")
 
@@ -74,33 +75,59 @@ def test_what_cannot_stand_together_is_refused_in_words(
     asked: dict[str, Any], train: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InputError, match=words):
-        plan(job(train, **asked), shape(), 4, MACHINE)
+        plan(demand_of(job(train, **asked)), shape(), 4, MACHINE)
 
 
 def test_the_nearest_legal_layouts_are_of_the_same_engine() -> None:
     with pytest.raises(InputError, match="the nearest legal layouts are dp4 deepspeed zero1"):
-        plan(job(), shape(), 4, MACHINE)
+        plan(demand_of(job()), shape(), 4, MACHINE)
 
 
 def test_the_batch_and_clipping_are_those_of_the_job() -> None:
     layout = Layout(dp=2, micro_batch=2, zero=2, engine="deepspeed")
-    found = settings(job({"optimizer": {"clip": None}}, zero=2), layout, 1000, 32)
+    found = settings(
+        (asked := job({"optimizer": {"clip": None}}, zero=2)).train,
+        asked.resources.per_worker.gpu,
+        layout,
+        1000,
+        32,
+    )
     assert (found["train_batch_size"], found["gradient_accumulation_steps"]) == (16, 4)
     assert found["gradient_clipping"] == 0.0
-    assert settings(job({"optimizer": {"clip": 0.3}}, zero=2), layout, 1000, 32)["gradient_clipping"] == 0.3
+    clipped = job({"optimizer": {"clip": 0.3}}, zero=2)
+    found = settings(clipped.train, clipped.resources.per_worker.gpu, layout, 1000, 32)
+    assert found["gradient_clipping"] == 0.3
 
 
 def test_buffers_are_no_larger_than_the_model_needs() -> None:
     layout = Layout(zero=2, engine="deepspeed")
-    assert settings(job(zero=2), layout, 1000, 32)["zero_optimization"]["reduce_bucket_size"] == 1000
-    assert settings(job(zero=2), layout, 10**10, 32)["zero_optimization"]["reduce_bucket_size"] == BUCKET
+    assert (
+        settings((asked := job(zero=2)).train, asked.resources.per_worker.gpu, layout, 1000, 32)[
+            "zero_optimization"
+        ]["reduce_bucket_size"]
+        == 1000
+    )
+    assert (
+        settings((asked := job(zero=2)).train, asked.resources.per_worker.gpu, layout, 10**10, 32)[
+            "zero_optimization"
+        ]["reduce_bucket_size"]
+        == BUCKET
+    )
 
 
 def test_offload_says_which_part_goes_to_the_host() -> None:
     layout = Layout(zero=3, engine="deepspeed", offload="parameters")
-    zero = settings(job(zero=3), layout, 1000, 32)["zero_optimization"]
+    zero = settings((asked := job(zero=3)).train, asked.resources.per_worker.gpu, layout, 1000, 32)[
+        "zero_optimization"
+    ]
     assert zero["offload_param"]["device"] == zero["offload_optimizer"]["device"] == "cpu"
-    zero = settings(job(zero=3), Layout(zero=3, engine="deepspeed"), 1000, 32)["zero_optimization"]
+    zero = settings(
+        (asked := job(zero=3)).train,
+        asked.resources.per_worker.gpu,
+        Layout(zero=3, engine="deepspeed"),
+        1000,
+        32,
+    )["zero_optimization"]
     assert "offload_param" not in zero
     assert "offload_optimizer" not in zero
 

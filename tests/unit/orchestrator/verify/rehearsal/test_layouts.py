@@ -9,6 +9,7 @@ from jobs import job
 
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.parallel.layout import AXES, Layout
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.verify.rehearsal.layouts import MOST, another, sequences_of, smaller
 from workloads.describe import describe
@@ -56,7 +57,7 @@ def test_what_divides_the_model_still_does() -> None:
 def test_another_layout_is_legal_and_differs(layout: Layout) -> None:
     spec, shape = spec_of(sequences_of(layout, spec_of().train)), model_shape(describe("gpt-tiny"), 32)
     assert not layout.problems(shape, spec.train.global_batch)
-    other = another(layout, spec, shape)
+    other = another(layout, demand_of(spec), shape)
     assert other is not None
     assert not other.problems(shape, spec.train.global_batch)
     assert {axis: getattr(other, axis) for axis in (*AXES, "zero")} != {

@@ -10,7 +10,7 @@ from jobs import job, write_text
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
-from orchestrator.launch.preflight import check_job
+from orchestrator.launch.job_checks import check_job
 from orchestrator.verify.rehearsal import stages
 from orchestrator.verify.rehearsal.real_size import real_size
 from orchestrator.verify.rehearsal.stages import Failed, LeftOut, Rehearsal, Scene, Stage

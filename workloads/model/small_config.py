@@ -4,33 +4,37 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.parallel.layout import Layout
 from workloads.model.config import TransformerConfig
 
 HEAD, COLUMNS = 16, 128
 """Size of a small attention head, and number of columns of a small feed-forward block."""
 
 
-def narrow(config: TransformerConfig, layout: Layout) -> dict[str, Any]:
-    """Return changes that make a model of this project small, and that `layout` splits in the same way as the large
-    model.
+def narrow(config: TransformerConfig, tp: int = 1, stages: int = 1, ep: int = 1) -> dict[str, Any]:
+    """Return changes that make a model of this project small, and that ranks divide in the same way as the large model.
+
+    Args:
+        config: the large model.
+        tp: ranks that divide its tensors.
+        stages: stages of its pipeline.
+        ep: ranks that divide its experts.
     """
     grouped = config.kv_heads < config.heads
-    keys = layout.tp * (2 if config.kv_heads // layout.tp > 1 else 1)
-    heads = max(2 * keys, 4) if grouped else max(keys, 4 // layout.tp * layout.tp)
+    keys = tp * (2 if config.kv_heads // tp > 1 else 1)
+    heads = max(2 * keys, 4) if grouped else max(keys, 4 // tp * tp)
     if not grouped:
         keys = heads
     whole = config.heads * config.head_dim == config.hidden
     moe = config.moe
-    layers = max(layout.stages, 2, (moe.first + moe.every) if moe else 0)
+    layers = max(stages, 2, (moe.first + moe.every) if moe else 0)
     layers = min(layers + layers % (moe.every if moe else 1), max(config.layers, layers))
     changes: dict[str, Any] = {
         "layers": layers,
-        "hidden": heads * HEAD if whole else 4 * HEAD * layout.tp,
+        "hidden": heads * HEAD if whole else 4 * HEAD * tp,
         "heads": heads,
         "kv_heads": keys,
         "head_dim": HEAD,
-        "intermediate": COLUMNS * layout.tp,
+        "intermediate": COLUMNS * tp,
     }
     if config.decoder_layers:
         changes["decoder_layers"] = layers
@@ -39,10 +43,10 @@ def narrow(config: TransformerConfig, layout: Layout) -> dict[str, Any]:
     if config.generator:
         changes["generator"] = changes["hidden"] // 2
     if moe:
-        most = -(-max(2 * moe.top_k, 2 * layout.ep) // layout.ep) * layout.ep * moe.groups
+        most = -(-max(2 * moe.top_k, 2 * ep) // ep) * ep * moe.groups
         changes["moe"] = {
             "experts": moe.experts if moe.experts <= most else most,
-            "intermediate": COLUMNS * layout.tp // (1 if moe.intermediate == config.intermediate else 2),
+            "intermediate": COLUMNS * tp // (1 if moe.intermediate == config.intermediate else 2),
         }
     if config.latent:
         changes["latent"] = {

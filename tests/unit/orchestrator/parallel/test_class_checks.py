@@ -4,15 +4,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from orchestrator.launch.preflight import _check_divided
+from orchestrator.parallel.own_check import check_divided
 from workloads.errors import WorkloadError
 
 
 @pytest.mark.parametrize(("heads", "cut"), [((3, 3), 8), ((4, 1), 8), ((4, 2), 3)])
 def test_a_division_that_cannot_be_tried_is_refused(heads: tuple[int, int], cut: int) -> None:
-    config = SimpleNamespace(head_counts=heads, cut=cut)
+    config = SimpleNamespace(head_counts=heads, cut=cut, divided_by="plan")
     trial = SimpleNamespace(name="m", config=config, sharding=lambda: {"layers.*": "row"}, stages=list)
-    spec: Any = SimpleNamespace(parallel=SimpleNamespace(tp=3, pp=1))
+    parallel: Any = SimpleNamespace(tp=3, pp=1)
     with pytest.raises(WorkloadError, match="no small copy of it can be cut over 2 ranks"):
-        _check_divided(spec, trial, None, None)
+        check_divided(parallel, trial, lambda: torch.nn.Identity(), {})

@@ -6,12 +6,12 @@ import pytest
 
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.shape_of_model import model_shape
-from orchestrator.resolve.small_config import narrow
 from workloads.describe import parameters
 from workloads.errors import WorkloadError
 from workloads.hf.parity_table import SIZE, VOCABULARY
 from workloads.model.config import TransformerConfig
 from workloads.model.presets import PRESETS, preset
+from workloads.model.small_config import narrow
 from workloads.transformer_workload import TransformerWorkload
 
 LAYOUTS = (
@@ -31,7 +31,7 @@ def test_a_small_model_has_the_same_parts_and_axes(name: str) -> None:
         large = layout.problems(model_shape(config, 128), 64)
         if large:  # what the model cannot have at its own size
             continue
-        small = config.changed(narrow(config, layout))
+        small = config.changed(narrow(config, layout.tp, layout.stages, layout.ep))
         assert layout.problems(model_shape(small, 128), 64) == []
         assert parameters(small) < 20e6
         assert (small.moe is None) == (config.moe is None)
@@ -60,4 +60,4 @@ def test_a_small_model_is_exported_where_the_large_one_is(name: str) -> None:
     assert exports(config)
     for layout in LAYOUTS:
         if not layout.problems(model_shape(config, 128), 64):
-            assert exports(config.changed(narrow(config, layout))), layout
+            assert exports(config.changed(narrow(config, layout.tp, layout.stages, layout.ep))), layout

@@ -15,12 +15,13 @@ from jobs import write_text
 from safetensors.torch import save_file
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.own_code import code_of, used_by
+from orchestrator.config.own_code import code_of
 from orchestrator.config.spec import JobSpec, dump, parse
-from orchestrator.launch.preflight import check_job
+from orchestrator.launch.job_checks import check_job
 from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.learning_rate import learning_rate
 from orchestrator.planner.choose_layout import plan
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import BOUNDLESS
 from orchestrator.resolve.resolved_job import resolve
 
@@ -342,7 +343,7 @@ def test_own_code_of_all_kinds_is_taken(here: Path) -> None:
     spec = job(**options)
     check_job(spec)
     check_job(job("Word", None))
-    assert used_by(spec) == [f"own_things:{name}" for name in ("Line", "Points", "Sgd", "half")]
+    assert list(spec.own_code) == [f"own_things:{name}" for name in ("Line", "Points", "Sgd", "half")]
     assert parse(yaml.safe_load(dump(spec))) == spec
     rate = OptimizerSpec(lr=2.0, schedule={"use": "own_things:half", "options": {"to": 0.0}})
     assert [learning_rate(rate, step, 4) for step in (0, 2, 4)] == [2.0, 1.0, 0.0]
@@ -418,7 +419,7 @@ def test_layouts_that_the_model_does_not_declare_are_refused(
 
 def test_the_planner_offers_no_engine_that_own_models_have_not(here: Path) -> None:
     spec = divided("Divided").model_copy(update={"parallel": "auto"})
-    found = plan(spec, resolve(spec).shape, 4, BOUNDLESS)
+    found = plan(demand_of(spec), resolve(spec).shape, 4, BOUNDLESS)
     assert {candidate.layout.engine for candidate in found.candidates} == {"torch"}
 
 
@@ -477,7 +478,12 @@ def test_an_export_has_the_buffers_that_its_run_had(here: Path) -> None:
         {n: torch.zeros(s) for n, s in ((k[8:], v) for k, v in workload.shapes.items())},
         here / "model.safetensors",
     )
-    about = {"model": "own_things:Waves", "options": {}, "code": code_of(job("Waves")), "vocabulary_size": 1}
+    about = {
+        "model": "own_things:Waves",
+        "options": {},
+        "code": code_of(job("Waves").own_code),
+        "vocabulary_size": 1,
+    }
     (here / "own.json").write_text(json.dumps(about))
     assert torch.equal(cast(Any, load_own(here)).waves, trained.network.waves)
 

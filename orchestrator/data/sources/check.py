@@ -1,0 +1,64 @@
+"""Check the sources of a job: they exist, hold text, and have the columns that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from orchestrator.config.errors import InputError
+from orchestrator.config.records import COLUMNS, is_known, problem_of
+from orchestrator.data.config import DataSpec, Source
+
+if TYPE_CHECKING:
+    from orchestrator.data.sources import SourceFile
+
+
+def check_sources(
+    data: DataSpec,
+    objective: str,
+    held_out: Mapping[str, tuple[str, Sequence[Source]]],
+    begins: bool = False,
+) -> None:
+    """Check that the sources exist, and that those of training hold at least one sequence.
+
+    Args:
+        data: the job's data.
+        objective: its objective.
+        held_out: the sets that have text of their own: by name, the key of the job file and the sources.
+        begins: whether the data of a run begins. Then the columns that the sources name are checked too, see
+            `check_columns`. A run that began without a column continues.
+
+    Raises:
+        InputError: a source is missing, empty, or lacks a column.
+    """
+    from orchestrator.data import sources
+
+    if data.samples is not None:
+        return
+    files = sources.resolve(data.sources, on_error=data.on_error)
+    size = sum(file.plain_size for file in files)
+    if objective in COLUMNS and not size:
+        raise InputError("all files are empty", "data.sources", "give files with rows")
+    if objective not in COLUMNS and size < data.sequence_length:  # a record is a sample, however short
+        what = f"the corpus has {size} bytes, fewer than one sequence of {data.sequence_length} tokens"
+        raise InputError(what, "data.sources", "give more text or lower data.sequence_length")
+    found = [(where, sources.resolve(each, where, data.on_error)) for where, each in held_out.values()]
+    for where, held_out_files in found:
+        if not any(file.size for file in held_out_files):
+            raise InputError("all files are empty", where, "give files with text")
+    every = [*data.sources, *(source for _, group in held_out.values() for source in group)]
+    if is_known(objective) and not any(problem_of(objective, source.field) for source in every):
+        for where, listed in (*found, ("data.sources", files)):
+            _check_rows(listed, where, objective, begins)
+
+
+def _check_rows(files: Sequence[SourceFile], where: str, objective: str, begins: bool) -> None:
+    """Check that the first row of the sources at the key `where` can be read and, if data `begins`, has the columns."""
+    from orchestrator.data.sources import part_size
+    from orchestrator.data.sources.documents import check_beginning
+    from orchestrator.data.sources.named_columns import check_columns, first_parts
+
+    check_beginning(files)
+    if begins:
+        looked_at = [file for file in files if file.kind != ".arrow"]  # finding its rows reads the whole file
+        check_columns(first_parts(looked_at, part_size(files)), where, objective)

@@ -1,0 +1,118 @@
+"""Try a model on a few samples before a run starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec
+from orchestrator.data.config import DataSpec
+from orchestrator.optim.check import check_matrices
+from orchestrator.resolve.resolved_job import wrong_input
+
+if TYPE_CHECKING:
+    from workloads.workload import Batch, Workload
+
+TRIED_TOKENS = 64
+"""Tokens of the text that own metrics are tried on."""
+
+
+def check_trial(spec: JobSpec, workload: Workload, prepared: str = "") -> None:
+    """Check on a few samples that a model, and the user's own metrics, compute what the run needs.
+
+    Args:
+        spec: the job.
+        workload: its model and objective.
+        prepared: the folder with prepared samples, empty if they are not prepared.
+
+    Raises:
+        InputError: with the key of the job file.
+    """
+    from orchestrator.parallel.own_check import check_divided
+    from workloads import trial as trials
+
+    check_matrices(spec.train.optimizer, workload)
+    if spec.train.compile and not workload.config.has_blocks:
+        what = f"{workload.name} has no layers that could be compiled alone"
+        hint = "name them in blocks() if it is an own model, or set it to false"
+        raise InputError(what, "train.compile", hint)
+    if workload.compares and spec.train.global_batch < 2:
+        what = f"{workload.name} compares the samples of a global batch, and there is one"
+        raise InputError(what, "train.global_batch", "make it larger")
+    metrics = spec.evaluate.own_metrics if spec.evaluate else ()
+    trial = trials.Trial(
+        seed=spec.seed,
+        first=partial(_first, spec.data, spec.seed, workload, prepared),
+        short=lambda small: _short(spec.data, spec.seed, spec.workload.draws, small, prepared),
+        limits=partial(_limits, spec.data, spec.seed, prepared),
+        check_divided=partial(check_divided, spec.parallel),
+        measure=_measure_of(metrics) if metrics else None,
+    )
+    with wrong_input("workload.model"):
+        values = trials.check_trial(workload, trial)
+    chosen = {"accuracy", "zero_shot"} & {
+        (spec.checkpoint.best_metric or "").partition(".")[2],
+        (spec.stop_when.metric if spec.stop_when else "").partition(".")[2],
+        *((spec.evaluate and spec.evaluate.metrics) or ()),
+    }
+    if values is not None and chosen - values:
+        what = f"the loss of {workload.name} gives no value of the name {min(chosen - values)}"
+        raise InputError(what, "workload.model", "return it, or choose by loss")
+
+
+def _measure_of(names: Sequence[str]) -> Callable[[Any, Batch], None]:
+    """Return a function that raises InputError if the user's metrics return no number for each sample of an output."""
+    import torch
+
+    from workloads.own.metrics import OwnMetrics
+    from workloads.workload import Loss
+
+    with wrong_input("evaluate.metrics"):
+        metrics = OwnMetrics(names)
+
+    def measure(output: Any, batch: Batch) -> None:
+        with wrong_input("evaluate.metrics"):
+            metrics.beside(Loss(torch.zeros(()), torch.ones(())), output, batch)
+
+    return measure
+
+
+def _short(data: DataSpec, seed: int, draws: bool, workload: Workload, prepared: str) -> Batch:
+    """Return two samples; text is cut short."""
+    from orchestrator.data.samples.own_samples import first_samples
+    from orchestrator.planner.trace.sample_batch import sample_batch
+
+    if data.samples is not None:
+        return first_samples(data.samples, seed, of_set=True, prepared=prepared)
+    length = min(data.sequence_length, TRIED_TOKENS)
+    short = data.model_copy(update={"sequence_length": length})
+    return sample_batch(short, seed, draws, workload, 2)
+
+
+def _limits(data: DataSpec, seed: int, prepared: str) -> Mapping[str, int]:
+    if data.samples is None:
+        return {}
+    from orchestrator.data.samples.own_samples import open_samples
+
+    return open_samples(data.samples, seed, prepared or None).limits()
+
+
+def _first(data: DataSpec, seed: int, workload: Workload, prepared: str) -> Batch:
+    """Return two samples. For text, the objective makes them from the ids of ordinary tokens in turn."""
+    if data.samples is not None:
+        from orchestrator.data.samples.own_samples import first_samples
+
+        return first_samples(data.samples, seed, of_set=True, prepared=prepared)
+    import numpy as np
+
+    from workloads.objectives.samples import Samples
+
+    objective = workload.objective
+    window = objective.window(data.sequence_length)
+    ids = np.array(
+        [i for i in range(workload.vocabulary.size) if i not in workload.vocabulary.special] or [0]
+    )
+    read = Samples(lambda number: ids[np.arange(number, number + window) % len(ids)], 2)
+    return objective.collate(read, [0, 1], 0)

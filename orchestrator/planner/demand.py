@@ -1,0 +1,117 @@
+"""What the planner is asked for: the properties of a job that decide which layouts it may have and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+
+from orchestrator.config.records import PREFERENCES, REWARDED
+from orchestrator.config.resources import ResourceSpec
+from orchestrator.config.spec import JobSpec
+from orchestrator.optim.config import OptimizerSpec
+from orchestrator.parallel.config import ParallelChoice
+from orchestrator.parallel.engine_rules import engine_problems
+from orchestrator.parallel.layout import Layout
+from orchestrator.planner.simulation.operators import Program
+from orchestrator.train.config import Precision
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a plan must satisfy, and what a step computes besides the model.
+
+    Attributes:
+        parallel: the layout that is asked for, or the pinned part of it.
+        resources: the workers, and what a plan is to minimise.
+        precision: the precision of training.
+        program: how the engine computes a step.
+        optimizer: the optimizer, for the size of its state.
+        batch: samples of a global batch.
+        shards: virtual shards of a batch under bitwise determinism; 0 without it.
+        ema: the decay of a moving average of the weights; None without one.
+        compares: whether the objective compares answers, so that the head computes all tokens at once.
+        steps: steps of the run.
+        hours: hours within which it should finish; None for no limit.
+        engine_problems: returns why a layout's engine cannot run the job.
+    """
+
+    parallel: ParallelChoice
+    resources: ResourceSpec
+    precision: Precision
+    program: Program
+    optimizer: OptimizerSpec
+    batch: int
+    shards: int
+    ema: float | None
+    compares: bool
+    steps: int
+    hours: float | None
+    engine_problems: Callable[[Layout], list[str]] = field(repr=False, compare=False)
+
+    @property
+    def searches_layout(self) -> bool:
+        """Whether the planner chooses the layout, or the part of it that is not pinned."""
+        return self.parallel == "auto" or self.parallel.is_partial
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether workers have a GPU."""
+        return self.resources.per_worker.gpu > 0
+
+
+def demand_of(spec: JobSpec) -> Demand:
+    """Return what a job asks of the planner."""
+    train = spec.train
+    return Demand(
+        parallel=spec.parallel,
+        resources=spec.resources,
+        precision=train.dtype,
+        program=program_of(spec),
+        optimizer=train.optimizer,
+        batch=train.global_batch,
+        shards=train.bitwise_shards,
+        ema=spec.checkpoint.ema,
+        compares=spec.workload.objective in (*PREFERENCES, *REWARDED),
+        steps=train.steps,
+        hours=spec.limits.hours,
+        engine_problems=partial(engine_problems, train, spec.workload, spec.resources.per_worker.gpu),
+    )
+
+
+def program_of(spec: JobSpec) -> Program:
+    """Return how the engine computes this job's steps. ZeRO gathers weights and sums gradients in fp32."""
+    return _program(
+        width=4.0 if spec.train.dtype == "fp32" else 2.0,
+        in_8_bits=2 if spec.train.dtype == "fp8" else 0,
+        dropout=spec.workload.dropouts[0] > 0,
+        attention=spec.workload.dropouts[1] > 0,
+        compiled=spec.train.compile,
+        commit_every=spec.checkpoint.every,
+        optimizer=str(spec.train.optimizer.name),
+        reference=spec.train.reference == "held",
+    )
+
+
+@lru_cache
+def _program(
+    width: float,
+    in_8_bits: int,
+    dropout: bool,
+    attention: bool,
+    compiled: bool,
+    commit_every: int,
+    optimizer: str,
+    reference: bool,
+) -> Program:
+    return Program(
+        width,
+        in_8_bits,
+        dropout=dropout,
+        attention_dropout=attention,
+        compiled=compiled,
+        products_again=float(compiled),
+        commit_every=commit_every,
+        optimizer=optimizer,
+        reference=reference,
+    )

@@ -1,0 +1,43 @@
+"""Check that an objective with a reference model begins with weights, and that its loss has what the job asks for."""
+
+from __future__ import annotations
+
+from orchestrator.config.errors import InputError
+from orchestrator.config.records import OF_CLASSES, PREFERENCES, REFERENCED, REWARDED
+from orchestrator.config.workload import WorkloadSpec
+from orchestrator.resolve.resolved_job import wrong_input
+from orchestrator.train.config import TrainSpec
+
+
+def check_preferences(workload: WorkloadSpec, train: TrainSpec, shuffle: str) -> None:
+    """Check that an objective with a reference model begins with weights, and that no option is undefined for its loss.
+
+    The reference is the model that the run begins with. The loss is defined over whole answers.
+
+    Args:
+        workload: the job's model and objective.
+        train: how the job trains.
+        shuffle: how its samples are ordered.
+
+    Raises:
+        InputError: the objective cannot train so.
+    """
+    name = workload.objective
+    for key, what in (("z_loss", "z-loss"), ("label_smoothing", "smoothing over a vocabulary")):
+        if name in (*PREFERENCES, *REWARDED, *OF_CLASSES) and getattr(train, key):
+            raise InputError(f"{name} has no {what}", f"train.{key}", "set it to 0")
+    if name not in REFERENCED:
+        return
+    if shuffle == "sections" and train.reference != "held":
+        what = f"{name} asks its reference about all records before it trains"
+        hint = "set train.reference to held, or leave out data.shuffle and data.streaming"
+        raise InputError(what, "data.shuffle", hint)
+    if workload.init_from:
+        return
+    from workloads.hf.weight_files import weights_of_model
+
+    with wrong_input("workload.model"):
+        folder = weights_of_model(workload.model)
+    if folder is None:
+        what = f"{name} compares with the model that the run begins with, and this one begins anew"
+        raise InputError(what, "workload.init_from", "name a run or an export, or a model with weights")

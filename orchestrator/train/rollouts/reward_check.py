@@ -1,0 +1,31 @@
+"""The check of the reward models that a job names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.config.errors import InputError
+from orchestrator.resolve.named_commit import commit_at, place_and_tag
+from orchestrator.rewards.config import RewardSpec
+
+OBJECTIVE = "reward"
+"""The objective of a run that trains a reward model."""
+
+
+def check_reward_models(rewards: Sequence[RewardSpec]) -> None:
+    """Check that each reward model is a step of a run, so that every attempt uses the same weights. Raises
+    InputError.
+    """
+    for number, reward in enumerate(rewards):
+        if reward.model is None:
+            continue
+        place, tag = place_and_tag(reward.model)
+        where = f"rewards.{number}.model"
+        if not tag.isdecimal():
+            hint = f"name its step, such as {place}@500; `orchestrator checkpoint list {place}` lists them"
+            raise InputError(f"{reward.model} may mean another checkpoint later", where, hint)
+        found = commit_at(place, int(tag), where)
+        objective = found.meta.get("identity", {}).get("workload", {}).get("objective")
+        if objective != OBJECTIVE:
+            what = f"{place} was trained by {objective}, and gives no reward"
+            raise InputError(what, where, "name a run whose objective is reward")
