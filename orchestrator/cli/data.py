@@ -1,4 +1,4 @@
-"""The commands data corpus, prepare, inspect and report."""
+"""The commands data corpus, prepare, inspect, report and rollouts."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ def register(app: typer.Typer) -> None:
     group.command()(prepare)
     group.command()(inspect)
     group.command()(report)
+    group.command()(rollouts)
     app.add_typer(group, name="data")
 
 
@@ -276,3 +277,32 @@ def report(
             f"cannot be written ({error.strerror})", str(target), "name another file by --out"
         ) from None
     print(target)
+
+
+def rollouts(
+    run: RunDirectory,
+    step: Annotated[
+        int | None, typer.Option(min=1, help="the step [default: the last one kept]", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the prompts of a step, the answers that the model generated to them, and their rewards."""
+    from orchestrator.train.rollouts.kept import read_kept
+
+    found, answers = read_kept(run_of(run), step)
+    if as_json:
+        emit({"step": found, "answers": answers})
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(Text(f"step {found}", style="bold"))
+    prompt = None
+    for answer in answers:
+        if answer["prompt_number"] != prompt:
+            prompt = answer["prompt_number"]
+            console.print(Text(f"prompt {prompt}: {answer['prompt']}", style="bold"))
+        reward = "no reward" if answer["reward"] is None else finite(answer["reward"])
+        end = "" if answer["ended"] else " (cut)"
+        console.print(Text(f"  {reward}  {answer['tokens']} tokens{end}: {answer['answer']}"))

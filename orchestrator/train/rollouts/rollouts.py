@@ -8,6 +8,7 @@ nothing but time: the next attempt restores the commit and generates the same an
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -245,6 +246,9 @@ class Rollouts:
             for k, (drawn, text) in enumerate(zip(of_prompt, each, strict=True))
         ]
         found = self._scorer.score(answers)
+        for line in [*map(str, self._scorer.failures), *self._scorer.notes]:
+            print(f"reward: {line}", file=sys.stderr)  # goes to the rank's log
+        self._scorer.notes.clear()
         for name, model in self.models.items():
             values = [
                 model.score([[*prompt.tokens, *answer.tokens] for answer in of_prompt])
