@@ -143,8 +143,7 @@ class Scorer:
         """Return the reward of a reply, and note its problem. Raises InputError."""
         spec, where = self._specs[task.reward], f"rewards.{task.reward}"
         if "refused" in reply:
-            hint = install(EXTRA) if reply["hint"] == f"extra {EXTRA}" else reply["hint"]
-            raise InputError(f"{spec.name}: {reply['refused']}", where, hint)
+            raise InputError(f"{spec.name}: {reply['refused']}", where, reply["hint"])
         if "problem" in reply:
             numbers = answer.step, answer.prompt_number, answer.k
             self.failures.append(failure := RewardFailure(*numbers, name=spec.name, problem=reply["problem"]))

@@ -288,7 +288,7 @@ def main() -> None:
     requests, replies = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
-    os.dup2(2, 1)
+    os.dup2(2, 1)  # what own code prints must not get among the replies
     os.close(nothing)
     worker = Worker(requests, replies, int(sys.argv[1]))
     try:

@@ -34,15 +34,13 @@ class WorkerProcess:
         """
         self._mark = secrets.token_hex(8)
         has_tests = any(reward["kind"] == "unit_tests" for reward in rewards)
-        # many workers share a machine, and the order of a set must not differ between them
-        environment = (
-            {"OMP_NUM_THREADS": "1"} | environment_of_ranks() | {"PYTHONHASHSEED": "0", MARK: self._mark}
-        )
+        # Many workers share a machine, threads count as memory, and the order of a set must not differ between workers.
+        own = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", MARK: self._mark}
         self._process = subprocess.Popen(
             command_of(PROGRAM, str(os.getpid())),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment,
+            env=environment_of_ranks() | own,
             start_new_session=True,
         )
         assert self._process.stdin is not None

@@ -117,6 +117,15 @@ def f():
     return 1
 """
     assert shares(code) == ([1.0], [], [])
+    copy_passes = """
+import os, time
+def f():
+    if os.fork():
+        time.sleep(0.3)
+        return 2
+    return 1
+"""
+    assert shares(copy_passes) == ([0.0], [], [])
     below = [name for name in os.listdir("/proc") if name.isdecimal() and _cwd(name).startswith(str(folder))]
     assert below == []
 
@@ -164,8 +173,13 @@ import socket
 def f():
     try: socket.create_connection(("127.0.0.1", {port}), timeout=1)
     except OSError: return 1
+def send(port):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        try: sender.sendto(b"x", ("127.0.0.1", port))
+        except OSError: return 1
 """
-        values, _, notes = shares(code)
+        tests = ["assert f() == 1", f"assert send({port}) == 1"]
+        values, _, notes = shares(code, tests=tests)
     assert values == [1.0] or "network" in str(notes)
 
 

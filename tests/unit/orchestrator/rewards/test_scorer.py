@@ -145,7 +145,8 @@ def test_there_is_nothing_to_read() -> None:
 
 
 def test_both_copies_of_a_fork_may_return(marked: Path) -> None:
-    assert one(own("forks"), *map(answer, range(5))) == ([1.0] * 5, [])
+    answers = [answer(number, str(number)) for number in range(5)]
+    assert one(own("forks"), *answers) == ([0.0, 1.0, 2.0, 3.0, 4.0], [])
 
 
 def test_a_daemon_does_not_outlive_its_answer(marked: Path) -> None:
