@@ -59,6 +59,14 @@ def hogs(answer: str) -> float:
     return float(len(bytearray(2**31)))
 
 
+kept: list[bytearray] = []
+
+
+def keeps(answer: str) -> float:
+    kept.append(bytearray(300 << 20))
+    return len(kept)
+
+
 def nan(answer: str) -> float:
     return float("nan")
 

@@ -122,6 +122,13 @@ def test_a_failure_is_told_and_does_what_the_job_says(function: str, told: str, 
     assert line.endswith("at prompt 7 (step 3, answer 0); mend it, or set on_error to zero or skip")
 
 
+def test_what_ran_out_of_memory_begins_anew(marked: Path) -> None:
+    """Three times 300 MiB fit into a GiB. The fourth does not, and leaves no less for the fifth."""
+    values, failures = one(own("keeps", on_error="zero"), *map(answer, range(5)))
+    assert values == [1.0, 2.0, 3.0, 0.0, 1.0]
+    assert failures == ["keeps needs more than its memory limit at prompt 3 (step 3, answer 0)"]
+
+
 def test_a_function_that_hangs_costs_its_time_limit(marked: Path) -> None:
     before = time.monotonic()
     values, failures = scored(
