@@ -14,6 +14,7 @@ import struct
 import sys
 import time
 from collections.abc import Collection
+from typing import NoReturn
 
 IS_LINUX = sys.platform == "linux"
 _SET_PARENT_DEATH_SIGNAL = 1
@@ -21,6 +22,7 @@ _SET_CHILD_SUBREAPER = 36
 _SET_NO_NEW_PRIVILEGES = 38
 _NEW_USER = 0x10000000
 _NEW_NETWORK = 0x40000000
+_NEW_PROCESSES = 0x20000000
 _CREATE_RULESET = 444
 _ADD_RULE = 445
 _RESTRICT_SELF = 446
@@ -89,22 +91,55 @@ def kill_children(spared: Collection[int] = ()) -> None:
         time.sleep(0.001)
 
 
-def leave_network() -> bool:
-    """Leave the machine's network for an empty one. Returns False where the kernel does not allow it."""
+def limit_files(size: int) -> None:
+    """Limit the size of a file that this process writes."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def isolate() -> bool:
+    """Go on in a child that has no network and sees no other processes; this process then ends as the child does.
+
+    All processes that the child starts end with it, and when this process ends. Returns False, in this process, where
+    the kernel does not allow it.
+    """
     if not IS_LINUX:
         return False
     user, group = os.getuid(), os.getgid()
     library = ctypes.CDLL(None, use_errno=True)
-    if library.unshare(_NEW_USER | _NEW_NETWORK):
-        return not library.unshare(_NEW_NETWORK)
-    for name, text in (
-        ("setgroups", "deny"),
-        ("uid_map", f"{user} {user} 1"),
-        ("gid_map", f"{group} {group} 1"),
-    ):
-        with contextlib.suppress(OSError), open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
+    if not library.unshare(_NEW_USER | _NEW_NETWORK | _NEW_PROCESSES):
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{user} {user} 1"),
+            ("gid_map", f"{group} {group} 1"),
+        ):
+            with contextlib.suppress(OSError), open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+    elif library.unshare(_NEW_NETWORK | _NEW_PROCESSES):
+        return False
+    told, tell = os.pipe()
+    if os.fork():
+        os.close(tell)
+        _end_as(int(os.read(told, 16) or signal.SIGKILL))
+    os.close(told)
+    library.prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGKILL))
+    # The first process of a namespace ignores most signals, so the code runs in the second.
+    if second := os.fork():
+        ended, status = os.wait()
+        while ended != second:
+            ended, status = os.wait()
+        os.write(tell, str(status).encode())
+        os._exit(0)
+    os.close(tell)
     return True
+
+
+def _end_as(status: int) -> NoReturn:
+    """End this process as `os.waitpid` tells of another."""
+    if os.WIFSIGNALED(status):
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    os._exit(os.WEXITSTATUS(status))
 
 
 def landlock_version() -> int:

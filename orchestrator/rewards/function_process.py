@@ -16,7 +16,8 @@ from orchestrator.rewards.rules import NoAnswer, Refused, Rule, rule_of
 def serve(reward: Mapping[str, Any], requests: int, replies: int) -> None:
     """Score the answers that come over `requests` until it is closed. Never returns."""
     own = os.getpid()
-    _keep_output_out()
+    # The worker has sent the output to the log of the process that asks; each line arrives even if this is killed.
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     outcome: dict[str, Any] = {"ready": True}
     rule: Rule | None = None
     try:
@@ -62,9 +63,3 @@ def _checked(value: Any) -> dict[str, Any]:
 
 def _shown(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__} {' '.join(repr(value).split())[:60]}"
-
-
-def _keep_output_out() -> None:
-    """Send what the code prints to the standard error output: the log of the process that asks for rewards."""
-    os.dup2(2, 1)
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115

@@ -12,8 +12,14 @@ CHUNK = 1 << 16
 class Lines:
     """Read JSON objects, one a line, from a file descriptor."""
 
-    def __init__(self, source: int) -> None:
+    def __init__(self, source: int, longest: int | None = None) -> None:
+        """
+        Args:
+            source: the file descriptor.
+            longest: bytes after which an unfinished line is dropped; None for lines of any length.
+        """
         self.source = source
+        self._longest = longest
         self._read = bytearray()
         self._searched = 0
 
@@ -41,6 +47,9 @@ class Lines:
         except BlockingIOError:
             return True
         self._read += chunk
+        if self._longest is not None and self._searched > self._longest:
+            self._read.clear()
+            self._searched = 0
         return bool(chunk)
 
     def wait(self) -> dict[str, Any] | None:

@@ -2,7 +2,8 @@
 
     python run_tests.py FD
 
-The standard input has one JSON line: the code, the tests and a token that marks the lines written to FD.
+The standard input has one JSON line: the code, the tests, the folders of installed packages, and a token that marks the
+lines written to FD.
 """
 
 import json
@@ -13,13 +14,14 @@ import types
 
 def main() -> None:
     """Run the code, then each test in the same namespace, and write a line for each."""
-    replies = int(sys.argv[1])
+    replies = int(sys.argv.pop())
     with open(0, closefd=False) as requests:
         job = json.loads(requests.readline())
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     os.set_inheritable(replies, False)  # programs that the code starts do not get it
+    sys.path += job["folders"]
     token, say, end, dump = job["token"], os.write, os._exit, json.dumps
 
     def tell(**said: object) -> None:

@@ -20,7 +20,7 @@ from orchestrator.rewards.worker_process import WorkerProcess
 
 ANSWERS = 180.0
 """Seconds beside the time limit of an answer after which a worker is stuck: it may have to start and to import."""
-TRIES = 3
+TRIES = 5
 """How often an answer is scored if something kills the process that scores it."""
 
 
@@ -104,7 +104,7 @@ class Scorer:
                 raise InputError("kind: math needs math-verify", f"rewards.{number}", install(EXTRA))
         self._rewards = [spec.model_dump() for spec in specs]
         self._roots = list(roots)
-        self._most = processes or len(os.sched_getaffinity(0))
+        self._most = processes or _processors()
         self._workers: list[WorkerProcess] = []
         self.failures: list[RewardFailure] = []
         self.notes: list[str] = []
@@ -115,13 +115,13 @@ class Scorer:
         Raises InputError for the first answer that fails where `on_error` is stop, and for a reward that cannot score
         at all.
         """
+        self.failures = []
         tasks = [_Task(answer, reward) for answer in range(len(answers)) for reward in self._specs]
         try:
             replies = self._replies(tasks, answers)
         except BaseException:
             self.close()
             raise
-        self.failures = []
         scores: list[dict[str, float]] = [{} for _ in answers]
         for task in tasks:
             spec = self._specs[task.reward]
@@ -143,8 +143,7 @@ class Scorer:
         """Return the reward of a reply, and note its problem. Raises InputError."""
         spec, where = self._specs[task.reward], f"rewards.{task.reward}"
         if "refused" in reply:
-            hint = install(EXTRA) if reply["hint"] == f"extra {EXTRA}" else reply["hint"]
-            raise InputError(f"{spec.name}: {reply['refused']}", where, hint)
+            raise InputError(f"{spec.name}: {reply['refused']}", where, reply["hint"])
         if "problem" in reply:
             numbers = answer.step, answer.prompt_number, answer.k
             self.failures.append(failure := RewardFailure(*numbers, name=spec.name, problem=reply["problem"]))
@@ -206,7 +205,7 @@ class Scorer:
                 except EOFError:
                     reply = {"problem": "lost the process that scores it", "again": True, "gone": True}
             elif time.monotonic() >= worker.deadline:
-                reply = {"problem": "has a process that does not answer", "gone": True}
+                reply = {"problem": "has a process that does not answer", "again": True, "gone": True}
             if reply is not None:
                 received.append((worker.task, reply))
                 if "gone" in reply:
@@ -219,6 +218,10 @@ class Scorer:
 def weighted(specs: Sequence[RewardSpec], scores: Sequence[Mapping[str, float]]) -> list[float]:
     """Return the weighted sum of each answer's rewards; NaN if one of them is NaN."""
     return [float(sum(spec.weight * score[spec.name] for spec in specs)) for score in scores]
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _place(failure: RewardFailure) -> str:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +63,24 @@ def column_tests(column: Any) -> list[str]:
     return ["\n".join(map(ast.unparse, test)) for test in tests]
 
 
-def become_test_process(folder: str, requests: int, replies: int) -> None:
-    """Confine this process to `folder`, and replace it by the program that runs tests."""
+def become_test_process(
+    folder: str, mark: Mapping[str, str], largest: int, requests: int, replies: int
+) -> None:
+    """Confine this process to `folder`, and replace it by the program that runs tests.
+
+    Args:
+        folder: the working directory, in which alone it may write.
+        mark: variables of the environment that it keeps.
+        largest: bytes of a file.
+        requests: descriptor from which the program reads.
+        replies: descriptor to which it writes.
+    """
     os.setsid()
     os.chdir(folder)
+    confinement.limit_files(largest)
     notes = []
-    if not confinement.leave_network():
-        notes.append("the kernel does not let this user run unit tests without network, so they have it")
+    if not confinement.isolate():
+        notes.append("the kernel allows this user no network namespace, so unit tests reach the network")
     if not confinement.write_only_in(folder):
         notes.append("the kernel has no Landlock, so unit tests may write outside their temporary folder")
     write(replies, line_of({"notes": notes}))
@@ -78,6 +90,7 @@ def become_test_process(folder: str, requests: int, replies: int) -> None:
     os.dup2(requests, 0)
     os.set_inheritable(replies, True)
     environment = {
+        **mark,
         "PATH": os.environ.get("PATH", os.defpath),
         "HOME": folder,
         "TMPDIR": folder,
@@ -85,8 +98,9 @@ def become_test_process(folder: str, requests: int, replies: int) -> None:
         "PYTHONHASHSEED": "0",
         "OMP_NUM_THREADS": "1",
     }
-    # -P and -s: neither the folder of this program nor a folder of the user's is searched for modules
-    os.execve(sys.executable, [sys.executable, "-P", "-s", "-B", str(PROGRAM), str(replies)], environment)
+    # -P: modules are not searched in the folder of this program. -S: half the time to start; the program is told the
+    # folders of installed packages.
+    os.execve(sys.executable, [sys.executable, "-P", "-S", "-B", str(PROGRAM), str(replies)], environment)
 
 
 def remove(folder: str) -> None:

@@ -1,10 +1,10 @@
 """A worker that scores answers: it forks a process for each reward, and kills those that take too long.
 
-    python -m orchestrator.rewards.worker
+    python -m orchestrator.rewards.worker PARENT
 
-The first line on its standard input has the rewards, each later one an answer and the number of a reward. Each gets one
-line on its standard output. It has one thread and runs no code of the user's itself. It ends, with all processes below
-it, when its parent ends or closes its input.
+PARENT is the process id of the process that asks. The first line on the standard input has the rewards, each later one
+an answer and the number of a reward. Each answer gets one line on the standard output. The worker has one thread and
+runs no code of the user's itself. It ends, with all processes below it, when its parent ends or closes its input.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import os
 import secrets
 import select
 import signal
+import site
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -27,6 +29,10 @@ from orchestrator.rewards.rules import NoAnswer, Refused, expected
 
 START_TIMEOUT = 120.0
 """Seconds for a process to import what it needs on a busy machine."""
+MARK = "ORCHESTRATOR_REWARD_WORKER"
+"""A variable of the environment that tells the processes below a worker, even when that is gone."""
+LONGEST = 1 << 20
+"""Bytes of a reply, which code that is scored may try to write as well."""
 LOOK_EVERY = 1.0
 """Seconds between looks whether the parent is alive, if the kernel has not told."""
 
@@ -51,11 +57,15 @@ class Child:
                     os.close(ours)
                 _become_ordinary(parent)
                 run(requests, answers)
+            except BrokenPipeError:  # the worker has ended
+                pass
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(1)
         os.close(requests)
         os.close(answers)
-        self.lines = Lines(replies)
+        self.lines = Lines(replies, LONGEST)
         self.is_ready = False
         self.status: int | None = None
         """How it ended, as `os.waitpid` tells; None while it runs."""
@@ -70,11 +80,10 @@ class Child:
     def how_it_ended(self) -> str:
         """Return how it ended, as a sentence without its subject."""
         code = os.waitstatus_to_exitcode(self.status or 0)
-        return (
-            f"ended its process by {signal.Signals(-code).name}"
-            if code < 0
-            else f"ended its process with {code}"
-        )
+        if code >= 0:
+            return f"ended its process with {code}"
+        names = {number.value: number.name for number in signal.Signals}
+        return f"ended its process by {names.get(-code, f'signal {-code}')}"
 
     def was_killed(self) -> bool:
         """Return whether it ended by SIGKILL, which someone else may have sent."""
@@ -96,7 +105,7 @@ class Child:
 def _become_ordinary(parent: int) -> None:
     """Undo in a forked process what the worker has set up for itself."""
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     confinement.die_with(parent)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -112,8 +121,8 @@ class Worker:
         self._children: dict[int, Child] = {}
         """The processes that call a reward, by its number."""
         self._rewards: list[dict[str, Any]] = []
-        self._folders = ""
-        """The folder for the temporary folders of unit tests, once there is one."""
+        self._folder: str | None = None
+        """The folder for the temporary folders of unit tests."""
         self._wake, wake = os.pipe()
         for end in (self._wake, wake):
             os.set_blocking(end, False)
@@ -133,7 +142,7 @@ class Worker:
                 if self._wait([self._lines.source], LOOK_EVERY) and not self._lines.fill():
                     self.end()
             if "rewards" in request:
-                self._rewards = request["rewards"]
+                self._rewards, self._folder = request["rewards"], request["folder"]
                 sys.path += [root for root in request["roots"] if root not in sys.path]
                 continue
             reward, answer = self._rewards[request["reward"]], request["answer"]
@@ -150,8 +159,8 @@ class Worker:
             with contextlib.suppress(OSError):
                 os.kill(child.pid, signal.SIGKILL)
         confinement.kill_children()
-        if self._folders:
-            unit_tests.remove(self._folders)
+        if self._folder is not None:
+            unit_tests.remove(self._folder)
         os._exit(0)
 
     def _called(self, number: int, answer: dict[str, Any]) -> dict[str, Any]:
@@ -203,9 +212,11 @@ class Worker:
             return {"refused": refused.args[0], "hint": refused.args[-1]}
         except NoAnswer as problem:
             return {"problem": str(problem)}
-        self._folders = self._folders or tempfile.mkdtemp(prefix="orchestrator-rewards-")
-        folder = tempfile.mkdtemp(dir=self._folders)
-        child = self._fork(lambda *pipes: unit_tests.become_test_process(folder, *pipes), reward)
+        folder = tempfile.mkdtemp(dir=self._folder)
+        mark, largest = {MARK: os.environ.get(MARK, "")}, int(reward["memory"] * 2**30)
+        child = self._fork(
+            lambda *pipes: unit_tests.become_test_process(folder, mark, largest, *pipes), reward
+        )
         try:
             return self._passed(child, reward, unit_tests.code_of(answer["text"]), tests)
         finally:
@@ -216,13 +227,14 @@ class Worker:
     def _passed(self, child: Child, reward: dict[str, Any], code: str, tests: list[str]) -> dict[str, Any]:
         token, notes, passed = secrets.token_hex(8), [], 0
         with contextlib.suppress(BrokenPipeError):
-            write(child.requests, line_of({"token": token, "code": code, "tests": tests}))
+            job = {"token": token, "code": code, "tests": tests, "folders": site.getsitepackages()}
+            write(child.requests, line_of(job))
         if line := self._next_line(child, START_TIMEOUT):
             notes = line.get("notes", [])
         if problem := self._start_of(child):
             return problem
         deadline = time.monotonic() + reward["timeout"]
-        while line := self._next_line(child, deadline - time.monotonic()):
+        while (left := deadline - time.monotonic()) > 0 and (line := self._next_line(child, left)):
             if line.get("token") != token:  # the code under test has written it
                 continue
             if "passed" not in line:
@@ -242,22 +254,22 @@ class Worker:
     def _next_line(self, child: Child, seconds: float) -> dict[str, Any] | None:
         """Return the next line of a process; None if it has ended or gives none in that time."""
         deadline, is_open = time.monotonic() + seconds, True
-        while True:
+        while (now := time.monotonic()) < deadline:
             try:
                 if (line := child.lines.take()) is not None:
                     return line
             except (ValueError, TypeError):  # its code has written into the pipe
                 continue
             has_ended = child.ended()  # asked before the pipe is read, which may hold its last words
-            left = 0.0 if has_ended else max(0.0, deadline - time.monotonic())
             sources = [child.lines.source] if is_open else []
-            readable = self._wait([*sources, self._lines.source], left)
+            readable = self._wait([*sources, self._lines.source], 0.0 if has_ended else deadline - now)
             if self._lines.source in readable and not self._lines.fill():
                 self.end()
             if child.lines.source in readable:
                 is_open = child.lines.fill()
-            elif has_ended or time.monotonic() >= deadline:
-                return None
+            elif has_ended:
+                break
+        return None
 
     def _wait(self, sources: list[int], seconds: float) -> list[int]:
         """Wait until a descriptor has something to read, or a process ends; at most `LOOK_EVERY`."""
@@ -276,9 +288,17 @@ def main() -> None:
     requests, replies = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
-    os.dup2(2, 1)
+    os.dup2(2, 1)  # what own code prints must not get among the replies
     os.close(nothing)
-    Worker(requests, replies, os.getppid()).run()
+    worker = Worker(requests, replies, int(sys.argv[1]))
+    try:
+        worker.run()
+    except BrokenPipeError:  # the parent has ended
+        pass
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        worker.end()
 
 
 if __name__ == "__main__":

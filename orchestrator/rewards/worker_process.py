@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
+import tempfile
 import time
 from typing import Any
 
 from cluster.workers.program import command_of, environment_of_ranks
+from orchestrator.rewards.confinement import IS_LINUX
 from orchestrator.rewards.lines import Lines, line_of
+from orchestrator.rewards.unit_tests import remove
+from orchestrator.rewards.worker import MARK
 
 PROGRAM = "orchestrator.rewards.worker"
-DEFAULTS = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-"""Many workers share a machine, and the order of a set must not differ between them."""
+GRACE = 5.0
+"""Seconds for a worker to end what is below it."""
 
 
 class WorkerProcess:
@@ -27,22 +32,24 @@ class WorkerProcess:
             rewards: the specs of all rewards.
             roots: folders in which own code is found too.
         """
-        environment = environment_of_ranks()
-        for name, value in DEFAULTS.items():
-            environment.setdefault(name, value)
+        self._mark = secrets.token_hex(8)
+        has_tests = any(reward["kind"] == "unit_tests" for reward in rewards)
+        # Many workers share a machine, threads count as memory, and the order of a set must not differ between workers.
+        own = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", MARK: self._mark}
         self._process = subprocess.Popen(
-            command_of(PROGRAM),
+            command_of(PROGRAM, str(os.getpid())),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment,
+            env=environment_of_ranks() | own,
             start_new_session=True,
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        self._folder = tempfile.mkdtemp(prefix="orchestrator-rewards-") if has_tests else None
         self._requests = self._process.stdin.fileno()
         os.set_blocking(self._requests, False)
         self._lines = Lines(self._process.stdout.fileno())
-        self._unsent = memoryview(line_of({"rewards": rewards, "roots": roots}))
+        self._unsent = memoryview(line_of({"rewards": rewards, "roots": roots, "folder": self._folder}))
         self.task: Any = None
         """What it is busy with; None if it is free."""
         self.deadline = 0.0
@@ -81,19 +88,30 @@ class WorkerProcess:
         assert self._process.stdout is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-        try:
-            self._process.wait(timeout=0 if self.task is not None else GRACE)
-        except subprocess.TimeoutExpired:
-            self._process.send_signal(signal.SIGTERM)
+        if self.task is not None:
+            self._process.terminate()
         try:
             self._process.wait(timeout=GRACE)
         except subprocess.TimeoutExpired:
             self._process.kill()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+            self._process.wait()
         self._process.stdout.close()
+        if self._process.returncode:  # otherwise it has done all of this itself
+            _kill_marked(f"{MARK}={self._mark}".encode())
+            if self._folder is not None:
+                remove(self._folder)
 
 
-GRACE = 5.0
-"""Seconds for a worker to end what is below it."""
+def _kill_marked(mark: bytes) -> None:
+    """Kill the processes that have the mark in their environment, and those that they start meanwhile (Linux)."""
+    deadline, found = time.monotonic() + GRACE, True
+    while found and time.monotonic() < deadline:
+        found = False
+        for name in filter(str.isdecimal, os.listdir("/proc") if IS_LINUX else ()):
+            with contextlib.suppress(OSError):
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    is_marked = mark in file.read().split(b"\0")
+                if is_marked:
+                    found = True
+                    os.kill(int(name), signal.SIGKILL)
+        time.sleep(0.01)

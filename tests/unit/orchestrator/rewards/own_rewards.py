@@ -59,6 +59,14 @@ def hogs(answer: str) -> float:
     return float(len(bytearray(2**31)))
 
 
+kept: list[bytearray] = []
+
+
+def keeps(answer: str) -> float:
+    kept.append(bytearray(300 << 20))
+    return len(kept)
+
+
 def nan(answer: str) -> float:
     return float("nan")
 
@@ -98,7 +106,7 @@ def ends_itself(answer: str) -> float:
 def forks(answer: str) -> float:
     """Both processes return."""
     os.fork()
-    return 1.0
+    return float(answer)
 
 
 def leaves_a_daemon(answer: str) -> float:

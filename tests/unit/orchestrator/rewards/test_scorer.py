@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,6 +122,13 @@ def test_a_failure_is_told_and_does_what_the_job_says(function: str, told: str, 
     assert line.endswith("at prompt 7 (step 3, answer 0); mend it, or set on_error to zero or skip")
 
 
+def test_what_ran_out_of_memory_begins_anew(marked: Path) -> None:
+    """Three times 300 MiB fit into a GiB. The fourth does not, and leaves no less for the fifth."""
+    values, failures = one(own("keeps", on_error="zero"), *map(answer, range(5)))
+    assert values == [1.0, 2.0, 3.0, 0.0, 1.0]
+    assert failures == ["keeps needs more than its memory limit at prompt 3 (step 3, answer 0)"]
+
+
 def test_a_function_that_hangs_costs_its_time_limit(marked: Path) -> None:
     before = time.monotonic()
     values, failures = scored(
@@ -144,7 +152,8 @@ def test_there_is_nothing_to_read() -> None:
 
 
 def test_both_copies_of_a_fork_may_return(marked: Path) -> None:
-    assert one(own("forks"), *map(answer, range(5))) == ([1.0] * 5, [])
+    answers = [answer(number, str(number)) for number in range(5)]
+    assert one(own("forks"), *answers) == ([0.0, 1.0, 2.0, 3.0, 4.0], [])
 
 
 def test_a_daemon_does_not_outlive_its_answer(marked: Path) -> None:
@@ -221,12 +230,10 @@ def test_a_missing_library_is_told_before_anything_is_scored(monkeypatch: pytest
 
 
 def test_a_value_that_cannot_be_computed_is_wrong() -> None:
-    spec = RewardSpec(kind="math", timeout=2.0)
-    values, failures = one(
-        spec, answer(0, "$9^{9^{9^{9}}}$", answer="$8^{8^{8^{8}}}$"), answer(1, "$4$", answer="4")
-    )
+    hard = answer(0, "$9^{9^{9^{9}}}$", answer="4")
+    values, failures = one(RewardSpec(kind="math", timeout=3.0), hard, answer(1, "$4$", answer="4"))
     assert values == [0.0, 1.0]
-    assert failures in ([], [f"math took longer than 2 s at {'prompt 0 (step 3, answer 0)'}"])
+    assert failures == ["math took longer than 3 s at prompt 0 (step 3, answer 0)"]
 
 
 def test_rewards_by_a_model_are_left_to_others() -> None:
@@ -252,7 +259,7 @@ def test_long_texts_pass(marked: Path) -> None:
 
 
 PARENT = """
-import sys
+import os, sys, time
 from orchestrator.rewards.config import RewardSpec
 from orchestrator.rewards.scorer import Answer, Scorer
 specs = [RewardSpec(own="own_rewards:daemon_and_hang", timeout=1000)] if sys.argv[1] == "own" else [
@@ -261,22 +268,109 @@ code = "import os, time\\nif not os.fork():\\n    os.setsid()\\ntime.sleep(1000)
 answers = [Answer(0, n, 0, "", code, 0, {"tests": "assert 1"}) for n in range(2)]
 Scorer(specs, [sys.argv[2]], 2).score(answers)
 """
+BELOW = {"own": 2, "tests": 4}
+"""Processes below a worker: the function and its daemon; two to isolate the code, the code and its daemon."""
 
 
+@pytest.mark.parametrize("victim", ["parent", "worker"])
 @pytest.mark.parametrize("kind", ["own", "tests"])
-def test_nothing_outlives_a_killed_parent(kind: str, marked: Path) -> None:
+def test_nothing_outlives_who_was_killed(kind: str, victim: str, marked: Path) -> None:
+    """A killed worker is replaced, and what it left behind is gone."""
     with subprocess.Popen([sys.executable, "-c", PARENT, kind, HERE]) as parent:
         try:
-            # the parent, two workers, and two processes below each
-            deadline = time.monotonic() + 120
-            while len(left(marked)) < 7 and time.monotonic() < deadline:
-                assert parent.poll() is None
-                time.sleep(0.05)
-            assert len(left(marked)) == 7
+            before = wait_for_processes(3 + 2 * BELOW[kind], marked, parent)
+            workers = [pid for pid in before if _parent(pid) == parent.pid]
+            assert len(workers) == 2
+            if victim == "worker":
+                os.kill(workers[0], signal.SIGKILL)
+                deadline = time.monotonic() + 120
+                while (after := left(marked)) and (set(before) <= set(after) or len(after) < len(before)):
+                    assert time.monotonic() < deadline
+                    time.sleep(0.05)
+                assert len(after) == len(before)
+                assert len(set(after) & set(before)) == len(before) - 1 - BELOW[kind]
         finally:
-            parent.send_signal(signal.SIGKILL)
+            parent.kill()
     assert left_after(20.0, marked) == []
     assert os.listdir(marked) == []
+
+
+def wait_for_processes(number: int, folder: Path, parent: subprocess.Popen[bytes]) -> list[int]:
+    deadline = time.monotonic() + 120
+    while len(found := left(folder)) < number and time.monotonic() < deadline:
+        assert parent.poll() is None
+        time.sleep(0.05)
+    assert len(found) == number
+    return found
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_copy_of_the_parent_keeps_nothing_alive(marked: Path) -> None:
+    """A copy that was forked and holds the pipes, as a data loader is."""
+    copied = PARENT.replace(
+        "Scorer(specs, [sys.argv[2]], 2).score(answers)",
+        "scorer = Scorer([RewardSpec(kind='regex', pattern='a')], [], 1)\n"
+        "scorer.score(answers)\n"
+        "if copy := os.fork():\n"
+        "    print(copy, flush=True)\n"
+        "time.sleep(1000)",
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", copied, "own", HERE], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        copy = int(parent.stdout.readline())
+        try:
+            parent.kill()
+            deadline = time.monotonic() + 20
+            while (found := left(marked)) != [copy] and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert found == [copy]
+        finally:
+            os.kill(copy, signal.SIGKILL)
+
+
+def test_the_thread_that_started_the_workers_may_end(marked: Path) -> None:
+    with Scorer([own("size")], [HERE], 1) as scorer:
+        first = threading.Thread(target=scorer.score, args=[[answer(0)]])
+        first.start()
+        first.join()
+        before = left(marked)
+        assert scorer.score([answer(0, "a")]) == [{"size": 20.0}]
+        assert left(marked) == before
+
+
+def test_an_interruption_ends_the_workers(marked: Path) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    scorer = Scorer([own("daemon_and_hang", timeout=1000)], [HERE], 2)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 3.0)
+        with pytest.raises(KeyboardInterrupt):
+            scorer.score([answer(0), answer(1)])
+        assert left_after(5.0, marked) == []
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+        scorer.close()
+
+
+def test_a_worker_that_is_stopped_is_replaced(marked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = own("size", timeout=1.0)
+    with Scorer([spec], [HERE], 1) as scorer:
+        scorer.score([answer(0)])
+        (worker,) = [pid for pid in left(marked) if _parent(pid) == os.getpid()]
+        os.kill(worker, signal.SIGSTOP)
+        monkeypatch.setattr(module, "ANSWERS", 1.0)
+        threading.Timer(2.5, monkeypatch.setattr, (module, "ANSWERS", 180.0)).start()
+        values = scorer.score([answer(0, "a" * 1_000_000)])
+        assert values == [{"size": 10.0 + 10_000_000}]
+        assert worker not in left(marked)
 
 
 def test_the_weighted_sum() -> None:
