@@ -299,10 +299,23 @@ _KEYS: Mapping[str, str] = {
     "not here, because the reference of dpo, ipo and kto is the model that the run begins with": (
         "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps"
     ),
-    "not here, because no objective learns from answers that the model generates; dpo, ipo, orpo and kto "
-    "learn from given answers": (
-        "grpo ppo num_generations use_vllm reward_funcs reward_weights generation_batch_size "
-        "steps_per_generation num_iterations scale_rewards max_completion_length"
+    "workload.objective: grpo, with rollout and rewards": "rlhf rl ppo_trainer",
+    "rollout.group": "num_generations rollout_n num_return_sequences",
+    "rollout.max_tokens": "max_completion_length max_response_length response_length",
+    "rollout.steps": "steps_per_generation generation_batch_size ppo_mini_batch_size num_iterations ppo_epochs",
+    "rewards, as in [{own: module:function, weight: 1.0}]": (
+        "reward_funcs reward_weights custom_reward_function reward_model_path reward_processing_classes"
+    ),
+    "workload.options, as in {beta: 0.02, loss_type: dapo}": (
+        "scale_rewards kl_loss_coef clip_ratio clip_ratio_high clip_ratio_low loss_agg_mode epsilon_high "
+        "importance_sampling_level use_kl_loss adv_estimator"
+    ),
+    "data.sequence_length, which has room for a prompt and rollout.max_tokens": "max_prompt_length",
+    "not here, because the ranks that train generate with the run's own weights": (
+        "use_vllm vllm_mode vllm_gpu_memory_utilization vllm_server_host vllm_server_port tensor_model_parallel_size_rollout"
+    ),
+    "not here, because no value network is trained; grpo and reinforce compare answers with each other": (
+        "ppo critic value_model critic_warmup gae_lambda"
     ),
     "not here, because an adapter trains its own weights and the heads that its base lacks, and nothing "
     "else": "modules_to_save lora_modules_to_save trainable_token_indices",

@@ -43,7 +43,10 @@ def test_a_key_that_is_not_there_is_refused_with_those_that_are_like_it() -> Non
         ("learning_rate", r"train\.optimizer\.lr"),
         ("lion", r"did you mean train\.optimizer\.name\?"),
         ("dpo", "it is a value of workload.objective: dpo"),
-        ("grpo", "not here, because no objective learns from answers that the model generates"),
+        ("grpo", "it is a value of workload.objective: grpo"),
+        ("reward_funcs", r"rewards, as in \[\{own: module:function"),
+        ("num_generations", r"rollout\.group"),
+        ("ppo", "not here, because no value network is trained"),
         ("ptimize", "`orchestrator schema job` has all of them"),  # part of a word
     ],
 )
