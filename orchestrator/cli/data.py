@@ -14,6 +14,7 @@ from orchestrator.cli.options import (
     RunDirectory,
     Set,
     emit,
+    existing_run,
     finite,
     job_of,
     on_this_machine,
@@ -280,7 +281,7 @@ def report(
 
 
 def rollouts(
-    run: RunDirectory,
+    run: Annotated[str, typer.Argument(help="a run directory, or a name in the folder runs")],
     step: Annotated[
         int | None, typer.Option(min=1, help="the step [default: the last one kept]", show_default=False)
     ] = None,
@@ -289,7 +290,7 @@ def rollouts(
     """Show the prompts of a step, the answers that the model generated to them, and their rewards."""
     from orchestrator.train.rollouts.kept import read_kept
 
-    found, answers = read_kept(run_of(run), step)
+    found, answers = read_kept(existing_run(run)[0].uri, step)
     if as_json:
         emit({"step": found, "answers": answers})
         return
@@ -303,6 +304,6 @@ def rollouts(
         if answer["prompt_number"] != prompt:
             prompt = answer["prompt_number"]
             console.print(Text(f"prompt {prompt}: {answer['prompt']}", style="bold"))
-        reward = "no reward" if answer["reward"] is None else finite(answer["reward"])
+        reward = "no reward" if answer["reward"] is None else f"{answer['reward']:g}"
         end = "" if answer["ended"] else " (cut)"
         console.print(Text(f"  {reward}  {answer['tokens']} tokens{end}: {answer['answer']}"))

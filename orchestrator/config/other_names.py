@@ -194,7 +194,7 @@ _KEYS: Mapping[str, str] = {
     "parallel: auto chooses layout and micro-batch by the memory of a worker": (
         "auto_find_batch_size parallelism_config accelerator_config megatron_lm_config"
     ),
-    "workload.objective, such as dpo": "rl trainer rlhf",
+    "workload.objective, such as dpo": "trainer",
     "workload.dropout: 0": "disable_dropout",
     "train.reference says how dpo, ipo and kto get the reference's log-probabilities": (
         "precompute_ref_log_probs precompute_ref_batch_size ref_model"
@@ -308,11 +308,35 @@ _KEYS: Mapping[str, str] = {
     ),
     "workload.options, as in {beta: 0.02, loss_type: dapo}": (
         "scale_rewards kl_loss_coef clip_ratio clip_ratio_high clip_ratio_low loss_agg_mode epsilon_high "
-        "importance_sampling_level use_kl_loss adv_estimator"
+        "importance_sampling_level use_kl_loss adv_estimator use_bias_correction_kl"
     ),
-    "data.sequence_length, which has room for a prompt and rollout.max_tokens": "max_prompt_length",
+    "rollout.keep_every": (
+        "log_completions num_completions_to_print log_unique_prompts log_completions_hub_repo log_multimodal"
+    ),
+    "not here, because tokens are drawn by rollout.temperature, top_k and top_p alone": (
+        "min_p repetition_penalty generation_kwargs"
+    ),
+    "not here, because the losses of grpo and reinforce have no such term": (
+        "entropy_coef entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target use_adaptive_entropy "
+        "top_entropy_quantile delta off_policy_mask_threshold sapo_temperature_neg sapo_temperature_pos "
+        "vespo_k_pos vespo_k_neg vespo_lambda_pos vespo_lambda_neg"
+    ),
+    "not here, because rewards are added by their weights and compared within their group": (
+        "reward_clip_range normalize_advantages multi_objective_aggregation"
+    ),
+    "not here, because an unfinished answer is rewarded as it is; a reward of kind length tells it apart": (
+        "mask_truncated_completions"
+    ),
+    "not here, because an evaluation takes the most likely answer": "num_generations_eval",
+    "not here, because answers call no tools": "max_tool_calling_iterations",
+    "not here, because losses are computed in fp32": "cast_lm_head_to_fp32",
     "not here, because the ranks that train generate with the run's own weights": (
-        "use_vllm vllm_mode vllm_gpu_memory_utilization vllm_server_host vllm_server_port tensor_model_parallel_size_rollout"
+        "use_vllm vllm_mode vllm_gpu_memory_utilization vllm_server_host vllm_server_port vllm_server_base_url "
+        "vllm_server_timeout vllm_enable_sleep_mode vllm_structured_outputs_regex vllm_tensor_parallel_size "
+        "vllm_importance_sampling_correction vllm_importance_sampling_cap vllm_importance_sampling_mode "
+        "vllm_importance_sampling_clip_min vllm_importance_sampling_clip_max vllm_group_port "
+        "vllm_max_model_length vllm_model_impl use_transformers_paged use_transformers_continuous_batching "
+        "transformers_continuous_batching_config cache_implementation"
     ),
     "not here, because no value network is trained; grpo and reinforce compare answers with each other": (
         "ppo critic value_model critic_warmup gae_lambda"

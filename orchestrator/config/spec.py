@@ -43,7 +43,7 @@ from orchestrator.optim.config import NEWER
 from orchestrator.optim.kinds import KINDS
 from orchestrator.parallel.config import ParallelSpec, cost_of
 from orchestrator.rewards.config import LIMITS as REWARD_LIMITS
-from orchestrator.rewards.config import RewardSpec
+from orchestrator.rewards.config import Rewards
 from orchestrator.train.config import NEWER as NEWER_OF_TRAIN
 from orchestrator.train.config import TrainSpec
 from orchestrator.train.rollouts.config import NOT_IDENTITY, RolloutSpec, with_rollouts
@@ -68,7 +68,7 @@ class JobSpec(StrictModel):
     rollout: RolloutSpec | None = Field(
         default=None, description="how answers are generated, for grpo and reinforce"
     )
-    rewards: list[RewardSpec] = Field(
+    rewards: Rewards = Field(
         default_factory=list, description="what generated answers are rewarded for; the rewards add up"
     )
     parallel: Literal["auto"] | ParallelSpec = Field(

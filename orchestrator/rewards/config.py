@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -21,7 +21,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "length": ("length",),
 }
 """The options that belong to some kinds only."""
-NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}$"
+NAME = r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,62})?$"
 
 
 class LengthSpec(StrictModel):
@@ -87,18 +87,18 @@ class RewardSpec(StrictModel):
     strip: bool = Field(default=True, description="exact_match: ignore white space at both ends")
     length: LengthSpec | None = Field(default=None, description="length: the wanted length")
 
-    @model_validator(mode="before")
-    @classmethod
-    def it_has_a_name_and_a_column(cls, given: Any) -> Any:
-        """Fill in what follows from the other keys."""
-        if not isinstance(given, dict):
-            return given
-        kind, own = given.get("kind"), given.get("own")
-        name = kind or (own.rpartition(":")[2] if isinstance(own, str) else "model")
-        filled = {"name": name if isinstance(name, str) and re.match(NAME, name) else "reward"}
-        if isinstance(kind, str) and kind in OPTIONS["column"]:
-            filled["column"] = "tests" if kind == "unit_tests" else "answer"
-        return filled | {key: value for key, value in given.items() if value != "" or key not in filled}
+    @property
+    def title(self) -> str:
+        """Its name in metrics and messages."""
+        own = self.own.rpartition(":")[2] if self.own else None
+        return self.name or self.kind or own or "model"
+
+    @property
+    def read_column(self) -> str:
+        """The column of a prompt's row that it compares with; empty if it reads none."""
+        if self.column or self.kind not in OPTIONS["column"]:
+            return self.column
+        return "tests" if self.kind == "unit_tests" else "answer"
 
     @model_validator(mode="after")
     def it_is_one_of_three(self) -> RewardSpec:
@@ -140,12 +140,12 @@ class RewardSpec(StrictModel):
 
 
 def _names_are_unique(rewards: list[RewardSpec]) -> list[RewardSpec]:
-    names = [reward.name for reward in rewards]
+    names = [reward.title for reward in rewards]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ValueError(f"two rewards are called {twice[0]}; give one of them another name")
     return rewards
 
 
-Rewards = Annotated[list[RewardSpec], Field(min_length=1), AfterValidator(_names_are_unique)]
+Rewards = Annotated[list[RewardSpec], AfterValidator(_names_are_unique)]
 """The rewards of a job."""

@@ -102,7 +102,7 @@ class Scorer:
         for number, spec in self._specs.items():
             if spec.kind == "math" and find_spec("math_verify") is None:
                 raise InputError("kind: math needs math-verify", f"rewards.{number}", install(EXTRA))
-        self._rewards = [spec.model_dump() for spec in specs]
+        self._rewards = [{**spec.model_dump(), "column": spec.read_column} for spec in specs]
         self._roots = list(roots)
         self._most = processes or _processors()
         self._workers: list[WorkerProcess] = []
@@ -125,7 +125,7 @@ class Scorer:
         scores: list[dict[str, float]] = [{} for _ in answers]
         for task in tasks:
             spec = self._specs[task.reward]
-            scores[task.answer][spec.name] = self._value(task, answers[task.answer], replies[task])
+            scores[task.answer][spec.title] = self._value(task, answers[task.answer], replies[task])
         return scores
 
     def close(self) -> None:
@@ -143,10 +143,12 @@ class Scorer:
         """Return the reward of a reply, and note its problem. Raises InputError."""
         spec, where = self._specs[task.reward], f"rewards.{task.reward}"
         if "refused" in reply:
-            raise InputError(f"{spec.name}: {reply['refused']}", where, reply["hint"])
+            raise InputError(f"{spec.title}: {reply['refused']}", where, reply["hint"])
         if "problem" in reply:
             numbers = answer.step, answer.prompt_number, answer.k
-            self.failures.append(failure := RewardFailure(*numbers, name=spec.name, problem=reply["problem"]))
+            self.failures.append(
+                failure := RewardFailure(*numbers, name=spec.title, problem=reply["problem"])
+            )
             if "value" not in reply and spec.on_error == "stop":
                 raise InputError(str(failure), where, "mend it, or set on_error to zero or skip")
         return float(reply.get("value", 0.0 if spec.on_error == "zero" else math.nan))
@@ -217,7 +219,7 @@ class Scorer:
 
 def weighted(specs: Sequence[RewardSpec], scores: Sequence[Mapping[str, float]]) -> list[float]:
     """Return the weighted sum of each answer's rewards; NaN if one of them is NaN."""
-    return [float(sum(spec.weight * score[spec.name] for spec in specs)) for score in scores]
+    return [float(sum(spec.weight * score[spec.title] for spec in specs)) for score in scores]
 
 
 def _processors() -> int:

@@ -355,7 +355,9 @@ class Rollouts:
         }
         if len(self._rewards) > 1:
             for spec in self._rewards:
-                found[f"reward_{spec.name}"] = _mean(np.array([each.rewards[spec.name] for each in answers]))
+                found[f"reward_{spec.title}"] = _mean(
+                    np.array([each.rewards[spec.title] for each in answers])
+                )
         return {name: value for name, value in found.items() if not np.isnan(value)}
 
 
@@ -417,7 +419,7 @@ def rollouts_of(
         decode=lambda ids: spoken(tokenizer, ids, chat),
         prompt_text=lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False)),
         models={
-            reward.name: RewardModel(reward.model, f"rewards.{number}.model", tokens, device)
+            reward.title: RewardModel(reward.model, f"rewards.{number}.model", tokens, device)
             for number, reward in enumerate(spec.rewards)
             if reward.model
         },

@@ -47,6 +47,11 @@ def test_what_a_hint_writes_is_a_job(hint: str) -> None:
     """Hints such as `train.precision: bf16` and `checkpoint.average, as in {ema: 0.999}`."""
     for key, value in re.findall(r"((?:[a-z_]+\.)*[a-z_]+)(?:: |, as in )([\[{'].*[\]}']|[a-z0-9_]+$)", hint):
         given = document()
+        if key.startswith(("rewards", "rollout")):
+            given["workload"]["objective"] = "grpo"
+            given["rewards"] = [{"kind": "exact_match"}]
+            given["train"]["global_batch"] = 8
+            given["data"]["sequence_length"] = 256
         override(given, f"{key}={value}")
         spec.parse(given)
 
@@ -68,7 +73,15 @@ def test_so_has_every_argument_of_trl_and_accelerate() -> None:
     import trl
     from accelerate.commands.config.config_args import ClusterConfig
 
-    for kind in (trl.SFTConfig, trl.DPOConfig, trl.KTOConfig, trl.RewardConfig, trl.ModelConfig):
+    for kind in (
+        trl.SFTConfig,
+        trl.DPOConfig,
+        trl.KTOConfig,
+        trl.RewardConfig,
+        trl.GRPOConfig,
+        trl.RLOOConfig,
+        trl.ModelConfig,
+    ):
         names = {field.name for field in dataclasses.fields(kind)} - {
             "beta"
         }  # an optimizer's betas are nearer

@@ -41,8 +41,8 @@ def test_what_is_left_out_follows_from_the_rest() -> None:
         {"kind": "regex", "pattern": "a"},
     )
     names = ["exact_match", "politeness", "model", "unit_tests", "value", "length", "regex"]
-    assert [reward.name for reward in rewards] == names
-    assert [reward.column for reward in rewards] == ["answer", "", "", "tests", "solution", "", ""]
+    assert [reward.title for reward in rewards] == names
+    assert [reward.read_column for reward in rewards] == ["answer", "", "", "tests", "solution", "", ""]
     first = rewards[0]
     assert (first.weight, first.timeout, first.memory, first.on_error) == (1.0, 5.0, 1.0, "stop")
     assert read(*(reward.model_dump() for reward in rewards)) == rewards
@@ -115,4 +115,3 @@ def test_names_are_unique() -> None:
     assert told in refusal(EXACT, EXACT | {"column": "other"})
     assert "two rewards are called f" in refusal({"own": "a:f"}, {"own": "b:f"})
     assert len(read(EXACT, EXACT | {"name": "other"})) == 2
-    assert "rewards" in refusal()

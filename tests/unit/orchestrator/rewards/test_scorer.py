@@ -41,7 +41,7 @@ def scored(
 
 def one(spec: RewardSpec, *answers: Answer) -> tuple[list[float], list[str]]:
     values, failures = scored([spec], list(answers) or [answer(0, "a")])
-    return [each[spec.name] for each in values], [str(failure) for failure in failures]
+    return [each[spec.title] for each in values], [str(failure) for failure in failures]
 
 
 @pytest.fixture

@@ -1,0 +1,101 @@
+"""The keys of a job that learns from rewards: what they follow from, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec, dump, parse
+from orchestrator.config.spec import load as load_job
+
+
+def document(**parts: Any) -> dict[str, Any]:
+    return {
+        "name": "small",
+        "workload": {"model": "gpt-tiny", "objective": "grpo", **parts.pop("workload", {})},
+        "data": {
+            "sources": [{"uri": "rows.jsonl", "field": {"prompt": "q", "answer": "a", "level": "l"}}],
+            "tokenizer": "tokenizer",
+            "sequence_length": 64,
+        },
+        "train": {"steps": 8, "global_batch": 16, **parts.pop("train", {})},
+        "rollout": {"max_tokens": 32},
+        "rewards": [{"kind": "exact_match"}],
+        "checkpoint": {"every": 4},
+        **parts,
+    }
+
+
+def refusal(**parts: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        parse(document(**parts))
+    return str(caught.value)
+
+
+def test_a_step_reads_a_prompt_for_each_group() -> None:
+    assert parse(document()).samples_per_step == 2
+    assert parse(document(rollout={"max_tokens": 32, "group": 4})).samples_per_step == 4
+
+
+def test_rollouts_have_defaults_and_a_divergence_holds_its_reference(tmp_path: Any) -> None:
+    found = document()
+    del found["rollout"]
+    found["data"]["sequence_length"] = 256
+    job = parse(found)
+    assert job.rollout is not None
+    assert (job.rollout.group, job.train.reference) == (8, "precomputed")
+    job = parse(document(workload={"options": {"beta": 0.1}}))
+    assert job.train.reference == "held"
+    (tmp_path / "job.yaml").write_text(dump(job))
+    assert load_job(tmp_path / "job.yaml") == job
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"rewards": []}, "grpo learns from rewards, and there are none; list them in rewards"),
+        ({"train": {"global_batch": 12}}, "train.global_batch 12 counts answers, and is not a multiple of"),
+        ({"rollout": {"max_tokens": 64}}, "rollout.max_tokens 64 leaves no room for a prompt"),
+        ({"rollout": {"max_tokens": 32, "steps": 3}}, "train.steps 8 is not a multiple of rollout.steps 3"),
+        (
+            {"rollout": {"max_tokens": 32, "steps": 8}},
+            "checkpoint.every 4 is not a multiple of rollout.steps 8",
+        ),
+        ({"rollout": {"max_tokens": 32, "group": 1}}, "rollout.group"),
+        ({"rollout": {"max_tokens": 32, "temperature": 0}}, "rollout.temperature"),
+        ({"workload": {"objective": "causal_lm"}}, "rollout is for grpo and reinforce"),
+        (
+            {"workload": {"options": {"beta": 0.1}}, "train": {"reference": "precomputed"}},
+            "train.reference precomputed cannot know generated answers",
+        ),
+        ({"rewards": [{"kind": "exact_match"}] * 2}, "two rewards are called exact_match"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_key_and_the_way_out(parts: dict[str, Any], told: str) -> None:
+    assert told in refusal(**parts)
+
+
+def test_what_changes_no_answer_is_not_part_of_a_run_s_identity() -> None:
+    def identity(**rollout: Any) -> Any:
+        return parse(document(rollout={"max_tokens": 32, **rollout})).identity()
+
+    assert identity() == identity(keep_every=3)
+    assert identity() != identity(temperature=0.5)
+    assert identity() != identity(together=2)
+    plain = document()
+    first = parse(plain).identity()
+    plain["rewards"][0]["timeout"] = 7.0
+    assert parse(plain).identity() == first
+    plain["rewards"][0]["weight"] = 2.0
+    assert parse(plain).identity() != first
+
+
+def test_other_jobs_keep_their_identity() -> None:
+    found = document()
+    del found["rollout"], found["rewards"]
+    found["workload"]["objective"] = "causal_lm"
+    found["data"]["sources"] = [{"uri": "text.txt"}]
+    job: JobSpec = parse(found)
+    assert job.identity().keys() == {"seed", "workload", "data", "train"}
