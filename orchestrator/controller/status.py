@@ -72,6 +72,7 @@ def status_of(
         "attempt": state.attempt,
         "layout": str(state.layout) if state.layout else None,
         "loss": last.get("loss"),
+        "reward": last.get("reward"),
         "tokens_per_second": last.get("tokens_per_second"),
         "mfu": last.get("mfu"),
         "step_parts": parts.means,

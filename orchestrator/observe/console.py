@@ -96,6 +96,7 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     goodput = ledger.get("goodput")
     cost = summary.get("cost_usd")
     loss = summary.get("final_loss")
+    reward = summary.get("final_reward")
     entropy = summary.get("unigram_entropy")
     kwh = summary.get("kwh")
     objective = summary.get("objective") or ""
@@ -103,6 +104,7 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     read = read_unit(objective)
     rows = [
         ("steps", f"{summary.get('step')} of {summary.get('steps')}, {count(summary.get('tokens'))} {read}"),
+        *([] if reward is None else [("reward", f"{reward:.4f} (mean over the last step's answers)")]),
         (
             "loss",
             ("unknown" if loss is None else f"{loss:.4f} {unit}")
@@ -185,7 +187,7 @@ def _scores(metrics: Mapping[str, float]) -> str:
 def _held_out(metrics: Mapping[str, float], asked: Sequence[str] | None, unit: str) -> str:
     """Return the requested metrics or, without a request, the usual and the user's own ones, as far as measured."""
     texts = {"loss": f"{{:.4f}} {unit}", "bits_per_byte": "{:.4f} bits a byte", "accuracy": "{:.1%} right"}
-    usual = [*texts, "reward_margin"]
+    usual = [*texts, "reward_margin", "reward", "answer_tokens"]
     own_metrics = [name for name in metrics if name not in _NAMED and not name.startswith("router_")]
     return ", ".join(
         (
@@ -202,7 +204,9 @@ def _details(status: Mapping[str, Any]) -> list[str]:
     parts = []
     if status.get("step") is not None:
         parts.append(f"step {status['step']}/{status.get('steps') or '?'}")
-    if status.get("loss") is not None:
+    if status.get("reward") is not None:  # whose loss says nothing
+        parts.append(f"reward {status['reward']:.4f}")
+    elif status.get("loss") is not None:
         parts.append(f"loss {status['loss']:.4f}")
     if status.get("tokens_per_second") is not None:
         parts.append(f"{count(status['tokens_per_second'])} {read_unit(status.get('objective') or '')}/s")

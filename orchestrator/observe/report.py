@@ -135,7 +135,13 @@ def _plots(rows: RunTotals, events: Sequence[Row], found: dict[str, Any]) -> lis
     drawn = []
     unit = loss_unit(found["objective"])
     read = read_unit(found["objective"])
-    titles = ("Loss", unit), ("Speed", f"{read} a second"), ("Gradient norm", "before clipping")
+    titles = (
+        ("Reward", "mean over generated answers"),
+        ("Loss", unit),
+        ("Speed", f"{read} a second"),
+        ("Gradient norm", "before clipping"),
+        ("Length of answers", "tokens"),
+    )
     for key, (title, unit) in zip(CHARTED, titles, strict=True):
         points = list(rows.points[key])
         loss = key == "loss"

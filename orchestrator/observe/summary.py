@@ -71,6 +71,7 @@ def summary(
         "precision": spec.train.dtype,
         "tokens": last.get("tokens", 0),
         "final_loss": loss,
+        "final_reward": last.get("reward"),
         "evaluation": rows.evaluations[0] if rows.evaluations else None,
         "tasks": next(iter(tasks_in(events)), None),
         "unigram_entropy": unigram_entropy,

@@ -23,7 +23,7 @@ from orchestrator.storage.run_directory import ORIGIN, RunDir
 
 GANG_PHASES = frozenset({"start", "train"})
 """Phases in which steps are computed."""
-CHARTED = ("loss", "tokens_per_second", "grad_norm")
+CHARTED = ("reward", "loss", "tokens_per_second", "grad_norm", "answer_tokens")
 LONGEST_OF = 20
 MEASURED = ("step_seconds", "tokens_per_second")
 
