@@ -171,7 +171,7 @@ Each letter is a comparison with transformers on a folder that `save_pretrained`
 - **N**: named labels keep their meaning, in whatever order the job lists them.
 - **E**: transformers loads the export and gives the same logits.
 - **G**: greedy generation of the export equals ours, token by token.
-- For preferences, **L** is the loss of TRL's own trainer over twenty steps.
+- For preferences, **L** is the loss of TRL's own trainer over twenty steps; for grpo, its loss and gradient of a step.
 
 """
 TABLES = """

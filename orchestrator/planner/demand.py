@@ -31,6 +31,7 @@ class Demand:
         shards: virtual shards of a batch under bitwise determinism; 0 without it.
         ema: the decay of a moving average of the weights; None without one.
         compares: whether the objective compares answers, so that the head computes all tokens at once.
+        generated: answers that a rank decodes at once; 0 if the model generates none.
         steps: steps of the run.
         hours: hours within which it should finish; None for no limit.
         engine_problems: returns why a layout's engine cannot run the job.
@@ -45,6 +46,7 @@ class Demand:
     shards: int
     ema: float | None
     compares: bool
+    generated: int
     steps: int
     hours: float | None
     engine_problems: Callable[[Layout], list[str]] = field(repr=False, compare=False)
@@ -73,6 +75,7 @@ def demand_of(spec: JobSpec) -> Demand:
         shards=train.bitwise_shards,
         ema=spec.checkpoint.ema,
         compares=spec.workload.objective in (*PREFERENCES, *REWARDED),
+        generated=spec.rollout.group * spec.rollout.together if spec.rollout else 0,
         steps=train.steps,
         hours=spec.limits.hours,
         engine_problems=partial(engine_problems, train, spec.workload, spec.resources.per_worker.gpu),

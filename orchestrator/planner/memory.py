@@ -154,6 +154,7 @@ def held(demand: Demand, shape: ModelShape, layout: Layout, indices: Sequence[in
         + _casts(demand.precision, shape, layout) * (1.0 - shape.quantised_share)
         - summed
     )
+    copy, cache = _generation(demand, shape)
     ranks = []
     for index in indices:
         layers = layers_by_rank(shape.layers, layout)[index]
@@ -175,10 +176,13 @@ def held(demand: Demand, shape: ModelShape, layout: Layout, indices: Sequence[in
         # The embedding's backward pass creates gradients after the activations of its micro-batch are freed.
         made = _embedded(shape, first, last) / layout.tp - layers * layer
         at_once = max(at_once, made, summed * parameters - kept * layers * layer)
+        at_once = max(
+            at_once, cache - kept * layers * layer
+        )  # activations are free while answers are generated
         waits = min(_deferred(layout, index), accumulation) * layers * max(waiting - layer, 0.0)
         ranks.append(
             Held(
-                state=state * parameters,
+                state=state * parameters + copy,
                 micro_batch=layers * layer,
                 in_flight=kept,
                 head=at_once,
@@ -381,6 +385,18 @@ def _head(demand: Demand, shape: ModelShape, tokens: float, passes: int) -> floa
     copies += 0.0 if chunked else KEPT_LOGITS * (passes - 1)
     gradients = 2 if shape.generator else passes * chunked  # ELECTRA's two networks share the table
     return 4.0 * (copies * tokens * shape.vocabulary + gradients * shape.table)
+
+
+def _generation(demand: Demand, shape: ModelShape) -> tuple[float, float]:
+    """Return the bytes with which a rank generates answers: a whole copy of the model in fp32, whatever the layout, and
+    the keys and values of the answers that it decodes at once.
+    """
+    if not demand.generated:
+        return 0.0, 0.0
+    width = 4.0 if demand.precision == "fp32" else 2.0
+    head = shape.head_dim or shape.hidden // shape.heads
+    tokens = demand.generated * shape.sequence_length
+    return 4.0 * shape.parameters, 2.0 * width * tokens * shape.layers * shape.kv_heads * head
 
 
 def _embedded(shape: ModelShape, first: bool, last: bool) -> float:

@@ -4,6 +4,7 @@ fails."""
 from __future__ import annotations
 
 import json
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -252,3 +253,41 @@ def test_a_reward_model_of_this_project_scores_the_answers(place: Path, tmp_path
             line["rewards"]["model"] + 0.1 * (line["tokens"] <= 4), abs=1e-6
         )
     assert compared > 2
+
+
+@pytest.mark.slow
+def test_faults_at_random_change_no_answer_and_no_bit(quiet: Path, place: Path, tmp_path: Path) -> None:
+    """Of a run at two ranks, in rounds of a few faults each: ranks are killed in steps and in evaluations."""
+    draw = random.Random(5)
+    for number in range(12):
+        places = sorted({(draw.randrange(1, STEPS), draw.random() < 0.2) for _ in range(4)})
+        faults = tuple(
+            f"kill@{draw.randrange(2)}:{4 if is_late else step}{'e' if is_late else ''}/{attempt}"
+            for attempt, (step, is_late) in enumerate(places, start=1)
+        )
+        run = run_of(tmp_path, f"run{number}", document(place), faults=faults)
+        assert curve(run) == curve(quiet), faults
+        assert weights(run, STEPS) == weights(quiet, STEPS), faults
+        assert answers(run, 8) == answers(quiet, 8), faults
+
+
+def test_a_run_goes_on_under_another_layout_with_the_answers_of_its_next_step(
+    quiet: Path, place: Path, tmp_path: Path
+) -> None:
+    """From the same weights, so that rounding has changed nothing yet."""
+    run = tmp_path / "run"
+    found = document(place)
+    found["rollout"]["keep_every"] = 1
+    found["checkpoint"]["every"] = 4
+    controller_here(found, str(run), place / "cache", until=4).drive()
+    before = answers(run, 4)
+    found["parallel"] |= {"tp": 2}
+    controller_here(found, str(run), place / "cache").drive()
+    assert before == answers(quiet, 4)
+    assert rows(run)[-1]["step"] == STEPS
+    assert "tp2" in rows(run)[-1]["layout"]
+    twin = tmp_path / "twin"
+    kept = document(place)
+    kept["rollout"]["keep_every"] = 1
+    run_of(tmp_path, "twin", kept)
+    assert answers(run, 5) == answers(twin, 5)

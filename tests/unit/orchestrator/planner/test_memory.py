@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -138,3 +139,23 @@ def test_gpipe_holds_what_each_forward_pass_of_the_head_leaves(objective: str, p
     )
     each = 4.0 * shape.vocabulary * (shape.hidden if objective == "causal_lm" else 1.3 * 256)
     assert first.head - one.head == pytest.approx((parts - 1) * each)
+
+
+def test_every_rank_that_generates_holds_a_whole_copy_of_the_model() -> None:
+    """Whatever the layout divides, and with what it decodes at once where that is more than a step's activations."""
+
+    def bytes_of(objective: str, **rollout: int) -> float:
+        columns = {"prompt": "q"} if objective == "grpo" else {"messages": "m"}
+        spec = parse({
+            "name": "copies",
+            "workload": {"model": "llama-tiny", "objective": objective},
+            "data": {"sources": [{"uri": "a", "field": columns}], "tokenizer": "t", "sequence_length": 256},
+            "train": {"steps": 10, "global_batch": 64},
+            **({"rollout": rollout, "rewards": [{"kind": "exact_match"}]} if objective == "grpo" else {}),
+        })  # fmt: skip
+        return peak_bytes(demand_of(spec), shape, Layout(dp=8, zero=3, micro_batch=1))
+
+    shape = dataclasses.replace(model_shape(describe("llama-tiny"), 256), chunked_head=False)
+    plain = bytes_of("conversation")
+    assert bytes_of("grpo", together=1, group=2) == pytest.approx(plain + 4 * shape.parameters)
+    assert bytes_of("grpo", together=64, group=64) > plain + 2 * 4 * shape.parameters
