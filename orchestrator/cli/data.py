@@ -294,16 +294,12 @@ def rollouts(
     if as_json:
         emit({"step": found, "answers": answers})
         return
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(Text(f"step {found}", style="bold"))
+    print(f"step {found}")
     prompt = None
     for answer in answers:
         if answer["prompt_number"] != prompt:
             prompt = answer["prompt_number"]
-            console.print(Text(f"prompt {prompt}: {answer['prompt']}", style="bold"))
+            print(f"\nprompt {prompt}: {answer['prompt']}")
         reward = "no reward" if answer["reward"] is None else f"{answer['reward']:g}"
-        end = "" if answer["ended"] else " (cut)"
-        console.print(Text(f"  {reward}  {answer['tokens']} tokens{end}: {answer['answer']}"))
+        end = "" if answer["ended"] else ", cut"
+        print(f"  {reward} ({answer['tokens']} tokens{end}): {answer['answer']}")

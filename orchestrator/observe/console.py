@@ -104,12 +104,13 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     read = read_unit(objective)
     rows = [
         ("steps", f"{summary.get('step')} of {summary.get('steps')}, {count(summary.get('tokens'))} {read}"),
-        *([] if reward is None else [("reward", f"{reward:.4f} (mean over the last step's answers)")]),
         (
             "loss",
             ("unknown" if loss is None else f"{loss:.4f} {unit}")
             + (f" (unigram entropy {entropy:.4f})" if entropy is not None else ""),
-        ),
+        )
+        if reward is None  # else the loss says nothing
+        else ("reward", f"{reward:.4f}, the mean over the last step's answers"),
         *[
             (
                 f"loss of {name}" if "loss" in metrics else name,

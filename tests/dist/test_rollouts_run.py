@@ -18,6 +18,7 @@ from local_run import LocalGang, controller_here, drive_here
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.controller import decide
+from orchestrator.export.hugging_face import write
 from orchestrator.resolve.commit_model import model_of_run
 from orchestrator.train.rollouts.kept import kept_steps, read_kept
 from orchestrator.train.rollouts.reward_check import check_reward_models
@@ -291,3 +292,11 @@ def test_a_run_goes_on_under_another_layout_with_the_answers_of_its_next_step(
     kept["rollout"]["keep_every"] = 1
     run_of(tmp_path, "twin", kept)
     assert answers(run, 5) == answers(twin, 5)
+
+
+def test_what_has_learnt_leaves_as_a_language_model(quiet: Path, tmp_path: Path) -> None:
+    made = model_of_run(str(quiet), STEPS)
+    written = write(made.spec, made.tokens, made.workload, made.read, str(tmp_path / "export"))
+    assert written is not None
+    assert written < 1e-4
+    assert json.loads((tmp_path / "export/config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]

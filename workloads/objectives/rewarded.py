@@ -63,6 +63,7 @@ def _sample_prompt(self: SampledObjective, read: Read, sample: int, rng: np.rand
     return {
         "tokens": padded(prompt, length, self.vocabulary.padding),
         "labels": np.full(length, IGNORE, dtype=np.int64),
+        "padding": np.arange(length) < len(prompt),
         **dict.fromkeys(names, nothing),
     }
 

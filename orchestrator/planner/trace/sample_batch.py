@@ -69,6 +69,7 @@ def sample_batch(data: DataSpec, seed: int, draws: bool, workload: Workload, row
     if workload.objective.name in REFERENCED:
         batch["reference"] = torch.full((rows, 2), -20.0)
     if workload.objective.name in REWARDED:
+        del batch["padding"]  # rows with answers have none
         batch |= _answered(batch)
     if draws:
         batch[KEYS] = row_keys(seed, 0, rows)

@@ -348,11 +348,12 @@ class Rollouts:
         rewards = np.array([answer.reward for answer in answers])
         found = {
             "reward": _mean(rewards),
-            "unscored": float(np.isnan(rewards).mean()),
             "answer_tokens": float(np.mean(lengths)),
             "unfinished": float(np.mean([not answer.drawn.ended for answer in answers])),
             "entropy": sum(answer.drawn.entropy for answer in answers) / sum(lengths),
         }
+        if any(reward.on_error == "skip" for reward in self._rewards):
+            found["unscored"] = float(np.isnan(rewards).mean())
         if len(self._rewards) > 1:
             for spec in self._rewards:
                 found[f"reward_{spec.title}"] = _mean(

@@ -143,6 +143,7 @@ def micro_batches(
     if workload.objective.name in REWARDED:
         for batch, (start, count) in zip(batches, mine, strict=True):
             rows = [answered_row(workload.objective, sample) for sample in range(start, start + count)]
+            del batch["padding"]  # that of the prompts alone
             batch |= {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
     if workload.objective.name in REFERENCED:
         for batch, (start, count) in zip(batches, mine, strict=True):
