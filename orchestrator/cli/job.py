@@ -198,7 +198,7 @@ def plan(
     if isinstance(spec, ChainSpec):
         plan_chain(
             spec,
-            run_of(spec, None),
+            run_of(spec.name, None),
             lambda each: _plan(
                 each, workers, device=machine, html=None, at=None, by_workers=frontier, as_json=as_json
             ),
@@ -212,7 +212,7 @@ def plan(
         at=cluster,
         by_workers=frontier,
         as_json=as_json,
-        run=run_of(spec, None),
+        run=run_of(spec.name, None),
     ):
         emit(found)
 

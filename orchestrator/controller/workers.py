@@ -14,7 +14,7 @@ from cluster.workers.rank_output import last_lines
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.snapshot_server import LIMIT
 from orchestrator.config.redact import redact
-from orchestrator.config.spec import JobSpec
+from orchestrator.config.spec import JobSpec, dump
 from orchestrator.controller.background_trace import verdicts_before
 from orchestrator.controller.health import Failure, excluded
 from orchestrator.controller.state import Phase
@@ -334,7 +334,7 @@ class Workers:
             shape,
             machine,
             host=offer.memory if offer else None,
-            confirm=partial(verdicts_before, self._spec, machine, is_stopped),
+            confirm=partial(verdicts_before, dump(self._spec), machine, is_stopped),
             is_busy=lambda: self.running,
         )
 

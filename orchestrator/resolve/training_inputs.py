@@ -91,7 +91,7 @@ def training_inputs(
     )
     _check_ends(workload.objective, tokens)
     if spec.data.samples is not None:
-        return _of_samples(spec, job, workload, tokens)
+        return _of_samples(job, workload, tokens)
     weights = [source.weight for source in spec.data.sources]
     share = spec.data.validation.share if spec.data.validation else None
     plan = plan_of(spec.data, tokens)
@@ -132,10 +132,11 @@ def _check_ends(objective: Objective, tokens: Tokens) -> None:
     raise InputError(problem, "workload.options.documents", hint)
 
 
-def _of_samples(spec: JobSpec, job: ResolvedJob, workload: Workload, tokens: Tokens) -> TrainingInputs:
+def _of_samples(job: ResolvedJob, workload: Workload, tokens: Tokens) -> TrainingInputs:
     """Return the inputs of a job on own samples. Raises InputError."""
     from orchestrator.data.samples.own_samples import batches_of_samples
 
+    spec = job.spec
     assert spec.data.samples is not None
     share = spec.data.validation.share if spec.data.validation else None
     batches, held_out = batches_of_samples(
