@@ -12,7 +12,7 @@ from orchestrator.data.config import DataSpec
 from orchestrator.evaluate.config import EvaluateSpec
 from orchestrator.launch.doctor import Finding
 from orchestrator.launch.job_paths import read_paths, written_paths
-from orchestrator.observe.sinks.follow import libraries_of
+from orchestrator.observe.sinks.check import libraries_of
 from orchestrator.storage.uri import LIBRARIES, protocol_of
 
 IMAGES = "orchestrator.data.images:Images"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -30,7 +29,7 @@ from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.config import TrainSpec
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class PlannedJob:
     """A job with its plan.
 

@@ -14,8 +14,10 @@ import pytest
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, dump, parse
+from orchestrator.observe.sinks import check as sinks_check
 from orchestrator.observe.sinks import follow
-from orchestrator.observe.sinks.follow import Followed, SinkProcess, check_sinks, sinks_of
+from orchestrator.observe.sinks.check import check_sinks
+from orchestrator.observe.sinks.follow import Followed, SinkProcess, sinks_of
 from orchestrator.storage.run_directory import RunDir
 
 BORN = 1_700_000_000.0
@@ -212,7 +214,7 @@ def test_a_sink_that_fails_is_told_of_and_waits(tmp_path: Path, capsys: pytest.C
 
 def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     check_sinks(job(tensorboard=True, opentelemetry={"endpoint": "http://c:4318/v1/traces"}).sinks)
-    monkeypatch.setattr(follow, "find_spec", lambda library: None)
+    monkeypatch.setattr(sinks_check, "find_spec", lambda library: None)
     with pytest.raises(InputError, match=r"sinks.wandb.*needs the library wandb.*\[sinks\]"):
         check_sinks(job(wandb={"project": "p"}).sinks)
     with pytest.raises(InputError, match="no http or https URL"):
