@@ -87,7 +87,9 @@ def plan(
         raise InputError(
             f"{workers!r} is no number of workers", "workers", "give a whole number of at least 1"
         )
-    spec = job.spec if workers is None else with_workers(job.spec, workers)
+    spec = job.spec
+    if workers is not None:
+        spec = spec.with_parts(resources=with_workers(spec.resources, workers))
     place = run_directory(job.name, run_dir)
     found = planned_here(spec, place) if machine is None else planned_on_paper(spec, machine)
     planned = found.plan

@@ -240,7 +240,8 @@ def _plan(
     if at:
         cluster, workers = read_cluster(at)
         device = cluster.device
-    spec = with_workers(spec, workers) if workers else spec
+    if workers:
+        spec = spec.with_parts(resources=with_workers(spec.resources, workers))
     planned = planned_here(spec, run) if device is None else planned_on_paper(spec, device)
     spec, shape = planned.job.spec, planned.job.shape
     if planned.refused:

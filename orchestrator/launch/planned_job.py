@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from orchestrator.config.errors import InputError
+from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec
 from orchestrator.launch.init_checks import check_begins
 from orchestrator.launch.machine_checks import check_room
@@ -72,10 +73,9 @@ class PlannedJob:
         return self.traced.told(self.plan, self.on_cpu) | more
 
 
-def with_workers(spec: JobSpec, workers: int) -> JobSpec:
-    """Return the job limited to `workers` workers. Its minimum is lowered to that number if it is larger."""
-    least = min(spec.resources.workers.min, workers)
-    return spec.with_parts(resources=on_workers(spec.resources, least, workers))
+def with_workers(resources: ResourceSpec, workers: int) -> ResourceSpec:
+    """Return the resources limited to `workers` workers. The minimum is lowered to that number if it is larger."""
+    return on_workers(resources, min(resources.workers.min, workers), workers)
 
 
 def planned_on_paper(spec: JobSpec, device: str) -> PlannedJob:

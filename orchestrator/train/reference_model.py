@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -41,20 +42,29 @@ TRAINING = ""
 class References:
     """The reference's log-probabilities of all samples of a task. Every rank has one; rank 0 reads and writes files."""
 
-    def __init__(self, spec: JobSpec, task: Task, inputs: TrainingInputs, base: Base, retry: Retry) -> None:
-        self._spec = spec
+    def __init__(
+        self,
+        key_of: Callable[[str | None], str],
+        global_batch: int,
+        task: Task,
+        inputs: TrainingInputs,
+        retry: Retry,
+    ) -> None:
+        """Open the files of values.
+
+        Args:
+            key_of: returns what identifies the values of a part of the run's data, or of other data for None.
+            global_batch: samples of a global batch.
+            task: names the data.
+            inputs: the samples.
+            retry: how to retry reads.
+        """
+        self._global_batch = global_batch
         self._readers = _readers(task, inputs)
         self._tables = {}
         for name, read in self._readers.items():
             data = task.sets.get(name, task.data)
-            key = _key(
-                workload=spec.workload,
-                data=spec.data,
-                seed=spec.seed,
-                precision=spec.train.dtype,
-                base=base,
-                name=name if data == task.data else None,
-            )
+            key = key_of(name if data == task.data else None)
             self._tables[name] = ReferenceTable(data, key, len(read), retry)
         self._values = {name: _read(table) for name, table in self._tables.items()}
 
@@ -81,7 +91,7 @@ class References:
             between: called after each part; tests inject faults there.
         """
         rank = layout.coordinate(context.rank_info.rank)["dp"]
-        global_batch = self._spec.train.global_batch
+        global_batch = self._global_batch
 
         def passes_of(part: range) -> list[range]:
             return shares(len(part), layout.micro_batch, global_batch, layout.dp, rank)
@@ -168,7 +178,10 @@ def references_of(
     if base is None:
         what = f"{spec.workload.objective} compares with the model that the run began with, and there is none"
         raise InputError(what, "workload.init_from", "name a run or an export")
-    return References(spec, task, inputs, base, retry) if spec.train.reference == "precomputed" else None
+    if spec.train.reference != "precomputed":
+        return None
+    key_of = partial(_key, spec.workload, spec.data, spec.seed, spec.train.dtype, base)
+    return References(key_of, spec.train.global_batch, task, inputs, retry)
 
 
 def _all_readers(inputs: TrainingInputs) -> dict[str, SampleReader]:

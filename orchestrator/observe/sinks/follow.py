@@ -27,7 +27,7 @@ from cluster.workers.program import command_of
 from cluster.workers.rank_process import die_with_parent
 from orchestrator.config.errors import one_line
 from orchestrator.config.redact import redact
-from orchestrator.config.spec import JobSpec, parse
+from orchestrator.config.spec import parse
 from orchestrator.observe.sink_cursor import Received
 from orchestrator.observe.sinks.check import module_of, parts_of
 from orchestrator.observe.sinks.config import SinkSpec
@@ -133,21 +133,20 @@ def _build_own(reference: str, context: SinkContext) -> Sink:
     return sink
 
 
-def sinks_of(spec: JobSpec, run: RunDir) -> list[Followed]:
+def sinks_of(name: str, asked: SinkSpec | None, document: dict[str, Any], run: RunDir) -> list[Followed]:
     """The sinks that the job asks for. Each imports its library when it is built."""
-    if spec.sinks is None:
+    if asked is None:
         return []
     began = run.rows(EVENTS)[0]["time"]
-    job = redact(spec.model_dump(mode="json"))
+    job = redact(document)
 
     def context(config: Any) -> SinkContext:
-        return SinkContext(config, spec.name, job, run, began)
+        return SinkContext(config, name, job, run, began)
 
     sinks = [
-        Followed(key, partial(module_of(key).build, context(part)))
-        for key, part in parts_of(spec.sinks).items()
+        Followed(key, partial(module_of(key).build, context(part))) for key, part in parts_of(asked).items()
     ]
-    for own in spec.sinks.own:
+    for own in asked.own:
         sinks.append(Followed(str(own), partial(_build_own, own.use, context(own.options))))
     return sinks
 
@@ -156,7 +155,7 @@ def _begun(run: RunDir) -> list[Followed] | None:
     """The sinks of a run; None while storage does not give what it began with. Never raises."""
     try:
         spec = parse(yaml.safe_load(run.read_text("job.yaml") or ""))
-        return sinks_of(spec, run)
+        return sinks_of(spec.name, spec.sinks, spec.model_dump(mode="json"), run)
     except Exception as error:  # of a store's library too; an event may still be on its way
         print(f"the run is not read yet: {redact(one_line(error))}", flush=True)
         return None

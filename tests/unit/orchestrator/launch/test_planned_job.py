@@ -19,8 +19,8 @@ def job(parallel: object = "auto") -> JobSpec:
 
 
 def test_so_many_workers_are_taken_whatever_the_job_would_take() -> None:
-    assert with_workers(job(), 1).resources.workers.model_dump() == {"min": 1, "max": 1}
-    assert with_workers(job(), 16).resources.workers.model_dump() == {"min": 2, "max": 16}
+    assert with_workers(job().resources, 1).workers.model_dump() == {"min": 1, "max": 1}
+    assert with_workers(job().resources, 16).workers.model_dump() == {"min": 2, "max": 16}
 
 
 def test_what_is_taken_of_what_is_not_here_and_why_the_precision_are_told() -> None:

@@ -99,13 +99,15 @@ def test_tensorboard_reads_each_step_once_whoever_was_killed(tmp_path: Path) -> 
     run.append("events.jsonl", [event(1, "prepare", 0)])
     evaluation = {"step": 2, "attempt": 1, "time": BORN, "sets": {"validation": {"loss": 3.5}}}
     run.append("metrics.jsonl", [row(1), row(2, evaluations=[evaluation]), row(3)])
-    [first] = sinks_of(job(tensorboard=True), run)
+    [first] = sinks_of((asked := job(tensorboard=True)).name, asked.sinks, asked.model_dump(mode="json"), run)
     first.update(run, False)
     run.append("metrics.jsonl", [row(3, loss=77.0), row(4)])  # after a return to a commit
     first.update(run, False)
     newest = max((tmp_path / "run" / "tensorboard").iterdir())
     newest.write_bytes(newest.read_bytes()[:-3])  # a kill in the middle of step 4
-    [second] = sinks_of(job(tensorboard=True), run)
+    [second] = sinks_of(
+        (asked := job(tensorboard=True)).name, asked.sinks, asked.model_dump(mode="json"), run
+    )
     second.update(run, True)
     found = scalars(tmp_path / "run" / "tensorboard")
     assert found["loss"] == [(1, 8.0), (2, 7.0), (3, 6.0), (4, 5.0)]
@@ -117,7 +119,7 @@ def test_tensorboard_forgets_steps_that_were_trained_again_on_other_samples(tmp_
     run = new_run(tmp_path)
     run.append("events.jsonl", [event(1, "prepare", 0)])
     run.append("metrics.jsonl", [row(step, samples=f"first {step}") for step in (1, 2, 3)])
-    [sink] = sinks_of(job(tensorboard=True), run)
+    [sink] = sinks_of((asked := job(tensorboard=True)).name, asked.sinks, asked.model_dump(mode="json"), run)
     sink.update(run, False)
     run.log("metrics.jsonl").cut(1)  # the second retry of an instability leaves out what step 2 had used
     run.append("metrics.jsonl", [row(step, samples=f"other {step}", loss=5.0) for step in (2, 3, 4)])
@@ -135,7 +137,7 @@ def test_spans_of_phases_are_sent_once_and_again_when_they_were_refused(
     told = [event(1, "prepare", 0), event(2, "start", 5), event(3, "train", 6)]
     run.append("events.jsonl", told)
     spec = job(opentelemetry={"endpoint": collector})
-    [first] = sinks_of(spec, run)
+    [first] = sinks_of(spec.name, spec.sinks, spec.model_dump(mode="json"), run)
     Collector.refusals = 1
     first.update(run, True)
     assert first.failed
@@ -143,7 +145,7 @@ def test_spans_of_phases_are_sent_once_and_again_when_they_were_refused(
     first.update(run, True)
     fault = {"first_fault": "rank 1 was killed; password=hunter2"}
     run.append("events.jsonl", [event(4, "stop", 9, **fault), event(5, "failed", 12)])
-    [second] = sinks_of(spec, run)  # another controller
+    [second] = sinks_of(spec.name, spec.sinks, spec.model_dump(mode="json"), run)  # another controller
     second.update(run, True)
     spans = [
         span
@@ -185,7 +187,7 @@ def test_weights_and_biases_has_each_step_once(tmp_path: Path) -> None:
     run.append("metrics.jsonl", [row(step) for step in range(1, 11)])
     spec = job(wandb={"project": "p", "mode": "offline"})
     for last in (10, 12):  # by one controller after another
-        [sink] = sinks_of(spec, run)
+        [sink] = sinks_of(spec.name, spec.sinks, spec.model_dump(mode="json"), run)
         run.append("metrics.jsonl", [row(step) for step in range(11, last + 1)])
         sink.update(run, True)
         assert not sink.failed
