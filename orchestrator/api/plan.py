@@ -79,7 +79,8 @@ def plan(
 
     Raises InputError if the job is wrong, no layout is legal, or none fits.
     """
-    from orchestrator.launch.planned_job import planned_here, planned_on_paper, with_workers
+    from orchestrator.launch.planned_job import planned_here, planned_on_paper
+    from orchestrator.planner.planner import with_workers
 
     if not isinstance(job, Job):
         raise InputError(f"is {type(job).__name__} and no Job", "job", "give Job(...), or Job.load(FILE)")

@@ -232,9 +232,10 @@ def _plan(
     from orchestrator.cli import plan_table
     from orchestrator.cli.cluster_plan import read_cluster, show_forecast
     from orchestrator.controller.forecast_table import forecast
-    from orchestrator.launch.planned_job import planned_here, planned_on_paper, with_workers
+    from orchestrator.launch.planned_job import planned_here, planned_on_paper
     from orchestrator.planner.demand import demand_of
     from orchestrator.planner.frontier import frontier
+    from orchestrator.planner.planner import with_workers
 
     cluster = None
     if at:

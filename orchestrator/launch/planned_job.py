@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec
 from orchestrator.launch.init_checks import check_begins
 from orchestrator.launch.machine_checks import check_room
@@ -21,7 +20,6 @@ from orchestrator.planner.choose_layout import Plan, Verdict
 from orchestrator.planner.device import Machine
 from orchestrator.planner.feed import feed
 from orchestrator.planner.machines import on_paper, worker_on_paper
-from orchestrator.planner.planner import on_workers
 from orchestrator.planner.precision import Choice
 from orchestrator.planner.trace.layout_memory import TracedMemory, confirmed
 from orchestrator.resolve.precision import as_its_run, choice_of, in_chosen_precision
@@ -71,11 +69,6 @@ class PlannedJob:
         if self.choice:
             more["precision"] = self.choice.to_json()
         return self.traced.told(self.plan, self.on_cpu) | more
-
-
-def with_workers(resources: ResourceSpec, workers: int) -> ResourceSpec:
-    """Return the resources limited to `workers` workers. The minimum is lowered to that number if it is larger."""
-    return on_workers(resources, min(resources.workers.min, workers), workers)
 
 
 def planned_on_paper(spec: JobSpec, device: str) -> PlannedJob:

@@ -124,6 +124,11 @@ def on_workers(resources: ResourceSpec, least: int, most: int) -> ResourceSpec:
     return resources.model_copy(update={"workers": asked})
 
 
+def with_workers(resources: ResourceSpec, workers: int) -> ResourceSpec:
+    """Return the resources limited to `workers` workers. The minimum is lowered to that number if it is larger."""
+    return on_workers(resources, min(resources.workers.min, workers), workers)
+
+
 def widths(least: int, most: int) -> list[int]:
     """Return the numbers of workers to compare: `least`, twice as many and so on, and `most`."""
     numbers = []

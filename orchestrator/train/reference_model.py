@@ -8,21 +8,17 @@ are stored, the base is not read any more.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import xxhash
 
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.config.errors import InputError
 from orchestrator.config.records import REFERENCED
 from orchestrator.config.spec import JobSpec
-from orchestrator.config.workload import WorkloadSpec
-from orchestrator.data.config import DataSpec
 from orchestrator.data.samples.reference_table import ReferenceTable
 from orchestrator.data.samples.sample_reader import SampleReader
 from orchestrator.parallel.layout import Layout
@@ -30,9 +26,9 @@ from orchestrator.parallel.rank_messages import agree
 from orchestrator.resolve.base import Base
 from orchestrator.resolve.training_inputs import TrainingInputs
 from orchestrator.storage.retry import Retry
-from orchestrator.train.config import Precision
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.eval_sharding import shares
+from orchestrator.train.reference_key import reference_key
 from orchestrator.train.task import Task
 
 TRAINING = ""
@@ -180,7 +176,14 @@ def references_of(
         raise InputError(what, "workload.init_from", "name a run or an export")
     if spec.train.reference != "precomputed":
         return None
-    key_of = partial(_key, spec.workload, spec.data, spec.seed, spec.train.dtype, base)
+    key_of = partial(
+        reference_key,
+        workload=spec.workload,
+        data=spec.data,
+        seed=spec.seed,
+        precision=spec.train.dtype,
+        base=base,
+    )
     return References(key_of, spec.train.global_batch, task, inputs, retry)
 
 
@@ -204,23 +207,3 @@ def _read(table: ReferenceTable) -> torch.Tensor:
         values = torch.from_numpy(np.array(table.read(), dtype=np.float32))
     dist.broadcast(values, 0)
     return values
-
-
-def _key(
-    workload: WorkloadSpec, data: DataSpec, seed: int, precision: Precision, base: Base, name: str | None
-) -> str:
-    """Return a hash of everything that determines a set's log-probabilities besides the data.
-
-    The data is identified by the folder in which the values are stored. `name` is the name of a part of that data,
-    such as its held-out part, else None.
-    """
-    share = data.validation.share if data.validation and name is not None else None
-    model = "" if workload.model.startswith("hf:") else workload.model
-    # An adapter's initial values may change the model.
-    adapter = workload.adapter and workload.adapter.model_dump(mode="json")
-    inputs = [
-        *(base.digest, name, share, model, workload.changes),
-        *(workload.objective, workload.options.get("truncate"), workload.mup, adapter),
-        *(data.sequence_length, seed, precision),
-    ]
-    return xxhash.xxh3_64_hexdigest(json.dumps(inputs, sort_keys=True).encode())

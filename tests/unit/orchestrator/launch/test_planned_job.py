@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from orchestrator.config.spec import JobSpec, parse
-from orchestrator.launch.planned_job import planned_on_paper, with_workers
+from orchestrator.launch.planned_job import planned_on_paper
+from orchestrator.planner.planner import with_workers
 
 
 def job(parallel: object = "auto") -> JobSpec:
