@@ -57,8 +57,8 @@ def test_tasks_of_every_kind(subject: Subject, tmp_path: Path) -> None:
     files.append(examples.write_rolling(tmp_path / "tasks"))
     tasks, here, told = [read_task(str(file)) for file in files], os.getcwd(), list[int]()
     with on_tasks._prepared():
-        row = on_tasks._evaluated(subject.evaluate, tasks, lambda: told.append(1))
-        again = on_tasks._evaluated(subject.evaluate, tasks, lambda: None)
+        row = on_tasks._evaluated(subject, tasks, lambda: told.append(1))
+        again = on_tasks._evaluated(subject, tasks, lambda: None)
     assert (row["step"], row["sets"]) == (7, again["sets"])
     found = row["sets"]
     assert found["topics"].keys() == {"acc", "acc_norm", "f1", "mcc", "examples"}
