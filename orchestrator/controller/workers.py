@@ -308,9 +308,7 @@ class Workers:
 
         See `shape_over`. It runs through the cluster because it imports torch, which a process there may have done.
         """
-        result = self._cluster.call(
-            partial(shape_over, self._spec, data, base=base, source=source, kept=kept)
-        )
+        result = self._cluster.call(shape_over, self._spec, data, (base, source), kept)
         shape, kept, shards, notes = cast("tuple[ModelShape, FolderConfig | None, str, list[str]]", result)
         return shape, kept, shards, [*notes, *not_held(base, self._run)]
 

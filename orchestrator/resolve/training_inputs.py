@@ -211,15 +211,16 @@ def resolve_over(
 def shape_over(
     spec: JobSpec,
     data: PreparedData,
-    base: Base | None = None,
-    source: Source | None = None,
-    kept: FolderConfig | None = None,
+    begins: tuple[Base | None, Source | None],
+    kept: FolderConfig | None,
 ) -> tuple[ModelShape, FolderConfig | None, str, list[str]]:
     """Return the parts of `resolve_over` that a controller needs: the model's shape, the configuration to keep, the
     digest and the notes.
 
-    `resolve_over` imports torch, so this runs in another process.
+    `begins` are the base and the source. `resolve_over` imports torch, so this runs in another process, which gets
+    positional arguments.
     """
+    base, source = begins
     job, digest, notes = resolve_over(spec, data, base, source, kept)
     return job.shape, job.kept, digest, notes
 
