@@ -14,7 +14,7 @@ from statistics import median
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("orchestrator", "workloads", "cluster")
-JOB = "JobSpec"
+JOB, RESOLVED = "JobSpec", "ResolvedJob"
 MODEL_KINDS = {
     *("TransformerConfig", "HuggingFaceModel", "OwnModel"),
     *("TransformerWorkload", "HuggingFaceWorkload", "OwnWorkload"),
@@ -37,10 +37,10 @@ def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionD
             yield node
 
 
-def takes_job(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether a function is given a whole job."""
+def takes_job(function: ast.FunctionDef | ast.AsyncFunctionDef, job: str = JOB) -> bool:
+    """Whether a function is given a whole job: as it is written, or RESOLVED."""
     arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-    return any(each.annotation and JOB in ast.unparse(each.annotation) for each in arguments)
+    return any(each.annotation and job in ast.unparse(each.annotation) for each in arguments)
 
 
 def tells_models_apart(tree: ast.Module) -> int:
@@ -79,6 +79,9 @@ def counts(root: Path = ROOT) -> dict[str, float]:
         "lines of comment in 1,000": round(1000 * comments / sum(lengths), 1),
         "functions that take the whole job": sum(
             takes_job(each) for _, _, tree in files for each in functions(tree)
+        ),
+        "functions that take the resolved job": sum(
+            takes_job(each, RESOLVED) for _, _, tree in files for each in functions(tree)
         ),
         "isinstance tests of kinds of models": sum(
             tells_models_apart(tree) for name, _, tree in files if not name.startswith("workloads/")

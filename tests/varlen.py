@@ -8,10 +8,19 @@ import torch
 from torch import Tensor
 
 
-def varlen_attn(query: Tensor, key: Tensor, value: Tensor, *bounds_and_more: Any, **told: Any) -> Tensor:
+def varlen_attn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    **told: Any,
+) -> Tensor:
     """What `torch.nn.attention.varlen.varlen_attn` says it does, on a processor and in fp64: the last query of a
     document is aligned with its last key."""
-    bounds, key_bounds, most, key_most = bounds_and_more
+    bounds, key_bounds, most, key_most = cu_seq_q, cu_seq_k, max_q, max_k
     assert bounds.dtype == key_bounds.dtype == torch.int32
     assert (int(bounds[-1]), int(key_bounds[-1])) == (len(query), len(key))
     assert (int(bounds.diff().max()), int(key_bounds.diff().max())) <= (most, key_most)

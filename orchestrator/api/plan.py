@@ -79,7 +79,8 @@ def plan(
 
     Raises InputError if the job is wrong, no layout is legal, or none fits.
     """
-    from orchestrator.launch.planned_job import planned_here, planned_on_paper, with_workers
+    from orchestrator.launch.planned_job import planned_here, planned_on_paper
+    from orchestrator.planner.planner import with_workers
 
     if not isinstance(job, Job):
         raise InputError(f"is {type(job).__name__} and no Job", "job", "give Job(...), or Job.load(FILE)")
@@ -87,7 +88,9 @@ def plan(
         raise InputError(
             f"{workers!r} is no number of workers", "workers", "give a whole number of at least 1"
         )
-    spec = job.spec if workers is None else with_workers(job.spec, workers)
+    spec = job.spec
+    if workers is not None:
+        spec = spec.with_parts(resources=with_workers(spec.resources, workers))
     place = run_directory(job.name, run_dir)
     found = planned_here(spec, place) if machine is None else planned_on_paper(spec, machine)
     planned = found.plan

@@ -227,7 +227,15 @@ def _check_to_come(base: ResolvedJob, job: ResolvedJob, where: str) -> None:
     merged = base.spec.model_copy(
         update={"workload": base.spec.workload.model_copy(update={"adapter": None})}
     )
-    check_base_to_come(merged, plain[0], job.spec, plain[1], where)
+    check_base_to_come(
+        merged.workload,
+        merged.data.labels,
+        plain[0],
+        workload=job.spec.workload,
+        labels=job.spec.data.labels,
+        ours=plain[1],
+        where=where,
+    )
 
 
 @contextlib.contextmanager

@@ -73,7 +73,7 @@ def prepare(
     from orchestrator.resolve.prepared_data import PreparedData
 
     spec = job_of(job, overrides)
-    run = run_of(spec, run_dir)
+    run = run_of(spec.name, run_dir)
     check_all_places(spec, run)
     with ProgressDisplay() as display:
         make_own_sources(spec.data, address, lambda line: display.update({"phase": "prepare", "note": line}))

@@ -56,7 +56,7 @@ def inputs_of(target: str) -> tuple[TrainingInputs, Tokens, Source | None] | Non
     place = place_of(target)
     if os.path.isfile(target):
         spec = job_of(Path(target), None)
-        run = run_of(spec, None)
+        run = run_of(spec.name, None)
     else:
         run = RunDir(place)
         stored = read_job(run)

@@ -198,7 +198,7 @@ def plan(
     if isinstance(spec, ChainSpec):
         plan_chain(
             spec,
-            run_of(spec, None),
+            run_of(spec.name, None),
             lambda each: _plan(
                 each, workers, device=machine, html=None, at=None, by_workers=frontier, as_json=as_json
             ),
@@ -212,7 +212,7 @@ def plan(
         at=cluster,
         by_workers=frontier,
         as_json=as_json,
-        run=run_of(spec, None),
+        run=run_of(spec.name, None),
     ):
         emit(found)
 
@@ -232,15 +232,17 @@ def _plan(
     from orchestrator.cli import plan_table
     from orchestrator.cli.cluster_plan import read_cluster, show_forecast
     from orchestrator.controller.forecast_table import forecast
-    from orchestrator.launch.planned_job import planned_here, planned_on_paper, with_workers
+    from orchestrator.launch.planned_job import planned_here, planned_on_paper
     from orchestrator.planner.demand import demand_of
     from orchestrator.planner.frontier import frontier
+    from orchestrator.planner.planner import with_workers
 
     cluster = None
     if at:
         cluster, workers = read_cluster(at)
         device = cluster.device
-    spec = with_workers(spec, workers) if workers else spec
+    if workers:
+        spec = spec.with_parts(resources=with_workers(spec.resources, workers))
     planned = planned_here(spec, run) if device is None else planned_on_paper(spec, device)
     spec, shape = planned.job.spec, planned.job.shape
     if planned.refused:

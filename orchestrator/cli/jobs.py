@@ -86,7 +86,7 @@ def submit(
     if working_dir is not None and not working_dir.is_dir():
         raise InputError("there is no such folder", f"--working-dir {working_dir}", "give another")
     spec = jobs_of(job, overrides)
-    run = run_of(spec, run_dir)
+    run = run_of(spec.name, run_dir)
     if isinstance(spec, ChainSpec) and until is not None:
         raise InputError("is a step of one run, and this is a chain", "--until", "leave it out")
     environment = own_packages(PACKAGES) if package else {}

@@ -130,11 +130,11 @@ def _with_what_is_missing(problem: WrongKeys) -> InputError:
     return problems.all()
 
 
-def run_of(spec: JobSpec | ChainSpec, run_dir: str | None) -> RunDir:
+def run_of(name: str, run_dir: str | None) -> RunDir:
     """The run directory of --run-dir, or the job's default. Raises InputError if it cannot be one."""
     from orchestrator.api.place import run_directory
 
-    return run_directory(spec.name, run_dir, "--run-dir")
+    return run_directory(name, run_dir, "--run-dir")
 
 
 def existing_run(run_dir: str) -> tuple[RunDir, JobSpec]:

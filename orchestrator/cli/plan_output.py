@@ -17,11 +17,23 @@ if TYPE_CHECKING:
 def write_page(path: Path, planned: PlannedJob) -> None:
     """Write the page of a plan. Raises InputError."""
     from orchestrator.observe.plan_page import plan_page
+    from orchestrator.planner.demand import demand_of
 
     plan, on_cpu = planned.plan, planned.on_cpu
     fits, needed = planned.traced.fits(plan, on_cpu), planned.traced.needed(plan.chosen.memory, on_cpu)
     try:
-        path.write_text(plan_page(planned.job.spec, planned.job.shape, plan, fits, needed))
+        spec = planned.job.spec
+        path.write_text(
+            plan_page(
+                spec.name,
+                spec.workload.model,
+                demand_of(spec),
+                planned.job.shape,
+                plan,
+                fits=fits,
+                needed=needed,
+            )
+        )
     except OSError as error:
         raise InputError(f"cannot be written ({error.strerror})", str(path), "give another --html") from None
 

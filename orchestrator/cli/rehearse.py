@@ -56,7 +56,7 @@ def rehearse(
 
     tell("check")
     resolved = check_job(spec, machine_of=worker_of(machine))
-    check_begins(resolved, run_of(spec, None))
+    check_begins(resolved, run_of(spec.name, None))
     resolved, real = real_size(resolved, machine)
     rehearsal = stages.rehearse(resolved, real, time.monotonic() - began, tell)
     if as_json:

@@ -70,7 +70,7 @@ def job_on_machines(
     from orchestrator.render.needs import needed_machines
 
     spec = load(path, overrides or ())
-    refuse_secrets(spec, path)
+    refuse_secrets(spec.model_dump(mode="json"), path)
     needs = needed_machines(
         name=spec.name,
         resources=spec.resources,

@@ -54,7 +54,11 @@ def report(run_dir: Run) -> None:
     run.write_text("report.html", make(run))
     delivery = deliver(spec, run)
     print(run.at("report.html"))
-    if problem := None if delivery.problem else register_export(spec, run):
+    if (
+        problem := None
+        if delivery.problem
+        else register_export(spec.name, spec.tracking, spec.checkpoint, spec.model_dump(mode="json"), run)
+    ):
         print(f"orchestrator: {problem}", file=sys.stderr)
     if delivery.line:
         print(f"orchestrator: {delivery.line}", file=sys.stderr)

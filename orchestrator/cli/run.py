@@ -85,7 +85,7 @@ def run(
         if until is not None or smoke:
             option = "--until" if until is not None else "--smoke"
             raise InputError("is about one run, and this is a chain of them", option, "leave it out")
-        directory = run_of(spec, run_dir)
+        directory = run_of(spec.name, run_dir)
         if dry_run:
             check(spec, directory, address, as_json)
             return
@@ -93,7 +93,7 @@ def run(
         return
     if smoke:
         spec = smoke_of(spec)
-    directory = run_of(spec, place_of_try(run_dir) if smoke else run_dir)
+    directory = run_of(spec.name, place_of_try(run_dir) if smoke else run_dir)
     faults = _faults(fault or [])
     if dry_run:
         dry_run_of(spec, directory, until, address, as_json)

@@ -41,7 +41,7 @@ def tune(
     from orchestrator.tune.search import tune as search
 
     spec = job_of(job, overrides)
-    sweep = run_of(spec, run_dir)
+    sweep = run_of(spec.name, run_dir)
     if report:
         from orchestrator.tune.report import report as page
 

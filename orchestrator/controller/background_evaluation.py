@@ -251,7 +251,7 @@ class EvaluationBeside:
         faults = () if commit.step in self._tried else self._faults
         self._tried.add(commit.step)
         return Task.of_evaluation(
-            self._spec,
+            self._spec.model_dump(mode="json"),
             commit.micro_batch,
             run=self._run.uri,
             data=data.uri,

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import IO, Any
 
 from cluster.workers.program import command_of
-from orchestrator.config.spec import JobSpec, dump
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.choose_layout import Verdict
 from orchestrator.planner.device import Machine
@@ -29,19 +28,19 @@ LOOK = 0.2
 
 
 def verdicts_before(
-    spec: JobSpec, machine: Machine, is_stopped: Callable[[], bool], workers: int
+    job: str, machine: Machine, is_stopped: Callable[[], bool], workers: int
 ) -> dict[Layout, Verdict]:
     """Trace layouts before a start, in a process of its own, and return the verdicts.
 
     Returns nothing if the process fails or takes too long, or if the run is stopped. The formula decides then.
 
     Args:
-        spec: the job.
+        job: the job as YAML.
         machine: one worker.
         is_stopped: returns whether the run is to stop.
         workers: the number of workers to plan for.
     """
-    request = {"job": dump(spec), "workers": workers, "machine": dataclasses.asdict(machine)}
+    request = {"job": job, "workers": workers, "machine": dataclasses.asdict(machine)}
     end = time.monotonic() + BEFORE
     with tempfile.TemporaryFile() as answer:
         try:
@@ -84,9 +83,9 @@ def _read(answer: IO[bytes]) -> dict[str, Any]:
 class TraceBeside:
     """Writes the plan of the layout that starts, and traces each layout once it has trained for long enough."""
 
-    def __init__(self, spec: JobSpec, write: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, job: str, write: Callable[[dict[str, Any]], None]) -> None:
         """`write` gets the content of plan.json."""
-        self._spec = spec
+        self._job = job
         self._write = write
         self._layout = Layout()
         """The layout that starts or trains."""
@@ -119,7 +118,7 @@ class TraceBeside:
         self._trains_since = None
         self._document = {"attempt": attempt, **planner.document(plan)}
         self._request = {
-            "job": dump(self._spec),
+            "job": self._job,
             "layout": self._layout.to_json(),
             "by_stage": plan.by_stage,
             "formula": plan.chosen.memory,

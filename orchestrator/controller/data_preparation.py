@@ -28,7 +28,7 @@ class StorageWait:
         """Configure the retries.
 
         Args:
-            unsaved: seconds that storage may fail
+            unsaved: seconds for which storage may fail.
             give_up: returns whether to try no more, because the run is to stop.
             tell: gets a line about what the controller waits for.
         """

@@ -67,7 +67,9 @@ def finish(
     tracker.document("report.html")
     tracker.status(MLFLOW_STATUS[result["state"]])
     delivery = tracker.close(_patience(spec.tracking))
-    problem = delivery.problem or register_export(spec, run)
+    problem = delivery.problem or register_export(
+        spec.name, spec.tracking, spec.checkpoint, spec.model_dump(mode="json"), run
+    )
     refused = {"refused": delivery.line} if delivery.line else {}
     result["tracking"] = {"missing_rows": delivery.missing, "problem": problem, **refused}
     result["ledger"] = with_end(result["ledger"], finish=wall() - (result["ended"] or wall()))

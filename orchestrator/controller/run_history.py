@@ -28,6 +28,7 @@ from orchestrator.controller.controller_log import ControllerLog
 from orchestrator.controller.events import EventHistory, Spending, memory_seen
 from orchestrator.controller.state import Phase, State, Stop
 from orchestrator.data.samples.skips import is_before, merged
+from orchestrator.observe.config import TrackingSpec
 from orchestrator.observe.notifier import TELLING, Notifier
 from orchestrator.observe.sinks.follow import SinkProcess
 from orchestrator.observe.totals import RunTotals, is_number, longest_step, median_step, totals_of
@@ -51,7 +52,13 @@ Gaps = Sequence[tuple[int, int]]
 
 
 def find(
-    spec: JobSpec, run: RunDir, log: RowLog, store: Store, events: Sequence[Row], missing: Gaps
+    name: str,
+    tracking: TrackingSpec | None,
+    run: RunDir,
+    log: RowLog,
+    store: Store,
+    events: Sequence[Row],
+    missing: Gaps,
 ) -> dict[int, Row]:
     """Find copies of lost rows of metrics.jsonl.
 
@@ -59,7 +66,8 @@ def find(
     and the metrics in MLflow. MLflow holds numbers only, so the text fields of its rows come from events and commits.
 
     Args:
-        spec: the job.
+        name: the name of the job.
+        tracking: the tracking server.
         run: the run directory.
         log: the row log of metrics.jsonl.
         store: the commits of the run.
@@ -80,9 +88,9 @@ def find(
         carried = commit.meta.get("rows") or []
         rows |= {row["step"]: row for row in carried if _among(row["step"], missing)}
     left = without(missing, rows)
-    if left and spec.tracking and sum(last - first + 1 for first, last in left) <= MOST:
+    if left and tracking and sum(last - first + 1 for first, last in left) <= MOST:
         layouts = {e["attempt"]: str(e["layout_after"]) for e in events if e.get("layout_after")}
-        for row in rows_on_server(spec, run, left, SERVER_PATIENCE):
+        for row in rows_on_server(name, tracking, run, left, SERVER_PATIENCE):
             rows[row["step"]] = _completed(row, layouts, receipts)
     return rows
 
@@ -334,7 +342,7 @@ class RunHistory:
         self.event_history = EventHistory(run.rows(EVENTS), self._notifier)
         self.saves = SaveFailures(spec.limits.unsaved)
         self.spending = Spending(spec.limits, self.event_history)
-        self.trace = TraceBeside(spec, write=self.planned)
+        self.trace = TraceBeside(dump(spec), write=self.planned)
         self.predicted_memory: float | None = None
         # Replaced, never changed in place, because `status` reads it from another thread.
         self.recent: tuple[Row, ...] = tuple(self._metrics.latest(RECENT))
@@ -662,7 +670,8 @@ class RunHistory:
         if not missing or [list(gap) for gap in missing] == self.event_history.missing:
             return False
         rows = find(
-            self._spec,
+            self._spec.name,
+            self._spec.tracking,
             self._run,
             log=self._metrics.log,
             store=self.store,

@@ -14,7 +14,7 @@ from cluster.workers.rank_output import last_lines
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.snapshot_server import LIMIT
 from orchestrator.config.redact import redact
-from orchestrator.config.spec import JobSpec
+from orchestrator.config.spec import JobSpec, dump
 from orchestrator.controller.background_trace import verdicts_before
 from orchestrator.controller.health import Failure, excluded
 from orchestrator.controller.state import Phase
@@ -308,9 +308,7 @@ class Workers:
 
         See `shape_over`. It runs through the cluster because it imports torch, which a process there may have done.
         """
-        result = self._cluster.call(
-            partial(shape_over, self._spec, data, base=base, source=source, kept=kept)
-        )
+        result = self._cluster.call(shape_over, self._spec, data, (base, source), kept)
         shape, kept, shards, notes = cast("tuple[ModelShape, FolderConfig | None, str, list[str]]", result)
         return shape, kept, shards, [*notes, *not_held(base, self._run)]
 
@@ -334,7 +332,7 @@ class Workers:
             shape,
             machine,
             host=offer.memory if offer else None,
-            confirm=partial(verdicts_before, self._spec, machine, is_stopped),
+            confirm=partial(verdicts_before, dump(self._spec), machine, is_stopped),
             is_busy=lambda: self.running,
         )
 

@@ -40,7 +40,9 @@ def evaluate_commit(
         "base": base_json(base_of_commit(spec.workload, spec.reads_base, commit)),
         "folder_config": config_json(kept_config(commit)),
     }
-    task = Task.of_evaluation(spec, size, run=run.uri, data=tokens.folder.uri, restore=commit.step, **given)
+    task = Task.of_evaluation(
+        spec.model_dump(mode="json"), size, run=run.uri, data=tokens.folder.uri, restore=commit.step, **given
+    )
     return row_of(spec.resources.per_worker, task)
 
 

@@ -196,7 +196,9 @@ def evaluate_export(spec: JobSpec, data: PreparedData, step: int) -> EvaluationR
     size = min(micro_batch or spec.train.global_batch, spec.train.global_batch)
     with tempfile.TemporaryDirectory(prefix="evaluation-") as folder:
         run = RunDir(folder).uri
-        task = Task.of_evaluation(spec, size, run=run, data=data.uri, restore=None, sets=data.sets)
+        task = Task.of_evaluation(
+            spec.model_dump(mode="json"), size, run=run, data=data.uri, restore=None, sets=data.sets
+        )
         return {**row_of(spec.resources.per_worker, task), "step": step}
 
 

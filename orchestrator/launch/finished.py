@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.checkpoint.commit_store import Store
@@ -74,17 +75,15 @@ def finished_line(spec: JobSpec, run_dir: RunDir) -> str:
     """Return the line for a finished run. It names the keys that have changed in the job file without effect."""
     line = f"{run_dir.uri} is finished: nothing to do"
     before = read_job(run_dir)
-    changed = _changed(spec, before) if before else []
+    changed = _changed(spec.model_dump(mode="json"), before.model_dump(mode="json")) if before else []
     if not changed:
         return line
     hint = "`orchestrator evaluate` and `generate` work with its commits"
     return f"{line}; changes of {', '.join(changed)} in the job file have no effect; {hint}"
 
 
-def _changed(spec: JobSpec, before: JobSpec) -> list[str]:
-    """The keys outside the run's identity in which two jobs differ. Locations of files are not compared."""
-    ours = spec.model_dump(mode="json")
-    theirs = before.model_dump(mode="json")
+def _changed(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """The keys outside the run's identity in which two jobs, as plain data, differ. Locations are not compared."""
     keys = []
     for section in OF_THE_COURSE:
         new = _names(_part(ours, section))

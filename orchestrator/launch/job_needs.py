@@ -11,8 +11,8 @@ from orchestrator.config.spec import JobSpec
 from orchestrator.data.config import DataSpec
 from orchestrator.evaluate.config import EvaluateSpec
 from orchestrator.launch.doctor import Finding
-from orchestrator.launch.job_paths import named
-from orchestrator.observe.sinks.follow import libraries_of
+from orchestrator.launch.job_paths import read_paths, written_paths
+from orchestrator.observe.sinks.check import libraries_of
 from orchestrator.storage.uri import LIBRARIES, protocol_of
 
 IMAGES = "orchestrator.data.images:Images"
@@ -60,7 +60,7 @@ EXPORT_LIBRARIES = {
 
 def needed_libraries(spec: JobSpec) -> Iterator[Need]:
     """Yield the libraries that the job needs in addition to those of every rank."""
-    for uri in named(spec):
+    for uri in (*read_paths(spec), *written_paths(spec).values()):
         yield from store_libraries(uri)
     yield from _data_libraries(spec.data)
     if spec.evaluate is not None:

@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.spec import JobSpec
-from orchestrator.data.config import DataSpec
-from orchestrator.observe.config import TrackingSpec
 
 
-def reads(spec: JobSpec, mounted: str = "") -> list[str]:
-    """Return the local paths that workers read, except those under `mounted`. Every worker must have them."""
-    return [path for path in _read(spec) if _is_local(path, mounted)]
-
-
-def writes(spec: JobSpec, mounted: str = "") -> list[str]:
-    """Return the keys with local paths that are written, except those under `mounted`. A lost node takes them along."""
-    return [
-        text for text, path in _written(spec.data, spec.checkpoint, spec.tracking) if _is_local(path, mounted)
-    ]
-
-
-def named(spec: JobSpec) -> list[str]:
-    """Return every path and URI that the job reads or writes."""
-    return _read(spec) + [path for _, path in _written(spec.data, spec.checkpoint, spec.tracking)]
-
-
-def _read(spec: JobSpec) -> list[str]:
+def read_paths(spec: JobSpec) -> list[str]:
+    """Return every path and URI that workers read. Each worker must have those that are local."""
     tokenizer, model = spec.data.tokenizer, spec.workload.model
-    paths = [place for source in spec.data.sources for place in source.places]
-    paths += [
-        place for _, sources in spec.set_sources.values() for source in sources for place in source.places
-    ]
+    paths = [place for _, source in spec.every_source for place in source.places]
     paths += spec.evaluate.tasks if spec.evaluate else []
     paths += [tokenizer] if isinstance(tokenizer, str) else []
     paths += [model.removeprefix("hf:")] if model.startswith("hf:") else []
@@ -42,18 +20,23 @@ def _read(spec: JobSpec) -> list[str]:
     return paths + ([spec.limits.prices] if spec.limits.prices else [])
 
 
-def _written(
-    data: DataSpec, checkpoint: CheckpointSpec, tracking: TrackingSpec | None
-) -> Iterator[tuple[str, str]]:
-    """Yield each key with its value, and the path in it."""
-    if tracking:
-        uri = tracking.uri
+def written_paths(spec: JobSpec) -> dict[str, str]:
+    """Return every path and URI that is written, by its key with its value. A lost node takes local ones along."""
+    found = {}
+    if spec.tracking:
+        uri = spec.tracking.uri
         path = uri.removeprefix("sqlite:///") if uri.startswith("sqlite:") else uri
-        yield f"tracking.uri {uri}", path
-    if checkpoint.export_to:
-        yield f"checkpoint.export_to {checkpoint.export_to}", checkpoint.export_to
-    if data.cache:
-        yield f"data.cache {data.cache}", data.cache
+        found[f"tracking.uri {uri}"] = path
+    if spec.checkpoint.export_to:
+        found[f"checkpoint.export_to {spec.checkpoint.export_to}"] = spec.checkpoint.export_to
+    if spec.data.cache:
+        found[f"data.cache {spec.data.cache}"] = spec.data.cache
+    return found
+
+
+def local(paths: Iterable[str], mounted: str = "") -> list[str]:
+    """Return those of the paths that exist on one machine only: local ones that are not under `mounted`."""
+    return [path for path in paths if _is_local(path, mounted)]
 
 
 def _is_local(path: str, mounted: str) -> bool:

@@ -10,7 +10,7 @@ from orchestrator.config.errors import InputError, Problems
 from orchestrator.config.spec import JobSpec
 from orchestrator.data.config import DataSpec, Source
 from orchestrator.observe.mlflow_checks import check_tracking_server
-from orchestrator.observe.sinks.follow import check_sinks
+from orchestrator.observe.sinks.check import check_sinks
 from orchestrator.resolve.prepared_data import data_cache
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import check_uri, is_local, local_path, unwritable

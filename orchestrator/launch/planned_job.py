@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,7 +20,6 @@ from orchestrator.planner.choose_layout import Plan, Verdict
 from orchestrator.planner.device import Machine
 from orchestrator.planner.feed import feed
 from orchestrator.planner.machines import on_paper, worker_on_paper
-from orchestrator.planner.planner import on_workers
 from orchestrator.planner.precision import Choice
 from orchestrator.planner.trace.layout_memory import TracedMemory, confirmed
 from orchestrator.resolve.precision import as_its_run, choice_of, in_chosen_precision
@@ -30,7 +28,7 @@ from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.config import TrainSpec
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class PlannedJob:
     """A job with its plan.
 
@@ -71,12 +69,6 @@ class PlannedJob:
         if self.choice:
             more["precision"] = self.choice.to_json()
         return self.traced.told(self.plan, self.on_cpu) | more
-
-
-def with_workers(spec: JobSpec, workers: int) -> JobSpec:
-    """Return the job limited to `workers` workers. Its minimum is lowered to that number if it is larger."""
-    least = min(spec.resources.workers.min, workers)
-    return spec.with_parts(resources=on_workers(spec.resources, least, workers))
 
 
 def planned_on_paper(spec: JobSpec, device: str) -> PlannedJob:

@@ -36,7 +36,7 @@ from orchestrator.checkpoint.manifest import commit_folder
 from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import code_of, find_code, roots_of
 from orchestrator.config.paths import absolute, resolve_paths
-from orchestrator.config.spec import JobSpec, parse
+from orchestrator.config.spec import JobSpec, dump, parse
 from orchestrator.controller.background_trace import verdicts_before
 from orchestrator.controller.decide import decide
 from orchestrator.controller.events import EventHistory, fault_event, start_event
@@ -203,7 +203,7 @@ class RankZeroHistory:
         job, shards, _ = resolve_over(self._spec, self._data, needed, source, kept_config(begun))
         check_shards(self._history.newest, shards, self._data.uri)
         machine = machine_for(smallest_offer(bundle, world), bundle, self._spec.train.dtype)
-        confirm = partial(verdicts_before, self._spec, machine, lambda: False)
+        confirm = partial(verdicts_before, dump(self._spec), machine, lambda: False)
         planner = Planner(
             demand_of(self._spec.with_parts(resources=on_workers(self._spec.resources, world, world))),
             job.shape,

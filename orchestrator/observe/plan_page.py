@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config.spec import JobSpec
 from orchestrator.observe import charts
 from orchestrator.observe.page import render
 from orchestrator.observe.pipeline_timeline import lanes
 from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.choose_layout import Plan
-from orchestrator.planner.demand import demand_of, program_of
+from orchestrator.planner.demand import Demand
 from orchestrator.planner.memory import MEMORY_SHARE, held
 from orchestrator.planner.simulation.step import pipeline
 from orchestrator.planner.simulation.timeline import Played
@@ -24,18 +23,30 @@ CURVES = {"first": 0, "last": -1}
 SHOWN = 10
 
 
-def plan_page(spec: JobSpec, shape: ModelShape, plan: Plan, fits: bool, needed: float) -> str:
-    """Return the page of a plan. `needed` is the memory of a worker in bytes, `fits` whether the workers have it."""
+def plan_page(
+    name: str, model: str, demand: Demand, shape: ModelShape, plan: Plan, fits: bool, needed: float
+) -> str:
+    """Return the page of a plan.
+
+    Args:
+        name: the name of the job.
+        model: the name of its model.
+        demand: what the job asks of the planner.
+        shape: the sizes of its model.
+        plan: the plan.
+        fits: whether the workers have the memory that it needs.
+        needed: that memory of a worker, in bytes.
+    """
     layout = plan.chosen.layout
     time = plan.chosen.time
     played = None
-    parts = layout.accumulation(spec.train.global_batch)
+    parts = layout.accumulation(demand.batch)
     drawn = min(parts, PARTS * layout.pp)
     if layout.pp > 1:
-        played = pipeline(shape, layout, drawn, plan.machine, program_of(spec), keep=True)
+        played = pipeline(shape, layout, drawn, plan.machine, demand.program, keep=True)
     content = {
-        "name": spec.name,
-        "model": spec.workload.model,
+        "name": name,
+        "model": model,
         "layout": str(layout),
         "machine": plan.machine.name or "this machine",
         "workers": layout.world,
@@ -46,19 +57,19 @@ def plan_page(spec: JobSpec, shape: ModelShape, plan: Plan, fits: bool, needed: 
         "bar": charts.stacked([{k: v for k, v in time.to_json().items() if v > 0 and k != "commit"}], WIDTH),
         "lanes": lanes(played.actions(), played.seconds, LANE, least=0.0) if played else [],
         "drawn": (drawn, parts),
-        "memories": _memories(spec, shape, plan, played),
+        "memories": _memories(demand, shape, plan, played),
         "candidates": [c.to_json() for c in plan.candidates[:SHOWN]],
     }
     return render(Path(__file__).with_name("plan.html.j2"), content)
 
 
-def _memories(spec: JobSpec, shape: ModelShape, plan: Plan, played: Played | None) -> list[dict[str, Any]]:
+def _memories(demand: Demand, shape: ModelShape, plan: Plan, played: Played | None) -> list[dict[str, Any]]:
     """Return the memory in GiB over the step, of the first and the last rank of a pipeline, or of the only rank."""
     memories = []
     layout = plan.chosen.layout
     for name, place in CURVES.items() if played else [("every", 0)]:
         index = place % layout.pp
-        (parts,) = held(demand_of(spec), shape, layout, [index])
+        (parts,) = held(demand, shape, layout, [index])
         each = parts.micro_batch / (layout.stages // layout.pp)
         points = [(0.0, parts.state)]
         now = parts.state

@@ -21,8 +21,8 @@ from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.evaluations import metrics_of
 from orchestrator.config.metric_names import larger_is_better
 from orchestrator.config.redact import told
-from orchestrator.config.spec import JobSpec
 from orchestrator.data.encoding.auto_tokenizer import FILE, class_to_read
+from orchestrator.observe.config import TrackingSpec
 from orchestrator.observe.mlflow_run import within
 from orchestrator.observe.tracker import connect
 from orchestrator.storage.run_directory import RunDir
@@ -197,19 +197,36 @@ def send(client: Any, run_id: str, export: str) -> str:
     return f"{client.get_run(run_id).info.artifact_uri}/{MODEL}"
 
 
-def register_export(spec: JobSpec, run_dir: RunDir) -> str | None:
+def register_export(
+    name: str,
+    tracking: TrackingSpec | None,
+    checkpoint: CheckpointSpec,
+    params: Mapping[str, Any],
+    run_dir: RunDir,
+) -> str | None:
     """Register the run's last export according to its summary. Never raises: returns the problem as one line, or
     None.
     """
     exported = run_dir.read_json_or_empty("summary.json").get("export")
-    if spec.tracking is None or spec.tracking.register_as is None or not exported:
+    if tracking is None or tracking.register_as is None or not exported:
         return None
     uri = exported["uri"]
     timeout = PATIENCE
     try:
         if is_local(uri):
             timeout += sum(file.stat().st_size for file in os.scandir(local_path(uri))) / SLOWEST
-        within(timeout, lambda: _register_export(spec, run_dir, exported["step"], uri))
+        within(
+            timeout,
+            lambda: _register_export(
+                name=name,
+                tracking=tracking,
+                checkpoint=checkpoint,
+                params=params,
+                run_dir=run_dir,
+                step=exported["step"],
+                uri=uri,
+            ),
+        )
     except TimeoutError:
         return f"the model was not registered: no answer within {timeout:.0f} s"
     except Exception as error:  # MLflow and its transport may raise anything
@@ -217,17 +234,23 @@ def register_export(spec: JobSpec, run_dir: RunDir) -> str | None:
     return None
 
 
-def _register_export(spec: JobSpec, run_dir: RunDir, step: int, uri: str) -> None:
-    assert spec.tracking is not None
-    assert spec.tracking.register_as is not None
-    run = connect(spec, run_dir)
+def _register_export(
+    name: str,
+    tracking: TrackingSpec | None,
+    checkpoint: CheckpointSpec,
+    params: Mapping[str, Any],
+    run_dir: RunDir,
+    step: int,
+    uri: str,
+) -> None:
+    assert tracking is not None
+    assert tracking.register_as is not None
+    run = connect(name, tracking, run_dir, params)
 
     def source() -> str:
         return send(run.client, run.run_id, local_path(uri)) if is_local(uri) else uri
 
-    register(
-        run.client, spec.tracking.register_as, run.run_id, _candidate(spec.checkpoint, run_dir, step), source
-    )
+    register(run.client, tracking.register_as, run.run_id, _candidate(checkpoint, run_dir, step), source)
 
 
 def _candidate(checkpoint: CheckpointSpec, run_dir: RunDir, step: int) -> Candidate:

@@ -14,10 +14,12 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Any
 
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.redact import redact, told
 from orchestrator.config.spec import JobSpec
+from orchestrator.observe.config import TrackingSpec
 from orchestrator.observe.formatting import run_name
 from orchestrator.observe.mlflow_inputs import NamedData, data_in, environment, log_commits, log_data
 from orchestrator.observe.mlflow_run import MlflowRun, within
@@ -208,7 +210,12 @@ class Tracker:
         if self._newest < 0:
             self._newest = (self._run_dir.log(METRICS).last() or {}).get("step", -1)
         if self._run is None:
-            self._run = connect(self._spec, self._run_dir)
+            self._run = connect(
+                self._spec.name,
+                self._spec.tracking,
+                self._run_dir,
+                self._spec.model_dump(mode="json"),
+            )
             self._run.log_document(ENVIRONMENT, environment())
             if (origin := self._run_dir.read_json_or_empty(ORIGIN)).get("run"):
                 self._run.log_origin(origin["run"], origin["step"])
@@ -282,7 +289,11 @@ def deliver(spec: JobSpec, run_dir: RunDir, timeout: float = 60.0) -> Delivery:
 
 
 def rows_on_server(
-    spec: JobSpec, run_dir: RunDir, missing: Sequence[tuple[int, int]], timeout: float
+    name: str,
+    tracking: TrackingSpec | None,
+    run_dir: RunDir,
+    missing: Sequence[tuple[int, int]],
+    timeout: float,
 ) -> list[Row]:
     """Return the rows of these steps as far as the server has them: numbers only, no texts.
 
@@ -290,21 +301,28 @@ def rows_on_server(
     """
     closing = threading.Event()
     try:
-        return within(timeout, lambda: connect(spec, run_dir, make=False).rows(missing, closing))
+        return within(timeout, lambda: connect(name, tracking, run_dir, None).rows(missing, closing))
     except Exception:  # telemetry: MLflow may raise anything
         return []
     finally:
         closing.set()
 
 
-def connect(spec: JobSpec, run_dir: RunDir, make: bool = True) -> MlflowRun:
-    """Return the MLflow run of a run directory."""
+def connect(
+    name: str, tracking: TrackingSpec | None, run_dir: RunDir, params: Mapping[str, Any] | None
+) -> MlflowRun:
+    """Return the MLflow run of a run directory.
+
+    Args:
+        name: the name of the job.
+        tracking: the tracking server.
+        run_dir: the run directory.
+        params: the job as plain data, for a run that is made if it does not exist; None not to make it.
+    """
     if (born := born_of(run_dir)) is None:
         raise LookupError("the run has no events yet")
-    tracking = spec.tracking
     assert tracking
-    params = spec.model_dump(mode="json") if make else None
-    name = run_name(spec.name, run_dir.name)
+    name = run_name(name, run_dir.name)
     return MlflowRun(
         tracking.uri, tracking.experiment, name=name, run_uri=run_dir.uri, born=born, params=params
     )

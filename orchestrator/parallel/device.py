@@ -127,7 +127,7 @@ def open_device(train: TrainSpec, worker: PerWorker, context: WorkerContext) -> 
     Raises RuntimeError if the job asks for a GPU and there is none. Raises InputError if two ranks would share a GPU,
     or if the GPU does not support the job's precision.
     """
-    rank_info, worker = context.rank_info, worker
+    rank_info = context.rank_info
     torch.set_num_threads(max(int(worker.cpu), 1))
     if worker.gpu:
         device = _take_gpu(rank_info, train.determinism == "bitwise")

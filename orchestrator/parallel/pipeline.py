@@ -14,7 +14,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,7 @@ from torch.distributed.pipelining import (
     schedules,
 )
 
+from orchestrator.parallel.between_stages import between_stages
 from orchestrator.parallel.device import Device
 from orchestrator.parallel.layout import SEVERAL_STAGES, SPLIT, Layout
 from orchestrator.parallel.losses import StepLosses
@@ -38,13 +39,9 @@ from orchestrator.parallel.step_clock import BACKWARD, FORWARD, PIPELINE, StepCl
 from orchestrator.parallel.tensor import RowLinear
 from workloads.adapters.lora import Factor, LoraLinear
 from workloads.adapters.nf4 import QuantisedWeight, product
-from workloads.hf.hf_class import HuggingFaceModel
 from workloads.model import float8
 from workloads.model.float8 import Float8Linear
 from workloads.model.heads import VocabularyProjection
-from workloads.own.declared import stages_of
-from workloads.own.model import OwnModel
-from workloads.own.network import Handed, through
 from workloads.workload import Batch, Workload
 
 Waiting = tuple[Tensor, Tensor, Tensor, Tensor | None]
@@ -270,123 +267,6 @@ def _without_buffer(info: Any) -> Any:
 def _free(infos: tuple[Any, ...]) -> None:
     for info in infos:
         info.buffer = None
-
-
-class BetweenStages(Protocol):
-    """The tensors that a kind of model passes from one stage to the next."""
-
-    def pack(self, output: Any) -> tuple[Tensor, ...]:
-        """Return the tensors of a stage's output to send.
-
-        They must be neither views nor received tensors, because torch's schedules detach them in place.
-        """
-
-    def unpack(self, received: tuple[Tensor, ...]) -> dict[str, Any]:
-        """Return the arguments of the next stage's forward pass, besides the batch."""
-
-    def carried(self, layer: int, batch: Batch) -> tuple[Tensor, ...]:
-        """Return what enters a stage whose first layer is `layer`, on the meta device; fp32 under any compute dtype."""
-
-    def shapes(self, batch: Batch) -> tuple[Any, ...]:
-        """Return the shapes of a batch that decide those of `carried`."""
-
-
-class OfTransformer:
-    """Hidden states [B, L, hidden], with experts the routers' loss [1], in a decoder the encoder's output."""
-
-    def __init__(self, config: Any, ways: int, prompt: int) -> None:
-        """`ways`: parts that sequence parallelism cuts sequences into. `prompt`: positions of a trained prompt."""
-        self._config = config
-        self._ways = ways
-        self._prompt = prompt
-
-    def pack(self, output: Any) -> tuple[Tensor, ...]:
-        """See `BetweenStages`."""
-        extra = output.extra
-        if self._config.moe:
-            if extra is None:
-                # No layer so far has experts. Start the sum at zero, but with a graph, since the next stage returns a
-                # gradient for every tensor.
-                extra = 0.0 * output.hidden.flatten()[0].float()
-            extra = torch.stack([extra])
-        memory = None if output.memory is None else output.memory.clone()
-        return tuple(t for t in (output.hidden, extra, memory) if t is not None)
-
-    def unpack(self, received: tuple[Tensor, ...]) -> dict[str, Any]:
-        """See `BetweenStages`."""
-        parts = list(received)
-        arguments = {"hidden": parts.pop(0)}
-        if self._config.moe:
-            arguments["extra"] = parts.pop(0).reshape(())
-        if parts:
-            arguments["memory"] = parts.pop()
-        return arguments
-
-    def carried(self, layer: int, batch: Batch) -> tuple[Tensor, ...]:
-        """See `BetweenStages`."""
-        config = self._config
-        size, length = batch["tokens"].shape[:2]
-        first = torch.empty(size, length // self._ways + self._prompt, config.hidden, device="meta")
-        extra = (torch.empty(1, device="meta"),) if config.moe else ()
-        if config.architecture == "encoder-decoder" and layer > config.layers:
-            hidden = torch.empty(size, batch["decoder_tokens"].shape[1], config.hidden, device="meta")
-            carried = (hidden, *extra, first)
-        else:
-            carried = (first, *extra)
-        return tuple(t.requires_grad_() for t in carried)
-
-    def shapes(self, batch: Batch) -> tuple[Any, ...]:
-        """See `BetweenStages`."""
-        return tuple(batch[name].shape for name in ("tokens", "decoder_tokens") if name in batch)
-
-
-class OfOwnModel:
-    """The tensors that the modules of a user's model return; running them on the meta device finds their shapes."""
-
-    def __init__(self, config: OwnModel) -> None:
-        self._config = config
-
-    def pack(self, output: Handed) -> tuple[Tensor, ...]:
-        """See `BetweenStages`."""
-        return tuple(
-            t.clone(memory_format=torch.contiguous_format)
-            if t._is_view() or t.is_leaf or not t.is_contiguous()
-            else t
-            for t in output.tensors
-        )
-
-    def unpack(self, received: tuple[Tensor, ...]) -> dict[str, Any]:
-        """See `BetweenStages`."""
-        return {"handed": received}
-
-    def carried(self, layer: int, batch: Batch) -> tuple[Tensor, ...]:
-        """See `BetweenStages`."""
-        with torch.no_grad(), torch.device("meta"):
-            empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in batch.items()}
-            outputs = through(stages_of(self._config.bare), empty, 0, layer)
-        return tuple(torch.empty(t.shape, device="meta").requires_grad_() for t in outputs)
-
-    def shapes(self, batch: Batch) -> tuple[Any, ...]:
-        """See `BetweenStages`."""
-        return tuple((name, tensor.shape) for name, tensor in sorted(batch.items()))
-
-
-class OfHuggingFaceClass(OfOwnModel):
-    """Hidden states [B, L, hidden]."""
-
-    def __init__(self, config: HuggingFaceModel) -> None:
-        self._hidden = config.hidden
-
-    def carried(self, layer: int, batch: Batch) -> tuple[Tensor, ...]:
-        """See `BetweenStages`."""
-        return (torch.empty(*batch["tokens"].shape[:2], self._hidden, device="meta").requires_grad_(),)
-
-
-def between_stages(config: Any, ways: int, prompt: int) -> BetweenStages:
-    """Return what a model passes between stages; `ways` and `prompt` as in `OfTransformer`."""
-    if config.divided_by == "rules":
-        return OfTransformer(config, ways, prompt)
-    return OfHuggingFaceClass(config) if config.divided_by == "plan" else OfOwnModel(config)
 
 
 SCHEDULES: dict[str, Any] = {

@@ -14,7 +14,7 @@ from orchestrator.parallel.config import ParallelChoice
 from orchestrator.parallel.engine_rules import engine_problems
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.simulation.operators import Program
-from orchestrator.train.config import Precision
+from orchestrator.train.config import Precision, TrainSpec
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def demand_of(spec: JobSpec) -> Demand:
         parallel=spec.parallel,
         resources=spec.resources,
         precision=train.dtype,
-        program=program_of(spec),
+        program=_program_of(train, spec.workload.dropouts, spec.checkpoint.every),
         optimizer=train.optimizer,
         batch=train.global_batch,
         shards=train.bitwise_shards,
@@ -82,17 +82,17 @@ def demand_of(spec: JobSpec) -> Demand:
     )
 
 
-def program_of(spec: JobSpec) -> Program:
+def _program_of(train: TrainSpec, dropouts: tuple[float, float], commit_every: int) -> Program:
     """Return how the engine computes this job's steps. ZeRO gathers weights and sums gradients in fp32."""
     return _program(
-        width=4.0 if spec.train.dtype == "fp32" else 2.0,
-        in_8_bits=2 if spec.train.dtype == "fp8" else 0,
-        dropout=spec.workload.dropouts[0] > 0,
-        attention=spec.workload.dropouts[1] > 0,
-        compiled=spec.train.compile,
-        commit_every=spec.checkpoint.every,
-        optimizer=str(spec.train.optimizer.name),
-        reference=spec.train.reference == "held",
+        width=4.0 if train.dtype == "fp32" else 2.0,
+        in_8_bits=2 if train.dtype == "fp8" else 0,
+        dropout=dropouts[0] > 0,
+        attention=dropouts[1] > 0,
+        compiled=train.compile,
+        commit_every=commit_every,
+        optimizer=str(train.optimizer.name),
+        reference=train.reference == "held",
     )
 
 

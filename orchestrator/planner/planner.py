@@ -53,7 +53,7 @@ def planned(
     if demand.resources.objective == "time" or not fastest.fits:
         return fastest
     plans = [fastest, *_narrower(demand, shape, fastest, must_fit, verdicts)]
-    return min(best_of(demand.resources.objective, demand.steps, demand.hours, plans), key=_seconds)
+    return min(best_of(demand, plans), key=_seconds)
 
 
 def faster_on_fewer(demand: Demand, shape: ModelShape, found: Plan) -> Plan | None:
@@ -90,16 +90,16 @@ def _narrower(
     return narrower
 
 
-def best_of(objective: str, steps: int, hours: float | None, found: Sequence[Plan]) -> list[Plan]:
+def best_of(demand: Demand, found: Sequence[Plan]) -> list[Plan]:
     """Return the plans, at least one, that are equally good within TIE by the job's objective.
 
     The measure is seconds per step. For objective `cost` it is worker time, among the plans that finish within
     `limits.hours`, if there are any.
     """
     measure = _seconds
-    if objective == "cost":
-        hours = hours or float("inf")
-        if in_time := [each for each in found if steps * _seconds(each) <= 3600.0 * hours]:
+    if demand.resources.objective == "cost":
+        hours = demand.hours or float("inf")
+        if in_time := [each for each in found if demand.steps * _seconds(each) <= 3600.0 * hours]:
             found = in_time
             measure = _cost
     least = min(map(measure, found))
@@ -122,6 +122,11 @@ def on_workers(resources: ResourceSpec, least: int, most: int) -> ResourceSpec:
     """Return the resources with `workers.min` and `workers.max` set to `least` and `most`."""
     asked = resources.workers.model_copy(update={"min": least, "max": most})
     return resources.model_copy(update={"workers": asked})
+
+
+def with_workers(resources: ResourceSpec, workers: int) -> ResourceSpec:
+    """Return the resources limited to `workers` workers. The minimum is lowered to that number if it is larger."""
+    return on_workers(resources, min(resources.workers.min, workers), workers)
 
 
 def widths(least: int, most: int) -> list[int]:

@@ -10,11 +10,10 @@ from pydantic import ValidationError
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.resources import ResourceSpec
-from orchestrator.config.spec import JobSpec
 from orchestrator.config.validation_messages import input_error
 from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.choose_layout import Plan
-from orchestrator.planner.demand import demand_of
+from orchestrator.planner.demand import Demand
 from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import MEMORY_SHARE
 from orchestrator.planner.planner import best_of, planned
@@ -74,7 +73,7 @@ def in_precision(train: TrainSpec, precision: Precision) -> TrainSpec:
     return train.model_copy(update={"precision": precision})
 
 
-def chosen(spec: JobSpec, shape: ModelShape, machine_of: MachineOf) -> Choice:
+def chosen(demand_in: Callable[[Precision], Demand], shape: ModelShape, machine_of: MachineOf) -> Choice:
     """Choose the precision with the best predicted objective, among those in which the job fits.
 
     The widest precision within TIE of the best wins. If the job fits in none, the one that needs least memory is
@@ -82,7 +81,8 @@ def chosen(spec: JobSpec, shape: ModelShape, machine_of: MachineOf) -> Choice:
     job named it.
 
     Args:
-        spec: the job.
+        demand_in: returns what the job asks of the planner in a precision. Raises InputError if the job does not allow
+            it.
         shape: the sizes of its model.
         machine_of: returns the machine of a worker in a precision.
 
@@ -91,25 +91,22 @@ def chosen(spec: JobSpec, shape: ModelShape, machine_of: MachineOf) -> Choice:
     """
     plans: dict[Precision, Plan] = {}
     rejected: list[tuple[Precision, InputError]] = []
-    narrow = machine_of(spec.resources, in_precision(spec.train, "bf16").dtype)
+    demand = demand_in("bf16")
+    resources = demand.resources
+    narrow = machine_of(resources, "bf16")
     for precision in PRECISIONS:
-        if precision == "fp16" and _has_bf16(spec.resources, narrow):
+        if precision == "fp16" and _has_bf16(resources, narrow):
             continue
         try:
-            there = spec.with_parts(train=in_precision(spec.train, precision))
-            machine = narrow if precision == "bf16" else machine_of(spec.resources, precision)
-            most = spec.resources.workers.max
-            plans[precision] = planned(demand_of(there), shape, most, machine, must_fit=False)
+            there = demand_in(precision)
+            machine = narrow if precision == "bf16" else machine_of(resources, precision)
+            plans[precision] = planned(there, shape, resources.workers.max, machine, must_fit=False)
         except InputError as error:
             rejected.append((precision, error))
     if not plans:
         raise rejected[0][1]
     fit = [found for found in plans.values() if found.fits]
-    best = (
-        best_of(spec.resources.objective, spec.train.steps, spec.limits.hours, fit)
-        if fit
-        else [min(plans.values(), key=lambda found: found.chosen.memory)]
-    )
+    best = best_of(demand, fit) if fit else [min(plans.values(), key=lambda found: found.chosen.memory)]
     equal = tuple(each for each, found in plans.items() if found in best)
     return Choice(
         equal[0], tuple(plans.items()), tuple((each, str(error.what)) for each, error in rejected), equal

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from orchestrator.config.redact import hidden_at, redact
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec
 from orchestrator.launch.job_needs import needed_libraries, store_libraries
-from orchestrator.launch.job_paths import reads, writes
+from orchestrator.launch.job_paths import local, read_paths, written_paths
 
 NOT_TEXT = re.compile(r"[yYnN]|[-+]?\.?\d[\d_.:]*([eE][-+]?\d*)?|0[xXoObB][\da-fA-F_]+")
 """Text that kubectl's YAML parser may read as another type, unlike Python's: n as no, 1e6 as a number."""
@@ -25,9 +26,9 @@ MARK = "# written by `orchestrator cluster render`, which may write it anew"
 """The first line of a file that this command may replace."""
 
 
-def refuse_secrets(spec: JobSpec, path: Path) -> None:
+def refuse_secrets(document: Mapping[str, Any], path: Path) -> None:
     """Raise InputError, with the key, if the job has a credential. Rendered files are read by many and kept."""
-    if where := hidden_at(spec.model_dump(mode="json")):
+    if where := hidden_at(document):
         hint = "take it out; the pods get credentials from a Secret"
         raise InputError("carries a credential, and rendered files must not", f"{path}: {where}", hint)
 
@@ -42,10 +43,11 @@ def refuse_labels(resources: ResourceSpec, system: str, unit: str) -> None:
 def warn_of_local_paths(spec: JobSpec, mounted: str = "") -> None:
     """Print a note about local paths, which exist on one machine only. Paths under `mounted` are shared by all."""
     place = f"a path under {mounted}" if mounted else "a URI"
-    if local := reads(spec, mounted):
-        note(f"every worker reads {', '.join(local)} where it is: the image must hold it, or give {place}")
-    if local := writes(spec, mounted):
-        note(f"{', '.join(local)} would be of one machine, and gone with it; give {place}")
+    if found := local(read_paths(spec), mounted):
+        note(f"every worker reads {', '.join(found)} where it is: the image must hold it, or give {place}")
+    written = written_paths(spec)
+    if found := [key for key, path in written.items() if local([path], mounted)]:
+        note(f"{', '.join(found)} would be of one machine, and gone with it; give {place}")
 
 
 def warn_of_libraries(spec: JobSpec, runs: str = "") -> None:

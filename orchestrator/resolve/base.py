@@ -13,7 +13,6 @@ from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.identity import BASE, KEPT, TILES, job_of_commit
 from orchestrator.checkpoint.shard import digest
 from orchestrator.config.errors import InputError
-from orchestrator.config.spec import JobSpec
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.resolve.commit_weights import CommitWeights, TheirTensors, of_their_class
 from orchestrator.resolve.named_commit import commit_at, place_and_tag
@@ -372,23 +371,33 @@ def check_own_base_to_come(there: Workload, ours: Workload, where: str) -> None:
     )
 
 
-def check_base_to_come(theirs: JobSpec, there: Workload, spec: JobSpec, ours: Workload, where: str) -> None:
+def check_base_to_come(
+    theirs: WorkloadSpec,
+    their_labels: Sequence[str],
+    there: Workload,
+    workload: WorkloadSpec,
+    labels: Sequence[str],
+    ours: Workload,
+    where: str,
+) -> None:
     """Raise WorkloadError if the weights of a run without a commit will not fit the job.
 
     Args:
-        theirs: the job of the run.
+        theirs: the model of the run.
+        their_labels: its labels.
         there: its workload.
-        spec: the job that begins with them.
+        workload: the model that begins with them.
+        labels: its labels.
         ours: its workload.
         where: the run.
     """
     from workloads.model.stored import OUTPUT
 
-    _refuse_other_make(theirs.workload, spec.workload, ours.config, where)
+    _refuse_other_make(theirs, workload, ours.config, where)
     if any(name in there.shapes for name in OUTPUT):
-        rows_of_labels(theirs.data.labels, spec.data.labels, where, is_folder=False)
+        rows_of_labels(their_labels, labels, where, is_folder=False)
     shapes = {f"model.{name}": shape for name, shape in there.shapes.items()}
-    weights = CommitWeights(shapes, where, grown=ours.shapes if spec.workload.grow else ())
+    weights = CommitWeights(shapes, where, grown=ours.shapes if workload.grow else ())
     weights.check(ours.config, ours.shapes, ours.tables, ours.vocabulary.added)
 
 

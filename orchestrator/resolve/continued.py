@@ -278,7 +278,16 @@ def take_over(
                         f"{begun} is damaged: {problems[0]}", WHERE, "name another of its commits"
                     )
                 run.write_json(ORIGIN, begun.told())
-                meta, position = _meta_of(spec, begun, shards=shards, data=data, base=base, kept=kept)
+                meta, position = _meta_of(
+                    spec.identity(),
+                    spec.own_code,
+                    spec.train.continue_from,
+                    begun,
+                    shards=shards,
+                    data=data,
+                    base=base,
+                    kept=kept,
+                )
                 copy_commit(theirs, step, ours, meta, position)
                 return ours.manifest(step)
         except Exception:
@@ -290,7 +299,9 @@ def take_over(
 
 
 def _meta_of(
-    spec: JobSpec,
+    identity: Mapping[str, Any],
+    own_code: Mapping[str, str],
+    asked: ContinueFrom | None,
     source: Source,
     shards: str,
     data: PreparedData,
@@ -299,17 +310,17 @@ def _meta_of(
 ) -> tuple[dict[str, Any], int]:
     """Return the metadata of the first commit of a run that continues the `source`, and its position."""
     meta = {
-        IDENTITY: spec.identity(),
+        IDENTITY: dict(identity),
         SHARDS: shards,
         BASE: base_json(base),
         KEPT: config_json(kept),
-        CODE: code_of(spec.own_code),
+        CODE: code_of(own_code),
         CONTINUED: source.told(),
         "data": data.uri,
         "sets": data.sets,
         **OF_A_NEW_RUN,
     }
-    position = source.first_position(spec.train.continue_from)
+    position = source.first_position(asked)
     if position != source.commit.position:
         meta |= {"skips": [], "losses": []}
     return meta, position

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 from orchestrator.checkpoint.identity import job_begun
 from orchestrator.config.errors import InputError
+from orchestrator.planner.demand import Demand, demand_of
 from orchestrator.planner.precision import Choice, MachineOf, chosen, in_precision
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.storage.run_directory import PRECISION, RunDir
-from orchestrator.train.config import TrainSpec
+from orchestrator.train.config import Precision, TrainSpec
 
 
 def as_its_run(train: TrainSpec, run: RunDir) -> TrainSpec:
@@ -36,7 +37,11 @@ def in_chosen_precision(job: ResolvedJob, machine_of: MachineOf) -> ResolvedJob:
     """
     if job.spec.train.precision != "auto":
         return job
-    choice = chosen(job.spec, job.shape, machine_of)
+
+    def demand_in(precision: Precision) -> Demand:
+        return demand_of(job.spec.with_parts(train=in_precision(job.spec.train, precision)))
+
+    choice = chosen(demand_in, job.shape, machine_of)
     train = in_precision(job.spec.train, choice.precision)
     return replace(job, spec=job.spec.with_parts(train=train), precision=choice)
 

@@ -71,11 +71,6 @@ class PreparedData:
     sets: dict[str, str] = field(default_factory=dict)
 
 
-def prepare(spec: JobSpec, run: RunDir, tell: Progress) -> PreparedData:
-    """Return the job's token shards, made now unless they exist. Raises InputError."""
-    return prepared(spec, run, PreparedData(), tell)
-
-
 def prepared(
     spec: JobSpec,
     run: RunDir,

@@ -91,7 +91,7 @@ def training_inputs(
     )
     _check_ends(workload.objective, tokens)
     if spec.data.samples is not None:
-        return _of_samples(spec, job, workload, tokens)
+        return _of_samples(job, workload, tokens)
     weights = [source.weight for source in spec.data.sources]
     share = spec.data.validation.share if spec.data.validation else None
     plan = plan_of(spec.data, tokens)
@@ -132,10 +132,11 @@ def _check_ends(objective: Objective, tokens: Tokens) -> None:
     raise InputError(problem, "workload.options.documents", hint)
 
 
-def _of_samples(spec: JobSpec, job: ResolvedJob, workload: Workload, tokens: Tokens) -> TrainingInputs:
+def _of_samples(job: ResolvedJob, workload: Workload, tokens: Tokens) -> TrainingInputs:
     """Return the inputs of a job on own samples. Raises InputError."""
     from orchestrator.data.samples.own_samples import batches_of_samples
 
+    spec = job.spec
     assert spec.data.samples is not None
     share = spec.data.validation.share if spec.data.validation else None
     batches, held_out = batches_of_samples(
@@ -210,15 +211,16 @@ def resolve_over(
 def shape_over(
     spec: JobSpec,
     data: PreparedData,
-    base: Base | None = None,
-    source: Source | None = None,
-    kept: FolderConfig | None = None,
+    begins: tuple[Base | None, Source | None],
+    kept: FolderConfig | None,
 ) -> tuple[ModelShape, FolderConfig | None, str, list[str]]:
     """Return the parts of `resolve_over` that a controller needs: the model's shape, the configuration to keep, the
     digest and the notes.
 
-    `resolve_over` imports torch, so this runs in another process.
+    `begins` are the base and the source. `resolve_over` imports torch, so this runs in another process, which gets
+    positional arguments.
     """
+    base, source = begins
     job, digest, notes = resolve_over(spec, data, base, source, kept)
     return job.shape, job.kept, digest, notes
 

@@ -8,20 +8,17 @@ are stored, the base is not read any more.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import xxhash
 
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.config.errors import InputError
 from orchestrator.config.records import REFERENCED
 from orchestrator.config.spec import JobSpec
-from orchestrator.config.workload import WorkloadSpec
-from orchestrator.data.config import DataSpec
 from orchestrator.data.samples.reference_table import ReferenceTable
 from orchestrator.data.samples.sample_reader import SampleReader
 from orchestrator.parallel.layout import Layout
@@ -29,9 +26,9 @@ from orchestrator.parallel.rank_messages import agree
 from orchestrator.resolve.base import Base
 from orchestrator.resolve.training_inputs import TrainingInputs
 from orchestrator.storage.retry import Retry
-from orchestrator.train.config import Precision
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.eval_sharding import shares
+from orchestrator.train.reference_key import reference_key
 from orchestrator.train.task import Task
 
 TRAINING = ""
@@ -41,20 +38,29 @@ TRAINING = ""
 class References:
     """The reference's log-probabilities of all samples of a task. Every rank has one; rank 0 reads and writes files."""
 
-    def __init__(self, spec: JobSpec, task: Task, inputs: TrainingInputs, base: Base, retry: Retry) -> None:
-        self._spec = spec
+    def __init__(
+        self,
+        key_of: Callable[[str | None], str],
+        global_batch: int,
+        task: Task,
+        inputs: TrainingInputs,
+        retry: Retry,
+    ) -> None:
+        """Open the files of values.
+
+        Args:
+            key_of: returns what identifies the values of a part of the run's data, or of other data for None.
+            global_batch: samples of a global batch.
+            task: names the data.
+            inputs: the samples.
+            retry: how to retry reads.
+        """
+        self._global_batch = global_batch
         self._readers = _readers(task, inputs)
         self._tables = {}
         for name, read in self._readers.items():
             data = task.sets.get(name, task.data)
-            key = _key(
-                workload=spec.workload,
-                data=spec.data,
-                seed=spec.seed,
-                precision=spec.train.dtype,
-                base=base,
-                name=name if data == task.data else None,
-            )
+            key = key_of(name if data == task.data else None)
             self._tables[name] = ReferenceTable(data, key, len(read), retry)
         self._values = {name: _read(table) for name, table in self._tables.items()}
 
@@ -81,7 +87,7 @@ class References:
             between: called after each part; tests inject faults there.
         """
         rank = layout.coordinate(context.rank_info.rank)["dp"]
-        global_batch = self._spec.train.global_batch
+        global_batch = self._global_batch
 
         def passes_of(part: range) -> list[range]:
             return shares(len(part), layout.micro_batch, global_batch, layout.dp, rank)
@@ -168,7 +174,17 @@ def references_of(
     if base is None:
         what = f"{spec.workload.objective} compares with the model that the run began with, and there is none"
         raise InputError(what, "workload.init_from", "name a run or an export")
-    return References(spec, task, inputs, base, retry) if spec.train.reference == "precomputed" else None
+    if spec.train.reference != "precomputed":
+        return None
+    key_of = partial(
+        reference_key,
+        workload=spec.workload,
+        data=spec.data,
+        seed=spec.seed,
+        precision=spec.train.dtype,
+        base=base,
+    )
+    return References(key_of, spec.train.global_batch, task, inputs, retry)
 
 
 def _all_readers(inputs: TrainingInputs) -> dict[str, SampleReader]:
@@ -191,23 +207,3 @@ def _read(table: ReferenceTable) -> torch.Tensor:
         values = torch.from_numpy(np.array(table.read(), dtype=np.float32))
     dist.broadcast(values, 0)
     return values
-
-
-def _key(
-    workload: WorkloadSpec, data: DataSpec, seed: int, precision: Precision, base: Base, name: str | None
-) -> str:
-    """Return a hash of everything that determines a set's log-probabilities besides the data.
-
-    The data is identified by the folder in which the values are stored. `name` is the name of a part of that data,
-    such as its held-out part, else None.
-    """
-    share = data.validation.share if data.validation and name is not None else None
-    model = "" if workload.model.startswith("hf:") else workload.model
-    # An adapter's initial values may change the model.
-    adapter = workload.adapter and workload.adapter.model_dump(mode="json")
-    inputs = [
-        *(base.digest, name, share, model, workload.changes),
-        *(workload.objective, workload.options.get("truncate"), workload.mup, adapter),
-        *(data.sequence_length, seed, precision),
-    ]
-    return xxhash.xxh3_64_hexdigest(json.dumps(inputs, sort_keys=True).encode())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from orchestrator.config.spec import JobSpec
 from orchestrator.parallel.layout import Layout
 
 EVALUATION_PATIENCE = 900.0
@@ -75,7 +74,7 @@ class Task:
 
     @classmethod
     def of_evaluation(
-        cls, job: JobSpec, micro_batch: int, *, run: str, data: str, restore: int | None, **rest: Any
+        cls, job: dict[str, Any], micro_batch: int, *, run: str, data: str, restore: int | None, **rest: Any
     ) -> Task:
         """Return the task of one process that evaluates the model of a commit, or the job's initial one, and writes
         nothing.
@@ -83,7 +82,7 @@ class Task:
         The numbers of one process match those of any layout. Its micro-batch is one that fitted a rank's memory.
         """
         return cls(
-            job=job.model_dump(mode="json"),
+            job=job,
             layout=Layout(micro_batch=micro_batch).to_json(),
             run=run,
             data=data,

@@ -218,7 +218,7 @@ def _prepare(spec: JobSpec, sweep: RunDir, show: Callable[[dict[str, Any]], None
     Raises InputError if they differ from those of the trials so far.
     """
     line = StageLine(lambda text: show({"note": f"preparing {text}"}))
-    check_same_inputs(spec, sweep, prepared_data.prepare(spec, sweep, line))
+    check_same_inputs(spec, sweep, prepared_data.prepared(spec, sweep, prepared_data.PreparedData(), line))
 
 
 def _fit(

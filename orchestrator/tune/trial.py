@@ -25,7 +25,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.overrides import set_key
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.controller.controller import Controller
-from orchestrator.evaluate.config import without_tasks
+from orchestrator.evaluate.config import EvaluateSpec, without_tasks
 from orchestrator.observe.formatting import run_name, trial_name
 from orchestrator.observe.summary import summary
 from orchestrator.observe.totals import totals_of
@@ -188,7 +188,7 @@ class Trial(ray_tune.Trainable):
         """
         ended = self._assignment["ended"]
         try:
-            value = self._evaluated(spec, rung) if "." in self._tune.metric else self._trained(rung)
+            value = self._evaluated(spec.evaluate, rung) if "." in self._tune.metric else self._trained(rung)
         except InputError:
             if not limited:
                 raise
@@ -222,10 +222,10 @@ class Trial(ray_tune.Trainable):
         found = [float(value) for row in recent if (value := row.get(self._tune.metric)) is not None]
         return statistics.fmean(found) if found else math.nan
 
-    def _evaluated(self, spec: JobSpec, rung: int) -> float:
+    def _evaluated(self, evaluate: EvaluateSpec | None, rung: int) -> float:
         """Return the metric of the last evaluation, which is at the rung unless the run ended before it."""
-        assert spec.evaluate is not None
-        every, (name, _, metric) = spec.evaluate.every, self._tune.metric.partition(".")
+        assert evaluate is not None
+        every, (name, _, metric) = evaluate.every, self._tune.metric.partition(".")
         found = evaluations_in(lineage.latest(self._sweep, self._name, rung, every + 1))
         if not found:
             raise InputError(f"nothing was evaluated up to step {rung}", "evaluate.every", "lower it")

@@ -18,7 +18,7 @@ from cluster.workers.gang import Bundle
 from cluster.workers.run_local_gang import run_to_the_end
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.parallel.layout import Layout, ModelShape
-from orchestrator.planner.demand import program_of
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Link, Machine
 from orchestrator.planner.profile import Profile, load
 from orchestrator.planner.shape_of_model import model_shape
@@ -332,7 +332,7 @@ def predicted_with(asked: dict[str, Any]) -> tuple[ModelShape, int, Program]:
     """Return the model's shape, the batch and the program of a measured job."""
     spec = job(**asked)
     config = describe(spec.workload.model, spec.workload.changes, objective="causal_lm")
-    program = replace(program_of(spec), commit_every=0)
+    program = replace(demand_of(spec).program, commit_every=0)
     return model_shape(config, spec.data.sequence_length), spec.train.global_batch, program
 
 

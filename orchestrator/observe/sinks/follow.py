@@ -9,7 +9,6 @@ error. A sink that fails is built again after a pause, and continues where it wa
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
 import logging
 import os
@@ -20,18 +19,17 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import yaml
 
 from cluster.workers.program import command_of
 from cluster.workers.rank_process import die_with_parent
-from orchestrator.config.errors import InputError, one_line
-from orchestrator.config.extras import install
+from orchestrator.config.errors import one_line
 from orchestrator.config.redact import redact
-from orchestrator.config.spec import JobSpec, parse
+from orchestrator.config.spec import parse
 from orchestrator.observe.sink_cursor import Received
+from orchestrator.observe.sinks.check import module_of, parts_of
 from orchestrator.observe.sinks.config import SinkSpec
 from orchestrator.observe.sinks.sink import Sink, SinkContext
 from orchestrator.storage.row_line import EVENTS, METRICS
@@ -48,41 +46,6 @@ CLOSING = 15.0
 LAST_TRIES = 3
 BATCH = 1000
 LOGGER = logging.getLogger("orchestrator.sinks")
-
-
-def _parts(config: SinkSpec) -> dict[str, Any]:
-    """Return the sinks of this project that a job names: the part of the job file by its key."""
-    return {key: part for key in type(config).model_fields if key != "own" and (part := getattr(config, key))}
-
-
-def _module(key: str) -> Any:
-    """Return the module of a sink of this project. It imports its library only when the sink is built."""
-    return importlib.import_module(f"orchestrator.observe.sinks.{key}_sink")
-
-
-def libraries_of(config: SinkSpec) -> dict[str, str]:
-    """Return the module that each of the job's sinks imports, by the key of the sink."""
-    return {key: _module(key).LIBRARY for key in _parts(config)}
-
-
-def check_sinks(config: SinkSpec | None) -> None:
-    """Refuse sinks whose library is not installed, and user sinks that cannot be imported. Raises InputError."""
-    if config is None:
-        return
-    for key, library in libraries_of(config).items():
-        if not find_spec(library):
-            what = f"needs the library {library.partition('.')[0]}, which is not installed"
-            raise InputError(what, f"sinks.{key}", install("sinks"))
-    for own in config.own:
-        try:
-            sink = load(own.use)
-        except WorkloadError as error:
-            raise InputError(str(error), "sinks.own") from None
-        if missing := [
-            name for name in ("rows", "events", "close") if not callable(getattr(sink, name, None))
-        ]:
-            what = f"{own} has no method {missing[0]}"
-            raise InputError(what, "sinks.own", "see orchestrator.observe.sinks.sink.Sink")
 
 
 class SinkProcess:
@@ -170,20 +133,20 @@ def _build_own(reference: str, context: SinkContext) -> Sink:
     return sink
 
 
-def sinks_of(spec: JobSpec, run: RunDir) -> list[Followed]:
+def sinks_of(name: str, asked: SinkSpec | None, document: dict[str, Any], run: RunDir) -> list[Followed]:
     """The sinks that the job asks for. Each imports its library when it is built."""
-    if spec.sinks is None:
+    if asked is None:
         return []
     began = run.rows(EVENTS)[0]["time"]
-    job = redact(spec.model_dump(mode="json"))
+    job = redact(document)
 
     def context(config: Any) -> SinkContext:
-        return SinkContext(config, spec.name, job, run, began)
+        return SinkContext(config, name, job, run, began)
 
     sinks = [
-        Followed(key, partial(_module(key).build, context(part))) for key, part in _parts(spec.sinks).items()
+        Followed(key, partial(module_of(key).build, context(part))) for key, part in parts_of(asked).items()
     ]
-    for own in spec.sinks.own:
+    for own in asked.own:
         sinks.append(Followed(str(own), partial(_build_own, own.use, context(own.options))))
     return sinks
 
@@ -192,7 +155,7 @@ def _begun(run: RunDir) -> list[Followed] | None:
     """The sinks of a run; None while storage does not give what it began with. Never raises."""
     try:
         spec = parse(yaml.safe_load(run.read_text("job.yaml") or ""))
-        return sinks_of(spec, run)
+        return sinks_of(spec.name, spec.sinks, spec.model_dump(mode="json"), run)
     except Exception as error:  # of a store's library too; an event may still be on its way
         print(f"the run is not read yet: {redact(one_line(error))}", flush=True)
         return None

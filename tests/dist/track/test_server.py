@@ -106,6 +106,12 @@ def until(holds: Callable[[], bool], seconds: float) -> None:
     raise TimeoutError
 
 
+def registered(spec: JobSpec, run_dir: RunDir) -> str | None:
+    """What `register_export` says for a job."""
+    params = spec.model_dump(mode="json")
+    return register_export(spec.name, spec.tracking, spec.checkpoint, params, run_dir)
+
+
 @pytest.mark.slow
 def test_an_export_is_registered_with_the_value_that_it_was_chosen_by(tmp_path: Path, server: Server) -> None:
     """By a commit that was evaluated beside its run; twice is once, and a server that is down is only told of."""
@@ -138,11 +144,11 @@ def test_an_export_is_registered_with_the_value_that_it_was_chosen_by(tmp_path: 
         return parse(document), run_dir
 
     first, worse, better = run_with("first", 20, 2.0), run_with("worse", 30, 2.5), run_with("better", 40, 1.5)
-    assert "was not registered" in (register_export(*first) or "")
+    assert "was not registered" in (registered(*first) or "")
     server.start()
     client, best = MlflowClient(tracking_uri=server.uri), []
     for run in (first, first, worse, better):
-        assert register_export(*run) is None
+        assert registered(*run) is None
         best.append(client.get_model_version_by_alias("model", "best").tags)
     assert [tags["step"] for tags in best] == ["20", "20", "20", "40"]
     assert best[-1] == {"step": "40", "metric": "validation.loss", "value": "1.5"}
@@ -322,7 +328,10 @@ def test_a_registered_model_is_loaded_and_served(tmp_path: Path, on_postgres_and
             "tracking": {"uri": server.uri, "experiment": "demo", "register_as": "served"},
         }
     )
-    assert register_export(spec, run_dir) is None
+    assert (
+        register_export(spec.name, spec.tracking, spec.checkpoint, spec.model_dump(mode="json"), run_dir)
+        is None
+    )
     mlflow.set_tracking_uri(server.uri)
     try:
         pipeline = mlflow.transformers.load_model("models:/served/1")

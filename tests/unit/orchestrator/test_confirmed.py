@@ -156,7 +156,7 @@ def test_the_run_starts_with_what_fits(
         said = json.dumps(background_tracer.answer(json.loads(json.dumps(given))))
         program = [sys.executable, "-c", f"import sys; sys.stdin.read(); print({said!r})"]
         monkeypatch.setattr(background_trace, "command_of", lambda *_, **__: program)
-        return verdicts_before(resolved.spec, machine, lambda: False, workers)
+        return verdicts_before(dump(resolved.spec), machine, lambda: False, workers)
 
     busy = [True]
     planner = Planner(
@@ -189,6 +189,6 @@ def test_what_says_nothing_leaves_the_formula(
 ) -> None:
     monkeypatch.setattr(background_trace, "command_of", lambda *_, **__: program)
     monkeypatch.setattr(background_trace, "BEFORE", 0.3)
-    assert verdicts_before(resolved.spec, Machine(1e9, 1e12), lambda: False, 1) == {}
+    assert verdicts_before(dump(resolved.spec), Machine(1e9, 1e12), lambda: False, 1) == {}
     monkeypatch.setattr(background_trace, "BEFORE", 30.0)
-    assert verdicts_before(resolved.spec, Machine(1e9, 1e12), lambda: True, 1) == {}
+    assert verdicts_before(dump(resolved.spec), Machine(1e9, 1e12), lambda: True, 1) == {}

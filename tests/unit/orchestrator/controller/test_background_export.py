@@ -70,13 +70,9 @@ def test_what_was_exported_in_place_of_an_earlier_one_is_known(
     monkeypatch.setattr(hugging_face, "export", export)
     document = job("none")
     document["checkpoint"] |= {"export": "hf", "export_at": "commit", "keep": 1}
-    exports = BackgroundExport(
-        fake_cluster(lambda: pytest.fail("no gang")),
-        (asked := parse(document)).checkpoint,
-        asked.evaluate,
-        run,
-        pytest.fail,
-    )
+    spec = parse(document)
+    cluster = fake_cluster(lambda: pytest.fail("no gang"))
+    exports = BackgroundExport(cluster, spec.checkpoint, spec.evaluate, run, pytest.fail)
     for step in (2, 3):
         commit(run, step)
     for step in (1, 2, 3):  # heard of late
@@ -113,9 +109,8 @@ def test_a_stop_finds_a_model_that_was_published_in_that_moment(
         fake_cluster(lambda: pytest.fail("no gang")),
         run_task=lambda *_, **__: Writes(run.at("export"), published),
     )
-    exports = BackgroundExport(
-        cluster, (asked := parse(document)).checkpoint, asked.evaluate, run, pytest.fail
-    )
+    spec = parse(document)
+    exports = BackgroundExport(cluster, spec.checkpoint, spec.evaluate, run, pytest.fail)
     Writes(run.at("export"), 1).cancel()  # that of an earlier command
     exports.advance(3)
     assert not exports.has_last(3)

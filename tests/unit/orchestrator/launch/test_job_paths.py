@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.config.overrides import override
 from orchestrator.config.spec import JobSpec, parse
-from orchestrator.launch.job_paths import reads, writes
+from orchestrator.launch.job_paths import local, read_paths, written_paths
 
 DEFAULT_REGIONS = {
     "data.sources": "[{uri: corpus/*.txt}]",
@@ -44,6 +44,14 @@ def job(**given: str) -> JobSpec:
     for key, value in given.items():
         override(document, f"{key}={value}")
     return parse(document)
+
+
+def reads(spec: JobSpec, mounted: str = "") -> list[str]:
+    return local(read_paths(spec), mounted)
+
+
+def writes(spec: JobSpec, mounted: str = "") -> list[str]:
+    return [key for key, path in written_paths(spec).items() if local([path], mounted)]
 
 
 @pytest.mark.parametrize("key", DEFAULT_REGIONS)

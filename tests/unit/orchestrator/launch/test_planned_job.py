@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from orchestrator.config.spec import JobSpec, parse
-from orchestrator.launch.planned_job import planned_on_paper, with_workers
+from orchestrator.launch.planned_job import planned_on_paper
+from orchestrator.planner.planner import with_workers
 
 
 def job(parallel: object = "auto") -> JobSpec:
@@ -19,8 +20,8 @@ def job(parallel: object = "auto") -> JobSpec:
 
 
 def test_so_many_workers_are_taken_whatever_the_job_would_take() -> None:
-    assert with_workers(job(), 1).resources.workers.model_dump() == {"min": 1, "max": 1}
-    assert with_workers(job(), 16).resources.workers.model_dump() == {"min": 2, "max": 16}
+    assert with_workers(job().resources, 1).workers.model_dump() == {"min": 1, "max": 1}
+    assert with_workers(job().resources, 16).workers.model_dump() == {"min": 2, "max": 16}
 
 
 def test_what_is_taken_of_what_is_not_here_and_why_the_precision_are_told() -> None:

@@ -407,6 +407,8 @@ def test_layers_that_cannot_be_told_apart_are_neither_recomputed_nor_compiled(tm
     check_workload(resolve(spec(workload=workload)))
     with pytest.raises(InputError, match="no layers that could be compiled alone"):
         check_workload(resolve(spec(workload=workload, train={"compile": True})))
+    with pytest.raises(InputError, match="muon updates the matrices of layers"):
+        check_workload(resolve(spec(workload=workload, train={"optimizer": {"name": "muon"}})))
 
 
 @pytest.mark.parametrize("objective", ["regression", "sequence_classification", "span_extraction"])

@@ -36,7 +36,9 @@ def test_the_page_shows_the_plan(parallel: object, bars: int) -> None:
     )
     shape = model_shape(describe("gpt-tiny"), 64)
     found = plan(demand_of(spec), shape, 2, Machine(64e9, 1e12, name="mine"))
-    page = plan_page(spec, shape, found, False, 3 * 2**30)
+    page = plan_page(
+        spec.name, spec.workload.model, demand_of(spec), shape, found, fits=False, needed=3 * 2**30
+    )
     assert "<h1>paper</h1>" in page
     assert "mine" in page
     assert "does not fit" in page

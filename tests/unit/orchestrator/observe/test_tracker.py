@@ -164,7 +164,9 @@ def test_evaluations_arrive_with_their_own_step(tmp_path: Path, store: str, clie
     assert texts == ["step-00000000.txt", "step-00000002.txt"]
     told = Path(client.download_artifacts(run.info.run_id, f"samples/{texts[0]}")).read_text()
     assert told == "Once \n=> upon a time\n\nif\n=> \n"
-    lost = tracker.rows_on_server(job(store, "evaluated"), run_dir, [(1, 2)], 60)
+    lost = tracker.rows_on_server(
+        (asked := job(store, "evaluated")).name, asked.tracking, run_dir, [(1, 2)], 60
+    )
     assert [(r["step"], "validation.loss" in r) for r in lost] == [(1, False), (2, False)]
 
 
@@ -232,9 +234,9 @@ def test_steps_trained_again_on_other_samples_are_logged_again(
     logged = client.get_metric_history(run.info.run_id, "loss")
     in_turn = [(each.step, each.value) for each in sorted(logged, key=lambda each: each.timestamp)]
     assert in_turn == [(1, 10.0), (2, 5.0), (3, 10 / 3), (3, 30.0), (2, 20.0), (3, 30.0), (4, 40.0)]
-    assert [found["loss"] for found in rows_on_server(job(store, "unstable"), run_dir, [(1, 4)], 60)] == [
-        10.0, 20.0, 30.0, 40.0
-    ]  # fmt: skip
+    tracking = job(store, "unstable").tracking
+    found = rows_on_server("demo", tracking, run_dir, [(1, 4)], 60)
+    assert [row["loss"] for row in found] == [10.0, 20.0, 30.0, 40.0]
 
 
 def test_a_directory_used_anew_is_another_run(tmp_path: Path, store: str, client: Any) -> None:
@@ -310,7 +312,10 @@ def test_a_dead_server_neither_blocks_nor_raises(tmp_path: Path, mute: str) -> N
     assert found.missing == 50
     assert found.problem
     assert "hunter2" not in found.problem
-    assert tracker.rows_on_server(job(mute, "dead"), run_dir, [(1, 50)], 1.0) == []
+    assert (
+        tracker.rows_on_server((asked := job(mute, "dead")).name, asked.tracking, run_dir, [(1, 50)], 1.0)
+        == []
+    )
     assert time.monotonic() - began < 15
 
 

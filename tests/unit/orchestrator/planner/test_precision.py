@@ -11,7 +11,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.planner.choose_layout import TIE
-from orchestrator.planner.demand import demand_of
+from orchestrator.planner.demand import Demand, demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import MEMORY_SHARE
 from orchestrator.planner.planner import planned
@@ -41,7 +41,10 @@ def on(device: str, **changes: Any) -> MachineOf:
 
 
 def choose(spec: JobSpec, machine_of: MachineOf) -> Choice:
-    return chosen(spec, SHAPES[spec.workload.model], machine_of)
+    def demand_in(precision: Precision) -> Demand:
+        return demand_of(spec.with_parts(train=in_precision(spec.train, precision)))
+
+    return chosen(demand_in, SHAPES[spec.workload.model], machine_of)
 
 
 def test_the_fastest_wins_and_what_is_chosen_is_what_each_would_be_if_it_were_named() -> None:

@@ -51,7 +51,7 @@ def searched(folder: Path, spec: JobSpec, born: float) -> tuple[RunDir, TrialRec
     run = RunDir(sweep.at("0000"))
     run.create()
     run.append(EVENTS, [{"time": born, "phase": "prepare", "attempt": 1}])
-    return sweep, records, connect(spec.model_copy(update={"name": "trial"}), run).run_id
+    return sweep, records, connect("trial", spec.tracking, run, spec.model_dump(mode="json")).run_id
 
 
 def client_of(store: str) -> Any:

@@ -68,9 +68,9 @@ def test_a_metric_of_an_evaluation_is_that_of_the_last_one(tmp_path: Path) -> No
     run.append("metrics.jsonl", rows)
     found = object.__new__(Trial)
     found._begin({"sweep": str(tmp_path), "trial": "0001", "params": {}, "ended": None, "deadline": None})
-    assert [found._evaluated(spec, rung) for rung in (4, 6, 10)] == [3.0, 3.0, 2.0]
+    assert [found._evaluated(spec.evaluate, rung) for rung in (4, 6, 10)] == [3.0, 3.0, 2.0]
     with pytest.raises(InputError, match=r"evaluate\.every.*up to step 2.*lower it"):
-        found._evaluated(spec, 2)
+        found._evaluated(spec.evaluate, 2)
 
 
 def one(tmp_path: Path, losses: Mapping[int, float | None], **more: Any) -> tuple[Trial, Any]:

@@ -14,8 +14,10 @@ import pytest
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, dump, parse
+from orchestrator.observe.sinks import check as sinks_check
 from orchestrator.observe.sinks import follow
-from orchestrator.observe.sinks.follow import Followed, SinkProcess, check_sinks, sinks_of
+from orchestrator.observe.sinks.check import check_sinks
+from orchestrator.observe.sinks.follow import Followed, SinkProcess, sinks_of
 from orchestrator.storage.run_directory import RunDir
 
 BORN = 1_700_000_000.0
@@ -97,13 +99,15 @@ def test_tensorboard_reads_each_step_once_whoever_was_killed(tmp_path: Path) -> 
     run.append("events.jsonl", [event(1, "prepare", 0)])
     evaluation = {"step": 2, "attempt": 1, "time": BORN, "sets": {"validation": {"loss": 3.5}}}
     run.append("metrics.jsonl", [row(1), row(2, evaluations=[evaluation]), row(3)])
-    [first] = sinks_of(job(tensorboard=True), run)
+    [first] = sinks_of((asked := job(tensorboard=True)).name, asked.sinks, asked.model_dump(mode="json"), run)
     first.update(run, False)
     run.append("metrics.jsonl", [row(3, loss=77.0), row(4)])  # after a return to a commit
     first.update(run, False)
     newest = max((tmp_path / "run" / "tensorboard").iterdir())
     newest.write_bytes(newest.read_bytes()[:-3])  # a kill in the middle of step 4
-    [second] = sinks_of(job(tensorboard=True), run)
+    [second] = sinks_of(
+        (asked := job(tensorboard=True)).name, asked.sinks, asked.model_dump(mode="json"), run
+    )
     second.update(run, True)
     found = scalars(tmp_path / "run" / "tensorboard")
     assert found["loss"] == [(1, 8.0), (2, 7.0), (3, 6.0), (4, 5.0)]
@@ -115,7 +119,7 @@ def test_tensorboard_forgets_steps_that_were_trained_again_on_other_samples(tmp_
     run = new_run(tmp_path)
     run.append("events.jsonl", [event(1, "prepare", 0)])
     run.append("metrics.jsonl", [row(step, samples=f"first {step}") for step in (1, 2, 3)])
-    [sink] = sinks_of(job(tensorboard=True), run)
+    [sink] = sinks_of((asked := job(tensorboard=True)).name, asked.sinks, asked.model_dump(mode="json"), run)
     sink.update(run, False)
     run.log("metrics.jsonl").cut(1)  # the second retry of an instability leaves out what step 2 had used
     run.append("metrics.jsonl", [row(step, samples=f"other {step}", loss=5.0) for step in (2, 3, 4)])
@@ -133,7 +137,7 @@ def test_spans_of_phases_are_sent_once_and_again_when_they_were_refused(
     told = [event(1, "prepare", 0), event(2, "start", 5), event(3, "train", 6)]
     run.append("events.jsonl", told)
     spec = job(opentelemetry={"endpoint": collector})
-    [first] = sinks_of(spec, run)
+    [first] = sinks_of(spec.name, spec.sinks, spec.model_dump(mode="json"), run)
     Collector.refusals = 1
     first.update(run, True)
     assert first.failed
@@ -141,7 +145,7 @@ def test_spans_of_phases_are_sent_once_and_again_when_they_were_refused(
     first.update(run, True)
     fault = {"first_fault": "rank 1 was killed; password=hunter2"}
     run.append("events.jsonl", [event(4, "stop", 9, **fault), event(5, "failed", 12)])
-    [second] = sinks_of(spec, run)  # another controller
+    [second] = sinks_of(spec.name, spec.sinks, spec.model_dump(mode="json"), run)  # another controller
     second.update(run, True)
     spans = [
         span
@@ -183,7 +187,7 @@ def test_weights_and_biases_has_each_step_once(tmp_path: Path) -> None:
     run.append("metrics.jsonl", [row(step) for step in range(1, 11)])
     spec = job(wandb={"project": "p", "mode": "offline"})
     for last in (10, 12):  # by one controller after another
-        [sink] = sinks_of(spec, run)
+        [sink] = sinks_of(spec.name, spec.sinks, spec.model_dump(mode="json"), run)
         run.append("metrics.jsonl", [row(step) for step in range(11, last + 1)])
         sink.update(run, True)
         assert not sink.failed
@@ -212,7 +216,7 @@ def test_a_sink_that_fails_is_told_of_and_waits(tmp_path: Path, capsys: pytest.C
 
 def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     check_sinks(job(tensorboard=True, opentelemetry={"endpoint": "http://c:4318/v1/traces"}).sinks)
-    monkeypatch.setattr(follow, "find_spec", lambda library: None)
+    monkeypatch.setattr(sinks_check, "find_spec", lambda library: None)
     with pytest.raises(InputError, match=r"sinks.wandb.*needs the library wandb.*\[sinks\]"):
         check_sinks(job(wandb={"project": "p"}).sinks)
     with pytest.raises(InputError, match="no http or https URL"):
