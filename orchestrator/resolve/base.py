@@ -247,11 +247,8 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None, data_forma
                 raise WorkloadError(f"{base.uri} is an export; workload.grow takes a run directory")
             _refuse_unlike(describe(f"{FOLDER}{base.uri}"), config, base.uri)
             found = pretrained(config, shapes, base.uri, tables, added)
-            meaning = folder_meaning(base.uri)
-            if data_format >= BY_NAME:
-                _check_decoder_start(spec.workload, meaning, base.uri)
-            return labelled(found, meaning, base.uri)
-        store, manifest = _commit_of(base, retry)
+            return labelled(found, folder_meaning(base.uri), base.uri)
+        store, manifest = commit_of(base, retry)
         theirs = of_their_class(manifest)
         if job := job_of_commit(manifest):
             config_of_run = manifest.meta.get(KEPT)
@@ -283,22 +280,8 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None, data_forma
     return read
 
 
-def _check_decoder_start(workload: WorkloadSpec, theirs: FolderMeaning, where: str) -> None:
-    """Raise WorkloadError if a preset's decoder would begin with padding, but the one in the folder at `where` begins
-    with another token.
-
-    A preset's configuration cannot specify the token.
-    """
-    start = theirs.decoder_start
-    if workload.objective != "seq2seq" or "start" in workload.options or start in (None, theirs.pad):
-        return
-    raise WorkloadError(
-        f"the decoder of {where} begins with token {start}, and that of a preset with padding; "
-        f"set workload.options.start to {start}, or name hf:{where} in workload.model"
-    )
-
-
-def _commit_of(base: Base, retry: Retry | None) -> tuple[Store, CommitManifest]:
+def commit_of(base: Base, retry: Retry | None = None) -> tuple[Store, CommitManifest]:
+    """Return the store of a base that is a commit, and its manifest. Raises InputError if it is another commit now."""
     assert base.step is not None
     store = Store(RunDir(base.uri).commits, retry=retry)
     manifest = store.manifest(base.step)
@@ -324,7 +307,7 @@ def _of_own(
 
     if base.step is None:
         return FolderWeights(config, base.uri, shapes)
-    store, manifest = _commit_of(base, retry)
+    store, manifest = commit_of(base, retry)
     where = f"{base.uri}@{base.step}"
     below = None
     lacks = manifest.meta.get(BASE)

@@ -12,6 +12,7 @@ from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.evaluate.config import VALIDATION
 from orchestrator.resolve.base import Base, tokenizer_notes, weights_of
+from orchestrator.resolve.base_text import with_text_of_base
 from orchestrator.resolve.chat import chat_of, unclosed
 from orchestrator.resolve.continued import Source, check_same_data
 from orchestrator.resolve.prepared_data import PreparedData
@@ -19,6 +20,7 @@ from orchestrator.resolve.prompts import Prompts, prompts_of, settings_notes
 from orchestrator.resolve.resolved_job import ResolvedJob, adapter_of, is_framed, resolve, wrong_input
 from orchestrator.storage.retry import Retry
 from workloads.hf.hf_config import FolderConfig
+from workloads.hf.meaning import BY_NAME
 
 if TYPE_CHECKING:
     from orchestrator.data.samples.batches import Batches
@@ -367,6 +369,8 @@ def load_workload(
             implementation=spec.workload.implementation,
             kept=kept,
         )
+        if base and spec.workload.init_from and data_format >= BY_NAME:
+            workload = with_text_of_base(workload, spec.workload, base, retry)
     described = getattr(workload, "config", None)
     with wrong_input("train.freeze"), told_by_our_names(described):
         frozen = workload.frozen | frozen_by(spec.train.freeze, workload)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -325,6 +326,12 @@ def test_a_preset_whose_decoder_would_begin_otherwise_than_its_base_is_refused(t
     config = transformers.AutoConfig.from_pretrained(tmp_path)
     config.decoder_start_token_id = 5
     config.save_pretrained(tmp_path)
+    with pytest.raises(
+        InputError, match=r"two tokens: config.json says 5 and generation_config.json says 1; "
+    ):
+        begun_now(job(**preset))
+    settings = json.loads((tmp_path / "generation_config.json").read_text())
+    (tmp_path / "generation_config.json").write_text(json.dumps({**settings, "decoder_start_token_id": 5}))
     with pytest.raises(InputError, match=r"begins with token 5, .*set workload.options.start to 5"):
         begun_now(job(**preset))
     assert begun_now(job(**preset, options={"start": 5})).decoder_start == 5
