@@ -55,6 +55,7 @@ from workloads.hf.hf_config import FolderConfig
 from workloads.own.object_reference import is_object_reference
 
 if TYPE_CHECKING:
+    from orchestrator.data.clean.config import CleanStep
     from orchestrator.data.sources import SourceFile
 
 
@@ -267,6 +268,17 @@ def check_text(spec: JobSpec, begins: bool = False) -> None:
     if is_known(objective) and not any(problem_of(objective, source.field) for _, source in sources_of(spec)):
         for where, listed in (*found, ("data.sources", files)):
             _check_rows(listed, where, objective, begins)
+    if begins and spec.data.clean:
+        _check_columns_of_steps(spec.data.clean, files)
+
+
+def _check_columns_of_steps(steps: Sequence[CleanStep], files: Sequence[SourceFile]) -> None:
+    from orchestrator.data.clean.config import columns_of_steps
+    from orchestrator.data.sources import part_size
+    from orchestrator.data.sources.named_columns import check_columns_of_steps, first_parts
+
+    if all(file.kind != ".arrow" for file in files):  # finding its rows reads the whole file
+        check_columns_of_steps(first_parts(files, part_size(files)), columns_of_steps(steps))
 
 
 def _check_rows(files: Sequence[SourceFile], where: str, objective: str, begins: bool) -> None:

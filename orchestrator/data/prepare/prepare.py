@@ -25,6 +25,7 @@ from typing import Any
 from orchestrator.config.errors import InputError, Unreachable
 from orchestrator.data import sources
 from orchestrator.data.clean.cleaned_text import CleanedText
+from orchestrator.data.clean.config import columns_of_steps
 from orchestrator.data.clean.documents import aligned
 from orchestrator.data.clean.plan import Cleaning, cleaning_of
 from orchestrator.data.clean.totals import TOTALS, totals
@@ -52,7 +53,7 @@ from orchestrator.data.samples.sections.publisher import Publisher
 from orchestrator.data.sources import Part, SourceFile
 from orchestrator.data.sources.identity import part_key
 from orchestrator.data.sources.lines import LINE_BYTES
-from orchestrator.data.sources.named_columns import check_columns
+from orchestrator.data.sources.named_columns import check_columns, check_columns_of_steps
 from orchestrator.data.store import manifest
 from orchestrator.data.store.data_folder import DataFolder
 from orchestrator.data.store.node_copies import AGAIN
@@ -204,6 +205,7 @@ class _Preparation:
         if self.data_format > 5:
             kind = self.given.kind
             check_columns(parts, self.where, kind.objective if kind else "")
+            check_columns_of_steps(parts, columns_of_steps(self.data.clean) if cleaning else {})
         if cleaning:
             from orchestrator.data.clean.run import clean
 
