@@ -174,6 +174,6 @@ def _content(file: SourceFile, data_format: int) -> dict[str, Any]:
     fields = {key: getattr(file, key) for key in ("source", "kind", "size", "content", "field")}
     if file.compression:
         fields["compression"] = file.compression
-    if file.folders and data_format > 5:
-        fields["folders"] = file.folders
+    if data_format > 5:
+        fields |= {key: value for key in ("folders", "labels") if (value := getattr(file, key))}
     return {**fields, "on_error": file.on_error} if file.on_error != "fail" else fields
