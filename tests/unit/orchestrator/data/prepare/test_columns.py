@@ -198,8 +198,7 @@ def test_csv_has_the_names_of_its_card_too(
     words = {"words": "words", "labels": "all"}
     (tmp_path / "b.csv").write_text('words,all\n"[""a"", ""b""]","[0, 2]"\n')
     (found,) = read(tmp_path / "b.csv", RecordKind("token_classification", labels), words, encoder)
-    of_tokens = [labels[mark - 1] for mark in unpack(found.words)[1].tolist()]
-    assert list(dict.fromkeys(of_tokens)) == ["bad", "good"]
+    assert [labels[mark - 1] for mark in unpack(found.words)[1].tolist() if mark] == ["bad", "good"]
 
 
 @pytest.mark.parametrize("path", ["in.stars", "all[0]", "all.0"])
