@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from itertools import dropwhile
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import ray
 from ray.exceptions import NodeDiedError, OutOfMemoryError, WorkerCrashedError
@@ -29,7 +29,7 @@ from orchestrator.storage.retry import storage_failed, transient
 
 Run = Callable[[dict[str, Any]], dict[str, Any]]
 """The function that a task runs. Input and output are rows that a Ray dataset can hold."""
-ANYWHERE = "DEFAULT"
+ANYWHERE: Literal["DEFAULT"] = "DEFAULT"
 """Ray's strategy for tasks outside the caller's placement group: that of a search's trial has no CPU for tasks."""
 NAME = "part"
 """The name of a task's process, shown as `ray::part`."""
