@@ -131,6 +131,7 @@ def _evaluation_facts(spec: JobSpec, tokens: Tokens, micro_batch: int) -> dict[s
     same way.
     """
     return {
+        "data_format": tokens.manifest.format,
         "objective": spec.workload.objective,
         "options": spec.workload.options,
         "sequence_length": spec.data.sequence_length,

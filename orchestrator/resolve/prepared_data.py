@@ -67,10 +67,13 @@ def _manifest_at(place: str) -> DataManifest | None:
 class PreparedData:
     """The location of a job's prepared data: that of `data.sources` (empty before it exists), and by name that of the
     sets with separate text.
+
+    `format` is that of data which does not exist yet; 0 for the newest.
     """
 
     uri: str = ""
     sets: dict[str, str] = field(default_factory=dict)
+    format: int = 0
 
 
 def kind_of(spec: JobSpec, data_format: int = RECORDS_FORMAT) -> RecordKind | None:
@@ -153,7 +156,9 @@ def prepared(
     begin = spec.data.streaming and begun is not None
     whole = bool(data) and is_complete(DataFolder(data))
     if not whole:
-        data = _prepared_text(spec, run, before=_name(data), tell=tell, make=make, begin=begin)
+        data = _prepared_text(
+            spec, run, before=_name(data), tell=tell, make=make, begin=begin, data_format=before.format
+        )
     elif stored := manifest.read(DataFolder(data)):  # also checked for a run without a commit
         check_same_cleaning(spec, stored.code, run.uri)
     sets = {
@@ -171,7 +176,9 @@ def prepared(
     return all_data
 
 
-def _prepared_text(spec: JobSpec, run: RunDir, before: str, tell: Progress, make: bool, begin: bool) -> str:
+def _prepared_text(
+    spec: JobSpec, run: RunDir, before: str, tell: Progress, make: bool, begin: bool, data_format: int = 0
+) -> str:
     """Return the URI of the token shards of data.sources, see `orchestrator.data.prepare.prepare.prepare`."""
     from orchestrator.data.prepare.prepare import prepare as prepare_data
 
@@ -187,6 +194,7 @@ def _prepared_text(spec: JobSpec, run: RunDir, before: str, tell: Progress, make
         make=make,
         begin=begin,
         leave=0.0 if begin else workers,
+        data_format=data_format,
     )
 
 

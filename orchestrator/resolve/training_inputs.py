@@ -10,12 +10,13 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
 from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding.config import TrainedTokenizer
+from orchestrator.data.store.manifest import FORMAT
 from orchestrator.evaluate.config import VALIDATION
 from orchestrator.resolve.base import Base, tokenizer_notes, weights_of
 from orchestrator.resolve.base_text import with_text_of_base
 from orchestrator.resolve.chat import chat_of, unclosed
 from orchestrator.resolve.continued import Source, check_same_data
-from orchestrator.resolve.prepared_data import PreparedData
+from orchestrator.resolve.prepared_data import EARLIER, PreparedData
 from orchestrator.resolve.prompts import Prompts, prompts_of, settings_notes
 from orchestrator.resolve.resolved_job import ResolvedJob, adapter_of, is_framed, resolve, wrong_input
 from orchestrator.storage.retry import Retry
@@ -385,8 +386,8 @@ def no_vocabulary() -> Vocabulary:
     return Vocabulary(1, 0)
 
 
-def vocabulary_before_data(job: ResolvedJob) -> Vocabulary:
-    """Return the vocabulary as far as it is known before the data exists."""
+def vocabulary_before_data(job: ResolvedJob, data_format: int = FORMAT) -> Vocabulary:
+    """Return the vocabulary as far as it is known before the data, of that format, exists."""
     if job.spec.data.samples is not None:
         return no_vocabulary()
     import numpy as np
@@ -403,12 +404,13 @@ def vocabulary_before_data(job: ResolvedJob) -> Vocabulary:
         text = tokenizer.train((), size, job.special_tokens)
         roles = tokenizer.roles_of(Tokenizer.from_str(text), {})
     else:
-        text, roles = tokenizer.load(source, job.special_tokens, job.spec.data.add_tokens)
+        text, roles = tokenizer.load(source, job.special_tokens, job.spec.data.add_tokens, data_format)
     made = Tokenizer.from_str(text)
     sentinels = tokenizer.sentinels(made)
     anywhere = np.ones(size, bool)
     known: dict[str, Any] = {role: number for role, number in roles.items() if role != "unk"}
     known |= {"added": first_added(made, size), "frame": frame_of(made)}
-    if not isinstance(source, TrainedTokenizer) and is_framed(job.spec.data, job.spec.workload):
+    is_new = data_format > EARLIER and not isinstance(source, TrainedTokenizer)
+    if is_new and is_framed(job.spec.data, job.spec.workload):
         known["before"] = tokenizer.around_text(made)[0]
     return Vocabulary(size, **known, sentinels=tuple(sentinels), word_start=anywhere, sentence_end=anywhere)

@@ -76,6 +76,7 @@ def prepare(
     make: bool = True,
     begin: bool = False,
     leave: float = 0.0,
+    data_format: int = 0,
 ) -> str:
     """Prepare the token shards of `data` in `cache` unless they exist; return the URI of the prepared data.
 
@@ -96,6 +97,7 @@ def prepare(
         make: False raises InputError if the data does not exist yet.
         begin: for streamed data, prepare only the first section and those that were published before.
         leave: CPUs to leave for others. If none remains, a single task runs without a CPU of its own.
+        data_format: format of new data; 0 for the newest.
 
     Raises InputError for sources or a tokenizer that cannot be used and for a cache that cannot be written,
     TextChanged if `data` no longer has the fingerprint `before`.
@@ -112,7 +114,9 @@ def prepare(
     cleaning = cleaning_of(data, files, part_bytes)
     clean_key = cleaning.key if cleaning else ""
     given_in_format = partial(given_in, data=data, choose=choose, kind_of=kind_of, framed=framed)
-    data_format, name, given = format_and_fingerprint(files, given_in_format, part_bytes, before, clean_key)
+    data_format, name, given = format_and_fingerprint(
+        files, given_in_format, part_bytes, before, clean=clean_key, wanted=data_format
+    )
     if cleaning and given.kind:
         raise InputError(
             f"cleans text, and {given.kind.objective} reads records", "data.clean", "leave it out"
