@@ -32,6 +32,7 @@ from workloads.hf.meaning import (
     compares_labels,
     folder_meaning,
     generation_of,
+    told_by_label,
     vocabulary_of_folder,
 )
 from workloads.hf.network import HuggingFaceNetwork
@@ -271,13 +272,14 @@ def _workload(
         return workload
     from workloads.hf.load_weights import pretrained
 
-    weights = pretrained(config, workload.shapes, folder, workload.tables, vocabulary.added)
-    if compares_labels(objective):
-        labels = getattr(objective, "labels", ())
-        weights = by_label(
-            weights, workload.meaning or folder_meaning(folder), objective.name, labels, folder
-        )
-    return replace(workload, pretrained=weights)
+    if not compares_labels(objective):
+        weights = pretrained(config, workload.shapes, folder, workload.tables, vocabulary.added)
+        return replace(workload, pretrained=weights)
+    labels = getattr(objective, "labels", ())
+    theirs = workload.meaning or folder_meaning(folder)
+    with told_by_label(theirs, objective.name, labels, folder):
+        weights = pretrained(config, workload.shapes, folder, workload.tables, vocabulary.added)
+    return replace(workload, pretrained=by_label(weights, theirs, objective.name, labels, folder))
 
 
 def _check(

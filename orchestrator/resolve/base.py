@@ -23,7 +23,14 @@ from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import is_local
 from workloads.errors import WorkloadError
 from workloads.hf.hf_config import FOLDER, FolderConfig
-from workloads.hf.meaning import BY_NAME, FolderMeaning, by_label, folder_meaning, rows_of_labels
+from workloads.hf.meaning import (
+    BY_NAME,
+    FolderMeaning,
+    by_label,
+    folder_meaning,
+    rows_of_labels,
+    told_by_label,
+)
 from workloads.own.object_reference import is_object_reference
 
 if TYPE_CHECKING:
@@ -246,8 +253,10 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None, data_forma
             if spec.workload.grow:
                 raise WorkloadError(f"{base.uri} is an export; workload.grow takes a run directory")
             _refuse_unlike(describe(f"{FOLDER}{base.uri}"), config, base.uri)
-            found = pretrained(config, shapes, base.uri, tables, added)
-            return labelled(found, folder_meaning(base.uri), base.uri)
+            meaning = folder_meaning(base.uri)
+            with told_by_label(meaning, spec.workload.objective, spec.data.labels, base.uri):
+                found = pretrained(config, shapes, base.uri, tables, added)
+            return labelled(found, meaning, base.uri)
         store, manifest = commit_of(base, retry)
         theirs = of_their_class(manifest)
         if job := job_of_commit(manifest):
@@ -267,14 +276,16 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None, data_forma
             if spec.workload.grow or below:
                 what = "was trained as a class of transformers; export it, and begin with the export"
                 raise WorkloadError(f"{where} {what}")
-            found = HuggingFaceWeights(
-                config, shapes, folder=where, tables=tables, added=added, weights=TheirTensors(reader)
-            )
+            with told_by_label(meant, spec.workload.objective, spec.data.labels, where, is_folder=False):
+                found = HuggingFaceWeights(
+                    config, shapes, folder=where, tables=tables, added=added, weights=TheirTensors(reader)
+                )
             return labelled(found, meant, where)
         there = {name: tensor.shape for name, tensor in reader.manifest.tensors.items()}
         grown = shapes if spec.workload.grow else ()
         committed = CommitWeights(there, where, reader, below, grown)
-        committed.check(config, shapes, tables, added)
+        with told_by_label(meant, spec.workload.objective, spec.data.labels, where, is_folder=False):
+            committed.check(config, shapes, tables, added)
         return labelled(committed, meant, where)
 
     return read

@@ -135,9 +135,11 @@ class HuggingFaceWorkload:
         new = {*self.new}  # the folder without weights has none of them, so nothing needs to be built
         if all(n in new for n, _ in self.config.bare.named_parameters() if is_of_head(self.config.bare, n)):
             return None
-        if not self._outputs - new:
+        outputs = self._outputs - new
+        if not outputs:
             return None
-        return rows_of_labels(self._meaning.labels, self._labels, self.config.folder)
+        rows = Weights(str(root(self.config.folder))).blank(min(outputs)).shape[0]
+        return rows_of_labels(self._meaning.labels, self._labels, self.config.folder, rows=rows)
 
     @property
     def _labels(self) -> Sequence[str]:
