@@ -162,7 +162,9 @@ def load(
         config = config.padded_with(vocabulary.padding)
         _check_class_options(model, begin, layer_drop, attention_dropout)
         check_of_class(str(root(config.folder)))
-        workload = HuggingFaceWorkload(model, config, built, vocabulary, dropout, generation=generation)
+        workload = HuggingFaceWorkload(
+            model, config, built, vocabulary, dropout, generation=generation, meaning=meaning
+        )
         workload.check_labels()
         return workload if adapter is None else workload.with_adapter(adapter)
     config = for_objective(config, objective, len(labels) or None)

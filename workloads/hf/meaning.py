@@ -360,17 +360,30 @@ def tokens_of_files(config: Mapping[str, Any], named: Mapping[str, Any]) -> dict
 
 
 @lru_cache(maxsize=4)  # a command asks several times, and each call takes a second
-def tokens_of_class(folder: str, files: str) -> Mapping[str, str] | None:
-    """Return the special tokens by name of the tokenizer that transformers makes from a local folder, class defaults
-    included.
-
-    None if it makes none. `files` identifies the content of the folder's files, for the cache.
-    """
+def _tokenizer_in(folder: str, files: tuple[tuple[str, int, int, int], ...]) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception:  # of any class of transformers
+        return None
+
+
+def tokenizer_of_class(folder: str) -> Any:
+    """Return the tokenizer that transformers makes from a local folder; None if it makes none. It is made again only
+    if a file has changed. Callers must not change it.
+    """
+    paths = sorted(path for path in Path(folder).iterdir() if path.is_file()) if Path(folder).is_dir() else []
+    stats = ((path.name, path.stat()) for path in paths)
+    return _tokenizer_in(folder, tuple((name, s.st_size, s.st_mtime_ns, s.st_ino) for name, s in stats))
+
+
+def tokens_of_class(folder: str) -> Mapping[str, str] | None:
+    """Return the special tokens by name of the tokenizer that transformers makes from a local folder, class defaults
+    included; None if it makes none.
+    """
+    loaded = tokenizer_of_class(folder)
+    if loaded is None:
         return None
     return {name: str(token) for name, token in loaded.special_tokens_map.items() if isinstance(token, str)}
 

@@ -61,7 +61,8 @@ class HuggingFaceWorkload:
     initialisation under torch.manual_seed(seed). The latter runs through the whole model in order, so unlike
     elsewhere a tensor's value depends on the model as well as on (seed, name).
 
-    `dropout` is the rate of its dropout modules, see `workloads.hf.dropout`. With `adapter`, its own weights are
+    `dropout` is the rate of its dropout modules, see `workloads.hf.dropout`. `meaning` is that of the folder, if it was
+    read before. With `adapter`, its own weights are
     frozen, except new heads.
     """
 
@@ -75,6 +76,7 @@ class HuggingFaceWorkload:
     thawed_after: Mapping[str, int] = field(default_factory=dict, compare=False)
     adapter: Adapter | None = None
     generation: Generation = field(default=Generation(), compare=False)
+    meaning: FolderMeaning | None = field(default=None, compare=False)
 
     def build(self) -> nn.Module:
         """Return the module on the current default device."""
@@ -147,7 +149,7 @@ class HuggingFaceWorkload:
 
     @cached_property
     def _meaning(self) -> FolderMeaning:
-        return folder_meaning(self.config.folder, self.config.kept)
+        return self.meaning or folder_meaning(self.config.folder, self.config.kept)
 
     @cached_property
     def _outputs(self) -> frozenset[str]:

@@ -240,6 +240,20 @@ def test_a_head_of_another_problem_is_refused(family: str, tmp_path: Path) -> No
     assert (found.labels, found.problem_type) == (("likeness",), "regression")
 
 
+def test_the_meaning_of_a_folder_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    objective = "sequence_classification"
+    folder_of(tmp_path / "in", "Camembert", objective)
+    reads: list[str] = []
+    monkeypatch.setattr(
+        "workloads.load.folder_meaning", lambda *given: reads.append("load") or folder_meaning(*given)
+    )
+    monkeypatch.setattr("workloads.hf.workload.folder_meaning", lambda *_: reads.append("workload"))
+    workload = begun(tmp_path / "in", objective)
+    assert any("its rows follow data.labels by name" in note for note in workload.notes)
+    workload.to_hf(lambda name: workload.initial(name, 0), str(tmp_path / "out"))
+    assert reads == ["load"]
+
+
 def test_numbers_that_are_no_rows_are_no_names(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         json.dumps({"model_type": "bert", "id2label": {"1": "a", "2": "b"}})
