@@ -167,6 +167,7 @@ def load(
         )
         workload.check_labels()
         return workload if adapter is None else workload.with_adapter(adapter)
+    _check_token_types(model, config, objective)
     config = for_objective(config, objective, len(labels) or None)
     if not model.startswith(FOLDER):
         config = _completed(config, vocabulary, sequence_length)
@@ -182,6 +183,16 @@ def load(
         with told_by_our_names(config):
             return made if adapter is None else made.with_adapter(adapter)
     return _workload(model, _scaled(model, beside(config, mup), built, vocabulary), built, vocabulary, begin)
+
+
+def _check_token_types(model: str, config: TransformerConfig, objective: str) -> None:
+    """Raise WorkloadError if the weights in a folder have fewer token types than the objective needs."""
+    wanted = for_objective(config, objective).token_types
+    if model.startswith(FOLDER) and wanted > config.token_types and weights_of_model(model):
+        raise WorkloadError(
+            f"{objective} tells two texts apart by their token types, and {model} has {config.token_types}; use a "
+            f"model with {wanted}, such as a BERT"
+        )
 
 
 def _with_decoder_start(
