@@ -102,8 +102,11 @@ def possible() -> dict[str, list[str]]:
             if family.base.architecture not in _CLASSES[objective].architectures:
                 continue
             try:
-                family.head(for_objective(family.base, objective))
+                config = for_objective(family.base, objective)
+                family.head(config)
             except WorkloadError:
+                continue
+            if config.token_types > family.base.token_types:  # a folder's model has no more of them
                 continue
             found[name].append(objective)
     return found

@@ -32,6 +32,7 @@ from workloads.hf.meaning import (
     compares_labels,
     folder_meaning,
     generation_of,
+    told_by_label,
     vocabulary_of_folder,
 )
 from workloads.hf.network import HuggingFaceNetwork
@@ -163,9 +164,12 @@ def load(
         config = config.padded_with(vocabulary.padding)
         _check_class_options(model, begin, layer_drop, attention_dropout)
         check_of_class(str(root(config.folder)))
-        workload = HuggingFaceWorkload(model, config, built, vocabulary, dropout, generation=generation)
+        workload = HuggingFaceWorkload(
+            model, config, built, vocabulary, dropout, generation=generation, meaning=meaning
+        )
         workload.check_labels()
         return workload if adapter is None else workload.with_adapter(adapter)
+    _check_token_types(model, config, objective)
     config = for_objective(config, objective, len(labels) or None)
     if not model.startswith(FOLDER):
         config = _completed(config, vocabulary, sequence_length)
@@ -181,6 +185,16 @@ def load(
         with told_by_our_names(config):
             return made if adapter is None else made.with_adapter(adapter)
     return _workload(model, _scaled(model, beside(config, mup), built, vocabulary), built, vocabulary, begin)
+
+
+def _check_token_types(model: str, config: TransformerConfig, objective: str) -> None:
+    """Raise WorkloadError if the weights in a folder have fewer token types than the objective needs."""
+    wanted = for_objective(config, objective).token_types
+    if model.startswith(FOLDER) and wanted > config.token_types and weights_of_model(model):
+        raise WorkloadError(
+            f"{objective} tells two texts apart by their token types, and {model} has {config.token_types}; use a "
+            f"model with {wanted}, such as a BERT"
+        )
 
 
 def _with_decoder_start(
@@ -273,13 +287,14 @@ def _workload(
         return workload
     from workloads.hf.load_weights import pretrained
 
-    weights = pretrained(config, workload.shapes, folder, workload.tables, vocabulary.added)
-    if compares_labels(objective):
-        labels = getattr(objective, "labels", ())
-        weights = by_label(
-            weights, workload.meaning or folder_meaning(folder), objective.name, labels, folder
-        )
-    return replace(workload, pretrained=weights)
+    if not compares_labels(objective):
+        weights = pretrained(config, workload.shapes, folder, workload.tables, vocabulary.added)
+        return replace(workload, pretrained=weights)
+    labels = getattr(objective, "labels", ())
+    theirs = workload.meaning or folder_meaning(folder)
+    with told_by_label(theirs, objective.name, labels, folder):
+        weights = pretrained(config, workload.shapes, folder, workload.tables, vocabulary.added)
+    return replace(workload, pretrained=by_label(weights, theirs, objective.name, labels, folder))
 
 
 def _check(

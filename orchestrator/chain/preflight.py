@@ -33,6 +33,7 @@ from orchestrator.launch.machine_checks import check_machine
 from orchestrator.launch.path_checks import check_all_places
 from orchestrator.launch.worker import worker_at
 from orchestrator.resolve.base import INIT, base_of, check_base_to_come, check_own_base_to_come
+from orchestrator.resolve.base_text import text_notes, text_of_workload
 from orchestrator.resolve.continued import check_keys, check_length
 from orchestrator.resolve.named_commit import commit_at, place_and_tag
 from orchestrator.resolve.precision import as_its_run
@@ -236,6 +237,7 @@ def _check_to_come(base: ResolvedJob, job: ResolvedJob, where: str) -> None:
         ours=plain[1],
         where=where,
     )
+    text_notes(ours, job.spec.workload, text_of_workload(theirs, base.spec.workload.objective, where))
 
 
 @contextlib.contextmanager

@@ -172,7 +172,12 @@ class _Export:
         """Return the metrics on these sets, whose data is prepared for this evaluation only."""
         from orchestrator.config.paths import resolve_paths
         from orchestrator.data.sources.check import check_sources
-        from orchestrator.evaluate.of_export import evaluate_export, spec_of_export, workload_of_export
+        from orchestrator.evaluate.of_export import (
+            evaluate_export,
+            format_of_export,
+            spec_of_export,
+            workload_of_export,
+        )
         from orchestrator.launch.preparation import prepared_with_progress
         from orchestrator.resolve.prepared_data import PreparedData
         from orchestrator.storage.run_directory import RunDir
@@ -187,7 +192,8 @@ class _Export:
         workload_of_export(spec)
         with tempfile.TemporaryDirectory(prefix="evaluation-") as place:
             run = RunDir(f"{place}/run")
-            return evaluate_export(spec, prepared_with_progress(spec, run, PreparedData(), address), step)
+            before = PreparedData(format=format_of_export(self._folder))
+            return evaluate_export(spec, prepared_with_progress(spec, run, before, address), step)
 
     def on_tasks(self, files: list[TaskFile]) -> EvaluationRow:
         """Return the metrics on these tasks."""

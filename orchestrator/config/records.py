@@ -58,6 +58,8 @@ importing the objectives, which takes seconds.
 """
 OBJECTIVES = WITHOUT_SENTINELS | {"span_corruption", "blank_infilling", "samples"}
 """All objectives of this project, and that of own samples. Listed here, because importing them takes seconds."""
+LABELS = ("label", "labels")
+"""The names of an objective's label columns."""
 LABELLED = ("sequence_classification", "token_classification")
 """Objectives that predict a label."""
 

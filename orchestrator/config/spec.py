@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
@@ -18,6 +18,7 @@ from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.document import read_document
 from orchestrator.config.errors import InputError
 from orchestrator.config.extensions import with_extensions
+from orchestrator.config.inputs import Changes, Input
 from orchestrator.config.object_reference import ObjectReference
 from orchestrator.config.own import completed, problem_of
 from orchestrator.config.records import REFERENCED, REWARDED, is_known
@@ -57,6 +58,8 @@ STAGES = "stages"
 
 class JobSpec(StrictModel):
     """A job file: everything that defines a run."""
+
+    CHANGES: ClassVar[Changes] = {Input.SAMPLES: ("seed",)}
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="also the run directory's name"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from orchestrator.config.inputs import Changes, Input
 from orchestrator.config.records import REFERENCED
 from orchestrator.config.strict import Positive, StrictModel
 from workloads.model.presets import published_dropout
@@ -78,6 +79,12 @@ class AdapterSpec(StrictModel):
 
 class WorkloadSpec(StrictModel):
     """The model and the objective."""
+
+    CHANGES: ClassVar[Changes] = {
+        Input.TEXT: ("objective",),
+        Input.WEIGHTS: ("model", "init_from"),
+        Input.FOLDER: ("model", "changes"),
+    }
 
     model: str = Field(
         description="a preset's name, hf:<config or checkpoint folder>, or your own as module:name"

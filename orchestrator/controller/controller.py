@@ -10,7 +10,7 @@ import dataclasses
 import secrets
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from cluster.workers.clock import wall
@@ -133,6 +133,10 @@ class Stragglers:
         return (rank, slowest / middle) if self._steps == STEADY else None
 
 
+def accept(data: PreparedData) -> None:
+    """Accept any prepared data."""
+
+
 class Controller:
     """Drives one run in the calling thread. Other threads may call `status` and `request_stop`."""
 
@@ -147,6 +151,7 @@ class Controller:
         died: bool = False,
         launched: float = 0.0,
         until_reason: str = Policy.until_reason,
+        check_data: Callable[[PreparedData], None] = accept,
     ) -> None:
         """Prepare to drive a run. Nothing is written before `drive`.
 
@@ -160,9 +165,11 @@ class Controller:
             died: whether this controller replaces one that died.
             launched: unix time of the command that started the run, 0 if unknown.
             until_reason: why it stops at that step, for people.
+            check_data: called with the prepared data before training. It may raise InputError.
         """
         self._spec = spec
         self._run = run
+        self._check_data = check_data
         self._until = min(until or spec.train.steps, spec.train.steps)
         self._faults = faults
         self._queue = queue
@@ -446,6 +453,7 @@ class Controller:
         self._data = self._preparing.look(history, POLL)
         if not self._data.uri:
             return
+        self._check_data(self._data)
         self._workers.prewarm_first(self._useful_workers)  # imports overlap with the seconds that follow
         source, commit = self._retry_storage(lambda: begun_from(self._spec, self._run, history.newest))
         self._base, base_to_read = self._retry_storage(

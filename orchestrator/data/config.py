@@ -6,12 +6,13 @@ import json
 from collections.abc import Sequence
 from datetime import date
 from hashlib import blake2b
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.config.fields import columns_of
+from orchestrator.config.inputs import Changes, Input
 from orchestrator.config.object_reference import ObjectReference
 from orchestrator.config.strict import StrictModel
 from orchestrator.data.clean.config import CleanStep
@@ -211,6 +212,13 @@ class DataSpec(StrictModel):
     """The text and how it becomes token sequences; or the user's own samples."""
 
     model_config = ConfigDict(json_schema_extra=_samples_or_text)
+    CHANGES: ClassVar[Changes] = {
+        Input.TEXT: (
+            *("sources", "tokenizer", "add_tokens", "labels", "special_tokens", "chat_template", "chat_date"),
+            *("on_error", "validation", "shuffle", "streaming", "clean"),
+        ),
+        Input.SAMPLES: ("samples", "validation"),
+    }
 
     samples: ObjectReference | None = Field(
         default=None,

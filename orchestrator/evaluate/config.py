@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
+from orchestrator.config.inputs import Changes, Input
 from orchestrator.config.metric_names import (
     Metric,
     OfAnswers,
@@ -64,6 +65,8 @@ class SamplesSpec(StrictModel):
 
 class EvaluateSpec(StrictModel):
     """Evaluations during training. Each covers all tokens of a set, and has the same result under any layout."""
+
+    CHANGES: ClassVar[Changes] = {Input.TEXT: ("sets",)}
 
     every: Positive = Field(default=200, description="steps between evaluations")
     at: list[Positive] = Field(

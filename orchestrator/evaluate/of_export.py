@@ -18,11 +18,12 @@ from orchestrator.config.records import LABELLED, REFERENCED
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec
+from orchestrator.data.store.manifest import FORMAT
 from orchestrator.evaluate.of_commit import row_of
 from orchestrator.export.target import MARK
 from orchestrator.resolve.chat import TALKING, Chat
-from orchestrator.resolve.prepared_data import PreparedData
-from orchestrator.resolve.resolved_job import resolve, special_tokens_of, wrong_input
+from orchestrator.resolve.prepared_data import EARLIER, PreparedData
+from orchestrator.resolve.resolved_job import is_framed, resolve, special_tokens_of, wrong_input
 from orchestrator.storage.row_types import EvaluationRow
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.task import Task
@@ -118,12 +119,21 @@ def spec_of_export(
     return parse(document, folder), int(facts.get("step") or 0)
 
 
+def format_of_export(folder: str) -> int:
+    """Return the format of the data that the model in `folder` was trained on, which decides how texts are framed and
+    read; the newest if export.json is silent.
+
+    Exports of versions before it was recorded are of runs that framed no text.
+    """
+    known = _facts(folder).get("evaluation")
+    return int(known.get("data_format", EARLIER)) if isinstance(known, dict) else FORMAT
+
+
 def workload_of_export(spec: JobSpec) -> Workload:
     """Return the workload of a job from `spec_of_export`.
 
     Raises InputError, also for a folder that lacks the weights of a part of the model, which would be random.
     """
-    from orchestrator.data.store.manifest import FORMAT
     from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
     from workloads.hf.weight_files import check_none_unread, has_weights
     from workloads.model.stored import ExtendedTable, listed
@@ -135,13 +145,14 @@ def workload_of_export(spec: JobSpec) -> Workload:
     if not complete:
         raise InputError("has a configuration and no weights", folder, "give a folder with model.safetensors")
     job = resolve(spec)
+    data_format = format_of_export(folder)
     workload = load_workload(
         asked=spec.workload,
         data=spec.data,
         train=spec.train,
         seed=spec.seed,
-        vocabulary=vocabulary_before_data(job),
-        data_format=FORMAT,
+        vocabulary=vocabulary_before_data(job, data_format),
+        data_format=data_format,
         model=job.model,
     )
     # A class that is run unchanged refuses a folder without weights itself, except for the head's.
@@ -163,9 +174,13 @@ def tokenizer_of_export(data: DataSpec, workload: WorkloadSpec) -> Tokenizer:
     from tokenizers import Tokenizer
 
     from orchestrator.data.encoding import tokenizer
+    from orchestrator.data.encoding.framing import unframed
 
     assert isinstance(data.tokenizer, str)
-    return Tokenizer.from_str(tokenizer.load(data.tokenizer, special_tokens_of(data, workload))[0])
+    data_format = format_of_export(workload.model.removeprefix("hf:"))
+    special_tokens = special_tokens_of(data, workload)
+    found = Tokenizer.from_str(tokenizer.load(data.tokenizer, special_tokens, (), data_format)[0])
+    return found if data_format > EARLIER or not is_framed(data, workload) else unframed(found)
 
 
 def chat_of_export(data: DataSpec, workload: WorkloadSpec, tokenizer: Tokenizer) -> Chat | None:

@@ -66,8 +66,11 @@ def subject_of_commit(
 
     from orchestrator.checkpoint.averaged import facts_of
     from orchestrator.data.encoding.auto_tokenizer import FILE
+    from orchestrator.data.encoding.framing import unframed
     from orchestrator.export.tokenizer import write_tokenizer
     from orchestrator.resolve.commit_model import model_of_run
+    from orchestrator.resolve.prepared_data import EARLIER
+    from orchestrator.resolve.resolved_job import is_framed
     from workloads.load import with_weights
 
     found = model_of_run(run_uri, step, best, raw)
@@ -76,6 +79,8 @@ def subject_of_commit(
     with tempfile.TemporaryDirectory(prefix="tokenizer-") as folder:
         write_tokenizer(found.tokens, workload, found.spec.data, folder)
         tokenizer = Tokenizer.from_file(str(Path(folder, FILE)))
+        if found.tokens.manifest.format <= EARLIER and is_framed(found.spec.data, found.spec.workload):
+            tokenizer = unframed(tokenizer)
         return Subject(workload, model, _for_lm_eval(tokenizer), found.commit.step, facts_of(found.reader))
 
 

@@ -143,6 +143,7 @@ def _evaluation_facts(
     same way.
     """
     return {
+        "data_format": tokens.manifest.format,
         "objective": workload.objective,
         "options": workload.options,
         "sequence_length": data.sequence_length,

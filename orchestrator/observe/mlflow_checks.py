@@ -27,6 +27,22 @@ SCHEMES = {"", "file", "http", "https", "databricks", "uc", "sqlite", "postgresq
 """MLflow's own schemes; plugins add others."""
 FOLDERS = {"", "file"}
 """Schemes of a folder on this machine."""
+DATABASES = {"postgresql", "mysql", "mssql"}
+"""Schemes of databases that SQLAlchemy reaches through a driver."""
+PACKAGES = {
+    "psycopg": "'psycopg[binary]'",
+    "psycopg2": "psycopg2-binary",
+    "MySQLdb": "mysqlclient",
+    "pymysql": "PyMySQL",
+}
+"""The packages of drivers with another name than their module's."""
+TIMEOUTS = {
+    "pg8000": "timeout",
+    "pyodbc": "timeout",
+    "pymssql": "login_timeout",
+    "mysqlconnector": "connection_timeout",
+}
+"""The drivers' arguments for the seconds to wait, if they differ from `connect_timeout`."""
 NAMES = SCHEMES - {"file"}
 """Values without a scheme that are not a folder."""
 HEADER = b"SQLite format 3\0"
@@ -50,7 +66,9 @@ def check_tracking_server(tracking: TrackingSpec | None) -> None:
 
 
 def check_tracking(uri: str) -> None:
-    """Raise InputError for a URI that MLflow does not support, or a file that is not a database."""
+    """Raise InputError for a URI that MLflow does not support, a database without its driver, or a file that is not a
+    database.
+    """
     place_in_job = f"tracking.uri {redact(uri)}"
     try:
         scheme = urlsplit(uri).scheme.split("+")[0]
@@ -65,12 +83,31 @@ def check_tracking(uri: str) -> None:
         raise InputError(problem, place_in_job, DATABASE_HERE)
     if scheme in ("http", "https") and not urlsplit(uri).hostname:
         raise InputError("names no server", place_in_job, "write for example http://localhost:5000")
+    if scheme in DATABASES:
+        _check_driver(uri, place_in_job)
     if (match := re.match(r"sqlite:///([^?]+)", uri)) and os.path.lexists(match[1]):
         hint = "name another file"
         if os.path.isdir(match[1]):
             raise InputError("is a folder", place_in_job, hint)
         if not _is_database(match[1]):
             raise InputError("is no SQLite database", place_in_job, hint)
+
+
+def _check_driver(uri: str, where: str) -> None:
+    """Raise InputError if SQLAlchemy does not understand a database's address, or lacks the driver for it."""
+    try:
+        from sqlalchemy import make_url
+        from sqlalchemy.exc import ArgumentError
+
+        try:
+            make_url(uri).get_dialect().import_dbapi()
+        except (ArgumentError, ValueError) as error:
+            problem = f"is no address of a database ({redact(str(error))})"
+            raise InputError(problem, where, "see SQLAlchemy's database URLs") from None
+    except ImportError as error:
+        module = (error.name or "").partition(".")[0]
+        problem = f"is a database that needs the Python module {module}, which is not installed"
+        raise InputError(problem, where, f"pip install {PACKAGES.get(module, module)}") from None
 
 
 def check_experiment(tracking: TrackingSpec) -> None:
@@ -86,13 +123,15 @@ def check_experiment(tracking: TrackingSpec) -> None:
 
 
 def _is_deleted(uri: str, experiment: str) -> bool:
-    """Return whether a server or database file has the experiment only as a deleted one; False if unknown.
+    """Return whether a server or database has the experiment only as a deleted one; False if unknown.
 
     MLflow's own client takes seconds to import, and every run starts with this check.
     """
     try:
         if database := SQLITE.fullmatch(uri):
             return os.path.exists(database[1]) and _is_deleted_in(database[1], experiment)
+        if urlsplit(uri).scheme.split("+")[0] in DATABASES:
+            return _is_deleted_at(uri, experiment)
         if urlsplit(uri).scheme not in ("http", "https"):
             return False
         with urllib.request.urlopen(_request(uri, experiment), timeout=PATIENCE) as answer:
@@ -107,6 +146,22 @@ def _is_deleted_in(path: str, experiment: str) -> bool:
     with contextlib.closing(sqlite3.connect(place, timeout=PATIENCE, uri=True)) as database:
         rows = database.execute("SELECT lifecycle_stage FROM experiments WHERE name = ?", (experiment,))
         stages = {stage for (stage,) in rows}
+    return stages == {DELETED}
+
+
+def _is_deleted_at(uri: str, experiment: str) -> bool:
+    """Like `_is_deleted_in`, for a database that a server has; False if it does not answer."""
+    import sqlalchemy  # takes half a second, which a database file does not need
+
+    place = sqlalchemy.make_url(uri)
+    wait = {TIMEOUTS.get(place.get_driver_name(), "connect_timeout"): int(PATIENCE)}
+    asked = sqlalchemy.text("SELECT lifecycle_stage FROM experiments WHERE name = :name")
+    try:
+        engine = sqlalchemy.create_engine(place, poolclass=sqlalchemy.NullPool, connect_args=wait)
+        with engine.connect() as database:
+            stages = {*database.execute(asked, {"name": experiment}).scalars()}
+    except sqlalchemy.exc.SQLAlchemyError:
+        return False
     return stages == {DELETED}
 
 

@@ -22,7 +22,14 @@ from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import is_local
 from workloads.errors import WorkloadError
 from workloads.hf.hf_config import FOLDER, FolderConfig
-from workloads.hf.meaning import BY_NAME, FolderMeaning, by_label, folder_meaning, rows_of_labels
+from workloads.hf.meaning import (
+    BY_NAME,
+    FolderMeaning,
+    by_label,
+    folder_meaning,
+    rows_of_labels,
+    told_by_label,
+)
 from workloads.own.object_reference import is_object_reference
 
 if TYPE_CHECKING:
@@ -250,12 +257,11 @@ def weights_of(
             if workload.grow:
                 raise WorkloadError(f"{base.uri} is an export; workload.grow takes a run directory")
             _refuse_unlike(describe(f"{FOLDER}{base.uri}"), config, base.uri)
-            found = pretrained(config, shapes, base.uri, tables, added)
             meaning = folder_meaning(base.uri)
-            if data_format >= BY_NAME:
-                _check_decoder_start(workload, meaning, base.uri)
+            with told_by_label(meaning, workload.objective, labels, base.uri):
+                found = pretrained(config, shapes, base.uri, tables, added)
             return labelled(found, meaning, base.uri)
-        store, manifest = _commit_of(base, retry)
+        store, manifest = commit_of(base, retry)
         theirs = of_their_class(manifest)
         if job := job_of_commit(manifest):
             config_of_run = manifest.meta.get(KEPT)
@@ -280,35 +286,23 @@ def weights_of(
             if workload.grow or below:
                 what = "was trained as a class of transformers; export it, and begin with the export"
                 raise WorkloadError(f"{where} {what}")
-            found = HuggingFaceWeights(
-                config, shapes, folder=where, tables=tables, added=added, weights=TheirTensors(reader)
-            )
+            with told_by_label(meant, workload.objective, labels, where, is_folder=False):
+                found = HuggingFaceWeights(
+                    config, shapes, folder=where, tables=tables, added=added, weights=TheirTensors(reader)
+                )
             return labelled(found, meant, where)
         there = {name: tensor.shape for name, tensor in reader.manifest.tensors.items()}
         grown = shapes if workload.grow else ()
         committed = CommitWeights(there, where, reader, below, grown)
-        committed.check(config, shapes, tables, added)
+        with told_by_label(meant, workload.objective, labels, where, is_folder=False):
+            committed.check(config, shapes, tables, added)
         return labelled(committed, meant, where)
 
     return read
 
 
-def _check_decoder_start(workload: WorkloadSpec, theirs: FolderMeaning, where: str) -> None:
-    """Raise WorkloadError if a preset's decoder would begin with padding, but the one in the folder at `where` begins
-    with another token.
-
-    A preset's configuration cannot specify the token.
-    """
-    start = theirs.decoder_start
-    if workload.objective != "seq2seq" or "start" in workload.options or start in (None, theirs.pad):
-        return
-    raise WorkloadError(
-        f"the decoder of {where} begins with token {start}, and that of a preset with padding; "
-        f"set workload.options.start to {start}, or name hf:{where} in workload.model"
-    )
-
-
-def _commit_of(base: Base, retry: Retry | None) -> tuple[Store, CommitManifest]:
+def commit_of(base: Base, retry: Retry | None = None) -> tuple[Store, CommitManifest]:
+    """Return the store of a base that is a commit, and its manifest. Raises InputError if it is another commit now."""
     assert base.step is not None
     store = Store(RunDir(base.uri).commits, retry=retry)
     manifest = store.manifest(base.step)
@@ -334,7 +328,7 @@ def _of_own(
 
     if base.step is None:
         return FolderWeights(config, base.uri, shapes)
-    store, manifest = _commit_of(base, retry)
+    store, manifest = commit_of(base, retry)
     where = f"{base.uri}@{base.step}"
     below = None
     lacks = manifest.meta.get(BASE)

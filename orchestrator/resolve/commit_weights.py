@@ -68,16 +68,11 @@ class CommitWeights:
 
     def check_alike(self, shapes: Mapping[str, torch.Size]) -> None:
         """Raise WorkloadError unless the tensors have exactly these names and shapes."""
-        from workloads.model.stored import refuse_misfits, refuse_strange
+        from workloads.model.stored import Misfit, refuse_misfits, refuse_strange
 
         hint = "give the model of the base"
-        found = []
-        for name, shape in shapes.items():
-            there = self._shape(name)
-            if there is None:
-                found.append(f"{name} {list(shape)} is missing")
-            elif there != shape:
-                found.append(f"{name} is {list(there)} where the model has {list(shape)}")
+        there = {name: self._shape(name) for name in shapes}
+        found = [Misfit(name, shape, there[name]) for name, shape in shapes.items() if there[name] != shape]
         refuse_misfits(found, self._where, hint)
         refuse_strange([name for name in self._names if name not in shapes], self._where, hint)
 

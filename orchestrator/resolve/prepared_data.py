@@ -65,10 +65,13 @@ def _manifest_at(place: str) -> DataManifest | None:
 class PreparedData:
     """The location of a job's prepared data: that of `data.sources` (empty before it exists), and by name that of the
     sets with separate text.
+
+    `format` is that of data which does not exist yet; 0 for the newest.
     """
 
     uri: str = ""
     sets: dict[str, str] = field(default_factory=dict)
+    format: int = 0
 
 
 def prepared(
@@ -116,6 +119,7 @@ def prepared(
             tell=tell,
             make=make,
             begin=begin,
+            data_format=before.format,
         )
     elif stored := manifest.read(DataFolder(data)):  # also checked for a run without a commit
         check_same_cleaning(spec.data.clean, spec.accept_code, stored.code, run.uri)
@@ -160,6 +164,7 @@ def _prepared_text(
     tell: Progress,
     make: bool,
     begin: bool,
+    data_format: int = 0,
 ) -> str:
     """Return the URI of the token shards of data.sources, see `orchestrator.data.prepare.prepare.prepare`."""
     from orchestrator.data.prepare.prepare import prepare as prepare_data
@@ -176,6 +181,7 @@ def _prepared_text(
         make=make,
         begin=begin,
         leave=0.0 if begin else workers,
+        data_format=data_format,
     )
 
 

@@ -12,16 +12,19 @@ from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec
 from orchestrator.data.config import Source as DataSource
 from orchestrator.data.encoding.config import TrainedTokenizer
+from orchestrator.data.store.manifest import FORMAT
 from orchestrator.evaluate.config import VALIDATION
 from orchestrator.resolve.base import Base, tokenizer_notes, weights_of
+from orchestrator.resolve.base_text import with_text_of_base
 from orchestrator.resolve.chat import chat_of, unclosed
 from orchestrator.resolve.continued import Source, check_same_data
-from orchestrator.resolve.prepared_data import PreparedData
+from orchestrator.resolve.prepared_data import EARLIER, PreparedData
 from orchestrator.resolve.prompts import Prompts, prompts_of, settings_notes
 from orchestrator.resolve.resolved_job import ResolvedJob, adapter_of, is_framed, resolve, wrong_input
 from orchestrator.storage.retry import Retry
 from orchestrator.train.config import TrainSpec
 from workloads.hf.hf_config import FolderConfig
+from workloads.hf.meaning import BY_NAME
 
 if TYPE_CHECKING:
     from orchestrator.data.samples.batches import Batches
@@ -403,6 +406,8 @@ def load_workload(
             implementation=asked.implementation,
             kept=kept,
         )
+        if base and asked.init_from and data_format >= BY_NAME:
+            workload = with_text_of_base(workload, asked, base, retry)
     described = getattr(workload, "config", None)
     with wrong_input("train.freeze"), told_by_our_names(described):
         frozen = workload.frozen | frozen_by(train.freeze, workload)
@@ -417,8 +422,8 @@ def no_vocabulary() -> Vocabulary:
     return Vocabulary(1, 0)
 
 
-def vocabulary_before_data(job: ResolvedJob) -> Vocabulary:
-    """Return the vocabulary as far as it is known before the data exists."""
+def vocabulary_before_data(job: ResolvedJob, data_format: int = FORMAT) -> Vocabulary:
+    """Return the vocabulary as far as it is known before the data, of that format, exists."""
     if job.spec.data.samples is not None:
         return no_vocabulary()
     import numpy as np
@@ -435,12 +440,13 @@ def vocabulary_before_data(job: ResolvedJob) -> Vocabulary:
         text = tokenizer.train((), size, job.special_tokens)
         roles = tokenizer.roles_of(Tokenizer.from_str(text), {})
     else:
-        text, roles = tokenizer.load(source, job.special_tokens, job.spec.data.add_tokens)
+        text, roles = tokenizer.load(source, job.special_tokens, job.spec.data.add_tokens, data_format)
     made = Tokenizer.from_str(text)
     sentinels = tokenizer.sentinels(made)
     anywhere = np.ones(size, bool)
     known: dict[str, Any] = {role: number for role, number in roles.items() if role != "unk"}
     known |= {"added": first_added(made, size), "frame": frame_of(made)}
-    if not isinstance(source, TrainedTokenizer) and is_framed(job.spec.data, job.spec.workload):
+    is_new = data_format > EARLIER and not isinstance(source, TrainedTokenizer)
+    if is_new and is_framed(job.spec.data, job.spec.workload):
         known["before"] = tokenizer.around_text(made)[0]
     return Vocabulary(size, **known, sentinels=tuple(sentinels), word_start=anywhere, sentence_end=anywhere)

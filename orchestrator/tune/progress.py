@@ -70,6 +70,8 @@ class SearchProgress:
         """When the display was last updated, unix seconds."""
         self._reported = dict(records.reported)
         """The last result of each run."""
+        self._changed = ""
+        """Which file of the job has changed since the search began; empty if none has."""
         self._running: set[str] = set()
         """The trials that are being trained."""
         self.spent: dict[str, tuple[int, float]] = {}
@@ -115,7 +117,11 @@ class SearchProgress:
         self.spent[result["run"]] = max(steps, result["own_steps"]), max(usd, result["cost_usd"])
 
     def limit(self) -> str:
-        """Return which limit of the search is reached, as a sentence; empty if none is."""
+        """Return which limit of the search is reached, or which file of the job has changed, as a sentence; empty if
+        none is or has.
+        """
+        if self._changed:
+            return self._changed
         limits = self._tune.limits
         for name, spent, ceiling in (
             ("steps", self.steps, limits.steps),
@@ -135,6 +141,7 @@ class SearchProgress:
 
     def on_result(self, result: dict[str, Any]) -> None:
         """Record the result that a trial reports at a rung."""
+        self._changed = self._changed or result.get("changed", "")
         self._reported[result["run"]] = result
         self._spend(result)
         if self.steps > self._steps_before:

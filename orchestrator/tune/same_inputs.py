@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+import xxhash
 
 from orchestrator.checkpoint.evaluations import measure_of
 from orchestrator.checkpoint.identity import CODE, KEPT, is_other
 from orchestrator.config.errors import InputError, Problems
+from orchestrator.config.inputs import Input, changed_by
 from orchestrator.config.own_code import check_same_code, code_of
 from orchestrator.config.spec import JobSpec
 from orchestrator.data.store.tokens import Tokens
@@ -42,50 +47,102 @@ def measured_otherwise(spec: JobSpec, before: JobSpec) -> Iterator[tuple[str, An
             yield key, was[name], now[name]
 
 
-def check_same_inputs(spec: JobSpec, sweep: RunDir, data: PreparedData) -> None:
-    """Raise InputError if a file that the job names differs from what the trials of this search have read.
+class InputsChanged(InputError):
+    """A file that the job names differs from what the trials so far have read."""
 
-    The first call stores the digests in the search's directory. Keys that are searched over are not compared.
+
+def check_same_inputs(
+    spec: JobSpec, sweep: RunDir, data: PreparedData, values: Mapping[str, Any] | None = None
+) -> None:
+    """Raise InputsChanged if a file that the job names differs from what the trials of this search have read.
+
+    The first call stores the digests in the search's directory: once for inputs that no key of the search changes,
+    and for each of the values that change them.
 
     Args:
-        spec: the job.
+        spec: the job, of the whole search or of one trial.
         sweep: the directory of the search.
         data: the prepared data of the job.
+        values: the trial's values by key; None for the job of the whole search, whose weights and folder are not
+            compared if the search changes them.
 
     Raises:
-        InputError: with the key of each differing file.
+        InputsChanged: with the key of each differing file.
     """
-    known = sweep.read_json(INPUTS) or {}
-    inputs = _inputs_of(spec, data)
+    searched = spec.tune.space if spec.tune and values is None else {}
+    inputs = _Inputs(spec, sweep.uri, data)
     problems = Problems()
-    for where, digest in inputs[TEXTS].items():
-        if known.get(TEXTS, {}).get(where, digest) != digest:
-            with problems.noted():
-                raise InputError("is not the text that this search has read so far", where, HINT)
-    if known.get(BASE, inputs[BASE]) != inputs[BASE]:
+    for part, kind in inputs.kinds.items():
+        changing = {key: value for key, value in (values or {}).items() if kind in changed_by(JobSpec, key)}
+        over = any(kind in changed_by(JobSpec, key) for key in searched)
+        now = None if over and part in (BASE, KEPT) else inputs.now(part)
+        place = _place_of(changing)
+        stored = sweep.read_json(place) or {}
+        known = stored.get(part)
         with problems.noted():
-            where = "workload.init_from" if spec.workload.init_from else "workload.model"
+            inputs.compare(part, known, now)
+        kept = {**(now or {}), **(known or {})} if part in (TEXTS, CODE) else now if known is None else known
+        if kept is not None and kept != known:
+            sweep.write_json(place, {**stored, part: kept})
+    try:
+        problems.raise_noted()
+    except InputError as error:
+        raise InputsChanged(error.what, error.where, error.hint, error.others) from None
+
+
+def _place_of(changing: Mapping[str, Any]) -> str:
+    """Return the file of an input: one for all trials, or one for each of the values that change the input."""
+    if not changing:
+        return INPUTS
+    values = json.dumps(changing, sort_keys=True, default=str).encode()
+    return INPUTS.replace(".", f"-{xxhash.xxh3_64_hexdigest(values)}.")
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """The inputs of a job in the search at `where`."""
+
+    spec: JobSpec
+    where: str
+    data: PreparedData
+
+    @property
+    def kinds(self) -> dict[str, Input | None]:
+        """Return the parts that a search stores, each with the input that keys of the search may change."""
+        text = Input.TEXT if self.spec.data.samples is None else Input.SAMPLES
+        return {TEXTS: text, BASE: Input.WEIGHTS, CODE: None, KEPT: Input.FOLDER}
+
+    def now(self, part: str) -> Any:
+        """Return an input as plain data; None for weights or a configuration that the job does not have."""
+        spec = self.spec
+        if part == CODE:
+            return code_of(spec.own_code)
+        if part != TEXTS:
+            with wrong_input("workload.model"):
+                if part == KEPT:
+                    return config_json(config_to_keep(spec.workload))
+                base = named_base(spec.workload, None)
+                return base and base.digest
+        key = "data.samples" if spec.data.samples is not None else "data.sources"
+        texts = {key: digest_of(spec.data, Tokens.open(self.data.uri, keep=0))}
+        for name, (where, _) in spec.set_sources.items():
+            texts[where] = Tokens.open(self.data.sets[name], keep=0).manifest.digest
+        return texts
+
+    def compare(self, part: str, known: Any, now: Any) -> None:
+        """Raise InputError if an input is not the `known` one; None if it is unknown or not compared."""
+        if known is None or now is None:
+            return
+        if part == TEXTS:
+            problems = Problems()
+            for where in (where for where, digest in now.items() if known.get(where, digest) != digest):
+                with problems.noted():
+                    raise InputError("is not the text that this search has read so far", where, HINT)
+            problems.raise_noted()
+        elif part == CODE:
+            check_same_code(self.spec.own_code, self.spec.accept_code, known, self.where)
+        elif part == KEPT:
+            check_config(self.spec.workload, FolderConfig(**known), self.where)
+        elif known != now:
+            where = "workload.init_from" if self.spec.workload.init_from else "workload.model"
             raise InputError("the weights are not those that this search's trials begin with", where, HINT)
-    with problems.noted():
-        check_same_code(spec.own_code, spec.accept_code, known.get(CODE) or {}, sweep.uri)
-    if known.get(KEPT) and inputs[KEPT]:
-        with problems.noted():
-            check_config(spec.workload, FolderConfig(**known[KEPT]), sweep.uri)
-    problems.raise_noted()
-    texts = {**inputs[TEXTS], **known.get(TEXTS, {})}
-    updated = {**inputs, **known, TEXTS: texts}
-    if updated != known:
-        sweep.write_json(INPUTS, updated)
-
-
-def _inputs_of(spec: JobSpec, data: PreparedData) -> dict[str, Any]:
-    """Return the inputs of the trials as plain data. The weights are None if the search is over models."""
-    key = "data.samples" if spec.data.samples is not None else "data.sources"
-    texts = {key: digest_of(spec.data, Tokens.open(data.uri, keep=0))}
-    for name, (where, _) in spec.set_sources.items():
-        texts[where] = Tokens.open(data.sets[name], keep=0).manifest.digest
-    over_models = spec.tune is not None and any(key.startswith("workload.") for key in spec.tune.space)
-    with wrong_input("workload.model"):
-        base = None if over_models else named_base(spec.workload, None)
-        kept = None if over_models else config_to_keep(spec.workload)
-    return {TEXTS: texts, BASE: base and base.digest, CODE: code_of(spec.own_code), KEPT: config_json(kept)}

@@ -11,6 +11,7 @@ import json
 import math
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import lineage
 from orchestrator.tune.config import POPULATION
 from orchestrator.tune.rungs import interval_of, longest_warmup, rungs
+from orchestrator.tune.same_inputs import InputsChanged, check_same_inputs
 from orchestrator.tune.space import job_of
 
 FAILED = "failed.json"
@@ -109,6 +111,8 @@ class Trial(ray_tune.Trainable):
             if self._assignment["ended"] is None and _committed(run) < rung:
                 reached, ended, limited = self._drive(spec, run, rung)
             return self._result(spec, run, rung=rung, reached=reached, limited=limited, why=ended)
+        except InputsChanged as error:
+            return self._begun_otherwise(str(error))
         except InputError as error:
             reason = str(error)
         except RunFailed as error:
@@ -164,7 +168,10 @@ class Trial(ray_tune.Trainable):
         with run.lock():
             commit = Store(run.commits).latest(deep=False)
             job = spec.with_parts(workload=as_begun(spec.workload, commit))
-            found = Controller(job, run, rung, cluster, until_reason="a rung of the search").drive()
+            same = partial(check_same_inputs, job, self._sweep, values=self._assignment["params"])
+            found = Controller(
+                job, run, rung, cluster, until_reason="a rung of the search", check_data=same
+            ).drive()
         if found["state"] == "failed":
             raise RunFailed(found["reason"] or "the run failed")
         reached = int(found["commit"] or 0)
@@ -249,6 +256,12 @@ class Trial(ray_tune.Trainable):
             "finished": False,
             "done": True,
         }
+
+    def _begun_otherwise(self, reason: str) -> dict[str, Any]:
+        """Return the result of a trial that has not begun, because a file that the job names has changed. It ends the
+        search, and the next command continues the trial.
+        """
+        return self._failed("") | {"limited": True, "changed": reason}
 
     @property
     def _worst(self) -> float:

@@ -15,10 +15,11 @@ from transformers import GPTNeoXConfig
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.identity import read_job
 from orchestrator.config.spec import parse
+from orchestrator.data.store.manifest import FORMAT
 from orchestrator.evaluate import on_tasks
 from orchestrator.evaluate.lm_eval_model import WorkloadLM
 from orchestrator.evaluate.of_commit import evaluate_commit
-from orchestrator.evaluate.of_export import evaluate_export, spec_of_export
+from orchestrator.evaluate.of_export import evaluate_export, format_of_export, spec_of_export
 from orchestrator.evaluate.on_tasks import evaluate_commit_on_tasks, subject_of_commit, subject_of_export
 from orchestrator.evaluate.task_files import read_tasks
 from orchestrator.export.hugging_face import export
@@ -111,6 +112,7 @@ def test_an_export_gives_the_numbers_of_its_commit(kind: str, tmp_path: Path) ->
     sets = prepare_sets_here(spec, str(tmp_path / "cache"), commit.meta["data"])
     wanted = evaluate_commit(spec, place, commit, sets)
     exported, step = spec_of_export(target, other)
+    assert format_of_export(target) == FORMAT
     data = prepare_here(exported, str(tmp_path / "cache"))
     prepared = PreparedData(data, prepare_sets_here(exported, str(tmp_path / "cache"), data))
     row = evaluate_export(exported, prepared, step)

@@ -81,6 +81,40 @@ def test_a_failing_trial_is_explained_and_the_search_goes_on(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+def test_text_that_is_edited_between_two_trials_ends_the_search(tmp_path: Path) -> None:
+    """Until it is put back, when the same command goes on with the trial that had not begun."""
+    text = Path(write_text(tmp_path / "corpus"))
+    before = text.read_text()
+    path = write_job(tmp_path, sweep_job(str(text), "edited", sampler="random", concurrency=1, trials=2))
+    sweep = tmp_path / "runs" / "edited"
+    with started("tune", path, cwd=tmp_path) as process:
+        wait_for(lambda: (sweep / "0000" / "metrics.jsonl").exists(), "the first trial to train")
+        text.write_text(before + "more words. " * 100)
+        assert process.wait(180) == 3
+    assert states(sweep).keys() == {"0000"}
+    assert not (sweep / "0001" / "metrics.jsonl").exists()
+    done = orchestrator("tune", path, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "data.sources: is not the text that this search has read so far" in done.stderr
+    text.write_text(before)
+    done = orchestrator("tune", path, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {name: state for name, (state, _) in states(sweep).items()} == {"0000": "done", "0001": "done"}
+
+
+@pytest.mark.slow
+def test_each_trial_prepares_the_text_that_its_values_ask_for(tmp_path: Path) -> None:
+    """Ray Tune gives a trial no CPU for the tasks that do it."""
+    document = sweep_job(write_text(tmp_path / "corpus"), "texts", sampler="grid", trials=None)
+    document["tune"]["space"] = {"data.tokenizer.train_bpe": {"grid": [300, 340]}}
+    done = orchestrator("tune", write_job(tmp_path, document), "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    sweep = tmp_path / "runs" / "texts"
+    assert {state for state, _ in states(sweep).values()} == {"done"}
+    assert len(list(sweep.glob("inputs-*.json"))) == 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
 def test_a_search_killed_at_any_moment_goes_on(tmp_path: Path, sampler: str) -> None:
     """The whole tree is killed twice; every trial is trained once and ends as in a search that nothing disturbed."""

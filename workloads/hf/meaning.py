@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -219,13 +220,19 @@ def _settings(folder: str, files: FolderConfig) -> dict[str, Any]:
 
 
 def rows_of_labels(
-    theirs: Sequence[str], ours: Sequence[str], where: str, is_folder: bool = True
+    theirs: Sequence[str], ours: Sequence[str], where: str, is_folder: bool = True, rows: int | None = None
 ) -> tuple[int, ...]:
     """Return the row of a head at `where` for each label in `ours`.
 
-    `theirs` are the labels of its rows; empty if they are unnamed. Raises WorkloadError if the labels differ.
+    `theirs` are the labels of its rows; empty if they are unnamed. `rows` is the number of its rows, if known. Raises
+    WorkloadError if the labels differ.
     """
     theirs = _named(theirs, ours)
+    if not theirs and ours and rows not in (None, len(ours)):
+        raise WorkloadError(
+            f"the head of {where} predicts {rows} labels, which have no names, and data.labels names {len(ours)} "
+            f"({_listed(ours)}); name all of its labels in data.labels, in the order of its rows"
+        )
     if not theirs or not ours:
         return tuple(range(len(ours)))
     if sorted(theirs) != sorted(ours):
@@ -270,6 +277,28 @@ def by_label(
     check_problem(theirs.problem_type, objective, where)
     rows = rows_of_labels(theirs.labels, labels, where, is_folder)
     return ReorderedHead(weights, rows, notes_of_labels(theirs.labels, labels, where))
+
+
+@contextmanager
+def told_by_label(
+    theirs: FolderMeaning, objective: str, labels: Sequence[str], where: str, is_folder: bool = True
+) -> Iterator[None]:
+    """Name the labels in the error about a head at `where` with another number of outputs than the objective's."""
+    from workloads.model.stored import OUTPUT, DoesNotFit
+
+    try:
+        yield
+    except DoesNotFit as error:
+        rows = next((each.there[0] for each in error.found if each.name == OUTPUT[0] and each.there), None)
+        if rows is not None and objective in LABELLED:
+            rows_of_labels(theirs.labels, labels, where, is_folder, rows)
+        elif rows is not None and objective in PROBLEMS:
+            named = f" ({_listed(theirs.labels)})" if theirs.labels else ""
+            raise WorkloadError(
+                f"the head of {where} predicts {rows} labels{named}, and {objective} trains one number; give another "
+                "checkpoint"
+            ) from None
+        raise
 
 
 def notes_of_labels(theirs: Sequence[str], ours: Sequence[str], where: str) -> tuple[str, ...]:
@@ -331,17 +360,30 @@ def tokens_of_files(config: Mapping[str, Any], named: Mapping[str, Any]) -> dict
 
 
 @lru_cache(maxsize=4)  # a command asks several times, and each call takes a second
-def tokens_of_class(folder: str, files: str) -> Mapping[str, str] | None:
-    """Return the special tokens by name of the tokenizer that transformers makes from a local folder, class defaults
-    included.
-
-    None if it makes none. `files` identifies the content of the folder's files, for the cache.
-    """
+def _tokenizer_in(folder: str, files: tuple[tuple[str, int, int, int], ...]) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception:  # of any class of transformers
+        return None
+
+
+def tokenizer_of_class(folder: str) -> Any:
+    """Return the tokenizer that transformers makes from a local folder; None if it makes none. It is made again only
+    if a file has changed. Callers must not change it.
+    """
+    paths = sorted(path for path in Path(folder).iterdir() if path.is_file()) if Path(folder).is_dir() else []
+    stats = ((path.name, path.stat()) for path in paths)
+    return _tokenizer_in(folder, tuple((name, s.st_size, s.st_mtime_ns, s.st_ino) for name, s in stats))
+
+
+def tokens_of_class(folder: str) -> Mapping[str, str] | None:
+    """Return the special tokens by name of the tokenizer that transformers makes from a local folder, class defaults
+    included; None if it makes none.
+    """
+    loaded = tokenizer_of_class(folder)
+    if loaded is None:
         return None
     return {name: str(token) for name, token in loaded.special_tokens_map.items() if isinstance(token, str)}
 

@@ -43,7 +43,7 @@ HEAD = "lm_head.weight"
 def write_both_forms(folder: str) -> None:
     """Add the form of transformers 4 to the config.json in `folder`, which transformers 5 wrote beside the weights.
 
-    The file stays unchanged if version 5 would read the two forms together differently.
+    The file stays unchanged if version 5 would read the two forms together differently, or not at all.
     """
     from transformers import AutoConfig
 
@@ -55,7 +55,10 @@ def write_both_forms(folder: str) -> None:
         return
     wanted = _plain(AutoConfig.from_pretrained(folder, local_files_only=True).to_dict())
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    found = _plain(AutoConfig.from_pretrained(folder, local_files_only=True).to_dict())
+    try:
+        found = _plain(AutoConfig.from_pretrained(folder, local_files_only=True).to_dict())
+    except Exception:  # of any class of transformers, such as Gemma 4, which version 4 does not have
+        found = {}
     if {name: found.get(name) for name in wanted} != wanted:
         path.write_text(before)
 

@@ -116,7 +116,8 @@ OLMO2 = replace(
         *both("layers.{n}.attention_out_norm", "model.layers.{n}.post_attention_layernorm"),
         *both("layers.{n}.feedforward_out_norm", "model.layers.{n}.post_feedforward_layernorm"),
     ),
-    heads=decoder_heads("Olmo2"),
+    # transformers has no class for token classes
+    heads={name: head for name, head in decoder_heads("Olmo2").items() if name != "token"},
     or_as_it_is=True,
 )
 

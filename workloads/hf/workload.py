@@ -62,7 +62,8 @@ class HuggingFaceWorkload:
     initialisation under torch.manual_seed(seed). The latter runs through the whole model in order, so unlike
     elsewhere a tensor's value depends on the model as well as on (seed, name).
 
-    `dropout` is the rate of its dropout modules, see `workloads.hf.dropout`. With `adapter`, its own weights are
+    `dropout` is the rate of its dropout modules, see `workloads.hf.dropout`. `meaning` is that of the folder, if it was
+    read before. With `adapter`, its own weights are
     frozen, except new heads.
     """
 
@@ -76,6 +77,7 @@ class HuggingFaceWorkload:
     thawed_after: Mapping[str, int] = field(default_factory=dict, compare=False)
     adapter: Adapter | None = None
     generation: Generation = field(default=Generation(), compare=False)
+    meaning: FolderMeaning | None = field(default=None, compare=False)
 
     def build(self) -> nn.Module:
         """Return the module on the current default device."""
@@ -136,9 +138,11 @@ class HuggingFaceWorkload:
         new = {*self.new}  # the folder without weights has none of them, so nothing needs to be built
         if all(n in new for n, _ in self.config.bare.named_parameters() if is_of_head(self.config.bare, n)):
             return None
-        if not self._outputs - new:
+        outputs = self._outputs - new
+        if not outputs:
             return None
-        return rows_of_labels(self._meaning.labels, self._labels, self.config.folder)
+        rows = Weights(str(root(self.config.folder))).blank(min(outputs)).shape[0]
+        return rows_of_labels(self._meaning.labels, self._labels, self.config.folder, rows=rows)
 
     @property
     def _labels(self) -> Sequence[str]:
@@ -146,7 +150,7 @@ class HuggingFaceWorkload:
 
     @cached_property
     def _meaning(self) -> FolderMeaning:
-        return folder_meaning(self.config.folder, self.config.kept)
+        return self.meaning or folder_meaning(self.config.folder, self.config.kept)
 
     @cached_property
     def _outputs(self) -> frozenset[str]:

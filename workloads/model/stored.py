@@ -116,14 +116,36 @@ def may_begin_anew(config: TransformerConfig, name: str) -> bool:
     return config.head != "language" and name.startswith(HEADS)
 
 
+@dataclass(frozen=True)
+class Misfit:
+    """A tensor of a model that a checkpoint lacks, or has in the shape `there`."""
+
+    name: str
+    shape: torch.Size
+    there: torch.Size | None = None
+
+    def __str__(self) -> str:
+        if self.there is None:
+            return f"{self.name} {list(self.shape)} is missing"
+        return f"{self.name} is {list(self.there)} where the model has {list(self.shape)}"
+
+
+class DoesNotFit(WorkloadError):
+    """The tensors of a checkpoint are not those of the model; `found` are those that differ."""
+
+    def __init__(self, message: str, found: Sequence[Misfit]) -> None:
+        super().__init__(message)
+        self.found = tuple(found)
+
+
 def misfits(
     config: TransformerConfig,
     shapes: Mapping[str, torch.Size],
     stored: Callable[[str], torch.Size | None],
     tables: Collection[str],
     added: int,
-) -> list[str]:
-    """Return a line for each tensor that the checkpoint lacks or has in another shape.
+) -> list[Misfit]:
+    """Return the tensors that the checkpoint lacks or has in another shape.
 
     `tables` are the tensors with one row per token. They may have fewer rows in the checkpoint if all tokens from
     number `added` on were added to the tokenizer, and the checkpoint has rows for at least all the others.
@@ -133,19 +155,20 @@ def misfits(
         there = stored(name)
         if there is None:
             if not may_begin_anew(config, name):
-                found.append(f"{name} {list(shape)} is missing")
+                found.append(Misfit(name, shape))
         elif there != shape and not (
             name in tables and added <= there[0] < shape[0] and there[1:] == shape[1:]
         ):
-            found.append(f"{name} is {list(there)} where the model has {list(shape)}")
+            found.append(Misfit(name, shape, there))
     return found
 
 
-def refuse_misfits(found: Sequence[str], where: str, hint: str) -> None:
-    """Raise WorkloadError if `misfits` found any problems with the checkpoint at `where`."""
+def refuse_misfits(found: Sequence[Misfit], where: str, hint: str) -> None:
+    """Raise DoesNotFit if `misfits` found any problems with the checkpoint at `where`."""
     if found:
         more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-        raise WorkloadError(f"{where} does not fit: {'; '.join(found[:SHOWN])}{more}; {hint}")
+        told = "; ".join(map(str, found[:SHOWN]))
+        raise DoesNotFit(f"{where} does not fit: {told}{more}; {hint}", found)
 
 
 def refuse_strange(names: Sequence[str], where: str, hint: str) -> None:

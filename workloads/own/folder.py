@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from workloads.errors import WorkloadError
 from workloads.hf.weight_files import Weights
-from workloads.model.stored import refuse_misfits, refuse_strange
+from workloads.model.stored import Misfit, refuse_misfits, refuse_strange
 from workloads.own.declared import is_of_hf
 from workloads.own.model import NETWORK, OwnModel
 
@@ -37,13 +37,11 @@ class FolderWeights:
             _check_config(config.bare, folder)
             tensors = config.bare.from_hf(tensors)  # type: ignore[operator]
         self._tensors = {f"{NETWORK}{name}": tensor for name, tensor in tensors.items()}
-        hint, found = "give the model of the folder", []
-        for name, shape in shapes.items():
-            there = self.find(name)
-            if there is None:
-                found.append(f"{name} {list(shape)} is missing")
-            elif there.shape != shape:
-                found.append(f"{name} is {list(there.shape)} where the model has {list(shape)}")
+        hint = "give the model of the folder"
+        there = {name: tensor.shape for name, tensor in self._tensors.items()}
+        found = [
+            Misfit(name, shape, there.get(name)) for name, shape in shapes.items() if there.get(name) != shape
+        ]
         refuse_misfits(found, folder, hint)
         refuse_strange([name for name in self._tensors if name not in shapes], folder, hint)
 

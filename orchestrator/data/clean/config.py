@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_serializer, model_validator
@@ -187,6 +187,17 @@ class Own(StrictModel):
         default_factory=list,
         description="columns, or paths into them, to pass in the row, without nulls; empty: none",
     )
+
+
+def columns_of_rule(rule: Any) -> list[str]:
+    """Return the columns of a row that a step's options name."""
+    return [rule.column] if isinstance(rule, Url) else rule.columns if isinstance(rule, Own) else []
+
+
+def columns_of_steps(steps: Sequence[CleanStep]) -> dict[str, str]:
+    """Return the columns of a row that the steps name, each with its key in the job file."""
+    keys = {"url": "data.clean.url.column", "own": "data.clean.own.columns"}
+    return {column: keys[step.name] for step in steps for column in columns_of_rule(step.options)}
 
 
 class CleanStep(StrictModel):

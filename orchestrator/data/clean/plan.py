@@ -17,7 +17,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import cleaning_code
 from orchestrator.data import sources
 from orchestrator.data.clean import signatures
-from orchestrator.data.clean.config import CleanStep, Decontaminate, Language, Own, Url
+from orchestrator.data.clean.config import CleanStep, Decontaminate, Language, Own, Url, columns_of_rule
 from orchestrator.data.clean.text_steps import language, needs_extra, unusable
 from orchestrator.data.config import DataSpec, Source
 from orchestrator.data.sources import SourceFile
@@ -76,11 +76,7 @@ class Cleaning:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of a row that the steps need besides the text."""
-        found: list[str] = []
-        for step in self.steps:
-            rule = step.rule
-            found += [rule.column] if isinstance(rule, Url) else rule.columns if isinstance(rule, Own) else []
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(column for step in self.steps for column in columns_of_rule(step.rule)))
 
     def changing(self, until: PlannedStep) -> tuple[PlannedStep, ...]:
         """Return the steps before `until` that change a text independently of its row. Other text is compared after

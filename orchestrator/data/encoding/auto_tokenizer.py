@@ -12,6 +12,8 @@ from typing import Any
 
 from tokenizers import Encoding, Tokenizer
 
+from workloads.hf.meaning import tokenizer_of_class
+
 FILE = "tokenizer.json"
 BY_FILE = "PreTrainedTokenizerFast"
 """The class of transformers that reads the file, whatever the model is."""
@@ -41,13 +43,11 @@ def is_read(tokenizer: Tokenizer, folder: str) -> bool:
     """Return whether AutoTokenizer reads a folder as a tokenizer that encodes all probes, alone and in pairs, as
     `tokenizer` does.
     """
-    from transformers import AutoTokenizer
-
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    loaded = tokenizer_of_class(folder)
     try:
-        loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         texts = list(probes(tokenizer))
         return all(
             _encodes_alike(loaded, tokenizer, text, second)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -95,3 +96,9 @@ def framed(
         begins = piece.ends
     inserted = np.array(values, dtype=encoded.ids.dtype)
     return np.insert(encoded.ids, places, inserted), np.array(ends, dtype=np.int64)
+
+
+def unframed(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a copy of the tokenizer that puts no tokens around texts."""
+    written = json.loads(tokenizer.to_str())
+    return Tokenizer.from_str(json.dumps({**written, "post_processor": None}))

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-import xxhash
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from orchestrator.config.errors import InputError
@@ -148,7 +147,7 @@ def special_tokens_of(uri: str, data_format: int = FORMAT) -> dict[str, str]:
     has_model = folder.read("config.json") is not None
     if not folder.local or (config.get("tokenizer_class") in PLAIN_CLASSES and not has_model):
         return found
-    by_class = tokens_of_class(folder.uri, _content(folder))
+    by_class = tokens_of_class(folder.uri)
     if by_class is None:
         return found
     written = (folder.read("tokenizer.json") or b"").decode()
@@ -159,12 +158,6 @@ def special_tokens_of(uri: str, data_format: int = FORMAT) -> dict[str, str]:
 def _is_in(text: str, token: str) -> bool:
     """Return whether a tokenizer's JSON has a token of that name."""
     return any(json.dumps(token, ensure_ascii=ascii_only) in text for ascii_only in (False, True))
-
-
-def _content(folder: DataFolder) -> str:
-    """Return a checksum of the files from which transformers determines the special tokens."""
-    names = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json")
-    return xxhash.xxh3_128_hexdigest(b"\0".join(folder.read(name) or b"" for name in names))
 
 
 def is_there(uri: str) -> bool:

@@ -64,19 +64,19 @@ class ImageSource:
         self.uri = uri
         self._on_error = on_error
         self._where = where
-        self._is_tar = uri.lower().endswith(TARS)
+        self.is_tar = uri.lower().endswith(TARS)
 
     def read(self, rejected: Rejected) -> Iterator[RawImage]:
         """Yield all images in the order of their names, or of the archive.
 
         Files that are no images go to `rejected`.
         """
-        return self._in_tars(rejected) if self._is_tar else self._in_folder(rejected)
+        return self._in_tars(rejected) if self.is_tar else self._in_folder(rejected)
 
     def fingerprint(self) -> str:
         """Return a checksum of the names and contents of all files."""
         digest = xxhash.xxh3_128()
-        if self._is_tar:
+        if self.is_tar:
             for file in self._archives():
                 digest.update(f"{file.content} {file.size}\n".encode())
             return digest.hexdigest()

@@ -46,6 +46,7 @@ from orchestrator.data.images.files import ON_ERROR, ImageSource, RawImage, deco
 from orchestrator.data.images.inputs import processor_config, write_inputs
 from orchestrator.data.images.parts import CAPTIONS, PART, SUMS, Found, npy, part_name, sum_of
 from orchestrator.data.prepare import rejections
+from orchestrator.data.prepare.labels import BY_NUMBER, Labels
 from orchestrator.data.sources.files import SourceFile
 from orchestrator.data.sources.rejected import LEFT_OUT, Rejected, Unfit
 
@@ -176,7 +177,8 @@ class Images:
             path or glob of .tar files in WebDataset's layout (jpg, png, ..; txt; cls).
         size, channels: of the arrays.
         caption: template for images without a caption, in which {} is the class.
-        classes: names of the classes; labels are indices into them, and files may give an index instead of a name.
+        classes: names of the classes; labels are indices into them, and files may give an index instead of a name if no
+            class has that index as its name.
             Without it, labels are indices into the sorted names.
         tokenizer: bytes, or a tokenizer.json.
         tokens: length of a caption, including start and end; 0 for no captions.
@@ -224,6 +226,7 @@ class Images:
         self._channels = channels
         self._caption = caption
         self._named = [*map(str, classes)]
+        self._known = Labels(tuple(self._named))
         self._texts = Captions(tokenizer, tokens, f"{WHERE}.tokenizer")
         self._tokens = tokens
         self._patches = patches
@@ -267,6 +270,7 @@ class Images:
         left_out = rejected.to_json()
         totals = rejections.write(target, left_out)
         self._check_rejected(totals, found.count)
+        self._check_one_kind(found.classes)
         if not found.count:
             raise InputError("holds no image that can be used", f"{WHERE}.uri {self._source.uri}", "check it")
         if text := self._texts.file():
@@ -384,7 +388,7 @@ class Images:
                     try:
                         if isinstance(pixels, Unfit):
                             raise pixels
-                        yield self._said(image), pixels
+                        yield self._said(image, rejected), pixels
                     except Unfit as unfit:
                         rejected.refuse(image.file, unfit, image.row)
 
@@ -394,18 +398,23 @@ class Images:
         except Unfit as error:
             return error
 
-    def _said(self, image: RawImage) -> RawImage:
-        """Return the image with its class name, and with the class's caption if it has none of its own.
+    def _said(self, image: RawImage, rejected: Rejected) -> RawImage:
+        """Return the image with its class name, and with the class's caption if it has none of its own. Classes that
+        files give by their numbers are counted in `rejected`.
 
         Raises Unfit for an unknown class, and for a missing caption if captions are required.
         """
         label = image.label
         caption = image.caption
-        if label is not None and self._named and label not in self._named:
-            number = int(label) if label.isdecimal() else -1
-            if not 0 <= number < len(self._named):
-                raise Unfit("class", f"has the class {label!r}, which is none of options.classes")
-            label = self._named[number]
+        if label is not None and self._named:
+            try:
+                name = self._named[self._known.number_of(label)]
+            except Unfit:
+                what = f"has the class {label!r}, which is none of options.classes"
+                raise Unfit("class", what) from None
+            if name != label:
+                rejected.note(image.file, "label", BY_NUMBER, image.row)
+            label = name
         if caption is None and self._caption and label is not None:
             caption = self._captioned(label)
         if self._tokens and caption is None:
@@ -414,6 +423,18 @@ class Images:
 
     def _captioned(self, name: str) -> str:
         return self._caption.replace("{}", name)
+
+    def _check_one_kind(self, classes: Sequence[str]) -> None:
+        """Raise InputError if an archive gives some classes by name and others by number, and the job names none.
+
+        A number could be a name or an index.
+        """
+        numbers = [name for name in classes if name.isdecimal()]
+        names = [name for name in classes if not name.isdecimal()]
+        if self._named or not self._source.is_tar or not numbers or not names:
+            return
+        what = f"names some classes ({names[0]}) and numbers others ({numbers[0]})"
+        raise InputError(what, f"{WHERE}.uri {self._source.uri}", "name all classes in options.classes")
 
     def _check_rejected(self, totals: Mapping[str, Mapping[str, int]], count: int) -> None:
         if self._limit is None:

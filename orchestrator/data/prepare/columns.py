@@ -1,6 +1,7 @@
 """Read an objective's values from a row, under the objective's own names, whatever the file type.
 
-The types differ: a table numbers its labels and names them in its schema. CSV has only texts, so a list is written as
+The types differ: a table numbers its labels and names them in its schema; of other files, a dataset card may hold the
+names. CSV has only texts, so a list is written as
 JSON. Tables, and JSON lines made from tables, give a mapping the keys of all mappings in its column.
 """
 
@@ -12,7 +13,7 @@ from typing import Any
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.fields import columns_of, template_of
-from orchestrator.config.records import COMPARED, LABELLED, REWARDED, may_be_null
+from orchestrator.config.records import COMPARED, LABELLED, LABELS, REWARDED, may_be_null
 from orchestrator.data.prepare.messages import without_nulls
 from orchestrator.data.sources import Span
 from orchestrator.data.sources.arrow_files import label_names
@@ -23,8 +24,6 @@ from orchestrator.data.sources.table_rows import schema_in
 
 TALKS = ("conversation", *COMPARED, "kto", *REWARDED)
 """Objectives that read messages."""
-LABELS = ("label", "labels")
-"""The names of an objective's label columns."""
 
 
 class WrongRow(Unfit):
@@ -53,7 +52,7 @@ class RowColumns:
         """Return the values of a row. Raises Unfit."""
         values = {name: value_of(row, column) for name, column in self._columns.items()}
         for name, names in self._names.items():
-            values[name] = self._named(values[name], names)
+            values[name] = self._named(_listed(values[name]), names)
         if self._format > 5:
             values = _as_lists(values, self._objective)
         for name, value in values.items():
@@ -69,6 +68,8 @@ class RowColumns:
         """
         if isinstance(value, list):
             return [self._named(each, names) for each in value]
+        if isinstance(value, str) and value.isdecimal() and value not in (*names, *self._labels):
+            value = int(value)  # CSV has only texts
         if isinstance(value, bool) or not isinstance(value, int):
             return value
         if not 0 <= value < len(names):
@@ -83,21 +84,22 @@ class RowColumns:
 
 
 def _names_in(span: Span, columns: Mapping[str, str], objective: str) -> dict[str, tuple[str, ...]]:
-    """Return the label names of a table's numeric label columns, by the objective's name for each column.
+    """Return the label names of numeric label columns, by the objective's name for each column: those in a table's
+    schema, else those in the dataset's card.
 
     Raises InputError for a template over such a column, because it would write the number.
     """
     label_columns = {name: columns[name] for name in LABELS if name in columns}
-    if span.file.kind not in TABLES or objective not in (*LABELLED, "kto") or not label_columns:
+    if objective not in (*LABELLED, "kto") or not label_columns:
         return {}
-    if (schema := schema_in(span)) is None:
-        return {}
+    schema = schema_in(span) if span.file.kind in TABLES else None
     names_of = {}
     for name, field in label_columns.items():
         for column in columns_of(field):
-            if not (names := label_names(schema, column)):
+            in_schema = label_names(schema, column) if schema is not None else ()
+            if not (names := in_schema or tuple(span.file.labels.get(column, ()))):
                 continue
-            if template_of(field) is not None and field not in schema.names:
+            if template_of(field) is not None and (schema is None or field not in schema.names):
                 problem = f"'{column}' holds the numbers of {_shown(names)}, and a template would write these"
                 raise InputError(problem, span.file.uri, f"name the column alone: {{{name}: {column}}}")
             names_of[name] = names

@@ -101,14 +101,15 @@ def format_and_fingerprint(
     part_bytes: int,
     before: str,
     clean: str = "",
+    wanted: int = 0,
 ) -> tuple[int, str, Given]:
     """Return the format, the fingerprint in it, and what else determines the tokens.
 
-    Without `before` this is the current format. With `before` it is the format in which the data has that
-    fingerprint. Raises TextChanged if no format matches.
+    Without `before` this is the format `wanted`, or the current one. With `before` it is the format in which the data
+    has that fingerprint. Raises TextChanged if no format matches.
     """
     refused = None
-    for data_format in reversed(manifest.FORMATS):
+    for data_format in (wanted,) if wanted and not before else reversed(manifest.FORMATS):
         try:
             given = given_in_format(data_format)
         except InputError as error:  # an earlier or later format may accept the tokenizer
@@ -126,8 +127,8 @@ def format_and_fingerprint(
             clean=clean,
             framing=framing,
         )
-        is_newest = data_format == manifest.newest_format(kind is not None)
-        if name == before or (not before and is_newest):
+        is_new = data_format == (wanted or manifest.newest_format(kind is not None))
+        if name == before or (not before and is_new):
             return data_format, name, given
     if refused is not None:
         raise refused
@@ -174,6 +175,6 @@ def _content(file: SourceFile, data_format: int) -> dict[str, Any]:
     fields = {key: getattr(file, key) for key in ("source", "kind", "size", "content", "field")}
     if file.compression:
         fields["compression"] = file.compression
-    if file.folders and data_format > 5:
-        fields["folders"] = file.folders
+    if data_format > 5:
+        fields |= {key: value for key in ("folders", "labels") if (value := getattr(file, key))}
     return {**fields, "on_error": file.on_error} if file.on_error != "fail" else fields

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from itertools import dropwhile
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import ray
 from ray.exceptions import NodeDiedError, OutOfMemoryError, WorkerCrashedError
@@ -29,6 +29,8 @@ from orchestrator.storage.retry import storage_failed, transient
 
 Run = Callable[[dict[str, Any]], dict[str, Any]]
 """The function that a task runs. Input and output are rows that a Ray dataset can hold."""
+ANYWHERE: Literal["DEFAULT"] = "DEFAULT"
+"""Ray's strategy for tasks outside the caller's placement group: that of a search's trial has no CPU for tasks."""
 NAME = "part"
 """The name of a task's process, shown as `ray::part`."""
 
@@ -54,7 +56,7 @@ def results(
 def _by_tasks(
     run: Run, given: Sequence[dict[str, Any]], workers: int, cpus: float, tries: int
 ) -> Iterator[dict[str, Any]]:
-    task = _call.options(name=NAME, num_cpus=cpus, max_retries=tries - 1)
+    task = _call.options(name=NAME, num_cpus=cpus, max_retries=tries - 1, scheduling_strategy=ANYWHERE)
     function = ray.put(run)  # it may be large, for example a tokenizer
     left = iter(given)
     waiting = deque[Any]()
@@ -262,7 +264,7 @@ def _deaths_as_input_errors(cache: str, of: str) -> Iterator[None]:
         raise InputError(problem, cache, hint) from None
 
 
-@ray.remote(num_cpus=1, max_retries=TRIES - 1)
+@ray.remote(num_cpus=1, max_retries=TRIES - 1, scheduling_strategy=ANYWHERE)
 def _run_alone(task: Task, cache: str, *arguments: Any) -> tuple[str, str]:
     with printed() as text:
         error = run_task(task, cache, *arguments)

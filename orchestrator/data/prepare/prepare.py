@@ -25,6 +25,7 @@ from typing import Any
 from orchestrator.config.errors import InputError, Unreachable
 from orchestrator.data import sources
 from orchestrator.data.clean.cleaned_text import CleanedText
+from orchestrator.data.clean.config import columns_of_steps
 from orchestrator.data.clean.documents import aligned
 from orchestrator.data.clean.plan import Cleaning, cleaning_of
 from orchestrator.data.clean.totals import TOTALS, totals
@@ -52,7 +53,7 @@ from orchestrator.data.samples.sections.publisher import Publisher
 from orchestrator.data.sources import Part, SourceFile
 from orchestrator.data.sources.identity import part_key
 from orchestrator.data.sources.lines import LINE_BYTES
-from orchestrator.data.sources.named_columns import check_columns
+from orchestrator.data.sources.named_columns import check_columns, check_columns_of_steps
 from orchestrator.data.store import manifest
 from orchestrator.data.store.data_folder import DataFolder
 from orchestrator.data.store.node_copies import AGAIN
@@ -75,6 +76,7 @@ def prepare(
     make: bool = True,
     begin: bool = False,
     leave: float = 0.0,
+    data_format: int = 0,
 ) -> str:
     """Prepare the token shards of `data` in `cache` unless they exist; return the URI of the prepared data.
 
@@ -95,6 +97,7 @@ def prepare(
         make: False raises InputError if the data does not exist yet.
         begin: for streamed data, prepare only the first section and those that were published before.
         leave: CPUs to leave for others. If none remains, a single task runs without a CPU of its own.
+        data_format: format of new data; 0 for the newest.
 
     Raises InputError for sources or a tokenizer that cannot be used and for a cache that cannot be written,
     TextChanged if `data` no longer has the fingerprint `before`.
@@ -111,7 +114,9 @@ def prepare(
     cleaning = cleaning_of(data, files, part_bytes)
     clean_key = cleaning.key if cleaning else ""
     given_in_format = partial(given_in, data=data, choose=choose, kind_of=kind_of, framed=framed)
-    data_format, name, given = format_and_fingerprint(files, given_in_format, part_bytes, before, clean_key)
+    data_format, name, given = format_and_fingerprint(
+        files, given_in_format, part_bytes, before, clean=clean_key, wanted=data_format
+    )
     if cleaning and given.kind:
         raise InputError(
             f"cleans text, and {given.kind.objective} reads records", "data.clean", "leave it out"
@@ -204,6 +209,7 @@ class _Preparation:
         if self.data_format > 5:
             kind = self.given.kind
             check_columns(parts, self.where, kind.objective if kind else "")
+            check_columns_of_steps(parts, columns_of_steps(self.data.clean) if cleaning else {})
         if cleaning:
             from orchestrator.data.clean.run import clean
 

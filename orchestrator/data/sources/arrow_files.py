@@ -79,6 +79,13 @@ def label_names(schema: pa.Schema, column: str) -> tuple[str, ...]:
         features = json.loads(stored)["info"]["features"]
     except (ValueError, KeyError, TypeError):
         return ()
+    return names_of_labels(features, column)
+
+
+def names_of_labels(features: Any, column: str) -> tuple[str, ...]:
+    """Return the names of the labels in a column, or at a path into one, that a dataset's `features` give; empty
+    without names.
+    """
     feature = features[column] if column in features else _feature_at(features, column)
     while isinstance(feature, dict) and isinstance(inner := feature.get("feature"), dict):
         feature = inner

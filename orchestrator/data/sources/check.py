@@ -10,6 +10,7 @@ from orchestrator.config.records import COLUMNS, is_known, problem_of
 from orchestrator.data.config import DataSpec, Source
 
 if TYPE_CHECKING:
+    from orchestrator.data.clean.config import CleanStep
     from orchestrator.data.sources import SourceFile
 
 
@@ -50,6 +51,17 @@ def check_sources(
     if is_known(objective) and not any(problem_of(objective, source.field) for source in every):
         for where, listed in (*found, ("data.sources", files)):
             _check_rows(listed, where, objective, begins)
+    if begins and data.clean:
+        _check_columns_of_steps(data.clean, files)
+
+
+def _check_columns_of_steps(steps: Sequence[CleanStep], files: Sequence[SourceFile]) -> None:
+    from orchestrator.data.clean.config import columns_of_steps
+    from orchestrator.data.sources import part_size
+    from orchestrator.data.sources.named_columns import check_columns_of_steps, first_parts
+
+    if all(file.kind != ".arrow" for file in files):  # finding its rows reads the whole file
+        check_columns_of_steps(first_parts(files, part_size(files)), columns_of_steps(steps))
 
 
 def _check_rows(files: Sequence[SourceFile], where: str, objective: str, begins: bool) -> None:

@@ -40,6 +40,7 @@ class SourceFile:
         copy: number of earlier files with the same text.
         folders: values of Hive-style folders above it, such as `lang=en/`, for the columns that its fields need; None
             for null. The file's own columns take precedence.
+        labels: names of the labels in each of its label columns that a dataset card, and not its schema, names.
     """
 
     source: int
@@ -53,6 +54,7 @@ class SourceFile:
     on_error: str = "fail"
     copy: int = 0
     folders: dict[str, str | None] = dataclasses.field(default_factory=dict)
+    labels: dict[str, list[str]] = dataclasses.field(default_factory=dict)
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -16,8 +16,8 @@ from orchestrator.data.sources.files import Part, SourceFile
 def identity_of(file: SourceFile) -> dict[str, Any]:
     """Return everything that determines a file's text, and which of several files with that text it is."""
     keys = ("kind", "size", "content", "field", "compression", "on_error")
-    folders = {"folders": file.folders} if file.folders else {}
-    return {key: getattr(file, key) for key in keys} | ({"copy": file.copy} if file.copy else {}) | folders
+    more = {key: value for key in ("folders", "labels", "copy") if (value := getattr(file, key))}
+    return {key: getattr(file, key) for key in keys} | more
 
 
 def numbered(files: Sequence[SourceFile]) -> list[SourceFile]:

@@ -14,6 +14,7 @@ from orchestrator.config.errors import InputError, Unreachable
 from orchestrator.config.redact import without_credentials
 from orchestrator.data.config import Source
 from orchestrator.data.sources.arrow_files import saved_files
+from orchestrator.data.sources.dataset_card import Cards
 from orchestrator.data.sources.files import VANISHED, SourceFile
 from orchestrator.data.sources.identity import numbered
 from orchestrator.data.sources.kinds import ROWS, kind_of
@@ -55,13 +56,17 @@ def resolve(
     text.
     """
     files: list[SourceFile] = []
+    cards = Cards()
     with ThreadPoolExecutor(THREADS) as pool:
         for number, source in enumerate(sources):
             key = f"{where}.{number}.uri"
             listed = [file for place in source.places for file in _files(place, key, source, on_error, pool)]
             _refuse_twice(listed, key)
             files += pool.map(
-                lambda file, n=number, s=source, k=key: _identify(n, s, k, file, on_error), listed
+                lambda file, n=number, s=source, k=key: _with_labels(
+                    _identify(n, s, k, file, on_error), file, cards
+                ),
+                listed,
             )
     return numbered(files)
 
@@ -264,6 +269,13 @@ def _identify(number: int, source: Source, key: str, file: Listed, on_error: str
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", path, "check its permissions") from None
     return replace(gone, size=size, content=content, sums=sums)
+
+
+def _with_labels(file: SourceFile, listed: Listed, cards: Cards) -> SourceFile:
+    if listed.info is None:
+        return file
+    labels = cards.labels_of(file, listed.fs, listed.name)
+    return replace(file, labels=labels) if labels else file
 
 
 def _values_in_folders(path: str, columns: Sequence[str]) -> dict[str, str | None]:

@@ -18,6 +18,7 @@ from orchestrator.data.sources.table_rows import schema_in
 
 SHOWN = 8
 """Number of existing names that a message lists."""
+NEAR = "did you mean"
 Keys = tuple[str | int, ...]
 
 
@@ -62,13 +63,44 @@ def _sought(file: SourceFile, objective: str) -> list[str]:
     return [column for field in fields for column in columns_of(field)]
 
 
+def check_columns_of_steps(parts: Iterable[Part], columns: Mapping[str, str]) -> None:
+    """Raise InputError if a cleaning step names a column, or a path into one, that no row of any source's first part
+    has.
+
+    Args:
+        parts: the parts of the sources; the first of each source is read.
+        columns: the columns, each with its key in the job file.
+    """
+    first: dict[int, Part] = {}
+    for part in parts:
+        first.setdefault(part[0].file.source, part)
+    lacking = [_lacking(part, list(columns)) for part in first.values()] if columns else []
+    for column, where in columns.items():
+        if not lacking or not all(column in each for each in lacking):
+            continue  # a source may have no such column, because columns depend on its format
+        tables = [part[0].file.kind != ".txt" for part in first.values()]
+        hints = [each[column].hint() for each, is_table in zip(lacking, tables, strict=True) if is_table]
+        hint = min(hints, key=lambda each: not each.startswith(NEAR), default="text files have no columns")
+        raise InputError(f"names '{column}', which no row of the first part of any source has", where, hint)
+
+
 def _check(part: Part, columns: Sequence[str], where: str) -> None:
     """Raise InputError for the first of the `columns` that no row of a part has."""
+    lacking = _lacking(part, columns)
+    for column in columns:
+        if column in lacking:
+            what = f"names '{column}', which no row of the first part has, as in {part[0].file.uri}"
+            hint = f"{lacking[column].hint()}; what only later rows have takes a source of its own"
+            raise InputError(what, where, hint)
+
+
+def _lacking(part: Part, columns: Sequence[str]) -> dict[str, _Place]:
+    """Return those of the `columns` that no row of a part has, each with how far its path leads into a row."""
     sought = set(columns)
     lacking = dict[str, _Place]()
     for span in part if columns else ():
         in_table = _columns_of_table(span)
-        for row in rows(span):
+        for row in rows(span, columns=tuple(columns)):
             for column in tuple(sought):
                 place = _Place(row.values, column, in_table)
                 if place.is_there:
@@ -76,12 +108,8 @@ def _check(part: Part, columns: Sequence[str], where: str) -> None:
                 elif not place.is_open:
                     lacking.setdefault(column, place)
             if not sought:
-                return
-    for column in columns:
-        if column in sought and column in lacking:
-            what = f"names '{column}', which no row of the first part has, as in {part[0].file.uri}"
-            hint = f"{lacking[column].hint()}; what only later rows have takes a source of its own"
-            raise InputError(what, where, hint)
+                return {}
+    return {column: place for column, place in lacking.items() if column in sought}
 
 
 def _columns_of_table(span: Span) -> list[str]:
@@ -128,7 +156,7 @@ class _Place:
         names = [str(name) for name in (self._in_table if not before and self._in_table else found)]
         near = get_close_matches(str(self._keys[self._done]), names, n=1)
         if near:
-            return f"did you mean '{_path((*before, *near, *after))}'?"
+            return f"{NEAR} '{_path((*before, *near, *after))}'?"
         listed = [_path((*before, name)) for name in names[:SHOWN]]
         return (
             f"there are {', '.join(listed)}{', ...' if len(names) > SHOWN else ''}"

@@ -23,6 +23,7 @@ from orchestrator.config.spec import JobSpec, parse
 from orchestrator.data.config import DataSpec, Source
 from orchestrator.data.sources import SourceFile, cut, resolve
 from orchestrator.data.sources.arrow_files import batches_in
+from orchestrator.data.sources.dataset_card import write_card
 from orchestrator.data.sources.documents import LOOK_BYTES
 from orchestrator.data.sources.files import TABLES, Span, opened
 from orchestrator.data.sources.json_rows import begins_list
@@ -67,6 +68,9 @@ def excerpt(
                 break
             above = [f"{quote(name)}={_of_folder(value)}" for name, value in file.folders.items()]
             target = folder.joinpath(*above) / f"{where}.{number}{_suffix(file)}"
+            if file.labels:
+                target = folder.joinpath(f"{where}.{number}", *above) / target.name
+                write_card(str(folder / f"{where}.{number}"), file.labels)
             _beginning(file, left, target)
             places.append(str(target))
             break

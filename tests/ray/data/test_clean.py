@@ -162,8 +162,19 @@ def test_held_out_text_is_compared_as_the_steps_before_leave_it(tmp_path: Path) 
     with pytest.raises(InputError, match="1 of 8 documents are left out"):
         prepare(limited.model_copy(update={"max_rejected": "12%"}), (), str(tmp_path / "cache"))
     corpus(tmp_path / "texts")
+    by_address = spec(tmp_path / "texts", [{"url": {"words": ["bad"]}}])
+    with pytest.raises(
+        InputError, match=r"data.clean.url.column: names 'url', which no row .*; there are text"
+    ):
+        prepare(by_address, (), str(tmp_path / "cache"))
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"text": texts[0], "url": "https://a.org"}) + "\n")
+    rows = type(by_address.sources[0])(uri=str(tmp_path / "rows.jsonl"))
     with pytest.raises(InputError, match="goes by a column with an address"):
-        prepare(spec(tmp_path / "texts", [{"url": {"words": ["bad"]}}]), (), str(tmp_path / "cache"))
+        prepare(
+            by_address.model_copy(update={"sources": [*by_address.sources, rows]}),
+            (),
+            str(tmp_path / "cache"),
+        )
 
 
 def test_a_changed_step_redoes_itself_and_what_comes_after_it(

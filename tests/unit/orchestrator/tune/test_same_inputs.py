@@ -16,7 +16,8 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.tune.same_inputs import INPUTS, check_same_inputs
+from orchestrator.tune.same_inputs import INPUTS, InputsChanged, check_same_inputs
+from orchestrator.tune.space import job_of
 
 
 class Search:
@@ -44,9 +45,18 @@ class Search:
 
     def check(self) -> None:
         """What a command does that begins the search, or goes on with it."""
+        check_same_inputs(self.spec, self.sweep, self.prepared(self.spec))
+
+    def trial(self, values: dict[str, Any]) -> None:
+        """What a trial with these values does before it trains."""
+        spec = job_of(self.spec, values)
+        check_same_inputs(spec, self.sweep, self.prepared(spec), values)
+
+    def prepared(self, spec: JobSpec) -> PreparedData:
+        """The data of a job."""
         cache = str(self.place / "cache")
-        uri = prepare_here(self.spec, cache)
-        check_same_inputs(self.spec, self.sweep, PreparedData(uri, prepare_sets_here(self.spec, cache, uri)))
+        uri = prepare_here(spec, cache)
+        return PreparedData(uri, prepare_sets_here(spec, cache, uri))
 
 
 @pytest.fixture
@@ -106,3 +116,67 @@ def test_a_set_that_is_new_is_added(search: Search) -> None:
     (search.place / "more.txt").write_text("other words than those " * 400)
     with pytest.raises(InputError, match="is not the text"):
         search.check()
+
+
+LR = "train.optimizer.lr"
+SPECIAL = "data.special_tokens"
+MODEL = "workload.model"
+
+
+def test_a_trial_notices_text_that_was_edited_since_the_one_before(search: Search) -> None:
+    search.trial({LR: 1e-3})
+    (search.place / "topics.txt").write_text("noise of another kind " * 400)
+    with pytest.raises(InputsChanged, match="is not the text that this search has read so far") as told:
+        search.trial({LR: 2e-3})
+    assert "data.sources" in [each.where for each in told.value.each()]
+
+
+def test_trials_whose_text_follows_from_a_key_of_the_search_are_compared_with_each_other(
+    search: Search,
+) -> None:
+    search.document["tune"]["space"] = {SPECIAL: {"choice": ["text", "parse"]}, LR: {"choice": [1e-3, 2e-3]}}
+    search.check()
+    search.trial({SPECIAL: "parse", LR: 1e-3})
+    search.trial({SPECIAL: "text", LR: 1e-3})
+    search.trial({SPECIAL: "parse", LR: 2e-3})
+    (search.place / "topics.txt").write_text("noise of another kind " * 400)
+    with pytest.raises(InputsChanged, match="is not the text"):
+        search.trial({SPECIAL: "parse", LR: 1e-3})
+
+
+@pytest.mark.parametrize("key", ["workload.dropout", MODEL])
+def test_a_key_that_changes_no_text_leaves_texts_compared(search: Search, key: str) -> None:
+    values = [0.1, 0.2] if key != MODEL else [search.document["workload"]["model"], "llama-tiny"]
+    search.document["tune"]["space"] = {key: {"choice": values}}
+    search.check()
+    search.trial({key: values[0]})
+    (search.place / "held.txt").write_text("noise of another kind " * 400)
+    with pytest.raises(InputsChanged, match="is not the text"):
+        search.trial({key: values[1]})
+
+
+def test_a_search_over_dropout_still_notices_a_folder_that_was_edited(search: Search) -> None:
+    """Keys of the workload that do not name the folder leave it compared."""
+    search.document["tune"]["space"] = {"workload.dropout": {"choice": [0.0, 0.1]}}
+    search.sweep.remove(INPUTS)
+    search.check()
+    path = search.place / "base" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "rms_norm_eps": 0.5}))
+    with pytest.raises(InputsChanged, match=r"rms_norm_eps is 1e-06 in this run and 0\.5"):
+        search.check()
+    with pytest.raises(InputsChanged, match=r"rms_norm_eps is 1e-06 in this run and 0\.5"):
+        search.trial({"workload.dropout": 0.1})
+
+
+def test_a_folder_of_a_search_over_models_is_compared_between_its_trials(search: Search) -> None:
+    folder = search.document["workload"]["model"]
+    search.document["tune"]["space"] = {MODEL: {"choice": [folder, "llama-tiny"]}}
+    search.check()
+    for model in (folder, "llama-tiny", folder):
+        search.trial({MODEL: model})
+    path = search.place / "base" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "rms_norm_eps": 0.5}))
+    search.check()
+    search.trial({MODEL: "llama-tiny"})
+    with pytest.raises(InputsChanged, match=r"rms_norm_eps is 1e-06 in this run and 0\.5"):
+        search.trial({MODEL: folder})

@@ -11,6 +11,7 @@ from jobs import job
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import dump, parse
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.tune.same_inputs import InputsChanged
 from orchestrator.tune.trial import FAILED, RunFailed, Trial
 
 TUNE = {"space": {"train.optimizer.lr": {"choice": [1e-3, 2e-3]}}, "sampler": "random", "trials": 2}
@@ -45,6 +46,19 @@ def test_a_damaged_note_of_it_is_replaced(trial: Trial, tmp_path: Path, content:
     (tmp_path / "0001" / FAILED).write_text(content)
     assert trial.step()["failed"] == "no memory"
     assert RunDir(str(tmp_path / "0001")).read_json(FAILED) == {"reason": "no memory"}
+
+
+def test_a_trial_that_would_read_other_files_ends_nothing_but_the_search(
+    trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changed(*_: Any, **__: Any) -> int:
+        raise InputsChanged("is not the text that this search has read so far", "data.sources", "put it back")
+
+    monkeypatch.setattr(Trial, "_drive", changed)
+    found = trial.step()
+    assert found["changed"] == "data.sources: is not the text that this search has read so far; put it back"
+    assert (found["limited"], found["done"], found["failed"], found["finished"]) == (True, True, "", False)
+    assert not (tmp_path / "0001" / FAILED).exists()
 
 
 def test_a_metric_of_an_evaluation_is_that_of_the_last_one(tmp_path: Path) -> None:

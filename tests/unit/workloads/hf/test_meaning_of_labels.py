@@ -166,6 +166,31 @@ def test_other_labels_are_refused_by_name_and_a_new_head_takes_any(family: str, 
 
 
 @pytest.mark.parametrize("family", ["Bert", "Camembert"])
+@pytest.mark.parametrize("labels", [("bad", "good"), ("bad", "fair", "good", "great")])
+def test_another_number_of_labels_is_refused_by_name(
+    family: str, labels: tuple[str, ...], tmp_path: Path
+) -> None:
+    objective = "sequence_classification"
+    folder_of(tmp_path / "named", family, objective)
+    named = "great" if len(labels) > 3 else "bad, good"
+    with pytest.raises(
+        WorkloadError, match=rf"predicts bad, fair, good, and data.labels names {named}; name the head"
+    ):
+        begun(tmp_path / "named", objective, labels)
+    folder_of(tmp_path / "unnamed", family, objective, None, num_labels=3)
+    says = rf"predicts 3 labels, which have no names, and data.labels names {len(labels)} \(bad, .*\); name all of"
+    with pytest.raises(WorkloadError, match=says):
+        begun(tmp_path / "unnamed", objective, labels)
+
+
+def test_a_number_is_not_trained_by_a_head_of_several_labels(tmp_path: Path) -> None:
+    folder_of(tmp_path, "Bert", "sequence_classification")
+    says = r"predicts 3 labels \(bad, fair, good\), and regression trains one number; give another checkpoint"
+    with pytest.raises(WorkloadError, match=says):
+        begun(tmp_path, "regression", ())
+
+
+@pytest.mark.parametrize("family", ["Bert", "Camembert"])
 def test_labels_that_nobody_named_are_taken_in_order_and_that_is_said(family: str, tmp_path: Path) -> None:
     objective = "sequence_classification"
     theirs = folder_of(tmp_path, family, objective, None, num_labels=3)
@@ -213,6 +238,20 @@ def test_a_head_of_another_problem_is_refused(family: str, tmp_path: Path) -> No
     workload.to_hf(lambda name: workload.initial(name, 0), str(tmp_path / "out"))
     found = folder_meaning(str(tmp_path / "out"))
     assert (found.labels, found.problem_type) == (("likeness",), "regression")
+
+
+def test_the_meaning_of_a_folder_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    objective = "sequence_classification"
+    folder_of(tmp_path / "in", "Camembert", objective)
+    reads: list[str] = []
+    monkeypatch.setattr(
+        "workloads.load.folder_meaning", lambda *given: reads.append("load") or folder_meaning(*given)
+    )
+    monkeypatch.setattr("workloads.hf.workload.folder_meaning", lambda *_: reads.append("workload"))
+    workload = begun(tmp_path / "in", objective)
+    assert any("its rows follow data.labels by name" in note for note in workload.notes)
+    workload.to_hf(lambda name: workload.initial(name, 0), str(tmp_path / "out"))
+    assert reads == ["load"]
 
 
 def test_numbers_that_are_no_rows_are_no_names(tmp_path: Path) -> None:

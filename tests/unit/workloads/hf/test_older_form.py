@@ -213,3 +213,13 @@ def test_a_configuration_without_rotary_positions_stays(tmp_path: Path) -> None:
     before = (tmp_path / "config.json").read_text()
     write_both_forms(str(tmp_path))
     assert (tmp_path / "config.json").read_text() == before
+
+
+def test_a_configuration_that_cannot_hold_both_forms_stays(tmp_path: Path) -> None:
+    """Gemma 4's layers have rotary positions of two kinds, and its class rejects a scaling for all layers."""
+    config = transformers.Gemma4TextConfig(**KEYS, layer_types=["sliding_attention", "full_attention"])
+    config.save_pretrained(tmp_path)
+    before = (tmp_path / "config.json").read_text()
+    write_both_forms(str(tmp_path))
+    assert (tmp_path / "config.json").read_text() == before
+    assert transformers.AutoConfig.from_pretrained(tmp_path).rope_parameters == config.rope_parameters

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import hf_tokenizers
 import pytest
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from orchestrator.data.encoding import tokenizer as made
 from orchestrator.data.encoding.auto_tokenizer import class_to_read, probes
@@ -44,3 +45,27 @@ def test_what_is_read_is_not_told_to_be_read_otherwise(write: Callable[[Path], N
     whole.enable_padding(length=9)
     whole.save(str(tmp_path / "tokenizer.json"))
     assert class_to_read(str(tmp_path)) == ""
+
+
+def test_a_folder_is_loaded_once_until_a_file_in_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its special tokens and how it divides a text are asked of one tokenizer, which takes a second to load."""
+    hf_tokenizers.bert(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    loads: list[str] = []
+    load = AutoTokenizer.from_pretrained
+
+    def counted(folder: str, **more: Any) -> Any:
+        loads.append(folder)
+        return load(folder, **more)
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", counted)
+    for _ in range(2):
+        assert made.special_tokens_of(str(tmp_path))["cls_token"] == "[CLS]"
+        assert class_to_read(str(tmp_path)) == ""
+    assert len(loads) == 1
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"cls_token": "[SEP]"}))
+    assert made.special_tokens_of(str(tmp_path))["cls_token"] == "[SEP]"
+    assert len(loads) == 2

@@ -22,8 +22,10 @@ from orchestrator.config.object_reference import ObjectReference
 from orchestrator.data.images import samples as module
 from orchestrator.data.images.files import ImageSource, decoded
 from orchestrator.data.images.samples import Images
+from orchestrator.data.prepare import rejections
 from orchestrator.data.samples.own_samples import prepare_samples
 from orchestrator.data.sources.rejected import Rejected, Unfit
+from orchestrator.data.store.data_folder import DataFolder
 from workloads.own.samples import OwnSamples
 
 OPTIONS: dict[str, Any] = {"size": 8, "tokens": 16, "caption": "a {}"}
@@ -234,6 +236,30 @@ def test_a_label_is_the_place_of_its_class(
     assert [int(images.sample(n, np.random.default_rng())["label"]) for n in range(4)] == labels
     assert json.loads((tmp_path / "out" / "index.json").read_text())["classes"] == classes
     assert len(images.of_set()["classes"]) == len(classes)
+    by_number = [line["count"] for line in rejections.read(DataFolder(str(tmp_path / "out")))]
+    assert by_number == ([sum(name not in classes for name in said)] if {*said} - {*classes} else [])
+
+
+def test_a_number_is_no_index_where_a_class_has_a_number_as_its_name(tmp_path: Path) -> None:
+    members = [("0.png", png(0)), ("0.cls", b"5"), ("1.png", png(1)), ("1.cls", b"0")]
+    archive_of(tmp_path / "stars.tar", *members)
+    stars = {"classes": ["1", "2", "3", "4", "5"]}
+    with pytest.raises(InputError, match=r"the class '0', which is none of options\.classes"):
+        Images(str(tmp_path / "stars.tar"), **OPTIONS, **stars).prepare(str(tmp_path / "fails"))
+    skipping = Images(str(tmp_path / "stars.tar"), **OPTIONS, **stars, on_error="skip")
+    assert skipping.prepare(str(tmp_path / "out"))["count"] == 1
+    skipping.open(str(tmp_path / "out"))
+    assert int(skipping.sample(0, np.random.default_rng())["label"]) == 4
+
+
+def test_an_archive_with_names_and_numbers_needs_the_names_of_all_classes(tmp_path: Path) -> None:
+    members = [("0.png", png(0)), ("0.cls", b"1"), ("1.png", png(1)), ("1.cls", b"zebra")]
+    archive_of(tmp_path / "set.tar", *members)
+    says = (
+        r"set.tar: names some classes \(zebra\) and numbers others \(1\); name all classes in options.classes"
+    )
+    with pytest.raises(InputError, match=says):
+        Images(str(tmp_path / "set.tar"), **OPTIONS).prepare(str(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("how", ["cut", "flipped"])

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from tokenizers import Tokenizer
 
 from orchestrator.config.errors import InputError
@@ -157,7 +158,7 @@ NAMES = ["bad", "fine", "good"]
 def numbered(
     library: Any, folder: Path, names: list[str] = NAMES, numbers: list[int] | None = None, wrap: Any = None
 ) -> list[Path]:
-    """A table of numbers that have these names, as Parquet and as a folder."""
+    """A table of numbers that have these names: as Parquet, as a folder, and as JSONL below the card of a dataset."""
     numbers = list(range(len(names))) if numbers is None else numbers
     label = library.ClassLabel(names=names)
     rows = {"t": ["a"] * len(numbers), "in": [{"stars": n} for n in numbers], "all": [[n] for n in numbers]}
@@ -165,7 +166,40 @@ def numbered(
     made = library.Dataset.from_dict(rows, library.Features(kinds))
     made.to_parquet(folder / "a.parquet")
     made.save_to_disk(folder / "saved")
-    return [folder / "a.parquet", folder / "saved"]
+    made.to_json(folder / "hub" / "data" / "a.jsonl")
+    card_of(library, made.features, folder / "hub")
+    return [folder / "a.parquet", folder / "saved", folder / "hub" / "data" / "a.jsonl"]
+
+
+def card_of(library: Any, features: Any, folder: Path) -> None:
+    """The README.md of a dataset, as the library writes its features."""
+    info = library.DatasetInfo(features=features)._to_yaml_dict()
+    folder.mkdir(exist_ok=True)
+    (folder / "README.md").write_text(f"---\n{yaml.safe_dump({'dataset_info': info})}---\n# A dataset\n")
+
+
+@pytest.mark.parametrize("labels", [("good", "bad", "fine"), ("other", *NAMES)])
+def test_csv_has_the_names_of_its_card_too(
+    labels: tuple[str, ...], library: Any, encoder: Tokenizer, tmp_path: Path
+) -> None:
+    label = library.ClassLabel(names=NAMES)
+    columns = {"t": library.Value("string"), "one": label, "all": library.List(label)}
+    card_of(library, library.Features(columns), tmp_path)
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(
+            [["t", "one", "all"], ["a", "0", "[2]"], ["a", "2", "[0]"], ["a", "good", '["bad"]']]
+        )
+    one = read(
+        tmp_path / "a.csv",
+        RecordKind("sequence_classification", labels),
+        {"text": "t", "label": "one"},
+        encoder,
+    )
+    assert [labels[unpack(record.words)[2][0]] for record in one] == ["bad", "good", "good"]
+    words = {"words": "words", "labels": "all"}
+    (tmp_path / "b.csv").write_text('words,all\n"[""a"", ""b""]","[0, 2]"\n')
+    (found,) = read(tmp_path / "b.csv", RecordKind("token_classification", labels), words, encoder)
+    assert [labels[mark - 1] for mark in unpack(found.words)[1].tolist() if mark] == ["bad", "good"]
 
 
 @pytest.mark.parametrize("path", ["in.stars", "all[0]", "all.0"])

@@ -16,7 +16,8 @@ from orchestrator.config.errors import InputError
 from orchestrator.data import sources
 from orchestrator.data.config import Source
 from orchestrator.data.encoding.tokenizer import encoder, train
-from orchestrator.data.prepare.records import Labels, RecordKind, records_of
+from orchestrator.data.prepare.labels import Labels
+from orchestrator.data.prepare.records import RecordKind, records_of
 from orchestrator.data.prepare.rejections import notes, totals
 from orchestrator.data.sources.rejected import Rejected, Unfit
 from workloads.objectives.records import unpack

@@ -13,8 +13,9 @@ from raw_files import arrow, parquet, separated, tar
 
 from orchestrator.config.errors import InputError
 from orchestrator.data import sources
+from orchestrator.data.clean.config import CleanStep, columns_of_steps
 from orchestrator.data.config import Source
-from orchestrator.data.sources.named_columns import check_columns, first_parts
+from orchestrator.data.sources.named_columns import check_columns, check_columns_of_steps, first_parts
 
 SQUAD = {"question": "q", "context": "c", "answer": "answers.text.0", "start": "answers.answer_start.0"}
 ROW = {"q": "is it", "c": "a film", "answers": {"text": ["film"], "answer_start": [2]}}
@@ -123,3 +124,40 @@ def test_all_kinds_of_rows_are_looked_at(tmp_path: Path) -> None:
         field = {"text": name, "label": name, "pair": "lable"}
         with pytest.raises(InputError, match="lable"):
             check(tmp_path / f"a.{kind}", field, "regression", "skip")
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet", "json"])
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        ("score", ""),
+        ("meta.mark", ""),
+        ("null", ""),
+        ("scroe", "names 'scroe', which no row of the first part of any source has; did you mean 'score'"),
+        ("meta.mrak", "did you mean 'meta.mark'"),
+        ("other", "there are text, score, meta, null"),
+    ],
+)
+def test_a_column_of_a_cleaning_step(column: str, said: str, suffix: str, tmp_path: Path) -> None:
+    rows = [{"text": "a", "score": 1, "meta": {"mark": 2}, "null": None}, {"text": "b"}]
+    write(tmp_path / f"a.{suffix}", rows)
+    (tmp_path / "b.txt").write_text("plain text has no columns")
+    steps = [CleanStep.model_validate({"own": {"function": "own:keep", "columns": [column]}})]
+    for name in (f"a.{suffix}", "b.txt"):  # one source with the column suffices
+        given = [Source(uri=str(tmp_path / each)) for each in dict.fromkeys((name, f"a.{suffix}"))]
+        files = sources.resolve(given)
+        if said:
+            with pytest.raises(InputError, match=said) as caught:
+                check_columns_of_steps(first_parts(files, 2**20), columns_of_steps(steps))
+            assert caught.value.where == "data.clean.own.columns"
+        else:
+            check_columns_of_steps(first_parts(files, 2**20), columns_of_steps(steps))
+
+
+def test_text_files_have_no_columns_for_a_cleaning_step(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    files = sources.resolve([Source(uri=str(tmp_path / "a.txt"))])
+    steps = [CleanStep.model_validate({"url": {"domains": ["a.org"]}}), CleanStep.model_validate("normalize")]
+    with pytest.raises(InputError, match=r"names 'url', .*; text files have no columns") as caught:
+        check_columns_of_steps(first_parts(files, 2**20), columns_of_steps(steps))
+    assert caught.value.where == "data.clean.url.column"

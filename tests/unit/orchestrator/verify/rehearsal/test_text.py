@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from orchestrator.config.errors import InputError
 from orchestrator.data.config import Source
@@ -45,6 +46,25 @@ def test_lines_of_the_beginning_are_whole(tmp_path: Path, compress: bool) -> Non
     read = found.read_text().splitlines()
     assert read == lines[: len(read)]
     assert LEAST - 200 < found.stat().st_size <= LEAST
+
+
+def test_the_beginning_keeps_the_names_of_labels(tmp_path: Path) -> None:
+    (tmp_path / "hub").mkdir()
+    label = {"name": "label", "dtype": {"class_label": {"names": {"0": "bad", "1": "good"}}}}
+    (tmp_path / "hub" / "README.md").write_text(
+        f"---\n{yaml.safe_dump({'dataset_info': {'features': [label]}})}---\n"
+    )
+    path = tmp_path / "hub" / "a.jsonl"
+    path.write_text(json.dumps({"text": "a" * 90, "label": 1}) + "\n")
+    field = {"text": "text", "label": "label"}
+    (near,) = excerpt_of(path, tmp_path, field=field)
+    path.write_text(path.read_text() * (LARGE // 100))
+    (far,) = excerpt_of(path, tmp_path, field=field)
+    assert near == path
+    assert far != path
+    for place in (near, far):
+        (file,) = resolve([Source(uri=str(place), field=field)])
+        assert file.labels == {"label": ["bad", "good"]}
 
 
 def test_a_cell_with_line_breaks_is_not_cut(tmp_path: Path) -> None:
