@@ -26,8 +26,7 @@ from workloads.model.mup import lr_scale
 from workloads.model.seq2seq import EncoderDecoder
 from workloads.model.stored import ExtendedTable, StoredTensor, StoredWeights, whole
 from workloads.model.transformer import Output, Transformer
-from workloads.objectives.preferences import preference_loss
-from workloads.objectives.rewarded import rewarded_loss
+from workloads.objectives.rewarded import answer_loss
 from workloads.workload import Batch, Ended, Generation, Loss, Objective, Sampling, Vocabulary
 
 
@@ -161,10 +160,8 @@ class TransformerWorkload:
         of_tokens: losses.TokenLoss = losses.token_loss,
     ) -> Loss:
         """Return the loss of a forward pass's output (on the last pipeline stage)."""
-        if compared := preference_loss(self.objective, output, batch, of_tokens):
-            return compared
-        if rewarded := rewarded_loss(self.objective, output, batch, of_tokens):
-            return rewarded
+        if found := answer_loss(self.objective, output, batch, of_tokens):
+            return found
         return losses.loss(self.config, output, batch, of_tokens)
 
     def balance(self, model: nn.Module, routed: Mapping[str, Tensor]) -> None:

@@ -46,7 +46,8 @@ from orchestrator.train.instability import check_stable
 from orchestrator.train.mfu import mfu, model_flops_per_second
 from orchestrator.train.profile import StepProfiler
 from orchestrator.train.reference_model import References, references_of
-from orchestrator.train.rollouts.rollouts import Rollouts, rollouts_of
+from orchestrator.train.rollouts.compose import rollouts_of
+from orchestrator.train.rollouts.rollouts import Rollouts
 from orchestrator.train.sequence_warmup import shortened
 from orchestrator.train.task import Task
 from workloads import load as _load  # noqa: F401  (imported before the fork, so that ranks start sooner)

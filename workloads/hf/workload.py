@@ -43,8 +43,7 @@ from workloads.hf.weight_files import Weights, has_weights
 from workloads.model import losses
 from workloads.model.stored import listed
 from workloads.model.transformer import Output
-from workloads.objectives.preferences import preference_loss
-from workloads.objectives.rewarded import rewarded_loss
+from workloads.objectives.rewarded import answer_loss
 from workloads.plain_module import depths_of, initial_of, shapes_of
 from workloads.workload import Batch, Ended, Generation, Loss, Objective, Sampling, Vocabulary
 
@@ -206,10 +205,8 @@ class HuggingFaceWorkload:
         self, output: Output, batch: Batch, of_tokens: losses.TokenLoss = losses.token_loss
     ) -> Loss:
         """Return the loss of a forward pass's output."""
-        if compared := preference_loss(self.objective, output, batch, of_tokens):
-            return compared
-        if rewarded := rewarded_loss(self.objective, output, batch, of_tokens):
-            return rewarded
+        if found := answer_loss(self.objective, output, batch, of_tokens):
+            return found
         return losses.loss(self.config, output, batch, of_tokens)
 
     def balance(self, model: nn.Module, routed: Mapping[str, Tensor]) -> None:

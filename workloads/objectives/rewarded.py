@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from workloads.objectives.options import at_least, choice
+from workloads.objectives.preferences import preference_loss
 from workloads.objectives.records import from_end, unpack
 from workloads.objectives.sampled import IGNORE, Read, Sample, SampledObjective
 from workloads.objectives.spans import padded
@@ -226,3 +227,11 @@ def rewarded_loss(
     if output.extra is None:
         return found
     return replace(found, extra=output.extra, metrics={"router_loss": output.extra.detach()})
+
+
+def answer_loss(
+    objective: Objective, output: Any, batch: Batch, of_tokens: Callable[[Tensor, Tensor], Loss]
+) -> Loss | None:
+    """Return the loss of an `Output` for an objective over answers, given or generated; None for another objective."""
+    compared = preference_loss(objective, output, batch, of_tokens)
+    return rewarded_loss(objective, output, batch, of_tokens) if compared is None else compared

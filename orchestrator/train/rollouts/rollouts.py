@@ -7,45 +7,31 @@ nothing but time: the next attempt restores the commit and generates the same an
 
 from __future__ import annotations
 
-import itertools
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-import torch
-from tokenizers import Tokenizer
 
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.config.spec import JobSpec
 from orchestrator.data.samples import receipt
 from orchestrator.data.samples.batches import Batches, slices
 from orchestrator.data.samples.sample_reader import SampleReader
-from orchestrator.data.store.tokens import Tokens
-from orchestrator.parallel.device import Device
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import gather_json
-from orchestrator.resolve.chat import chat_of
-from orchestrator.resolve.prompts import speaking, spoken
-from orchestrator.resolve.training_inputs import TrainingInputs
-from orchestrator.rewards.config import RewardSpec
-from orchestrator.rewards.scorer import Answer, Scorer, weighted
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.rollouts.advantages import Advantages, advantages
+from orchestrator.train.rollouts.judge import Judge, scored_of
 from orchestrator.train.rollouts.kept import KeptRollouts
 from orchestrator.train.rollouts.made import Rollout, Scored, Seconds
 from orchestrator.train.rollouts.prompts import Prompt, prompts_at, prompts_of_set
-from orchestrator.train.rollouts.reward_model import RewardModel
-from orchestrator.train.rollouts.sampler import AnswerSampler, OwnSampler
+from orchestrator.train.rollouts.rows import Rows
+from orchestrator.train.rollouts.sampler import AnswerSampler
 from orchestrator.train.task import Task
 from workloads.model.answers import Drawn
-from workloads.model.dropout import KEYS, row_keys
-from workloads.model.masks import REAL
-from workloads.objectives.rewarded import ADVANTAGE, COUNTED, DRAWN, SAMPLED, TEMPERATURE, WEIGHT, Rewarded
-from workloads.objectives.sampled import IGNORE
-from workloads.workload import Batch, Ended, Workload
+from workloads.objectives.rewarded import SAMPLED, Rewarded
+from workloads.workload import Workload
 
 
 @dataclass
@@ -54,9 +40,7 @@ class Rollouts:
 
     Attributes:
         sampler: generates answers.
-        decode: returns the text of token ids, without special tokens.
-        prompt_text: the same for a prompt, with special tokens.
-        models: reward models, by the names of their rewards.
+        judge: rewards answers.
         seconds: of the last rollout, see `Seconds`.
     """
 
@@ -65,10 +49,7 @@ class Rollouts:
     layout: Layout
     context: WorkerContext
     sampler: AnswerSampler
-    decode: Callable[[Sequence[int]], str]
-    prompt_text: Callable[[Sequence[int]], str]
-    models: Mapping[str, RewardModel] = field(default_factory=dict)
-    roots: Sequence[str] = ()
+    judge: Judge
     seconds: Seconds = field(default_factory=Seconds)
 
     def __post_init__(self) -> None:
@@ -76,14 +57,19 @@ class Rollouts:
         assert isinstance(self.workload.objective, Rewarded)
         self._asked = self.spec.rollout
         self._objective = self.workload.objective
-        self._rewards: list[RewardSpec] = self.spec.rewards
-        self._scorer = Scorer(self._rewards, self.roots)
+        self._rows = Rows(
+            self._objective,
+            self._asked,
+            length=self.spec.data.sequence_length,
+            has_experts=bool(self.workload.config.moe),
+            dropout_seed=self.spec.seed if self.spec.workload.draws else None,
+        )
         self._kept: KeptRollouts | None = None
         self._waiting: list[Rollout] = []
 
     def close(self) -> None:
         """End the processes that compute rewards."""
-        self._scorer.close()
+        self.judge.close()
         if self._kept is not None:
             self._kept.close()
 
@@ -103,7 +89,7 @@ class Rollouts:
             return
         if self._kept is None:
             self._kept = KeptRollouts(task.run)
-        self._kept.add(step, [self.prompt_text(prompt.tokens) for prompt in rollout.prompts], rollout)
+        self._kept.add(step, [self.judge.prompt_text(prompt.tokens) for prompt in rollout.prompts], rollout)
 
     def evaluate(
         self,
@@ -138,7 +124,7 @@ class Rollouts:
             found = self.answers(step, prompts, [[number] for number in numbers], is_greedy=True)
             answers += [answer for each in found for answer in each]
             self.context.set_waiting(True)
-        return self._metrics_of(answers)
+        return self.judge.metrics(answers)
 
     def rows(self, engine: Engine, step: int, prompts: Sequence[list[Prompt]]) -> Rollout:
         """Return what the step after `step` steps trains on.
@@ -181,7 +167,7 @@ class Rollouts:
         found = advantages(rewards, self._objective.baseline, self._objective.scale_rewards)
         mine = self._my_rows(len(prompts) * group)
         return Rollout(
-            batches=[self._batch(prompts, answers, found, rows) for rows in mine],
+            batches=[self._rows.batch(prompts, answers, found, rows) for rows in mine],
             digest=self._digest(prompts, answers, mine),
             metrics=self._metrics(answers, found),
             prompts=prompts,
@@ -212,56 +198,14 @@ class Rollouts:
         self.seconds.generate += time.perf_counter() - started
         started = time.perf_counter()
         asked = [(prompts[units[number]], drawn) for number, drawn in mine]
-        scored = self._scored(step, asked)
+        scored = self.judge.score(step, asked)
         self.seconds.reward += time.perf_counter() - started
         self.context.set_waiting(True)  # for ranks with longer answers or slower rewards
         everyone = gather_json([[number, found] for (number, _), found in zip(mine, scored, strict=True)])
         self.context.set_waiting(False)
         by_unit = {number: found for each in everyone for number, found in each}
         return [
-            [_scored_of(answer) for answer in each]
-            for number in range(len(units))
-            for each in by_unit[number]
-        ]
-
-    def _scored(
-        self, step: int, asked: list[tuple[list[Prompt], list[list[Drawn]]]]
-    ) -> list[list[list[Any]]]:
-        """Return the answers of this rank's units with their rewards, as JSON."""
-        texts = [
-            [[self.decode(answer.tokens) for answer in answers] for answers in drawn] for _, drawn in asked
-        ]
-        answers = [
-            Answer(
-                step=step,
-                prompt_number=prompt.number,
-                k=k,
-                prompt=self.prompt_text(prompt.tokens),
-                text=text,
-                tokens=len(drawn.tokens),
-                columns=prompt.columns,
-            )
-            for (prompts, all_drawn), of_unit in zip(asked, texts, strict=True)
-            for prompt, of_prompt, each in zip(prompts, all_drawn, of_unit, strict=True)
-            for k, (drawn, text) in enumerate(zip(of_prompt, each, strict=True))
-        ]
-        found = self._scorer.score(answers)
-        for line in [*map(str, self._scorer.failures), *self._scorer.notes]:
-            print(f"reward: {line}", file=sys.stderr)  # goes to the rank's log
-        self._scorer.notes.clear()
-        for name, model in self.models.items():
-            values = [
-                model.score([[*prompt.tokens, *answer.tokens] for answer in of_prompt])
-                for prompts, all_drawn in asked
-                for prompt, of_prompt in zip(prompts, all_drawn, strict=True)
-            ]
-            for scores_of_answer, value in zip(found, itertools.chain(*values), strict=True):
-                scores_of_answer[name] = value
-        totals = weighted(self._rewards, found)
-        scores = iter(zip((answer.text for answer in answers), found, totals, strict=True))
-        return [
-            [[[*answer, *next(scores)] for answer in of_prompt] for of_prompt in all_drawn]
-            for _, all_drawn in asked
+            [scored_of(answer) for answer in each] for number in range(len(units)) for each in by_unit[number]
         ]
 
     def _my_rows(self, rows: int) -> list[range]:
@@ -269,55 +213,6 @@ class Rollouts:
         coordinate = self.layout.coordinate(self.context.rank_info.rank)
         mine = slices(0, rows, coordinate["dp"], self.layout.dp, self.layout.micro_batch)
         return [range(first, first + count) for first, count in mine]
-
-    def _batch(
-        self, prompts: list[Prompt], answers: list[list[Scored]], found: Advantages, rows: range
-    ) -> Batch:
-        """Return a micro-batch of rows; see `workloads.objectives.rewarded`."""
-        length = self.spec.data.sequence_length
-        group = self._asked.group
-        size = len(rows)
-        padding = self.workload.vocabulary.padding
-        tokens = np.full((size, length), padding, dtype=np.int64)
-        labels = np.full((size, length), IGNORE, dtype=np.int64)
-        real = np.zeros((size, length), dtype=bool)
-        floats = {
-            name: np.zeros((size, length), dtype=np.float32) for name in (ADVANTAGE, WEIGHT, COUNTED, DRAWN)
-        }
-        for at, row in enumerate(rows):
-            number, k = divmod(row, group)
-            prompt = prompts[number].tokens
-            drawn = answers[number][k].drawn
-            whole = [*prompt, *drawn.tokens]
-            tokens[at, : len(whole)] = whole
-            real[at, : len(whole)] = True
-            # A label stands where the model predicts it: one place before its token.
-            places = slice(len(prompt) - 1, len(whole) - 1)
-            labels[at, places] = drawn.tokens
-            floats[DRAWN][at, places] = drawn.log_probabilities
-            if found.is_counted[number, k]:
-                floats[ADVANTAGE][at, places] = found.values[number, k]
-                self._weigh(floats[WEIGHT][at, places], floats[COUNTED][at, places])
-        batch: Batch = {"tokens": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
-        batch |= {name: torch.from_numpy(values) for name, values in floats.items()}
-        if self._asked.temperature != 1.0:
-            batch[TEMPERATURE] = torch.full((size,), self._asked.temperature)
-        if self.workload.config.moe:
-            batch[REAL] = torch.from_numpy(real)
-        if self.spec.workload.draws:
-            first = prompts[0].number * group + rows.start
-            batch[KEYS] = row_keys(self.spec.seed, first, size)
-        return batch
-
-    def _weigh(self, weight: np.ndarray, counted: np.ndarray) -> None:
-        """Fill the weights of an answer's tokens, and what they add to the number that the loss is divided by."""
-        loss_type = self._objective.loss_type
-        if loss_type == "dapo":
-            weight[:] = 1.0
-            counted[:] = 1.0
-            return
-        weight[:] = 1.0 / (len(weight) if loss_type == "grpo" else self._asked.max_tokens)
-        counted[0] = 1.0
 
     def _digest(self, prompts: list[Prompt], answers: list[list[Scored]], mine: list[range]) -> int:
         """Return the sum of the digests of this rank's rows: of each prompt once, and of each answer and its reward."""
@@ -337,106 +232,7 @@ class Rollouts:
 
     def _metrics(self, answers: list[list[Scored]], found: Advantages) -> dict[str, float]:
         return {
-            **self._metrics_of([answer for each in answers for answer in each]),
+            **self.judge.metrics([answer for each in answers for answer in each]),
             "reward_deviation": found.deviation,
             "without_signal": found.without_signal,
         }
-
-    def _metrics_of(self, answers: Sequence[Scored]) -> dict[str, float]:
-        """Return the means over answers. Those of rewards leave out answers without one."""
-        lengths = [len(answer.drawn.tokens) for answer in answers]
-        rewards = np.array([answer.reward for answer in answers])
-        found = {
-            "reward": _mean(rewards),
-            "answer_tokens": float(np.mean(lengths)),
-            "unfinished": float(np.mean([not answer.drawn.ended for answer in answers])),
-            "entropy": sum(answer.drawn.entropy for answer in answers) / sum(lengths),
-        }
-        if any(reward.on_error == "skip" for reward in self._rewards):
-            found["unscored"] = float(np.isnan(rewards).mean())
-        if len(self._rewards) > 1:
-            for spec in self._rewards:
-                found[f"reward_{spec.title}"] = _mean(
-                    np.array([each.rewards[spec.title] for each in answers])
-                )
-        return {name: value for name, value in found.items() if not np.isnan(value)}
-
-
-def _mean(values: np.ndarray) -> float:
-    """Return the mean without NaN; NaN if there is nothing else."""
-    there = values[~np.isnan(values)]
-    return float(there.mean()) if there.size else float("nan")
-
-
-def _scored_of(data: list[Any]) -> Scored:
-    """Restore an answer from parsed JSON, see `Rollouts._scored`."""
-    tokens, log_p, entropy, ended, text, rewards, reward = data
-    return Scored(Drawn(tokens, log_p, entropy, ended), text, rewards, reward)
-
-
-def rollouts_of(
-    inputs: TrainingInputs,
-    tokens: Tokens,
-    layout: Layout,
-    device: Device,
-    context: WorkerContext,
-    roots: Sequence[str] = (),
-) -> Rollouts | None:
-    """Return what makes the rollouts of a job; None if its objective does not learn from rewards.
-
-    Args:
-        inputs: the job's workload and samples.
-        tokens: the prepared data, with the tokenizer.
-        layout: how the ranks divide the work.
-        device: this rank's device.
-        context: this rank's number, and its connection to the controller.
-        roots: folders with the user's own code.
-
-    Raises:
-        InputError: if a reward cannot be computed here.
-    """
-    spec = inputs.job.spec
-    asked = spec.rollout
-    if asked is None:
-        return None
-    tokenizer = tokens.tokenizer()
-    chat = chat_of(spec.data, spec.workload.objective, tokens)
-    workload = inputs.workload
-    generation = speaking(workload, chat).generation.ending(workload.vocabulary.eos)
-    sampler = OwnSampler(
-        workload,
-        device,
-        seed=spec.seed,
-        asked=asked,
-        ends=generation.ends,
-        ended=_stops(tokenizer, asked.stop),
-    )
-    return Rollouts(
-        spec=spec,
-        workload=workload,
-        layout=layout,
-        context=context,
-        sampler=sampler,
-        decode=lambda ids: spoken(tokenizer, ids, chat),
-        prompt_text=lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False)),
-        models={
-            reward.title: RewardModel(reward.model, f"rewards.{number}.model", tokens, device)
-            for number, reward in enumerate(spec.rewards)
-            if reward.model
-        },
-        roots=roots,
-    )
-
-
-def _stops(tokenizer: Tokenizer, stop: Sequence[str]) -> Ended | None:
-    """Return whether an answer's tokens contain a text that ends it; None without such texts."""
-    if not stop:
-        return None
-    # A token has at least a byte, so that the last tokens hold a text that has just become complete.
-    last = max(len(text.encode()) for text in stop) + 4
-
-    def ended(tokens: Sequence[int]) -> bool:
-        text = tokenizer.decode(list(tokens[-last:]), skip_special_tokens=True)
-        return any(each in text for each in stop)
-
-    return ended

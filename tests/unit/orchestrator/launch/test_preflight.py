@@ -110,7 +110,7 @@ def test_a_text_longer_than_the_declared_positions_is_told(
 def test_an_objective_that_is_not_there_is_not_said_to_have_metrics_and_columns() -> None:
     """Whatever else the job says of it, the answer is that it does not exist."""
     validation = {"share": 0.1}
-    for objective in ("grpo", "casual_lm"):
+    for objective in ("ppo", "casual_lm"):
         for field in ("text", {"prompt": "q", "answer": "a"}):
             sources = [{"uri": "a.jsonl", "field": field}]
             asked = spec(

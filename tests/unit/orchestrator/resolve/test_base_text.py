@@ -42,7 +42,15 @@ def job(**workload: Any) -> JobSpec:
 
 
 def begun(spec: JobSpec, known: Vocabulary = KNOWN) -> Workload:
-    return load_workload(spec, known, 6, None, base_of(spec, {}, False))
+    return load_workload(
+        asked=spec.workload,
+        data=spec.data,
+        train=spec.train,
+        seed=spec.seed,
+        vocabulary=known,
+        data_format=6,
+        base=base_of(spec.workload, spec.needs_base, {}, False),
+    )
 
 
 def folder_of(place: Path, model: str = "bart-tiny", objective: str = "seq2seq", **settings: Any) -> str:

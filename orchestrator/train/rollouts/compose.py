@@ -1,0 +1,87 @@
+"""What makes the rollouts of a job, from the job's parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+
+from cluster.workers.worker_context import WorkerContext
+from orchestrator.data.store.tokens import Tokens
+from orchestrator.parallel.device import Device
+from orchestrator.parallel.layout import Layout
+from orchestrator.resolve.chat import chat_of
+from orchestrator.resolve.prompts import speaking, spoken
+from orchestrator.resolve.training_inputs import TrainingInputs
+from orchestrator.train.rollouts.judge import Judge
+from orchestrator.train.rollouts.reward_model import RewardModel
+from orchestrator.train.rollouts.rollouts import Rollouts
+from orchestrator.train.rollouts.sampler import OwnSampler
+from workloads.workload import Ended
+
+
+def rollouts_of(
+    inputs: TrainingInputs,
+    tokens: Tokens,
+    layout: Layout,
+    device: Device,
+    context: WorkerContext,
+    roots: Sequence[str] = (),
+) -> Rollouts | None:
+    """Return what makes the rollouts of a job; None if its objective does not learn from rewards.
+
+    Args:
+        inputs: the job's workload and samples.
+        tokens: the prepared data, with the tokenizer.
+        layout: how the ranks divide the work.
+        device: this rank's device.
+        context: this rank's number, and its connection to the controller.
+        roots: folders with the user's own code.
+
+    Raises:
+        InputError: if a reward cannot be computed here.
+    """
+    spec = inputs.job.spec
+    asked = spec.rollout
+    if asked is None:
+        return None
+    tokenizer = tokens.tokenizer()
+    chat = chat_of(spec.data, spec.workload.objective, tokens)
+    workload = inputs.workload
+    generation = speaking(workload, chat).generation.ending(workload.vocabulary.eos)
+    sampler = OwnSampler(
+        workload,
+        device,
+        seed=spec.seed,
+        asked=asked,
+        ends=generation.ends,
+        ended=_stops(tokenizer, asked.stop),
+    )
+    judge = Judge(
+        spec.rewards,
+        decode=lambda ids: spoken(tokenizer, ids, chat),
+        prompt_text=lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False)),
+        models={
+            reward.title: RewardModel(reward.model, f"rewards.{number}.model", tokens, device)
+            for number, reward in enumerate(spec.rewards)
+            if reward.model
+        },
+        roots=roots,
+    )
+    return Rollouts(
+        spec=spec, workload=workload, layout=layout, context=context, sampler=sampler, judge=judge
+    )
+
+
+def _stops(tokenizer: Tokenizer, stop: Sequence[str]) -> Ended | None:
+    """Return whether an answer's tokens contain a text that ends it; None without such texts."""
+    if not stop:
+        return None
+    # A token has at least a byte, so that the last tokens hold a text that has just become complete.
+    last = max(len(text.encode()) for text in stop) + 4
+
+    def ended(tokens: Sequence[int]) -> bool:
+        text = tokenizer.decode(list(tokens[-last:]), skip_special_tokens=True)
+        return any(each in text for each in stop)
+
+    return ended

@@ -1,0 +1,86 @@
+"""The rows that a step trains on: prompts with their answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from orchestrator.train.rollouts.advantages import Advantages
+from orchestrator.train.rollouts.config import RolloutSpec
+from orchestrator.train.rollouts.made import Scored
+from orchestrator.train.rollouts.prompts import Prompt
+from workloads.model.dropout import KEYS, row_keys
+from workloads.model.masks import REAL
+from workloads.objectives.rewarded import ADVANTAGE, COUNTED, DRAWN, TEMPERATURE, WEIGHT, Rewarded
+from workloads.objectives.sampled import IGNORE
+from workloads.workload import Batch
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Lays out the rows of a step.
+
+    Attributes:
+        objective: the objective.
+        asked: how answers are generated.
+        length: tokens of a row.
+        has_experts: whether the model routes tokens, which then needs to know the padding.
+        dropout_seed: the seed of the rows' dropout; None if the model draws nothing.
+    """
+
+    objective: Rewarded
+    asked: RolloutSpec
+    length: int
+    has_experts: bool
+    dropout_seed: int | None
+
+    def batch(
+        self, prompts: list[Prompt], answers: list[list[Scored]], found: Advantages, rows: range
+    ) -> Batch:
+        """Return a micro-batch of rows; see `workloads.objectives.rewarded`."""
+        length = self.length
+        group = self.asked.group
+        size = len(rows)
+        padding = self.objective.vocabulary.padding
+        tokens = np.full((size, length), padding, dtype=np.int64)
+        labels = np.full((size, length), IGNORE, dtype=np.int64)
+        real = np.zeros((size, length), dtype=bool)
+        floats = {
+            name: np.zeros((size, length), dtype=np.float32) for name in (ADVANTAGE, WEIGHT, COUNTED, DRAWN)
+        }
+        for at, row in enumerate(rows):
+            number, k = divmod(row, group)
+            prompt = prompts[number].tokens
+            drawn = answers[number][k].drawn
+            whole = [*prompt, *drawn.tokens]
+            tokens[at, : len(whole)] = whole
+            real[at, : len(whole)] = True
+            # A label stands where the model predicts it: one place before its token.
+            places = slice(len(prompt) - 1, len(whole) - 1)
+            labels[at, places] = drawn.tokens
+            floats[DRAWN][at, places] = drawn.log_probabilities
+            if found.is_counted[number, k]:
+                floats[ADVANTAGE][at, places] = found.values[number, k]
+                self._weigh(floats[WEIGHT][at, places], floats[COUNTED][at, places])
+        batch: Batch = {"tokens": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
+        batch |= {name: torch.from_numpy(values) for name, values in floats.items()}
+        if self.asked.temperature != 1.0:
+            batch[TEMPERATURE] = torch.full((size,), self.asked.temperature)
+        if self.has_experts:
+            batch[REAL] = torch.from_numpy(real)
+        if self.dropout_seed is not None:
+            first = prompts[0].number * group + rows.start
+            batch[KEYS] = row_keys(self.dropout_seed, first, size)
+        return batch
+
+    def _weigh(self, weight: np.ndarray, counted: np.ndarray) -> None:
+        """Fill the weights of an answer's tokens, and what they add to the number that the loss is divided by."""
+        loss_type = self.objective.loss_type
+        if loss_type == "dapo":
+            weight[:] = 1.0
+            counted[:] = 1.0
+            return
+        weight[:] = 1.0 / (len(weight) if loss_type == "grpo" else self.asked.max_tokens)
+        counted[0] = 1.0
