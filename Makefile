@@ -14,7 +14,7 @@ QUICK := not slow and not gpu and not bench
 BY_FILE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart example-reviews example-chat example-preferences example-chain example-summarise test test-unit test-dist test-ray test-long test-partition test-traced check-kubernetes soak test-gpu bench-gpu bench-planner published-table bench findings docs check house format lock clean
+.PHONY: help install quickstart example-reviews example-chat example-preferences example-chain example-summarise example-sums test test-unit test-dist test-ray test-long test-partition test-traced check-kubernetes soak test-gpu bench-gpu bench-planner published-table bench findings docs check house format lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
@@ -56,6 +56,11 @@ example-summarise: install ## summaries of documentation strings by an encoder-d
 	@$(BIN)/orchestrator data corpus corpus
 	@$(BIN)/python examples/summarise.py
 	@$(BIN)/orchestrator run examples/summarise.yaml
+
+example-sums: install ## a small model that forgets to carry learns to add from rewards (GRPO)
+	@$(BIN)/python examples/sums.py
+	@$(BIN)/orchestrator run examples/sums_pretrain.yaml
+	@$(BIN)/orchestrator run examples/sums.yaml
 
 test: install ## the default suite: unit, dist and ray
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/unit -m "$(QUICK)" --numprocesses auto
@@ -110,6 +115,7 @@ bench: install ## measurements; their tables are in docs/benchmarks.md
 	$(BIN)/python tests/bench/bench_deepspeed.py --ranks 2 --rounds 3
 	$(BIN)/python tests/bench/bench_tune.py
 	$(BIN)/python tests/bench/bench_mup.py
+	$(BIN)/python tests/bench/bench_generation.py
 
 docs: install ## the documentation site, into build/docs; needs no network
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

@@ -1,4 +1,4 @@
-"""The data that the example of a chat model makes, and the model that the example of baselines counts."""
+"""The data that the examples of a chat model and of sums make, and the model that the example of baselines counts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import yaml
 from jobs import job, write_text
 from prepared import prepare_here
+from tokenizers import Tokenizer
 
 from orchestrator.config.spec import dump, parse
 from orchestrator.data.prepare.chat_template import Template
@@ -55,6 +57,42 @@ def test_questions_about_functions_and_which_answer_is_right(
     text, places = Template((EXAMPLES / "chat.jinja").read_text(), {}).render(rows["test"][0]["messages"])
     quiz = next(row for row in rows["quiz"] if text.startswith(row["question"]))
     assert [text[start:stop] for start, stop in places] == [quiz["answer"] + "<|endoftext|>"]
+
+
+def test_sums_are_wrong_by_a_carry_and_held_out_ones_are_nowhere_else(tmp_path: Path) -> None:
+    sums = example("sums")
+    sums.main(str(tmp_path))
+    rows = {
+        path.stem: [json.loads(line) for line in path.read_text().splitlines()]
+        for path in tmp_path.glob("*.jsonl")
+    }
+    held_out, prompts = ({row["question"] for row in rows[name]} for name in ("held_out", "prompts"))
+    read = [row["text"].partition("=") for row in rows["text"]]
+    assert len(held_out) == 200
+    assert not held_out & (prompts | {first + "=" for first, _, _ in read})
+    wrong = carries = 0
+    for first, _, result in read:
+        a, b = map(int, first.split("+"))
+        carries += a % 10 + b % 10 >= 10
+        wrong += int(result) != a + b
+        assert int(result) in (a + b, sums.without_carry(a, b))
+    assert sums.without_carry(17, 25) == 32
+    assert carries / len(read) == pytest.approx(2 / 3, abs=0.02)
+    assert wrong / carries == pytest.approx(sums.FORGOTTEN, abs=0.02)
+    for row in rows["prompts"] + rows["held_out"]:
+        assert int(row["answer"]) == sum(map(int, row["question"].rstrip("=").split("+")))
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer" / "tokenizer.json"))
+    ids = tokenizer.encode("17+25=42<|endoftext|>").ids
+    assert len(ids) == 9
+    assert tokenizer.decode(ids) == "17+25=42"
+    document = yaml.safe_load((EXAMPLES / "sums.yaml").read_text())
+    longest = max(len(row["question"]) for row in rows["prompts"] + rows["held_out"])
+    assert longest + document["rollout"]["max_tokens"] == document["data"]["sequence_length"]
+
+
+@pytest.mark.parametrize("name", ["sums_pretrain", "sums"])
+def test_the_jobs_of_sums_are_valid(name: str) -> None:
+    assert parse(yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())).train.steps > 0
 
 
 def test_the_probabilities_of_the_5_gram_sum_to_one() -> None:

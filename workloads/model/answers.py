@@ -9,6 +9,7 @@ on the same kind of machine therefore gives the same tokens, wherever and whenev
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
@@ -147,19 +148,23 @@ class _Rows:
 
         Raises WorkloadError if logits are not finite.
         """
-        if not torch.isfinite(logits).all():
-            raise WorkloadError("the model's logits are not finite; it has diverged")
-        scores = logits.float() / (self._draws.temperature or 1.0)
+        scores = logits.float()
+        if self._draws.temperature not in (0.0, 1.0):
+            scores = scores / self._draws.temperature
         log_p = scores.log_softmax(-1)
+        shares = log_p.double().exp()
+        entropy = -(shares * log_p).sum(-1)
         if self._draws.temperature:
             heights = [uniform(self._draws.seed, self._numbers[row], place) for row in self._rows]
-            chosen = _drawn(log_p, heights, self._draws)
+            chosen = _drawn(shares, heights, self._draws)
         else:
             chosen = logits.argmax(-1)
-        entropy = torch.special.entr(log_p.exp()).sum(-1)
         log_p_of_chosen = log_p.gather(1, chosen.unsqueeze(1)).squeeze(1)
         # One transfer from the device for everything that is read here.
-        facts = torch.stack([chosen.double(), log_p_of_chosen.double(), entropy.double()]).tolist()
+        facts = torch.stack([chosen.double(), log_p_of_chosen.double(), entropy]).tolist()
+        # The entropy is not finite if and only if a logit of the row is not.
+        if not all(map(math.isfinite, facts[-1])):
+            raise WorkloadError("the model's logits are not finite; it has diverged")
         for row, token, value, uncertainty in zip(self._rows, *facts, strict=True):
             if self._is_over[row]:
                 continue
@@ -187,13 +192,13 @@ class _Rows:
         ]
 
 
-def _drawn(log_p: Tensor, heights: Sequence[float], draws: Draws) -> Tensor:
+def _drawn(shares: Tensor, heights: Sequence[float], draws: Draws) -> Tensor:
     """Return the token of every row at which the cumulative probability exceeds the row's height in [0, 1).
 
-    `top_k` keeps the most probable tokens; `top_p` then keeps the fewest whose probabilities sum to at least top_p. The
-    tokens are in the order of the vocabulary, because sorting them would take most of the time.
+    `shares`, fp64 [B, vocabulary], are the probabilities. `top_k` keeps the most probable tokens; `top_p` then keeps
+    the fewest whose probabilities sum to at least top_p. The tokens are in the order of the vocabulary, because sorting
+    them would take most of the time.
     """
-    shares = log_p.double().exp()
     if 0 < draws.top_k < shares.shape[1]:
         least = shares.topk(draws.top_k, -1).values[:, -1:]
         shares = shares.where(shares >= least, 0.0)
@@ -201,9 +206,10 @@ def _drawn(log_p: Tensor, heights: Sequence[float], draws: Draws) -> Tensor:
         ordered, order = (shares / shares.sum(-1, keepdim=True)).sort(dim=-1, descending=True, stable=True)
         kept = ordered.cumsum(-1) - ordered < draws.top_p
         shares = torch.zeros_like(shares).scatter(1, order, ordered.where(kept, 0.0))
-    total = shares.cumsum(-1)
-    height = torch.tensor(heights, dtype=torch.float64, device=log_p.device).unsqueeze(1) * total[:, -1:]
-    found = torch.searchsorted(total, height, right=True).squeeze(1)
-    # The sum may round below the height; then the last token with a probability is meant.
-    last = (shares > 0).to(torch.int64).cumsum(-1).argmax(-1)
-    return torch.minimum(found, last)
+    sums = shares.cumsum(-1)
+    whole = sums[:, -1:]
+    height = torch.tensor(heights, dtype=torch.float64, device=shares.device).unsqueeze(1) * whole
+    # The product may round up to the whole, which no sum exceeds.
+    height = torch.minimum(height, torch.nextafter(whole, torch.zeros_like(whole)))
+    # Only a row that is not finite has no such token.
+    return torch.searchsorted(sums, height, right=True).squeeze(1).clamp(max=shares.shape[1] - 1)
