@@ -113,6 +113,10 @@ class WorkerContext:
             seconds = round(time.monotonic() - self._work_began, 3)
             self._work = dataclasses.replace(work, done=work.done + 1, seconds=seconds)
 
+    def lives(self) -> None:
+        """Report that this rank is not stuck within a step or a batch that may take long, such as one of generation."""
+        self._evaluated_batches += 1
+
     def end_work(self) -> None:
         """Report that the work between two steps has ended."""
         self._work = None

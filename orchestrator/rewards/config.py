@@ -65,7 +65,7 @@ class RewardSpec(StrictModel):
         description="its name in the metrics; unset: the kind, the function's name, or model",
     )
     weight: float = Field(default=1.0, description="factor in the sum of all rewards; negative for a penalty")
-    timeout: float = Field(default=5.0, gt=0.0, le=86400.0, description="seconds for one answer")
+    timeout: float = Field(default=5.0, gt=0.0, le=600.0, description="seconds for one answer")
     memory: float = Field(
         default=1.0, gt=0.0, le=2.0**20, description="GiB of address space that its process may use"
     )

@@ -7,7 +7,7 @@ import os
 import select
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -109,8 +109,12 @@ class Scorer:
         self.failures: list[RewardFailure] = []
         self.notes: list[str] = []
 
-    def score(self, answers: Sequence[Answer]) -> list[dict[str, float]]:
+    def score(
+        self, answers: Sequence[Answer], progressed: Callable[[], object] = lambda: None
+    ) -> list[dict[str, float]]:
         """Return for each answer its rewards by name, without their weights; NaN where `on_error: skip` left one out.
+
+        `progressed` is called after each reward of an answer.
 
         Raises InputError for the first answer that fails where `on_error` is stop, and for a reward that cannot score
         at all.
@@ -118,7 +122,7 @@ class Scorer:
         self.failures = []
         tasks = [_Task(answer, reward) for answer in range(len(answers)) for reward in self._specs]
         try:
-            replies = self._replies(tasks, answers)
+            replies = self._replies(tasks, answers, progressed)
         except BaseException:
             self.close()
             raise
@@ -157,12 +161,15 @@ class Scorer:
         is_fatal = "problem" in reply and "value" not in reply and self._specs[task.reward].on_error == "stop"
         return "refused" in reply or is_fatal
 
-    def _replies(self, tasks: Sequence[_Task], answers: Sequence[Answer]) -> dict[_Task, dict[str, Any]]:
+    def _replies(
+        self, tasks: Sequence[_Task], answers: Sequence[Answer], progressed: Callable[[], object]
+    ) -> dict[_Task, dict[str, Any]]:
         """Return the replies of the workers. After one that stops, there are those of all tasks before it."""
         waiting, replies, tries = deque(tasks), dict[_Task, dict[str, Any]](), dict[_Task, int]()
         while waiting or any(worker.task is not None for worker in self._workers):
             self._hand_out(waiting, answers)
             for task, reply in self._received():
+                progressed()
                 tries[task] = tries.get(task, 0) + 1
                 if reply.get("again") and tries[task] < TRIES:
                     waiting.appendleft(task)

@@ -3,6 +3,7 @@ fails."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import sys
@@ -15,6 +16,7 @@ from jobs import curve, job, rows, weights
 from letters import letters, write_tokenizer
 from local_run import LocalGang, controller_here, drive_here
 
+from cluster.workers import device_limits
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.controller import decide
@@ -31,6 +33,16 @@ def early(prompt: str, answer: str) -> float:
     """The share of the answer's letters in the first half of the alphabet."""
     assert prompt
     return sum(letter < "i" for letter in answer.split()) / 8
+
+
+def slow(columns: dict) -> float:
+    import time
+    time.sleep(9.0 if SLOW.pop() else 0.0)
+    return 0.0
+
+
+SLOW = [0] * 10**6
+SLOW[-40] = 1
 
 
 def in_turns(answer: str, k_th: str) -> float:
@@ -300,3 +312,16 @@ def test_what_has_learnt_leaves_as_a_language_model(quiet: Path, tmp_path: Path)
     assert written is not None
     assert written < 1e-4
     assert json.loads((tmp_path / "export/config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]
+
+
+def test_rewards_that_take_longer_than_a_step_may_are_no_hang(
+    quiet: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gang on processors may go ten seconds without a step; these rewards take longer, in the middle of a run."""
+    monkeypatch.setattr(device_limits, "CPU", dataclasses.replace(device_limits.CPU, hang=3.0))
+    found = document(place)
+    found["train"]["steps"] = 4
+    found["rewards"].append({"own": "judges:slow", "weight": 1e-9, "timeout": 60})
+    run = run_of(tmp_path, "run", found, gang=lambda: LocalGang([1]))
+    assert {row["attempt"] for row in rows(run)} == {1}
+    assert max(row["reward_seconds"] for row in rows(run)) > 3.0

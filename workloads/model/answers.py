@@ -61,6 +61,7 @@ def draw_answers(
     draws: Draws,
     ends: Collection[int],
     ended: Ended | None = None,
+    progressed: Callable[[], object] = lambda: None,
 ) -> list[list[Drawn]]:
     """Return the answers to each prompt.
 
@@ -73,6 +74,7 @@ def draw_answers(
         draws: how tokens are drawn.
         ends: tokens that end an answer.
         ended: further says of an answer's tokens whether it has ended.
+        progressed: called after each token.
 
     Raises:
         WorkloadError: if the model generates no text, a prompt is empty or leaves no room, or logits are not finite.
@@ -104,6 +106,7 @@ def draw_answers(
         cache.select(torch.arange(len(prompts), device=device).repeat_interleave(copies))
         for place in range(max_tokens):
             chosen = rows.draw(logits, place)
+            progressed()
             kept = rows.remaining()
             if not rows.going or place + 1 == max_tokens:
                 break

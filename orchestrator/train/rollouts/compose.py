@@ -56,6 +56,7 @@ def rollouts_of(
         asked=asked,
         ends=generation.ends,
         ended=_stops(tokenizer, asked.stop),
+        progressed=context.lives,
     )
     judge = Judge(
         spec.rewards,

@@ -43,7 +43,12 @@ class Judge:
         """End the processes that compute rewards."""
         self._scorer.close()
 
-    def score(self, step: int, asked: list[tuple[list[Prompt], list[list[Drawn]]]]) -> list[list[list[Any]]]:
+    def score(
+        self,
+        step: int,
+        asked: list[tuple[list[Prompt], list[list[Drawn]]]],
+        progressed: Callable[[], object] = lambda: None,
+    ) -> list[list[list[Any]]]:
         """Return the answers to the prompts of some units with their rewards, as JSON for `scored_of`."""
         texts = [
             [[self.decode(answer.tokens) for answer in answers] for answers in drawn] for _, drawn in asked
@@ -62,7 +67,7 @@ class Judge:
             for prompt, of_prompt, each in zip(prompts, all_drawn, of_unit, strict=True)
             for k, (drawn, text) in enumerate(zip(of_prompt, each, strict=True))
         ]
-        found = self._scorer.score(answers)
+        found = self._scorer.score(answers, progressed)
         for line in [*map(str, self._scorer.failures), *self._scorer.notes]:
             print(f"reward: {line}", file=sys.stderr)  # goes to the rank's log
         self._scorer.notes.clear()

@@ -198,9 +198,10 @@ class Rollouts:
         self.seconds.generate += time.perf_counter() - started
         started = time.perf_counter()
         asked = [(prompts[units[number]], drawn) for number, drawn in mine]
-        scored = self.judge.score(step, asked)
+        # Each reward has a time limit of its own, which may be longer than a step's.
+        self.context.set_waiting(True)
+        scored = self.judge.score(step, asked, self.context.lives)
         self.seconds.reward += time.perf_counter() - started
-        self.context.set_waiting(True)  # for ranks with longer answers or slower rewards
         everyone = gather_json([[number, found] for (number, _), found in zip(mine, scored, strict=True)])
         self.context.set_waiting(False)
         by_unit = {number: found for each in everyone for number, found in each}

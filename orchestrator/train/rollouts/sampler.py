@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from orchestrator.parallel.device import Device
@@ -42,8 +42,11 @@ class OwnSampler:
         asked: RolloutSpec,
         ends: Collection[int],
         ended: Ended | None = None,
+        progressed: Callable[[], object] = lambda: None,
     ) -> None:
-        """`ends` are the tokens that end an answer; `ended` further says it of the tokens of one."""
+        """`ends` are tokens that end an answer, as `ended` says of the tokens of one. `progressed` is called after each
+        token.
+        """
         self._replica = Replica(workload, device, seed)
         self._config = workload.config
         self._device = device
@@ -51,6 +54,7 @@ class OwnSampler:
         self._draws = Draws(seed, asked.temperature, asked.top_k, asked.top_p)
         self._ends = ends
         self._ended = ended
+        self._progressed = progressed
 
     def take(self, engine: Engine) -> None:
         """See `AnswerSampler.take`."""
@@ -71,4 +75,5 @@ class OwnSampler:
                 draws=draws,
                 ends=self._ends,
                 ended=self._ended,
+                progressed=self._progressed,
             )
