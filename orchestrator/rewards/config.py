@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -99,6 +99,11 @@ class RewardSpec(StrictModel):
         if self.column or self.kind not in OPTIONS["column"]:
             return self.column
         return "tests" if self.kind == "unit_tests" else "answer"
+
+    @property
+    def rule(self) -> dict[str, Any]:
+        """The reward as plain data, with what follows from its keys, for the process that computes it."""
+        return {**self.model_dump(), "column": self.read_column}
 
     @model_validator(mode="after")
     def it_is_one_of_three(self) -> RewardSpec:

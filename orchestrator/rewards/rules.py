@@ -125,3 +125,18 @@ def rule_of(reward: Mapping[str, Any]) -> Rule:
         return same_value(reward)
     rule = {"exact_match": exact_match, "regex": regex, "length": length}[reward["kind"]]
     return lambda answer: rule(reward, answer)
+
+
+def is_instant(reward: Mapping[str, Any]) -> bool:
+    """Return whether a rule takes a moment for any answer and column, so that no limit has to stop it."""
+    return reward["kind"] == "length" or (reward["kind"] == "exact_match" and reward["pattern"] is None)
+
+
+def reply_of(rule: Rule, answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a worker would reply for such a rule: the value, or the problem."""
+    try:
+        return {"value": rule(answer)}
+    except Refused as refused:
+        return {"refused": refused.args[0], "hint": refused.args[-1]}
+    except NoAnswer as problem:
+        return {"problem": str(problem)}

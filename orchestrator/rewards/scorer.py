@@ -15,7 +15,7 @@ from typing import Any
 from orchestrator.config.errors import InputError
 from orchestrator.config.extras import install
 from orchestrator.rewards.config import RewardSpec
-from orchestrator.rewards.rules import EXTRA
+from orchestrator.rewards.rules import EXTRA, is_instant, reply_of, rule_of
 from orchestrator.rewards.worker_process import WorkerProcess
 
 ANSWERS = 180.0
@@ -78,7 +78,7 @@ class _Task:
 
 
 class Scorer:
-    """Scores answers in worker processes, which start when they are first needed and stay until `close`.
+    """Scores answers: by worker processes, which start when they are first needed and stay until `close`, or at once.
 
     It is used by one thread at a time.
 
@@ -102,7 +102,9 @@ class Scorer:
         for number, spec in self._specs.items():
             if spec.kind == "math" and find_spec("math_verify") is None:
                 raise InputError("kind: math needs math-verify", f"rewards.{number}", install(EXTRA))
-        self._rewards = [{**spec.model_dump(), "column": spec.read_column} for spec in specs]
+        self._rewards = [spec.rule for spec in specs]
+        # Rules that need no limit save the way to a process and back, which takes longer than they do.
+        self._instant = {n: rule_of(each) for n, each in enumerate(self._rewards) if is_instant(each)}
         self._roots = list(roots)
         self._most = processes or _processors()
         self._workers: list[WorkerProcess] = []
@@ -121,8 +123,15 @@ class Scorer:
         """
         self.failures = []
         tasks = [_Task(answer, reward) for answer in range(len(answers)) for reward in self._specs]
+        instant = {
+            task: reply_of(self._instant[task.reward], vars(answers[task.answer]))
+            for task in tasks
+            if task.reward in self._instant
+        }
         try:
-            replies = self._replies(tasks, answers, progressed)
+            replies = instant | self._replies(
+                [task for task in tasks if task not in instant], answers, progressed
+            )
         except BaseException:
             self.close()
             raise

@@ -12,7 +12,7 @@ from orchestrator.rewards.rules import NoAnswer, Refused, rule_of
 
 
 def value(text: str, columns: dict[str, Any] | None = None, tokens: int = 0, **reward: Any) -> float:
-    rule = rule_of(RewardSpec(**reward).model_dump())
+    rule = rule_of(RewardSpec(**reward).rule)
     return rule({"text": text, "columns": columns or {}, "tokens": tokens})
 
 

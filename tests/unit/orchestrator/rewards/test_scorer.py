@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import signal
@@ -262,8 +263,8 @@ PARENT = """
 import os, sys, time
 from orchestrator.rewards.config import RewardSpec
 from orchestrator.rewards.scorer import Answer, Scorer
-specs = [RewardSpec(own="own_rewards:daemon_and_hang", timeout=1000)] if sys.argv[1] == "own" else [
-    RewardSpec(kind="unit_tests", timeout=1000)]
+specs = [RewardSpec(own="own_rewards:daemon_and_hang", timeout=600)] if sys.argv[1] == "own" else [
+    RewardSpec(kind="unit_tests", timeout=600)]
 code = "import os, time\\nif not os.fork():\\n    os.setsid()\\ntime.sleep(1000)"
 answers = [Answer(0, n, 0, "", code, 0, {"tests": "assert 1"}) for n in range(2)]
 Scorer(specs, [sys.argv[2]], 2).score(answers)
@@ -348,7 +349,7 @@ def test_an_interruption_ends_the_workers(marked: Path) -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    scorer = Scorer([own("daemon_and_hang", timeout=1000)], [HERE], 2)
+    scorer = Scorer([own("daemon_and_hang", timeout=600)], [HERE], 2)
     try:
         signal.setitimer(signal.ITIMER_REAL, 3.0)
         with pytest.raises(KeyboardInterrupt):
@@ -386,3 +387,24 @@ def test_the_weighted_sum() -> None:
     sums = weighted(specs, scores)
     assert sums[:2] == [1.5, -1.5]
     assert math.isnan(sums[2])
+
+
+def test_rules_that_need_no_limit_start_no_process_and_say_what_a_process_would() -> None:
+    specs = [
+        RewardSpec(kind="exact_match"),
+        RewardSpec(kind="exact_match", pattern="(.+)", name="by_pattern"),
+        RewardSpec(kind="length", length={"most": 3}),
+    ]
+    asked = [
+        Answer(0, 0, k, "2 + 2?", text, len(text), {"answer": "4"}) for k, text in enumerate(["4", "four"])
+    ]
+    with Scorer([specs[0], specs[2]]) as scorer:
+        at_once = scorer.score(asked)
+        assert scorer._workers == []
+        with pytest.raises(InputError, match=r"exact_match: the prompts have no column answer"):
+            scorer.score([dataclasses.replace(asked[0], columns={"other": 1})])
+    with Scorer(specs) as scorer:
+        found = scorer.score(asked)
+        assert scorer._workers
+    assert at_once == [{key: each[key] for key in ("exact_match", "length")} for each in found]
+    assert [each["by_pattern"] for each in found] == [each["exact_match"] for each in found] == [1.0, 0.0]
