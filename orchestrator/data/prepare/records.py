@@ -276,8 +276,15 @@ def _judged(values: Mapping[str, Any], answers: Answers) -> list[Encoded]:
 
 
 def _asked(values: Mapping[str, Any], answers: Answers) -> list[Encoded]:
-    """Return a prompt, and the other columns as JSON text, which rewards read."""
-    others = {name: value for name, value in values.items() if name not in (PROMPT, "tools")}
+    """Return a prompt, and the other columns as JSON text, which rewards read.
+
+    CSV writes nothing for null, so an empty text is null in every format.
+    """
+    others = {
+        name: None if value == "" else value
+        for name, value in values.items()
+        if name not in (PROMPT, "tools")
+    }
     prompt = answers.prompt(values[PROMPT], values.get("tools"))
     text = json.dumps(others, sort_keys=True, ensure_ascii=False, default=str)
     return [(pack([prompt, np.frombuffer(text.encode(errors="replace"), dtype=np.uint8)]), prompt)]
