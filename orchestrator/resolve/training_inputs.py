@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from orchestrator.data.samples.batches import Batches
     from orchestrator.data.samples.held_out_set import HeldOut
     from orchestrator.data.samples.own_samples import OwnBatches, OwnHeldOut
+    from orchestrator.data.samples.sample_reader import SampleReader
     from orchestrator.data.samples.sections.plan import SectionPlan
     from orchestrator.data.store.tokens import Tokens
     from orchestrator.parallel.layout import ModelShape
@@ -286,6 +287,8 @@ def _cut_notes(inputs: TrainingInputs) -> list[str]:
     objective = inputs.workload.objective
     if not objective.reading.unit.startswith("record"):
         return []
+    if rollout := inputs.job.spec.rollout:
+        return _cut_prompts(inputs.text[0].read, objective.reading.window - rollout.max_tokens)
     read = inputs.text[0].read
     least = objective.reading.window // 2
     length = objective.reading.window
@@ -303,6 +306,19 @@ def _cut_notes(inputs: TrainingInputs) -> list[str]:
         raise InputError(what, "data.sequence_length", "raise it")
     line = f"{len(found)} of {every} records are longer than {length} tokens and are cut"
     return [line + (f"; {lost} of them keep nothing that is predicted" if lost else "")]
+
+
+def _cut_prompts(read: SampleReader, room: int) -> list[str]:
+    """Return one line if prompts are longer than `room`, which answers leave of a row."""
+    from workloads.objectives.records import unpack
+
+    long = sum(len(unpack(words)[0]) > room for words in map(read, read.longer_than(room)))
+    if not long:
+        return []
+    return [
+        f"{long} of {len(read)} prompts are longer than {room} tokens, which rollout.max_tokens leaves of "
+        "data.sequence_length, and keep their end"
+    ]
 
 
 def _set_notes(data: DataSpec, tokens: Tokens, sets: Mapping[str, str]) -> list[str]:

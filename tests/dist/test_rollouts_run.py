@@ -325,3 +325,65 @@ def test_rewards_that_take_longer_than_a_step_may_are_no_hang(
     run = run_of(tmp_path, "run", found, gang=lambda: LocalGang([1]))
     assert {row["attempt"] for row in rows(run)} == {1}
     assert max(row["reward_seconds"] for row in rows(run)) > 3.0
+
+
+@pytest.mark.parametrize("parallel", [{}, {"tp": 2}, {"zero": 3}], ids=str)
+def test_an_adapter_over_a_base_is_what_generates(
+    parallel: dict[str, Any], place: Path, quiet: Path, tmp_path: Path
+) -> None:
+    """The copy that generates has the base's weights and the adapter's, or its probabilities would be others."""
+    found = document(place)
+    found["workload"] |= {"init_from": f"{quiet}@{STEPS}", "adapter": {"kind": "lora", "rank": 4, "alpha": 8}}
+    found["parallel"] |= parallel
+    found["resources"]["workers"]["min"] = 2
+    run = rows(run_of(tmp_path, "run", found))
+    assert all(row["sampler_difference"] < 1e-5 for row in run)
+    assert run[0]["reward"] == pytest.approx(rows(quiet)[-1]["reward"], abs=0.2)
+    assert run[-1]["reward"] > rows(quiet)[0]["reward"]
+
+
+def test_experts_generate_as_they_are_trained(place: Path, tmp_path: Path) -> None:
+    found = document(place)
+    found["workload"]["model"] = "mixtral-tiny"
+    found["workload"]["changes"] = {
+        **SMALL, "kv_heads": 2, "moe": {"experts": 4, "intermediate": 32}, "initial_std": 0.1
+    }  # fmt: skip
+    run = rows(run_of(tmp_path, "run", found))
+    assert all(row["sampler_difference"] < 1e-4 for row in run)
+    assert run[-1]["reward"] > run[0]["reward"]
+
+
+def test_messages_are_prompts_by_the_chat_template_and_the_temperature_is_that_of_the_loss(
+    place: Path, tmp_path: Path
+) -> None:
+    write_tokenizer(tmp_path)
+    asked = [{"talk": [{"role": "user", "content": letters(n)}]} for n in range(60)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+    found = document(place)
+    found["data"] |= {
+        "sources": [{"uri": str(tmp_path / "prompts.jsonl"), "field": {"prompt": "talk"}}],
+        "tokenizer": str(tmp_path),
+    }
+    found["rollout"] |= {"temperature": 0.7, "stop": ["b a"]}
+    run = run_of(tmp_path, "run", found)
+    lines = read_kept(str(run), 1)[1]
+    assert all(line["prompt"].endswith("<|endoftext|> assistant :") for line in lines)
+    assert all(line["prompt"].startswith("user : ") for line in lines)
+    assert all(row["sampler_difference"] < 1e-5 for row in rows(run))
+    late = [line["answer"] for line in read_kept(str(run), 8)[1]]
+    assert all("b a" not in answer or answer.endswith("b a") for answer in late)
+
+
+def test_prompts_that_leave_no_room_keep_their_end_and_are_counted(place: Path, tmp_path: Path) -> None:
+    found = document(place)
+    found["data"]["sequence_length"] = 16
+    found["rollout"]["max_tokens"] = 8
+    run = run_of(tmp_path, "run", found)
+    whole = {line["prompt"] for line in read_kept(str(run), 1)[1]}
+    assert max(len(text.split()) for text in whole) == 8
+    asked = [json.loads(line)["question"] for line in (place / "prompts.jsonl").read_text().splitlines()]
+    assert all(any(question.endswith(text) for question in asked) for text in whole)
+    told = " ".join(str(event) for event in rows(run, "events.jsonl"))
+    long = sum(len(question.split()) > 8 for question in asked)
+    assert "prompts are longer than 8 tokens" in told
+    assert 0 < long < COUNT
