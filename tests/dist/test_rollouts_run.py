@@ -17,13 +17,17 @@ from letters import letters, write_tokenizer
 from local_run import LocalGang, controller_here, drive_here
 
 from cluster.workers import device_limits
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.controller import decide
+from orchestrator.evaluate.of_commit import evaluate_commit
 from orchestrator.export.hugging_face import write
 from orchestrator.resolve.commit_model import model_of_run
+from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.rollouts.kept import kept_steps, read_kept
 from orchestrator.train.rollouts.reward_check import check_reward_models
+from orchestrator.verify.replay import replay
 from workloads.load import with_weights
 
 SMALL = {"hidden": 32, "layers": 2, "heads": 4, "intermediate": 64}
@@ -387,3 +391,13 @@ def test_prompts_that_leave_no_room_keep_their_end_and_are_counted(place: Path, 
     long = sum(len(question.split()) > 8 for question in asked)
     assert "prompts are longer than 8 tokens" in told
     assert 0 < long < COUNT
+
+
+def test_a_commit_is_evaluated_and_replayed_as_the_run_was(quiet: Path, place: Path) -> None:
+    run, store = RunDir(str(quiet)), Store(str(quiet / "checkpoints"))
+    spec = parse(document(place))
+    row = evaluate_commit(spec, run, store.manifest(STEPS), {})
+    last = rows(quiet, "evals.jsonl")[-1]["sets"]["validation"]
+    assert row["sets"]["validation"] == pytest.approx(last, rel=1e-6)
+    result = replay(spec, run, None, 2)
+    assert result.same, result.line
