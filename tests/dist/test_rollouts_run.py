@@ -139,7 +139,16 @@ def test_the_reward_rises_and_the_rows_say_what_happened(quiet: Path) -> None:
     assert all(line["columns"]["k_th"].startswith("row ") for line in lines)
 
 
-@pytest.mark.parametrize("parallel", [{"tp": 2}, {"pp": 2}, {"cp": 2}, {"zero": 3}], ids=str)
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {"tp": 2},
+        {"zero": 3},
+        pytest.param({"pp": 2}, marks=pytest.mark.slow),
+        pytest.param({"cp": 2}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_every_layout_generates_the_same_answers(
     parallel: dict[str, Any], quiet: Path, place: Path, tmp_path: Path
 ) -> None:
@@ -318,6 +327,7 @@ def test_what_has_learnt_leaves_as_a_language_model(quiet: Path, tmp_path: Path)
     assert json.loads((tmp_path / "export/config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]
 
 
+@pytest.mark.slow
 def test_rewards_that_take_longer_than_a_step_may_are_no_hang(
     quiet: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,7 +341,11 @@ def test_rewards_that_take_longer_than_a_step_may_are_no_hang(
     assert max(row["reward_seconds"] for row in rows(run)) > 3.0
 
 
-@pytest.mark.parametrize("parallel", [{}, {"tp": 2}, {"zero": 3}], ids=str)
+@pytest.mark.parametrize(
+    "parallel",
+    [{"zero": 3}, pytest.param({}, marks=pytest.mark.slow), pytest.param({"tp": 2}, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_an_adapter_over_a_base_is_what_generates(
     parallel: dict[str, Any], place: Path, quiet: Path, tmp_path: Path
 ) -> None:
