@@ -29,7 +29,11 @@ PREFERENCES = (*COMPARED, "kto")
 """Objectives that learn from people's preferences between answers."""
 REWARDED = ("grpo", "reinforce")
 """Objectives that learn from rewards for answers that the model generates."""
-FRAMED = frozenset({"causal_lm", "conversation", *PREFERENCES, *REWARDED})
+OF_ANSWERS = (*PREFERENCES, *REWARDED)
+"""Objectives whose loss is about whole answers, given or generated."""
+TALKING = ("conversation", *OF_ANSWERS)
+"""Objectives that learn from conversations, or may do so."""
+FRAMED = frozenset({"causal_lm", *TALKING})
 """Objectives whose prepared data has the tokenizer's special tokens around each text."""
 OF_CLASSES = ("sequence_classification", "regression", "token_classification", "span_extraction")
 """Objectives whose logits are not over a vocabulary."""

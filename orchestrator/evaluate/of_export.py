@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.overrides import override
-from orchestrator.config.records import LABELLED, REFERENCED
+from orchestrator.config.records import LABELLED, REFERENCED, TALKING
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec
 from orchestrator.data.store.manifest import FORMAT
 from orchestrator.evaluate.of_commit import row_of
 from orchestrator.export.target import MARK
-from orchestrator.resolve.chat import TALKING, Chat
+from orchestrator.resolve.chat import Chat
 from orchestrator.resolve.prepared_data import EARLIER, PreparedData
 from orchestrator.resolve.resolved_job import is_framed, resolve, special_tokens_of, wrong_input
 from orchestrator.storage.row_types import EvaluationRow

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 import numpy as np
 
 from orchestrator.config.errors import InputError
+from orchestrator.config.records import TALKING
 from orchestrator.config.spec import JobSpec
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec
@@ -23,7 +24,7 @@ from orchestrator.export.converted import FORM, Conversion, convert, form_of
 from orchestrator.export.peft_adapter import check_adapter_export, write_adapter
 from orchestrator.export.target import MARK, check_target, draft, publish
 from orchestrator.export.tokenizer import write_tokenizer
-from orchestrator.resolve.chat import TALKING, chat_of
+from orchestrator.resolve.chat import chat_of
 from orchestrator.resolve.resolved_job import wrong_input
 from orchestrator.storage.retry import patient
 from orchestrator.train.config import TrainSpec

@@ -11,11 +11,10 @@ from glob import glob
 from pathlib import Path
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.records import PREFERENCES
+from orchestrator.config.records import PREFERENCES, TALKING
 from orchestrator.data.prepare.chat_template import asks_for_day, find_template, find_tool_template
 from orchestrator.evaluate.of_export import objective_of
 from orchestrator.launch.first_rows import rows_at
-from orchestrator.resolve.chat import TALKING
 from orchestrator.resolve.resolved_job import wrong_input
 
 LONGEST = 512

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
-from orchestrator.config.records import PREFERENCES, REWARDED
+from orchestrator.config.records import OF_ANSWERS
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec
 from orchestrator.optim.config import OptimizerSpec
@@ -74,7 +74,7 @@ def demand_of(spec: JobSpec) -> Demand:
         batch=train.global_batch,
         shards=train.bitwise_shards,
         ema=spec.checkpoint.ema,
-        compares=spec.workload.objective in (*PREFERENCES, *REWARDED),
+        compares=spec.workload.objective in OF_ANSWERS,
         generated=spec.rollout.group * spec.rollout.together if spec.rollout else 0,
         steps=train.steps,
         hours=spec.limits.hours,

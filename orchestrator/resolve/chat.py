@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.records import PREFERENCES, REWARDED
+from orchestrator.config.records import TALKING
 from orchestrator.data.config import DataSpec
 from orchestrator.data.prepare.chat_template import PROBE, Template
 from orchestrator.data.prepare.record_kind import EARLIER, kind_of
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from orchestrator.data.store.tokens import Tokens
 
-TALKING = ("conversation", *PREFERENCES, *REWARDED)
-"""Objectives that learn from conversations, or may do so."""
 LOOKED_AT = 4096
 """Number of tokens of the data in which to look for a turn."""
 WHERE = "data.chat_template"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.records import OF_CLASSES, PREFERENCES, REFERENCED, REWARDED
+from orchestrator.config.records import OF_ANSWERS, OF_CLASSES, REFERENCED
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.resolve.resolved_job import wrong_input
 from orchestrator.train.config import TrainSpec
@@ -24,7 +24,7 @@ def check_preferences(workload: WorkloadSpec, train: TrainSpec, shuffle: str) ->
     """
     name = workload.objective
     for key, what in (("z_loss", "z-loss"), ("label_smoothing", "smoothing over a vocabulary")):
-        if name in (*PREFERENCES, *REWARDED, *OF_CLASSES) and getattr(train, key):
+        if name in (*OF_ANSWERS, *OF_CLASSES) and getattr(train, key):
             raise InputError(f"{name} has no {what}", f"train.{key}", "set it to 0")
     if name not in REFERENCED:
         return

@@ -13,7 +13,7 @@ from typing import Any
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.fields import columns_of, template_of
-from orchestrator.config.records import COMPARED, LABELLED, LABELS, REWARDED, may_be_null
+from orchestrator.config.records import LABELLED, LABELS, TALKING, may_be_null
 from orchestrator.data.prepare.messages import without_nulls
 from orchestrator.data.sources import Span
 from orchestrator.data.sources.arrow_files import label_names
@@ -21,9 +21,6 @@ from orchestrator.data.sources.fields import value_of
 from orchestrator.data.sources.files import TABLES
 from orchestrator.data.sources.rejected import Unfit
 from orchestrator.data.sources.table_rows import schema_in
-
-TALKS = ("conversation", *COMPARED, "kto", *REWARDED)
-"""Objectives that read messages."""
 
 
 class WrongRow(Unfit):
@@ -46,7 +43,7 @@ class RowColumns:
         self._format = data_format
         self._names = _names_in(span, self._columns, objective) if data_format > 5 else {}
         in_table = span.file.kind in TABLES and data_format == 5
-        self._has_nulls = objective in TALKS and (in_table or data_format > 5)
+        self._has_nulls = objective in TALKING and (in_table or data_format > 5)
 
     def read(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of a row. Raises Unfit."""
@@ -117,7 +114,7 @@ def _as_lists(values: dict[str, Any], objective: str) -> dict[str, Any]:
         converted |= {name: _listed(value) for name, value in values.items()}
     if objective == "kto" and isinstance(label := values.get("label"), str):
         converted["label"] = {"true": True, "false": False}.get(label.strip().lower(), label)
-    if objective not in TALKS:
+    if objective not in TALKING:
         return converted
     if "messages" in values:
         converted["messages"] = _messages(values["messages"])

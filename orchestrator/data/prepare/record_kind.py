@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.records import COLUMNS, LABELLED, PREFERENCES, REWARDED, is_known, problem_of
+from orchestrator.config.records import COLUMNS, LABELLED, TALKING, is_known, problem_of
 from orchestrator.data.config import DataSpec, Source
 from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.data.store.manifest import RECORDS_FORMAT
@@ -35,7 +35,7 @@ def kind_of(data: DataSpec, objective: str, data_format: int = RECORDS_FORMAT) -
     )
     from orchestrator.data.prepare.records import RecordKind
 
-    if not isinstance(location, str) or objective not in ("conversation", *PREFERENCES, *REWARDED):
+    if not isinstance(location, str) or objective not in TALKING:
         return RecordKind(objective, tuple(data.labels))
     given = data.chat_template
     day = data.chat_date
