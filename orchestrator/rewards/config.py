@@ -136,7 +136,7 @@ class RewardSpec(StrictModel):
             try:
                 groups = re.compile(self.pattern).groups
             except (re.error, OverflowError, RecursionError) as error:
-                raise ValueError(f"pattern is no regular expression ({error}); mend it") from None
+                raise ValueError(f"pattern is no regular expression ({error}); fix it") from None
             if self.kind != "regex" and groups != 1:
                 raise ValueError(
                     f"pattern has {groups} groups, and kind: {self.kind} compares one; mark it by ( ), others by (?: )"

@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.rewards.lines import Lines, line_of, write
 from orchestrator.rewards.own_function import own_rule, problem_of
-from orchestrator.rewards.rules import NoAnswer, Refused, Rule, rule_of
+from orchestrator.rewards.rules import NoAnswer, Refused, Rule, as_reply, rule_of
 
 
 def serve(reward: Mapping[str, Any], requests: int, replies: int) -> None:
@@ -23,9 +23,9 @@ def serve(reward: Mapping[str, Any], requests: int, replies: int) -> None:
     try:
         rule = own_rule(reward) if reward["own"] else rule_of(reward)
     except Refused as refused:
-        outcome = {"refused": refused.args[0], "hint": refused.args[-1]}
+        outcome = as_reply(refused)
     except BaseException as error:
-        outcome = {"refused": problem_of(error), "hint": "mend it, or raise the reward's memory"}
+        outcome = {"refused": problem_of(error), "hint": "fix it, or raise the reward's memory"}
     lines = Lines(requests)
     write(replies, line_of(outcome))
     while rule is not None and (answer := lines.wait()) is not None:
@@ -42,10 +42,8 @@ def scored(rule: Rule, answer: Mapping[str, Any]) -> dict[str, Any]:
     """Return the value of an answer, or the problem."""
     try:
         return _checked(rule(answer))
-    except Refused as refused:
-        return {"refused": refused.args[0], "hint": refused.args[-1]}
-    except NoAnswer as problem:
-        return {"problem": str(problem)}
+    except (Refused, NoAnswer) as error:
+        return as_reply(error)
     except MemoryError:
         # What it has taken may be lost for the next answer, which must not depend on this one.
         return {"problem": "needs more than its memory limit", "ends": True, "limit": True}

@@ -27,7 +27,7 @@ class Lines:
         return self.source
 
     def take(self) -> dict[str, Any] | None:
-        """Return the next complete line that has been read; None if there is none yet.
+        """Return the next line that has been read completely, or None if no line is complete.
 
         Raises ValueError if it is no JSON.
         """

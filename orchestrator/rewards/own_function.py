@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.rewards.rules import Refused, Rule
 from workloads.errors import WorkloadError
-from workloads.own.object_reference import load
+from workloads.own.object_reference import CannotImport, load
 
 
 def own_rule(reward: Mapping[str, Any]) -> Rule:
@@ -21,7 +21,8 @@ def own_rule(reward: Mapping[str, Any]) -> Rule:
         function = load(name)
     except WorkloadError as error:
         what, _, hint = str(error).rpartition("; ")
-        hint += ", or raise the reward's memory" if "cannot be imported" in what else ""
+        if isinstance(error, CannotImport):
+            hint += ", or raise the reward's memory"
         raise Refused(what, hint) from None
     if not callable(function):
         raise Refused(f"{name} is no function", "name one as module:function")
@@ -70,7 +71,8 @@ def seed(number: str) -> None:
 
 def problem_of(error: BaseException) -> str:
     """Return one line about an error of the user's code: its class, its message and its place."""
-    place, trace = "", error.__traceback__
+    place = ""
+    trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
         if code.co_filename != __file__:

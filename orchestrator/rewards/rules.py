@@ -24,9 +24,17 @@ class NoAnswer(Exception):
     """A row cannot be scored; the message says why."""
 
 
+def as_reply(error: Refused | NoAnswer) -> dict[str, Any]:
+    """Return what a worker replies instead of a value."""
+    if isinstance(error, Refused):
+        return {"refused": error.args[0], "hint": error.args[-1]}
+    return {"problem": str(error)}
+
+
 def expected(reward: Mapping[str, Any], answer: Mapping[str, Any]) -> Any:
     """Return the column of a reward. Raises Refused if no row has it, and NoAnswer if it is empty in this one."""
-    column, columns = reward["column"], answer["columns"]
+    column = reward["column"]
+    columns = answer["columns"]
     if column not in columns:
         there = ", ".join(sorted(columns)) or "none"
         raise Refused(
@@ -48,7 +56,8 @@ def extracted(reward: Mapping[str, Any], text: str) -> str | None:
 
 def exact_match(reward: Mapping[str, Any], answer: Mapping[str, Any]) -> float:
     """1.0 if the answer, or the part that the pattern extracts, equals the column; a list of columns has several."""
-    found, right = extracted(reward, answer["text"]), expected(reward, answer)
+    found = extracted(reward, answer["text"])
+    right = expected(reward, answer)
     if found is None:
         return 0.0
     plain = _plain(reward)
@@ -73,7 +82,8 @@ def regex(reward: Mapping[str, Any], answer: Mapping[str, Any]) -> float:
 
 def length(reward: Mapping[str, Any], answer: Mapping[str, Any]) -> float:
     """1.0 from `least` to `most` tokens, falling linearly to 0.0 at `margin` tokens outside."""
-    wanted, tokens = reward["length"], answer["tokens"]
+    wanted = reward["length"]
+    tokens = answer["tokens"]
     most = math.inf if wanted["most"] is None else wanted["most"]
     outside = max(wanted["least"] - tokens, tokens - most, 0)
     if not outside:
@@ -130,13 +140,3 @@ def rule_of(reward: Mapping[str, Any]) -> Rule:
 def is_instant(reward: Mapping[str, Any]) -> bool:
     """Return whether a rule takes a moment for any answer and column, so that no limit has to stop it."""
     return reward["kind"] == "length" or (reward["kind"] == "exact_match" and reward["pattern"] is None)
-
-
-def reply_of(rule: Rule, answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a worker would reply for such a rule: the value, or the problem."""
-    try:
-        return {"value": rule(answer)}
-    except Refused as refused:
-        return {"refused": refused.args[0], "hint": refused.args[-1]}
-    except NoAnswer as problem:
-        return {"problem": str(problem)}

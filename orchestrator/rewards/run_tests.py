@@ -22,7 +22,11 @@ def main() -> None:
     os.close(nothing)
     os.set_inheritable(replies, False)  # programs that the code starts do not get it
     sys.path += job["folders"]
-    token, say, end, dump = job["token"], os.write, os._exit, json.dumps
+    token = job["token"]
+    # The code may replace attributes of modules; these names keep the originals.
+    say = os.write
+    end = os._exit
+    dump = json.dumps
 
     def tell(**said: object) -> None:
         say(replies, dump({"token": token, **said}).encode() + b"\n")

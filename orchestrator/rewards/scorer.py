@@ -15,7 +15,8 @@ from typing import Any
 from orchestrator.config.errors import InputError
 from orchestrator.config.extras import install
 from orchestrator.rewards.config import RewardSpec
-from orchestrator.rewards.rules import EXTRA, is_instant, reply_of, rule_of
+from orchestrator.rewards.function_process import scored
+from orchestrator.rewards.rules import EXTRA, is_instant, rule_of
 from orchestrator.rewards.worker_process import WorkerProcess
 
 ANSWERS = 180.0
@@ -124,7 +125,7 @@ class Scorer:
         self.failures = []
         tasks = [_Task(answer, reward) for answer in range(len(answers)) for reward in self._specs]
         instant = {
-            task: reply_of(self._instant[task.reward], vars(answers[task.answer]))
+            task: scored(self._instant[task.reward], vars(answers[task.answer]))
             for task in tasks
             if task.reward in self._instant
         }
@@ -154,7 +155,8 @@ class Scorer:
 
     def _value(self, task: _Task, answer: Answer, reply: Mapping[str, Any]) -> float:
         """Return the reward of a reply, and note its problem. Raises InputError."""
-        spec, where = self._specs[task.reward], f"rewards.{task.reward}"
+        spec = self._specs[task.reward]
+        where = f"rewards.{task.reward}"
         if "refused" in reply:
             raise InputError(f"{spec.title}: {reply['refused']}", where, reply["hint"])
         if "problem" in reply:
@@ -163,7 +165,7 @@ class Scorer:
                 failure := RewardFailure(*numbers, name=spec.title, problem=reply["problem"])
             )
             if "value" not in reply and spec.on_error == "stop":
-                raise InputError(str(failure), where, "mend it, or set on_error to zero or skip")
+                raise InputError(str(failure), where, "fix it, or set on_error to zero or skip")
         return float(reply.get("value", 0.0 if spec.on_error == "zero" else math.nan))
 
     def _stops(self, task: _Task, reply: Mapping[str, Any]) -> bool:
@@ -174,7 +176,9 @@ class Scorer:
         self, tasks: Sequence[_Task], answers: Sequence[Answer], progressed: Callable[[], object]
     ) -> dict[_Task, dict[str, Any]]:
         """Return the replies of the workers. After one that stops, there are those of all tasks before it."""
-        waiting, replies, tries = deque(tasks), dict[_Task, dict[str, Any]](), dict[_Task, int]()
+        waiting = deque(tasks)
+        replies = dict[_Task, dict[str, Any]]()
+        tries = dict[_Task, int]()
         while waiting or any(worker.task is not None for worker in self._workers):
             self._hand_out(waiting, answers)
             for task, reply in self._received():
@@ -196,7 +200,8 @@ class Scorer:
             if not free:
                 free = [WorkerProcess(self._rewards, self._roots)]
                 self._workers += free
-            task, worker = waiting.popleft(), free.pop()
+            task = waiting.popleft()
+            worker = free.pop()
             answer = vars(answers[task.answer]) | {"columns": dict(answers[task.answer].columns)}
             question = {"reward": task.reward, "answer": answer}
             worker.ask(task, question, ANSWERS + self._specs[task.reward].timeout)

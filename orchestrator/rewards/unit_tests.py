@@ -98,8 +98,8 @@ def become_test_process(
         "PYTHONHASHSEED": "0",
         "OMP_NUM_THREADS": "1",
     }
-    # -P: modules are not searched in the folder of this program. -S: half the time to start; the program is told the
-    # folders of installed packages.
+    # -P keeps the folder of this program off the module path. -S halves the time to start; the program gets the folders
+    # of installed packages in its first line instead.
     os.execve(sys.executable, [sys.executable, "-P", "-S", "-B", str(PROGRAM), str(replies)], environment)
 
 

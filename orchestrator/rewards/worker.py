@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from orchestrator.rewards import confinement, unit_tests
 from orchestrator.rewards.function_process import serve
 from orchestrator.rewards.lines import Lines, line_of, write
-from orchestrator.rewards.rules import NoAnswer, Refused, expected
+from orchestrator.rewards.rules import NoAnswer, Refused, as_reply, expected
 
 START_TIMEOUT = 120.0
 """Seconds for a process to import what it needs on a busy machine."""
@@ -117,7 +117,9 @@ class Worker:
     """The loop of a worker."""
 
     def __init__(self, requests: int, replies: int, parent: int) -> None:
-        self._lines, self._replies, self._parent = Lines(requests), replies, parent
+        self._lines = Lines(requests)
+        self._replies = replies
+        self._parent = parent
         self._children: dict[int, Child] = {}
         """The processes that call a reward, by its number."""
         self._rewards: list[dict[str, Any]] = []
@@ -145,7 +147,8 @@ class Worker:
                 self._rewards, self._folder = request["rewards"], request["folder"]
                 sys.path += [root for root in request["roots"] if root not in sys.path]
                 continue
-            reward, answer = self._rewards[request["reward"]], request["answer"]
+            reward = self._rewards[request["reward"]]
+            answer = request["answer"]
             if reward["kind"] == "unit_tests":
                 reply = self._tested(reward, answer)
             else:
@@ -165,7 +168,8 @@ class Worker:
 
     def _called(self, number: int, answer: dict[str, Any]) -> dict[str, Any]:
         """Return what the process of a reward says of an answer."""
-        reward, child = self._rewards[number], self._children.get(number)
+        reward = self._rewards[number]
+        child = self._children.get(number)
         if child is not None and child.ended():
             self._children.pop(number).close()
             child = None
@@ -190,7 +194,7 @@ class Worker:
             child.is_ready = True
             return {}
         what = child.how_it_ended() if child.ended() else f"did not start in {START_TIMEOUT:.0f} s"
-        hint = "mend it, or raise the memory of the reward"
+        hint = "fix it, or raise the memory of the reward"
         return line or {"refused": what, "hint": hint, "again": child.was_killed()}
 
     def _reply_of(self, child: Child, reward: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
@@ -208,12 +212,11 @@ class Worker:
         """Return the share of the tests that the code of an answer passes."""
         try:
             tests = unit_tests.column_tests(expected(reward, answer))
-        except Refused as refused:
-            return {"refused": refused.args[0], "hint": refused.args[-1]}
-        except NoAnswer as problem:
-            return {"problem": str(problem)}
+        except (Refused, NoAnswer) as error:
+            return as_reply(error)
         folder = tempfile.mkdtemp(dir=self._folder)
-        mark, largest = {MARK: os.environ.get(MARK, "")}, int(reward["memory"] * 2**30)
+        mark = {MARK: os.environ.get(MARK, "")}
+        largest = int(reward["memory"] * 2**30)
         child = self._fork(
             lambda *pipes: unit_tests.become_test_process(folder, mark, largest, *pipes), reward
         )
@@ -225,7 +228,9 @@ class Worker:
             unit_tests.remove(folder)
 
     def _passed(self, child: Child, reward: dict[str, Any], code: str, tests: list[str]) -> dict[str, Any]:
-        token, notes, passed = secrets.token_hex(8), [], 0
+        token = secrets.token_hex(8)
+        notes = []
+        passed = 0
         with contextlib.suppress(BrokenPipeError):
             job = {"token": token, "code": code, "tests": tests, "folders": site.getsitepackages()}
             write(child.requests, line_of(job))
@@ -253,7 +258,8 @@ class Worker:
 
     def _next_line(self, child: Child, seconds: float) -> dict[str, Any] | None:
         """Return the next line of a process; None if it has ended or gives none in that time."""
-        deadline, is_open = time.monotonic() + seconds, True
+        deadline = time.monotonic() + seconds
+        is_open = True
         while (now := time.monotonic()) < deadline:
             try:
                 if (line := child.lines.take()) is not None:

@@ -27,6 +27,10 @@ PACKAGES = ("orchestrator", "workloads", "cluster")
 INSTALLED = ("site-packages", "dist-packages")
 
 
+class CannotImport(WorkloadError):
+    """The module of a reference raises an error when it is imported."""
+
+
 def is_object_reference(name: str) -> bool:
     """Return whether a name in a job file refers to the user's own code."""
     return not name.startswith(NOT_OWN) and re.match(PATTERN, name) is not None
@@ -62,7 +66,7 @@ def _found(reference: str) -> Any:
         found = importlib.import_module(module)
     except (Exception, SystemExit) as error:  # a script may end the process
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise WorkloadError(f"{reference} cannot be imported ({reason}); mend it") from None
+        raise CannotImport(f"{reference} cannot be imported ({reason}); mend it") from None
     if not hasattr(found, name):
         raise WorkloadError(f"{module} has no {name}; name something in {found.__file__}")
     return getattr(found, name)

@@ -110,7 +110,7 @@ def _card_in(fs: Any, folder: str) -> Mapping[str, Any]:
     try:
         card = yaml.safe_load("\n".join(lines[1:end]))
     except yaml.YAMLError:
-        raise InputError("has a dataset_info that is not YAML", path, "mend it, or remove it") from None
+        raise InputError("has a dataset_info that is not YAML", path, "fix it, or remove it") from None
     return card if isinstance(card, dict) and "dataset_info" in card else {}
 
 

@@ -120,7 +120,7 @@ def test_a_failure_is_told_and_does_what_the_job_says(function: str, told: str, 
     line = str(caught.value)
     assert line.startswith(f"rewards.1: {function} ")
     assert told in line
-    assert line.endswith("at prompt 7 (step 3, answer 0); mend it, or set on_error to zero or skip")
+    assert line.endswith("at prompt 7 (step 3, answer 0); fix it, or set on_error to zero or skip")
 
 
 def test_what_ran_out_of_memory_begins_anew(marked: Path) -> None:

@@ -90,7 +90,7 @@ def test_a_file_has_the_names_of_its_configuration(data_files: Any, tmp_path: Pa
 def test_a_card_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     file = row_file(tmp_path / "rows.jsonl")
     (tmp_path / "README.md").write_text("---\ndataset_info: [\n---\n")
-    with pytest.raises(InputError, match=r"README.md: has a dataset_info that is not YAML; mend it"):
+    with pytest.raises(InputError, match=r"README.md: has a dataset_info that is not YAML; fix it"):
         labels_of(file)
 
 
