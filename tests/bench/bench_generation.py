@@ -20,10 +20,10 @@ import torch
 import transformers
 
 from workloads.hf.parity_table import random_state
-from workloads.model.answers import Draws, draw_answers
+from workloads.model.answers import draw_answers
 from workloads.model.presets import PRESETS
 from workloads.transformer_workload import TransformerWorkload
-from workloads.workload import Vocabulary
+from workloads.workload import Sampling, Vocabulary
 
 PROMPTS, GROUP, TOKENS, READ = 8, 8, 64, 12
 SIZES: dict[str, tuple[int, dict[str, Any]]] = {
@@ -58,7 +58,7 @@ def generators(vocabulary: int, changes: dict[str, Any], folder: str) -> dict[st
             prompts=prompts.tolist(),
             numbers=[[prompt * GROUP + k for k in range(GROUP)] for prompt in range(PROMPTS)],
             max_tokens=TOKENS,
-            draws=Draws(5),
+            sampling=Sampling(temperature=1.0, seed=5),
             ends=(),
         )
         return sum(len(answer.tokens) for each in found for answer in each)

@@ -20,7 +20,7 @@ from workloads.errors import WorkloadError
 from workloads.model.cache import Cache
 from workloads.model.config import TransformerConfig
 from workloads.model.generate import check_generates, evaluating, padded, uniform
-from workloads.workload import Batch, Ended
+from workloads.workload import Batch, Ended, Sampling
 
 FULL = 0.75
 """Rows of ended answers are removed when at most this share of the rows goes on."""
@@ -42,15 +42,6 @@ class Drawn(NamedTuple):
     ended: bool
 
 
-class Draws(NamedTuple):
-    """How tokens are drawn. `temperature` 0 takes the most likely token; `top_k` 0 keeps all tokens."""
-
-    seed: int
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-
-
 @torch.inference_mode()
 def draw_answers(
     model: nn.Module,
@@ -58,7 +49,7 @@ def draw_answers(
     prompts: Sequence[Sequence[int]],
     numbers: Sequence[Sequence[int]],
     max_tokens: int,
-    draws: Draws,
+    sampling: Sampling,
     ends: Collection[int],
     ended: Ended | None = None,
     progressed: Callable[[], object] = lambda: None,
@@ -71,7 +62,7 @@ def draw_answers(
         prompts: token ids of each prompt.
         numbers: for each prompt, the number of each of its answers; every prompt has as many.
         max_tokens: the maximum length of an answer.
-        draws: how tokens are drawn.
+        sampling: how tokens are drawn.
         ends: tokens that end an answer.
         ended: further says of an answer's tokens whether it has ended.
         progressed: called after each token.
@@ -94,7 +85,7 @@ def draw_answers(
     if config.positions == "learned":
         max_tokens = min(max_tokens, config.max_positions - longest)
     device = next(model.parameters()).device
-    rows = _Rows([number for each in numbers for number in each], draws, ends, ended)
+    rows = _Rows([number for each in numbers for number in each], sampling, ends, ended)
     cache = Cache(longest + max_tokens)
     with evaluating(model):
         tokens, real = padded(prompts, device)
@@ -112,7 +103,8 @@ def draw_answers(
                 break
             if len(kept) < len(chosen):
                 index = torch.tensor(kept, device=device)
-                chosen, at = chosen[index], at[index]
+                chosen = chosen[index]
+                at = at[index]
                 cache.select(index)
             batch = {
                 "tokens": chosen.unsqueeze(1),
@@ -131,12 +123,12 @@ class _Rows:
     def __init__(
         self,
         numbers: list[int],
-        draws: Draws,
+        sampling: Sampling,
         ends: Collection[int],
         ended: Callable[[list[int]], bool] | None,
     ) -> None:
         self._numbers = numbers
-        self._draws = draws
+        self._sampling = sampling
         self._ends = frozenset(ends)
         self._ended = ended
         self._rows = list(range(len(numbers)))
@@ -152,14 +144,14 @@ class _Rows:
         Raises WorkloadError if logits are not finite.
         """
         scores = logits.float()
-        if self._draws.temperature not in (0.0, 1.0):
-            scores = scores / self._draws.temperature
+        if self._sampling.temperature not in (0.0, 1.0):
+            scores = scores / self._sampling.temperature
         log_p = scores.log_softmax(-1)
         shares = log_p.double().exp()
         entropy = -(shares * log_p).sum(-1)
-        if self._draws.temperature:
-            heights = [uniform(self._draws.seed, self._numbers[row], place) for row in self._rows]
-            chosen = _drawn(shares, heights, self._draws)
+        if self._sampling.temperature:
+            heights = [uniform(self._sampling.seed, self._numbers[row], place) for row in self._rows]
+            chosen = _drawn(shares, heights, self._sampling)
         else:
             chosen = logits.argmax(-1)
         log_p_of_chosen = log_p.gather(1, chosen.unsqueeze(1)).squeeze(1)
@@ -195,19 +187,19 @@ class _Rows:
         ]
 
 
-def _drawn(shares: Tensor, heights: Sequence[float], draws: Draws) -> Tensor:
+def _drawn(shares: Tensor, heights: Sequence[float], sampling: Sampling) -> Tensor:
     """Return the token of every row at which the cumulative probability exceeds the row's height in [0, 1).
 
     `shares`, fp64 [B, vocabulary], are the probabilities. `top_k` keeps the most probable tokens; `top_p` then keeps
     the fewest whose probabilities sum to at least top_p. The tokens are in the order of the vocabulary, because sorting
     them would take most of the time.
     """
-    if 0 < draws.top_k < shares.shape[1]:
-        least = shares.topk(draws.top_k, -1).values[:, -1:]
+    if 0 < sampling.top_k < shares.shape[1]:
+        least = shares.topk(sampling.top_k, -1).values[:, -1:]
         shares = shares.where(shares >= least, 0.0)
-    if draws.top_p < 1.0:
+    if sampling.top_p < 1.0:
         ordered, order = (shares / shares.sum(-1, keepdim=True)).sort(dim=-1, descending=True, stable=True)
-        kept = ordered.cumsum(-1) - ordered < draws.top_p
+        kept = ordered.cumsum(-1) - ordered < sampling.top_p
         shares = torch.zeros_like(shares).scatter(1, order, ordered.where(kept, 0.0))
     sums = shares.cumsum(-1)
     whole = sums[:, -1:]

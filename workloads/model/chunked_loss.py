@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -50,9 +50,18 @@ class ChunkedLoss:
         scalars.
         """
         found: tuple[Tensor, ...] = _Chunked.apply(
-            hidden.flatten(0, -2), weight, bias, labels.flatten(), (self, torch.is_grad_enabled())
+            hidden.flatten(0, -2), weight, bias, labels.flatten(), _Pass(self, torch.is_grad_enabled())
         )
         return found
+
+
+class _Pass(NamedTuple):
+    """How a forward pass computes its loss, and whether a backward pass may follow. Within an autograd function, torch
+    does not say that.
+    """
+
+    loss: ChunkedLoss
+    is_differentiated: bool
 
 
 class _Chunked(torch.autograd.Function):
@@ -63,12 +72,12 @@ class _Chunked(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         labels: Tensor,
-        how_and_training: tuple[ChunkedLoss, bool],
+        forward_pass: _Pass,
     ) -> tuple[Tensor, ...]:
-        how, training = how_and_training
+        how = forward_pass.loss
         kind = hidden.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-        ctx.wanted = [training and wanted for wanted in ctx.needs_input_grad[:3]]
+        ctx.wanted = [forward_pass.is_differentiated and wanted for wanted in ctx.needs_input_grad[:3]]
         gradients = _Gradients(hidden, weight.to(dtype), bias, ctx.wanted)
         sums: list[Tensor] = []
         with torch.autocast(kind, enabled=False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
@@ -9,8 +10,8 @@ from orchestrator.parallel.device import Device
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.rollouts.config import RolloutSpec
 from orchestrator.train.rollouts.replica import Replica
-from workloads.model.answers import Drawn, Draws, draw_answers
-from workloads.workload import Ended, Workload
+from workloads.model.answers import Drawn, draw_answers
+from workloads.workload import Ended, Sampling, Workload
 
 
 class AnswerSampler(Protocol):
@@ -51,7 +52,7 @@ class OwnSampler:
         self._config = workload.config
         self._device = device
         self._asked = asked
-        self._draws = Draws(seed, asked.temperature, asked.top_k, asked.top_p)
+        self._sampling = Sampling(asked.temperature, asked.top_k, asked.top_p, seed)
         self._ends = ends
         self._ended = ended
         self._progressed = progressed
@@ -64,7 +65,7 @@ class OwnSampler:
         self, prompts: Sequence[Sequence[int]], numbers: Sequence[Sequence[int]], is_greedy: bool = False
     ) -> list[list[Drawn]]:
         """See `AnswerSampler.answers`."""
-        draws = self._draws._replace(temperature=0.0) if is_greedy else self._draws
+        sampling = dataclasses.replace(self._sampling, temperature=0.0) if is_greedy else self._sampling
         with self._device.casting_once(), self._device.autocast():
             return draw_answers(
                 self._replica.model,
@@ -72,7 +73,7 @@ class OwnSampler:
                 prompts=prompts,
                 numbers=numbers,
                 max_tokens=self._asked.max_tokens,
-                draws=draws,
+                sampling=sampling,
                 ends=self._ends,
                 ended=self._ended,
                 progressed=self._progressed,

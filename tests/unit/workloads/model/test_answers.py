@@ -15,12 +15,12 @@ from torch import nn
 from workloads.errors import WorkloadError
 from workloads.hf.parity_table import VOCABULARY, random_state
 from workloads.model import answers
-from workloads.model.answers import Drawn, Draws, draw_answers
+from workloads.model.answers import Drawn, draw_answers
 from workloads.model.config import TransformerConfig
 from workloads.model.generate import generate
 from workloads.model.presets import PRESETS
 from workloads.transformer_workload import TransformerWorkload
-from workloads.workload import Generation
+from workloads.workload import Generation, Sampling
 
 SMALL = {"hidden": 32, "layers": 2, "heads": 4, "intermediate": 64, "vocab_size": 40, "max_positions": 24}
 PROMPTS = [[5, 9, 3], [7], [11, 4, 30, 8, 21], [6, 6]]
@@ -37,10 +37,10 @@ def made(name: str = "llama-tiny") -> tuple[nn.Module, TransformerConfig]:
     return model.eval(), config
 
 
-def drawn(draws: Draws | None = None, name: str = "llama-tiny", **how: Any) -> list[list[Drawn]]:
+def drawn(sampling: Sampling | None = None, name: str = "llama-tiny", **how: Any) -> list[list[Drawn]]:
     model, config = made(name)
     asked: dict[str, Any] = {"prompts": PROMPTS, "numbers": NUMBERS, "max_tokens": 10, "ends": (), **how}
-    return draw_answers(model, config, draws=draws or Draws(3), **asked)
+    return draw_answers(model, config, sampling=sampling or Sampling(temperature=1.0, seed=3), **asked)
 
 
 def tokens_of(found: list[list[Drawn]]) -> list[list[list[int]]]:
@@ -57,7 +57,9 @@ def plain(model: nn.Module, prompt: list[int], answer: list[int], temperature: f
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
 def test_probabilities_and_entropies_are_those_of_a_plain_pass(temperature: float) -> None:
     model, _ = made()
-    for prompt, each in zip(PROMPTS, drawn(Draws(3, temperature), ends=(2, 9)), strict=True):
+    for prompt, each in zip(
+        PROMPTS, drawn(Sampling(temperature=temperature, seed=3), ends=(2, 9)), strict=True
+    ):
         for answer in each:
             expected = plain(model, prompt, answer.tokens, temperature)
             of_tokens = expected.gather(1, torch.tensor(answer.tokens).unsqueeze(1)).squeeze(1)
@@ -81,7 +83,7 @@ def test_an_answer_is_the_same_alone_and_among_others(name: str) -> None:
 def test_the_seed_and_the_number_decide() -> None:
     first = tokens_of(drawn())
     assert first == tokens_of(drawn())
-    assert first != tokens_of(drawn(Draws(4)))
+    assert first != tokens_of(drawn(Sampling(temperature=1.0, seed=4)))
     turned = tokens_of(drawn(numbers=[each[::-1] for each in NUMBERS]))
     assert turned == [each[::-1] for each in first]
 
@@ -104,7 +106,9 @@ def test_removing_ended_rows_changes_no_answer(monkeypatch: pytest.MonkeyPatch) 
 def test_only_allowed_tokens_are_drawn_and_their_probabilities_are_whole(top_k: int, top_p: float) -> None:
     model, _ = made()
     ranks = set()
-    for prompt, each in zip(PROMPTS, drawn(Draws(3, 1.5, top_k, top_p)), strict=True):
+    for prompt, each in zip(
+        PROMPTS, drawn(Sampling(temperature=1.5, top_k=top_k, top_p=top_p, seed=3)), strict=True
+    ):
         for answer in each:
             whole = plain(model, prompt, answer.tokens, 1.5)
             for place, token in enumerate(answer.tokens):
@@ -123,7 +127,7 @@ def test_only_allowed_tokens_are_drawn_and_their_probabilities_are_whole(top_k: 
 def test_without_a_temperature_it_is_greedy_generation(name: str) -> None:
     model, config = made(name)
     expected = generate(model, config, PROMPTS, 10, Generation(ends=(2, 9)))
-    found = drawn(Draws(3, 0.0), name=name, ends=(2, 9))
+    found = drawn(Sampling(temperature=0.0, seed=3), name=name, ends=(2, 9))
     assert tokens_of(found) == [[answer] * GROUP for answer in expected]
 
 
@@ -132,7 +136,10 @@ def test_frequencies_are_the_probabilities(temperature: float, top_k: int) -> No
     model, _ = made()
     count = 4000
     found = drawn(
-        Draws(11, temperature, top_k), prompts=[PROMPTS[0]], numbers=[list(range(count))], max_tokens=1
+        Sampling(temperature=temperature, top_k=top_k, seed=11),
+        prompts=[PROMPTS[0]],
+        numbers=[list(range(count))],
+        max_tokens=1,
     )
     seen = Counter(answer.tokens[0] for answer in found[0])
     shares = plain(model, PROMPTS[0], [0], temperature)[0].double().exp()
@@ -199,12 +206,12 @@ def test_logits_that_are_not_finite_are_refused(
             prompts=PROMPTS,
             numbers=NUMBERS,
             max_tokens=3,
-            draws=Draws(1, temperature),
+            sampling=Sampling(temperature=temperature, seed=1),
             ends=(),
         )
 
 
 def test_a_height_that_rounds_to_the_whole_takes_a_token_that_may_be_drawn() -> None:
     shares = torch.tensor([[0.1, 0.2, 0.3, 0.0, 0.0]], dtype=torch.float64)
-    assert answers._drawn(shares, [1.0], Draws(0)).tolist() == [2]
-    assert answers._drawn(shares, [0.0], Draws(0)).tolist() == [0]
+    assert answers._drawn(shares, [1.0], Sampling(temperature=1.0, seed=0)).tolist() == [2]
+    assert answers._drawn(shares, [0.0], Sampling(temperature=1.0, seed=0)).tolist() == [0]
