@@ -108,7 +108,7 @@ class WorkerContext:
 
     def progressed(self) -> None:
         """Report progress without a step: one more batch is evaluated. The next heartbeat sends it."""
-        self._evaluated_batches += 1
+        self.lives()
         if work := self._work:
             seconds = round(time.monotonic() - self._work_began, 3)
             self._work = dataclasses.replace(work, done=work.done + 1, seconds=seconds)

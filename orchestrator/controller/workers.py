@@ -29,7 +29,7 @@ from orchestrator.resolve.base import Base
 from orchestrator.resolve.continued import Source
 from orchestrator.resolve.pinned_base import not_held
 from orchestrator.resolve.prepared_data import PreparedData
-from orchestrator.resolve.training_inputs import shape_over
+from orchestrator.resolve.training_inputs import Beginning, shape_over
 from orchestrator.storage.background_reader import BackgroundReader
 from orchestrator.storage.row_line import Row
 from orchestrator.storage.run_directory import RunDir
@@ -308,7 +308,7 @@ class Workers:
 
         See `shape_over`. It runs through the cluster because it imports torch, which a process there may have done.
         """
-        result = self._cluster.call(shape_over, self._spec, data, (base, source), kept)
+        result = self._cluster.call(shape_over, self._spec, data, Beginning(base, source), kept)
         shape, kept, shards, notes = cast("tuple[ModelShape, FolderConfig | None, str, list[str]]", result)
         return shape, kept, shards, [*notes, *not_held(base, self._run)]
 

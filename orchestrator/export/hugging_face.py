@@ -19,7 +19,6 @@ from orchestrator.config.spec import JobSpec
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding.auto_tokenizer import FILE, class_to_read
-from orchestrator.evaluate.config import EvaluateSpec
 from orchestrator.export.converted import FORM, Conversion, convert, form_of
 from orchestrator.export.peft_adapter import check_adapter_export, write_adapter
 from orchestrator.export.target import MARK, check_target, draft, publish
@@ -27,13 +26,14 @@ from orchestrator.export.tokenizer import write_tokenizer
 from orchestrator.resolve.chat import chat_of
 from orchestrator.resolve.resolved_job import wrong_input
 from orchestrator.storage.retry import patient
-from orchestrator.train.config import TrainSpec
 from workloads.own.object_reference import is_object_reference
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from orchestrator.data.store.tokens import Tokens
+    from orchestrator.evaluate.config import EvaluateSpec
+    from orchestrator.train.config import TrainSpec
     from workloads.own.model import OwnWorkload
     from workloads.transformer_workload import TransformerWorkload
     from workloads.workload import Batch, Objective, Workload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
@@ -212,20 +212,25 @@ def resolve_over(
     return inputs.job, digest, [*notes, *_set_notes(spec.data, tokens, data.sets)]
 
 
+class Beginning(NamedTuple):
+    """What a run begins from: the base of its weights, and the run that it continues; each None if there is none."""
+
+    base: Base | None
+    source: Source | None
+
+
 def shape_over(
     spec: JobSpec,
     data: PreparedData,
-    begins: tuple[Base | None, Source | None],
+    beginning: Beginning,
     kept: FolderConfig | None,
 ) -> tuple[ModelShape, FolderConfig | None, str, list[str]]:
     """Return the parts of `resolve_over` that a controller needs: the model's shape, the configuration to keep, the
     digest and the notes.
 
-    `begins` are the base and the source. `resolve_over` imports torch, so this runs in another process, which gets
-    positional arguments.
+    `resolve_over` imports torch, so this runs in another process, which gets positional arguments.
     """
-    base, source = begins
-    job, digest, notes = resolve_over(spec, data, base, source, kept)
+    job, digest, notes = resolve_over(spec, data, beginning.base, beginning.source, kept)
     return job.shape, job.kept, digest, notes
 
 

@@ -155,6 +155,8 @@ class Evaluator:
 
     def _metrics_of_sets(self, step: int, heeds_stop: bool) -> dict[str, dict[str, float]] | None:
         metrics = dict[str, dict[str, float]]()
+        if self._rollouts is not None:
+            self._rollouts.take(self._engine)
         for name, held_out in self._sets.items():
             if self._rollouts is not None:
                 found = self._rewards_of(name, held_out, step, heeds_stop)
@@ -189,9 +191,7 @@ class Evaluator:
 
         batches = self._spec.batches if self._spec else None
         most = None if batches is None else batches * self._batch_size
-        return self._rollouts.evaluate(
-            self._engine, step, name=name, read=held_out.read, most=most, goes_on=goes_on
-        )
+        return self._rollouts.evaluate(step, name=name, read=held_out.read, most=most, goes_on=goes_on)
 
     def _sums(
         self, name: str, held_out: HeldOut | OwnHeldOut, step: int, heeds_stop: bool

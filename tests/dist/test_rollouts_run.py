@@ -283,7 +283,7 @@ def test_a_reward_model_of_this_project_scores_the_answers(place: Path, tmp_path
 
 @pytest.mark.slow
 def test_faults_at_random_change_no_answer_and_no_bit(quiet: Path, place: Path, tmp_path: Path) -> None:
-    """Of a run at two ranks, in rounds of a few faults each: ranks are killed in steps and in evaluations."""
+    """Each round kills ranks of a run on two ranks a few times, within steps and within evaluations."""
     draw = random.Random(5)
     for number in range(12):
         places = sorted({(draw.randrange(1, STEPS), draw.random() < 0.2) for _ in range(4)})

@@ -6,7 +6,6 @@ import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -46,45 +45,58 @@ class Judge:
     def score(
         self,
         step: int,
-        asked: list[tuple[list[Prompt], list[list[Drawn]]]],
+        asked: Sequence[tuple[Prompt, list[Drawn]]],
         progressed: Callable[[], object] = lambda: None,
-    ) -> list[list[list[Any]]]:
-        """Return the answers to the prompts of some units with their rewards, as JSON for `scored_of`."""
-        texts = [
-            [[self.decode(answer.tokens) for answer in answers] for answers in drawn] for _, drawn in asked
-        ]
-        answers = [
-            Answer(
-                step=step,
-                prompt_number=prompt.number,
-                k=k,
-                prompt=self.prompt_text(prompt.tokens),
-                text=text,
-                tokens=len(drawn.tokens),
-                columns=prompt.columns,
-            )
-            for (prompts, all_drawn), of_unit in zip(asked, texts, strict=True)
-            for prompt, of_prompt, each in zip(prompts, all_drawn, of_unit, strict=True)
-            for k, (drawn, text) in enumerate(zip(of_prompt, each, strict=True))
-        ]
-        found = self._scorer.score(answers, progressed)
+    ) -> list[list[Scored]]:
+        """Return the answers to each prompt with their rewards.
+
+        Args:
+            step: steps done.
+            asked: prompts with the answers to each.
+            progressed: called after each reward of an answer.
+
+        Raises:
+            InputError: if a reward fails whose `on_error` is stop.
+        """
+        answers: list[Answer] = []
+        for prompt, drawn in asked:
+            text = self.prompt_text(prompt.tokens)
+            answers += [
+                Answer(
+                    step=step,
+                    prompt_number=prompt.number,
+                    k=k,
+                    prompt=text,
+                    text=self.decode(each.tokens),
+                    tokens=len(each.tokens),
+                    columns=prompt.columns,
+                )
+                for k, each in enumerate(drawn)
+            ]
+        rewards = self._scorer.score(answers, progressed)
         for line in [*map(str, self._scorer.failures), *self._scorer.notes]:
             print(f"reward: {line}", file=sys.stderr)  # goes to the rank's log
         self._scorer.notes.clear()
         for name, model in self.models.items():
             values = [
-                model.score([[*prompt.tokens, *answer.tokens] for answer in of_prompt])
-                for prompts, all_drawn in asked
-                for prompt, of_prompt in zip(prompts, all_drawn, strict=True)
+                value
+                for prompt, drawn in asked
+                for value in model.score([[*prompt.tokens, *each.tokens] for each in drawn])
             ]
-            for scores_of_answer, value in zip(found, itertools.chain(*values), strict=True):
-                scores_of_answer[name] = value
-        totals = weighted(self.rewards, found)
-        scores = iter(zip((answer.text for answer in answers), found, totals, strict=True))
-        return [
-            [[[*answer, *next(scores)] for answer in of_prompt] for of_prompt in all_drawn]
-            for _, all_drawn in asked
-        ]
+            for of_answer, value in zip(rewards, values, strict=True):
+                of_answer[name] = value
+        totals = weighted(self.rewards, rewards)
+        scored = (
+            Scored(each, answer.text, of_answer, total)
+            for each, answer, of_answer, total in zip(
+                itertools.chain.from_iterable(drawn for _, drawn in asked),
+                answers,
+                rewards,
+                totals,
+                strict=True,
+            )
+        )
+        return [list(itertools.islice(scored, len(drawn))) for _, drawn in asked]
 
     def metrics(self, answers: Sequence[Scored]) -> dict[str, float]:
         """Return the means over answers. Those of rewards leave out answers without one."""
@@ -110,9 +122,3 @@ def _mean(values: np.ndarray) -> float:
     """Return the mean without NaN; NaN if there is nothing else."""
     there = values[~np.isnan(values)]
     return float(there.mean()) if there.size else float("nan")
-
-
-def scored_of(data: list[Any]) -> Scored:
-    """Restore an answer from parsed JSON, see `Judge.score`."""
-    tokens, log_p, entropy, ended, text, rewards, reward = data
-    return Scored(Drawn(tokens, log_p, entropy, ended), text, rewards, reward)

@@ -15,11 +15,10 @@ from orchestrator.config.errors import InputError
 from orchestrator.storage.backend import Backend
 from orchestrator.storage.background_writer import BackgroundWriter
 from orchestrator.storage.open_backend import open_backend
+from orchestrator.storage.run_directory import REMOTE_TIMEOUT
 from orchestrator.train.rollouts.made import Rollout
 
 FOLDER = "rollouts"
-TIMEOUT = 15.0
-"""Seconds for a small call to a remote store."""
 CLOSING = 5.0
 """Maximum seconds to wait at the end for what is still being written."""
 
@@ -75,7 +74,7 @@ def _number(value: float) -> float | None:
 
 
 def _folder(run: str) -> Backend:
-    return open_backend(f"{run.rstrip('/')}/{FOLDER}", TIMEOUT)
+    return open_backend(f"{run.rstrip('/')}/{FOLDER}", REMOTE_TIMEOUT)
 
 
 def kept_steps(run: str) -> list[int]:

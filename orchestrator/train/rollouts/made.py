@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from orchestrator.train.rollouts.prompts import Prompt
 from workloads.model.answers import Drawn
@@ -24,6 +25,16 @@ class Scored:
     text: str
     rewards: dict[str, float]
     reward: float
+
+    def to_json(self) -> list[Any]:
+        """Return plain data."""
+        return [list(self.drawn), self.text, self.rewards, self.reward]
+
+    @classmethod
+    def from_json(cls, data: list[Any]) -> Scored:
+        """Restore an answer from parsed JSON. The inverse of `to_json`."""
+        drawn, text, rewards, reward = data
+        return cls(Drawn(*drawn), text, rewards, reward)
 
 
 @dataclass

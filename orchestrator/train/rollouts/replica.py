@@ -102,6 +102,7 @@ def _batches(places: Sequence[_Place]) -> Iterator[slice]:
         size += place.size
         if size >= AT_ONCE:
             yield slice(first, number + 1)
-            first, size = number + 1, 0
+            first = number + 1
+            size = 0
     if first < len(places):
         yield slice(first, len(places))

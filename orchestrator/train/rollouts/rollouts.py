@@ -22,7 +22,7 @@ from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import gather_json
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.rollouts.advantages import Advantages, advantages
-from orchestrator.train.rollouts.judge import Judge, scored_of
+from orchestrator.train.rollouts.judge import Judge
 from orchestrator.train.rollouts.kept import KeptRollouts
 from orchestrator.train.rollouts.made import Rollout, Scored, Seconds
 from orchestrator.train.rollouts.prompts import Prompt, prompts_at, prompts_of_set
@@ -91,26 +91,27 @@ class Rollouts:
             self._kept = KeptRollouts(task.run)
         self._kept.add(step, [self.judge.prompt_text(prompt.tokens) for prompt in rollout.prompts], rollout)
 
+    def take(self, engine: Engine) -> None:
+        """Take the weights of an engine, from which answers are generated from now on."""
+        self.sampler.take(engine)
+
     def evaluate(
         self,
-        engine: Engine,
         step: int,
         name: str,
         read: SampleReader,
         most: int | None,
         goes_on: Callable[[], bool],
     ) -> dict[str, float] | None:
-        """Return the metrics of the most likely answer to each prompt of a held-out set.
+        """Return the metrics of the most likely answers to the prompts of a held-out set, by the weights taken last.
 
         Args:
-            engine: has the weights.
             step: steps done.
             name: the name of the set.
             read: the prompts of the set.
             most: maximum number of prompts; None for all.
             goes_on: asked between global batches; False ends the evaluation, which then returns None.
         """
-        self.sampler.take(engine)
         count = len(read) if most is None else min(len(read), most)
         at_once = self._asked.together * self.layout.world
         self.context.begin_work(f"answers to {name} after step {step}", "batches", -(-count // at_once))
@@ -142,7 +143,7 @@ class Rollouts:
         """Return the rollouts of all steps that learn from the present weights' answers."""
         self.seconds = Seconds()
         started = time.perf_counter()
-        self.sampler.take(engine)
+        self.take(engine)
         self.seconds.transfer = time.perf_counter() - started
         made = [self._of_step(step + number, each) for number, each in enumerate(prompts)]
         for rollout in made[1:]:
@@ -186,28 +187,30 @@ class Rollouts:
             is_greedy: take the most likely tokens.
         """
         together = self._asked.together
-        units = [slice(first, first + together) for first in range(0, len(prompts), together)]
-        rank, world = self.context.rank_info.rank, self.layout.world
-        mine: list[tuple[int, list[list[Drawn]]]] = []
+        first_unit = self.context.rank_info.rank * together
+        mine: list[tuple[int, list[Drawn]]] = []  # the number of each prompt, with its answers
         started = time.perf_counter()
-        for number in range(rank, len(units), world):
-            unit = units[number]
+        for first in range(first_unit, len(prompts), self.layout.world * together):
+            unit = slice(first, first + together)
             tokens = [prompt.tokens for prompt in prompts[unit]]
-            mine.append((number, self.sampler.answers(tokens, numbers[unit], is_greedy)))
+            mine += enumerate(self.sampler.answers(tokens, numbers[unit], is_greedy), first)
         self.context.progressed()
         self.seconds.generate += time.perf_counter() - started
         started = time.perf_counter()
-        asked = [(prompts[units[number]], drawn) for number, drawn in mine]
+        asked = [(prompts[number], drawn) for number, drawn in mine]
         # Each reward has a time limit of its own, which may be longer than a step's.
         self.context.set_waiting(True)
         scored = self.judge.score(step, asked, self.context.lives)
         self.seconds.reward += time.perf_counter() - started
-        everyone = gather_json([[number, found] for (number, _), found in zip(mine, scored, strict=True)])
+        everyone = gather_json(
+            [
+                [number, [answer.to_json() for answer in found]]
+                for (number, _), found in zip(mine, scored, strict=True)
+            ]
+        )
         self.context.set_waiting(False)
-        by_unit = {number: found for each in everyone for number, found in each}
-        return [
-            [scored_of(answer) for answer in each] for number in range(len(units)) for each in by_unit[number]
-        ]
+        by_number = {number: found for each in everyone for number, found in each}
+        return [list(map(Scored.from_json, by_number[number])) for number in range(len(prompts))]
 
     def _my_rows(self, rows: int) -> list[range]:
         """Return the rows of this rank's micro-batches, of all `rows` of the step."""
@@ -224,7 +227,8 @@ class Rollouts:
         digests = []
         for row in (row for rows in mine for row in rows):
             number, k = divmod(row, group)
-            prompt, answer = prompts[number], answers[number][k]
+            prompt = prompts[number]
+            answer = answers[number][k]
             ids = np.array(answer.drawn.tokens, dtype=np.int64)
             reward = int(np.float64(answer.reward).view(np.int64))
             digests.append(receipt.digest(prompt.number * group + k, reward, ids))

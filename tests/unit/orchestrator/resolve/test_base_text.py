@@ -54,7 +54,7 @@ def begun(spec: JobSpec, known: Vocabulary = KNOWN) -> Workload:
 
 
 def folder_of(place: Path, model: str = "bart-tiny", objective: str = "seq2seq", **settings: Any) -> str:
-    """An export of a preset, with these generation settings beside its own."""
+    """Export a preset, add these generation settings to the export, and return its folder."""
     ours = load(model, objective, KNOWN, changes=SMALL, sequence_length=24)
     place.mkdir(exist_ok=True)
     ours.to_hf(lambda name: ours.initial(name, 0), str(place))
