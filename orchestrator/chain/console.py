@@ -54,7 +54,7 @@ def line(name: str, status: Mapping[str, Any]) -> str:
     return " ".join(parts)
 
 
-COLUMNS = ["stage", "state", "begins with", "step", "loss", "run directory", "why"]
+COLUMNS = ["stage", "state", "begins with", "step", "loss", "keeps", "run directory", "why"]
 
 
 def rows(found: Mapping[str, Any]) -> list[list[str]]:
@@ -66,6 +66,7 @@ def rows(found: Mapping[str, Any]) -> list[list[str]]:
             _base(stage),
             f"{stage['step']} of {stage['steps']}",
             "-" if stage["loss"] is None else f"{stage['loss']:.4f}",
+            "-" if stage.get("share") is None else f"{100 * stage['share']:.1f} %",
             stage["run_dir"],
             stage["reason"] or "",
         ]

@@ -15,6 +15,8 @@ from typing import Any
 import yaml
 
 from cluster.workers.interruptions import held_interruptions
+from orchestrator.bench.measure import ExportFailed
+from orchestrator.chain.exports import ExportTable, shortfall
 from orchestrator.chain.preflight import check_chain, of_stage
 from orchestrator.chain.results import finish, record
 from orchestrator.chain.stage_run import StageRun, stage_runs
@@ -22,6 +24,7 @@ from orchestrator.config.chain import ChainSpec
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.redact import holds_secret
+from orchestrator.data.progress import StageLine
 from orchestrator.launch.active_controller import refuse_if_at_work
 from orchestrator.launch.finished import done_already, put_back
 from orchestrator.launch.import_prefetch import imports_begun
@@ -31,6 +34,7 @@ from orchestrator.launch.preflight import preflight
 from orchestrator.launch.run import REFRESH, RunOutcome, WatchedRun, attach
 from orchestrator.launch.submission import on_cluster
 from orchestrator.resolve.precision import record_choice
+from orchestrator.resolve.prepared_data import prepared
 from orchestrator.storage.file_names import CHAIN
 from orchestrator.storage.run_directory import REPORT, RunDir, remove_empty
 
@@ -153,6 +157,15 @@ class Driver:
         """Whether the user wants a stop, or a stage was stopped. No further stage begins then."""
         self._fallen = ""
         """A line about the process of this machine's Ray that has died; empty while Ray lives."""
+        self._exports = ExportTable(
+            chain,
+            stages,
+            root,
+            prepare=partial(prepared, tell=StageLine(partial(_tell_of, show, "exports"))),
+            tell=lambda status: show({"exports": status}),
+        )
+        self._are_exports_left = False
+        """Whether the user has interrupted the comparison of the exports."""
 
     def drive(self, shared: str = "") -> bool:
         """Run until no stage is running and none can begin. Return whether to connect to Ray again and continue.
@@ -161,6 +174,8 @@ class Driver:
         """
         from cluster.workers.ray_internals import dead_main_process
 
+        for name, outcome in self._ended.items():  # done by an earlier command
+            self._ended[name] = self._checked_export(name, outcome)
         while True:
             try:
                 if gone := dead_main_process():
@@ -170,6 +185,7 @@ class Driver:
                 self._fallen = ""
                 self._begin(shared)
                 if not self._working:
+                    self._compare()
                     return False
                 self._look()
                 time.sleep(REFRESH)
@@ -192,6 +208,35 @@ class Driver:
         outcome, line = self._outcome()
         found = self.record() | {"state": str(outcome), "ended": time.time()}
         return ChainOutcome(outcome, finish(self._chain, self._stages, self._root, found), line)
+
+    def _compare(self) -> None:
+        """Measure all exports once every stage is done."""
+        ended = {name for name, each in self._ended.items() if each.outcome == Outcome.DONE}
+        if self._stopping or ended != set(self._stages):
+            return
+        try:
+            self._exports.measure_all()
+        except KeyboardInterrupt:
+            self._are_exports_left = True
+            return
+        for name in self._stages:
+            if why := shortfall(self._chain, self._root, name):
+                self._ended[name] = RunOutcome(Outcome.FAILED, None, why)
+
+    def _checked_export(self, name: str, outcome: RunOutcome) -> RunOutcome:
+        """Return the outcome of a stage: failed if its export keeps too little, or cannot be measured."""
+        if outcome.outcome != Outcome.DONE:
+            return outcome
+        try:
+            self._exports.measure(name)
+        except (InputError, ExportFailed) as error:
+            return RunOutcome(Outcome.FAILED, None, str(error))
+        except KeyboardInterrupt:  # the next command measures it
+            self._stop()
+            self._are_exports_left = True
+            return outcome
+        why = shortfall(self._chain, self._root, name)
+        return RunOutcome(Outcome.FAILED, None, why) if why else outcome
 
     def _stop(self) -> None:
         """Ask all stages to commit and end."""
@@ -237,6 +282,7 @@ class Driver:
         if outcome.summary and outcome.summary["state"] == Outcome.STOPPED:
             outcome = RunOutcome(Outcome.STOPPED, outcome.summary, outcome.line)
             self._stopping = True
+        outcome = self._checked_export(name, outcome)
         self._working.pop(name, None)
         self._ended[name] = outcome
         self.record()
@@ -247,6 +293,8 @@ class Driver:
         left = [name for name in self._stages if name not in self._ended]
         bad = [name for name, each in found.items() if each.outcome != Outcome.STOPPED]
         if not (found or left):
+            if self._are_exports_left:
+                return Outcome.STOPPED, "the exports are not compared yet; the same command goes on"
             return Outcome.DONE, ""
         if self._fallen:
             return Outcome.FAILED, f"{self._fallen}; the same command goes on from the last commits"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -77,8 +77,23 @@ def _parent(
 def _update(parent: ParentRun, stages: Mapping[str, StageRun], found: Mapping[str, Any]) -> None:
     parent.nest(stage.run for stage in stages.values() if stage.job.tracking)
     ended = sum(each["state"] == Outcome.DONE for each in found["stages"])
-    losses = {f"{each['stage']}.loss": each["loss"] for each in found["stages"]}
-    parent.log_figures(losses, ended)
+    figures = {f"{each['stage']}.loss": each["loss"] for each in found["stages"]}
+    figures |= {
+        f"{row['export']}.{name}": value
+        for row in found.get("exports", ())
+        for name, value in _of_export(row)
+    }
+    parent.log_figures(figures, ended)
+
+
+def _of_export(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield what was measured of an export, by name."""
+    yield f"export_{row['metric']}", row["metrics"][row["metric"]]
+    yield "export_share", row["share"]
+    yield "export_weights_bytes", row["weights_bytes"]
+    yield "export_memory_bytes", row["memory_bytes"]
+    for speed in row["speeds"]:
+        yield f"export_p50_seconds_batch_{speed['batch']}", speed["p50_seconds"]
 
 
 def _publish(parent: ParentRun, stages: Mapping[str, StageRun], found: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from orchestrator.chain.exports import check_compress
 from orchestrator.chain.stage_run import StageRun
 from orchestrator.checkpoint.identity import BASE, CONTINUED, check_same_run
 from orchestrator.checkpoint.manifest import CommitManifest
@@ -61,6 +62,7 @@ def check_chain(
     resolved: dict[str, ResolvedJob] = {}
     problems = Problems()
     _check_exports_are_here(chain, root)
+    check_compress(chain, stages)
     with stand_ins(chain, stages) as jobs:
         for name, stage in stages.items():
             with problems.noted(), of_stage(name):

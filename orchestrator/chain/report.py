@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from orchestrator.bench.page import drawn
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.redact import redact
@@ -41,6 +42,7 @@ def report(root: RunDir) -> str:
         "steps": sum(stage["step"] for stage in stages),
         "seconds": _covered(stages),
         "timeline": _timeline(stages),
+        "exports": drawn(found["exports"]) if found.get("exports") else None,
         "job": redact(root.read_text("job.yaml") or ""),
     }
     return render(Path(__file__).with_name("chain_report.html.j2"), content)

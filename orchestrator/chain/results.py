@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from orchestrator.chain.exports import rows_of, shares, shortfall
 from orchestrator.chain.stage_run import StageRun
 from orchestrator.config.chain import ChainSpec
 from orchestrator.config.errors import InputError
@@ -42,6 +43,12 @@ def record(
         failed = [each for each in before.get("stages") or () if each["state"] == Outcome.FAILED]
         lines = {each["stage"]: each["reason"] for each in failed}
     found = [_stage_or_why(stage, lines.get(name, "")) for name, stage in stages.items()]
+    kept = shares(chain, root)
+    for each in found:
+        each["share"] = kept.get(each["stage"])
+        if each["state"] == Outcome.DONE and (why := shortfall(chain, root, each["stage"])):
+            each["state"] = str(Outcome.FAILED)
+            each["reason"] = why
     for each in found:  # a stage that can never begin gets the reason
         unfit = [other["stage"] for other in found if other["stage"] in each["needs"] and _is_over(other)]
         if each["state"] == WAITING and not each["reason"] and unfit:
@@ -56,6 +63,7 @@ def record(
         "cost_usd": sum(costs) if costs else None,
         "worker_hours": sum(each["worker_hours"] for each in found),
         "stages": found,
+        "exports": rows_of(chain, root),
     }
 
 

@@ -44,6 +44,7 @@ for _module in (
     "report",
     "checkpoint",
     "evaluate",
+    "bench",
     "data",
     "cluster_render",
     "chaos",

@@ -16,25 +16,54 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import Field, ValidationError
+
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config import spec
 from orchestrator.config.commit_steps import regular_before
 from orchestrator.config.document import read_document
 from orchestrator.config.errors import InputError
-from orchestrator.config.paths import REFERENCE, resolve_paths
+from orchestrator.config.paths import REFERENCE, absolute, resolve_paths
 from orchestrator.config.spec import STAGES, JobSpec, parse
+from orchestrator.config.strict import Count, Positive, StrictModel
+from orchestrator.config.validation_messages import refused
 from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding.config import TrainedTokenizer
 
 INIT = "workload.init_from"
 CONTINUE = "train.continue_from"
 TOKENIZER = "data.tokenizer"
+COMPRESS = "compress"
 """The keys of a job that may name a stage."""
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,30}")
 LONGEST = 62
 """Maximum number of characters of the chain's and a stage's name together. Joined by a hyphen, they name a run."""
 RESERVED = frozenset({"checkpoints"})
 """Names that a stage cannot have, because a run directory uses them for something else."""
+
+
+class CompressSpec(StrictModel):
+    """What the exports of a chain must keep of one stage's metric, for a chain that makes a model smaller or faster.
+
+    Every stage with an export is measured as soon as it is done. One that keeps too little fails, and the chain with
+    it. At the end all exports are timed in turns.
+    """
+
+    keep: float = Field(
+        gt=0.0,
+        le=1.0,
+        description="least share of the teacher's metric that every export keeps, such as 0.97",
+    )
+    on: str = Field(min_length=1, description="files of held-out rows, with the columns of the stages' data")
+    metric: str | None = Field(
+        default=None, description="the metric to keep; unset: accuracy of classes, else perplexity"
+    )
+    teacher: str | None = Field(
+        default=None,
+        description="the stage with which the others are compared; unset: the first with an export",
+    )
+    samples: Positive = Field(default=2000, description="most held-out samples to read")
+    rounds: Count = Field(default=20, description="turns in which each export is timed; 0 times none")
 
 
 class Input(NamedTuple):
@@ -91,6 +120,15 @@ class ChainSpec:
 
     name: str
     stages: tuple[Stage, ...]
+    compress: CompressSpec | None = None
+
+    @property
+    def exporting(self) -> tuple[Stage, ...]:
+        """Return the stages whose exports are compared, the teacher first; none without `compress`."""
+        if self.compress is None:
+            return ()
+        stages = [stage for stage in self.stages if stage.job.checkpoint.export]
+        return tuple(sorted(stages, key=lambda stage: stage.name != self.compress.teacher))  # type: ignore[union-attr]
 
     def __getitem__(self, name: str) -> Stage:
         return next(stage for stage in self.stages if stage.name == name)
@@ -111,14 +149,15 @@ class ChainSpec:
 
     def with_paths(self, base: Path) -> ChainSpec:
         """Return the chain with relative local paths made absolute against `base`."""
-        return ChainSpec(
-            self.name, tuple(Stage(each.name, resolve_paths(each.job, base)) for each in self.stages)
-        )
+        stages = tuple(Stage(each.name, resolve_paths(each.job, base)) for each in self.stages)
+        compress = self.compress and self.compress.model_copy(update={"on": absolute(self.compress.on, base)})
+        return ChainSpec(self.name, stages, compress)
 
     def document(self) -> dict[str, Any]:
         """Return the chain as a job file in which every stage has all of its keys."""
         stages = [{**stage.job.model_dump(mode="json"), "name": stage.name} for stage in self.stages]
-        return {"name": self.name, STAGES: stages}
+        compress = {COMPRESS: self.compress.model_dump(mode="json")} if self.compress else {}
+        return {"name": self.name, STAGES: stages, **compress}
 
 
 def load_job(path: str | Path, overrides: Iterable[str] = ()) -> JobSpec | ChainSpec:
@@ -138,7 +177,7 @@ def parse_chain(document: Mapping[str, Any], where: str = "job") -> ChainSpec:
         raise InputError("is missing", f"{where}: name", "name the chain")
     if not isinstance(given, list) or not given:
         raise InputError("must be a list of stages", f"{where}: {STAGES}", "give each a name and its keys")
-    common = {key: value for key, value in document.items() if key not in (STAGES, "name")}
+    common = {key: value for key, value in document.items() if key not in (STAGES, COMPRESS, "name")}
     stages: list[Stage] = []
     for number, own in enumerate(given):
         stage = _name_of(own, f"{where}: {STAGES}.{number}", [stage.name for stage in stages])
@@ -151,11 +190,32 @@ def parse_chain(document: Mapping[str, Any], where: str = "job") -> ChainSpec:
         if job.tune is not None:
             raise InputError("a stage cannot be a search", f"{place}.tune", "leave it out")
         stages.append(Stage(stage, job))
-    chain = ChainSpec(name, _ordered(stages, where))
+    ordered = _ordered(stages, where)
+    chain = ChainSpec(name, ordered, _compress(document.get(COMPRESS), ordered, where))
     for each in chain.stages:
         _check_inputs(chain, each, f"{where}: {STAGES}.{each.name}")
     _check_together(chain, where)
     return chain
+
+
+def _compress(given: Any, stages: Sequence[Stage], where: str) -> CompressSpec | None:
+    """Return the key `compress` of a chain of these stages. Raises InputError."""
+    if given is None:
+        return None
+    place = f"{where}: {COMPRESS}"
+    try:
+        compress = CompressSpec.model_validate(given)
+    except ValidationError as error:
+        raise refused(given, error, place, CompressSpec) from None
+    exporting = [stage.name for stage in stages if stage.job.checkpoint.export]
+    if len(exporting) < 2:
+        hint = "set checkpoint.export of the teacher's stage and of one that begins after it"
+        raise InputError("compares exports, and fewer than two stages make one", place, hint)
+    teacher = compress.teacher or exporting[0]
+    if teacher not in exporting:
+        hint = f"name one of {', '.join(exporting)}"
+        raise InputError(f"{teacher} is no stage with an export", f"{place}.teacher", hint)
+    return compress.model_copy(update={"teacher": teacher})
 
 
 def schema() -> str:
@@ -164,6 +224,7 @@ def schema() -> str:
     definitions = job.pop("$defs")
     keys = {key: {"description": "the default of all stages"} for key in job["properties"]}
     own = {"type": "object", "required": ["name"], "properties": {key: {} for key in job["properties"]}}
+    compress = CompressSpec.model_json_schema()
     stage = own | {
         "additionalProperties": False,
         "description": "a job; its other keys are those beside stages",
@@ -173,7 +234,7 @@ def schema() -> str:
         "description": "Several jobs, each of which may start from an earlier one's results.",
         "type": "object",
         "required": ["name", STAGES],
-        "properties": keys | {STAGES: {"type": "array", "minItems": 1, "items": stage}},
+        "properties": keys | {STAGES: {"type": "array", "minItems": 1, "items": stage}, COMPRESS: compress},
         "additionalProperties": False,
     }
     return json.dumps({"$defs": definitions, "anyOf": [job, chain]}, indent=2)

@@ -129,10 +129,11 @@ def format_of_export(folder: str) -> int:
     return int(known.get("data_format", EARLIER)) if isinstance(known, dict) else FORMAT
 
 
-def workload_of_export(spec: JobSpec) -> Workload:
+def workload_of_export(spec: JobSpec, needs_weights: bool = True) -> Workload:
     """Return the workload of a job from `spec_of_export`.
 
-    Raises InputError, also for a folder that lacks the weights of a part of the model, which would be random.
+    Raises InputError, also for a folder that lacks the weights of a part of the model, which would be random. Only
+    without `needs_weights` may the folder have none that transformers reads, such as that of an ONNX model.
     """
     from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
     from workloads.hf.weight_files import check_none_unread, has_weights
@@ -142,7 +143,7 @@ def workload_of_export(spec: JobSpec) -> Workload:
     with wrong_input(folder):
         check_none_unread(folder)
         complete = has_weights(folder)
-    if not complete:
+    if needs_weights and not complete:
         raise InputError("has a configuration and no weights", folder, "give a folder with model.safetensors")
     job = resolve(spec)
     data_format = format_of_export(folder)
@@ -155,6 +156,8 @@ def workload_of_export(spec: JobSpec) -> Workload:
         data_format=data_format,
         model=job.model,
     )
+    if not needs_weights:
+        return workload
     # A class that is run unchanged refuses a folder without weights itself, except for the head's.
     stored = getattr(workload, "pretrained", None)
     fresh = list(getattr(workload, "new", ()))

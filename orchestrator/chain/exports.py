@@ -1,0 +1,159 @@
+"""The exports of a chain with `compress`: measured as soon as their stages are done, and compared with the teacher's.
+
+What was measured is in exports.json of the chain's directory, by the content of each export, so that a chain which goes
+on measures only what is new.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cluster.local.ray_session import processors_here
+from orchestrator.bench.export_folder import ExportFolder, read_exports
+from orchestrator.bench.inputs import Inputs, Prepare, check_comparable, metrics_of, read_inputs
+from orchestrator.bench.measure import Tell, measure_exports, to_json
+from orchestrator.chain.stage_run import StageRun
+from orchestrator.config.chain import COMPRESS, ChainSpec
+from orchestrator.config.errors import InputError
+from orchestrator.export.target import mark_of
+from orchestrator.storage.run_directory import RunDir
+from orchestrator.storage.uri import is_local
+
+EXPORTS = "exports.json"
+"""What was measured of the exports: {"metric", "rows": {stage: the row of `measure.to_json`, and `mark`}}."""
+BATCHES = (1, 32)
+"""The sizes of batches that are timed."""
+
+
+def check_compress(chain: ChainSpec, stages: Mapping[str, StageRun]) -> None:
+    """Raise InputError if the exports of the chain cannot be compared."""
+    if (compress := chain.compress) is None:
+        return
+    for stage in chain.exporting:
+        objective = stage.job.workload.objective
+        metrics = metrics_of(objective)
+        if not metrics:
+            hint = f"leave {COMPRESS} out, and compare them with `orchestrator evaluate`"
+            raise InputError(
+                f"{stage.name} trains {objective}, whose exports are not measured", COMPRESS, hint
+            )
+        if compress.metric is not None and compress.metric not in metrics:
+            hint = f"use {', '.join(metrics)}"
+            raise InputError(f"{compress.metric} is not measured", f"{COMPRESS}.metric", hint)
+        if not is_local(place := _folder(stages[stage.name])):
+            hint = f"set checkpoint.export_to of {stage.name} to a folder"
+            raise InputError(f"{place} is not on this machine", COMPRESS, hint)
+
+
+def shares(chain: ChainSpec, root: RunDir) -> dict[str, float]:
+    """Return the share of the teacher's metric that each measured stage keeps; empty without `compress`."""
+    rows = _stored(chain, root).get("rows", {})
+    return {name: row["share"] for name, row in rows.items()}
+
+
+def rows_of(chain: ChainSpec, root: RunDir) -> list[dict[str, Any]]:
+    """Return what was measured of the stages, the teacher first."""
+    rows = _stored(chain, root).get("rows", {})
+    return [rows[stage.name] for stage in chain.exporting if stage.name in rows]
+
+
+def shortfall(chain: ChainSpec, root: RunDir, name: str) -> str:
+    """Return why a stage fails because of what its export keeps; empty if it keeps enough, or was not measured."""
+    share = shares(chain, root).get(name)
+    if chain.compress is None or share is None or share >= chain.compress.keep:
+        return ""
+    metric = _stored(chain, root)["metric"]
+    kept = f"{100 * share:.1f} % of {chain.compress.teacher}'s {metric}"
+    return f"its export keeps {kept}, less than {COMPRESS}.keep of {100 * chain.compress.keep:g} %"
+
+
+class ExportTable:
+    """Measures the exports of a chain."""
+
+    def __init__(
+        self, chain: ChainSpec, stages: Mapping[str, StageRun], root: RunDir, prepare: Prepare, tell: Tell
+    ) -> None:
+        """
+        Args:
+            chain: the chain.
+            stages: its stages, by name.
+            root: its directory.
+            prepare: prepares held-out rows on the cluster that the chain runs on.
+            tell: is told how far a measurement is.
+        """
+        self._chain = chain
+        self._stages = stages
+        self._root = root
+        self._prepare = prepare
+        self._tell = tell
+        self._inputs: dict[str, Inputs] = {}
+
+    def measure(self, name: str) -> None:
+        """Measure the metrics of a stage that is done, and of the teacher, unless that was done before.
+
+        Raises InputError if the export cannot read the rows, or predicts something else than the teacher's;
+        `ExportFailed` if it cannot be run.
+        """
+        if name not in {stage.name for stage in self._chain.exporting} or self._chain.compress is None:
+            return
+        wanted = list(dict.fromkeys([str(self._chain.compress.teacher), name]))
+        if self._chain.compress.teacher != name and not self._is_exported(wanted[0]):
+            return  # the teacher is not done yet; `measure_all` compares them at the end
+        if any(not self._is_measured(each) for each in wanted):
+            self._measure(wanted, rounds=0)
+
+    def measure_all(self) -> None:
+        """Measure the metrics and the speeds of all exports, in turns, unless that was done before."""
+        compress = self._chain.compress
+        names = [stage.name for stage in self._chain.exporting]
+        if compress is None or all(self._is_measured(name, timed=compress.rounds > 0) for name in names):
+            return
+        self._measure(names, compress.rounds)
+
+    def _measure(self, names: Sequence[str], rounds: int) -> None:
+        compress = self._chain.compress
+        assert compress is not None
+        exports = [self._export(name) for name in names]
+        for name, export in zip(names, exports, strict=True):
+            if name not in self._inputs:
+                rows = read_inputs([export], compress.on, (), compress.samples, self._prepare)
+                self._inputs[name] = rows[0]
+        inputs = [self._inputs[name] for name in names]
+        check_comparable(exports, inputs)
+        metric = compress.metric or inputs[0].metrics[0]
+        measured = measure_exports(
+            exports, inputs, batches=BATCHES, rounds=rounds, threads=processors_here(), tell=self._tell
+        )
+        found = _stored(self._chain, self._root).get("rows", {})
+        for name, row in zip(names, to_json(measured, metric), strict=True):
+            found[name] = row | {"mark": self._mark(name)}
+        self._root.write_json(EXPORTS, {"metric": metric, "on": compress.on, "rows": found})
+
+    def _export(self, name: str) -> ExportFolder:
+        (found,) = read_exports([_folder(self._stages[name])])
+        return ExportFolder(name, found.path, found.runtime, found.weights_bytes, found.parameters)
+
+    def _is_exported(self, name: str) -> bool:
+        return bool(mark_of(_folder(self._stages[name])))
+
+    def _is_measured(self, name: str, timed: bool = False) -> bool:
+        row = _stored(self._chain, self._root).get("rows", {}).get(name)
+        return row is not None and row["mark"] == self._mark(name) and (bool(row["speeds"]) or not timed)
+
+    def _mark(self, name: str) -> str:
+        return hashlib.sha256(mark_of(_folder(self._stages[name])).encode()).hexdigest()
+
+
+def _folder(stage: StageRun) -> str:
+    return stage.job.checkpoint.export_to or stage.run.at("export")
+
+
+def _stored(chain: ChainSpec, root: RunDir) -> dict[str, Any]:
+    """Return exports.json; empty without one, and where it is about another metric or other rows."""
+    compress = chain.compress
+    found = root.read_json_or_empty(EXPORTS) if compress else {}
+    if not compress or found.get("on") != compress.on:
+        return {}
+    return found if compress.metric in (None, found["metric"]) else {}

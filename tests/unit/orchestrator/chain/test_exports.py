@@ -1,0 +1,106 @@
+"""What the exports of a chain must keep: the key `compress`, and what counts as too little."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.chain.exports import EXPORTS, check_compress, rows_of, shares, shortfall
+from orchestrator.chain.stage_run import stage_runs
+from orchestrator.config.chain import ChainSpec, parse_chain
+from orchestrator.config.errors import InputError
+from orchestrator.storage.run_directory import RunDir
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    return {
+        "name": "smaller",
+        "data": {
+            "sources": [{"uri": "corpus/*.txt"}],
+            "tokenizer": {"train_bpe": 512},
+            "sequence_length": 64,
+        },
+        "train": {"steps": 10, "global_batch": 8},
+        "workload": {"model": "gpt-tiny"},
+        "checkpoint": {"export": "hf"},
+        "compress": {"keep": 0.9, "on": "held.txt", **changes},
+        "stages": [
+            {"name": "teacher"},
+            {"name": "student", "data": {"tokenizer": "stage:teacher"}},
+            {"name": "draft", "data": {"tokenizer": "stage:teacher"}, "checkpoint": {"export": None}},
+        ],
+    }
+
+
+def test_the_teacher_is_the_first_stage_with_an_export_and_comes_first() -> None:
+    chain = parse_chain(document())
+    assert chain.compress is not None
+    assert chain.compress.teacher == "teacher"
+    assert [stage.name for stage in parse_chain(document(teacher="student")).exporting] == [
+        "student",
+        "teacher",
+    ]
+    placed = chain.with_paths(Path("/base"))
+    assert placed.compress is not None
+    assert placed.compress.on == "/base/held.txt"
+    assert parse_chain(placed.document()) == placed
+    assert parse_chain({**document(), "compress": None}).exporting == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"keep": 1.2}, "compress: keep: should be less than or equal to 1"),
+        ({"kept": 0.9}, "kept: unknown key"),
+        ({"teacher": "draft"}, "draft is no stage with an export; name one of teacher, student"),
+        ({"teacher": "nobody"}, "nobody is no stage with an export"),
+    ],
+)
+def test_what_is_wrong_is_said_where(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError) as error:
+        parse_chain(document(**changes))
+    assert says in str(error.value)
+    assert "compress" in str(error.value)
+
+
+def test_one_export_is_compared_with_nothing() -> None:
+    given = document()
+    given["stages"][1]["checkpoint"] = {"export": None}
+    with pytest.raises(InputError, match="fewer than two stages make one"):
+        parse_chain(given)
+
+
+def test_an_objective_or_a_metric_that_is_not_measured_is_refused(tmp_path: Path) -> None:
+    root = RunDir(str(tmp_path))
+    chain = parse_chain(document(metric="f1"))
+    with pytest.raises(InputError, match="f1 is not measured") as error:
+        check_compress(chain, stage_runs(chain, root))
+    assert "perplexity" in error.value.hint
+    given = document()
+    given["workload"] = {"model": "t5-tiny", "objective": "span_corruption"}
+    chain = parse_chain(given)
+    with pytest.raises(InputError, match="teacher trains span_corruption, whose exports are not measured"):
+        check_compress(chain, stage_runs(chain, root))
+
+
+def measured(chain: ChainSpec, root: RunDir, share: float) -> None:
+    assert chain.compress is not None
+    rows = {"teacher": {"export": "teacher", "share": 1.0}, "student": {"export": "student", "share": share}}
+    root.write_json(EXPORTS, {"metric": "perplexity", "on": chain.compress.on, "rows": rows})
+
+
+def test_a_stage_below_the_share_falls_short_and_other_rows_do_not_count(tmp_path: Path) -> None:
+    root = RunDir(str(tmp_path))
+    chain = parse_chain(document())
+    assert shortfall(chain, root, "student") == ""
+    measured(chain, root, 0.899)
+    says = "its export keeps 89.9 % of teacher's perplexity, less than compress.keep of 90 %"
+    assert shortfall(chain, root, "student") == says
+    assert shortfall(chain, root, "teacher") == shortfall(chain, root, "draft") == ""
+    assert [row["export"] for row in rows_of(chain, root)] == ["teacher", "student"]
+    measured(chain, root, 0.9)
+    assert shortfall(chain, root, "student") == ""
+    for other in (document(on="other.txt"), document(metric="loss")):
+        assert shares(parse_chain(other), root) == {}
