@@ -45,6 +45,10 @@ load.
 
 HAS_8_BITS = (8, 9)
 """The first compute capability with float8 products, Ada (NVIDIA's CUDA programming guide)."""
+LAZY_GLOO = "TORCH_GLOO_LAZY_INIT"
+"""gloo's switch to connect two ranks at their first message. By default each rank of a group connects to all others at
+once, and most of these connections are never used: a sum over N ranks needs about log N of them.
+"""
 KEPT_BY_MALLOC = {-3: 32 * 2**20, -1: 2**31 - 1}
 """glibc's M_MMAP_THRESHOLD at its maximum, and M_TRIM_THRESHOLD (mallopt(3)). With these a step of a small model takes
 up to a third less time (docs/benchmarks.md).
@@ -140,6 +144,7 @@ def open_device(train: TrainSpec, worker: PerWorker, context: WorkerContext) -> 
     store = context.store or dist.TCPStore(
         rank_info.host, context.store_port(), is_master=False, timeout=COLLECTIVE_TIMEOUT
     )
+    os.environ.setdefault(LAZY_GLOO, "1")
     dist.init_process_group(
         backend, store=store, rank=rank_info.rank, world_size=rank_info.world_size, timeout=COLLECTIVE_TIMEOUT
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.parallel.device import COLLECTIVE_TIMEOUT
-from orchestrator.parallel.layout import Layout
+from orchestrator.parallel.layout import AXES, Layout
 from orchestrator.parallel.step_clock import StepClock
 
 Coordinate = dict[str, int]
@@ -70,36 +70,41 @@ class Mesh:
         self.clock = clock
         self.rank = dist.get_rank()
         self.coordinate: Coordinate = layout.coordinate(self.rank)
-        # Groups by their ranks: axes of equal ranks share one. None for a group of one rank.
-        self._made: dict[tuple[int, ...], dist.ProcessGroup | None] = {
-            tuple(range(layout.world)): dist.group.WORLD
-        }
+        # This rank's groups by their ranks: axes of equal ranks share one. None for a group of one rank.
+        everyone = tuple(range(layout.world))
+        self._made: dict[tuple[int, ...], dist.ProcessGroup | None] = {everyone: dist.group.WORLD}
+        pp, dp, cp, tp = (self.coordinate[axis] for axis in AXES)
         ep = layout.ep
-        self.world = self._groups(lambda p: ())
-        self.tp = self._groups(lambda p: (p["pp"], p["dp"], p["cp"]))
-        self.cp = self._groups(lambda p: (p["pp"], p["dp"], p["tp"]))
-        self.pp = self._groups(lambda p: (p["dp"], p["cp"], p["tp"]))
-        self.data = self._groups(lambda p: (p["pp"], p["tp"]))
-        self.expert = self._groups(lambda p: (p["pp"], p["dp"] // ep, p["cp"], p["tp"]))
-        self.expert_data = self._groups(lambda p: (p["pp"], p["dp"] % ep, p["tp"]))
+        self.world = self._group(everyone)
+        self.tp = self._group(layout.rank(pp=pp, dp=dp, cp=cp, tp=i) for i in range(layout.tp))
+        self.cp = self._group(layout.rank(pp=pp, dp=dp, cp=i, tp=tp) for i in range(layout.cp))
+        self.pp = self.of_stages(frozenset(range(layout.pp)))
+
+        def replicas(numbers: Iterable[int]) -> Iterator[int]:
+            """Yield the ranks of these replicas, which are numbered dp x cp + cp, for this rank's stage and shard."""
+            return (layout.rank(pp=pp, dp=n // layout.cp, cp=n % layout.cp, tp=tp) for n in numbers)
+
+        mine = dp * layout.cp + cp
+        all_replicas = range(layout.replicas)
+        same_experts = [n for n in all_replicas if n // layout.cp % ep == dp % ep]
+        first = dp // ep * ep
         ways = layout.sharded
-
-        def of_copy(p: Coordinate) -> tuple[int, int]:
-            """Return the number of the rank's copy, and the rank's index in it."""
-            return divmod(p["dp"] * layout.cp + p["cp"], ways)
-
-        self.shard = self._groups(lambda p: (p["pp"], p["tp"], of_copy(p)[0]))
-        self.copies = self._groups(lambda p: (p["pp"], p["tp"], of_copy(p)[1]))
+        copy = range(mine // ways * ways, mine // ways * ways + ways)
+        self.data = self._group(replicas(all_replicas))
+        self.expert = self._group(layout.rank(pp=pp, dp=first + i, cp=cp, tp=tp) for i in range(ep))
+        self.expert_data = self._group(replicas(same_experts))
+        self.shard = self._group(replicas(copy))
+        self.copies = self._group(replicas(all_replicas[mine % ways :: ways]))
         # With several copies FSDP2 needs a handle for this group even if it has one rank.
-        self.expert_shard = self._groups(
-            lambda p: (p["pp"], p["tp"], p["dp"] % ep, of_copy(p)[0]), ep > 1 and self.copies.size > 1
-        )
+        needs_handle = ep > 1 and self.copies.size > 1
+        self.expert_shard = self._group(replicas(n for n in same_experts if n in copy), needs_handle)
 
     def of_stages(self, pipeline_ranks: frozenset[int]) -> ProcessGroup:
         """Return the ranks of this pipeline with the given indices; this rank alone if it is not one of them."""
-        return self._groups(
-            lambda p: (p["dp"], p["cp"], p["tp"], 0 if p["pp"] in pipeline_ranks else 1 + p["pp"])
-        )
+        place = self.coordinate
+        mine = place["pp"]
+        stages = sorted(pipeline_ranks) if mine in pipeline_ranks else [mine]
+        return self._group(self.layout.rank(**{**place, "pp": stage}) for stage in stages)
 
     def connect(self, device: torch.device) -> None:
         """Create this rank's NCCL communicators now, in the same order on all ranks.
@@ -111,32 +116,25 @@ class Mesh:
         if device.type != "cuda":
             return
         one = torch.ones(1, device=device)
-        for ranks, handle in self._made.items():
-            if handle is not None and self.rank in ranks:
+        for handle in self._made.values():
+            if handle is not None:
                 dist.all_reduce(one, dist.ReduceOp.MAX, group=handle)
         one.item()  # waits, so that a failed connection is reported here
 
-    def _groups(
-        self, key: Callable[[Coordinate], tuple[int, ...]], even_of_one: bool = False
-    ) -> ProcessGroup:
-        """Create the groups of ranks with equal keys, and return this rank's.
+    def _group(self, ranks: Iterable[int], even_of_one: bool = False) -> ProcessGroup:
+        """Return the group of these ranks, in ascending order, of which this rank is one.
 
-        torch requires every rank to create every group, in the same order.
+        Only its members create a group. Each rank creates its groups in the same order of axes, so the members of a
+        group that waits for one of them wait for a group of an earlier axis, and no circle of waiting ranks arises.
 
         Args:
-            key: the key of a rank, by its coordinate.
+            ranks: its members.
             even_of_one: whether a group of one rank gets a handle too.
         """
-        members: dict[tuple[int, ...], list[int]] = {}
-        for rank in range(self.layout.world):
-            members.setdefault(key(self.layout.coordinate(rank)), []).append(rank)
-        mine = None
-        for ranks in map(tuple, members.values()):
-            if self._made.get(ranks) is None:
-                # The timeout is passed explicitly: a new group does not inherit that of the world.
-                needs_handle = len(ranks) > 1 or even_of_one
-                self._made[ranks] = dist.new_group(list(ranks), COLLECTIVE_TIMEOUT) if needs_handle else None
-            if self.rank in ranks:
-                mine = ProcessGroup(ranks, ranks.index(self.rank), self._made[ranks], self.clock)
-        assert mine is not None
-        return mine
+        members = tuple(ranks)
+        if self._made.get(members) is None and (len(members) > 1 or even_of_one):
+            # The timeout is passed explicitly: a new group does not inherit that of the world.
+            self._made[members] = dist.new_group(
+                list(members), COLLECTIVE_TIMEOUT, use_local_synchronization=True
+            )
+        return ProcessGroup(members, members.index(self.rank), self._made.get(members), self.clock)

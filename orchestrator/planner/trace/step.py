@@ -263,16 +263,9 @@ def _other_ranks(rank: int, world: int) -> Iterator[dist.ProcessGroup]:
     if dist.is_initialized():
         raise RuntimeError("cannot trace a rank in a process that belongs to a process group")
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
-    new_group = dist.new_group
-
-    def own_group(ranks: list[int], *_: Any) -> Any:
-        # In a large world most groups are of other ranks, and creating them takes long.
-        return new_group(ranks) if rank in ranks else None
-
     try:
         assert dist.group.WORLD is not None
-        with replaced(dist, "new_group", own_group):
-            yield dist.group.WORLD
+        yield dist.group.WORLD
     finally:
         dist.destroy_process_group()
         # DTensor caches results of operators by their mesh. The mesh of the next trace compares equal, but the groups

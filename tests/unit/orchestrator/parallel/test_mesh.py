@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
+import pytest
 import torch.distributed as dist
 from rendezvous import recorded
 
@@ -16,5 +19,51 @@ def test_groups_of_some_ranks_wait_as_long_as_that_of_all() -> None:
     with recorded(1, 8), mock.patch.object(dist, "new_group", wraps=dist.new_group) as made:
         mesh = Mesh(Layout(pp=2, dp=2, tp=2))
     assert (mesh.tp.ranks, mesh.data.ranks, mesh.pp.ranks) == ((0, 1), (1, 3), (1, 5))
-    assert len(made.call_args_list) == 12
+    assert len(made.call_args_list) == 3, "none of other ranks"
     assert {call.args[1] for call in made.call_args_list} == {COLLECTIVE_TIMEOUT}
+
+
+LAYOUTS = (
+    Layout(pp=2, dp=2, cp=2, tp=2),
+    Layout(dp=8, zero=3, shard=2),
+    Layout(dp=8, ep=2, zero=3, shard=4),
+    Layout(dp=4, cp=2, ep=4, zero=2, shard=4),
+    Layout(pp=2, dp=4, ep=2, zero=2, shard=2, tp=2),
+    Layout(pp=3, dp=2, cp=2, tp=2, ep=2),
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_group_holds_the_ranks_that_share_what_it_does_not_divide(layout: Layout) -> None:
+    """By definition: ranks are in one group if the coordinates that the group does not divide are equal."""
+    ep, ways = layout.ep, layout.sharded
+
+    def copy(p: dict[str, int]) -> tuple[int, int]:
+        return divmod(p["dp"] * layout.cp + p["cp"], ways)
+
+    shared: dict[str, Callable[[dict[str, int]], Any]] = {
+        "world": lambda p: (),
+        "tp": lambda p: (p["pp"], p["dp"], p["cp"]),
+        "cp": lambda p: (p["pp"], p["dp"], p["tp"]),
+        "pp": lambda p: (p["dp"], p["cp"], p["tp"]),
+        "data": lambda p: (p["pp"], p["tp"]),
+        "expert": lambda p: (p["pp"], p["dp"] // ep, p["cp"], p["tp"]),
+        "expert_data": lambda p: (p["pp"], p["dp"] % ep, p["tp"]),
+        "shard": lambda p: (p["pp"], p["tp"], copy(p)[0]),
+        "copies": lambda p: (p["pp"], p["tp"], copy(p)[1]),
+        "expert_shard": lambda p: (p["pp"], p["tp"], p["dp"] % ep, copy(p)[0]),
+    }
+    for rank in range(layout.world):
+        with recorded(rank, layout.world):
+            mesh = Mesh(layout)
+            for name, key in shared.items():
+                mine = key(layout.coordinate(rank))
+                wanted = [r for r in range(layout.world) if key(layout.coordinate(r)) == mine]
+                group = getattr(mesh, name)
+                assert list(group.ranks) == wanted, (name, rank)
+                assert group.ranks[group.index] == rank
+                assert group.handle is not None or len(wanted) == 1
+            ends = mesh.of_stages(frozenset({0, layout.pp - 1}))
+            place = layout.coordinate(rank)
+            stages = sorted({0, layout.pp - 1}) if place["pp"] in (0, layout.pp - 1) else [place["pp"]]
+            assert list(ends.ranks) == [layout.rank(**{**place, "pp": stage}) for stage in stages]

@@ -1,0 +1,142 @@
+"""How long process groups take to make: on the fake group for many ranks, beside torch's own; on real gloo for few.
+
+    python tests/bench/bench_groups.py [--ranks 8 32] [--rounds 5]
+
+On the fake group nothing is sent, so what is measured is what one rank computes. The layouts of the peers' device mesh
+have the same axes. With gloo every rank is a process that is forked from this one, joins the group of all ranks, makes
+the groups of its layout, and does one sum over all ranks and one in each of its groups. Three variants take turns: the
+connections of every group made at once and groups of all ranks by all ranks (torch's default), the same with lazy
+connections, and this project's mesh with lazy connections. Sockets are counted after the sums.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing as mp
+import os
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from orchestrator.parallel.device import LAZY_GLOO
+from orchestrator.parallel.layout import AXES, Layout
+from orchestrator.parallel.mesh import Mesh
+
+LARGE = (Layout(pp=8, dp=32, tp=8, zero=2), Layout(pp=16, dp=128, tp=8, zero=2))
+"""Layouts of 2,048 and 16,384 ranks."""
+
+
+def of_torch(layout: Layout) -> object:
+    return init_device_mesh("cpu", tuple(getattr(layout, axis) for axis in AXES), mesh_dim_names=AXES)
+
+
+def on_fake_group(make: Callable[[Layout], object], layout: Layout) -> float:
+    dist.init_process_group("fake", store=FakeStore(), rank=layout.world // 3, world_size=layout.world)
+    started = time.perf_counter()
+    make(layout)
+    seconds = time.perf_counter() - started
+    dist.destroy_process_group()
+    return seconds
+
+
+def sockets() -> int:
+    """Return how many sockets this process has open."""
+    found = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found += os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket")
+    return found
+
+
+def join(variant: str, port: int, rank: int, layout: Layout, answer: Connection) -> None:
+    """The program of one rank with real gloo."""
+    try:
+        torch.set_num_threads(1)
+        os.environ.pop(LAZY_GLOO, None)
+        if variant != "torch":
+            os.environ[LAZY_GLOO] = "1"
+        store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
+        answer.send("ready")
+        answer.recv()
+        before = sockets()
+        started = time.perf_counter()
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=layout.world)
+        one = torch.ones(1)
+        if variant == "ours":
+            handles = [group for group in Mesh(layout)._made.values() if group is not None]
+        else:
+            mesh = of_torch(layout)
+            handles = [dist.group.WORLD, *(mesh.get_group(axis) for axis in AXES)]  # type: ignore[attr-defined]
+        for handle in handles:
+            dist.all_reduce(one, group=handle)
+        seconds = time.perf_counter() - started
+        answer.send((seconds, sockets() - before))
+        answer.recv()
+    except Exception:
+        traceback.print_exc()
+    os._exit(0)
+
+
+def on_gloo(variant: str, layout: Layout, port: int) -> tuple[float, float]:
+    """Return the seconds of the slowest rank, and the sockets of a rank in the mean."""
+    context = mp.get_context("fork")
+    pipes = [context.Pipe() for _ in range(layout.world)]
+    ranks = [
+        context.Process(target=join, args=(variant, port, rank, layout, pipes[rank][1]))
+        for rank in range(layout.world)
+    ]
+    for each in ranks:
+        each.start()
+    for _ in range(2):
+        found = [pipe.recv() for pipe, _ in pipes]
+        for pipe, _ in pipes:
+            pipe.send("go on")
+    for each in ranks:
+        each.join(30)
+        each.kill()
+    return max(seconds for seconds, _ in found), statistics.mean(count for _, count in found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, nargs="*", default=[8, 32])
+    parser.add_argument("--rounds", type=int, default=5)
+    asked = parser.parse_args()
+    print("fake group, one rank, median seconds")
+    for layout in LARGE:
+        times: dict[str, list[float]] = {"torch": [], "ours": []}
+        for _ in range(asked.rounds):
+            times["torch"].append(on_fake_group(of_torch, layout))
+            times["ours"].append(on_fake_group(Mesh, layout))
+        theirs, ours = (statistics.median(times[name]) for name in ("torch", "ours"))
+        print(
+            f"  {layout.world:6} ranks: torch {theirs:.4f}, ours {ours:.4f}, ratio {theirs / ours:.1f}",
+            flush=True,
+        )
+    print("gloo, the slowest rank's seconds and a rank's sockets, medians")
+    port = 29600
+    for world in asked.ranks:
+        layout = Layout(pp=2, dp=world // 4, tp=2)
+        found: dict[str, list[tuple[float, float]]] = {"torch": [], "torch, lazy": [], "ours": []}
+        for _ in range(asked.rounds):
+            for variant, rows in found.items():
+                port += 1
+                rows.append(on_gloo(variant, layout, port))
+        for variant, rows in found.items():
+            seconds, count = (statistics.median(column) for column in zip(*rows, strict=True))
+            print(f"  {world:4} ranks, {variant:11}: {seconds:.3f} s, {count:.0f} sockets", flush=True)
+
+
+if __name__ == "__main__":
+    main()
