@@ -25,13 +25,14 @@ KINDS = [*FILES, *FOLDERS, *NOTHING, *URIS, "search"]
 
 Words = list[str]
 RENDER: Words = ["cluster", "render"]
-KUBERAY, AWS = [*RENDER, "kuberay", "job.yaml", "--runs"], [*RENDER, "aws", "job.yaml"]
-LOCAL = [*RENDER, "local", "job.yaml", "--head-ip", "10.0.0.1", "--worker-ip"]
+OWN = ["--image", "image"]
+KUBERAY, AWS = [*RENDER, "kuberay", "job.yaml", *OWN, "--runs"], [*RENDER, "aws", "job.yaml", *OWN]
+LOCAL = [*RENDER, "local", "job.yaml", *OWN, "--head-ip", "10.0.0.1", "--worker-ip"]
 OF_A_JOB: list[Words] = [
     ["run"], ["plan"], ["rehearse"], ["submit"], ["tune"], ["chaos"], ["data", "prepare"],
-    [*KUBERAY[:2], "kuberay", "--runs", "s3://b"],
-    [*RENDER, "aws"], [*RENDER, "gcp", "--project", "p"], [*RENDER, "azure"],
-    [*RENDER, "local", "--head-ip", "10.0.0.1", "--worker-ip", "10.0.0.2"],
+    [*RENDER, "kuberay", *OWN, "--runs", "s3://b"],
+    [*RENDER, "aws", *OWN], [*RENDER, "gcp", *OWN, "--project", "p"], [*RENDER, "azure", *OWN],
+    [*RENDER, "local", *OWN, "--head-ip", "10.0.0.1", "--worker-ip", "10.0.0.2"],
 ]  # fmt: skip
 OF_A_RUN: list[Words] = [
     ["status"], ["stop"], ["verify-resume"], ["report"],
