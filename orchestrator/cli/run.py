@@ -169,6 +169,8 @@ def status(target: Target, address: Cluster = None, as_json: Json = False) -> No
     else:
         _print_status(found, job, directory is not None)
         print(other, end="\n" if other else "")
+    if directory is not None:
+        _settle(directory, as_json)
 
 
 def _print_status(found: dict[str, Any], job: Submission | None, has_run: bool) -> None:
@@ -176,6 +178,19 @@ def _print_status(found: dict[str, Any], job: Submission | None, has_run: bool) 
         print(f"{job.id}: {found['job']['state']}, run directory {job.run_dir}")
     if has_run:
         _show_status(found)
+
+
+def _settle(directory: RunDir, as_json: bool) -> None:
+    """Tell MLflow of a run that no controller drives any more; see `settle`."""
+    from orchestrator.observe.last_status import LOST, last_status
+
+    if last_status(directory).get("phase") != LOST:  # the next import takes a moment
+        return
+    from orchestrator.observe.mlflow_lost import settle
+
+    line = settle(directory)
+    if line and not as_json:
+        print(line)
 
 
 def stop(
