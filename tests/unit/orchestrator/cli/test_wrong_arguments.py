@@ -60,8 +60,11 @@ OTHERS: list[tuple[Words, Sequence[str]]] = [
         ["plan", "job.yaml", "--workers"], ["run", "job.yaml", "--until"],
     )),
     (["checkpoint", "prune", "run", "--keep"], ["-1", "0", "nan", "x", ""]),
-    *((["checkpoint", verb, "run", "--step"], ["-1", "5", "nan", "x", "", HUGE]) for verb in ("verify", "export")),
+    *((["checkpoint", verb, "run", "--step"], ["-1", "5", "nan", "x", "", HUGE])
+      for verb in ("verify", "export", "rollback")),
     (["verify-resume", "run", "--step"], ["-1", "5", "nan", "x", "", HUGE]),
+    (["runs"], [*FILES, *NOTHING, "foo://x"]),
+    (["runs", ".", "--yes", "--remove"], ["", "x", "nothing", "foo://x"]),
     (["verify-resume", "run", "--steps"], ["-1", "0", "nan", "x", ""]),
     *(([*words, "--address"], ["x", LONG, "foo://", ADDRESS, "http://[", "ray://127.0.0.1:1"]) for words in (
         ["list"], ["attach", "small"], ["logs", "small"], ["submit", "job.yaml"], ["status", "nowhere"],
