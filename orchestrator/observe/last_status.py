@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -89,7 +90,7 @@ def last_status(run: RunDir) -> Row:
     return _lost(shown) if controller is ControllerState.GONE and status.get("phase") else shown
 
 
-def state_of(status: Row) -> str:
+def state_of(status: Mapping[str, Any]) -> str:
     """Return the state of a run by its status: WAITING, or else its phase; "unknown" before it has one. Every command
     and `Run` show this."""
     phase = status.get("phase")
