@@ -139,13 +139,14 @@ def kuberay(
 ) -> None:
     """Write a RayJob (or a RayCluster), its NetworkPolicy and its ConfigMap for KubeRay."""
     from cluster.render.kuberay import KUEUE, RAY_CLUSTER, RAY_JOB, kustomization, manifests
-    from cluster.render.node_selection import ACCELERATOR, NODE_LABELS, accelerator_label
+    from cluster.render.node_selection import NODE_LABELS
     from cluster.render.pods import RUNS_FOLDER, SPOT, Kubernetes
     from orchestrator.config.spec import dump
     from orchestrator.render import manifests as rendered
     from orchestrator.render.disk import with_disk
     from orchestrator.render.kubernetes import (
         ask_server,
+        cautions,
         check_queue,
         counted,
         redis_at,
@@ -217,20 +218,8 @@ def kuberay(
     rendered.warn_of_local_paths(spec, RUNS_FOLDER if claim else "")
     rendered.warn_of_libraries(spec, runs)
     rendered.note(memory_note)
-    if needs.notices:
-        rendered.note(
-            "resources.notices lets the pods ask their node's metadata, which hold its credentials; on EKS its hop "
-            "limit must be 2"
-        )
-    kinds = [group.accelerator for group in needs.groups() if group.accelerator]
-    if unknown := [kind for kind in kinds if accelerator_label(kind, platform)[0] == ACCELERATOR]:
-        rendered.note(
-            f"the nodes must carry the label {ACCELERATOR}={' or '.join(unknown)}, as the pods select them by it"
-        )
-    if queue.startswith(KUEUE):
-        rendered.note("Kueue's ClusterQueue must cover ephemeral-storage, as it covers cpu and memory")
-    if keep_failed is not None:
-        rendered.note("KubeRay's operator must have the feature gate RayJobDeletionPolicy for --keep-failed")
+    for caution in cautions(needs, kubernetes, runs):
+        rendered.note(caution)
 
 
 def skypilot(

@@ -288,6 +288,22 @@ def test_a_store_names_the_extra_that_it_needs(
     assert f"--build-arg EXTRAS={extra}" in capsys.readouterr().err  # the image needs it too
 
 
+def test_pods_without_a_right_to_their_store_are_pointed_out(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("orchestrator.storage.uri.find_spec", lambda name: True)
+    monkeypatch.setattr("fsspec.get_filesystem_class", lambda name: None)
+    words = ["--runs", "gs://bucket/runs", *OWN, "--platform", "gke"]
+    for account, said in (([], True), (["--service-account", "trainer"], False)):
+        assert code_of("kuberay", job, *words, *account) == 0
+        assert ("the pods have no right to gs://" in capsys.readouterr().err) is said
+
+
+def test_a_queue_of_kueue_must_cover_the_disk(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of("kuberay", job, *TARGETS["kuberay"], "--queue", "kueue:team") == 0
+    assert "must cover ephemeral-storage" in capsys.readouterr().err
+
+
 def test_what_a_job_needs_of_the_cluster_is_said(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--set", "resources.per_worker.gpu=1", "--set", "resources.notices=aws", "--accelerator", "H100"]
     assert code_of("kuberay", job, *TARGETS["kuberay"], *words) == 0
