@@ -87,7 +87,7 @@ test-partition: install ## networks that are cut between real nodes, in namespac
 check-kubernetes: install ## manifests: against KubeRay's schema (CRDS=folder), and by a real API server where one is found or given (KUBECONFIG=file)
 	$(BIN)/pytest tests/unit/cluster/render tests/unit/orchestrator/render/test_kubernetes.py -q $(if $(CRDS),--kuberay-crds $(CRDS))
 	@test -n "$(KUBECONFIG)" || echo "no API server was asked: give KUBECONFIG=file"
-	@test -z "$(KUBECONFIG)" || $(BIN)/orchestrator cluster render kuberay examples/quickstart.yaml --runs s3://bucket/runs --kubeconfig "$(KUBECONFIG)" --to build/kubernetes
+	@test -z "$(KUBECONFIG)" || $(BIN)/orchestrator cluster render kuberay examples/quickstart.yaml --runs s3://bucket/runs --image training-orchestrator:cpu --kubeconfig "$(KUBECONFIG)" --to build/kubernetes
 
 soak: install ## 10,000 random faults of every kind, in rounds that a second call goes on with: hours
 	$(BIN)/python tests/bench/soak.py runs/soak --faults 10000

@@ -60,6 +60,8 @@ def references_are_dns_names(manifest: Manifest) -> Iterator[str]:
         spec = template["spec"]
         if "serviceAccountName" in spec:
             found[f"{where}: serviceAccountName"] = spec["serviceAccountName"]
+        for secret in spec.get("imagePullSecrets", []):
+            found[f"{where}: pull secret"] = secret["name"]
         for volume in spec.get("volumes", []):
             if "persistentVolumeClaim" in volume:
                 found[f"{where}: claimName"] = volume["persistentVolumeClaim"]["claimName"]

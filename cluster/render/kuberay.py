@@ -34,29 +34,37 @@ OUTSIDE = {
     "::/0": ["fd00:ec2::254/128", "fd20:ce::254/128"],  # AWS, Google Cloud
 }
 """All addresses, and those of a node's metadata service among them."""
+GKE_METADATA = {"ipBlock": {"cidr": "169.254.169.254/32"}}
+"""The address at which GKE's metadata server gives pods the credentials of their service account (Workload Identity).
+
+Where a node pool has that server, it hides the node's own credentials. Its second address, 169.254.169.252, is not
+excepted above."""
 JOB_FILE, SCRIPT = "job.yaml", "run.sh"
+RAY_JOB, RAY_CLUSTER = "rayjob.yaml", "raycluster.yaml"
 READABLE = 2**17
 """A job file with more characters is compressed. A server allows 1 MiB, and annotations of `kubectl apply` 256 KiB."""
 TTL = 600
 """Seconds for which the cluster of an ended job is kept."""
 
 
-def manifests(needs: ClusterNeeds, kubernetes: Kubernetes, job_file: str, runs: str) -> dict[str, Manifest]:
-    """Return the manifests by file name.
-
-    `rayjob.yaml` trains and then deletes its cluster. `raycluster.yaml` is the same cluster without a job.
+def manifests(
+    needs: ClusterNeeds, kubernetes: Kubernetes, job_file: str, runs: str, standing: bool = False
+) -> dict[str, Manifest]:
+    """Return the manifests by file name. Only one of them starts a cluster.
 
     Args:
         needs: what the job needs of its cluster.
         kubernetes: the namespace and the objects that the manifests refer to.
         job_file: the text of the job file.
         runs: the URI of the run directory.
+        standing: whether the cluster is a RayCluster without a job; else it is that of a RayJob, which trains and then
+            deletes it.
     """
+    start = {RAY_CLUSTER: ray_cluster} if standing else {RAY_JOB: ray_job}
     return {
         "configmap.yaml": _config_map(needs, kubernetes, job_file, runs),
         "networkpolicy.yaml": network_policy(needs, kubernetes),
-        "rayjob.yaml": ray_job(needs, kubernetes),
-        "raycluster.yaml": ray_cluster(needs, kubernetes),
+        **{name: make(needs, kubernetes) for name, make in start.items()},
     }
 
 
@@ -119,7 +127,7 @@ def network_policy(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
     """Return the network policy: the run's pods reach each other; from outside only KubeRay and Prometheus do.
 
     The node's metadata service, which has the node's credentials, is blocked, unless the job polls it for preemption
-    notices.
+    notices. On GKE it is open to a run with a service account, which gets its credentials there.
     """
     own = {"podSelector": {"matchLabels": {RUN_LABEL: needs.name}}}
     scrape = [_port(p) for p in (METRICS, AUTOSCALER_METRICS, DASHBOARD_METRICS)]
@@ -142,16 +150,17 @@ def network_policy(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
         ],
         "egress": [{"to": [own]}, {"to": [{"namespaceSelector": {}}]}, {"to": outside}],
     }
+    if kubernetes.platform == "gke" and kubernetes.service_account and not needs.notices:
+        spec["egress"].append({"to": [GKE_METADATA], "ports": [_port(80)]})
     return _object("networking.k8s.io/v1", "NetworkPolicy", needs, kubernetes, spec, queued=False)
 
 
 def kustomization(files: list[str]) -> Manifest:
-    """Return the Kustomization for `kubectl apply -k`: all files except `raycluster.yaml`."""
-    resources = [name for name in files if name != "raycluster.yaml"]
+    """Return the Kustomization for `kubectl apply -k`."""
     return {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
-        "resources": resources,
+        "resources": files,
     }
 
 

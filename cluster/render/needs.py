@@ -14,7 +14,8 @@ DNS_LENGTH = 47
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """A group of `min` to `max` equal nodes, each with `cpu` CPUs, `gpu` GPUs and `memory_gib` GiB of memory."""
+    """A group of `min` to `max` equal nodes, each with `cpu` CPUs, `gpu` GPUs, `memory_gib` GiB of memory and
+    `disk_gib` GiB of disk."""
 
     name: str
     min: int
@@ -22,6 +23,7 @@ class NodeGroup:
     cpu: float
     gpu: int
     memory_gib: float
+    disk_gib: float = 0.0
     accelerator: str = ""
     spot: bool = False
     selectors: Mapping[str, str] = field(default_factory=dict)
@@ -53,6 +55,8 @@ class ClusterNeeds:
     """GPUs of a worker."""
     memory_gib: float = 4.0
     """GiB of memory of a worker, 0 for what its machine has."""
+    disk_gib: float = 0.0
+    """GiB of disk of a node, 0 for what its machine has."""
     per_node: int = 1
     """Workers that share a node, which keeps a tensor-parallel group on one machine."""
     accelerators: tuple[str, ...] = ()
@@ -78,6 +82,7 @@ class ClusterNeeds:
                 cpu=self.cpu * self.per_node,
                 gpu=self.gpu * self.per_node,
                 memory_gib=self.memory_gib * self.per_node,
+                disk_gib=self.disk_gib,
                 accelerator=kind if self.accelerators else "",
                 spot=self.spot,
                 selectors=self.labels,

@@ -14,6 +14,8 @@ Manifest = dict[str, Any]
 
 RUN_LABEL = "training-orchestrator/run"
 """The label of every pod of a run, by which the network policy selects them."""
+COMPONENT_LABEL = "app.kubernetes.io/component"
+"""The label that tells head and workers apart, by which infra/monitoring selects them."""
 SPOT_TAINT = "training-orchestrator/spot"
 """The taint of the spot nodes of infra/terraform on platforms whose own key cannot be a taint."""
 USER = 1000
@@ -25,6 +27,11 @@ DASHBOARD = 8265
 METRICS = 8080
 AGENT = 52365
 AUTOSCALER_METRICS, DASHBOARD_METRICS = 44217, 44227
+
+HEAD_CPU, HEAD_MEMORY, HEAD_DISK = {"requests": "1", "limits": "2"}, "8Gi", "10Gi"
+"""The size of a head, which runs no ranks. Its memory is never shared; a second processor is used when it is free."""
+AUTOSCALER_CPU, AUTOSCALER_MEMORY = {"requests": "100m", "limits": "500m"}, "1Gi"
+"""The size of the autoscaler's container in the head's pod."""
 
 SHARED_MEMORY_GIB = 8
 """The size of /dev/shm, which NCCL uses within a node. It counts as the pod's memory; the default is 64 MB."""
@@ -65,7 +72,7 @@ class Kubernetes:
     Secret, each with its key there. `worker_image` is that of the workers and
     `submitter_image` that of the pod that submits, empty for the run's own. After `retries` failures the job counts as
     failed; `keep_failed` is for how many seconds the cluster of a failed one is kept, None for as long as that of one
-    that is done.
+    that is done. `pull_secrets` name the Secrets that open the registry of the images.
     """
 
     namespace: str = "default"
@@ -84,6 +91,7 @@ class Kubernetes:
     submitter_image: str = ""
     retries: int = 3
     keep_failed: int | None = None
+    pull_secrets: tuple[str, ...] = ()
 
 
 def head(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
@@ -96,7 +104,10 @@ def head(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
         "as-metrics": AUTOSCALER_METRICS,
         "dash-metrics": DASHBOARD_METRICS,
     }
-    container = _container("ray-head", needs, kubernetes, {"cpu": "2", "memory": "8Gi"}, ports)
+    container = _container("ray-head", needs, kubernetes, {"memory": HEAD_MEMORY}, ports)
+    for kind, cpu in HEAD_CPU.items():
+        container["resources"][kind]["cpu"] = cpu
+    container["resources"]["requests"]["ephemeral-storage"] = HEAD_DISK
     container["volumeMounts"].append({"name": "job", "mountPath": JOB_FOLDER, "readOnly": True})
     spec = _pod(kubernetes, container)
     spec["volumes"].append({"name": "job", "configMap": {"name": f"{needs.name}-job"}})
@@ -105,7 +116,7 @@ def head(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
         term = {"matchExpressions": [{"key": key, "operator": "NotIn", "values": [value]}]}
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
         spec["affinity"] = {"nodeAffinity": required}
-    return {"metadata": {"labels": labels(needs)}, "spec": spec}
+    return {"metadata": {"labels": {**labels(needs), COMPONENT_LABEL: "head"}}, "spec": spec}
 
 
 def worker(needs: ClusterNeeds, group: NodeGroup, kubernetes: Kubernetes) -> Manifest:
@@ -127,6 +138,9 @@ def worker(needs: ClusterNeeds, group: NodeGroup, kubernetes: Kubernetes) -> Man
         settings=settings,
     )
     container["image"] = kubernetes.worker_image or needs.image
+    if group.disk_gib:
+        # Without a limit: a download or an export may take more for a moment, where the node has it.
+        container["resources"]["requests"]["ephemeral-storage"] = f"{math.ceil(group.disk_gib)}Gi"
     spec = _pod(kubernetes, container)
     spec["automountServiceAccountToken"] = False  # only the head may scale the cluster
     key, value = SPOT[kubernetes.platform]
@@ -142,7 +156,7 @@ def worker(needs: ClusterNeeds, group: NodeGroup, kubernetes: Kubernetes) -> Man
         )
         container["volumeMounts"].append({"name": "shm", "mountPath": "/dev/shm"})
         spec["tolerations"].append({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"})
-    return {"metadata": {"labels": labels(needs)}, "spec": spec}
+    return {"metadata": {"labels": {**labels(needs), COMPONENT_LABEL: "worker"}}, "spec": spec}
 
 
 def submitter(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
@@ -161,6 +175,7 @@ def submitter(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
         "restartPolicy": "Never",
         "securityContext": _unprivileged_pod(),
         "containers": [container],
+        **_pull_secrets(kubernetes),
     }
     spec["automountServiceAccountToken"] = False
     return {"metadata": {"labels": labels(needs)}, "spec": spec}
@@ -184,12 +199,13 @@ def quantity(amount: float) -> str:
 
 def autoscaler() -> Manifest:
     """Return the options of the autoscaler: version 2, and idle nodes end after a minute."""
-    resources = {"cpu": "500m", "memory": "1Gi"}
     return {
         "version": "v2",
         "upscalingMode": "Default",
         "idleTimeoutSeconds": 60,
-        "resources": {"requests": resources, "limits": resources},
+        "resources": {
+            kind: {"cpu": cpu, "memory": AUTOSCALER_MEMORY} for kind, cpu in AUTOSCALER_CPU.items()
+        },
         "securityContext": _unprivileged_container(),
     }
 
@@ -247,12 +263,18 @@ def _pod(kubernetes: Kubernetes, container: Manifest) -> Manifest:
         "tolerations": [],
         "volumes": [],
         "containers": [container],
+        **_pull_secrets(kubernetes),
     }
     if kubernetes.service_account:
         spec["serviceAccountName"] = kubernetes.service_account
     if kubernetes.claim:
         spec["volumes"].append({"name": "runs", "persistentVolumeClaim": {"claimName": kubernetes.claim}})
     return spec
+
+
+def _pull_secrets(kubernetes: Kubernetes) -> Manifest:
+    names = [{"name": name} for name in kubernetes.pull_secrets]
+    return {"imagePullSecrets": names} if names else {}
 
 
 def _unprivileged_pod() -> Manifest:

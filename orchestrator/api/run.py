@@ -19,7 +19,7 @@ from orchestrator.config.outcome import ENDED, Outcome
 from orchestrator.config.paths import absolute
 from orchestrator.config.spec import JobSpec
 from orchestrator.launch.active_controller import Signs, ask_to_stop, not_driven
-from orchestrator.observe.last_status import last_status
+from orchestrator.observe.last_status import last_status, state_of
 from orchestrator.storage.row_line import EVALS, EVENTS, METRICS, TRIALS, Row
 from orchestrator.storage.run_directory import RunDir
 
@@ -78,16 +78,16 @@ class Run:
 
     @property
     def state(self) -> str:
-        """The phase of the run: "done", "failed" or "stopped" at its end, "unknown" before it begins, "lost" if its
-        controller ended without a word.
+        """The state of the run: "done", "failed" or "stopped" at its end, "waiting" while it waits for its turn or for
+        workers, else its phase; "unknown" before it begins, "lost" if its controller ended without a word.
 
         Before a submitted run begins, this is the state of its submission.
         """
         return self._state_by(self.status)
 
     def _state_by(self, status: Mapping[str, Any]) -> str:
-        if found := status.get("phase"):
-            return str(found)
+        if status.get("phase"):
+            return state_of(status)
         return "unknown" if self._submission is None else self._job_now().state
 
     @property

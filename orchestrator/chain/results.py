@@ -14,7 +14,8 @@ from orchestrator.config.outcome import ENDED, Outcome
 from orchestrator.config.redact import redact_message
 from orchestrator.controller.events import EventHistory
 from orchestrator.controller.finish import draw
-from orchestrator.observe.last_status import LOST, ControllerState, controller_state, last_status
+from orchestrator.observe.last_status import LOST, ControllerState, controller_state, last_status, state_of
+from orchestrator.observe.last_status import WAITING as WAITS
 from orchestrator.storage.file_names import CHAIN
 from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.run_directory import ORIGIN, RunDir
@@ -107,7 +108,8 @@ def _stage(stage: StageRun, line: str) -> dict[str, Any]:
     summary = run.read_json_or_empty("summary.json")
     phase = status.get("phase")
     ended = bool(summary) and phase in (None, *ENDED)
-    state = summary["state"] if ended else phase or (Outcome.FAILED if line else WAITING)
+    begun_state = state_of(status) if phase else (Outcome.FAILED if line else WAITING)
+    state = summary["state"] if ended else begun_state
     match controller_state(status):
         case ControllerState.GONE if not ended:
             line = status["note"]
@@ -150,8 +152,8 @@ def _state(stages: list[dict[str, Any]]) -> str:
     states = {stage["state"] for stage in stages}
     if states == {Outcome.DONE}:
         return str(Outcome.DONE)
-    if states - {WAITING, UNREADABLE, LOST} - ENDED:
-        return "running"
+    if working := states - {WAITING, UNREADABLE, LOST} - ENDED:
+        return WAITS if working == {WAITS} else "running"
     for outcome in (LOST, Outcome.FAILED, Outcome.STOPPED):
         if outcome in states:
             return str(outcome)

@@ -1,8 +1,10 @@
 """Holds on commits: a file in a commit's folder that protects the commit from the removal of old commits.
 
 The file names the holder, so a person who needs the room can decide to remove it. The hold of a process that reads a
-commit ends with the process: it releases the commit, or the next removal of old commits on its machine does so, if it
-was killed. The module does not import torch.
+commit ends with the process: it releases the commit. If it was killed, the next removal of old commits on its machine
+does so. Elsewhere nobody can see that it was killed, but it renews its hold while it lives: a removal of old commits
+marks the hold, a renewal takes the mark away, and a mark that stays for LEASE ends the hold. Both times of a mark are
+from the clocks of those who remove, so a reader's clock may be wrong. The module does not import torch.
 """
 
 from __future__ import annotations
@@ -10,13 +12,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
+import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import FOLDER, commit_folder, published_steps
-from orchestrator.storage.process_identity import has_ended
+from orchestrator.storage.process_identity import has_ended, process_identity
 
 HOLD = re.compile(r"held-[0-9a-f]{16}\.json(\.[0-9a-f]{32}\.tmp)?")
 """The name of a hold, or of a draft of one that a crash left behind."""
@@ -24,6 +29,14 @@ HOLD = re.compile(r"held-[0-9a-f]{16}\.json(\.[0-9a-f]{32}\.tmp)?")
 
 PROCESS = "process"
 """The key of a hold with the identity of the process that it ends with."""
+RENEWED, MARKED = "renewed", "marked"
+"""Keys of a hold: the number of its renewals, if it is renewed at all, and when it was marked, in unix seconds."""
+RENEWAL = 60.0
+"""Seconds between two renewals of a hold."""
+ANSWER = 5.0
+"""Seconds that the end of a hold waits for a renewal on its way."""
+LEASE = 3600.0
+"""Seconds after which a hold ends that was marked and not renewed. Its process is dead, or cannot reach the store."""
 
 
 def hold(store: Store, step: int, by: str, process: Mapping[str, Any] | None = None) -> bool:
@@ -42,15 +55,16 @@ def hold(store: Store, step: int, by: str, process: Mapping[str, Any] | None = N
         OSError: storage refuses the file, for example because it is read-only.
     """
     name = _name(by)
+    content = {"by": by} | ({PROCESS: dict(process), RENEWED: 0} if process else {})
     paths = without_dead_readers(store, store.retry(store.backend.list))
     for other in _steps(path for path in paths if path.endswith(f"/{name}")) - {step}:
         release(store, other, by)  # left by a process that was killed
     if step not in published_steps(paths):
         return False
-    if f"{commit_folder(step)}/{name}" in paths:
+    path = f"{commit_folder(step)}/{name}"
+    if path in paths and PROCESS not in _content(store, path):
         return True
-    content = json.dumps({"by": by} | ({PROCESS: dict(process)} if process else {})).encode() + b"\n"
-    store.retry(store.backend.replace, f"{commit_folder(step)}/{name}", content)
+    _write(store, path, content)
     if step in store.steps():  # otherwise it was removed just before the hold
         return True
     release(store, step, by)
@@ -74,21 +88,41 @@ def hold_if_allowed(store: Store, step: int, by: str, process: Mapping[str, Any]
 
 
 @contextlib.contextmanager
-def holding(store: Store, step: int, by: str, process: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Hold the commit of a step for the length of the block, see `hold_if_allowed`."""
-    hold_if_allowed(store, step, by, process)
+def holding(store: Store, step: int, by: str) -> Iterator[None]:
+    """Hold the commit of a step for the length of the block, see `hold_if_allowed`. The hold ends with this process."""
+    hold_if_allowed(store, step, by, process_identity(os.getpid()))
+    is_over = threading.Event()
+    path = f"{commit_folder(step)}/{_name(by)}"
+    renewing = threading.Thread(target=_renew, args=(store, path, is_over), name="hold", daemon=True)
+    renewing.start()
     try:
         yield
     finally:
+        is_over.set()
+        renewing.join(ANSWER)  # a renewal that came after the release would hold it again
         with contextlib.suppress(OSError):
             release(store, step, by)
 
 
+def _renew(store: Store, path: str, is_over: threading.Event) -> None:
+    """Renew a hold until it `is_over`, or is gone."""
+    renewals = 0
+    while not is_over.wait(RENEWAL):
+        with contextlib.suppress(Exception):  # the store may be down: the next renewal may reach it
+            content = _content(store, path)
+            if PROCESS not in content:
+                return
+            renewals += 1
+            kept = {key: value for key, value in content.items() if key != MARKED}
+            _write(store, path, {**kept, RENEWED: renewals})
+
+
 def without_dead_readers(store: Store, paths: Iterable[str]) -> list[str]:
-    """Remove the holds of processes of this machine that have ended. Return the other `paths`."""
+    """Remove the holds of processes that have ended, and mark those that cannot be seen from here. Return the other
+    `paths`."""
     left = []
     for path in paths:
-        if _is_hold(path) and _reader_has_ended(_content(store, path)):
+        if _is_hold(path) and _reader_has_ended(store, path):
             store.retry(store.backend.remove, path)
         else:
             left.append(path)
@@ -118,12 +152,28 @@ def _content(store: Store, path: str) -> dict[str, Any]:
     return {}
 
 
-def _reader_has_ended(content: Mapping[str, Any]) -> bool:
-    """Return whether a hold belongs to a process that has ended. False if it names none, or one elsewhere."""
+def _reader_has_ended(store: Store, path: str) -> bool:
+    """Return whether a hold belongs to a process that has ended. False if it names none.
+
+    The hold of a process elsewhere is marked, and has ended if the mark is older than LEASE.
+    """
+    content = _content(store, path)
     try:
-        return has_ended(content[PROCESS]) is True
+        ended = has_ended(content[PROCESS])
+        if ended is not None or RENEWED not in content:
+            return ended is True
+        since = time.time() - float(content.get(MARKED, -1.0))
     except (KeyError, TypeError, ValueError):
         return False
+    if MARKED in content and since >= 0.0:
+        return since > LEASE
+    with contextlib.suppress(OSError):
+        _write(store, path, {**content, MARKED: time.time()})
+    return False
+
+
+def _write(store: Store, path: str, content: Mapping[str, Any]) -> None:
+    store.retry(store.backend.replace, path, json.dumps(content).encode() + b"\n")
 
 
 def _is_hold(path: str) -> bool:

@@ -15,7 +15,6 @@ from orchestrator.checkpoint.pins import holding
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import ENDED
 from orchestrator.storage.file_names import COMMITS
-from orchestrator.storage.process_identity import process_identity
 from orchestrator.storage.run_directory import RunDir
 
 T = TypeVar("T")
@@ -68,7 +67,7 @@ def reading(store: Store, step: int) -> contextlib.AbstractContextManager[None]:
     if run.read_json_or_empty("status.json").get("phase") in ENDED:
         return contextlib.nullcontext()
     by = f"process {os.getpid()} on {socket.gethostname()}, which reads it ({secrets.token_hex(4)})"
-    return holding(store, step, by, process_identity(os.getpid()))
+    return holding(store, step, by)
 
 
 def read_chosen(

@@ -41,6 +41,7 @@ for _module in (
     "profile",
     "pages",
     "top",
+    "runs",
     "report",
     "checkpoint",
     "evaluate",

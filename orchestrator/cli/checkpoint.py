@@ -1,4 +1,4 @@
-"""The commands checkpoint list, verify, export, prune, import-deepspeed and import-megatron."""
+"""The commands checkpoint list, verify, export, prune, rollback, import-deepspeed and import-megatron."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def register(app: typer.Typer) -> None:
     group.command()(verify)
     group.command()(export)
     group.command()(prune)
+    group.command()(rollback)
     group.command("import-deepspeed")(import_deepspeed)
     group.command("import-megatron")(import_megatron)
     app.add_typer(group, name="checkpoint")
@@ -162,6 +163,21 @@ def prune(
         raise InputError("no commit is whole, and nothing is removed", run.uri, hint)
     removed = prune_commits(store, retention, [sound.step] if sound else [])
     print(f"removed steps {', '.join(map(str, removed)) or 'none'}")
+
+
+def rollback(
+    run_dir: Run,
+    step: Annotated[int, typer.Option(min=1, help="step of the checkpoint to go back to")],
+    as_json: Json = False,
+) -> None:
+    """Take a run back to an earlier checkpoint, and remove the later ones. The same command trains on from there."""
+    from orchestrator.launch.rollback import roll_back
+
+    done = roll_back(existing_run(run_dir)[0], step)
+    if as_json:
+        emit(done.to_json())
+    else:
+        print(f"{done.line}; the same command goes on from there")
 
 
 def import_deepspeed(

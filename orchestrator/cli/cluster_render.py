@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli import cluster_nodes as nodes
-from orchestrator.cli.options import Job, Set, on_this_machine, word, words
+from orchestrator.cli.options import Job, Set, finite, on_this_machine, word, words
 from orchestrator.cli.render_options import (
     Accelerator,
     Image,
@@ -36,13 +36,24 @@ def kuberay(
     runs: Annotated[
         str, typer.Option(callback=word, help="folder of the runs: a URI, or pvc:CLAIM (ReadWriteMany)")
     ],
+    image: Image,
     overrides: Set = None,
     to: To = None,
-    image: Image = None,
     spot: Spot = False,
     memory: Memory = None,
     per_node: PerNode = None,
     accelerator: Accelerator = None,
+    disk: Annotated[
+        float | None,
+        typer.Option(
+            "--disk-gib",
+            min=1,
+            max=10**6,
+            callback=finite,
+            help="disk that a worker's pod requests, in GiB, most of it for copies of shards "
+            "[default: 10, and data.node_cache or 20 for shards on a store]",
+        ),
+    ] = None,
     namespace: Annotated[str, typer.Option(callback=word, help="Kubernetes namespace")] = "default",
     secret: Annotated[
         str, typer.Option(help="name of the Secret with auth_token, redis_password, ...")
@@ -77,6 +88,10 @@ def kuberay(
             help="environment variable with its value from that key of the Secret; repeat",
         ),
     ] = None,
+    pull_secret: Annotated[
+        list[str] | None,
+        typer.Option(callback=words, help="Secret that opens the images' registry; repeat"),
+    ] = None,
     worker_image: Annotated[
         str | None,
         typer.Option(
@@ -106,6 +121,9 @@ def kuberay(
             help="seconds to keep the cluster of a failed job, by KubeRay's deletion rules [default: 600 for all]",
         ),
     ] = None,
+    standing: Annotated[
+        bool, typer.Option("--standing", help="write a RayCluster that waits for jobs, instead of a RayJob")
+    ] = False,
     crds: Annotated[
         Path | None,
         typer.Option(metavar="DIR", parser=on_this_machine, help="check against KubeRay's CRD files in DIR"),
@@ -119,14 +137,16 @@ def kuberay(
         ),
     ] = None,
 ) -> None:
-    """Write RayJob, RayCluster, NetworkPolicy and ConfigMap for KubeRay."""
-    from cluster.render.kuberay import KUEUE, kustomization, manifests
-    from cluster.render.node_selection import ACCELERATOR, NODE_LABELS, accelerator_label
+    """Write a RayJob (or a RayCluster), its NetworkPolicy and its ConfigMap for KubeRay."""
+    from cluster.render.kuberay import KUEUE, RAY_CLUSTER, RAY_JOB, kustomization, manifests
+    from cluster.render.node_selection import NODE_LABELS
     from cluster.render.pods import RUNS_FOLDER, SPOT, Kubernetes
     from orchestrator.config.spec import dump
     from orchestrator.render import manifests as rendered
+    from orchestrator.render.disk import with_disk
     from orchestrator.render.kubernetes import (
         ask_server,
+        cautions,
         check_queue,
         counted,
         redis_at,
@@ -167,6 +187,7 @@ def kuberay(
             "give a URI, such as s3://bucket/runs, or pvc:CLAIM",
         )
     needs, memory_note = with_host_memory(spec, needs, memory)
+    spec, needs = with_disk(spec, needs, disk, on_store=not claim)
     plain = settings(env or ())
     kubernetes = Kubernetes(
         namespace,
@@ -185,28 +206,20 @@ def kuberay(
         submitter_image=submitter_image or "",
         retries=retries,
         keep_failed=keep_failed,
+        pull_secrets=tuple(pull_secret or ()),
     )
     base = RUNS_FOLDER if claim else rendered.no_password(runs, "--runs").rstrip("/")
-    files = manifests(needs, kubernetes, dump(spec), f"{base}/{spec.name}")
+    files = manifests(needs, kubernetes, dump(spec), f"{base}/{spec.name}", standing)
     rendered.check(files, crds)
     if kubeconfig:
         ask_server(files, kubeconfig)
-    rendered.write({**files, "kustomization.yaml": kustomization(list(files))}, to)
+    other = RAY_JOB if standing else RAY_CLUSTER
+    rendered.write({**files, "kustomization.yaml": kustomization(list(files))}, to, replaces=other)
     rendered.warn_of_local_paths(spec, RUNS_FOLDER if claim else "")
     rendered.warn_of_libraries(spec, runs)
     rendered.note(memory_note)
-    if needs.notices:
-        rendered.note(
-            "resources.notices lets the pods ask their node's metadata, which hold its credentials; on EKS its hop "
-            "limit must be 2"
-        )
-    kinds = [group.accelerator for group in needs.groups() if group.accelerator]
-    if unknown := [kind for kind in kinds if accelerator_label(kind, platform)[0] == ACCELERATOR]:
-        rendered.note(
-            f"the nodes must carry the label {ACCELERATOR}={' or '.join(unknown)}, as the pods select them by it"
-        )
-    if keep_failed is not None:
-        rendered.note("KubeRay's operator must have the feature gate RayJobDeletionPolicy for --keep-failed")
+    for caution in cautions(needs, kubernetes, runs):
+        rendered.note(caution)
 
 
 def skypilot(
@@ -347,9 +360,9 @@ def register(app: typer.Typer) -> None:
 
 def aws(
     job: Job,
+    image: Image,
     overrides: Set = None,
     to: To = None,
-    image: Image = None,
     spot: Spot = True,
     memory: Memory = None,
     per_node: PerNode = None,
@@ -381,9 +394,9 @@ def aws(
 def gcp(
     job: Job,
     project: Annotated[str, typer.Option(callback=word, help="the project's id")],
+    image: Image,
     overrides: Set = None,
     to: To = None,
-    image: Image = None,
     spot: Spot = True,
     memory: Memory = None,
     per_node: PerNode = None,
@@ -413,9 +426,9 @@ def gcp(
 
 def azure(
     job: Job,
+    image: Image,
     overrides: Set = None,
     to: To = None,
-    image: Image = None,
     spot: Spot = True,
     memory: Memory = None,
     per_node: PerNode = None,
@@ -446,12 +459,12 @@ def azure(
 
 def local(
     job: Job,
+    image: Image,
     head_ip: Annotated[str, typer.Option(callback=word, help="the head's address")],
     worker_ip: Annotated[list[str], typer.Option(callback=words, help="a worker's address; repeat")],
     ssh_user: Annotated[str, typer.Option(callback=word, help="who logs in on all of them")] = "ubuntu",
     overrides: Set = None,
     to: To = None,
-    image: Image = None,
 ) -> None:
     """A cluster on machines that are there already, for `ray up`."""
     from cluster.render.launcher import local as document

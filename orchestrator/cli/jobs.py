@@ -27,7 +27,7 @@ from orchestrator.cli.options import (
     run_of,
     table,
 )
-from orchestrator.cli.targets import Target, has_commit, is_waiting, job_at, job_named, run_at
+from orchestrator.cli.targets import Target, has_commit, job_at, job_named, run_at, shown_of
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import ENDED, INTERRUPTED, Outcome
 
@@ -192,13 +192,12 @@ def list_jobs(address: Cluster = None, as_json: Json = False) -> None:
 
     jobs = submission.jobs_at(address).all()
     if as_json:
-        emit([{**job.to_json(), "waiting": is_waiting(job)} for job in jobs])
+        emit([shown_of(job) for job in jobs])
         return
     rows = []
     for job in jobs:
         seconds = (job.ended or time.time()) - job.started if job.started else 0.0
-        state = "waiting" if is_waiting(job) else job.state
-        rows.append([job.id, state, str(job.priority), duration(seconds), job.run_dir])
+        rows.append([job.id, shown_of(job)["state"], str(job.priority), duration(seconds), job.run_dir])
     table("", ["submission", "state", "priority", "for", "run directory"], rows)
 
 

@@ -128,6 +128,8 @@ def show_frontier(points: list[Point]) -> None:
     ]
     columns = ["workers", "layout", "step", "all steps", "worker hours", "USD"]
     table("Time and cost: no other number of workers is better in both", columns, rows)
+    if any(point.usd is None for point in points):
+        print("USD is unknown: limits.usd_per_worker_hour is not set.")
 
 
 def _loses(candidate: Candidate, chosen: Candidate) -> str:

@@ -19,9 +19,11 @@ To = Annotated[
     typer.Option("--to", metavar="DIR", parser=on_this_machine, help="write files there [default: print]"),
 ]
 Image = Annotated[
-    str | None,
+    str,
     typer.Option(
-        callback=word, help="the container image; infra/Dockerfile builds training-orchestrator:cpu and :cuda"
+        callback=word,
+        help="the container image, by the name at which nodes get it, such as REGISTRY/training-orchestrator:cpu; "
+        "infra/Dockerfile builds it, :cpu and :cuda",
     ),
 ]
 Spot = Annotated[

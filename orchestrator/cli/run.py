@@ -26,7 +26,7 @@ from orchestrator.cli.options import (
     jobs_of,
     run_of,
 )
-from orchestrator.cli.targets import Target, has_commit, job_at, job_named, run_at
+from orchestrator.cli.targets import Target, has_commit, job_at, job_named, run_at, shown_of
 from orchestrator.cli.try_run import begun_anew, dry_run_of, place_of_try, smoke_of
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import ENDED, Outcome
@@ -163,16 +163,34 @@ def status(target: Target, address: Cluster = None, as_json: Json = False) -> No
     else:
         found = _status_of(directory)
     if job is not None:
-        found |= {"job": job.to_json()}
+        found |= {"job": shown_of(job)}
     if as_json:
         emit(found)
-        return
-    if job is not None:
-        print(f"{job.id}: {job.state}, run directory {job.run_dir}")
+    else:
+        _print_status(found, job, directory is not None)
+        print(other, end="\n" if other else "")
     if directory is not None:
+        _settle(directory, as_json)
+
+
+def _print_status(found: dict[str, Any], job: Submission | None, has_run: bool) -> None:
+    if job is not None:
+        print(f"{job.id}: {found['job']['state']}, run directory {job.run_dir}")
+    if has_run:
         _show_status(found)
-    if other:
-        print(other)
+
+
+def _settle(directory: RunDir, as_json: bool) -> None:
+    """Tell MLflow of a run that no controller drives any more; see `settle`."""
+    from orchestrator.observe.last_status import LOST, last_status
+
+    if last_status(directory).get("phase") != LOST:  # the next import takes a moment
+        return
+    from orchestrator.observe.mlflow_lost import settle
+
+    line = settle(directory)
+    if line and not as_json:
+        print(line)
 
 
 def stop(
@@ -244,7 +262,7 @@ def _end_of(run: RunDir) -> str:
 
 
 def _status_of(directory: RunDir) -> dict[str, Any]:
-    from orchestrator.observe.last_status import ControllerState, last_status
+    from orchestrator.observe.last_status import ControllerState, last_status, state_of
 
     spec = existing_run(directory.uri)[1]
     unknown = {"name": spec.name, "phase": "unknown", "step": 0, "steps": spec.train.steps, "attempt": 0}
@@ -257,7 +275,7 @@ def _status_of(directory: RunDir) -> dict[str, Any]:
         **last_status(directory),
     }
     summary = directory.read_json_or_empty("summary.json")
-    current["state"] = summary["state"] if current["phase"] in ENDED and summary else current["phase"]
+    current["state"] = summary["state"] if current["phase"] in ENDED and summary else state_of(current)
     return dict(current)
 
 
@@ -375,7 +393,7 @@ def _show_status(current: dict[str, Any]) -> None:
 
     eta = f", {duration(current['eta_seconds'])} left" if current.get("eta_seconds") else ""
     print(
-        f"{current.get('name')}: {current['phase']}, step {current.get('step')} of {current.get('steps')}{eta}"
+        f"{current.get('name')}: {current['state']}, step {current.get('step')} of {current.get('steps')}{eta}"
     )
     layout = current.get("layout") or "not chosen yet"
     print(f"attempt {current.get('attempt')}, layout {layout}, controller {current['controller']}")

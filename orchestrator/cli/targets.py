@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,10 +24,6 @@ Target = Annotated[
         autocompletion=run_names,
     ),
 ]
-
-
-WAITING = ("queue", "wait")
-"""Phases in which a run waits for its turn in the cluster's queue, or for workers."""
 
 
 def job_at(target: str, address: str | None) -> tuple[Jobs, Submission]:
@@ -64,7 +60,7 @@ def is_waiting(job: Submission) -> bool:
     False where its run directory is not readable from this machine. A chain waits if none of its stages is at work.
     """
     from orchestrator.chain.results import WAITING as NOT_BEGUN
-    from orchestrator.observe.last_status import last_status
+    from orchestrator.observe.last_status import WAITING, last_status, state_of
     from orchestrator.storage.run_directory import RunDir
 
     if job.has_ended or job.started is None:
@@ -72,13 +68,21 @@ def is_waiting(job: Submission) -> bool:
     try:
         if (chain := chain_at(job.run_dir)) is not None:
             states = [stage["state"] for stage in found_of(*chain)["stages"]]
-            phases = [state for state in states if state not in (*ENDED, NOT_BEGUN)]
+            states = [state for state in states if state not in (*ENDED, NOT_BEGUN)]
         else:
             status = last_status(RunDir(job.run_dir))
-            phases = [] if job.came_after(status.get("time")) else [status.get("phase")]
+            states = [] if job.came_after(status.get("time")) else [state_of(status)]
     except (InputError, OSError):
         return False
-    return bool(phases) and all(phase in WAITING for phase in phases)
+    return set(states) == {WAITING}
+
+
+def shown_of(job: Submission) -> dict[str, Any]:
+    """What `list` and `status` show of a job: Ray calls it running, whatever its run does."""
+    from orchestrator.observe.last_status import WAITING
+
+    waits = is_waiting(job)
+    return {**job.to_json(), "state": WAITING if waits else job.state, "waiting": waits}
 
 
 def has_commit(job: Submission) -> bool | None:

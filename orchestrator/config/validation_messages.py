@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.other_names import KEYS, VALUES
+from orchestrator.observe.sinks.config import BY_PLACE
 from workloads.own.object_reference import PATTERN as OWN
 
 WORDS = {
@@ -32,6 +33,8 @@ PATTERNS = {
     "name": "1 to 63 letters a-z, digits, dots, dashes and underscores, a letter or a digit first",
 }
 """Descriptions of the patterns of keys."""
+NEAR = 0.8
+"""Likeness of two names (difflib's ratio) from which on one is taken for the other, misspelled."""
 SHOWN = 3
 """Maximum number of places of a key that a hint lists."""
 
@@ -109,6 +112,8 @@ def _meant(names: tuple[str, ...], known: list[str], root: type[BaseModel]) -> s
     of the `known` keys.
     """
     *parents, last = names
+    if (here := BY_PLACE.get(".".join(parents[-2:]))) and not difflib.get_close_matches(last, known, 1, NEAR):
+        return here
     if last in KEYS:
         return KEYS[last]
 

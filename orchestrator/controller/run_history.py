@@ -29,6 +29,7 @@ from orchestrator.controller.events import EventHistory, Spending, memory_seen
 from orchestrator.controller.state import Phase, State, Stop
 from orchestrator.data.samples.skips import is_before, merged
 from orchestrator.observe.config import TrackingSpec
+from orchestrator.observe.mlflow_lost import settle_others
 from orchestrator.observe.notifier import TELLING, Notifier
 from orchestrator.observe.sinks.follow import SinkProcess
 from orchestrator.observe.totals import RunTotals, is_number, longest_step, median_step, totals_of
@@ -535,7 +536,7 @@ class RunHistory:
         self._is_new = False
         self._log.keep()
         self._sinks = SinkProcess(self._spec.sinks, self._run)
-        self.tracker = Tracker(self._spec, self._run)
+        self.tracker = Tracker(self._spec, self._run, begins=settle_others)
 
     def training_began(self, attempt: int) -> float:
         """Return the unix time at which the attempt began its first step, or the evaluation before that step.

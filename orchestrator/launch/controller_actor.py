@@ -33,6 +33,7 @@ GAUGES = {
     "orchestrator_mfu": "model FLOPs utilisation of the last step, 0 to 1",
     "orchestrator_eta_seconds": "seconds left while it trains",
     "orchestrator_ranks": "ranks that run",
+    "orchestrator_failed": "1 once the run has failed, else 0",
 }
 """The gauges of a run, with their descriptions."""
 PARTS = "orchestrator_step_part_seconds"
@@ -48,10 +49,14 @@ class RunMetrics:
         self._parts = Gauge(PARTS, "mean seconds of a recent step, by part", ("run", "part"))
 
     def update(self, status: Mapping[str, Any]) -> None:
-        """Set the gauges from a status, see `controller.status`. A gauge without a value in it keeps its last one."""
-        ranks = sum(rank.get("state") == "running" for rank in status.get("ranks") or ())
+        """Set the gauges from a status, see `ControllerActor.status`. Without a value in it, a gauge keeps its last."""
+        counted = {
+            "ranks": sum(rank.get("state") == "running" for rank in status.get("ranks") or ()),
+            "failed": int(status.get("phase") == "failed" or bool(status.get("error"))),
+        }
+        values = {**status, **counted}
         for name, gauge in self._gauges.items():
-            value = ranks if name == "orchestrator_ranks" else status.get(name.removeprefix("orchestrator_"))
+            value = values.get(name.removeprefix("orchestrator_"))
             if isinstance(value, int | float):
                 gauge.set(float(value), self._tags)
         for part, seconds in (status.get("step_parts") or {}).items():
@@ -129,7 +134,7 @@ class ControllerActor:
         self._summary: dict[str, Any] | None = None
         self._error: dict[str, Any] | None = None
         threading.Thread(target=self._drive, name="controller", daemon=True).start()
-        export(spec.name, self._controller.status)
+        export(spec.name, self.status)
 
     def status(self) -> dict[str, Any]:
         """Return the controller's status, with its `summary` or `error` once the run has ended."""

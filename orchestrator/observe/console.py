@@ -88,6 +88,10 @@ def final_table(summary: Mapping[str, Any], stream: IO[str] | None = None) -> No
     Console(file=stream or sys.stdout, markup=False, highlight=False).print(table)
 
 
+def _why(summary: Mapping[str, Any]) -> list[str]:
+    return [str(summary["cost_unknown"])] if summary.get("cost_unknown") else []
+
+
 def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the lines of that table: (name, text)."""
     ledger = summary.get("ledger") or {}
@@ -127,7 +131,7 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("wall time", _where_it_went(ledger)),
         ("goodput", "unknown" if goodput is None else f"{goodput:.1%}"),
         ("attempts", f"{summary.get('attempts')}, {ledger.get('lost_steps', 0)} steps lost"),
-        ("cost", "unknown" if cost is None else f"{cost:.2f} USD"),
+        ("cost", f"{cost:.2f} USD" if cost is not None else ": ".join(["unknown", *_why(summary)])),
         (
             "energy",
             "unknown"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -14,6 +15,10 @@ from orchestrator.storage.run_directory import RunDir
 
 LOST = "lost"
 """The state of a run that has not ended and that no controller drives any more."""
+WAITING = "waiting"
+"""The state of a run that waits for its turn in the cluster's queue, or for workers."""
+WAITS = ("queue", "wait")
+"""The phases of such a run."""
 SILENT_AFTER = 15.0
 """Seconds without a new status after which a controller counts as silent. It writes one about every second."""
 GONE_AFTER = 300.0
@@ -83,6 +88,13 @@ def last_status(run: RunDir) -> Row:
         silence = duration(time.time() - status["time"])
         return shown | {"controller": f"{controller} for {silence}", "eta_seconds": None}
     return _lost(shown) if controller is ControllerState.GONE and status.get("phase") else shown
+
+
+def state_of(status: Mapping[str, Any]) -> str:
+    """Return the state of a run by its status: WAITING, or else its phase; "unknown" before it has one. Every command
+    and `Run` show this."""
+    phase = status.get("phase")
+    return WAITING if phase in WAITS else str(phase or "unknown")
 
 
 def if_lost(run: RunDir) -> dict[str, Any]:

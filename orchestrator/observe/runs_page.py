@@ -11,7 +11,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import ENDED
 from orchestrator.config.redact import redact, redact_message
 from orchestrator.observe.formatting import count, duration
-from orchestrator.observe.last_status import ControllerState, controller_state, last_status
+from orchestrator.observe.last_status import ControllerState, controller_state, last_status, state_of
 from orchestrator.observe.page import render
 from orchestrator.storage.file_names import COMMITS
 from orchestrator.storage.file_system import open_file_system
@@ -104,7 +104,7 @@ def _row(name: str, run: RunDir) -> dict[str, Any]:
     loss = status.get("loss") if status.get("loss") is not None else summary.get("final_loss")
     shown = {
         "name": name,
-        "state": phase,
+        "state": state_of(status),
         "silent": str(status["controller"]) if is_silent else "",
         "ended": ended,
         "time": at,
@@ -115,7 +115,7 @@ def _row(name: str, run: RunDir) -> dict[str, Any]:
         "layout": status.get("layout") or "",
         "says": redact(str(status.get("note") or status.get("why_slow") or unread)),
     }
-    text = " ".join(map(str, (name, phase, shown["layout"], shown["says"], redact(job))))
+    text = " ".join(map(str, (name, phase, shown["state"], shown["layout"], shown["says"], redact(job))))
     return shown | {"text": text.lower()}
 
 

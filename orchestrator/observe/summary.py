@@ -106,6 +106,7 @@ def summary(
             worker_hours=used,
             rows=rows,
             usd=cost(phases, rows, events, spec.limits.usd_per_worker_hour),
+            events=events,
         ),
         "sample": sample,
     }
@@ -146,6 +147,20 @@ def cost(phases: Sequence[Phase], rows: RunTotals, events: Sequence[Row], usd: f
     return total if is_known else None
 
 
+def why_unknown(limits: LimitSpec, events: Sequence[Row]) -> str:
+    """Return why the cost of a run is unknown: the key of the job, or the line of its price table, that is missing."""
+    if not limits.prices:
+        return "neither limits.usd_per_worker_hour nor limits.prices is set"
+    for event in events:
+        if event.get("machines") and event.get("usd_per_hour") is None:
+            unpriced = {
+                ", ".join(str(machine.get(key) or "?") for key in ("machine", "market", "zone"))
+                for machine in event["machines"]
+            }
+            return f"limits.prices has no line for one of these machines: {'; '.join(sorted(unpriced))}"
+    return "no machine of limits.prices was seen"
+
+
 def held(phases: Sequence[Phase], rows: RunTotals) -> list[tuple[Phase, Any]]:
     """Return the phases in which a gang held workers, each with its layout."""
     by_attempt = dict(rows.layout_of)
@@ -180,17 +195,25 @@ def _footprint(
     worker_hours: float,
     rows: RunTotals,
     usd: float | None,
+    events: Sequence[Row],
 ) -> dict[str, Any]:
-    """Return cost and energy of these worker hours, with their assumptions as text."""
+    """Return cost and energy of these worker hours, with their assumptions as text; `cost_unknown` says which key of
+    the job is missing."""
     worker = resources.per_worker
     price = limits.usd_per_worker_hour
-    basis = "Cost is unknown: usd_per_worker_hour is not set, and no machine's price is known."
+    unknown = None if usd is not None else why_unknown(limits, events)
+    basis = f"Cost is unknown: {unknown}."
     if usd is not None:
         basis = "Cost is hours of whole machines x their prices in the table."
     if price:
         basis = f"Cost is worker hours x {price:g} USD."
     energy = energy_of(worker, worker_hours, held_seconds, rows.energy)
-    return {"cost_usd": usd, **energy, "assumptions": f"{energy.pop('energy_basis')} {basis}"}
+    return {
+        "cost_usd": usd,
+        "cost_unknown": unknown,
+        **energy,
+        "assumptions": f"{energy.pop('energy_basis')} {basis}",
+    }
 
 
 def _predicted(plan: Mapping[str, Any] | None) -> dict[str, Any]:

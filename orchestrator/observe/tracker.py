@@ -12,7 +12,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from orchestrator.config.redact import redact, told
 from orchestrator.config.spec import JobSpec
 from orchestrator.observe.config import TrackingSpec
 from orchestrator.observe.formatting import run_name
+from orchestrator.observe.last_status import LOST, last_status
 from orchestrator.observe.mlflow_inputs import NamedData, data_in, environment, log_commits, log_data
 from orchestrator.observe.mlflow_run import MlflowRun, within
 from orchestrator.storage.row_line import EVALS, EVENTS, METRICS, NODES, Row
@@ -28,10 +29,12 @@ from orchestrator.storage.run_directory import ORIGIN, RunDir
 
 DOCUMENTS = ("job.yaml", "plan.json", "summary.json", "report.html")
 ENVIRONMENT = "environment.txt"
+KILLED = "KILLED"
+"""MLflow's status of a run that was stopped, or whose controller was killed."""
 MLFLOW_STATUS: Mapping[str, str] = {
     Outcome.DONE: "FINISHED",
     Outcome.FAILED: "FAILED",
-    Outcome.STOPPED: "KILLED",
+    Outcome.STOPPED: KILLED,
 }
 PENDING_ROWS = 5000  # if more rows wait, the run directory is read instead
 FLUSH_SECONDS = 1.0
@@ -83,7 +86,25 @@ class _Waiting:
 class Tracker:
     """Copies a run to one MLflow run for all attempts. Does nothing without `spec.tracking`."""
 
-    def __init__(self, spec: JobSpec, run_dir: RunDir, status: str = "RUNNING") -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        run_dir: RunDir,
+        status: str = "RUNNING",
+        ended: float | None = None,
+        begins: Callable[[MlflowRun], None] | None = None,
+    ) -> None:
+        """Start to copy.
+
+        Args:
+            spec: the job.
+            run_dir: the run directory.
+            status: the status of the MLflow run, see `status`.
+            ended: when the run ended, in unix seconds; None for the time of its last event.
+            begins: called with the MLflow run each time that it is found or made.
+        """
+        self._ended = ended
+        self._begins = begins
         self.problem: str | None = None
         self._spec = spec
         self._run_dir = run_dir
@@ -219,6 +240,8 @@ class Tracker:
             self._run.log_document(ENVIRONMENT, environment())
             if (origin := self._run_dir.read_json_or_empty(ORIGIN)).get("run"):
                 self._run.log_origin(origin["run"], origin["step"])
+            if self._begins is not None:
+                self._begins(self._run)
         run = self._run
         self._deliver_rows(run)
         with self._changed:
@@ -263,7 +286,7 @@ class Tracker:
             events = list(self._run_dir.log(EVENTS).rows())
             run.log_evaluations(event["tasks"] for event in events if event.get("tasks"))
             run.log_document(EVENTS, "".join(f"{json.dumps(event)}\n" for event in redact(events)))
-        run.set_status(status, (self._run_dir.log(EVENTS).last() or {}).get("time"))
+        run.set_status(status, self._ended or (self._run_dir.log(EVENTS).last() or {}).get("time"))
         self._sent_status = status
 
     def _deliver_commits(self, run: MlflowRun) -> None:
@@ -282,8 +305,12 @@ class Tracker:
 def deliver(spec: JobSpec, run_dir: RunDir, timeout: float = 60.0) -> Delivery:
     """Update the server from a run directory, and wait until it is complete. Never raises.
 
-    For a run whose server was down at its end, or which was trained on another machine.
+    For a run whose server was down at its end, which was trained on another machine, or which no controller drives any
+    more.
     """
+    status = last_status(run_dir)
+    if status.get("phase") == LOST:
+        return Tracker(spec, run_dir, KILLED, ended=status["time"]).close(timeout)
     phase = (run_dir.log(EVENTS).last() or {}).get("phase")
     return Tracker(spec, run_dir, MLFLOW_STATUS.get(str(phase), "RUNNING")).close(timeout)
 

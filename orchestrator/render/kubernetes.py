@@ -8,6 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from cluster.render.kuberay import KUEUE
+from cluster.render.needs import ClusterNeeds
+from cluster.render.node_selection import ACCELERATOR, accelerator_label
+from cluster.render.pods import Kubernetes
 from orchestrator.config.errors import InputError
 from orchestrator.config.redact import redact
 from orchestrator.render.manifests import no_password, yaml_of
@@ -83,6 +87,34 @@ def secret_settings(given: Iterable[str], plain: Iterable[str]) -> dict[str, str
             raise InputError(f"{name} is given twice", "--secret-env", "give each once, here or by --env")
         keys[name] = key
     return keys
+
+
+def cautions(needs: ClusterNeeds, kubernetes: Kubernetes, runs: str) -> list[str]:
+    """Return what the cluster must have or allow for a render, a line each, that no manifest can say.
+
+    Args:
+        needs: what the job needs of its cluster.
+        kubernetes: the options of the render.
+        runs: the folder of the runs.
+    """
+    kinds = [group.accelerator for group in needs.groups() if group.accelerator]
+    unknown = [kind for kind in kinds if accelerator_label(kind, kubernetes.platform)[0] == ACCELERATOR]
+    without_right = (
+        kubernetes.platform == "gke" and runs.startswith("gs://") and not kubernetes.service_account
+    )
+    lines = {
+        "resources.notices lets the pods ask their node's metadata, which hold its credentials; on EKS its hop "
+        "limit must be 2": needs.notices,
+        f"the nodes must carry the label {ACCELERATOR}={' or '.join(unknown)}, as the pods select them by it": unknown,
+        "the pods have no right to gs://: on GKE --service-account gives them that of an account": without_right,
+        "Kueue's ClusterQueue must cover ephemeral-storage, as it covers cpu and memory": (
+            kubernetes.queue.startswith(KUEUE)
+        ),
+        "KubeRay's operator must have the feature gate RayJobDeletionPolicy for --keep-failed": (
+            kubernetes.keep_failed is not None
+        ),
+    }
+    return [line for line, applies in lines.items() if applies]
 
 
 def ask_server(files: dict[str, Any], kubeconfig: Path) -> None:

@@ -109,29 +109,37 @@ def write_text(name: str, text: str, to: Path | None) -> None:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes no aliases, and quotes text that a parser could read as another type."""
+    """Writes no aliases, lines as lines, and quotes text that a parser could read as another type."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
+def _style(text: str) -> str | None:
+    if "\n" in text:
+        return "|"
+    return "'" if NOT_TEXT.fullmatch(text) else None
+
+
 _Dumper.add_representer(
-    str,
-    lambda dumper, text: dumper.represent_scalar(
-        "tag:yaml.org,2002:str", text, "'" if NOT_TEXT.fullmatch(text) else None
-    ),
+    str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, _style(text))
 )
 
 
 def yaml_of(document: Any) -> str:
     """Return a manifest as YAML."""
-    return str(yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=110))
+    return str(yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True))
 
 
-def write(files: dict[str, Any], to: Path | None) -> None:
+def write(files: dict[str, Any], to: Path | None, replaces: str = "") -> None:
     """Write each file to the folder `to`, or all files as one stream to standard output.
 
     Raises InputError if a file exists that this command did not write. Nothing is written then.
+
+    Args:
+        files: the documents by file name.
+        to: the folder, None for standard output.
+        replaces: the name of a file that is removed if this command wrote it, since these files take its place.
     """
     texts = {name: yaml_of(document) for name, document in files.items()}
     if to is None:
@@ -143,7 +151,9 @@ def write(files: dict[str, Any], to: Path | None) -> None:
                 raise InputError("was not written by this command", str(to / name), "move it away")
         to.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            (to / name).write_text(f"{MARK}\n{text}")
+            (to / name).write_text(f"{MARK}\n{text}", encoding="utf-8")
+        if replaces and _is_rendered(to / replaces):
+            (to / replaces).unlink()
     except OSError as error:
         raise InputError(f"cannot be written ({error.strerror})", str(to), "give another folder") from None
     print(f"{', '.join(texts)} written to {to}")

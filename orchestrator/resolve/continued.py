@@ -272,7 +272,7 @@ def take_over(
     def copy(step: int) -> CommitManifest:
         begun = Source(source.uri, theirs.manifest(step))
         try:
-            with holding(theirs, step, f"the run {run.uri}"):
+            with holding(theirs, step, f"the start of the run {run.uri}"):
                 if problems := theirs.verify(step):
                     raise InputError(
                         f"{begun} is damaged: {problems[0]}", WHERE, "name another of its commits"

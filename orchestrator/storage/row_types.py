@@ -98,6 +98,7 @@ class EventFields(TypedDict, total=False):
     - `ceiling`: a limit that is near.
     - `extended`: the numbers of steps before and from now on, how many of them are the same (`settled`), and the commit
       to continue from.
+    - `rolled_back`: the step before, the steps of the removed commits, and when the user asked for it.
     - `continued`: the commit of another run that the run began with.
     - `tasks`: the evaluation of the job's tasks.
     - `stopping`: why the run was asked to end.
@@ -135,5 +136,6 @@ class EventFields(TypedDict, total=False):
     saving: str
     ceiling: dict[str, Any]
     extended: dict[str, int]
+    rolled_back: dict[str, Any]
     continued: dict[str, Any]
     tasks: EvaluationRow

@@ -39,7 +39,7 @@ def test_expressions_are_promql_over_metrics_that_ray_exports(name: str) -> None
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool, of Prometheus, is not on PATH")
-def test_an_alert_fires_when_the_head_is_gone_and_not_when_all_is() -> None:
+def test_alerts_fire_in_their_cases_and_in_no_other() -> None:
     for words in (
         ["check", INFRA / "monitoring/alerts.yaml"],
         ["test", ROOT / "tests/fixtures/alert_cases.yaml"],
@@ -56,6 +56,40 @@ def ray_metrics() -> set[str]:
     )
     ours = {f"ray_{name}" for name in (*GAUGES, PARTS)}
     return ours | set(re.findall(r"\b(?:ray|autoscaler)_\w+", panels))
+
+
+@pytest.mark.parametrize("name", ["head", "worker"])
+def test_pods_of_a_run_are_scraped_wherever_they_are(name: str) -> None:
+    """By labels and ports that a render writes itself."""
+    (monitor,) = [
+        m["spec"]
+        for m in yaml.safe_load_all((INFRA / "monitoring/podmonitors.yaml").read_text())
+        if m["metadata"]["name"].removesuffix("s") == f"ray-{name}"
+    ]
+    job = yaml.safe_load((INFRA / "kuberay/quickstart/rayjob.yaml").read_text())["spec"]
+    cluster = job["rayClusterSpec"]
+    templates = {
+        "head": cluster["headGroupSpec"]["template"],
+        "worker": cluster["workerGroupSpecs"][0]["template"],
+        "submitter": job["submitterPodTemplate"],
+    }
+    wanted = monitor["selector"]["matchLabels"].items()
+    assert [n for n, t in templates.items() if wanted <= t["metadata"]["labels"].items()] == [name]
+    ports = {port["name"] for c in templates[name]["spec"]["containers"] for port in c["ports"]}
+    assert {endpoint["port"] for endpoint in monitor["podMetricsEndpoints"]} == ports - {
+        *("gcs-server", "client", "dashboard")
+    }
+    assert monitor["namespaceSelector"] == {"any": True}
+    assert "training-orchestrator/run" in templates[name]["metadata"]["labels"]
+
+
+def test_the_guide_makes_the_rules_an_object_of_the_operator() -> None:
+    guide = (ROOT / "docs/guides/spot-cluster.md").read_text()
+    (command,) = re.findall(r"\{ printf .*?; \} (?=\| kubectl apply -f -)", guide, re.DOTALL)
+    done = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True)
+    made = yaml.safe_load(done.stdout)
+    assert (made["kind"], made["metadata"]["namespace"]) == ("PrometheusRule", "monitoring")
+    assert made["spec"] == ALERTS
 
 
 def test_alerts_lead_to_a_section_of_the_runbook() -> None:

@@ -47,6 +47,8 @@ resource "aws_eks_cluster" "this" {
 
   access_config {
     authentication_mode = "API"
+    # Whoever applies this becomes an administrator of the cluster; `admins` adds others.
+    bootstrap_cluster_creator_admin_permissions = true
   }
 
   encryption_config {
@@ -67,13 +69,66 @@ resource "aws_eks_cluster" "this" {
   depends_on = [aws_iam_role_policy_attachment.cluster]
 }
 
-resource "aws_eks_addon" "this" {
-  for_each = toset(["vpc-cni", "coredns", "kube-proxy", "eks-pod-identity-agent"])
+resource "aws_eks_access_entry" "admin" {
+  for_each = toset(var.admins)
 
-  cluster_name = aws_eks_cluster.this.name
-  addon_name   = each.key
-  # Network policies are enforced only when the network plug-in is told to.
-  configuration_values = each.key == "vpc-cni" ? jsonencode({ enableNetworkPolicy = "true" }) : null
+  cluster_name  = aws_eks_cluster.this.name
+  principal_arn = each.key
+}
+
+resource "aws_eks_access_policy_association" "admin" {
+  for_each = aws_eks_access_entry.admin
+
+  cluster_name  = aws_eks_cluster.this.name
+  principal_arn = each.value.principal_arn
+  policy_arn    = "arn:aws:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPolicy"
+
+  access_scope {
+    type = "cluster"
+  }
+}
+
+locals {
+  # Settings of each add-on; the others have none.
+  addons = {
+    # Network policies are enforced only when the network plug-in is told to.
+    vpc-cni                = { enableNetworkPolicy = "true" }
+    coredns                = {}
+    kube-proxy             = {}
+    eks-pod-identity-agent = {}
+    # EKS has no default storage class of its own: a volume claim that names none, as Redis's, would wait for ever.
+    aws-ebs-csi-driver = { defaultStorageClass = { enabled = true } }
+  }
+}
+
+resource "aws_eks_addon" "this" {
+  for_each = local.addons
+
+  cluster_name         = aws_eks_cluster.this.name
+  addon_name           = each.key
+  configuration_values = length(each.value) > 0 ? jsonencode(each.value) : null
+  # EKS begins with a network plug-in, a DNS and a proxy of its own, whose settings are taken over.
+  resolve_conflicts_on_create = "OVERWRITE"
+
+  dynamic "pod_identity_association" {
+    for_each = each.key == "aws-ebs-csi-driver" ? [aws_iam_role.disks.arn] : []
+
+    content {
+      role_arn        = pod_identity_association.value
+      service_account = "ebs-csi-controller-sa"
+    }
+  }
 
   depends_on = [aws_eks_node_group.head]
+}
+
+# The driver that makes disks for volume claims.
+resource "aws_iam_role" "disks" {
+  name               = "${var.name}-disks"
+  assume_role_policy = data.aws_iam_policy_document.pods.json
+}
+
+resource "aws_iam_role_policy_attachment" "disks" {
+  role       = aws_iam_role.disks.name
+  policy_arn = "arn:aws:iam::aws:policy/service-role/AmazonEBSCSIDriverPolicy"
 }

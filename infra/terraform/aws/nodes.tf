@@ -27,7 +27,7 @@ resource "aws_eks_node_group" "head" {
   node_role_arn   = aws_iam_role.node.arn
   subnet_ids      = [for subnet in aws_subnet.private : subnet.id]
   capacity_type   = "ON_DEMAND"
-  instance_types  = ["m6i.xlarge"]
+  instance_types  = var.head_types
   ami_type        = "AL2023_x86_64_STANDARD"
 
   scaling_config {

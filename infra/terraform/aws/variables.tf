@@ -32,6 +32,18 @@ variable "admin_cidrs" {
   }
 }
 
+variable "admins" {
+  description = "ARNs of other IAM roles or users that administer the cluster; whoever applies this does already."
+  type        = list(string)
+  default     = []
+}
+
+variable "head_types" {
+  description = "Instance types for heads, Redis and operators. A head requests 1.1 CPUs and 9 GiB: three fit on an r6i.xlarge."
+  type        = list(string)
+  default     = ["r6i.xlarge"]
+}
+
 variable "worker_types" {
   description = "Instance types that will do for spot workers; several make reclaims rarer."
   type        = list(string)

@@ -47,19 +47,25 @@ class SinkSpec(StrictModel):
     )
 
 
+OF_WANDB = (
+    "not here, because W&B gets the whole job as its configuration; sinks.wandb has project, entity and mode"
+)
+"""The hint for every other argument of `wandb.init`."""
+BY_PLACE: Mapping[str, str] = {"sinks.wandb": OF_WANDB}
+"""The hint for every unknown key of a place that is not a misspelled one."""
 OTHER_NAMES: Mapping[str, str] = {
     "tracking is MLflow; sinks.tensorboard and sinks.wandb work in addition": (
         "report_to logger loggers trackio_space_id trackio_bucket_id trackio_static_space_id use_mlflow "
-        "use_comet"
+        "use_comet use_trackio trackio_project_name trackio_run_name comet_api_key comet_workspace "
+        "comet_project_name comet_experiment_key comet_mode comet_online comet_experiment_config"
     ),
     "sinks.wandb, as in {project: demo}": "enable_wandb wandb_project use_wandb",
     "sinks.wandb.entity": "wandb_entity wandb_team",
     "sinks.wandb.mode": "wandb_mode",
-    "sinks.tensorboard: true": "enable_tensorboard tensorboard_dir",
+    "sinks.tensorboard: true": "enable_tensorboard tensorboard_dir use_tensorboard",
     "name": "wandb_name wandb_run_name wandb_run_id",
     "tracking.register_as": "wandb_log_model",
-    "not here, because W&B gets the whole job as the configuration of its run; sinks.wandb has project, "
-    "entity and mode": "tags notes job_type wandb_tags wandb_notes wandb_group",
+    OF_WANDB: "tags notes job_type wandb_tags wandb_notes wandb_group",
     "not here, because every row has the norm of the gradient already": "wandb_watch",
 }
 """Names of other systems for what sinks do, by the hint; `orchestrator.config.other_names` has those of all keys."""

@@ -4,6 +4,7 @@ It needs etcd and kube-apiserver, on PATH or in the folder that KUBEBUILDER_ASSE
 """
 
 import copy
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ SETTINGS = {
         rdma="rdma/ib", env={"NCCL_DEBUG": "INFO", "NCCL_BUFFSIZE": "8388608", "OWN": "1e6"},
         secret_env={"HF_TOKEN": "hf.token"},
         worker_image="image:rank", submitter_image="image:submitter",
-        retries=5, keep_failed=86_400,
+        retries=5, keep_failed=86_400, pull_secrets=("registry",),
     ),
     "volcano": Kubernetes(**NAMESPACE, queue="volcano:team", keep_failed=0),
     "efa": Kubernetes(**NAMESPACE, rdma="vpc.amazonaws.com/efa", cards=4, retries=0),
@@ -63,7 +64,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 
 
 def render(needs: ClusterNeeds, kubernetes: Kubernetes) -> dict[str, Manifest]:
-    return kuberay.manifests(needs, kubernetes, "name: x\n", "s3://bucket/runs/x")
+    needs = dataclasses.replace(needs, disk_gib=30)
+    found = kuberay.manifests(needs, kubernetes, "name: x\n", "s3://bucket/runs/x")
+    return found | {"raycluster.yaml": kuberay.ray_cluster(needs, kubernetes)}
 
 
 def pods(manifests: dict[str, Manifest]) -> Iterator[Manifest]:
@@ -79,6 +82,21 @@ def refused(server: ApiServer, manifest: Manifest) -> str:
     """What the server says against making it; empty if nothing, warnings included."""
     words = ("create", "--filename=-", "--dry-run=server", "--validate=strict", "--output=name")
     return server.kubectl(*words, given=manifest).stderr
+
+
+def test_a_folder_applied_whole_starts_one_cluster(server: ApiServer, tmp_path: Path) -> None:
+    """By `-f`, as many do it, which takes every file, and by `-k`."""
+    job = ["cluster", "render", "kuberay", str(ROOT / "examples/quickstart.yaml"), "--set", "name=twice"]
+    words = ["--runs", "s3://bucket/runs", "--namespace", "training", "--image", "registry.example/image:1"]
+    with pytest.raises(SystemExit) as end:
+        call([*job, *words, "--to", str(tmp_path)])
+    assert end.value.code == 0
+    for option in ("--filename", "--kustomize"):
+        # The first ends in an error: no server knows a Kustomization.
+        server.kubectl("apply", f"{option}={tmp_path}")
+        found = server.must("get", "rayjobs,rayclusters", "--namespace=training", "--output=name").split()
+        assert sorted(found) == ["rayjob.ray.io/quickstart", "rayjob.ray.io/twice"]
+        server.must("delete", "rayjob/twice", "--namespace=training")
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -102,7 +120,8 @@ def test_so_is_each_way_to_select_nodes(server: ApiServer, platform: str, spot: 
 
 
 def test_the_command_asks_it(server: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--runs", "s3://bucket/runs", "--namespace", "training", "--kubeconfig", str(server.kubeconfig)]
+    words = ["--runs", "s3://bucket/runs", "--namespace", "training", "--image", "registry.example/image:1"]
+    words += ["--kubeconfig", str(server.kubeconfig)]
     with pytest.raises(SystemExit) as end:
         call(["cluster", "render", "kuberay", str(ROOT / "examples/quickstart.yaml"), *words])
     assert end.value.code == 0

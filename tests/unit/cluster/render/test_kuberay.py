@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import ipaddress
 import os
 import subprocess
 from pathlib import Path
@@ -18,6 +19,7 @@ from cluster.render.schema import violations
 EVERYTHING = Kubernetes(
     *("training", "keys", "trainer", "runs", "kueue:team", "redis.ray:6379", "http://s3.store:8333", "gke"),
     *("rdma/ib", 1, {"NCCL_DEBUG": "INFO"}, {"HF_TOKEN": "hf"}, "image:rank", "image:submitter", 5, 86_400),
+    ("registry",),
 )
 EFA = Kubernetes(rdma="vpc.amazonaws.com/efa", cards=4)
 SETTINGS = {
@@ -36,20 +38,22 @@ def cluster(manifests: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("setting", sorted(SETTINGS))
 def test_kuberay_takes_them(needs: ClusterNeeds, setting: str, schemas: dict[str, Any]) -> None:
-    manifests = render(needs, SETTINGS[setting])
-    kinds = [m["kind"] for m in manifests.values()]
+    manifests = [*render(needs, SETTINGS[setting]).values(), kuberay.ray_cluster(needs, SETTINGS[setting])]
+    kinds = [m["kind"] for m in manifests]
     assert {"RayJob", "RayCluster"} <= schemas.keys() & set(kinds)
-    assert [v for m in manifests.values() for v in violations(m, schemas)] == []
+    assert [v for m in manifests for v in violations(m, schemas)] == []
 
 
 @pytest.mark.parametrize("setting", sorted(SETTINGS))
 def test_our_own_rules_hold(needs: ClusterNeeds, setting: str) -> None:
-    assert [line for m in render(needs, SETTINGS[setting]).values() for line in check(m)] == []
+    manifests = [*render(needs, SETTINGS[setting]).values(), kuberay.ray_cluster(needs, SETTINGS[setting])]
+    assert [line for m in manifests for line in check(m)] == []
 
 
 def test_the_job_and_the_standing_cluster_are_the_same_cluster(needs: ClusterNeeds) -> None:
     manifests = render(needs)
-    assert cluster(manifests) == manifests["raycluster.yaml"]["spec"]
+    standing = kuberay.manifests(needs, EVERYTHING, "name: x\n", "s3://bucket/runs/x", standing=True)
+    assert cluster(manifests) == standing["raycluster.yaml"]["spec"]
     assert manifests["rayjob.yaml"]["spec"]["entrypoint"] == "sh /etc/orchestrator/run.sh"
     command = "orchestrator run /etc/orchestrator/job.yaml --address auto --run-dir s3://bucket/runs/x"
     assert f"\n  {command}\n" in manifests["configmap.yaml"]["data"]["run.sh"]
@@ -202,12 +206,74 @@ def test_the_network_policy_selects_every_pod_of_the_run(needs: ClusterNeeds) ->
     assert reachable == [
         {"cidr": "0.0.0.0/0", "except": ["169.254.169.254/32"]},
         {"cidr": "::/0", "except": ["fd00:ec2::254/128", "fd20:ce::254/128"]},
+        {"cidr": "169.254.169.254/32"},  # on GKE, for Workload Identity
     ]
 
 
-def test_the_kustomization_leaves_the_standing_cluster_out(needs: ClusterNeeds) -> None:
-    names = kuberay.kustomization(list(render(needs)))["resources"]
-    assert names == ["configmap.yaml", "networkpolicy.yaml", "rayjob.yaml"]
+@pytest.mark.parametrize(("standing", "started"), [(False, "rayjob.yaml"), (True, "raycluster.yaml")])
+def test_what_is_rendered_starts_one_cluster(needs: ClusterNeeds, standing: bool, started: str) -> None:
+    """By `kubectl apply -f` as by `-k`."""
+    manifests = kuberay.manifests(needs, EVERYTHING, "a: b\n", "s3://bucket/runs/x", standing)
+    assert [name for name, m in manifests.items() if m["kind"] in ("RayJob", "RayCluster")] == [started]
+    names = kuberay.kustomization(list(manifests))["resources"]
+    assert names == ["configmap.yaml", "networkpolicy.yaml", started]
+
+
+def lets_out(policy: dict[str, Any], address: str, port: int) -> bool:
+    """Whether a network policy lets its pods reach an address outside of the cluster, as Kubernetes reads it."""
+    host = ipaddress.ip_address(address)
+    for rule in policy["spec"]["egress"]:
+        if rule.get("ports") and port not in [p["port"] for p in rule["ports"]]:
+            continue
+        for block in (peer["ipBlock"] for peer in rule["to"] if "ipBlock" in peer):
+            excepted = any(host in ipaddress.ip_network(cidr) for cidr in block.get("except", []))
+            if host in ipaddress.ip_network(block["cidr"]) and not excepted:
+                return True
+    return False
+
+
+METADATA = "169.254.169.254"
+
+
+@pytest.mark.parametrize(
+    ("platform", "account", "reached"),
+    [("gke", "trainer", True), ("gke", "", False), ("eks", "trainer", False), ("aks", "trainer", False)],
+)
+def test_on_gke_a_service_account_reaches_the_server_of_its_credentials(
+    platform: str, account: str, reached: bool
+) -> None:
+    """Both addresses of Google's manual: with Dataplane V2 a policy sees the first, elsewhere the second."""
+    kubernetes = Kubernetes(service_account=account, platform=platform)
+    policy = render(ClusterNeeds("r", "i", 1, 1), kubernetes)["networkpolicy.yaml"]
+    assert lets_out(policy, METADATA, 80) is reached
+    assert not lets_out(policy, METADATA, 443)
+    assert not lets_out(policy, "fd00:ec2::254", 80)
+    assert lets_out(policy, "169.254.169.252", 988)
+    assert lets_out(policy, "169.254.170.23", 80)  # EKS Pod Identity
+    assert lets_out(policy, "203.0.113.7", 443)
+    noticing = render(ClusterNeeds("r", "i", 1, 1, notices=True), kubernetes)["networkpolicy.yaml"]
+    assert lets_out(noticing, METADATA, 80)
+
+
+def test_every_pod_gets_its_image_by_the_pull_secrets(needs: ClusterNeeds) -> None:
+    def pods(kubernetes: Kubernetes) -> list[dict[str, Any]]:
+        manifests = render(needs, kubernetes)
+        found = [cluster(manifests)["headGroupSpec"], *cluster(manifests)["workerGroupSpecs"]]
+        templates = [group["template"] for group in found]
+        return [t["spec"] for t in (*templates, manifests["rayjob.yaml"]["spec"]["submitterPodTemplate"])]
+
+    names = [{"name": "registry"}, {"name": "mirror"}]
+    kubernetes = Kubernetes(pull_secrets=("registry", "mirror"))
+    assert [pod.get("imagePullSecrets") for pod in pods(kubernetes)] == [names] * (2 + len(needs.groups()))
+    assert [pod for pod in pods(Kubernetes()) if "imagePullSecrets" in pod] == []
+
+
+def test_pods_request_the_disk_that_they_use() -> None:
+    found = cluster(render(ClusterNeeds("r", "i", 1, 1, disk_gib=30.5)))
+    pods = [found["headGroupSpec"]["template"], found["workerGroupSpecs"][0]["template"]]
+    resources = [pod["spec"]["containers"][0]["resources"] for pod in pods]
+    assert [each["requests"]["ephemeral-storage"] for each in resources] == ["10Gi", "31Gi"]
+    assert [each["limits"].get("ephemeral-storage") for each in resources] == [None, None]
 
 
 @pytest.mark.parametrize("gpu", [0, 2])

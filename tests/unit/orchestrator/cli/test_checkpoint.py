@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jobs import curve, rows
+from scripted import drive
 
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import parse_manifest
 from orchestrator.checkpoint.pins import hold
+from orchestrator.config.spec import load
 from orchestrator.export import hugging_face
+from orchestrator.launch import rollback
+from orchestrator.storage.process_identity import lineage
+from orchestrator.storage.row_line import encode
+from orchestrator.storage.run_directory import RunDir
 
 
 @pytest.fixture
@@ -224,3 +233,103 @@ def test_pruning_keeps_the_newest(command: Any, run: Path) -> None:
     assert command("checkpoint", "prune", run, "--keep", 2).out == "removed steps none\n"
     assert command("checkpoint", "prune", run).out == "removed steps 8\n"
     assert [row["step"] for row in json.loads(command("checkpoint", "list", run, "--json").out)] == [12]
+
+
+def test_a_run_goes_back_on_record_and_trains_on_as_before(command: Any, run: Path) -> None:
+    spec, before = load(run / "job.yaml"), curve(run)
+    said = command("checkpoint", "rollback", run, "--step", "4", "--json")
+    assert (said.code, said.err) == (0, "")
+    told = {"run_dir": str(run), "before": 12, "step": 4, "removed": [8, 12], "lost_steps": 8}
+    assert json.loads(said.out) == told
+    assert Store(str(run / "checkpoints")).steps() == [4]
+    assert [row["step"] for row in rows(run)] == [1, 2, 3, 4]
+    event = rows(run, "events.jsonl")[-1]
+    assert event["reason"] == "rolled back from step 12 to the commit at step 4 by the user"
+    assert (event["phase"], event["step"], event["lost_steps"]) == ("stopped", 4, 8)
+    assert event["rolled_back"]["removed"] == [8, 12]
+    shown = json.loads(command("status", run, "--json").out)
+    assert (shown["state"], shown["step"], shown["controller"]) == ("stopped", 4, "ended")
+    assert shown["note"].endswith("; the same command goes on from there")
+
+    summary = drive(spec, str(run))
+    assert (summary["state"], summary["step"], summary["commit"]) == ("done", 12, 12)
+    assert curve(run) == before
+    assert Store(str(run / "checkpoints")).steps() == [4, 8, 12]
+    assert summary["ledger"]["lost_steps"] == 8
+    assert summary["ledger"]["stopped_seconds"] > 0
+    # No rank of the attempt before may commit any more.
+    assert [e["attempt"] for e in rows(run, "events.jsonl") if e["phase"] == "start"] == [1, 3]
+
+
+def test_a_rollback_says_what_it_did(command: Any, run: Path) -> None:
+    said = command("checkpoint", "rollback", run, "--step", "8")
+    assert (said.code, said.out) == (
+        0,
+        f"{run} is back at step 8, from step 12, the commits of steps 12 are removed; the same command goes on from "
+        "there\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "change", "says"),
+    [
+        ("5", lambda run: None, "there is no such commit; steps: [4, 8, 12]"),
+        ("12", lambda run: None, "the run is at this step already"),
+        ("4", lambda run: flip(run, 4, "*.safetensors"), "is damaged: "),
+        (
+            "4",
+            lambda run: hold(Store(str(run / "checkpoints")), 12, "the run b"),
+            "step 12 is held by the run b",
+        ),
+        ("4", lambda run: now_trains(run), "a controller drives this run; `orchestrator stop` ends it"),
+    ],
+)
+def test_no_run_goes_back_where_it_cannot(
+    command: Any, run: Path, step: str, change: Callable[[Path], Any], says: str
+) -> None:
+    change(run)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    said = command("checkpoint", "rollback", run, "--step", step)
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert says in said.err
+    after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert {path: text for path, text in after.items() if path.name != ".lock"} == before
+
+
+def now_trains(run: Path) -> None:
+    status = json.loads((run / "status.json").read_text())
+    (run / "status.json").write_text(
+        json.dumps(status | {"phase": "train", "time": time.time(), "processes": lineage()})
+    )
+
+
+def test_a_rollback_that_was_interrupted_is_repeated(
+    command: Any, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(store: Store, step: int) -> list[int]:
+        real(store, 8)
+        raise KeyboardInterrupt
+
+    real = rollback.rewind
+    monkeypatch.setattr(rollback, "rewind", killed)
+    with pytest.raises(KeyboardInterrupt):
+        rollback.roll_back(RunDir(str(run)), 4)
+    monkeypatch.undo()
+    assert Store(str(run / "checkpoints")).steps() == [4, 8]
+    assert json.loads(command("checkpoint", "rollback", run, "--step", "4", "--json").out)["removed"] == [8]
+    assert drive(load(run / "job.yaml"), str(run))["step"] == 12
+
+
+def test_the_time_after_a_controller_was_killed_is_no_time_of_the_run(command: Any, run: Path) -> None:
+    events = rows(run, "events.jsonl")
+    end = next(i for i, event in enumerate(events) if event["phase"] == "train")
+    (run / "events.jsonl").write_bytes(b"".join(map(encode, events[: end + 1])))
+    status = json.loads((run / "status.json").read_text())
+    ended = {**lineage()[0], "born": "1"}
+    (run / "status.json").write_text(
+        json.dumps(status | {"phase": "train", "time": events[end]["time"] + 0.001, "processes": [ended]})
+    )
+    assert command("checkpoint", "rollback", run, "--step", "8").code == 0
+    last = rows(run, "events.jsonl")[-1]
+    assert last["time"] == pytest.approx(events[end]["time"] + 0.001, abs=1e-6)
+    assert last["rolled_back"]["at"] > last["time"]

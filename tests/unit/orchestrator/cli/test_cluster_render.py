@@ -10,13 +10,14 @@ import yaml
 from orchestrator.cli.app import call
 
 IMAGE = "training-orchestrator:cpu"
+OWN = ["--image", "registry.example/image:1"]
 PLANTED = "s3cr3t-Planted-4711"
 TARGETS = {
-    "kuberay": ["--runs", "s3://bucket/runs"],
-    "aws": [],
-    "gcp": ["--project", "p"],
-    "azure": [],
-    "local": ["--head-ip", "10.0.0.1", "--worker-ip", "10.0.0.2"],
+    "kuberay": ["--runs", "s3://bucket/runs", *OWN],
+    "aws": OWN,
+    "gcp": ["--project", "p", *OWN],
+    "azure": OWN,
+    "local": ["--head-ip", "10.0.0.1", "--worker-ip", "10.0.0.2", *OWN],
     "skypilot": ["--runs", "s3://bucket/runs"],
 }
 JOB: dict[str, Any] = {
@@ -95,7 +96,7 @@ def test_settings_reach_the_controller_too_and_secrets_by_reference(job: Path, t
     words = ["--env", "HTTPS_PROXY=http://proxy", "--secret-env", "HF_TOKEN", "--secret", "mine"]
     words += ["--secret-env", "AWS_ACCESS_KEY_ID=other.key", "--set", "notify.webhook=$SLACK"]
     assert code_of("kuberay", job, *TARGETS["kuberay"], *words, "--to", tmp_path / "out") == 0
-    spec = yaml.safe_load((tmp_path / "out/raycluster.yaml").read_text())["spec"]
+    spec = yaml.safe_load((tmp_path / "out/rayjob.yaml").read_text())["spec"]["rayClusterSpec"]
     for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
         (container,) = group["template"]["spec"]["containers"]
         env = {each["name"]: each for each in container["env"]}
@@ -107,7 +108,7 @@ def test_settings_reach_the_controller_too_and_secrets_by_reference(job: Path, t
 
 
 def test_a_claim_holds_the_runs(job: Path, tmp_path: Path) -> None:
-    assert code_of("kuberay", job, "--runs", "pvc:shared", "--to", tmp_path / "out") == 0
+    assert code_of("kuberay", job, *OWN, "--runs", "pvc:shared", "--to", tmp_path / "out") == 0
     spec = yaml.safe_load((tmp_path / "out/rayjob.yaml").read_text())["spec"]
     files = yaml.safe_load((tmp_path / "out/configmap.yaml").read_text())["data"]
     assert "--run-dir /runs/Big.Run\n" in files["run.sh"]
@@ -147,12 +148,12 @@ def test_a_job_that_carries_a_credential_is_refused(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["kuberay", "--runs", f"s3://me:{PLANTED}@bucket/runs"], "--runs"),
+        (["kuberay", *OWN, "--runs", f"s3://me:{PLANTED}@bucket/runs"], "--runs"),
         (["kuberay", *TARGETS["kuberay"], "--redis", f"redis://:{PLANTED}@redis:6379"], "--redis"),
         (["kuberay", *TARGETS["kuberay"], "--endpoint", f"http://me:{PLANTED}@store"], "--endpoint"),
         (["kuberay", *TARGETS["kuberay"], "--redis", "redis"], "is no address of a Redis"),
         (["kuberay", *TARGETS["kuberay"], "--endpoint", "notaurl"], "is no URL of a store"),
-        (["kuberay", "--runs", "runs"], "would be lost with the pod"),
+        (["kuberay", *OWN, "--runs", "runs"], "would be lost with the pod"),
         (["skypilot", "--runs", f"s3://me:{PLANTED}@bucket/runs"], "--runs"),
         (["skypilot", "--runs", "/shared/runs"], "would be lost with the machine"),
         (
@@ -197,11 +198,11 @@ def test_a_job_that_carries_a_credential_is_refused(
         (["kuberay", *TARGETS["kuberay"], "--namespace", "Foo_Bar"], "'Foo_Bar' is not a DNS label"),
         (["kuberay", *TARGETS["kuberay"], "--secret", "Foo_B"], "'Foo_B' is no name"),
         (["kuberay", *TARGETS["kuberay"], "--service-account", "A_B"], "'A_B' is no name"),
-        (["kuberay", "--runs", "pvc:A_B"], "'A_B' is no name"),
-        (["aws", "--set", "resources.per_worker.gpu=1"], "--machine: the job needs GPUs"),
-        (["aws", "--set", "resources.per_worker.labels={ray.io/market-type: on-demand}"], "--spot"),
-        (["aws", "--region", "eu-central-1"], "name the zones of eu-central-1"),
-        (["local", "--head-ip", "10.0.0.1", "--worker-ip", "10.0.0.1"], "given twice"),
+        (["kuberay", *OWN, "--runs", "pvc:A_B"], "'A_B' is no name"),
+        (["aws", *OWN, "--set", "resources.per_worker.gpu=1"], "--machine: the job needs GPUs"),
+        (["aws", *OWN, "--set", "resources.per_worker.labels={ray.io/market-type: on-demand}"], "--spot"),
+        (["aws", *OWN, "--region", "eu-central-1"], "name the zones of eu-central-1"),
+        (["local", *OWN, "--head-ip", "10.0.0.1", "--worker-ip", "10.0.0.1"], "given twice"),
         (
             ["local", *TARGETS["local"], "--set", "resources.per_worker.labels={team: blue}"],
             "started without labels",
@@ -210,7 +211,7 @@ def test_a_job_that_carries_a_credential_is_refused(
             ["kuberay", *TARGETS["kuberay"], "--set", "resources.notices=gcp"],
             "gcp tells nothing on machines of aws",
         ),
-        (["aws", "--set", "resources.notices=azure"], "azure tells nothing on machines of aws"),
+        (["aws", *OWN, "--set", "resources.notices=azure"], "azure tells nothing on machines of aws"),
         (
             [
                 "kuberay",
@@ -278,13 +279,29 @@ def test_a_store_names_the_extra_that_it_needs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
-    assert code_of("kuberay", job, "--runs", runs) == 2
+    assert code_of("kuberay", job, *OWN, "--runs", runs) == 2
     said = f"--runs: '{runs}' needs {module}, which is not installed; pip install -e '.[{extra}]' in the checkout"
     assert capsys.readouterr().err == f"orchestrator: {said}\n"
     monkeypatch.setattr("orchestrator.storage.uri.find_spec", lambda name: True)
     monkeypatch.setattr("fsspec.get_filesystem_class", lambda name: None)
-    assert code_of("kuberay", job, "--runs", runs) == 0
+    assert code_of("kuberay", job, *OWN, "--runs", runs) == 0
     assert f"--build-arg EXTRAS={extra}" in capsys.readouterr().err  # the image needs it too
+
+
+def test_pods_without_a_right_to_their_store_are_pointed_out(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("orchestrator.storage.uri.find_spec", lambda name: True)
+    monkeypatch.setattr("fsspec.get_filesystem_class", lambda name: None)
+    words = ["--runs", "gs://bucket/runs", *OWN, "--platform", "gke"]
+    for account, said in (([], True), (["--service-account", "trainer"], False)):
+        assert code_of("kuberay", job, *words, *account) == 0
+        assert ("the pods have no right to gs://" in capsys.readouterr().err) is said
+
+
+def test_a_queue_of_kueue_must_cover_the_disk(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of("kuberay", job, *TARGETS["kuberay"], "--queue", "kueue:team") == 0
+    assert "must cover ephemeral-storage" in capsys.readouterr().err
 
 
 def test_what_a_job_needs_of_the_cluster_is_said(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -300,10 +317,10 @@ def test_on_aws_a_gpu_job_is_told_of_the_image_s_driver(
     job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gpu = ["--set", "resources.per_worker.gpu=1"]
-    assert code_of("aws", job, *gpu, "--machine", "g5.xlarge") == 0
+    assert code_of("aws", job, *OWN, *gpu, "--machine", "g5.xlarge") == 0
     assert "node_config.ImageId" in capsys.readouterr().err
     assert code_of("gcp", job, *TARGETS["gcp"], *gpu, "--machine", "g2-standard-8") == 0
-    assert code_of("aws", job) == 0
+    assert code_of("aws", job, *OWN) == 0
     assert "ImageId" not in capsys.readouterr().err
 
 
@@ -319,7 +336,7 @@ def test_two_device_types_are_two_groups(job: Path, capsys: pytest.CaptureFixtur
     ]
     assert code_of("kuberay", job, *TARGETS["kuberay"], *words) == 0
     found = {m["kind"]: m for m in yaml.safe_load_all(capsys.readouterr().out)}
-    groups = found["RayCluster"]["spec"]["workerGroupSpecs"]
+    groups = found["RayJob"]["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     assert [(g["groupName"], g["minReplicas"]) for g in groups] == [("h100-spot", 1), ("a100-spot", 0)]
 
 
@@ -338,3 +355,71 @@ def test_only_its_own_files_are_written_anew(
         f"orchestrator: {last}: was not written by this command; move it away\n"
     )
     assert {path: path.read_text() for path in out.iterdir()} == before
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS.keys() - {"skypilot"}))
+def test_an_image_that_no_registry_has_is_not_taken_for_granted(
+    target: str, job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for word in TARGETS[target] if word not in OWN]
+    assert code_of(target, job, *words) == 2
+    assert "--image" in capsys.readouterr().err
+
+
+def test_pull_secrets_reach_the_pods(job: Path, tmp_path: Path) -> None:
+    words = [*TARGETS["kuberay"], "--pull-secret", "one", "--pull-secret", "two", "--to", tmp_path / "out"]
+    assert code_of("kuberay", job, *words) == 0
+    found = yaml.safe_load((tmp_path / "out/rayjob.yaml").read_text())["spec"]["submitterPodTemplate"]
+    assert found["spec"]["imagePullSecrets"] == [{"name": "one"}, {"name": "two"}]
+
+
+def test_one_folder_starts_one_cluster_whichever_was_rendered_there_before(job: Path, tmp_path: Path) -> None:
+    for words, started in (([], "rayjob"), (["--standing"], "raycluster"), ([], "rayjob")):
+        assert code_of("kuberay", job, *TARGETS["kuberay"], *words, "--to", tmp_path / "out") == 0
+        names = {path.name for path in (tmp_path / "out").iterdir()}
+        assert names == {"configmap.yaml", "networkpolicy.yaml", "kustomization.yaml", f"{started}.yaml"}
+    (tmp_path / "out/raycluster.yaml").write_text("mine\n")
+    assert code_of("kuberay", job, *TARGETS["kuberay"], "--to", tmp_path / "out") == 0
+    assert (tmp_path / "out/raycluster.yaml").read_text() == "mine\n"
+
+
+def test_the_job_can_be_read_in_its_config_map(job: Path, tmp_path: Path) -> None:
+    prompt = "evaluate={every: 1, samples: {prompts: [\"ä:\\n  b\", 'c # d '], tokens: 2}}"
+    assert code_of("kuberay", job, *TARGETS["kuberay"], "--to", tmp_path / "out", "--set", prompt) == 0
+    lines = (tmp_path / "out/configmap.yaml").read_text().splitlines()
+    assert "    name: Big.Run" in lines
+    assert "      sequence_length: 16" in lines
+    data = yaml.safe_load((tmp_path / "out/configmap.yaml").read_text())["data"]
+    assert yaml.safe_load(data["job.yaml"])["evaluate"]["samples"]["prompts"] == ["ä:\n  b", "c # d "]
+
+
+@pytest.mark.parametrize(
+    ("words", "requested", "copies"),
+    [
+        ([], "30Gi", 20.0),
+        (["--disk-gib", "200"], "200Gi", 190.0),
+        (["--disk-gib", "12"], "12Gi", 6.0),
+        (["--set", "data.node_cache=50"], "60Gi", 50.0),
+        (["--runs", "pvc:shared"], "10Gi", None),
+        (["--runs", "pvc:shared", "--set", "data.cache=s3://bucket/shards"], "30Gi", 20.0),
+    ],
+)
+def test_copies_of_shards_fit_on_the_disk_that_pods_request(
+    words: list[str], requested: str, copies: float | None, job: Path, tmp_path: Path
+) -> None:
+    """Unset, they would take half of what is free on the node, whose disk every pod sees whole."""
+    assert code_of("kuberay", job, *TARGETS["kuberay"], *words, "--to", tmp_path / "out") == 0
+    spec = yaml.safe_load((tmp_path / "out/rayjob.yaml").read_text())["spec"]["rayClusterSpec"]
+    (container,) = spec["workerGroupSpecs"][0]["template"]["spec"]["containers"]
+    assert container["resources"]["requests"]["ephemeral-storage"] == requested
+    data = yaml.safe_load((tmp_path / "out/configmap.yaml").read_text())["data"]
+    assert yaml.safe_load(data["job.yaml"])["data"]["node_cache"] == copies
+
+
+def test_a_disk_that_its_copies_fill_is_refused(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--disk-gib", "40", "--set", "data.node_cache=40"]
+    assert code_of("kuberay", job, *TARGETS["kuberay"], *words) == 2
+    assert capsys.readouterr().err == (
+        "orchestrator: --disk-gib 40: copies of shards may take 40 GiB of it (data.node_cache); give 50, or lower "
+        "data.node_cache\n"
+    )

@@ -20,6 +20,7 @@ from run_directories import run_of
 from cluster.jobs.ray_jobs import Submission
 from cluster.local import local_cluster as loopback
 from cluster.local.node_processes import OF_CLUSTER
+from orchestrator.api.run import load_run
 from orchestrator.cli import jobs
 from orchestrator.controller.stop_requests import StopRequests
 from orchestrator.launch import submission
@@ -207,7 +208,18 @@ def test_a_job_that_waits_is_not_said_to_run(
     assert states[:3] == [shown, "running", "done"]
     rows = json.loads(command("list", "--json").out)
     assert [row["waiting"] for row in rows[:3]] == [shown == "waiting", False, False]
-    assert [row["state"] for row in rows] == ["running", "running", "done", "pending"]
+    assert [row["state"] for row in rows] == [shown, "running", "done", "pending"]
+    # `status` of the job, and the run in Python, say the same.
+    cluster.find = lambda name: job
+    first, *_ = command("status", "small-1").out.splitlines()
+    assert first == f"small-1: {shown}, run directory {run.uri}"
+    said = json.loads(command("status", "small-1", "--json").out)
+    assert said["job"] == rows[0]
+    assert said["state"] == load_run(run.uri).state == ("waiting" if phase in ("queue", "wait") else phase)
+    assert (said["phase"], json.loads(command("top", str(folder), "--json").out)[0]["state"]) == (
+        phase,
+        said["state"],
+    )
 
 
 @pytest.mark.parametrize("words", ["status", "stop", "logs", "attach"])

@@ -25,13 +25,14 @@ KINDS = [*FILES, *FOLDERS, *NOTHING, *URIS, "search"]
 
 Words = list[str]
 RENDER: Words = ["cluster", "render"]
-KUBERAY, AWS = [*RENDER, "kuberay", "job.yaml", "--runs"], [*RENDER, "aws", "job.yaml"]
-LOCAL = [*RENDER, "local", "job.yaml", "--head-ip", "10.0.0.1", "--worker-ip"]
+OWN = ["--image", "image"]
+KUBERAY, AWS = [*RENDER, "kuberay", "job.yaml", *OWN, "--runs"], [*RENDER, "aws", "job.yaml", *OWN]
+LOCAL = [*RENDER, "local", "job.yaml", *OWN, "--head-ip", "10.0.0.1", "--worker-ip"]
 OF_A_JOB: list[Words] = [
     ["run"], ["plan"], ["rehearse"], ["submit"], ["tune"], ["chaos"], ["data", "prepare"],
-    [*KUBERAY[:2], "kuberay", "--runs", "s3://b"],
-    [*RENDER, "aws"], [*RENDER, "gcp", "--project", "p"], [*RENDER, "azure"],
-    [*RENDER, "local", "--head-ip", "10.0.0.1", "--worker-ip", "10.0.0.2"],
+    [*RENDER, "kuberay", *OWN, "--runs", "s3://b"],
+    [*RENDER, "aws", *OWN], [*RENDER, "gcp", *OWN, "--project", "p"], [*RENDER, "azure", *OWN],
+    [*RENDER, "local", *OWN, "--head-ip", "10.0.0.1", "--worker-ip", "10.0.0.2"],
 ]  # fmt: skip
 OF_A_RUN: list[Words] = [
     ["status"], ["stop"], ["verify-resume"], ["report"],
@@ -59,8 +60,11 @@ OTHERS: list[tuple[Words, Sequence[str]]] = [
         ["plan", "job.yaml", "--workers"], ["run", "job.yaml", "--until"],
     )),
     (["checkpoint", "prune", "run", "--keep"], ["-1", "0", "nan", "x", ""]),
-    *((["checkpoint", verb, "run", "--step"], ["-1", "5", "nan", "x", "", HUGE]) for verb in ("verify", "export")),
+    *((["checkpoint", verb, "run", "--step"], ["-1", "5", "nan", "x", "", HUGE])
+      for verb in ("verify", "export", "rollback")),
     (["verify-resume", "run", "--step"], ["-1", "5", "nan", "x", "", HUGE]),
+    (["runs"], [*FILES, *NOTHING, "foo://x"]),
+    (["runs", ".", "--yes", "--remove"], ["", "x", "nothing", "foo://x"]),
     (["verify-resume", "run", "--steps"], ["-1", "0", "nan", "x", ""]),
     *(([*words, "--address"], ["x", LONG, "foo://", ADDRESS, "http://[", "ray://127.0.0.1:1"]) for words in (
         ["list"], ["attach", "small"], ["logs", "small"], ["submit", "job.yaml"], ["status", "nowhere"],

@@ -1,6 +1,8 @@
 import dataclasses
+import inspect
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,6 +93,36 @@ def test_so_has_every_argument_of_trl_and_accelerate() -> None:
     assert unanswered(names) == []
 
 
+def test_every_key_of_axolotl_has_a_place_or_a_reason() -> None:
+    """Those of its AxolotlInputConfig of November 2026, without those of quantizing."""
+    names = (Path(__file__).parents[3] / "fixtures/axolotl_keys.txt").read_text().split()
+    assert len(names) > 350
+    assert unanswered(names) == []
+
+
+@pytest.mark.slow
+def test_so_has_every_argument_of_peft_and_of_a_download() -> None:
+    import huggingface_hub
+    import peft
+
+    assert unanswered(field.name for field in dataclasses.fields(peft.LoraConfig)) == []
+    of_the_client = {"library_name", "library_version", "user_agent", "etag_timeout", "headers", "tqdm_class"}
+    of_the_client |= {"token", "dry_run", "max_workers"}
+    names = inspect.signature(huggingface_hub.snapshot_download).parameters.keys() - of_the_client
+    assert unanswered(names) == []
+
+
+@pytest.mark.slow
+def test_every_argument_of_wandb_has_an_answer_where_it_would_stand() -> None:
+    import wandb
+
+    given = document()
+    for name in inspect.signature(wandb.init).parameters.keys() - {"project", "entity", "mode"}:
+        given["sinks"] = {"wandb": {"project": "p", name: 1}}
+        with pytest.raises(InputError, match="W&B gets the whole job as its configuration"):
+            spec.parse(given)
+
+
 def test_no_name_has_two_answers() -> None:
     names = [name for names in _KEYS.values() for name in names.split()]
     assert len(names) == len(set(names))
@@ -110,6 +142,9 @@ def test_no_name_has_two_answers() -> None:
         ("train.push_to_hub", "not here, because an export is a folder: `hf upload"),
         ("sinks.wandb.tags", "not here, because W&B gets the whole job"),
         ("wandb_entity", "sinks.wandb.entity"),
+        ("sinks.wandb.save_code", "not here, because W&B gets the whole job"),
+        ("sinks.wandb.projekt", "did you mean 'project'?"),
+        ("workload.adapter.loraplus_lr_ratio", "train.optimizer.groups has patterns"),
         ("train.num_processes", "resources.workers is the number of ranks"),
         ("base_model", "workload.model"),
         ("data.train_on_inputs", "objective conversation predicts answers only"),

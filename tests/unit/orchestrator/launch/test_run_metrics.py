@@ -37,8 +37,27 @@ def test_a_status_becomes_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
         ("orchestrator_steps", "base"): 9.0,
         ("orchestrator_loss", "base"): 2.5,
         ("orchestrator_ranks", "base"): 1.0,
+        ("orchestrator_failed", "base"): 0.0,
         (PARTS, "base", "data"): 0.25,
     }
+
+
+@pytest.mark.parametrize(
+    ("ended", "failed"),
+    [
+        ({"phase": "failed", "error": None}, 1.0),
+        ({"phase": "train", "error": {"line": "the store is gone", "input": False}}, 1.0),
+        ({"phase": "done", "error": None}, 0.0),
+        ({"phase": "stopped", "error": None}, 0.0),
+    ],
+)
+def test_a_run_that_has_failed_says_so(
+    ended: dict[str, Any], failed: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller_actor, "Gauge", Gauge)
+    monkeypatch.setattr(Gauge, "seen", {})
+    RunMetrics("base").update(ended)
+    assert Gauge.seen[("orchestrator_failed", "base")] == failed
 
 
 def test_the_guide_names_them_all() -> None:

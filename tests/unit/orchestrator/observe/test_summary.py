@@ -8,7 +8,7 @@ from orchestrator.config.spec import JobSpec, parse
 from orchestrator.observe.console import facts
 from orchestrator.observe.energy import KG_CO2E_PER_KWH, PUE, WATTS_PER_CPU, WATTS_PER_GPU
 from orchestrator.observe.goodput import timeline
-from orchestrator.observe.summary import measured, summary, worker_seconds, world
+from orchestrator.observe.summary import measured, summary, why_unknown, worker_seconds, world
 from orchestrator.observe.totals import tally
 
 EVENTS = [
@@ -112,6 +112,17 @@ def test_cost_and_energy_say_what_they_assume() -> None:
     free = summary(job(), None, EVENTS, TALLY)
     assert free["cost_usd"] is None, "a price nobody gave is not a price of nothing"
     assert "Cost is unknown" in free["assumptions"]
+    assert free["cost_unknown"] == "neither limits.usd_per_worker_hour nor limits.prices is set"
+    assert found["cost_unknown"] is None
+
+
+def test_a_machine_without_a_price_is_named() -> None:
+    machines = [{"machine": "g5.xlarge", "market": "spot", "zone": "us-west-2b"}]
+    limits = job(prices="prices.csv").limits
+    events = [*EVENTS, {"machines": machines, "usd_per_hour": None}]
+    line = "limits.prices has no line for one of these machines: g5.xlarge, spot, us-west-2b"
+    assert why_unknown(limits, events) == line
+    assert dict(facts({"cost_usd": None, "cost_unknown": line}))["cost"] == f"unknown: {line}"
 
 
 @pytest.mark.parametrize(

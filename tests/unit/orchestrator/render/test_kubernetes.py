@@ -18,6 +18,7 @@ from cluster.render.schema import strict, violations
 from orchestrator.config.errors import InputError
 from orchestrator.render.kubernetes import ask_server, check_queue, redis_at, store_at
 
+NEEDS = ClusterNeeds("r", "i", 1, 1)
 KINDS = {
     "ray.io/v1": {"rayjobs": "RayJob", "rayclusters": "RayCluster"},
     "networking.k8s.io/v1": {"networkpolicies": "NetworkPolicy"},
@@ -135,11 +136,11 @@ def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
 
 
 def files() -> dict[str, Any]:
-    return kuberay.manifests(ClusterNeeds("r", "i", 1, 1), Kubernetes(), "name: x\n", "s3://b/r")
+    return kuberay.manifests(NEEDS, Kubernetes(), "name: x\n", "s3://b/r")
 
 
 def test_a_server_is_asked_about_each_file_and_keeps_nothing(kubeconfig: Path) -> None:
-    ask_server(files(), kubeconfig)
+    ask_server(files() | {"raycluster.yaml": kuberay.ray_cluster(NEEDS, Kubernetes())}, kubeconfig)
     kinds = [path.split("/")[-2] for path in Server.asked]
     assert kinds == ["configmaps", "networkpolicies", "rayjobs", "rayclusters"]
     assert all("dryRun=All" in path and "fieldValidation=Strict" in path for path in Server.asked)

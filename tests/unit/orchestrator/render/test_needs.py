@@ -123,7 +123,7 @@ def test_a_manifest_promises_what_its_job_asks(
     files = kuberay.manifests(needs, kubernetes, dump(spec), f"{base}/{spec.name}")
     assert [line for m in files.values() for line in check(m) + violations(m, schemas(pytestconfig))] == []
     assert parse(yaml.safe_load(files["configmap.yaml"]["data"]["job.yaml"])) == spec
-    cluster = files["raycluster.yaml"]["spec"]
+    cluster = files["rayjob.yaml"]["spec"]["rayClusterSpec"]
     workers_hold_what_is_asked(spec, cluster)
     for group in cluster["workerGroupSpecs"]:
         labels_are_true(spec, group, SPOT[platform], nodes)
@@ -134,7 +134,7 @@ def test_a_manifest_promises_what_its_job_asks(
         if "ipBlock" in peer
     ]
     assert [block["cidr"] for block in outside] == ["0.0.0.0/0", "::/0"]
-    hidden = spec.resources.notices not in CLOUDS.values()
+    hidden = spec.resources.notices not in CLOUDS.values()  # no service account: GKE's server is not needed
     assert all(("except" in block) is hidden for block in outside)
 
 
