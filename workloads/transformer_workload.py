@@ -74,6 +74,10 @@ class TransformerWorkload:
             raise WorkloadError(
                 f"{self.name} has two stacks of layers, which are not compared layer by layer"
             )
+        if self.config.shared_layers and shows.relations:
+            raise WorkloadError(
+                f"{self.name} has layers that share weights, whose relations are not compared"
+            )
         return replace(self, shows=shows)
 
     @cached_property

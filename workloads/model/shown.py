@@ -6,8 +6,9 @@ model see their gradients.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -30,7 +31,7 @@ class Shows:
     Attributes:
         hidden: the layers whose outputs it shows, counted from 1; 0 is what enters the first.
         relations: pairs of a relation and the layer within whose attention it is taken.
-        heads: relation heads of queries, keys and values, of this rank; 0 for the attention heads.
+        heads: relation heads of queries, keys and values; 0 for the attention heads.
         maps: by layer, the width to which a learned map takes its output.
     """
 
@@ -62,24 +63,26 @@ def is_map(name: str) -> bool:
 
 def show(model: Any, shows: Shows) -> None:
     """Let a transformer of this project return `shows` in its output, by hooks; adds the learned maps to it."""
-    taken = _Taken(shows)
+    taken = _Taken(shows, model.config.heads)
     if shows.maps:
         setattr(model, MAPS, Maps(model.config.hidden, shows.maps))
     model.register_forward_pre_hook(taken.begin)
-    for layer in model.layers.values():
+    for number, layer in enumerate(model.layers.values(), start=1):
         layer.register_forward_pre_hook(taken.enter)
         layer.register_forward_hook(taken.leave)
+        of_layer = [each for each in shows.relations if each[1] == number]
         for module in layer.modules():
-            if shows.relations and isinstance(module, AttentionCore):
-                module.register_forward_pre_hook(taken.attend, with_kwargs=True)
+            if of_layer and isinstance(module, AttentionCore):
+                module.register_forward_pre_hook(partial(taken.attend, of_layer), with_kwargs=True)
     model.register_forward_hook(taken.end)
 
 
 class _Taken:
     """Takes what the layers show in one forward pass. Layers run in order; shared ones run several times."""
 
-    def __init__(self, shows: Shows) -> None:
+    def __init__(self, shows: Shows, heads: int) -> None:
         self._shows = shows
+        self._heads = heads
         self._layers: list[Tensor] = []
         self._relations: dict[tuple[Relation, int], Tensor] = {}
         self._is_running = False
@@ -97,14 +100,15 @@ class _Taken:
         if self._is_running:
             self._layers.append(output[0])
 
-    def attend(self, core: AttentionCore, given: tuple[Any, ...], _: Any) -> None:
-        # Recomputation in the backward pass comes here again, after the forward pass has ended.
-        if not self._is_running:
-            return
-        number = len(self._layers)
-        for kind, layer in self._shows.relations:
-            if layer == number:
-                self._relations[kind, layer] = relation_of(kind, core.scale, given, self._shows.heads)
+    def attend(
+        self, wanted: Sequence[tuple[Relation, int]], core: AttentionCore, given: tuple[Any, ...], _: Any
+    ) -> None:
+        # Recomputation in the backward pass comes here again, and must save as many tensors as the first time.
+        # A tensor-parallel rank has its share of the attention heads, and of the relation heads made of them.
+        heads = self._shows.heads * given[0].shape[1] // self._heads
+        found = {each: relation_of(each[0], core.scale, given, heads) for each in wanted}
+        if self._is_running:
+            self._relations |= found
 
     def end(self, model: Any, _: Any, output: Any) -> Any:
         self._is_running = False

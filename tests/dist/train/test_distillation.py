@@ -49,25 +49,22 @@ SHORT = [
     case("bert-inner", {"dp": 2, "zero": 3, "micro_batch": 2}, **BERT, distill=INNER),
 ]
 
+MINILM = {
+    "teacher": "none",
+    "labels": 0.0,
+    "logits": None,
+    "relations": {"heads": 8, "of": ["queries", "keys", "values"]},
+}
 LONG = [
-    case("gpt-lora", {"dp": 2, "zero": 2, "micro_batch": 1}, **GPT, distill=LOGITS),
+    case("gpt-zero2", {"dp": 2, "zero": 2, "micro_batch": 1}, **GPT, distill=LOGITS),
     case("gpt-drop", {"tp": 2, "micro_batch": 1}, **GPT, dropout=0.2, distill=LOGITS),
     case("gpt-recompute", {"tp": 2, "recompute": "full", "micro_batch": 2}, **GPT, distill=LOGITS),
     case("gpt-sequence", {"tp": 2, "sequence": True, "micro_batch": 2}, **GPT, distill=LOGITS),
     case("gpt-interleaved", {"pp": 2, "schedule": "interleaved", "micro_batch": 1}, **GPT, distill=LOGITS),
     case("gpt-inner", {"dp": 2, "zero": 1, "micro_batch": 2, "recompute": "full"}, **GPT, distill=INNER),
     case("moe", {"dp": 2, "ep": 2, "micro_batch": 2}, **MIXTRAL, distill=LOGITS),
-    case(
-        "minilm",
-        {"dp": 2, "zero": 3, "micro_batch": 2},
-        **BERT,
-        distill={
-            "teacher": "none",
-            "labels": 0.0,
-            "logits": None,
-            "relations": {"heads": 8, "of": ["keys", "values"]},
-        },
-    ),
+    case("minilm", {"dp": 2, "zero": 3, "micro_batch": 2}, **BERT, distill=MINILM),
+    case("minilm", {"tp": 2, "micro_batch": 2}, **BERT, distill=MINILM),
     case(
         "classes",
         {"tp": 2, "micro_batch": 2},
