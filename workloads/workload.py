@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from workloads.model.shown import Shows
+    from workloads.model.inside import Shows
     from workloads.model.stored import StoredTensor
 
 Batch = dict[str, Tensor]

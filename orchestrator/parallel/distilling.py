@@ -19,7 +19,8 @@ from orchestrator.parallel.collectives import copy, reduce
 from orchestrator.parallel.mesh import ProcessGroup
 from orchestrator.parallel.partition import span
 from orchestrator.train.distillation.config import DistillSpec, LogitsSpec
-from workloads.model.shown import Shows
+from workloads.model.inside import Shows
+from workloads.model.losses import TokenLoss
 from workloads.model.transformer import IGNORED
 from workloads.objectives.distillation import (
     HIDDEN_LOSS,
@@ -81,12 +82,11 @@ class Distilling:
         self._is_of_classes = self._head in ("sequence", "token")
         self._shards = WHOLE if self._is_of_classes else shards_of(vocabulary, tp)
         self._selects = is_of_predicted(workload)
+        self._tokens: TaughtTokens | None = None
         self._shows: Shows | None = getattr(workload, "shows", None)
 
-    def tokens(
-        self, batch: Batch, of_labels: Callable[[Tensor, Tensor], Loss], trains: bool
-    ) -> TaughtTokens | None:
-        """Return the loss of a micro-batch's tokens; None if the teacher says nothing of them.
+    def tokens(self, batch: Batch, of_labels: TokenLoss, trains: bool) -> TokenLoss:
+        """Return the loss of the tokens of the micro-batch whose forward pass comes next.
 
         Args:
             batch: the micro-batch on this rank's device.
@@ -94,10 +94,12 @@ class Distilling:
             trains: whether the parts are weighted; an evaluation's loss is that of labels.
         """
         logits = self._distill.logits
+        self._tokens = None
         if logits is None or self._is_of_classes or not _is_taught(batch):
-            return None
+            return of_labels
         weights = (self._distill.labels, logits.weight) if trains else (1.0, 0.0)
-        return TaughtTokens(of_labels, self._rows(batch, logits), weights, IGNORED)
+        self._tokens = TaughtTokens(of_labels, self._rows(batch, logits), weights, IGNORED)
+        return self._tokens
 
     def _rows(self, batch: Batch, spec: LogitsSpec) -> Callable[[Tensor, int], Tensor]:
         """Return the divergences of rows of student logits from those of the teacher, by the first row."""
@@ -119,18 +121,19 @@ class Distilling:
 
         return of_online
 
-    def loss(self, output: Any, batch: Batch, of_tokens: Callable[..., Loss], trains: bool) -> Loss:
+    def loss(self, output: Any, batch: Batch, of_labels: TokenLoss, trains: bool) -> Loss:
         """Return the loss of a forward pass's output, with its parts by name.
 
         Args:
             output: what the model returned.
-            batch: the micro-batch.
-            of_tokens: what `tokens` returned, or the loss of labels.
+            batch: the micro-batch that `tokens` was called with.
+            of_labels: the loss of labels.
             trains: as in `tokens`.
         """
-        own = self._workload.criterion(output, batch, of_tokens)
-        if isinstance(of_tokens, TaughtTokens):
-            total, parts = own.total, of_tokens.parts
+        tokens, self._tokens = self._tokens, None
+        own = self._workload.criterion(output, batch, tokens or of_labels)
+        if tokens is not None:
+            total, parts = own.total, tokens.parts
         else:
             total, parts = self._of_classes(own, output, batch, trains)
         sums = {name: (value.detach(), own.count) for name, value in parts.items()}

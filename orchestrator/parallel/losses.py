@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +24,6 @@ from orchestrator.parallel.tensor import VocabularyLoss
 from workloads.model.chunked_loss import ChunkedLoss
 from workloads.model.dropout import PLACES
 from workloads.model.transformer import IGNORED
-from workloads.objectives.distillation import TaughtTokens
 from workloads.objectives.preferences import BASELINE, DIVERGENCE, log_probabilities, means
 from workloads.objectives.rewarded import COUNTED, Rewarded, rewarded_loss, token_log_probabilities
 from workloads.own.metrics import OwnMetrics
@@ -138,7 +136,6 @@ class StepLosses:
         self._distilling = (
             Distilling(spec.distill, workload, mesh.tp, vocabulary) if spec.distill is not None else None
         )
-        self._taught: TaughtTokens | None = None
         self._own_metrics = OwnMetrics(spec.evaluate.own_metrics if spec.evaluate else ())
         self._tokens_at_once = HEAD_TOKENS[device.device.type]
         # Values of each metric, one scalar fp64 tensor per micro-batch.
@@ -256,14 +253,14 @@ class StepLosses:
         Logits are needed when they are the result (prediction), when the job's own metrics read them, and when answers
         are compared or rewarded, because that loss is not a sum over the cross-entropies of tokens.
         """
-        self._taught = None
         if self._compares or self._rewarded or self._label_logits is not None:
             return None
+        of_tokens = self._token_loss
         if self._distilling is not None:
-            self._taught = self._distilling.tokens(batch, self._token_loss, not self._is_evaluation)
+            of_tokens = self._distilling.tokens(batch, of_tokens, not self._is_evaluation)
         if not self.chunks_head or (self._is_evaluation and self._own_metrics):
             return None
-        return ChunkedLoss(self._taught or self._token_loss, self._tokens_at_once, self._weighted)
+        return ChunkedLoss(of_tokens, self._tokens_at_once, self._weighted)
 
     def _weighted(self, total: Tensor) -> Tensor:
         """Return what is differentiated for a sum of losses: total / expected x scale."""
@@ -303,8 +300,7 @@ class StepLosses:
             assert loss is not None
             return loss
         if self._distilling is not None:
-            of_tokens = self._taught or self._loss_of_logits
-            return self._distilling.loss(output, batch, of_tokens, trains=not self._is_evaluation)
+            return self._distilling.loss(output, batch, self._loss_of_logits, trains=not self._is_evaluation)
         return self._workload.criterion(output, batch, self._loss_of_logits)
 
     def _sum_of_row(self, values: Tensor) -> Tensor:
@@ -395,8 +391,8 @@ class StepLosses:
         # An all-gather needs equal parts: pad each rank's rows with NaN to the longest rank's.
         longest = torch.tensor(len(mine))
         dist.all_reduce(longest, dist.ReduceOp.MAX)
-        everyone = mine.new_full((dist.get_world_size() * int(longest), 2), math.nan)
-        mine = torch.cat([mine, mine.new_full((int(longest) - len(mine), 2), math.nan)])
+        everyone = mine.new_full((dist.get_world_size() * int(longest), 2), torch.nan)
+        mine = torch.cat([mine, mine.new_full((int(longest) - len(mine), 2), torch.nan)])
         dist.all_gather_single(everyone, mine)
         return everyone[~everyone[:, 1].isnan() & (everyone[:, 1] != IGNORED)]
 

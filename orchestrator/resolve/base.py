@@ -202,7 +202,7 @@ def _digest_of_files(folder: str, files: tuple[tuple[str, int, int, int], ...]) 
 
 def tokenizer_notes(base: Base, tokenizer: Tokenizer) -> list[str]:
     """Return one line if the base's tokenizer, where known, maps ids to other tokens than this one."""
-    unlike = tokens_that_differ(base, tokenizer)
+    unlike = tokens_that_differ(base.uri, base.step is not None, tokenizer)
     if not unlike:
         return []
     return [
@@ -211,13 +211,13 @@ def tokenizer_notes(base: Base, tokenizer: Tokenizer) -> list[str]:
     ]
 
 
-def tokens_that_differ(base: Base, tokenizer: Tokenizer) -> list[str]:
-    """Return the tokens of the base's tokenizer, where known, whose ids are other tokens in this one."""
+def tokens_that_differ(uri: str, is_run: bool, tokenizer: Tokenizer) -> list[str]:
+    """Return the tokens of the tokenizer of a run or a folder, where known, whose ids are other tokens in this one."""
     from tokenizers import Tokenizer
 
     from orchestrator.data.store.data_folder import DataFolder
 
-    text = DataFolder(base.uri if base.step is None else f"{base.uri}/{EXCERPT}").read("tokenizer.json")
+    text = DataFolder(f"{uri}/{EXCERPT}" if is_run else uri).read("tokenizer.json")
     if text is None:
         return []
     names = {number: token for token, number in tokenizer.get_vocab().items()}

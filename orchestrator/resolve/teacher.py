@@ -2,110 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.checkpoint.identity import KEPT, job_of_commit
 from orchestrator.config.errors import InputError
 from orchestrator.config.records import OF_CLASSES
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec
-from orchestrator.resolve.base import Base, named_base, tokens_that_differ
-from orchestrator.resolve.named_commit import commit_at, place_and_tag
-from orchestrator.resolve.resolved_job import wrong_input
+from orchestrator.data.store.manifest import FORMAT
+from orchestrator.resolve.named_teacher import WHERE
+from orchestrator.resolve.teacher_weights import TeacherModel, teacher_model
 from orchestrator.resolve.training_inputs import load_workload
 from orchestrator.storage.retry import Retry
-from orchestrator.storage.uri import is_local
 from orchestrator.train.config import TrainSpec
 from orchestrator.train.distillation.config import DistillSpec, pairs_of
 from workloads.errors import WorkloadError
-from workloads.hf.hf_config import FOLDER, FolderConfig, root
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
     from workloads.workload import Vocabulary, Workload
-
-WHERE = "distill.teacher"
-PLACES = "give hf:<folder>, an export's folder, or a run directory"
-
-
-@dataclass(frozen=True)
-class TeacherModel:
-    """A teacher as a job would train it, and its weights."""
-
-    asked: WorkloadSpec
-    base: Base
-    kept: FolderConfig | None = None
-
-    @property
-    def place(self) -> str:
-        """Where it is, for messages."""
-        return self.base.uri if self.base.step is None else f"{self.base.uri}@{self.base.step}"
-
-
-def teacher_model(distill: DistillSpec, workload: WorkloadSpec, known: Base | None = None) -> TeacherModel:
-    """Return the model that a job names as its teacher, for the student's objective.
-
-    Args:
-        distill: names the teacher.
-        workload: the student.
-        known: the teacher's weights, if their checksum was computed before.
-
-    Raises:
-        InputError: if there is no such model, or it has no weights.
-    """
-    named = distill.teacher
-    if not named.startswith(FOLDER):
-        uri, tag = place_and_tag(named)
-        if is_local(uri) and (Path(root(uri)) / "config.json").exists():
-            if tag:
-                raise InputError(
-                    f"{uri} is an export, which has no step", WHERE, "leave out what follows the @"
-                )
-            named = f"{FOLDER}{uri}"
-        else:
-            return _of_run(uri, str(known.step) if known else tag, workload)
-    asked = _like(workload, model=named)
-    with wrong_input(WHERE):
-        base = known or named_base(asked, None)
-    if base is None:
-        raise InputError(f"{named.removeprefix(FOLDER)} has no weights", WHERE, PLACES)
-    return TeacherModel(asked, base)
-
-
-def _of_run(uri: str, tag: str, workload: WorkloadSpec) -> TeacherModel:
-    commit = commit_at(uri, tag, WHERE, "has no commit, and is no export", PLACES)
-    job = job_of_commit(commit)
-    if job is None:
-        raise InputError(
-            f"{uri} does not say which model it has trained", WHERE, "export it, and name the export"
-        )
-    theirs = job.workload
-    if theirs.adapter and theirs.adapter.kind != "bitfit":
-        raise InputError(f"{uri} was trained with an adapter", WHERE, "export it, and name the export")
-    asked = _like(workload, model=theirs.model, changes=theirs.changes, mup=theirs.mup)
-    asked = asked.model_copy(
-        update={"init_from": f"{uri}@{commit.step}", "implementation": theirs.implementation}
-    )
-    base = named_base(asked, commit.step)
-    assert base is not None
-    kept = commit.meta.get(KEPT)
-    return TeacherModel(asked, base, FolderConfig(**kept) if kept else None)
-
-
-def _like(workload: WorkloadSpec, **model: object) -> WorkloadSpec:
-    """Return the student's objective with another model, without dropout or an adapter."""
-    return WorkloadSpec.model_validate(
-        {
-            "objective": workload.objective,
-            "options": workload.options,
-            "dropout": 0.0,
-            "attention_dropout": 0.0,
-            **model,
-        }
-    )
 
 
 def teacher_workload(
@@ -167,6 +80,27 @@ def _check_weights(workload: Workload, teacher: TeacherModel) -> None:
         )
 
 
+def check_teacher(
+    distill: DistillSpec, workload: WorkloadSpec, data: DataSpec, train: TrainSpec, student: Workload
+) -> None:
+    """Check that a job's teacher exists, has all weights that it needs, and fits the student.
+
+    Args:
+        distill: names the teacher, and what is compared.
+        workload: the student as the job names it.
+        data: the job's data.
+        train: how the job trains.
+        student: the student over the vocabulary of the job's tokenizer.
+
+    Raises:
+        InputError: if not.
+    """
+    model = teacher_model(distill.teacher, workload)
+    teacher = teacher_workload(model, data, train, vocabulary=student.vocabulary, data_format=FORMAT)
+    check_vocabularies(student, teacher, model.place)
+    compared(distill, student, teacher)
+
+
 def check_vocabularies(student: Workload, teacher: Workload, where: str) -> None:
     """Raise InputError if both models do not predict over as many tokens. Classes are matched by their names."""
     if student.objective.name in OF_CLASSES:
@@ -178,15 +112,6 @@ def check_vocabularies(student: Workload, teacher: Workload, where: str) -> None
         raise InputError(what, WHERE, hint)
 
 
-def check_tokens(base: Base, tokenizer: Tokenizer) -> None:
-    """Raise InputError if the teacher's tokenizer, where known, is not the student's: both read the same ids."""
-    found = tokens_that_differ(base, tokenizer)
-    if not found:
-        return
-    what = f"{len(found)} tokens of {base.uri} have other ids than in the student's tokenizer, such as {found[0]!r}"
-    raise InputError(what, WHERE, "set data.tokenizer to the teacher's, or train another teacher")
-
-
 def compared(distill: DistillSpec, student: Workload, teacher: Workload) -> tuple[Workload, Workload]:
     """Return both models with what their layers show, if the loss compares it.
 
@@ -195,7 +120,7 @@ def compared(distill: DistillSpec, student: Workload, teacher: Workload) -> tupl
     """
     if not distill.looks_inside:
         return student, teacher
-    from workloads.model.shown import Shows
+    from workloads.model.inside import Shows
 
     ours, theirs = student.config, teacher.config
     pairs: dict[str, tuple[tuple[int, int], ...]] = {"hidden": (), "relations": ()}

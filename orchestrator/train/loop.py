@@ -206,7 +206,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         inputs = training_inputs(spec, tokens, task.sets, reopened_base, folder_config)
 
     # A task that only evaluates tells how good the student is, which needs no teacher.
-    distilled = None if task.evaluate_only else distilled_of(spec, inputs, tokens, patience)
+    distilled = None if task.evaluate_only else distilled_of(spec.distill, inputs, tokens, patience)
     if distilled is not None:
         inputs = distilled.inputs
         task = dataclasses.replace(task, teacher=distilled.base.digest)

@@ -7,38 +7,18 @@ model see their gradients.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from workloads.model.attention import AttentionCore
+from workloads.model.inside import MAPS, Relation, Shows
 from workloads.model.masks import Mask
 
-Relation = Literal["attention", "scores", "queries", "keys", "values"]
-MAPS = "distill"
-"""The first part of the names of learned maps. They are no part of the model, and exports leave them out."""
 HIDDEN = -1e9
 """The log-probability of a pair that attention does not see; a finite number, whose probability is 0."""
-
-
-@dataclass(frozen=True)
-class Shows:
-    """What a model shows.
-
-    Attributes:
-        hidden: the layers whose outputs it shows, counted from 1; 0 is what enters the first.
-        relations: pairs of a relation and the layer within whose attention it is taken.
-        heads: relation heads of queries, keys and values; 0 for the attention heads.
-        maps: by layer, the width to which a learned map takes its output.
-    """
-
-    hidden: tuple[int, ...] = ()
-    relations: tuple[tuple[Relation, int], ...] = ()
-    heads: int = 0
-    maps: Mapping[int, int] = field(default_factory=dict, hash=False)
 
 
 class Maps(nn.Module):
@@ -54,11 +34,6 @@ class Maps(nn.Module):
     def forward(self, hidden: Tensor, layer: int) -> Tensor:
         """Map the output [B, L, width] of a layer; without a map for it, return it unchanged."""
         return self.hidden[str(layer)](hidden) if str(layer) in self.hidden else hidden
-
-
-def is_map(name: str) -> bool:
-    """Return whether a parameter belongs to a learned map."""
-    return name.startswith(f"{MAPS}.")
 
 
 def show(model: Any, shows: Shows) -> None:

@@ -36,7 +36,7 @@ from workloads.plain_module import depths_of, initial_of, shapes_of
 from workloads.workload import Batch, Ended, Generation, Loss, Objective, Sampling, Vocabulary
 
 if TYPE_CHECKING:
-    from workloads.model.shown import Shows
+    from workloads.model.inside import Shows
     from workloads.model.stored import StoredTensor, StoredWeights
 
 NETWORK = "network."

@@ -7,19 +7,18 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from orchestrator.config.spec import JobSpec
 from orchestrator.data.store.tokens import Tokens
 from orchestrator.parallel.rank_messages import gather_json
 from orchestrator.resolve.base import Base
 from orchestrator.resolve.teacher import (
-    check_tokens,
     check_vocabularies,
     compared,
-    teacher_model,
     teacher_workload,
 )
+from orchestrator.resolve.teacher_weights import teacher_model
 from orchestrator.resolve.training_inputs import TrainingInputs
 from orchestrator.storage.retry import Retry
+from orchestrator.train.distillation.config import DistillSpec
 from orchestrator.train.distillation.stored_logits import StoredLogits, logits_key
 from workloads.workload import Workload
 
@@ -41,27 +40,32 @@ class Distilled:
     stored: StoredLogits | None
 
 
-def distilled_of(spec: JobSpec, inputs: TrainingInputs, tokens: Tokens, retry: Retry) -> Distilled | None:
+def distilled_of(
+    distill: DistillSpec | None,
+    inputs: TrainingInputs,
+    tokens: Tokens,
+    retry: Retry,
+) -> Distilled | None:
     """Return the parts of a distilled run; None if the job has no teacher. All ranks call it together.
 
     Args:
-        spec: the job.
-        inputs: its inputs.
+        distill: what the job says of it.
+        inputs: the run's inputs.
         tokens: the prepared data.
         retry: how to retry reads.
 
     Raises:
         InputError: if the teacher is missing or does not fit.
     """
-    asked = spec.distill
-    if asked is None:
+    if distill is None:
         return None
+    spec = inputs.job.spec
     # Only rank 0 reads all of the teacher's files, for their checksum.
-    mine = dataclasses.asdict(teacher_model(asked, spec.workload).base) if dist.get_rank() == 0 else None
+    mine = None
+    if dist.get_rank() == 0:
+        mine = dataclasses.asdict(teacher_model(distill.teacher, spec.workload).base)
     base = Base(**gather_json(mine)[0])
-    model = teacher_model(asked, spec.workload, base)
-    if spec.data.samples is None:
-        check_tokens(base, tokens.tokenizer())
+    model = teacher_model(distill.teacher, spec.workload, base)
     teacher = teacher_workload(
         model,
         spec.data,
@@ -71,17 +75,19 @@ def distilled_of(spec: JobSpec, inputs: TrainingInputs, tokens: Tokens, retry: R
         retry=retry,
     )
     check_vocabularies(inputs.workload, teacher, model.place)
-    student, teacher = compared(asked, inputs.workload, teacher)
+    student, teacher = compared(distill, inputs.workload, teacher)
     inputs = dataclasses.replace(inputs, workload=student)
-    if asked.stored is None:
+    if distill.stored is None:
         return Distilled(inputs, teacher, base, None)
-    key = logits_key(spec.workload, spec.data, spec.seed, spec.train.dtype, asked.stored, base)
+    key = logits_key(
+        spec.workload, spec.data, seed=spec.seed, precision=spec.train.dtype, logits=distill.stored, base=base
+    )
     stored = StoredLogits(
         key,
         tokens.folder.uri,
         inputs,
         teacher=teacher,
-        logits=asked.stored,
+        logits=distill.stored,
         base=base,
         global_batch=spec.train.global_batch,
         retry=retry,

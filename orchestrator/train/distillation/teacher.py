@@ -58,7 +58,13 @@ class Teacher:
         """
         workload = dataclasses.replace(cast(Any, workload), frozen=frozenset(parameters_of(workload)))
         # Nothing has a gradient, so only ZeRO 3, which shards weights, differs from plain copies.
-        layout = layout.but(recompute="none", offload="none", zero=3 if layout.zero == 3 else 0)
+        layout = layout.but(
+            recompute="none",
+            recompute_layers=0,
+            offload="none",
+            sequence=False,
+            zero=3 if layout.zero == 3 else 0,
+        )
         layout = layout if layout.zero else layout.but(shard=0)
         train = train.model_copy(update={"compile": False, "determinism": "rerun"})
         self._layout = layout

@@ -12,7 +12,7 @@ from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.parallel.parameter_shard import Box, ParameterShard
 from workloads.model.initialise import ROWS
-from workloads.model.shown import is_map
+from workloads.model.inside import is_map
 from workloads.model.stored import Part, StoredTensor
 from workloads.workload import Workload
 
