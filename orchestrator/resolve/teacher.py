@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator.config.errors import InputError
@@ -162,7 +163,7 @@ def compared(distill: DistillSpec, student: Workload, teacher: Workload) -> tupl
     return made
 
 
-def _check_heads(kinds: list[str], heads: int, student: Workload, teacher: Workload) -> None:
+def _check_heads(kinds: Sequence[str], heads: int, student: Workload, teacher: Workload) -> None:
     """Raise InputError if relations of the models have other numbers of heads."""
     ours, theirs = student.config, teacher.config
     where = "distill.relations"

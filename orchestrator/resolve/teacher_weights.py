@@ -41,7 +41,7 @@ def teacher_model(teacher: str, workload: WorkloadSpec, known: Base | None = Non
     Raises:
         InputError: if there is no such model, or it has no weights.
     """
-    named = named_teacher(teacher, workload, known and known.step)
+    named = named_teacher(teacher, workload, known.step if known else None)
     try:
         base = known or named_base(named.asked, named.step)
     except WorkloadError as error:

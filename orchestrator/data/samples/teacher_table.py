@@ -110,7 +110,7 @@ class TeacherTable:
 
     def _fill(self, number: int, offset: int, target: np.ndarray) -> None:
         try:
-            done = self._folder.read_into(_name(number), offset, memoryview(target.view(np.uint8)))
+            done = self._folder.read_into(_name(number), offset, target.view(np.uint8).data)
         except FileNotFoundError:
             done = 0
         if done != target.nbytes:
