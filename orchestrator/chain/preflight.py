@@ -70,6 +70,9 @@ def check_chain(
                 check_all_places(stage.job, stage.run)
                 check_machine(stage.job.resources, stage.job.evaluates_beside, address)
                 asked = jobs[name].with_parts(train=as_its_run(jobs[name].train, stage.run))
+                teacher = stage.stage.learns_from
+                if teacher is not None and teacher.stage not in done:
+                    asked = asked.with_parts(distill=None)  # it is checked once it is there
                 resolved[name] = check_job(asked, machine_of=worker_at(address))
                 base = stage.stage.begins_with
                 before = stage.stage.continues

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,6 @@ from orchestrator.parallel.rank_messages import gather_json
 from orchestrator.parallel.tensor import VocabularyLoss
 from workloads.model.chunked_loss import ChunkedLoss
 from workloads.model.dropout import PLACES
-from workloads.model.losses import TokenLoss
 from workloads.model.transformer import IGNORED
 from workloads.objectives.preferences import BASELINE, DIVERGENCE, log_probabilities, means
 from workloads.objectives.rewarded import COUNTED, Rewarded, rewarded_loss, token_log_probabilities
@@ -256,7 +255,7 @@ class StepLosses:
         """
         if self._compares or self._rewarded or self._label_logits is not None:
             return None
-        of_tokens: TokenLoss = self._token_loss
+        of_tokens: Callable[[Tensor, Tensor], Loss] = self._token_loss
         if self._distilling is not None:
             of_tokens = self._distilling.tokens(batch, of_tokens, not self._is_evaluation)
         if not self.chunks_head or (self._is_evaluation and self._own_metrics):

@@ -13,6 +13,8 @@ from orchestrator.storage.uri import is_local
 from workloads.hf.hf_config import FOLDER, FolderConfig, root
 
 WHERE = "distill.teacher"
+TABLE = "model.tokens.weight"
+"""The table of tokens in a commit of this project's models."""
 PLACES = "give hf:<folder>, an export's folder, or a run directory"
 
 
@@ -60,10 +62,14 @@ def named_teacher(teacher: str, workload: WorkloadSpec, step: int | None = None)
     theirs = job.workload
     if theirs.adapter and theirs.adapter.kind != "bitfit":
         raise InputError(f"{uri} was trained with an adapter", WHERE, hint)
+    table = commit.tensors.get(TABLE)
+    is_preset = not theirs.model.startswith(FOLDER)
+    # A preset has as many tokens as the run's tokenizer, which may differ from the student's.
+    tokens = {"vocab_size": table.shape[0]} if table is not None and is_preset else {}
     asked = _like(
         workload,
         model=theirs.model,
-        changes=theirs.changes,
+        changes={**tokens, **theirs.changes},
         mup=theirs.mup,
         implementation=theirs.implementation,
         init_from=f"{uri}@{commit.step}",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from orchestrator.config.errors import InputError
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.resolve.base import Base, named_base, tokens_that_differ
-from orchestrator.resolve.named_teacher import PLACES, WHERE, NamedTeacher, named_teacher
+from orchestrator.resolve.named_teacher import PLACES, WHERE, named_teacher
 from workloads.errors import WorkloadError
 from workloads.hf.hf_config import FOLDER, FolderConfig
 
@@ -53,9 +53,16 @@ def teacher_model(teacher: str, workload: WorkloadSpec, known: Base | None = Non
     return TeacherModel(named.asked, base, named.kept)
 
 
-def check_tokens(teacher: NamedTeacher, tokenizer: Tokenizer) -> None:
-    """Raise InputError if the teacher's tokenizer, where known, is not the student's: both read the same ids."""
-    found = tokens_that_differ(teacher.uri, teacher.step is not None, tokenizer)
+def check_tokens(teacher: str, workload: WorkloadSpec, tokenizer: Tokenizer) -> None:
+    """Raise InputError if the teacher's tokenizer, where known, is not the student's: both read the same ids.
+
+    Args:
+        teacher: the value of distill.teacher.
+        workload: the student.
+        tokenizer: its tokenizer.
+    """
+    named = named_teacher(teacher, workload)
+    found = tokens_that_differ(named.uri, named.step is not None, tokenizer)
     if found:
-        what = f"{len(found)} tokens of {teacher.uri} have other ids in the student's tokenizer, such as {found[0]!r}"
+        what = f"{len(found)} tokens of {named.uri} have other ids in the student's tokenizer, such as {found[0]!r}"
         raise InputError(what, WHERE, "set data.tokenizer to the teacher's, or train another teacher")

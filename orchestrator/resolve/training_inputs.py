@@ -18,7 +18,6 @@ from orchestrator.resolve.base import Base, tokenizer_notes, weights_of
 from orchestrator.resolve.base_text import with_text_of_base
 from orchestrator.resolve.chat import chat_of, unclosed
 from orchestrator.resolve.continued import Source, check_same_data
-from orchestrator.resolve.named_teacher import named_teacher
 from orchestrator.resolve.prepared_data import EARLIER, PreparedData
 from orchestrator.resolve.prompts import Prompts, prompts_of, settings_notes
 from orchestrator.resolve.resolved_job import ResolvedJob, adapter_of, is_framed, resolve, wrong_input
@@ -206,7 +205,7 @@ def resolve_over(
     if spec.data.is_mixed and whole:
         notes += passes.notes(course_of(inputs, spec.data, spec.train, source))
     if spec.distill:
-        check_tokens(named_teacher(spec.distill.teacher, spec.workload), tokens.tokenizer())
+        check_tokens(spec.distill.teacher, spec.workload, tokens.tokenizer())
     weights = source.base if source else base
     is_text = spec.data.samples is None
     notes += tokenizer_notes(weights, tokens.tokenizer()) if weights and is_text else []
