@@ -19,6 +19,7 @@ from orchestrator.config.spec import parse
 from orchestrator.controller import decide
 from orchestrator.evaluate.of_commit import evaluate_commit
 from orchestrator.export.hugging_face import write
+from orchestrator.observe.console import facts
 from orchestrator.resolve.commit_model import model_of_run
 from orchestrator.storage.run_directory import RunDir
 
@@ -99,6 +100,10 @@ def test_a_kill_changes_no_bit_and_the_parts_of_the_loss_are_told(
     assert found[-1]["logit_loss"] < found[0]["logit_loss"]
     store = Store(str(quiet / "checkpoints"))
     assert len(store.manifest(STEPS).meta["teacher"]) == 32
+    summary = json.loads((quiet / "summary.json").read_text())
+    last = rows(quiet)[-1]
+    told = f"label {last['label_loss']:.4f}, logit {last['logit_loss']:.4f}"
+    assert told in dict(facts(summary))["loss"]
 
 
 def test_stored_logits_are_those_of_every_step_and_a_kill_changes_no_bit(
