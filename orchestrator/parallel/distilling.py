@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from orchestrator.parallel.collectives import copy, reduce
+from orchestrator.parallel.collectives import reduce, summed
 from orchestrator.parallel.mesh import ProcessGroup
 from orchestrator.parallel.partition import span
 from orchestrator.train.distillation.config import DistillSpec, LogitsSpec
@@ -61,7 +61,7 @@ def shards_of(vocabulary: int, tp: ProcessGroup) -> Shards:
         return values
 
     start, _ = span(vocabulary, tp.index, tp.size)
-    return Shards(start, partial(reduce, group=tp), partial(copy, group=tp), highest)
+    return Shards(start, partial(summed, group=tp), highest)
 
 
 def is_of_predicted(workload: Workload) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,14 +51,12 @@ class Shards:
 
     Attributes:
         start: number of this rank's first class.
-        total: sums over the ranks, forward only.
-        copied: the same value on all ranks, whose gradients are summed over them.
-        highest: the maximum over the ranks, without a gradient.
+        total: sums over the ranks.
+        highest: the maximum over the ranks.
     """
 
     start: int = 0
     total: Callable[[Tensor], Tensor] = _same
-    copied: Callable[[Tensor], Tensor] = _same
     highest: Callable[[Tensor], Tensor] = _same
 
 
@@ -74,26 +72,11 @@ class Top(NamedTuple):
 
 
 def log_sum(logits: Tensor, shards: Shards = WHOLE) -> Tensor:
-    """Return log sum exp over the classes, [n], of fp32 logits [n, V of this rank]."""
-    highest = shards.highest(logits.detach().amax(-1))
-    summed: Tensor = shards.total((logits - highest.unsqueeze(-1)).exp().sum(-1)).log() + highest
-    return summed
-
-
-def divergence(teacher: Tensor, student: Tensor, kind: Divergence) -> Tensor:
-    """Return the divergence of each row over the given classes, from log-probabilities [n, m], as [n].
-
-    forward:         KL(p || q) = sum p (log p - log q), of the teacher's p and the student's q
-    reverse:         KL(q || p)
-    jensen_shannon:  (KL(p || m) + KL(q || m)) / 2 with m = (p + q) / 2 (Lin, 1991, equation 4.1)
-    """
-    if kind == "forward":
-        return (teacher.exp() * (teacher - student)).sum(-1)
-    if kind == "reverse":
-        return (student.exp() * (student - teacher)).sum(-1)
-    mixed = torch.logaddexp(teacher, student) - math.log(2.0)
-    both = teacher.exp() * (teacher - mixed) + student.exp() * (student - mixed)
-    return both.sum(-1) / 2
+    """Return log sum exp over the classes, [n], of fp32 logits [n, V of this rank], without a gradient."""
+    if shards is WHOLE:
+        return logits.logsumexp(-1)
+    highest = shards.highest(logits.amax(-1))
+    return shards.total((logits - highest.unsqueeze(-1)).exp_().sum(-1)).log() + highest
 
 
 def of_logits(
@@ -101,16 +84,34 @@ def of_logits(
 ) -> Tensor:
     """Return T^2 times the divergence of each row, fp32 [n], from logits [n, V of this rank].
 
+    With p = softmax(teacher / T) and q = softmax(student / T):
+
+        forward:         KL(p || q) = sum p (log p - log q)
+        reverse:         KL(q || p)
+        jensen_shannon:  (KL(p || m) + KL(q || m)) / 2 with m = (p + q) / 2 (Lin, 1991, equation 4.1)
+
     Hinton et al., 2015, section 2: the gradients of softened targets shrink with 1 / T^2, which the factor undoes. If
     the classes are cut over ranks, each rank sums its own, and no logits are gathered.
     """
-    teacher = teacher.float() / temperature
-    student = student.float() / temperature
-    # A rank's part of the sum below uses the student's log-sum, which belongs to all parts: their gradients add up.
-    teacher = teacher - log_sum(teacher, shards).unsqueeze(-1)
-    student = student - shards.copied(log_sum(student, shards)).unsqueeze(-1)
-    found = shards.total(divergence(teacher, student, kind))
-    return found * temperature**2
+
+    def compute(logits: Tensor, differentiates: bool) -> tuple[Tensor, Tensor | None]:
+        log_p, log_q = (_log_softmax(each, temperature, shards) for each in (teacher, logits))
+        if kind == "forward":
+            p = log_p.exp()
+            value = shards.total(_dot(p, log_p.sub_(log_q)))
+            return value, log_q.exp_().sub_(p) if differentiates else None
+        q = log_q.exp()
+        if kind == "reverse":
+            value = shards.total(_dot(q, log_q.sub_(log_p)))
+            return value, q.mul_(log_q.sub_(value.unsqueeze(-1))) if differentiates else None
+        log_m = torch.logaddexp(log_p, log_q).sub_(math.log(2.0))
+        p = log_p.exp()
+        of_teacher = _dot(p, log_p.sub_(log_m))
+        of_student = shards.total(_dot(q, log_q.sub_(log_m)))
+        value = (shards.total(of_teacher) + of_student) / 2
+        return value, q.mul_(log_q.sub_(of_student.unsqueeze(-1))).div_(2) if differentiates else None
+
+    return _of_student(student, temperature, compute)
 
 
 def of_top(top: Top, student: Tensor, temperature: float, kind: Divergence, shards: Shards = WHOLE) -> Tensor:
@@ -133,20 +134,89 @@ def of_top(top: Top, student: Tensor, temperature: float, kind: Divergence, shar
         kind: the divergence.
         shards: how the student's classes are cut over ranks.
     """
-    student = student.float() / temperature
-    every = log_sum(student, shards)
-    local = top.tokens.long() - shards.start
-    outside = (local < 0) | (local >= student.shape[-1])
-    found = student.gather(-1, local.masked_fill(outside, 0)).masked_fill(outside, 0.0)
-    ours = shards.total(found) - every.unsqueeze(-1)
-    theirs = top.logits / temperature - top.log_sum.unsqueeze(-1)
-    return divergence(_with_rest(theirs), _with_rest(ours), kind) * temperature**2
+
+    def compute(logits: Tensor, differentiates: bool) -> tuple[Tensor, Tensor | None]:
+        log_q = _log_softmax(logits, temperature, shards)
+        local = top.tokens.long() - shards.start
+        outside = (local < 0) | (local >= log_q.shape[-1])
+        local = local.masked_fill(outside, 0)
+        theirs = _with_rest(top.logits / temperature - top.log_sum.unsqueeze(-1))
+        ours = _with_rest(shards.total(log_q.gather(-1, local).masked_fill(outside, 0.0)))
+        value, slope = _of_few(theirs, ours, kind)  # [n], [n, k + 1]
+        if not differentiates:
+            return value, None
+        # dD / dz = q (f - sum q f) with f = dD / dq. Of all classes but the k, f is that of what is left.
+        centre = (ours.exp() * slope).sum(-1, keepdim=True)
+        q = log_q.exp_()
+        of_top = q.gather(-1, local) * (slope[:, :-1] - slope[:, -1:])
+        q.mul_(slope[:, -1:] - centre)
+        return value, q.scatter_add_(-1, local, of_top.masked_fill_(outside, 0.0))
+
+    return _of_student(student, temperature, compute)
+
+
+def _of_few(teacher: Tensor, student: Tensor, kind: Divergence) -> tuple[Tensor, Tensor]:
+    """Return the divergence of each row, [n], and its derivatives by the student's probabilities, [n, m] up to a
+    constant of the row, from log-probabilities [n, m].
+    """
+    p, q = teacher.exp(), student.exp()
+    apart = teacher - student
+    if kind == "forward":
+        return _dot(p, apart), -apart.exp()
+    if kind == "reverse":
+        return _dot(q, -apart), -apart
+    log_m = torch.logaddexp(teacher, student) - math.log(2.0)
+    return (_dot(p, teacher - log_m) + _dot(q, student - log_m)) / 2, (student - log_m) / 2
+
+
+def _log_softmax(logits: Tensor, temperature: float, shards: Shards) -> Tensor:
+    """Return log-probabilities at a temperature, fp32 [n, V of this rank], in memory of their own."""
+    scaled = logits.float() if temperature == 1.0 else logits.float() / temperature
+    if shards is WHOLE:
+        return scaled.log_softmax(-1)
+    return scaled - log_sum(scaled, shards).unsqueeze(-1)
+
+
+def _dot(one: Tensor, other: Tensor) -> Tensor:
+    return torch.linalg.vecdot(one, other)
 
 
 def _with_rest(log_p: Tensor) -> Tensor:
     """Append the log-probability of all other classes to log-probabilities [n, k]: [n, k + 1]."""
     rest = (1.0 - log_p.exp().sum(-1, keepdim=True)).clamp_min(FLOOR)
     return torch.cat((log_p, rest.log()), -1)
+
+
+Compute = Callable[[Tensor, bool], tuple[Tensor, Tensor | None]]
+
+
+def _of_student(student: Tensor, temperature: float, compute: Compute) -> Tensor:
+    """Return T^2 times the value of `compute`, whose second result is T times its gradient by the student's logits."""
+    found: Tensor = _Rows.apply(student, temperature, compute, torch.is_grad_enabled())
+    return found
+
+
+class _Rows(torch.autograd.Function):
+    """A divergence of each row with its gradient, computed together: autograd would keep and pass over a dozen tensors
+    of the size of the logits.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, student: Tensor, temperature: float, compute: Compute, differentiates: bool
+    ) -> Tensor:
+        value, gradient = compute(student, differentiates and ctx.needs_input_grad[0])
+        ctx.gradient = gradient if gradient is None else gradient.mul_(temperature)
+        ctx.dtype = student.dtype
+        return value * temperature**2
+
+    @staticmethod
+    def backward(ctx: Any, *above: Tensor) -> tuple[Tensor | None, ...]:
+        gradient, ctx.gradient = (
+            ctx.gradient,
+            None,
+        )  # scaled in place, so a second backward pass cannot use it
+        return gradient.mul_(above[0].unsqueeze(-1)).to(ctx.dtype), None, None, None
 
 
 def top_of(logits: Tensor, k: int, temperature: float) -> Top:

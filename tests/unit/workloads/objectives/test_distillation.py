@@ -40,6 +40,13 @@ def test_divergences_follow_their_definitions(kind: Any) -> None:
     torch.testing.assert_close(
         found.double(), by_definition(logits(1), logits(2), 2.0, kind), rtol=1e-5, atol=1e-6
     )
+    student = logits(2).requires_grad_()
+    of_logits(logits(1), student, 2.0, kind).sum().backward()
+    double = logits(2).double().requires_grad_()
+    by_definition(logits(1), double, 2.0, kind).sum().backward()
+    assert student.grad is not None
+    assert double.grad is not None
+    torch.testing.assert_close(student.grad.double(), double.grad, rtol=1e-4, atol=1e-6)
     assert (found > 0).all()
     assert of_logits(logits(1), logits(1), 2.0, kind).abs().max() < 1e-5
 
@@ -69,6 +76,23 @@ def test_what_is_not_stored_is_one_class() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_stored_logits_have_the_gradient_of_their_definition(kind: Any) -> None:
+    """Autograd's, of the probabilities of three tokens and of all others together."""
+    teacher, student = logits(1), logits(2).requires_grad_()
+    of_top(top_of(teacher, 3, 2.0), student, 2.0, kind).sum().backward()
+    double = logits(2).double().requires_grad_()
+    places = teacher.topk(3).indices
+    merged = []
+    for each in (teacher.double(), double):
+        few = (each / 2).softmax(-1).gather(-1, places)
+        merged.append(2 * torch.cat((few, 1 - few.sum(-1, keepdim=True)), -1).log())
+    by_definition(merged[0], merged[1], 2.0, kind).sum().backward()
+    assert student.grad is not None
+    assert double.grad is not None
+    torch.testing.assert_close(student.grad.double(), double.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("k", [0, 5])
 def test_a_vocabulary_that_is_cut_has_the_divergence_and_the_gradient_of_the_whole(kind: Any, k: int) -> None:
     """Two ranks in two threads, whose sums wait for each other."""
@@ -88,28 +112,9 @@ def test_a_vocabulary_that_is_cut_has_the_divergence_and_the_gradient_of_the_who
         return both
 
     def run(rank: int) -> None:
-        class Copied(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, x: Tensor) -> Tensor:
-                return x.view_as(x)
-
-            @staticmethod
-            def backward(ctx: Any, gradient: Tensor) -> Tensor:
-                return sum(exchange(rank, gradient))
-
-        class Total(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, x: Tensor) -> Tensor:
-                return sum(exchange(rank, x.detach()))
-
-            @staticmethod
-            def backward(ctx: Any, gradient: Tensor) -> Tensor:
-                return gradient
-
         shards = Shards(
             start=(0, 7)[rank],
-            total=Total.apply,
-            copied=Copied.apply,
+            total=lambda x: sum(exchange(rank, x)),
             highest=lambda x: torch.stack(exchange(rank, x)).amax(0),
         )
         part = (slice(0, 7), slice(7, 12))[rank]
