@@ -12,9 +12,14 @@ import numpy as np
 import pytest
 from jobs import curve, job, rows, weights
 from letters import letters, write_tokenizer
+from local_chain import drive_chain_here
 from local_run import LocalGang, drive_here
 
+from orchestrator.chain.preflight import check_chain
+from orchestrator.chain.stage_run import stage_runs
 from orchestrator.checkpoint.commit_store import Store
+from orchestrator.config.chain import parse_chain
+from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.controller import decide
 from orchestrator.evaluate.of_commit import evaluate_commit
@@ -261,3 +266,29 @@ def test_another_teacher_is_refused_when_a_run_goes_on(place: Path, tmp_path: Pa
     last = rows(tmp_path / "run", "events.jsonl")[-1]
     assert last["phase"] == "failed"
     assert "are not those that the run has learnt from so far" in last["reason"]
+
+
+@pytest.mark.slow
+def test_a_stage_of_a_chain_teaches_another(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a teacher that was made again is another one."""
+    common = document(place, None)
+    del common["name"]
+    large = {"workload": {"changes": LARGE}, "train": {"steps": 4}}
+    small = {"train": {"steps": 4}, "distill": {"teacher": "stage:large"}}
+    chain = {**common, "name": "chain", "stages": [{"name": "small", **small}, {"name": "large", **large}]}
+    parsed = parse_chain(chain)
+    assert [stage.name for stage in parsed.stages] == ["large", "small"]
+    assert parsed["small"].needs == ("large",)
+    root = RunDir(str(tmp_path / "runs"))
+    ended = drive_chain_here(chain, tmp_path / "runs", tmp_path / "cache", monkeypatch)
+    assert ended.line == ""
+    stages = stage_runs(parse_chain(chain), root)
+    assert check_chain(parsed, stages, root, None) == {"large", "small"}
+    assert "logit_loss" in rows(tmp_path / "runs/small")[-1]
+    shutil.rmtree(tmp_path / "runs/large")
+    again = stages["large"].job.model_dump(mode="json")
+    drive_here(again, str(tmp_path / "runs/large"), tmp_path / "cache")
+    with pytest.raises(InputError, match="it has learnt from large, and now that is another one"):
+        check_chain(parsed, stages, root, None)
