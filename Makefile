@@ -14,7 +14,7 @@ QUICK := not slow and not gpu and not bench
 BY_FILE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart example-reviews example-chat example-preferences example-chain example-summarise example-sums test test-unit test-dist test-ray test-long test-partition test-traced check-kubernetes soak test-gpu bench-gpu bench-planner published-table bench findings docs check house format lock clean
+.PHONY: help install quickstart example-reviews example-chat example-preferences example-chain example-summarise example-sums example-distill test test-unit test-dist test-ray test-long test-partition test-traced check-kubernetes soak test-gpu bench-gpu bench-planner published-table bench findings docs check house format lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
@@ -61,6 +61,10 @@ example-sums: install ## a small model that forgets to carry learns to add from 
 	@$(BIN)/python examples/sums.py
 	@$(BIN)/orchestrator run examples/sums_pretrain.yaml
 	@$(BIN)/orchestrator run examples/sums.yaml
+
+example-distill: install ## a small GPT learns from a larger one, and alone for comparison
+	@$(BIN)/orchestrator data corpus corpus
+	@$(BIN)/orchestrator run examples/distill.yaml
 
 test: install ## the default suite: unit, dist and ray
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/unit -m "$(QUICK)" --numprocesses auto

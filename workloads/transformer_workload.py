@@ -15,7 +15,7 @@ from workloads.adapters.frozen import parameters_of
 from workloads.adapters.nf4 import RoundedTensor
 from workloads.errors import WorkloadError
 from workloads.hf.meaning import FolderMeaning
-from workloads.model import losses
+from workloads.model import inside, losses, shown
 from workloads.model.config import TransformerConfig
 from workloads.model.depth import depth
 from workloads.model.electra import Electra, ElectraOutput
@@ -42,7 +42,8 @@ class TransformerWorkload:
     """A transformer and an objective. The contract is `workloads.workload.Workload`.
 
     `pretrained` holds the initial weights, None to initialise randomly. `frozen` are the parameters that are not
-    trained. `meaning` is what the pretrained folder defines besides its weights.
+    trained. `meaning` is what the pretrained folder defines besides its weights. `shows` is what its layers show, see
+    `workloads.model.shown`.
     """
 
     name: str
@@ -55,13 +56,28 @@ class TransformerWorkload:
     thawed_after: Mapping[str, int] = field(default_factory=dict, compare=False)
     meaning: FolderMeaning | None = field(default=None, compare=False)
     generation: Generation = field(default=Generation(), compare=False)
+    shows: inside.Shows | None = None
 
     def build(self) -> nn.Module:
         """Return the plain module on the current default device."""
         model = build_model(self.config)
         if self.adapter:
             self.adapter.apply(model, self.config)
+        if self.shows:
+            shown.show(model, self.shows)
         return model
+
+    def showing(self, shows: inside.Shows) -> TransformerWorkload:
+        """See Workload.showing."""
+        if self.config.architecture == "encoder-decoder" or self.config.generator:
+            raise WorkloadError(
+                f"{self.name} has two stacks of layers, which are not compared layer by layer"
+            )
+        if self.config.shared_layers and shows.relations:
+            raise WorkloadError(
+                f"{self.name} has layers that share weights, whose relations are not compared"
+            )
+        return replace(self, shows=shows)
 
     @cached_property
     def shapes(self) -> Mapping[str, torch.Size]:
@@ -81,6 +97,8 @@ class TransformerWorkload:
         """
         if name not in self.shapes:
             raise WorkloadError(f"{self.name} has no tensor {name!r}; its names are those of state_dict()")
+        if inside.is_map(name):
+            return initial(self.config, name, self.shapes[name], seed)
         if self.adapter and self.adapter.adds(name):
             return self.adapter.initial(name, self.shapes[name], seed, partial(self.initial, seed=seed))
         found = self.stored(name, seed)
@@ -90,7 +108,7 @@ class TransformerWorkload:
 
     def stored(self, name: str, seed: int) -> StoredTensor | None:
         """See Workload.stored. The rows of added tokens depend only on (seed, name, row)."""
-        added = self.adapter is not None and self.adapter.adds(name)
+        added = inside.is_map(name) or (self.adapter is not None and self.adapter.adds(name))
         found = self.pretrained.find(name) if self.pretrained and not added else None
         shape = self.shapes[name]
         if found is not None and name in self.quantised:
@@ -129,7 +147,7 @@ class TransformerWorkload:
 
     def lr_scale(self, name: str) -> float:
         """See Workload.lr_scale."""
-        return lr_scale(name, self.shapes[name], self.base_shapes[name])
+        return 1.0 if inside.is_map(name) else lr_scale(name, self.shapes[name], self.base_shapes[name])
 
     def with_adapter(self, adapter: Adapter) -> TransformerWorkload:
         """Return this workload with an adapter. Only newly initialised heads of the base are trained.
@@ -147,7 +165,7 @@ class TransformerWorkload:
 
     def depth(self, name: str) -> int:
         """See Workload.depth."""
-        return depth(self.config, name)
+        return 0 if inside.is_map(name) else depth(self.config, name)
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Run the forward pass and return the loss of one micro-batch."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    from workloads.model.inside import Shows
     from workloads.model.stored import StoredTensor
 
 Batch = dict[str, Tensor]
@@ -265,6 +266,12 @@ class Workload(Protocol):
         Layers are in named containers (`layers.0`, ...), so that a pipeline may split between them, and keep their
         original numbers in every stage. `state_dict()` names are the canonical tensor names. A tied weight appears once
         in `named_parameters()`.
+        """
+
+    def showing(self, shows: Shows) -> Workload:
+        """Return this workload with a model whose outputs contain what its layers show.
+
+        Raises WorkloadError if its layers are not known.
         """
 
     def initial(self, name: str, seed: int) -> Tensor:

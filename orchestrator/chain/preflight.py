@@ -17,7 +17,7 @@ from typing import Any
 
 from orchestrator.chain.exports import check_compress
 from orchestrator.chain.stage_run import StageRun
-from orchestrator.checkpoint.identity import BASE, CONTINUED, check_same_run
+from orchestrator.checkpoint.identity import BASE, CONTINUED, TEACHER, check_same_run
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.config.chain import CONTINUE, ChainSpec
 from orchestrator.config.errors import InputError, Problems
@@ -37,9 +37,11 @@ from orchestrator.resolve.base import INIT, base_of, check_base_to_come, check_o
 from orchestrator.resolve.base_text import text_notes, text_of_workload
 from orchestrator.resolve.continued import check_keys, check_length
 from orchestrator.resolve.named_commit import commit_at, place_and_tag
+from orchestrator.resolve.named_teacher import WHERE
 from orchestrator.resolve.precision import as_its_run
 from orchestrator.resolve.prepared_data import EXCERPT
 from orchestrator.resolve.resolved_job import ResolvedJob, is_framed, special_tokens_of, wrong_input
+from orchestrator.resolve.teacher_weights import teacher_model
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
 from orchestrator.storage.row_line import EVENTS, TRIALS
 from orchestrator.storage.run_directory import RunDir
@@ -72,6 +74,9 @@ def check_chain(
                 check_all_places(stage.job, stage.run)
                 check_machine(stage.job.resources, stage.job.evaluates_beside, address)
                 asked = jobs[name].with_parts(train=as_its_run(jobs[name].train, stage.run))
+                teacher = stage.stage.learns_from
+                if teacher is not None and teacher.stage not in done:
+                    asked = asked.with_parts(distill=None)  # it is checked once it is there
                 resolved[name] = check_job(asked, machine_of=worker_at(address))
                 base = stage.stage.begins_with
                 before = stage.stage.continues
@@ -125,6 +130,8 @@ def check_inputs(stage: StageRun, done: set[str]) -> bool:
         _check_same_base(stage, begun, commit, is_done, done)
     if begun := commit.meta.get(CONTINUED) if commit else None:
         _check_same_source(stage, begun, done)
+    if known := commit.meta.get(TEACHER) if commit else None:
+        _check_same_teacher(stage, str(known), done)
     if data := (commit.meta.get("data") if commit else "") or history.data:
         _check_same_text(job.data, job.workload, str(data))
     return is_done
@@ -173,6 +180,24 @@ def _check_same_source(stage: StageRun, begun: Mapping[str, Any], done: set[str]
         return
     if (now.step, now.receipt) != (begun["step"], begun["receipt"]):
         raise InputError(f"{what}, and now that is another one at step {now.step}", CONTINUE, AGAIN)
+
+
+def _check_same_teacher(stage: StageRun, known: str, done: set[str]) -> None:
+    """Check that the stage would still learn from the same teacher, `known` by the checksum of its weights.
+
+    A missing teacher is allowed: it is missed when the stage goes on.
+    """
+    teacher, distill = stage.stage.learns_from, stage.job.distill
+    if teacher is None or distill is None:
+        return
+    if teacher.stage not in done:
+        raise InputError(f"it has learnt from {teacher.stage}, which trains on", WHERE, AGAIN)
+    try:
+        now = teacher_model(distill.teacher, stage.job.workload).base
+    except InputError:
+        return
+    if now.digest != known:
+        raise InputError(f"it has learnt from {teacher.stage}, and now that is another one", WHERE, AGAIN)
 
 
 def _of(stage: str, step: int | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.config.chain import CONTINUE, INIT, ChainSpec, Stage
+from orchestrator.config.chain import CONTINUE, INIT, TEACHER, ChainSpec, Stage
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.resolve.prepared_data import EXCERPT, data_cache
@@ -47,10 +47,14 @@ def placed(chain: ChainSpec, stage: Stage, root: RunDir) -> JobSpec:
     workload: dict[str, Any] = document["workload"]
     data["cache"] = data_cache(stage.job.data, root)
     for key, other, tag in stage.inputs:
-        if key == INIT:
-            workload["init_from"] = f"{root.at(other)}@{tag}"
+        if key in (INIT, TEACHER):
+            place = f"{root.at(other)}@{tag}"
             if chain[other].job.workload.adapter:  # commits of an adapter lack its base
-                workload["init_from"] = chain[other].job.checkpoint.export_to or f"{root.at(other)}/export"
+                place = chain[other].job.checkpoint.export_to or f"{root.at(other)}/export"
+            if key == INIT:
+                workload["init_from"] = place
+            else:
+                document["distill"]["teacher"] = place
             continue
         if key == CONTINUE:
             document["train"]["continue_from"]["run"] = f"{root.at(other)}@{tag}"

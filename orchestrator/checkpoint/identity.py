@@ -40,6 +40,8 @@ KEPT = "folder_config"
 """The configuration files of the model's pretrained folder, see `orchestrator.resolve.kept_config`."""
 TILES = "tiles"
 """Whether weights were drawn in tiles, see `workloads.model.initialise.Drawn`."""
+TEACHER = "teacher"
+"""The checksum of the weights of the teacher that the run learns from."""
 JOB = "job.yaml"
 LENGTH = "train.steps"
 """The one key of the identity that may change, see `extension_of`."""
@@ -333,7 +335,10 @@ def _without_locations(identity: Mapping[str, Any]) -> dict[str, Any]:
     if before := train.get("continue_from"):
         train = {**train, "continue_from": {**before, "run": base_name(before["run"])}}
     workload = {**workload, "model": model, "init_from": begins}
-    return {**identity, "workload": workload, "data": data, "train": train}
+    found = {**identity, "workload": workload, "data": data, "train": train}
+    if distill := identity.get("distill"):
+        found["distill"] = {**distill, "teacher": base_name(distill["teacher"].removeprefix("hf:"))}
+    return found
 
 
 def base_name(path: str) -> str:

@@ -32,6 +32,7 @@ from orchestrator.data.encoding.config import TrainedTokenizer
 
 INIT = "workload.init_from"
 CONTINUE = "train.continue_from"
+TEACHER = "distill.teacher"
 TOKENIZER = "data.tokenizer"
 COMPRESS = "compress"
 """The keys of a job that may name a stage."""
@@ -90,6 +91,7 @@ class Stage:
         said = {
             INIT: self.job.workload.init_from,
             CONTINUE: before and before.run,
+            TEACHER: self.job.distill and self.job.distill.teacher,
             TOKENIZER: self.job.data.tokenizer,
         }
         return tuple(
@@ -107,6 +109,11 @@ class Stage:
     def begins_with(self) -> Input | None:
         """Return the input for its initial weights, if another stage provides them."""
         return next((each for each in self.inputs if each.key == INIT), None)
+
+    @property
+    def learns_from(self) -> Input | None:
+        """Return the teacher, if another stage trains it."""
+        return next((each for each in self.inputs if each.key == TEACHER), None)
 
     @property
     def continues(self) -> Input | None:
@@ -306,7 +313,7 @@ def _check_inputs(chain: ChainSpec, stage: Stage, where: str) -> None:
         if key == TOKENIZER:
             if tag != "last":
                 raise InputError("a stage has one tokenizer", place, f"leave out @{tag}")
-        elif other.workload.adapter and key == INIT:
+        elif other.workload.adapter and key in (INIT, TEACHER):
             _check_adapted(other.checkpoint, name, tag, place)
         elif tag == "best":
             if other.checkpoint.best_metric is None:

@@ -6,7 +6,7 @@ Imports only the standard library, because the commit writer of every rank uses 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 OfAnswers = Literal["reward_margin", "chosen_reward", "rejected_reward"]
 """Metrics of objectives that learn from preferences."""
@@ -21,6 +21,8 @@ OfPredictions = Literal[OfClasses, "spearman"]
 Metric = Literal[
     "loss", "perplexity", "bits_per_byte", "accuracy", OfAnswers, OfWords, OfRewards, OfPredictions
 ]
+PARTS_OF_LOSS = ("label_loss", "logit_loss", "hidden_loss", "relation_loss")
+"""The parts of the loss of a distilled student, before they are weighted."""
 _LARGER_IS_BETTER: frozenset[str] = frozenset(
     {
         "accuracy",
@@ -36,6 +38,11 @@ _LARGER_IS_BETTER: frozenset[str] = frozenset(
     }
 )
 """Metrics whose largest value is the best; for all others it is the smallest. Some are step metrics, for searches."""
+
+
+def parts_of_loss(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the parts of a step's loss by what they compare, such as logit; empty if it has none."""
+    return {name.removesuffix("_loss"): row[name] for name in PARTS_OF_LOSS if row.get(name) is not None}
 
 
 def by_name(sets: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

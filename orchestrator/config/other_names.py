@@ -341,6 +341,12 @@ _KEYS: Mapping[str, str] = {
         "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps"
     ),
     "workload.objective: grpo, with rollout and rewards": "trl rlhf rl ppo_trainer",
+    "distill.teacher": "teacher_model teacher_model_name_or_path kd_trainer",
+    "distill.labels": "kd_ce_alpha alpha_mlm alpha_clm",
+    "distill.logits.weight": "kd_alpha alpha_ce",
+    "distill.logits.temperature": "kd_temperature",
+    "distill.logits.divergence: forward, reverse or jensen_shannon": "kd_beta",
+    "distill.hidden": "alpha_mse alpha_cos",
     "rollout.group": "num_generations rollout_n num_return_sequences",
     "rollout.max_tokens": "max_completion_length max_response_length response_length",
     "rollout.steps": (

@@ -43,9 +43,12 @@ def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
     notices = spec.resources.notices
     if notices and notices not in GRACE:
         notices = absolute(notices, base)
-    model = spec.workload.model
-    if model.startswith("hf:"):
-        model = "hf:" + absolute(model[3:], base)
+    model = _absolute_model(spec.workload.model, base)
+    distill = spec.distill
+    if distill:
+        teacher = distill.teacher
+        placed = _absolute_model(teacher, base) if teacher.startswith("hf:") else absolute(teacher, base)
+        distill = distill.model_copy(update={"teacher": placed})
     begins = spec.workload.init_from and absolute(spec.workload.init_from, base)
     before = spec.train.continue_from
     if before:
@@ -68,12 +71,17 @@ def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
             "evaluate": evaluate,
             "workload": spec.workload.model_copy(update={"model": model, "init_from": begins}),
             "train": spec.train.model_copy(update={"continue_from": before}),
+            "distill": distill,
             "tracking": tracking,
             "checkpoint": spec.checkpoint.model_copy(update={"export_to": target}),
             "limits": spec.limits.model_copy(update={"prices": prices}),
             "resources": spec.resources.model_copy(update={"notices": notices}),
         }
     )
+
+
+def _absolute_model(model: str, base: Path) -> str:
+    return "hf:" + absolute(model[3:], base) if model.startswith("hf:") else model
 
 
 def _absolute(sources: Sequence[Source], base: Path) -> list[Source]:

@@ -47,6 +47,8 @@ from orchestrator.rewards.config import LIMITS as REWARD_LIMITS
 from orchestrator.rewards.config import Rewards
 from orchestrator.train.config import NEWER as NEWER_OF_TRAIN
 from orchestrator.train.config import TrainSpec
+from orchestrator.train.distillation.config import DistillSpec
+from orchestrator.train.distillation.config import problem_of as problem_of_distillation
 from orchestrator.train.rollouts.config import NOT_IDENTITY, RolloutSpec, with_rollouts
 from orchestrator.train.rollouts.config import problem_of as problem_of_rollouts
 from orchestrator.tune.config import TuneSpec
@@ -74,6 +76,7 @@ class JobSpec(StrictModel):
     rewards: Rewards = Field(
         default_factory=list, description="what generated answers are rewarded for; the rewards add up"
     )
+    distill: DistillSpec | None = Field(default=None, description="learn from a teacher, a trained model")
     parallel: Literal["auto"] | ParallelSpec = Field(
         default="auto", description="the layout: chosen by the planner, or given whole or in part"
     )
@@ -119,6 +122,12 @@ class JobSpec(StrictModel):
             raise ValueError(
                 f"{self.workload.objective} is evaluated by the ranks that train; set evaluate.where to gang"
             )
+        return self
+
+    @model_validator(mode="after")
+    def what_is_distilled_has_a_loss(self) -> JobSpec:
+        if problem := problem_of_distillation(self.distill, self.workload, self.data, self.train):
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")
@@ -406,6 +415,8 @@ class JobSpec(StrictModel):
         if self.checkpoint.ema is not None:
             found["checkpoint"] = {"average": {"ema": self.checkpoint.ema}}
         found["data"] = bare_places(found["data"])
+        if self.distill:
+            found["distill"] = self.distill.model_dump(mode="json")
         if self.rollout:
             found["rollout"] = self.rollout.model_dump(mode="json", exclude={*NOT_IDENTITY})
             found["rewards"] = [

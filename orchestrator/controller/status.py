@@ -13,6 +13,7 @@ import psutil
 from cluster.workers.clock import wall
 from cluster.workers.gang import RankStatus
 from cluster.workers.worker_context import Work
+from orchestrator.config.metric_names import parts_of_loss
 from orchestrator.config.outcome import ENDED
 from orchestrator.config.redact import redact_message
 from orchestrator.controller.run_history import RunHistory
@@ -72,6 +73,7 @@ def status_of(
         "attempt": state.attempt,
         "layout": str(state.layout) if state.layout else None,
         "loss": last.get("loss"),
+        "loss_parts": parts_of_loss(last),
         "reward": last.get("reward"),
         "tokens_per_second": last.get("tokens_per_second"),
         "mfu": last.get("mfu"),

@@ -34,6 +34,7 @@ from orchestrator.resolve.precision import in_chosen_precision
 from orchestrator.resolve.prepared_data import format_at
 from orchestrator.resolve.prompts import check_generates
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
+from orchestrator.resolve.teacher import check_teacher
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
 from orchestrator.train.reference_check import check_preferences
 from orchestrator.train.rollouts.reward_check import check_reward_models
@@ -177,6 +178,8 @@ def check_workload(job: ResolvedJob, prepared: str = "") -> None:
         model=job.model,
         kept=job.kept,
     )
+    if job.spec.distill:
+        check_teacher(job.spec.distill, job.spec.workload, job.spec.data, job.spec.train, workload)
     for check in checks_of_workload(job.spec, workload, prepared):
         check()
 

@@ -57,6 +57,8 @@ def mark_of(spec: JobSpec, run: RunDir) -> Path | None:
         return None
     if spec.checkpoint.export not in ("hf", None) or spec.workload.init_from or spec.train.continue_from:
         return None
+    if spec.distill:  # the teacher may have changed
+        return None
     place = Path(tokenizer) if isinstance(tokenizer, str) else None
     files = [] if place is None else sorted(place.iterdir()) if place.is_dir() else [place]
     try:

@@ -110,7 +110,7 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("steps", f"{summary.get('step')} of {summary.get('steps')}, {count(summary.get('tokens'))} {read}"),
         (
             "loss",
-            ("unknown" if loss is None else f"{loss:.4f} {unit}")
+            ("unknown" if loss is None else f"{loss:.4f} {unit}{_parts(summary.get('final_loss_parts'))}")
             + (f" (unigram entropy {entropy:.4f})" if entropy is not None else ""),
         )
         if reward is None  # else the loss says nothing
@@ -205,6 +205,12 @@ def _held_out(metrics: Mapping[str, float], asked: Sequence[str] | None, unit: s
     )
 
 
+def _parts(values: Mapping[str, float] | None) -> str:
+    """Return the parts of a loss in brackets; empty without any."""
+    told = ", ".join(f"{name} {value:.4f}" for name, value in (values or {}).items())
+    return f" ({told})" if told else ""
+
+
 def _details(status: Mapping[str, Any]) -> list[str]:
     parts = []
     if status.get("step") is not None:
@@ -212,7 +218,7 @@ def _details(status: Mapping[str, Any]) -> list[str]:
     if status.get("reward") is not None:  # whose loss says nothing
         parts.append(f"reward {status['reward']:.4f}")
     elif status.get("loss") is not None:
-        parts.append(f"loss {status['loss']:.4f}")
+        parts.append(f"loss {status['loss']:.4f}{_parts(status.get('loss_parts'))}")
     if status.get("tokens_per_second") is not None:
         parts.append(f"{count(status['tokens_per_second'])} {read_unit(status.get('objective') or '')}/s")
     if status.get("eta_seconds") is not None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.config.loss_unit import predicts_text
+from orchestrator.config.metric_names import parts_of_loss
 from orchestrator.config.outcome import ENDED
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec
@@ -58,6 +59,7 @@ def summary(
     ends = [event for event in events if event.get("phase") in ENDED]
     running = not events or events[-1].get("phase") not in ENDED
     loss = last.get("loss")
+    of_labels = last.get("label_loss", loss)
     return {
         "name": spec.name,
         "objective": objective,
@@ -71,11 +73,14 @@ def summary(
         "precision": spec.train.dtype,
         "tokens": last.get("tokens", 0),
         "final_loss": loss,
+        "final_loss_parts": parts_of_loss(last),
         "final_reward": last.get("reward"),
         "evaluation": rows.evaluations[0] if rows.evaluations else None,
         "tasks": next(iter(tasks_in(events)), None),
         "unigram_entropy": unigram_entropy,
-        "below_unigram": None if unigram_entropy is None or loss is None else bool(loss < unigram_entropy),
+        "below_unigram": None
+        if unigram_entropy is None or of_labels is None
+        else bool(of_labels < unigram_entropy),
         "receipt": (manifest_meta or {}).get("samples") or last.get("samples"),
         "continued_from": next((each["continued"] for each in events if each.get("continued")), None),
         "attempts": len({event.get("attempt") for event in events if event.get("phase") == "start"}),

@@ -137,6 +137,7 @@ class Layout:
         """Return one line with a hint for every rule that this layout breaks for a model; empty if it is legal."""
         return [
             *split_problems(self, shape),
+            *_teacher_problems(self, shape),
             *_combinations(self, shape),
             *_engine(self),
             *batch_problems(self, global_batch),
@@ -219,6 +220,21 @@ def split_problems(layout: Layout, shape: ModelShape) -> list[str]:
             f"ep {layout.ep} does not divide the {layout.dp} data-parallel ranks it borrows; lower ep"
         )
     return found
+
+
+def _teacher_problems(layout: Layout, shape: ModelShape) -> list[str]:
+    """Return why the teacher of a distilled student cannot be held at its layout."""
+    teacher = shape.teacher
+    if teacher is None:
+        return []
+    found = []
+    if layout.engine == "deepspeed":
+        found.append("the DeepSpeed engine holds no teacher; set engine to torch")
+    if shape.relation_heads:
+        found += _indivisible(layout.tp, shape.relation_heads, "tp", "relation heads")
+    # A dense teacher is whole on each rank of an expert group.
+    same = layout if teacher.experts else layout.but(ep=1)
+    return found + [f"of distill.teacher: {problem}" for problem in split_problems(same, teacher)]
 
 
 def _tensor_split_problems(layout: Layout, shape: ModelShape) -> list[str]:

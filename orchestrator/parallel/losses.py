@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +15,7 @@ from orchestrator.parallel.collectives import copy, reduce
 from orchestrator.parallel.context import slice_batch
 from orchestrator.parallel.deterministic_reduction import tree_sum
 from orchestrator.parallel.device import Device
+from orchestrator.parallel.distilling import EXTRA, Distilling
 from orchestrator.parallel.engine_rules import HEAD_TOKENS
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.mesh import Mesh
@@ -112,12 +112,14 @@ class StepLosses:
         of_rows = self._compares or (self._rewarded is not None and self._rewarded.loss_type != "dapo")
         labels_per_sample = 1 if of_rows else spec.data.sequence_length
         self.expected = float(spec.train.global_batch * labels_per_sample)
-        # Whether the loss has a term that is a mean over tokens (router balance, sentence head, generator).
+        # Whether the loss has a term that is a mean over tokens or samples (router balance, sentence head, generator,
+        # hidden states of a teacher).
         self._has_means = bool(
             config.moe
             or getattr(config, "balanced", False)
             or getattr(config, "sentence_head", False)
             or getattr(config, "generator", 0)
+            or (spec.distill and spec.distill.looks_inside)
         )
         table = workload.shapes.get("tokens.weight")
         # Size of the vocabulary if tensor parallelism splits the logits over it, else 0.
@@ -130,6 +132,10 @@ class StepLosses:
         # ranks have equal losses only if the objective compares answers.
         self._is_first_of_tp = mesh.tp.index == 0
         self._is_counted = self._is_first_of_tp and (mesh.cp.index == 0 or not self._compares)
+        # Adds to the loss what a teacher says of a micro-batch, if the job distils one.
+        self._distilling = (
+            Distilling(spec.distill, workload, mesh.tp, vocabulary) if spec.distill is not None else None
+        )
         self._own_metrics = OwnMetrics(spec.evaluate.own_metrics if spec.evaluate else ())
         self._tokens_at_once = HEAD_TOKENS[device.device.type]
         # Values of each metric, one scalar fp64 tensor per micro-batch.
@@ -239,18 +245,22 @@ class StepLosses:
             return slice_batch(batch, self._workload.config, self._mesh.cp)
         return batch
 
-    @property
-    def in_chunks(self) -> ChunkedLoss | None:
-        """How the head computes the loss of the next micro-batch in chunks; None if it must return logits.
+    def in_chunks(self, batch: Batch) -> ChunkedLoss | None:
+        """Return how the head computes the loss of a micro-batch in chunks; None if it must return logits.
+
+        Every forward pass asks for it first.
 
         Logits are needed when they are the result (prediction), when the job's own metrics read them, and when answers
         are compared or rewarded, because that loss is not a sum over the cross-entropies of tokens.
         """
-        if not self.chunks_head or self._compares or self._rewarded or self._label_logits is not None:
+        if self._compares or self._rewarded or self._label_logits is not None:
             return None
-        if self._is_evaluation and self._own_metrics:
+        of_tokens: Callable[[Tensor, Tensor], Loss] = self._token_loss
+        if self._distilling is not None:
+            of_tokens = self._distilling.tokens(batch, of_tokens, not self._is_evaluation)
+        if not self.chunks_head or (self._is_evaluation and self._own_metrics):
             return None
-        return ChunkedLoss(self._token_loss, self._tokens_at_once, self._weighted)
+        return ChunkedLoss(of_tokens, self._tokens_at_once, self._weighted)
 
     def _weighted(self, total: Tensor) -> Tensor:
         """Return what is differentiated for a sum of losses: total / expected x scale."""
@@ -289,6 +299,8 @@ class StepLosses:
             loss = rewarded_loss(self._rewarded, output, batch, self._token_loss, self._sum_of_row)
             assert loss is not None
             return loss
+        if self._distilling is not None:
+            return self._distilling.loss(output, batch, self._loss_of_logits, trains=not self._is_evaluation)
         return self._workload.criterion(output, batch, self._loss_of_logits)
 
     def _sum_of_row(self, values: Tensor) -> Tensor:
@@ -354,6 +366,8 @@ class StepLosses:
         loss = metrics.pop("loss")
         count = metrics.pop("count")
         mean = loss / count if count else None
+        if mean is not None:
+            mean += metrics.pop(EXTRA, 0.0)
         return mean, {**means(_summed(metrics)), **metrics}, max(count, 1.0), total
 
     def evaluated(self, routed: Mapping[str, Tensor]) -> EvaluationSums:
@@ -377,8 +391,8 @@ class StepLosses:
         # An all-gather needs equal parts: pad each rank's rows with NaN to the longest rank's.
         longest = torch.tensor(len(mine))
         dist.all_reduce(longest, dist.ReduceOp.MAX)
-        everyone = mine.new_full((dist.get_world_size() * int(longest), 2), math.nan)
-        mine = torch.cat([mine, mine.new_full((int(longest) - len(mine), 2), math.nan)])
+        everyone = mine.new_full((dist.get_world_size() * int(longest), 2), torch.nan)
+        mine = torch.cat([mine, mine.new_full((int(longest) - len(mine), 2), torch.nan)])
         dist.all_gather_single(everyone, mine)
         return everyone[~everyone[:, 1].isnan() & (everyone[:, 1] != IGNORED)]
 

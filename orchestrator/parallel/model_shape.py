@@ -43,6 +43,9 @@ class ModelShape:
         head_share: share of a sequence's tokens whose logits over the vocabulary are computed.
         trained_share: share of the parameters that are trained.
         quantised_share: share of the parameters that are stored in 4 bits.
+        relation_heads: heads into which relations within attention are divided for a teacher; 0 without.
+        teacher: the sizes of the model that a distilled student learns from; None without one.
+        teacher_runs: whether the teacher runs in every step.
         chunked_head: whether the loss is computed in chunks of tokens, so that the logits never exist all at once.
     """
 
@@ -89,6 +92,14 @@ class ModelShape:
     experts_per_token: int = 0
     shared_experts: int = 0
     expert_layers: int = 0
+    relation_heads: int = 0
+    teacher: ModelShape | None = None
+    teacher_runs: bool = True
+
+    @property
+    def running_teacher(self) -> ModelShape | None:
+        """The teacher that the ranks hold and run in every step; None without one."""
+        return self.teacher if self.teacher_runs else None
 
     @property
     def table(self) -> int:

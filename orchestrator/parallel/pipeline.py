@@ -406,7 +406,7 @@ class Pipeline:
             with self._computing(FORWARD), self._device.autocast():
                 arguments = {} if first else self._between.unpack(received)
                 if last:
-                    arguments["in_chunks"] = self._losses.in_chunks
+                    arguments["in_chunks"] = self._losses.in_chunks(batch)
                 output = forward(batch, **arguments)
                 if last:
                     return self._losses.of(output, batch, len(self._batches))

@@ -142,7 +142,7 @@ class Accumulation:
                 self._data.micro_batch(number == len(micro_batches))
                 batch = self._losses.prepare(batch)
                 with self._device.autocast():
-                    output = self._model(batch, in_chunks=self._losses.in_chunks)
+                    output = self._model(batch, in_chunks=self._losses.in_chunks(batch))
                     loss = self._losses.of(output, batch, len(micro_batches))
                 self._clock.switch(BACKWARD)
                 loss.backward()
@@ -152,7 +152,7 @@ class Accumulation:
         for batch in micro_batches:
             batch = self._losses.prepare(batch)
             with self._device.autocast():
-                output = self._model(batch, in_chunks=self._losses.in_chunks)
+                output = self._model(batch, in_chunks=self._losses.in_chunks(batch))
                 self._losses.of(output, batch, len(micro_batches))
 
 

@@ -155,6 +155,7 @@ def held(demand: Demand, shape: ModelShape, layout: Layout, indices: Sequence[in
         - summed
     )
     copy, cache = _generation(demand, shape)
+    taught = teacher_bytes(demand.precision, shape, layout, accumulation)
     ranks = []
     for index in indices:
         layers = layers_by_rank(shape.layers, layout)[index]
@@ -182,7 +183,7 @@ def held(demand: Demand, shape: ModelShape, layout: Layout, indices: Sequence[in
         waits = min(_deferred(layout, index), accumulation) * layers * max(waiting - layer, 0.0)
         ranks.append(
             Held(
-                state=state * parameters + copy,
+                state=state * parameters + copy + taught,
                 micro_batch=layers * layer,
                 in_flight=kept,
                 head=at_once,
@@ -397,6 +398,22 @@ def _generation(demand: Demand, shape: ModelShape) -> tuple[float, float]:
     head = shape.head_dim or shape.hidden // shape.heads
     tokens = demand.generated * shape.sequence_length
     return 4.0 * shape.parameters, 2.0 * width * tokens * shape.layers * shape.kv_heads * head
+
+
+def teacher_bytes(precision: Precision, shape: ModelShape, layout: Layout, accumulation: int) -> float:
+    """Return the bytes of a teacher that runs in every step: its weights in fp32, and the logits of a micro-batch.
+
+    Weights are whole, or sharded under ZeRO 3. A pipeline's last stage keeps the logits of all micro-batches.
+    """
+    teacher = shape.running_teacher
+    if teacher is None:
+        return 0.0
+    ways = divided(teacher, layout, layout.sharded) if layout.zero >= 3 else 1
+    weights = 4.0 * local_parameters(teacher, layout) / ways
+    rows = teacher.head_share * layout.micro_batch * shape.sequence_length / layout.cp
+    width = 4.0 if precision == "fp32" else 2.0
+    kept = accumulation if layout.pp > 1 else 1
+    return weights + kept * width * rows * teacher.vocabulary / layout.tp
 
 
 def _embedded(shape: ModelShape, first: bool, last: bool) -> float:

@@ -202,23 +202,27 @@ def _digest_of_files(folder: str, files: tuple[tuple[str, int, int, int], ...]) 
 
 def tokenizer_notes(base: Base, tokenizer: Tokenizer) -> list[str]:
     """Return one line if the base's tokenizer, where known, maps ids to other tokens than this one."""
-    from tokenizers import Tokenizer
-
-    from orchestrator.data.store.data_folder import DataFolder
-
-    text = DataFolder(base.uri if base.step is None else f"{base.uri}/{EXCERPT}").read("tokenizer.json")
-    if text is None:
-        return []
-    theirs = Tokenizer.from_str(text.decode()).get_vocab()
-    ours = tokenizer.get_vocab()
-    names = {number: token for token, number in ours.items()}
-    unlike = [number for token, number in theirs.items() if number in names and names[number] != token]
+    unlike = tokens_that_differ(base.uri, base.step is not None, tokenizer)
     if not unlike:
         return []
     return [
         f"{len(unlike)} tokens differ in the tokenizer of {base.uri}: what its weights learnt about "
         "them is lost"
     ]
+
+
+def tokens_that_differ(uri: str, is_run: bool, tokenizer: Tokenizer) -> list[str]:
+    """Return the tokens of the tokenizer of a run or a folder, where known, whose ids are other tokens in this one."""
+    from tokenizers import Tokenizer
+
+    from orchestrator.data.store.data_folder import DataFolder
+
+    text = DataFolder(f"{uri}/{EXCERPT}" if is_run else uri).read("tokenizer.json")
+    if text is None:
+        return []
+    names = {number: token for token, number in tokenizer.get_vocab().items()}
+    theirs = Tokenizer.from_str(text.decode()).get_vocab()
+    return [token for token, number in theirs.items() if number in names and names[number] != token]
 
 
 def weights_of(

@@ -17,6 +17,8 @@ from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.precision import Choice
 from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.resolve.kept_config import config_to_keep
+from orchestrator.resolve.named_teacher import WHERE, named_teacher
+from orchestrator.train.distillation.config import DistillSpec
 from workloads.errors import WorkloadError
 from workloads.hf.hf_config import FolderConfig
 from workloads.own.object_reference import is_object_reference
@@ -106,6 +108,8 @@ def resolve(
         shape = model_shape(model, spec.data.sequence_length, divides, read)
         if spec.evaluate and spec.evaluate.own_metrics:
             shape = replace(shape, no_model_split="an own metric reads whole outputs")
+    if spec.distill:
+        shape = _with_teacher(shape, model, spec.distill, spec.workload, divides)
     if spec.reads_base:
         from workloads.hf.our_names import told_by_our_names
         from workloads.load import quantised_share, trained_share
@@ -125,6 +129,52 @@ def resolve(
         if kind in ("prompt", "p_tuning"):
             shape = replace(shape, no_sequence_split="a prompt stands before the sequence")
     return ResolvedJob(spec, model, special, size, shape, kept=kept)
+
+
+def _with_teacher(
+    shape: ModelShape, model: Description, distill: DistillSpec, workload: WorkloadSpec, divides: bool
+) -> ModelShape:
+    """Return the student's shape with its teacher, and with what cannot be divided because both are compared.
+
+    Args:
+        shape: the student's sizes.
+        model: the student.
+        distill: names the teacher, and what is compared.
+        workload: the student as the job names it.
+        divides: whether a class of transformers may be divided.
+
+    Raises:
+        InputError: if there is no such teacher.
+    """
+    from workloads.describe import describe
+
+    named = named_teacher(distill.teacher, workload)
+    with wrong_input(WHERE):
+        theirs = describe(
+            named.asked.model,
+            named.asked.changes,
+            vocab_size=model.vocab_size,
+            objective=workload.objective if workload.objective in COLUMNS else None,
+            classes=getattr(model, "classes", None),
+            implementation=named.asked.implementation,
+            kept=named.kept,
+        )
+    # What is predicted follows from the objective alone, and so is the student's.
+    teacher = replace(model_shape(theirs, shape.sequence_length, divides), head_share=shape.head_share)
+    shape = replace(
+        shape,
+        teacher=teacher,
+        teacher_runs=distill.stored is None,
+        relation_heads=(distill.relations and distill.relations.heads) or 0,
+    )
+    if theirs.divided_by != model.divided_by and not shape.no_model_split:
+        shape = replace(
+            shape, no_tensor_split=shape.no_tensor_split or "its teacher is divided in another way"
+        )
+    if distill.looks_inside:
+        what = "distill.hidden and distill.relations compare whole layers of whole texts"
+        shape = replace(shape, no_pipeline_split=what, no_context_split=what, no_sequence_split=what)
+    return shape
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from orchestrator.resolve.continued import Source, check_same_data
 from orchestrator.resolve.prepared_data import EARLIER, PreparedData
 from orchestrator.resolve.prompts import Prompts, prompts_of, settings_notes
 from orchestrator.resolve.resolved_job import ResolvedJob, adapter_of, is_framed, resolve, wrong_input
+from orchestrator.resolve.teacher_weights import check_tokens
 from orchestrator.storage.retry import Retry
 from orchestrator.train.config import TrainSpec
 from workloads.hf.hf_config import FolderConfig
@@ -203,6 +204,8 @@ def resolve_over(
     )
     if spec.data.is_mixed and whole:
         notes += passes.notes(course_of(inputs, spec.data, spec.train, source))
+    if spec.distill:
+        check_tokens(spec.distill.teacher, spec.workload, tokens.tokenizer())
     weights = source.base if source else base
     is_text = spec.data.samples is None
     notes += tokenizer_notes(weights, tokens.tokenizer()) if weights and is_text else []

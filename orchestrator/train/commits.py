@@ -17,7 +17,17 @@ from orchestrator.checkpoint.averaged import weights_of
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.commit_writer import CommitOutcome
 from orchestrator.checkpoint.evaluations import MEASURED, TO_EVALUATE, measure_of
-from orchestrator.checkpoint.identity import BASE, CLEANED_BY, CODE, CONTINUED, IDENTITY, KEPT, SHARDS, TILES
+from orchestrator.checkpoint.identity import (
+    BASE,
+    CLEANED_BY,
+    CODE,
+    CONTINUED,
+    IDENTITY,
+    KEPT,
+    SHARDS,
+    TEACHER,
+    TILES,
+)
 from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.checkpoint.retention import retention_of
@@ -248,6 +258,7 @@ class Commits:
             CODE: self._task.code,
             CLEANED_BY: self._task.cleaned_by,
             TILES: True,
+            **({TEACHER: self._task.teacher} if self._task.teacher else {}),
             "loss": sum(self._losses) / len(self._losses) if self._losses else None,
             # Rows that are not stored yet, so that none is lost if the run is killed right after this commit.
             "rows": [*self._context.unsaved_rows(), *([row] if row else [])]

@@ -34,6 +34,7 @@ from orchestrator.train.rollouts.rollouts import Rollouts
 from orchestrator.train.sampler import Sampler
 from workloads.model.masks import DECODER_REAL, REAL
 from workloads.model.transformer import IGNORED
+from workloads.objectives.distillation import LOGIT_LOSS
 from workloads.objectives.metrics import load_libraries, measure
 from workloads.objectives.preferences import DIVERGENCE, means
 from workloads.own.rows import COUNTED
@@ -252,7 +253,7 @@ def measures(
     """Return the metrics of an evaluation, and the number of predicted tokens. Means of no values are left out.
 
     perplexity = exp(loss); bits_per_byte = loss / ln 2 x tokens per byte (The Pile, Gao et al., 2020, section 3.1).
-    Models with experts also have the balance of their routers.
+    Models with experts also have the balance of their routers, and students the divergence from their teacher.
 
     Args:
         sums: sums over the held-out set.
@@ -275,7 +276,7 @@ def measures(
         for name in metrics
         if name in get_args(OfPredictions) and len(sums.predictions)
     }
-    wanted = {name: value for name, value in values.items() if name in metrics}
+    wanted = {name: value for name, value in values.items() if name in (*metrics, LOGIT_LOSS)}
     return {**wanted, **ratios(sums.routed), "tokens": sums.tokens}
 
 

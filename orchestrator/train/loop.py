@@ -19,7 +19,7 @@ from cluster.workers.machine import this_machine
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.averaged import facts_of
 from orchestrator.checkpoint.evaluations import measure_of
-from orchestrator.checkpoint.identity import CODE
+from orchestrator.checkpoint.identity import CODE, TEACHER
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import check_same_code, find_code
@@ -33,12 +33,15 @@ from orchestrator.parallel.device import Device, close_device, make_ready, open_
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import agree
 from orchestrator.resolve.base import Base, base_of
+from orchestrator.resolve.teacher import check_same_teacher
 from orchestrator.resolve.training_inputs import TrainingInputs, digest_of, training_inputs
 from orchestrator.storage.retry import patient
 from orchestrator.storage.row_line import Row
 from orchestrator.storage.row_types import EvaluationRow, StepRow
 from orchestrator.train.commits import Commits
 from orchestrator.train.committed_state import TrainingProgress
+from orchestrator.train.distillation.compose import distilled_of
+from orchestrator.train.distillation.stored_logits import StoredLogits
 from orchestrator.train.engines.engine import Engine, Metrics
 from orchestrator.train.engines.torch_engine import TorchEngine
 from orchestrator.train.evaluation import Evaluator
@@ -202,6 +205,11 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         reopened_base = base_of(spec.workload, spec.needs_base, dataclasses.asdict(base), False)
         inputs = training_inputs(spec, tokens, task.sets, reopened_base, folder_config)
 
+    # A task that only evaluates tells how good the student is, which needs no teacher.
+    distilled = None if task.evaluate_only else distilled_of(spec.distill, inputs, tokens, patience)
+    if distilled is not None:
+        inputs = distilled.inputs
+        task = dataclasses.replace(task, teacher=distilled.base.digest)
     rollouts = rollouts_of(
         inputs, tokens, layout=layout, device=device, context=context, roots=task.code_roots
     )
@@ -211,6 +219,8 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         engine = make_engine(spec, after(inputs.workload, step), layout, device, shared)
         if spec.train.reference == "held":
             engine.hold_reference(spec.seed)
+        if distilled is not None and distilled.teacher is not None:
+            engine.hold_teacher(distilled.teacher, distilled.base.digest)
         return engine
 
     rank = Rank(
@@ -222,6 +232,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         inputs=inputs,
         memory_before=memory_before,
         references=references,
+        stored=distilled.stored if distilled is not None else None,
         rollouts=rollouts,
         pinned=device.pinned,
         growing=is_growing(spec.data.streaming, tokens.sections is None),
@@ -250,6 +261,7 @@ class Rank:
         inputs: TrainingInputs,
         memory_before: int = 0,
         references: References | None = None,
+        stored: StoredLogits | None = None,
         rollouts: Rollouts | None = None,
         pinned: Callable[[Batch], Batch] = lambda batch: batch,
         growing: bool = False,
@@ -265,6 +277,7 @@ class Rank:
             inputs: the workload and its batches.
             memory_before: bytes in use before the model was built.
             references: log-probabilities of the reference model, if the objective needs them.
+            stored: stored logits of a teacher, if the job learns from them.
             rollouts: makes the rows of a step, if the objective learns from rewards.
             pinned: moves a batch into page-locked memory if the device is a GPU.
             growing: whether some of the data is still being prepared.
@@ -279,9 +292,13 @@ class Rank:
         self._growing = growing
         self._engine = make(task.restore or 0)
         self._faults = [FaultSpec.parse(text) for text in task.faults]
-        self._stopped = False  # whether a stop came while the reference's log-probabilities were computed
+        self._stopped = False  # whether a stop came while values were computed that training needs
         if references is not None:
-            inputs = self._with_references(inputs, references)
+            if not references.are_complete:
+                self._engine.initialise(spec.seed)
+            inputs = self._with_values(inputs, references)
+        if stored is not None:
+            inputs = self._with_values(inputs, stored)
         self._batches = inputs.batches
         self._make_evaluator: Callable[[Engine], Evaluator] = lambda engine: Evaluator(
             spec,
@@ -349,22 +366,21 @@ class Rank:
         self._engine.load(self._commits.open(step)[1])
         self._context.set_waiting(False)
 
-    def _with_references(self, inputs: TrainingInputs, references: References) -> TrainingInputs:
-        """Return the inputs with the reference's log-probabilities; compute the missing ones now.
+    def _with_values(self, inputs: TrainingInputs, values: References | StoredLogits) -> TrainingInputs:
+        """Return the inputs with what another model says of every sample; compute what is missing now.
 
         A stop cuts the computation short. The values so far are kept, and this gang does not train.
         """
-        if not references.are_complete:
-            self._engine.initialise(self._spec.seed)
-            references.compute(
+        if not values.are_complete:
+            values.compute(
                 self._engine,
                 self._layout,
                 self._context,
                 not self._task.evaluate_only,
                 lambda: self._inject(0, in_evaluation=True),
             )
-            self._stopped = not references.are_complete
-        return references.joined(inputs)
+            self._stopped = not values.are_complete
+        return values.joined(inputs)
 
     def evaluate(self) -> dict[str, Any]:
         """Evaluate the restored commit, whether or not an evaluation is due."""
@@ -388,6 +404,7 @@ class Rank:
             check_same_code(
                 self._spec.own_code, self._spec.accept_code, manifest.meta.get(CODE) or {}, self._task.run
             )
+            check_same_teacher(manifest.meta.get(TEACHER), self._task.teacher, self._spec.distill)
             self._engine.load(reader)
             self._weight_facts = facts_of(reader)
         except CorruptCommit as error:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, get_args, get_type_hints
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.metric_names import Metric, OfAnswers, OfWords
+from orchestrator.config.metric_names import PARTS_OF_LOSS, Metric, OfAnswers, OfWords
 from orchestrator.config.overrides import set_key
 from orchestrator.config.records import PREFERENCES
 from orchestrator.config.spec import JobSpec, dump, parse
@@ -43,7 +43,7 @@ def check_metric(workload: WorkloadSpec, metric: str) -> None:
     """Raise InputError if no row of a step can have the metric. A user's own code may report any metric."""
     objective = workload.objective
     is_own = objective == SAMPLES or is_object_reference(workload.model) or is_object_reference(objective)
-    known = OF_STEPS | OF_EXPERTS | OF_HEADS | OF_PRECISION
+    known = OF_STEPS | OF_EXPERTS | OF_HEADS | OF_PRECISION | {*PARTS_OF_LOSS}
     if objective in PREFERENCES:
         known |= {"accuracy", "divergence", *get_args(OfAnswers), *get_args(OfWords)}
     elif objective == "sequence_classification":

@@ -61,7 +61,7 @@ def small(name: str, here: Path) -> dict[str, Any]:
     return parse_chain(document).with_paths(here).document()
 
 
-@pytest.mark.parametrize("name", ["chain.yaml", "summarise.yaml"])
+@pytest.mark.parametrize("name", ["chain.yaml", "summarise.yaml", "distill.yaml"])
 def test_every_stage_passes_preflight(name: str, here: Path) -> None:
     chain = parse_chain(read_document(EXAMPLES / name)).with_paths(here)
     root = RunDir(str(here / "runs" / chain.name))
@@ -70,7 +70,7 @@ def test_every_stage_passes_preflight(name: str, here: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["chain.yaml", "summarise.yaml"])
+@pytest.mark.parametrize("name", ["chain.yaml", "summarise.yaml", "distill.yaml"])
 def test_it_runs_at_a_small_size(name: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     document = small(name, here)
     document["data"] = {}

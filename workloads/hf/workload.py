@@ -40,7 +40,7 @@ from workloads.hf.network import HuggingFaceNetwork
 from workloads.hf.older_form import write_both_forms
 from workloads.hf.tensor_plan import stacked
 from workloads.hf.weight_files import Weights, has_weights
-from workloads.model import losses
+from workloads.model import inside, losses
 from workloads.model.stored import listed
 from workloads.model.transformer import Output
 from workloads.objectives.rewarded import answer_loss
@@ -102,6 +102,12 @@ class HuggingFaceWorkload:
         new = {f"{NETWORK}{name}" for name in self.new}
         names = [name for name in parameters_of(adapted) if not adapter.trains(name) and name not in new]
         return replace(adapted, frozen=frozenset(names))
+
+    def showing(self, shows: inside.Shows) -> HuggingFaceWorkload:
+        """Raise WorkloadError, see Workload.showing."""
+        raise WorkloadError(
+            f"{self.name} is run as a class of transformers, whose layers are not compared; learn its logits alone"
+        )
 
     @cached_property
     def new(self) -> Sequence[str]:

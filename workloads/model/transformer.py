@@ -43,7 +43,7 @@ class Output(NamedTuple):
     logits are [B, L, vocabulary], [B, L] (discriminator) or [B, L, classes] (token); a masked head that gets labels
     computes only the predicted positions, [predicted, vocabulary]. sentence is [B, classes]. memory [B, L, hidden] is
     what an encoder-decoder's decoder reads, if a later pipeline stage needs it. sums are those of a `ChunkedLoss`, and
-    replace vocabulary logits.
+    replace vocabulary logits. shown is what a model shows that is compared with another, see `workloads.model.shown`.
     """
 
     hidden: Tensor
@@ -52,6 +52,7 @@ class Output(NamedTuple):
     sentence: Tensor | None = None
     memory: Tensor | None = None
     sums: tuple[Tensor, ...] | None = None
+    shown: tuple[Tensor, ...] | None = None
 
 
 class Layer(nn.Module):

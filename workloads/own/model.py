@@ -36,6 +36,7 @@ from workloads.plain_module import depths_of, initial_of, shapes_of
 from workloads.workload import Batch, Ended, Generation, Loss, Objective, Sampling, Vocabulary
 
 if TYPE_CHECKING:
+    from workloads.model.inside import Shows
     from workloads.model.stored import StoredTensor, StoredWeights
 
 NETWORK = "network."
@@ -180,6 +181,10 @@ class OwnWorkload:
         check_has_biases(adapter.kind, self.shapes, self.name)
         adapted = replace(self, adapter=adapter)
         return replace(adapted, frozen=frozenset(n for n in parameters_of(adapted) if not adapter.trains(n)))
+
+    def showing(self, shows: Shows) -> OwnWorkload:
+        """Raise WorkloadError, see Workload.showing."""
+        raise WorkloadError(f"{self.name} is an own model, whose layers are not compared")
 
     @cached_property
     def _fixed(self) -> Mapping[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -31,6 +31,7 @@ class SampleReader:
         self._ends = np.cumsum([len(each) for each in windows])
         self._held: dict[int, np.ndarray] = {}
         self._beside: dict[str, np.ndarray] = {}
+        self._entries: Callable[[np.ndarray], Mapping[str, np.ndarray]] | None = None
 
     def __len__(self) -> int:
         return sum(map(len, self._windows)) if self._growing else int(self._ends[-1])
@@ -100,13 +101,24 @@ class SampleReader:
         reader._beside = {**self._beside, name: values}
         return reader
 
+    def with_entries(self, entries: Callable[[np.ndarray], Mapping[str, np.ndarray]]) -> SampleReader:
+        """Return a reader whose batches also contain what `entries` returns for the numbers of their samples,
+        [rows, ...] by name.
+        """
+        reader = copy.copy(self)
+        reader._entries = entries
+        return reader
+
     def collate(self, ids: Sequence[int] | np.ndarray, turn: int) -> Batch:
         """Return the samples `ids` as a batch of the objective. `turn` is as in `Objective.collate`."""
         batch = self.objective.collate(self, [int(number) for number in ids], turn)
-        if not self._beside:
+        if not self._beside and self._entries is None:
             return batch
         rows = np.asarray(ids, dtype=np.int64) % len(self)
-        return batch | {name: torch.from_numpy(values[rows]) for name, values in self._beside.items()}
+        found = {name: values[rows] for name, values in self._beside.items()}
+        if self._entries is not None:
+            found |= self._entries(rows)
+        return batch | {name: torch.from_numpy(values) for name, values in found.items()}
 
     def _ids(self, source: int, numbers: range) -> range:
         """Return the ids of the samples [start, stop) of a source."""

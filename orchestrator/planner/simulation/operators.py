@@ -125,6 +125,14 @@ class Times:
         """Return these times with a second forward pass, that of a reference model."""
         return replace(self, forward=2.0 * self.forward, sent_forward=2.0 * self.sent_forward)
 
+    def with_forward(self, other: Times, times: float = 1.0) -> Times:
+        """Return these times with the forward passes of another model, a teacher, `times` as often."""
+        return replace(
+            self,
+            forward=self.forward + times * other.forward,
+            sent_forward=self.sent_forward + times * other.sent_forward,
+        )
+
     def all_forward(self) -> Times:
         """Return these times with all compute in the forward pass, as in a head that computes its loss in chunks."""
         return Times(self.compute, sent_forward=self.sent_forward, sent_backward=self.sent_backward)
@@ -213,7 +221,20 @@ def layer(
         sent_forward=sent + experts + max(0.0, ring - ahead) + woken,
         sent_backward=sent + experts + max(0.0, 2.0 * ring - back) + sent_again + woken_back,
     )
-    return times.twice_forward() if program.reference else times
+    if program.reference:
+        times = times.twice_forward()
+    teacher = shape.running_teacher
+    if teacher is None:
+        return times
+    theirs = layer(teacher, machine, _of_teacher(program), part, "none")
+    return times.with_forward(theirs, teacher.layers / max(shape.layers, 1))
+
+
+def _of_teacher(program: Program) -> Program:
+    """Return how a teacher computes: as its student, without dropout, compilation and 8 bits."""
+    return replace(
+        program, in_8_bits=0, dropout=False, attention_dropout=False, compiled=False, reference=False
+    )
 
 
 def operations(shape: ModelShape, machine: Machine, program: Program, tp: int, ep: int) -> float:
@@ -259,7 +280,12 @@ def ends(shape: ModelShape, machine: Machine, program: Program, part: tuple[int,
         head = Times(forward, inputs, weights, sent_forward=sums, sent_backward=summed)
     if program.reference:
         embedding, head = embedding.twice_forward(), head.twice_forward()
-    return embedding, head.all_forward() if shape.chunked_head else head
+    head = head.all_forward() if shape.chunked_head else head
+    teacher = shape.running_teacher
+    if teacher is None:
+        return embedding, head
+    first, last = ends(replace(teacher, chunked_head=False), machine, _of_teacher(program), part)
+    return embedding.with_forward(first), head.with_forward(last)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from orchestrator.parallel.layout import Layout
 from orchestrator.planner.choose_layout import Plan, Verdict
 from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Machine
-from orchestrator.planner.memory import MEMORY_SHARE, fits, needed_bytes, offered
+from orchestrator.planner.memory import MEMORY_SHARE, fits, needed_bytes, offered, teacher_bytes
 from orchestrator.planner.planner import is_roomy, may_fit, planned
 from orchestrator.planner.simulation.step import saved_bytes
 from orchestrator.planner.step_trace import CATEGORIES, NotTraced, StepTrace
@@ -190,7 +190,19 @@ def traced_memory(job: ResolvedJob, layout: Layout, seconds: float = SECONDS) ->
         if len(every) >= ENDS and spent + spent / len(every) > seconds:
             break  # ranks between the ends are interpolated
         every.append(whole(rank))
+    taught = round(teacher_bytes(job.spec.train.dtype, job.shape, layout, accumulation))
+    every = [each if isinstance(each, NotTraced) else with_teacher(each, taught) for each in every]
     return TracedMemory(layout, tuple(every), time.process_time() - began, saved)
+
+
+def with_teacher(trace: StepTrace, count: int) -> StepTrace:
+    """Return a trace with `count` bytes more of weights, those of a teacher that was not traced."""
+    if not count:
+        return trace
+    memory = trace.memory
+    at_peak, steady = ({**of, "weights": of["weights"] + count} for of in (memory.at_peak, memory.steady))
+    memory = dataclasses.replace(memory, peak=memory.peak + count, at_peak=at_peak, steady=steady)
+    return dataclasses.replace(trace, memory=memory)
 
 
 def with_all(

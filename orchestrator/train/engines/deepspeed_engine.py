@@ -36,6 +36,7 @@ from orchestrator.parallel.router_load import RouterLoad, ratios
 from orchestrator.parallel.step_clock import BACKWARD, COMMUNICATION, FORWARD, OPTIMIZER, StepClock
 from orchestrator.train.committed_state import CHUNKS_HEAD
 from orchestrator.train.config import TrainSpec
+from orchestrator.train.distillation.teacher import PlacedTop
 from orchestrator.train.engines.engine import Metrics
 from orchestrator.train.engines.loss_scale import LossScale
 from orchestrator.train.engines.moving_average import MovingAverage
@@ -437,6 +438,17 @@ class DeepSpeedEngine:
         """See `Engine.hold_reference`. The engine's rules refuse it earlier."""
         raise NotImplementedError("DeepSpeed holds no reference")
 
+    def hold_teacher(self, workload: Workload, base: str) -> None:
+        """See `Engine.hold_teacher`. The layout's rules refuse it earlier."""
+        raise NotImplementedError("DeepSpeed holds no teacher")
+
+    def release_teacher(self) -> None:
+        """See `Engine.release_teacher`."""
+
+    def teacher_logits(self, micro_batches: Sequence[Batch], k: int, temperature: float) -> list[PlacedTop]:
+        """See `Engine.teacher_logits`. The layout's rules refuse it earlier."""
+        raise NotImplementedError("DeepSpeed holds no teacher")
+
     @torch.no_grad()
     def token_log_probabilities(
         self, micro_batches: Sequence[Batch], of_reference: bool = False
@@ -518,7 +530,7 @@ class _WithLoss(nn.Module):
     def forward(self, batch: Batch, parts: int) -> Tensor:
         """Return the loss of a micro-batch, an fp32 scalar."""
         with self._device.autocast():
-            output = self.model(batch, in_chunks=self._losses.in_chunks)
+            output = self.model(batch, in_chunks=self._losses.in_chunks(batch))
             return self._losses.of(output, batch, parts)
 
 

@@ -12,7 +12,8 @@ from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.parallel.losses import EvaluationSums
 from orchestrator.parallel.step_clock import StepClock
-from workloads.workload import Batch
+from orchestrator.train.distillation.teacher import PlacedTop
+from workloads.workload import Batch, Workload
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,24 @@ class Engine(Protocol):
 
     def hold_reference(self, seed: int) -> None:
         """Initialise the weights, and keep a copy as the reference model of steps and evaluations."""
+
+    def hold_teacher(self, workload: Workload, base: str) -> None:
+        """Hold a frozen teacher at this layout, which training and evaluation steps learn from.
+
+        Args:
+            workload: the teacher, for the student's objective and vocabulary.
+            base: checksum of its weights.
+        """
+
+    def release_teacher(self) -> None:
+        """Free the teacher's memory, if there is one."""
+
+    def teacher_logits(self, micro_batches: Sequence[Batch], k: int, temperature: float) -> list[PlacedTop]:
+        """Return the teacher's `k` largest logits for each micro-batch.
+
+        Of the ranks that compute the same micro-batches one returns them, and the others an empty list. No state
+        changes.
+        """
 
     def swap_average(self) -> None:
         """Exchange the weights and their moving average, on all ranks together.

@@ -12,6 +12,7 @@ from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.parallel.parameter_shard import Box, ParameterShard
 from workloads.model.initialise import ROWS
+from workloads.model.inside import is_map
 from workloads.model.stored import Part, StoredTensor
 from workloads.workload import Workload
 
@@ -36,7 +37,7 @@ def pieces(
         averages: averaged weights by parameter.
     """
     for shard in shards_to_save(shards):
-        tensors: dict[str, Tensor] = {f"model.{shard.name}": shard.parameter.detach()}
+        tensors: dict[str, Tensor] = {committed_name(shard.name): shard.parameter.detach()}
         state = optimizer.state.get(shard.parameter, {})
         for slot in slots(shard.name):
             found = state.get(slot)  # no state exists before the first step
@@ -57,7 +58,12 @@ def committed_shapes(workload: Workload, thawing: Collection[str] = ()) -> dict[
     """
     lacking = {*workload.frozen, *thawing}
     kept = {name: shape for name, shape in workload.shapes.items() if name not in lacking}
-    return {f"model.{name}": tuple(shape) for name, shape in kept.items()}
+    return {committed_name(name): tuple(shape) for name, shape in kept.items()}
+
+
+def committed_name(name: str) -> str:
+    """Return the name of a parameter in a commit. Learned maps of a distilled student are no part of its model."""
+    return name if is_map(name) else f"model.{name}"
 
 
 def initialise(workload: Workload, name: str, seed: int, views: Iterable[tuple[Box, Tensor]]) -> None:
@@ -130,14 +136,14 @@ def restore(
     steps = int(reader.read("optim.step"))
     for shard in shards:
         age = float(steps - thawed.get(shard.name, 0))
-        if shard.name in thawed and f"model.{shard.name}" not in reader.manifest.tensors:
+        if shard.name in thawed and committed_name(shard.name) not in reader.manifest.tensors:
             fresh = {slot: torch.zeros_like(shard.parameter) for slot in slots(shard.name)}
             fresh["step"] = _steps(age, shard, optimizer)
             optimizer.state[shard.parameter] = fresh
             if shard.parameter in averages:
                 averages[shard.parameter].copy_(shard.parameter)
             continue
-        tensors = {f"model.{shard.name}": shard.parameter.detach()}
+        tensors = {committed_name(shard.name): shard.parameter.detach()}
         state: dict[str, Tensor] = {}
         for slot in slots(shard.name):
             tensors[f"optim.{shard.name}.{slot}"] = state[slot] = torch.zeros_like(shard.parameter)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.reader import Reader
@@ -27,24 +24,20 @@ from orchestrator.parallel.losses import EvaluationSums, StepLosses
 from orchestrator.parallel.mesh import Mesh
 from orchestrator.parallel.norms import GlobalNorms, clip_factor, squared_norm
 from orchestrator.parallel.parallelize import parallelize
-from orchestrator.parallel.parameter_shard import ParameterShard
 from orchestrator.parallel.partition import Cut
 from orchestrator.parallel.router_load import RouterLoad, ratios
 from orchestrator.parallel.runner import runner_of
-from orchestrator.parallel.shared_base import SharedBase, share
 from orchestrator.parallel.step_clock import COMMUNICATION, FORWARD, OPTIMIZER, StepClock, Stopwatch
 from orchestrator.train.committed_state import CHUNKS_HEAD
+from orchestrator.train.distillation.teacher import PlacedTop, Teacher
 from orchestrator.train.engines.engine import Metrics
+from orchestrator.train.engines.frozen_weights import FrozenWeights, fill
 from orchestrator.train.engines.loss_scale import LossScale
 from orchestrator.train.engines.moving_average import MovingAverage
-from orchestrator.train.engines.state import committed_shapes, initialise, pieces, restore
+from orchestrator.train.engines.state import committed_shapes, pieces, restore
 from workloads.objectives.preferences import REFERENCE
 from workloads.objectives.rewarded import REFERENCE_TOKENS
 from workloads.workload import Batch, Workload
-
-T = TypeVar("T")
-DRAWING = 8
-"""Most threads that draw initial values; each draws whole tensors."""
 
 
 class TorchEngine:
@@ -72,8 +65,6 @@ class TorchEngine:
         self._layout = layout
         self._device = device
         self._seed = spec.seed
-        self._base = base
-        self._shared: SharedBase | None = None
         # With plain data parallelism a rank first waits for others in the sum of gradients. The time before that sum
         # is then the time that this rank was busy.
         self._is_alone_until_reduction = layout.world == layout.dp and layout.zero <= 1 and layout.ep == 1
@@ -82,6 +73,8 @@ class TorchEngine:
         self.parallel = parallelize(workload, layout, self._mesh, device, spec.train)
         self._mesh.connect(device.device)
         self._data = self.parallel.data
+        self._frozen = FrozenWeights(workload, self.parallel, device, base)
+        self._teacher: Teacher | None = None
         self._stages = self.parallel.stages
         self.is_pipeline = layout.pp > 1
         self.stage_numbers = layout.stages_of(self._mesh.coordinate["pp"]) if layout.pp > 1 else [0]
@@ -123,7 +116,7 @@ class TorchEngine:
         self._losses.begin(micro_batches)
         self._losses.scale = self._scale.value
         watch = Stopwatch(self._device.device)
-        self._runner.train(micro_batches)
+        self._runner.train(self._taught(micro_batches))
         watch.stop()
         self.clock.switch(COMMUNICATION if self._layout.world > 1 else OPTIMIZER)
         self.parallel.shared.sum()
@@ -153,7 +146,7 @@ class TorchEngine:
         """See `Engine.eval_step`."""
         micro_batches = self._with_reference(micro_batches)
         self._losses.begin_evaluation()
-        self._evaluate(micro_batches)
+        self._evaluate(self._taught(micro_batches))
         return self._losses.evaluated(self._routing.take(self._stages))
 
     def take_baseline(self, sums: EvaluationSums) -> None:
@@ -198,6 +191,28 @@ class TorchEngine:
         self.initialise(seed)
         for held, shard in zip(self._reference, self._data.shards, strict=False):
             held.copy_(shard.parameter)
+
+    def hold_teacher(self, workload: Workload, base: str) -> None:
+        """See `Engine.hold_teacher`."""
+        self._teacher = Teacher(
+            workload, self._layout, mesh=self._mesh, device=self._device, train=self._spec, base=base
+        )
+
+    def release_teacher(self) -> None:
+        """See `Engine.release_teacher`."""
+        if self._teacher is not None:
+            self._teacher.close()
+            self._teacher = None
+
+    @torch.no_grad()
+    def teacher_logits(self, micro_batches: Sequence[Batch], k: int, temperature: float) -> list[PlacedTop]:
+        """See `Engine.teacher_logits`."""
+        assert self._teacher is not None
+        return self._teacher.top(micro_batches, k, temperature)
+
+    def _taught(self, micro_batches: Sequence[Batch]) -> Sequence[Batch]:
+        """Return the micro-batches with what the teacher says of them, if this rank holds one."""
+        return micro_batches if self._teacher is None else self._teacher.taught(micro_batches)
 
     @torch.no_grad()
     def _with_reference(self, micro_batches: Sequence[Batch]) -> Sequence[Batch]:
@@ -245,8 +260,8 @@ class TorchEngine:
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
         """See `Engine.initialise`."""
-        self._begin(self._data.shards, seed)
-        self._begin_frozen(seed)
+        fill(self._workload, self._data.shards, seed)
+        self._frozen.fill(seed)
         for name, buffer in self._buffers.items():
             buffer.copy_(self._workload.initial(name, seed))
         self._data.publish()
@@ -271,8 +286,8 @@ class TorchEngine:
         # Parameters that begin to train at this step: the checkpoint has no optimizer state of them yet.
         now = [name for name, at in thawed.items() if at == step]
         reader.manifest.check_shapes(committed_shapes(self._workload, now))
-        self._begin_frozen(self._seed)
-        self._begin([shard for shard in self._data.shards if shard.name in now], self._seed)
+        self._frozen.fill(self._seed)
+        fill(self._workload, [shard for shard in self._data.shards if shard.name in now], self._seed)
         restore(
             self._data.shards,
             self._optimizer,
@@ -301,6 +316,7 @@ class TorchEngine:
         weights = [local_of(p) for stage in self._stages for p in stage.parameters()]
         weights += [shard.parameter for shard in self._data.shards]
         weights += self._reference
+        weights += self._teacher.held() if self._teacher is not None else []
         weights += [each for _, weight in self.parallel.quantised.values() for each in weight.buffers()]
         gradients = [p.grad for stage in self._stages for p in stage.parameters()]
         gradients += [shard.parameter.grad for shard in self._data.shards]
@@ -323,8 +339,9 @@ class TorchEngine:
             if storage.resizable():  # memory mapped from a file is not
                 storage.resize_(0)
         self._optimizer.state.clear()
-        if self._shared:
-            self._shared.close()
+        self._frozen.close()
+        if self._teacher is not None:
+            self._teacher.close()
 
     @torch.no_grad()
     def _update(self, lr: float, scale: float, routed: Mapping[str, Tensor]) -> None:
@@ -367,57 +384,3 @@ class TorchEngine:
             and (len(cut.shape) == 2 or cut.stack)
             and 0 < self._workload.depth(name) < top
         }
-
-    def _begin_frozen(self, seed: int) -> None:
-        """Fill the frozen parameters: read them, or map the copy that the ranks of this machine share."""
-        self._begin_quantised(seed)
-        frozen = self.parallel.frozen
-        parameters = {name: p for stage in self._stages for name, p in stage.named_parameters()}
-        mine = [parameters[shard.name] for shard in frozen]
-        if self._shared or not (self._base and mine) or self._device.device.type != "cpu":
-            if not self._shared:
-                self._begin(frozen, seed)
-            return
-        if any(isinstance(each, DTensor) for each in mine):  # ZeRO 3: every rank has a different part
-            self._begin(frozen, seed)
-            return
-
-        def fill(tensors: Sequence[Tensor]) -> None:
-            for shard, tensor in zip(frozen, tensors, strict=True):
-                initialise(self._workload, shard.name, seed, shard.views(tensor))
-
-        key = f"{self._base} {seed} {[(shard.name, shard.boxes) for shard in frozen]}"
-        self._shared = share(key, [each.shape for each in mine], fill)
-        if self._shared is None:
-            self._begin(frozen, seed)
-            return
-        for shard, parameter, tensor in zip(frozen, mine, self._shared.tensors, strict=True):
-            parameter.data = shard.parameter.data = tensor
-
-    def _begin_quantised(self, seed: int) -> None:
-        def fill(name: str) -> None:
-            cut, weight = self.parallel.quantised[name]
-            stored = self._workload.stored(name, seed)
-            assert stored is not None
-            with torch.no_grad():
-                weight.fill(stored, *cut.slices())
-
-        _for_each(fill, self.parallel.quantised)
-
-    def _begin(self, shards: Iterable[ParameterShard], seed: int) -> None:
-        def draw(shard: ParameterShard) -> None:
-            with torch.no_grad():  # gradient mode is per thread
-                initialise(self._workload, shard.name, seed, shard.views(shard.parameter))
-
-        _for_each(draw, shards)
-
-
-def _for_each(do: Callable[[T], None], tensors: Iterable[T]) -> None:
-    """Call `do` for every tensor, in several threads. The order is free: no tensor's values depend on another's."""
-    threads = min(torch.get_num_threads(), DRAWING)
-    if threads == 1:
-        for each in tensors:
-            do(each)
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(do, tensors))

@@ -21,6 +21,7 @@ from orchestrator.parallel.device import COMPUTE, Device, close_device, open_dev
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import gather_json
 from orchestrator.resolve.resolved_job import adapter_of
+from orchestrator.resolve.teacher import compared
 from orchestrator.train.committed_state import CHUNKS_HEAD
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.loop import make_engine
@@ -69,6 +70,7 @@ def job(case: dict[str, Any]) -> JobSpec:
         },
         "train": train,
         "checkpoint": {"average": case.get("average")},
+        "distill": case.get("distill"),
         **(WITH_REWARDS if case.get("objective") in REWARDED else {}),
     })  # fmt: skip
 
@@ -92,6 +94,15 @@ def workload_of(spec: JobSpec) -> Workload:
         adapter=adapter_of(spec.workload),
     )
     return dataclasses.replace(workload, frozen=workload.frozen | frozen_by(spec.train.freeze, workload))
+
+
+def teacher_of(case: dict[str, Any], spec: JobSpec) -> Workload:
+    """The teacher of a case: another model with random weights of its own."""
+    theirs = job(
+        {**case, "model": case["teacher"]["model"], "changes": case["teacher"]["changes"], "distill": None}
+    )
+    made = workload_of(theirs.with_parts(workload=theirs.workload.model_copy(update={"adapter": None})))
+    return dataclasses.replace(made, objective=workload_of(spec).objective)
 
 
 def record_of(objective: str, sample: int) -> np.ndarray:
@@ -232,7 +243,12 @@ def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
     layout = Layout(**{"dp": 1, **case["layout"]})
     device = dataclasses.replace(device, compute=COMPUTE[spec.train.precision])
     workload = workload_of(spec)
+    teacher = None
+    if spec.distill is not None:
+        workload, teacher = compared(spec.distill, workload, teacher_of(case, spec))
     engine: Any = make_engine(spec, workload, layout, device)
+    if teacher is not None:
+        engine.hold_teacher(teacher, "")
     if layout.world > 1 and spec.train.determinism == "rerun" and spec.train.optimizer.name != "lion":
         engine._losses._tokens_at_once = AT_ONCE
     start, steps = 0, case.get("steps", 3)

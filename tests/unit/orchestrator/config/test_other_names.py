@@ -54,6 +54,8 @@ def test_what_a_hint_writes_is_a_job(hint: str) -> None:
             given["rewards"] = [{"kind": "exact_match"}]
             given["train"]["global_batch"] = 8
             given["data"]["sequence_length"] = 256
+        if key.startswith("distill"):
+            given["distill"] = {"teacher": "hf:large"}
         override(given, f"{key}={value}")
         spec.parse(given)
 

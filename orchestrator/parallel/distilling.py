@@ -1,0 +1,220 @@
+"""The loss of a distilled model on the ranks: labels, and what a teacher says of the same micro-batch.
+
+A vocabulary that is cut over tensor-parallel ranks stays cut: a divergence is a sum over the parts, and only numbers of
+tokens cross between ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from orchestrator.parallel.collectives import reduce, summed
+from orchestrator.parallel.mesh import ProcessGroup
+from orchestrator.parallel.partition import span
+from orchestrator.train.distillation.config import DistillSpec, LogitsSpec
+from workloads.model.inside import Shows
+from workloads.model.losses import TokenLoss
+from workloads.model.transformer import IGNORED
+from workloads.objectives.distillation import (
+    HIDDEN_LOSS,
+    LABEL_LOSS,
+    LOG_SUM,
+    LOGIT_LOSS,
+    RELATION_LOSS,
+    TEACHER_LOGITS,
+    TEACHER_SHOWN,
+    TOP_LOGITS,
+    TOP_TOKENS,
+    WHOLE,
+    Shards,
+    TaughtTokens,
+    Top,
+    of_hidden,
+    of_logits,
+    of_relations,
+    of_top,
+    real_of,
+)
+from workloads.workload import Batch, Loss, Workload
+
+EXTRA = "distilled_extra"
+"""Name of the parts of the loss that are means over samples. They are added to the reported loss."""
+
+
+def shards_of(vocabulary: int, tp: ProcessGroup) -> Shards:
+    """Return how logits are cut over tensor-parallel ranks; `vocabulary` is 0 if they are whole on each rank."""
+    if tp.size == 1 or not vocabulary:
+        return WHOLE
+
+    def highest(values: Tensor) -> Tensor:
+        values = values.clone()
+        if tp.handle is not None:
+            with tp.communicating():
+                dist.all_reduce(values, dist.ReduceOp.MAX, group=tp.handle)
+        return values
+
+    start, _ = span(vocabulary, tp.index, tp.size)
+    return Shards(start, partial(summed, group=tp), highest)
+
+
+def is_of_predicted(workload: Workload) -> bool:
+    """Return whether a model's vocabulary logits are those of the predicted tokens alone, [predicted, V]."""
+    config = workload.config
+    return bool(config.divided_by == "rules" and config.architecture == "encoder")
+
+
+class Distilling:
+    """Adds what a teacher says to the loss of micro-batches; without its entries, the loss is that of labels."""
+
+    def __init__(self, distill: DistillSpec, workload: Workload, tp: ProcessGroup, vocabulary: int) -> None:
+        """`vocabulary` as in `shards_of`."""
+        self._distill = distill
+        self._workload = workload
+        self._tp = tp
+        self._head = getattr(workload.config, "head", "")
+        self._is_of_classes = self._head in ("sequence", "token")
+        self._shards = WHOLE if self._is_of_classes else shards_of(vocabulary, tp)
+        self._selects = is_of_predicted(workload)
+        self._tokens: TaughtTokens | None = None
+        self._shows: Shows | None = getattr(workload, "shows", None)
+
+    def tokens(self, batch: Batch, of_labels: TokenLoss, trains: bool) -> TokenLoss:
+        """Return the loss of the tokens of the micro-batch whose forward pass comes next.
+
+        Args:
+            batch: the micro-batch on this rank's device.
+            of_labels: the loss of labels.
+            trains: whether the parts are weighted; an evaluation's loss is that of labels.
+        """
+        logits = self._distill.logits
+        self._tokens = None
+        if logits is None or self._is_of_classes or not _is_taught(batch):
+            return of_labels
+        weights = (self._distill.labels, logits.weight) if trains else (1.0, 0.0)
+        self._tokens = TaughtTokens(of_labels, self._rows(batch, logits), weights, IGNORED)
+        return self._tokens
+
+    def _rows(self, batch: Batch, spec: LogitsSpec) -> Callable[[Tensor, int], Tensor]:
+        """Return the divergences of rows of student logits from those of the teacher, by the first row."""
+        labels = batch["labels"]
+        temperature, kind, shards = spec.temperature, spec.divergence, self._shards
+        if TOP_TOKENS in batch:
+            top = _top(batch)
+
+            def of_stored(rows: Tensor, first: int) -> Tensor:
+                at = slice(first, first + len(rows))
+                part = Top(top.tokens[at], top.logits[at], top.log_sum[at])
+                return of_top(part, rows, temperature, kind, shards)
+
+            return of_stored
+        teacher = _aligned(batch[TEACHER_LOGITS], labels, self._selects)
+
+        def of_online(rows: Tensor, first: int) -> Tensor:
+            return of_logits(teacher[first : first + len(rows)], rows, temperature, kind, shards)
+
+        return of_online
+
+    def loss(self, output: Any, batch: Batch, of_labels: TokenLoss, trains: bool) -> Loss:
+        """Return the loss of a forward pass's output, with its parts by name.
+
+        Args:
+            output: what the model returned.
+            batch: the micro-batch that `tokens` was called with.
+            of_labels: the loss of labels.
+            trains: as in `tokens`.
+        """
+        tokens, self._tokens = self._tokens, None
+        own = self._workload.criterion(output, batch, tokens or of_labels)
+        if tokens is not None:
+            total, parts = own.total, tokens.parts
+        else:
+            total, parts = self._of_classes(own, output, batch, trains)
+        sums = {name: (value.detach(), own.count) for name, value in parts.items()}
+        if not trains:
+            sums.pop(LABEL_LOSS)  # which is the loss of an evaluation
+        found = replace(own, total=total, sums={**own.sums, **sums})
+        return self._with_inner(found, output, batch) if trains and output.shown else found
+
+    def _of_classes(
+        self, own: Loss, output: Any, batch: Batch, trains: bool
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the weighted loss of a classifier, or of labels alone, and its parts."""
+        parts = {LABEL_LOSS: own.total}
+        total = self._distill.labels * own.total if trains else own.total
+        spec = self._distill.logits
+        if spec is None or not (self._is_of_classes and _is_taught(batch)):
+            return total, parts
+        of_sequence = self._head == "sequence"
+        student = (output.sentence if of_sequence else output.logits).flatten(0, -2)
+        labels = batch["sequence_labels" if of_sequence else "labels"].flatten()
+        if TOP_TOKENS in batch:
+            each = of_top(_top(batch), student, spec.temperature, spec.divergence)
+        else:
+            teacher = batch[TEACHER_LOGITS].flatten(0, -2)
+            each = of_logits(teacher, student, spec.temperature, spec.divergence)
+        parts[LOGIT_LOSS] = (each * (labels != IGNORED)).sum()
+        return (total + spec.weight * parts[LOGIT_LOSS] if trains else total), parts
+
+    def _with_inner(self, own: Loss, output: Any, batch: Batch) -> Loss:
+        """Return the loss with the differences of hidden states and relations, which are means over samples."""
+        assert self._shows is not None
+        real = real_of(batch)
+        taught = [batch[name] for name in sorted(n for n in batch if n.startswith(TEACHER_SHOWN))]
+        pairs = list(zip(taught, output.shown, strict=True))
+        first = len(self._shows.hidden)
+        metrics = dict(own.metrics)
+        added = torch.zeros((), device=real.device)
+        if hidden := self._distill.hidden:
+            each = [of_hidden(teacher, student, real) for teacher, student in pairs[:first]]
+            metrics[HIDDEN_LOSS] = torch.stack(each).sum()
+            added = added + hidden.weight * metrics[HIDDEN_LOSS]
+        if relations := self._distill.relations:
+            kinds = [kind for kind, _ in self._shows.relations]
+            each = [
+                self._of_heads(*pair, real, kind == "scores")
+                for pair, kind in zip(pairs[first:], kinds, strict=True)
+            ]
+            metrics[RELATION_LOSS] = torch.stack(each).sum()
+            added = added + relations.weight * metrics[RELATION_LOSS]
+        metrics[EXTRA] = added
+        extra = added if own.extra is None else own.extra + added
+        return replace(own, extra=extra, metrics={name: value.detach() for name, value in metrics.items()})
+
+    def _of_heads(self, teacher: Tensor, student: Tensor, real: Tensor, squared: bool) -> Tensor:
+        """Return the difference of relations, averaged over the heads of all tensor-parallel ranks."""
+        found = reduce(of_relations(teacher, student, real, squared), self._tp)
+        return found / (student.shape[1] * self._tp.size)
+
+
+def _is_taught(batch: Batch) -> bool:
+    return TEACHER_LOGITS in batch or TOP_TOKENS in batch
+
+
+def _top(batch: Batch) -> Top:
+    """Return the stored logits of a micro-batch, in one row a token."""
+    return Top(batch[TOP_TOKENS].flatten(0, 1), batch[TOP_LOGITS].flatten(0, 1), batch[LOG_SUM].flatten())
+
+
+def _aligned(teacher: Tensor, labels: Tensor, selects: bool) -> Tensor:
+    """Return a teacher's logits in one row for each row of the student's, [n, V].
+
+    Args:
+        teacher: logits [predicted, V] or [B, L, V].
+        labels: labels [B, L].
+        selects: whether the student's rows are those of predicted tokens.
+    """
+    predicted = labels != IGNORED
+    if (teacher.dim() == 2) == selects:
+        return teacher if selects else teacher.flatten(0, -2)
+    if selects:
+        return teacher[predicted]
+    rows = teacher.new_zeros(predicted.numel(), teacher.shape[-1])
+    rows[predicted.flatten()] = teacher
+    return rows

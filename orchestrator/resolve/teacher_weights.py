@@ -1,0 +1,68 @@
+"""The weights of a teacher, with their checksum, and its tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestrator.config.errors import InputError
+from orchestrator.config.workload import WorkloadSpec
+from orchestrator.resolve.base import Base, named_base, tokens_that_differ
+from orchestrator.resolve.named_teacher import PLACES, WHERE, named_teacher
+from workloads.errors import WorkloadError
+from workloads.hf.hf_config import FOLDER, FolderConfig
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+@dataclass(frozen=True)
+class TeacherModel:
+    """A teacher as a job would train it, and its weights."""
+
+    asked: WorkloadSpec
+    base: Base
+    kept: FolderConfig | None = None
+
+    @property
+    def place(self) -> str:
+        """Where it is, for messages."""
+        return self.base.uri if self.base.step is None else f"{self.base.uri}@{self.base.step}"
+
+
+def teacher_model(teacher: str, workload: WorkloadSpec, known: Base | None = None) -> TeacherModel:
+    """Return a teacher with the checksum of its weights.
+
+    Args:
+        teacher: the value of distill.teacher.
+        workload: the student.
+        known: the teacher's weights, if their checksum was computed before.
+
+    Raises:
+        InputError: if there is no such model, or it has no weights.
+    """
+    named = named_teacher(teacher, workload, known.step if known else None)
+    try:
+        base = known or named_base(named.asked, named.step)
+    except WorkloadError as error:
+        raise InputError(str(error), WHERE) from None
+    except InputError as error:
+        raise InputError(error.what, WHERE, error.hint) from None
+    if base is None:
+        raise InputError(f"{named.asked.model.removeprefix(FOLDER)} has no weights", WHERE, PLACES)
+    return TeacherModel(named.asked, base, named.kept)
+
+
+def check_tokens(teacher: str, workload: WorkloadSpec, tokenizer: Tokenizer) -> None:
+    """Raise InputError if the teacher's tokenizer, where known, is not the student's: both read the same ids.
+
+    Args:
+        teacher: the value of distill.teacher.
+        workload: the student.
+        tokenizer: its tokenizer.
+    """
+    named = named_teacher(teacher, workload)
+    found = tokens_that_differ(named.uri, named.step is not None, tokenizer)
+    if found:
+        what = f"{len(found)} tokens of {named.uri} have other ids in the student's tokenizer, such as {found[0]!r}"
+        raise InputError(what, WHERE, "set data.tokenizer to the teacher's, or train another teacher")

@@ -1,0 +1,95 @@
+"""What a distilled run trains with: the student with what its layers show, its teacher, and the stored logits."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from orchestrator.data.store.tokens import Tokens
+from orchestrator.parallel.rank_messages import gather_json
+from orchestrator.resolve.base import Base
+from orchestrator.resolve.teacher import (
+    check_vocabularies,
+    compared,
+    teacher_workload,
+)
+from orchestrator.resolve.teacher_weights import teacher_model
+from orchestrator.resolve.training_inputs import TrainingInputs
+from orchestrator.storage.retry import Retry
+from orchestrator.train.distillation.config import DistillSpec
+from orchestrator.train.distillation.stored_logits import StoredLogits, logits_key
+from workloads.workload import Workload
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """The parts of a distilled run.
+
+    Attributes:
+        inputs: the run's inputs; the student shows what the loss compares.
+        teacher: the teacher, showing the same; None if steps read its stored logits.
+        base: the teacher's weights.
+        stored: the stored logits; None if the teacher runs in every step.
+    """
+
+    inputs: TrainingInputs
+    teacher: Workload | None
+    base: Base
+    stored: StoredLogits | None
+
+
+def distilled_of(
+    distill: DistillSpec | None,
+    inputs: TrainingInputs,
+    tokens: Tokens,
+    retry: Retry,
+) -> Distilled | None:
+    """Return the parts of a distilled run; None if the job has no teacher. All ranks call it together.
+
+    Args:
+        distill: what the job says of it.
+        inputs: the run's inputs.
+        tokens: the prepared data.
+        retry: how to retry reads.
+
+    Raises:
+        InputError: if the teacher is missing or does not fit.
+    """
+    if distill is None:
+        return None
+    spec = inputs.job.spec
+    # Only rank 0 reads all of the teacher's files, for their checksum.
+    mine = None
+    if dist.get_rank() == 0:
+        mine = dataclasses.asdict(teacher_model(distill.teacher, spec.workload).base)
+    base = Base(**gather_json(mine)[0])
+    model = teacher_model(distill.teacher, spec.workload, base)
+    teacher = teacher_workload(
+        model,
+        spec.data,
+        spec.train,
+        vocabulary=inputs.workload.vocabulary,
+        data_format=tokens.manifest.format,
+        retry=retry,
+    )
+    check_vocabularies(inputs.workload, teacher, model.place)
+    student, teacher = compared(distill, inputs.workload, teacher)
+    inputs = dataclasses.replace(inputs, workload=student)
+    if distill.stored is None:
+        return Distilled(inputs, teacher, base, None)
+    key = logits_key(
+        spec.workload, spec.data, seed=spec.seed, precision=spec.train.dtype, logits=distill.stored, base=base
+    )
+    stored = StoredLogits(
+        key,
+        tokens.folder.uri,
+        inputs,
+        teacher=teacher,
+        logits=distill.stored,
+        base=base,
+        global_batch=spec.train.global_batch,
+        retry=retry,
+    )
+    return Distilled(inputs, None, base, stored)

@@ -1,0 +1,196 @@
+"""What a job file says of distillation: the teacher, and the parts of the loss that compare with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from orchestrator.config.records import OF_ANSWERS
+from orchestrator.config.strict import Count, Positive, StrictModel
+from orchestrator.config.workload import WorkloadSpec
+from orchestrator.data.config import DataSpec
+from orchestrator.train.config import TrainSpec
+from workloads.own.object_reference import is_object_reference
+
+NEEDS_OTHER = {
+    "regression": "a number has no distribution over classes",
+    "span_extraction": "its logits are over the places of a text",
+    "replaced_token_detection": "ELECTRA trains two networks",
+    "next_sentence": "it has a second head, which a teacher of text lacks",
+    "sentence_order": "it has a second head, which a teacher of text lacks",
+    **dict.fromkeys(OF_ANSWERS, "its loss is about whole answers"),
+}
+"""Objectives without distillation, each with the reason."""
+FIXED = ("causal_lm", "conversation", "seq2seq", "sequence_classification")
+"""Objectives that predict the same tokens of a sample in every epoch, so that logits may be stored."""
+Weight = Annotated[float, Field(gt=0.0)]
+Pairs = Annotated[list[tuple[Count, Count]], Field(min_length=1)]
+Layers = Literal["uniform", "last"] | Pairs
+Relation = Literal["attention", "scores", "queries", "keys", "values"]
+
+
+class LogitsSpec(StrictModel):
+    """The divergence between the predictions of teacher and student (Hinton et al., 2015)."""
+
+    weight: Weight = Field(default=0.5, description="weight of the divergence in the loss")
+    temperature: float = Field(
+        default=2.0,
+        gt=0.0,
+        description="both models' logits are divided by it, and the divergence is multiplied by its square",
+    )
+    divergence: Literal["forward", "reverse", "jensen_shannon"] = Field(
+        default="forward",
+        description="forward: KL(teacher || student); reverse: KL(student || teacher); jensen_shannon: the mean of "
+        "both to their mixture",
+    )
+    source: Literal["online", "stored"] = Field(
+        default="online",
+        description="online: the teacher runs in every step; stored: it runs once over the training samples before "
+        "the first step, and its largest logits are kept beside the data",
+    )
+    k: Positive = Field(
+        default=64, description="stored: logits that are kept of each predicted token; all of a classifier's"
+    )
+
+    @model_validator(mode="after")
+    def k_is_of_stored_logits(self) -> LogitsSpec:
+        if self.source == "online" and not self.at_default("k"):
+            raise ValueError("k is for source stored, and this is online; leave it out")
+        return self
+
+
+class HiddenSpec(StrictModel):
+    """The squared difference of hidden states (TinyBERT; Jiao et al., 2020, equations 8 and 9)."""
+
+    weight: Weight = Field(default=1.0, description="weight of the squared difference in the loss")
+    layers: Layers = Field(
+        default="uniform",
+        description="layers to compare: uniform spreads the student's over the teacher's, last compares the last "
+        "ones, or a list of [student layer, teacher layer], where 0 is the embeddings",
+    )
+
+
+class RelationsSpec(StrictModel):
+    """The relations between the tokens of a text, within attention (TinyBERT, MiniLM)."""
+
+    weight: Weight = Field(default=1.0, description="weight of the relations in the loss")
+    of: list[Relation] = Field(
+        default=["attention", "values"],
+        min_length=1,
+        description="attention: distributions of attention (MiniLM); scores: their squared difference before the "
+        "softmax (TinyBERT); queries, keys, values: how similar those of two tokens are (MiniLM, MiniLMv2)",
+    )
+    layers: Layers = Field(default="last", description="layers to compare, as in hidden.layers")
+    heads: Positive | None = Field(
+        default=None,
+        description="relation heads into which queries, keys and values are divided (MiniLMv2); unset: the attention "
+        "heads, of which both models then have equally many",
+    )
+
+    @model_validator(mode="after")
+    def each_is_named_once(self) -> RelationsSpec:
+        twice = [name for name in self.of if self.of.count(name) > 1]
+        if twice:
+            raise ValueError(f"of names {twice[0]} twice; leave one out")
+        if self.heads and not {"queries", "keys", "values"} & set(self.of):
+            raise ValueError(
+                "heads divides queries, keys and values, and of names none of them; leave it out"
+            )
+        return self
+
+
+class DistillSpec(StrictModel):
+    """Learn from a teacher: the loss is the weighted sum of its parts."""
+
+    teacher: str = Field(
+        min_length=1,
+        description="hf:<folder>, an export's folder, or a run directory, followed by @<step>, @last or @best",
+    )
+    labels: float = Field(
+        default=0.5, ge=0.0, description="weight of the objective's own loss, on the labels of the data"
+    )
+    logits: LogitsSpec | None = Field(
+        default_factory=LogitsSpec, description="learn the teacher's predictions; null: do not"
+    )
+    hidden: HiddenSpec | None = Field(default=None, description="learn the teacher's hidden states")
+    relations: RelationsSpec | None = Field(default=None, description="learn relations within attention")
+
+    @property
+    def stored(self) -> LogitsSpec | None:
+        """The logits, if they are stored before training; else None."""
+        return self.logits if self.logits and self.logits.source == "stored" else None
+
+    @property
+    def looks_inside(self) -> bool:
+        """Whether a part of the loss compares hidden states or attention."""
+        return bool(self.hidden or self.relations)
+
+    @model_validator(mode="after")
+    def something_is_learnt_from_the_teacher(self) -> DistillSpec:
+        if not (self.logits or self.looks_inside):
+            raise ValueError("learns nothing from the teacher; give logits, hidden or relations")
+        if self.stored and self.looks_inside:
+            what = "hidden" if self.hidden else "relations"
+            raise ValueError(
+                f"{what} needs the teacher in every step, and logits.source is stored; set it to online"
+            )
+        return self
+
+
+def problem_of(distill: DistillSpec | None, workload: WorkloadSpec, data: DataSpec, train: TrainSpec) -> str:
+    """Return why a job cannot be distilled, by its keys alone; empty if nothing is wrong."""
+    if distill is None:
+        return ""
+    objective = workload.objective
+    if reason := NEEDS_OTHER.get(objective):
+        return f"distill has no loss for {objective}: {reason}; leave it out"
+    if data.samples is not None or is_object_reference(workload.model) or is_object_reference(objective):
+        return "distill compares models of this project or of transformers, and this one is your own; leave it out"
+    if distill.looks_inside and train.compile:
+        return "distill.hidden and distill.relations look into layers, which train.compile fuses; set it to false"
+    return _problem_of_stored(distill, objective, data, train) if distill.stored else ""
+
+
+def _problem_of_stored(distill: DistillSpec, objective: str, data: DataSpec, train: TrainSpec) -> str:
+    """Return why logits cannot be stored before training; empty if they can."""
+    online = "set distill.logits.source to online"
+    if objective not in FIXED:
+        return f"{objective} predicts other tokens in every epoch, so that logits cannot be stored; {online}"
+    if data.shuffle == "sections" or data.packing != "cut":
+        key = "data.packing" if data.packing != "cut" else "data.shuffle"
+        return f"stored logits are of samples that are known before training, and {key} makes them later; {online}"
+    if train.sequence_warmup:
+        return f"train.sequence_warmup cuts samples, whose stored logits are of the whole; {online}"
+    return ""
+
+
+def pairs_of(layers: Any, student: int, teacher: int) -> tuple[tuple[int, int], ...]:
+    """Return which layers are compared, as (student layer, teacher layer), counted from 1; 0 is the embeddings.
+
+    uniform compares layer i of S with layer ceil(i T / S) of T: TinyBERT's g(m) = 3 m for S = 4 and T = 12, and the
+    last layers are a pair.
+
+    Args:
+        layers: `HiddenSpec.layers`.
+        student: number of the student's layers.
+        teacher: number of the teacher's layers.
+
+    Raises:
+        ValueError: if a layer does not exist.
+    """
+    if layers == "last":
+        return ((student, teacher),)
+    if layers == "uniform":
+        return tuple((i, -(-i * teacher // student)) for i in range(1, student + 1))
+    found: Sequence[tuple[int, int]] = tuple((int(one), int(other)) for one, other in layers)
+    for one, other in found:
+        if one > student or other > teacher:
+            whose, layer, count = ("student", one, student) if one > student else ("teacher", other, teacher)
+            raise ValueError(f"names layer {layer} of the {whose}, which has {count}")
+        if (one == 0) != (other == 0):
+            raise ValueError(
+                f"compares layer {one} with layer {other}; the embeddings (0) have only each other"
+            )
+    return tuple(found)

@@ -1,0 +1,196 @@
+"""A frozen teacher on the ranks of its student: at the same layout, in evaluation mode, without an optimizer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from orchestrator.parallel.context import positions_of, slice_batch
+from orchestrator.parallel.device import Device
+from orchestrator.parallel.distilling import shards_of
+from orchestrator.parallel.fsdp import local_of
+from orchestrator.parallel.layout import Layout
+from orchestrator.parallel.losses import StepLosses
+from orchestrator.parallel.mesh import Mesh
+from orchestrator.parallel.parallelize import parallelize
+from orchestrator.parallel.runner import runner_of
+from orchestrator.parallel.step_clock import FORWARD, StepClock
+from orchestrator.train.config import TrainSpec
+from orchestrator.train.distillation.top_logits import top_over_ranks
+from orchestrator.train.engines.frozen_weights import FrozenWeights
+from workloads.adapters.frozen import parameters_of
+from workloads.objectives.distillation import TEACHER_LOGITS, TEACHER_SHOWN, Top
+from workloads.workload import Batch, Workload
+
+
+class PlacedTop(NamedTuple):
+    """A teacher's largest logits [B, l, k] of a micro-batch, at the places int64 [l] of its sequences."""
+
+    top: Top
+    places: Tensor
+
+
+class Teacher:
+    """A model whose logits, hidden states and relations a student learns. It never changes."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        layout: Layout,
+        mesh: Mesh,
+        device: Device,
+        train: TrainSpec,
+        base: str = "",
+    ) -> None:
+        """Build this rank's part of the teacher, and read its weights.
+
+        Args:
+            workload: the teacher, for the student's objective and vocabulary.
+            layout: the student's; nothing of the teacher is recomputed or offloaded.
+            mesh: its process groups.
+            device: this rank's device.
+            train: the job's training options.
+            base: checksum of the teacher's weights. The ranks of a machine share one copy of them.
+        """
+        workload = dataclasses.replace(cast(Any, workload), frozen=frozenset(parameters_of(workload)))
+        # Nothing has a gradient, so only ZeRO 3, which shards weights, differs from plain copies.
+        layout = layout.but(
+            recompute="none",
+            recompute_layers=0,
+            offload="none",
+            sequence=False,
+            zero=3 if layout.zero == 3 else 0,
+        )
+        layout = layout if layout.zero else layout.but(shard=0)
+        train = train.model_copy(update={"compile": False, "determinism": "rerun"})
+        self._layout = layout
+        self._mesh = mesh
+        self._clock = mesh.clock or StepClock(device.device)
+        self._parallel = parallelize(workload, layout, mesh, device, train)
+        for stage in self._parallel.stages:
+            stage.eval()
+        self._said = _Said(workload, mesh, device)
+        table = workload.shapes.get("tokens.weight")
+        is_cut = mesh.tp.size > 1 and table and getattr(workload.config, "head", "") in ("language", "masked")
+        self._vocabulary = table[0] if is_cut and table else 0
+        self._runner = runner_of(
+            stages=self._parallel.stages,
+            workload=workload,
+            layout=layout,
+            mesh=mesh,
+            data=self._parallel.data,
+            losses=cast(StepLosses, self._said),
+            device=device,
+            clock=self._clock,
+        )
+        self._weights = FrozenWeights(workload, self._parallel, device, base)
+        with torch.no_grad():
+            self._weights.fill(seed=0)
+            for stage in self._parallel.stages:
+                for name, buffer in stage.named_buffers():
+                    if name in workload.shapes:
+                        buffer.copy_(workload.initial(name, 0))
+
+    def taught(self, micro_batches: Sequence[Batch]) -> Sequence[Batch]:
+        """Return the micro-batches with what the teacher says of them.
+
+        The teacher reads a micro-batch when it is asked for, so that its logits live as long as their micro-batch. The
+        stages of a pipeline read all of them first.
+        """
+        if self._layout.pp == 1:
+            return _Taught(self, micro_batches)
+        return [{**batch, **said} for batch, said in zip(micro_batches, self.say(micro_batches), strict=True)]
+
+    @torch.no_grad()
+    def say(self, micro_batches: Sequence[Batch]) -> list[Batch]:
+        """Return what the teacher says of micro-batches: nothing except on a pipeline's last stage."""
+        before = self._clock.switch(FORWARD)
+        self._said.begin()
+        self._runner.evaluate(micro_batches)
+        self._clock.switch(before)
+        return self._said.taken or [{} for _ in micro_batches]
+
+    def top(self, micro_batches: Sequence[Batch], k: int, temperature: float) -> list[PlacedTop]:
+        """Return the teacher's `k` largest logits for micro-batches.
+
+        Of the ranks that compute the same, one returns them, and the others an empty list.
+        """
+        found = []
+        shards = shards_of(self._vocabulary, self._mesh.tp)
+        for batch in micro_batches:
+            (said,) = self.say([batch])
+            if not said:  # another stage of the pipeline has them
+                continue
+            logits = said[TEACHER_LOGITS]
+            rows = logits.unsqueeze(1) if logits.dim() == 2 else logits
+            top = top_over_ranks(rows.flatten(0, 1), k, temperature, shards, self._mesh.tp)
+            length = rows.shape[1] * self._mesh.cp.size
+            places = positions_of(length, self._mesh.cp, rows.device) if self._mesh.cp.size > 1 else None
+            shape = rows.shape[:2]
+            found.append(
+                PlacedTop(
+                    Top(*(each.unflatten(0, shape) for each in top)),
+                    torch.arange(length, device=rows.device) if places is None else places,
+                )
+            )
+        return found if self._mesh.tp.index == 0 else []
+
+    def held(self) -> list[Tensor]:
+        """Return the teacher's weights on this rank."""
+        return [local_of(p) for stage in self._parallel.stages for p in stage.parameters()]
+
+    def close(self) -> None:
+        """Give up a shared copy of the weights."""
+        self._weights.close()
+
+
+class _Taught(Sequence[Batch]):
+    """Micro-batches, each with what the teacher says of it once it is asked for."""
+
+    def __init__(self, teacher: Teacher, micro_batches: Sequence[Batch]) -> None:
+        self._teacher = teacher
+        self._batches = micro_batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, number: Any) -> Any:
+        (said,) = self._teacher.say([self._batches[number]])
+        return {**self._batches[number], **said}
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (self[number] for number in range(len(self)))
+
+
+class _Said:
+    """Stands for the losses of a runner, and keeps the teacher's outputs instead."""
+
+    def __init__(self, workload: Workload, mesh: Mesh, device: Device) -> None:
+        self._config = workload.config
+        self._mesh = mesh
+        self._device = device
+        self.taken: list[Batch] = []
+
+    def begin(self) -> None:
+        """Forget what was taken."""
+        self.taken = []
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Move a micro-batch to the device and cut it to this context-parallel rank's positions, as `StepLosses`."""
+        batch = {name: tensor.to(self._device.device, non_blocking=True) for name, tensor in batch.items()}
+        return slice_batch(batch, self._config, self._mesh.cp)
+
+    def in_chunks(self, _: Batch) -> None:
+        """Return None: the head returns logits."""
+
+    def of(self, output: Any, _: Batch, __: int) -> Tensor:
+        """Keep an output; the result means nothing."""
+        logits = output.logits if output.sentence is None else output.sentence
+        found: Batch = {} if logits is None else {TEACHER_LOGITS: logits}
+        found |= {f"{TEACHER_SHOWN}_{n:03d}": each for n, each in enumerate(output.shown or ())}
+        self.taken.append(found)
+        return torch.zeros(())

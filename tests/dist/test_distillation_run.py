@@ -1,0 +1,294 @@
+"""Runs that learn from a teacher, in every step or from its stored logits; killed ones have the bits of their quiet
+twin."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from jobs import curve, job, rows, weights
+from letters import letters, write_tokenizer
+from local_chain import drive_chain_here
+from local_run import LocalGang, drive_here
+
+from orchestrator.chain.preflight import check_chain
+from orchestrator.chain.stage_run import stage_runs
+from orchestrator.checkpoint.commit_store import Store
+from orchestrator.config.chain import parse_chain
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import parse
+from orchestrator.controller import decide
+from orchestrator.evaluate.of_commit import evaluate_commit
+from orchestrator.export.hugging_face import write
+from orchestrator.observe.console import facts
+from orchestrator.resolve.commit_model import model_of_run
+from orchestrator.storage.run_directory import RunDir
+
+SMALL = {"hidden": 32, "layers": 2, "heads": 4, "intermediate": 64}
+LARGE = {"hidden": 48, "layers": 4, "heads": 4, "intermediate": 96}
+STEPS, COUNT, TAUGHT = 8, 200, 40
+ROWS = [
+    {
+        "talk": [{"role": "user", "content": letters(n)}, {"role": "assistant", "content": letters(n + 1)}],
+        "text": letters(n),
+        "kind": ["even", "odd"][n % 2],
+    }
+    for n in range(COUNT)
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with rows, a tokenizer with its template, and a trained teacher."""
+    folder = tmp_path_factory.mktemp("distillation")
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    write_tokenizer(folder)
+    found = document(folder, None)
+    found["workload"] |= {"changes": LARGE}
+    found["train"]["steps"] = TAUGHT
+    drive_here(found, str(folder / "teacher"), folder / "cache")
+    return folder
+
+
+def document(place: Path, distill: dict[str, Any] | None, **logits: Any) -> dict[str, Any]:
+    """A job on conversations; `logits` are changes of distill.logits."""
+    found = job(str(place / "rows.jsonl"), steps=STEPS, optimizer={"lr": 3e-3, "schedule": "constant"})
+    found["workload"] = {"model": "gpt-tiny", "changes": SMALL, "objective": "conversation"}
+    found["data"] = {
+        "sources": [{"uri": str(place / "rows.jsonl"), "field": {"messages": "talk"}}],
+        "tokenizer": str(place), "sequence_length": 32, "validation": {"share": 0.1},
+    }  # fmt: skip
+    found["evaluate"] = {"every": 4}
+    found["checkpoint"] = {"every": 3, "keep": 3, "export": None}
+    found["parallel"] = {"micro_batch": 2}
+    if distill is not None:
+        found["distill"] = {"teacher": str(place / "teacher"), **distill}
+    if logits:
+        found["distill"]["logits"] = {"weight": 0.5, "temperature": 2.0, **logits}
+    return found
+
+
+def parts(cache: Path) -> list[Path]:
+    """The files of stored logits in a cache."""
+    return sorted(cache.glob("*/teacher/*/*.bin"))
+
+
+def evaluations(run: Path) -> list[dict[str, Any]]:
+    return [row["sets"]["validation"] for row in rows(run, "evals.jsonl")]
+
+
+def same_bits(quiet: Path, other: Path) -> None:
+    assert curve(quiet) == curve(other)
+    assert weights(quiet, STEPS) == weights(other, STEPS)
+    assert evaluations(quiet) == evaluations(other)
+
+
+@pytest.fixture(scope="module")
+def quiet(place: Path) -> Path:
+    drive_here(document(place, {}), str(place / "quiet"), place / "quiet_cache")
+    return place / "quiet"
+
+
+def test_a_kill_changes_no_bit_and_the_parts_of_the_loss_are_told(
+    quiet: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decide, "SETTLE", 0.0)
+    drive_here(document(place, {}), str(tmp_path / "run"), place / "quiet_cache", faults=("kill@1:5/2",))
+    same_bits(quiet, tmp_path / "run")
+    for row in rows(quiet):
+        assert row["loss"] == pytest.approx(0.5 * row["label_loss"] + 0.5 * row["logit_loss"], rel=1e-6)
+    found = evaluations(quiet)
+    assert found[-1]["logit_loss"] < found[0]["logit_loss"]
+    store = Store(str(quiet / "checkpoints"))
+    assert len(store.manifest(STEPS).meta["teacher"]) == 32
+    summary = json.loads((quiet / "summary.json").read_text())
+    last = rows(quiet)[-1]
+    told = f"label {last['label_loss']:.4f}, logit {last['logit_loss']:.4f}"
+    assert told in dict(facts(summary))["loss"]
+
+
+def test_stored_logits_are_those_of_every_step_and_a_kill_changes_no_bit(
+    quiet: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of the vocabulary is kept. Rank 1 is killed after the first part, which the next attempt does not compute
+    again, and later in a step; one worker stores the same bits as two."""
+    from orchestrator.data.samples import teacher_table
+
+    monkeypatch.setattr(decide, "SETTLE", 0.0)
+    assert teacher_table.MOST > 100
+    stored = document(place, {}, source="stored", k=1000)
+    for name, workers, faults in (("two", 2, ()), ("one", 1, ()), ("killed", 2, ("kill@1:0e", "kill@1:5/2"))):
+        run, cache = tmp_path / name, tmp_path / f"cache_{name}"
+        drive_here(stored, str(run), cache, faults=faults, gang=lambda n=workers: LocalGang([n]))
+    same_bits(tmp_path / "two", tmp_path / "killed")
+    found = [parts(tmp_path / f"cache_{name}") for name in ("two", "one", "killed")]
+    assert len(found[0]) == 1
+    assert len({tuple(path.read_bytes() for path in each) for each in found}) == 1
+    manifest = json.loads((found[0][0].parent / "manifest.json").read_text())
+    assert manifest["k"] == 25
+    assert manifest["mass"] == pytest.approx(1.0, abs=1e-5)
+    for mine, theirs in zip(rows(tmp_path / "two"), rows(quiet), strict=True):
+        assert mine["samples"] == theirs["samples"]
+        for name in ("loss", "label_loss", "logit_loss", "grad_norm"):
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-5), name
+    ours, theirs = (weights(run, STEPS) for run in (tmp_path / "two", quiet))
+    for name, data in ours.items():
+        if name.startswith("model."):
+            one, other = (np.frombuffer(each, np.float32) for each in (data, theirs[name]))
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_few_stored_logits_are_read_again_and_a_damaged_one_is_told(place: Path, tmp_path: Path) -> None:
+    """A second run computes nothing. A damaged record ends the run by one line."""
+    few = document(place, {}, source="stored", k=3)
+    teacher = tmp_path / "teacher"
+    shutil.copytree(place / "teacher", teacher)
+    few["distill"]["teacher"] = str(teacher)
+    drive_here(few, str(tmp_path / "one"), tmp_path / "cache")
+    (part,) = parts(tmp_path / "cache")
+    manifest = json.loads((part.parent / "manifest.json").read_text())
+    assert 3 / 25 < manifest["mass"] < 1.0
+    before = part.stat().st_mtime_ns
+    drive_here(few | {"name": "again"}, str(tmp_path / "two"), tmp_path / "cache")
+    assert part.stat().st_mtime_ns == before
+    assert curve(tmp_path / "one") == curve(tmp_path / "two")
+    data = bytearray(part.read_bytes())
+    for at in range(1000, len(data), 400):
+        data[at] ^= 1
+    part.write_bytes(bytes(data))
+    drive_here(few | {"name": "third"}, str(tmp_path / "three"), tmp_path / "cache")
+    last = rows(tmp_path / "three", "events.jsonl")[-1]
+    assert last["phase"] == "failed"
+    assert "the stored logits of a teacher are damaged; remove the file" in last["reason"]
+
+
+@pytest.mark.slow
+def test_learned_maps_are_committed_by_name_and_left_out_of_exports(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is resized from two workers under ZeRO 3 to one has the curve of one worker."""
+    monkeypatch.setattr(decide, "SETTLE", 0.0)
+    inner = document(place, {"hidden": {"weight": 0.5}, "relations": {"of": ["attention", "values"]}})
+    inner["parallel"] = {"micro_batch": 2, "zero": 3}
+    drive_here(inner, str(tmp_path / "one"), tmp_path / "cache", gang=lambda: LocalGang([1]))
+    gang = lambda: LocalGang([2, 1])  # noqa: E731
+    drive_here(inner, str(tmp_path / "run"), tmp_path / "cache", gang=gang, faults=("kill@1:5/2",))
+    for mine, theirs in zip(rows(tmp_path / "run"), rows(tmp_path / "one"), strict=True):
+        for name in ("loss", "hidden_loss", "relation_loss", "logit_loss"):
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-4), name
+        loss = (
+            0.5 * mine["label_loss"]
+            + 0.5 * mine["logit_loss"]
+            + 0.5 * mine["hidden_loss"]
+            + mine["relation_loss"]
+        )
+        assert mine["loss"] == pytest.approx(loss, rel=1e-6)
+    store = Store(str(tmp_path / "run/checkpoints"))
+    names = store.manifest(STEPS).tensors.keys()
+    assert {"distill.hidden.1.weight", "distill.hidden.2.weight"} <= names
+    assert not any(name.startswith("model.distill") for name in names)
+    made = model_of_run(str(tmp_path / "run"), STEPS)
+    assert write(made.spec, made.tokens, made.workload, made.read, str(tmp_path / "export")) < 1e-4
+    row = evaluate_commit(parse(inner), RunDir(str(tmp_path / "run")), store.manifest(STEPS), {})
+    assert row["sets"]["validation"]["loss"] == pytest.approx(
+        evaluations(tmp_path / "run")[-1]["loss"], rel=1e-5
+    )
+    after = document(place, None)
+    after["workload"]["init_from"] = str(tmp_path / "run")
+    after["train"]["steps"] = 2
+    drive_here(after, str(tmp_path / "after"), tmp_path / "cache")
+    assert rows(tmp_path / "after")[0]["loss"] < rows(tmp_path / "one")[0]["label_loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["online", "stored"])
+def test_a_classifier_learns_from_an_export_with_another_order_of_labels(
+    source: str, place: Path, tmp_path: Path
+) -> None:
+    """Under bf16, with dropout and an adapter's kin aside; an export of a run is the teacher."""
+    found = document(place, None)
+    found["workload"] = {"model": "bert-tiny", "changes": LARGE, "objective": "sequence_classification"}
+    columns = {"text": "text", "label": "kind"}
+    found["data"] |= {
+        "sources": [{"uri": str(place / "rows.jsonl"), "field": columns}],
+        "labels": ["even", "odd"],
+    }
+    drive_here(found, str(tmp_path / "teacher"), tmp_path / "cache")
+    made = model_of_run(str(tmp_path / "teacher"), STEPS)
+    write(made.spec, made.tokens, made.workload, made.read, str(tmp_path / "export"))
+    found["workload"] |= {"changes": SMALL, "dropout": 0.1}
+    found["train"]["precision"] = "bf16"
+    losses = []
+    for labels in (["even", "odd"], ["odd", "even"]):
+        found["data"]["labels"] = labels
+        logits = {"source": source, **({"k": 8} if source == "stored" else {})}
+        found["distill"] = {"teacher": str(tmp_path / "export"), "labels": 0.0, "logits": logits}
+        run = tmp_path / "-".join(labels)
+        drive_here(found | {"name": labels[0]}, str(run), tmp_path / "cache")
+        losses.append(rows(run)[-1]["logit_loss"])
+        assert losses[-1] < rows(run)[0]["logit_loss"] + 0.05
+    # the student's head is drawn by rows, so that another order is another student
+    assert losses[0] != losses[1]
+
+
+@pytest.mark.slow
+def test_an_adapter_learns_from_a_teacher(quiet: Path, place: Path, tmp_path: Path) -> None:
+    found = document(place, {})
+    found["workload"] |= {"init_from": str(quiet), "adapter": {"kind": "lora", "rank": 4}}
+    for name, parallel in (("two", {"zero": 2}), ("tp", {"tp": 2})):
+        found["parallel"] = {"micro_batch": 2, **parallel}
+        drive_here(found, str(tmp_path / name), tmp_path / "cache")
+    for mine, theirs in zip(rows(tmp_path / "two"), rows(tmp_path / "tp"), strict=True):
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_another_teacher_is_refused_when_a_run_goes_on(place: Path, tmp_path: Path) -> None:
+    teacher = tmp_path / "teacher"
+    shutil.copytree(place / "teacher", teacher)
+    found = document(place, {"teacher": f"{teacher}@last"})
+    found["train"]["steps"] = 4
+    found["train"]["optimizer"] |= {"schedule": "wsd", "decay": 1}
+    drive_here(found, str(tmp_path / "run"), tmp_path / "cache")
+    shutil.rmtree(teacher)
+    other = document(place, None)
+    other["workload"] |= {"changes": LARGE}
+    other["train"]["steps"] = TAUGHT
+    other["seed"] = 7
+    drive_here(other, str(teacher), tmp_path / "cache")
+    found["train"]["steps"] = STEPS
+    drive_here(found, str(tmp_path / "run"), tmp_path / "cache")
+    last = rows(tmp_path / "run", "events.jsonl")[-1]
+    assert last["phase"] == "failed"
+    assert "are not those that the run has learnt from so far" in last["reason"]
+
+
+@pytest.mark.slow
+def test_a_stage_of_a_chain_teaches_another(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a teacher that was made again is another one."""
+    common = document(place, None)
+    del common["name"]
+    large = {"workload": {"changes": LARGE}, "train": {"steps": 4}}
+    small = {"train": {"steps": 4}, "distill": {"teacher": "stage:large"}}
+    chain = {**common, "name": "chain", "stages": [{"name": "small", **small}, {"name": "large", **large}]}
+    parsed = parse_chain(chain)
+    assert [stage.name for stage in parsed.stages] == ["large", "small"]
+    assert parsed["small"].needs == ("large",)
+    root = RunDir(str(tmp_path / "runs"))
+    ended = drive_chain_here(chain, tmp_path / "runs", tmp_path / "cache", monkeypatch)
+    assert ended.line == ""
+    stages = stage_runs(parse_chain(chain), root)
+    assert check_chain(parsed, stages, root, None) == {"large", "small"}
+    assert "logit_loss" in rows(tmp_path / "runs/small")[-1]
+    shutil.rmtree(tmp_path / "runs/large")
+    again = stages["large"].job.model_dump(mode="json")
+    drive_here(again, str(tmp_path / "runs/large"), tmp_path / "cache")
+    with pytest.raises(InputError, match="it has learnt from large, and now that is another one"):
+        check_chain(parsed, stages, root, None)
