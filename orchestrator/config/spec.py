@@ -43,6 +43,8 @@ from orchestrator.observe.sinks.config import SinkSpec
 from orchestrator.optim.config import NEWER
 from orchestrator.optim.kinds import KINDS
 from orchestrator.parallel.config import ParallelSpec, cost_of
+from orchestrator.prune.config import PruneSpec
+from orchestrator.prune.config import problem_of as problem_of_pruning
 from orchestrator.rewards.config import LIMITS as REWARD_LIMITS
 from orchestrator.rewards.config import Rewards
 from orchestrator.train.config import NEWER as NEWER_OF_TRAIN
@@ -73,6 +75,9 @@ class JobSpec(StrictModel):
     )
     rewards: Rewards = Field(
         default_factory=list, description="what generated answers are rewarded for; the rewards add up"
+    )
+    prune: PruneSpec | None = Field(
+        default=None, description="which weights are set to zero while the run trains"
     )
     parallel: Literal["auto"] | ParallelSpec = Field(
         default="auto", description="the layout: chosen by the planner, or given whole or in part"
@@ -119,6 +124,12 @@ class JobSpec(StrictModel):
             raise ValueError(
                 f"{self.workload.objective} is evaluated by the ranks that train; set evaluate.where to gang"
             )
+        return self
+
+    @model_validator(mode="after")
+    def pruning_fits_the_training(self) -> JobSpec:
+        if problem := problem_of_pruning(self.prune, self.workload, self.train, self.checkpoint.averaged):
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")
@@ -406,6 +417,8 @@ class JobSpec(StrictModel):
         if self.checkpoint.ema is not None:
             found["checkpoint"] = {"average": {"ema": self.checkpoint.ema}}
         found["data"] = bare_places(found["data"])
+        if self.prune:
+            found["prune"] = self.prune.model_dump(mode="json")
         if self.rollout:
             found["rollout"] = self.rollout.model_dump(mode="json", exclude={*NOT_IDENTITY})
             found["rewards"] = [

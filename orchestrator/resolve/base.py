@@ -221,6 +221,21 @@ def tokenizer_notes(base: Base, tokenizer: Tokenizer) -> list[str]:
     ]
 
 
+def pruned_notes(base: Base) -> list[str]:
+    """Return one line if the base is a commit with pruned weights, which a run without pruning trains."""
+    if base.step is None:
+        return []
+    from orchestrator.checkpoint.pieces import PRUNE
+
+    commit = Store(RunDir(base.uri).commits).manifest(base.step)
+    if not any(name.startswith(PRUNE) for name in commit.tensors):
+        return []
+    return [
+        f"{base.uri}@{base.step} is pruned, and its zero weights are trained like the others; to hold them, set "
+        "prune: {keep: true}"
+    ]
+
+
 def weights_of(
     base: Base,
     workload: WorkloadSpec,

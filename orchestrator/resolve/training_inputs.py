@@ -14,7 +14,7 @@ from orchestrator.data.config import Source as DataSource
 from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.data.store.manifest import FORMAT
 from orchestrator.evaluate.config import VALIDATION
-from orchestrator.resolve.base import Base, tokenizer_notes, weights_of
+from orchestrator.resolve.base import Base, pruned_notes, tokenizer_notes, weights_of
 from orchestrator.resolve.base_text import with_text_of_base
 from orchestrator.resolve.chat import chat_of, unclosed
 from orchestrator.resolve.continued import Source, check_same_data
@@ -204,6 +204,7 @@ def resolve_over(
     if spec.data.is_mixed and whole:
         notes += passes.notes(course_of(inputs, spec.data, spec.train, source))
     weights = source.base if source else base
+    notes += pruned_notes(weights) if weights and spec.prune is None else []
     is_text = spec.data.samples is None
     notes += tokenizer_notes(weights, tokens.tokenizer()) if weights and is_text else []
     digest = digest_of(spec.data, tokens)

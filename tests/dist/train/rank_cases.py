@@ -69,6 +69,7 @@ def job(case: dict[str, Any]) -> JobSpec:
         },
         "train": train,
         "checkpoint": {"average": case.get("average")},
+        "prune": case.get("prune"),
         **(WITH_REWARDS if case.get("objective") in REWARDED else {}),
     })  # fmt: skip
 
