@@ -231,7 +231,8 @@ class JobSpec(StrictModel):
     def what_goes_on_has_its_weights(self) -> JobSpec:
         asked = self.train.continue_from
         needs_base = self.needs_base or self.workload.objective in REFERENCED
-        if asked is not None and (self.workload.grow or (self.workload.init_from and not needs_base)):
+        grows = self.workload.grow or self.workload.shrink
+        if asked is not None and (grows or (self.workload.init_from and not needs_base)):
             raise ValueError(
                 "train.continue_from brings the weights of another run, and so does workload.init_from; leave one out"
             )
@@ -239,6 +240,15 @@ class JobSpec(StrictModel):
             raise ValueError(
                 "tune searches over runs that begin anew; leave out train.continue_from, or begin with weights alone, "
                 "by workload.init_from"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def what_is_a_part_of_its_base_is_trained(self) -> JobSpec:
+        if self.workload.shrink and self.train.freeze:
+            raise ValueError(
+                "train.freeze leaves weights out of commits, and workload.shrink chooses them once; leave out one of "
+                "them"
             )
         return self
 
@@ -397,7 +407,7 @@ class JobSpec(StrictModel):
                 "workload": {
                     "implementation",
                     "attention_dropout",
-                    *self.workload.at_default("layer_drop", "grow", "adapter"),
+                    *self.workload.at_default("layer_drop", "grow", "adapter", "shrink"),
                 },
                 "train": dict.fromkeys(("stability", *self.train.at_default(*NEWER_OF_TRAIN)), True)
                 | {"optimizer": self.train.optimizer.at_default(*NEWER)},

@@ -13,7 +13,7 @@ from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.identity import BASE, KEPT, TILES, job_of_commit
 from orchestrator.checkpoint.shard import digest
 from orchestrator.config.errors import InputError
-from orchestrator.config.workload import WorkloadSpec
+from orchestrator.config.workload import ShrinkSpec, WorkloadSpec
 from orchestrator.resolve.commit_weights import CommitWeights, TheirTensors, of_their_class
 from orchestrator.resolve.named_commit import commit_at, place_and_tag
 from orchestrator.resolve.prepared_data import EXCERPT
@@ -262,6 +262,10 @@ def weights_of(
         tables: Collection[str],
         added: int,
     ) -> StoredWeights:
+        if workload.shrink:
+            whole = workload.model_copy(update={"shrink": None})
+            begin = weights_of(base, whole, labels, retry, data_format)
+            return _part_of(base, begin, workload.shrink, config, shapes=shapes, tables=tables, added=added)
         from orchestrator.checkpoint import averaged
         from workloads.describe import describe
         from workloads.hf.load_weights import HuggingFaceWeights, pretrained
@@ -314,6 +318,43 @@ def weights_of(
         return labelled(committed, meant, where)
 
     return read
+
+
+def _part_of(
+    base: Base,
+    begin: Begin,
+    asked: ShrinkSpec,
+    config: TransformerConfig | OwnModel,
+    shapes: Mapping[str, torch.Size],
+    tables: Collection[str],
+    added: int,
+) -> StoredWeights:
+    """Return the weights of `base`, read by `begin`, for a model that is a part of it. Its units are not chosen yet."""
+    from workloads.describe import describe
+    from workloads.model.shrink import Shrunk, base_of_size, kept_layers
+    from workloads.transformer_workload import shapes_of
+
+    theirs = None
+    if base.step is None:
+        theirs = describe(f"{FOLDER}{base.uri}").as_transformer
+    elif job := job_of_commit(commit_of(base)[1]):
+        kept = commit_of(base)[1].meta.get(KEPT)
+        there = job.workload
+        theirs = describe(
+            there.model,
+            there.changes,
+            vocab_size=1,
+            implementation=there.implementation,
+            kept=FolderConfig(**kept) if kept else None,
+        ).as_transformer
+    ours = config.as_transformer
+    if theirs is None or ours is None:
+        raise WorkloadError(
+            f"shrink keeps parts of this project's layers, and {base.uri} has others; leave it out"
+        )
+    large = base_of_size(ours, theirs)
+    layers = kept_layers(ours, large, asked.layers, asked.decoder_layers)
+    return Shrunk(begin(large, shapes_of(large), tables, added), ours, large, shapes, layers)
 
 
 def commit_of(base: Base, retry: Retry | None = None) -> tuple[Store, CommitManifest]:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from orchestrator.data.store.tokens import Tokens
     from orchestrator.parallel.layout import ModelShape
     from workloads.describe import Description
+    from workloads.load import Begin
     from workloads.workload import Objective, Vocabulary, Workload
 
 
@@ -421,9 +422,7 @@ def load_workload(
             rule=data_format,
             described=model,
             labels=data.labels,
-            begin=weights_of(base, asked, data.labels, retry, data_format)
-            if base and asked.init_from
-            else None,
+            begin=_begin(base, asked, data.labels, retry, data_format),
             adapter=adapter_of(asked),
             implementation=asked.implementation,
             kept=kept,
@@ -435,6 +434,19 @@ def load_workload(
         frozen = workload.frozen | frozen_by(train.freeze, workload)
     with wrong_input("train.thaw"), told_by_our_names(described):
         return replace(workload, frozen=frozen, thawed_after=thawed_after(train.thaw, frozen))
+
+
+def _begin(
+    base: Base | None, asked: WorkloadSpec, labels: Sequence[str], retry: Retry | None, data_format: int
+) -> Begin | None:
+    """Return what reads the initial weights; None to begin with those of the model's folder, or with random ones."""
+    if base and (asked.init_from or asked.shrink):
+        return weights_of(base, asked, labels, retry, data_format)
+    if asked.shrink is None or asked.init_from:
+        return None
+    from workloads.model.stored import NONE
+
+    return lambda *_: NONE  # the folder has the weights of a larger model
 
 
 def no_vocabulary() -> Vocabulary:

@@ -32,6 +32,7 @@ from orchestrator.optim.learning_rate import learning_rate
 from orchestrator.parallel.device import Device, close_device, make_ready, open_device, peak_memory  # noqa: F401  (standbys call make_ready)
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import agree
+from orchestrator.prune.structure import with_chosen_parts
 from orchestrator.resolve.base import Base, base_of
 from orchestrator.resolve.training_inputs import TrainingInputs, digest_of, training_inputs
 from orchestrator.storage.retry import patient
@@ -201,6 +202,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         # The base is the reference model, and some of its log-probabilities are still to be computed.
         reopened_base = base_of(spec.workload, spec.needs_base, dataclasses.asdict(base), False)
         inputs = training_inputs(spec, tokens, task.sets, reopened_base, folder_config)
+    inputs = with_chosen_parts(inputs, task.run, device.device, context, patience, writes=task.commit)
 
     rollouts = rollouts_of(
         inputs, tokens, layout=layout, device=device, context=context, roots=task.code_roots
