@@ -123,10 +123,15 @@ def vocabulary(
     run = run_of(spec.name, run_dir)
     check_preparable(spec)
 
-    def prepare(job: JobSpec) -> PreparedData:
-        return prepared_with_progress(job, run, PreparedData(), address)
+    def prepare(folder: str) -> PreparedData:
+        changed = spec.with_parts(
+            workload=spec.workload.model_copy(update={"model": f"hf:{folder}"}),
+            data=spec.data.model_copy(update={"tokenizer": folder}),
+        )
+        return prepared_with_progress(changed, run, PreparedData(), address)
 
-    made = without_unused_tokens(spec, prepare(spec), str(folder), prepare)
+    data = prepared_with_progress(spec, run, PreparedData(), address)
+    made = without_unused_tokens(spec.workload.model, spec.data.tokenizer, data, str(folder), prepare)
     if as_json:
         emit(made)
         return

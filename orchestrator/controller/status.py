@@ -73,6 +73,7 @@ def status_of(
         "layout": str(state.layout) if state.layout else None,
         "loss": last.get("loss"),
         "reward": last.get("reward"),
+        "sparsity": last.get("sparsity"),
         "tokens_per_second": last.get("tokens_per_second"),
         "mfu": last.get("mfu"),
         "step_parts": parts.means,

@@ -11,7 +11,6 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.spec import JobSpec
 from orchestrator.data.encoding.auto_tokenizer import FILE
 from orchestrator.data.encoding.reduced import Reduced, reduced
 from orchestrator.data.prepare.chat_template import MORE_TEMPLATES
@@ -33,18 +32,19 @@ AT_ONCE = 2**22
 
 
 def without_unused_tokens(
-    spec: JobSpec, data: PreparedData, target: str, prepare: Callable[[JobSpec], PreparedData]
+    model: str, tokenizer: object, data: PreparedData, target: str, prepare: Callable[[str], PreparedData]
 ) -> dict[str, Any]:
-    """Write the model and the tokenizer of a job to `target`, with only the tokens that its data uses.
+    """Write a pretrained model and its tokenizer to `target`, with only the tokens that the data of a job uses.
 
     The data is prepared with the smaller tokenizer too, and every word of it is compared. Nothing is written if one is
     another token than before.
 
     Args:
-        spec: a job whose model and tokenizer are those of one folder.
+        model: the job's workload.model.
+        tokenizer: its data.tokenizer, which must be that of the model's folder.
         data: its prepared data, held-out sets included.
         target: the local folder to make.
-        prepare: prepares the data of a job.
+        prepare: prepares the data of the job with the model and the tokenizer of another folder.
 
     Returns:
         {"uri", "tokens", "tokens_before", "parameters", "parameters_before"}.
@@ -53,7 +53,7 @@ def without_unused_tokens(
         InputError: the job's model is in no folder or has another tokenizer, or the tokenizer's entries cannot be
             removed.
     """
-    folder = _folder_of(spec)
+    folder = _folder_of(model, tokenizer)
     text = (Path(folder) / FILE).read_text()
     uris = [data.uri, *data.sets.values()]
     used = set().union(*map(_used_tokens, uris)) | named_tokens(folder)
@@ -62,11 +62,7 @@ def without_unused_tokens(
         with wrong_input("workload.model"):
             write_fewer_rows(folder, smaller.kept, made)
         _write_tokenizer(folder, smaller, made)
-        changed = spec.with_parts(
-            workload=spec.workload.model_copy(update={"model": f"{FOLDER}{made}"}),
-            data=spec.data.model_copy(update={"tokenizer": made}),
-        )
-        again = prepare(changed)
+        again = prepare(made)
         for before, after in zip(uris, [again.uri, *again.sets.values()], strict=True):
             _check_same_tokens(before, after)
         return {
@@ -78,16 +74,14 @@ def without_unused_tokens(
         }
 
 
-def _folder_of(spec: JobSpec) -> str:
-    """Return the local folder of the job's model, which must also hold its tokenizer."""
-    model = spec.workload.model
+def _folder_of(model: str, tokenizer: object) -> str:
+    """Return the local folder of a job's model, which must also hold its tokenizer."""
     if not model.startswith(FOLDER):
         raise InputError(
             f"{model} has no tokenizer", "workload.model", "name a pretrained model by hf:<folder>"
         )
     folder = str(root(model.removeprefix(FOLDER)))
-    source = spec.data.tokenizer
-    if not isinstance(source, str) or Path(source).resolve() not in (
+    if not isinstance(tokenizer, str) or Path(tokenizer).resolve() not in (
         Path(folder).resolve(),
         (Path(folder) / FILE).resolve(),
     ):

@@ -34,7 +34,7 @@ class Demand:
         generated: answers that a rank decodes at once; 0 if the model generates none.
         steps: steps of the run.
         hours: hours within which it should finish; None for no limit.
-        pruned: bytes of masks and scores for each parameter; 0 if none is pruned.
+        pruned: bytes of masks and scores for each parameter of the layers; 0 if none is pruned.
         engine_problems: returns why a layout's engine cannot run the job.
     """
 

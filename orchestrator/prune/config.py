@@ -94,7 +94,7 @@ class PruneSpec(StrictModel):
 
     @property
     def bytes_per_parameter(self) -> float:
-        """Bytes of state for each parameter: the mask, for movement also the score and the value while pruned."""
+        """Bytes of state for each parameter to prune: its mask; for movement also its score and its hidden value."""
         return 9.0 if self.method == "movement" else 1.0
 
     def is_due(self, step: int) -> bool:

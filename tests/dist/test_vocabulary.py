@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,18 +56,31 @@ def asked(text: str, folder: Path, kind: str) -> dict[str, Any]:
     return found
 
 
-def prepared(cache: Path) -> Callable[[JobSpec], PreparedData]:
-    return lambda spec: PreparedData(prepare_here(spec, str(cache)))
+def prepared(cache: Path, spec: JobSpec) -> PreparedData:
+    return PreparedData(prepare_here(spec, str(cache)))
+
+
+def reduced(
+    text: str, folder: Path, kind: str, cache: Path, target: Path
+) -> tuple[PreparedData, dict[str, Any]]:
+    """What the command does, on this machine: the job's data, and what is told of the folder that is made."""
+    spec = parse(asked(text, folder, kind))
+    data = prepared(cache, spec)
+    made = without_unused_tokens(
+        spec.workload.model,
+        spec.data.tokenizer,
+        data,
+        str(target),
+        lambda made: prepared(cache, parse(asked(text, Path(made), kind))),
+    )
+    return data, made
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
 def test_what_is_left_is_the_same_model(tmp_path: Path, kind: str) -> None:
     text = write_text(tmp_path / "text", 20_000)
     save(tmp_path / "large", kind)
-    job = asked(text, tmp_path / "large", kind)
-    spec, prepare = parse(job), prepared(tmp_path / "cache")
-    data = prepare(spec)
-    made = without_unused_tokens(spec, data, str(tmp_path / "small"), prepare)
+    data, made = reduced(text, tmp_path / "large", kind, tmp_path / "cache", tmp_path / "small")
     assert made["tokens"] < 0.2 * made["tokens_before"]
     assert made["parameters"] < 0.2 * made["parameters_before"]
     large, small = (
@@ -97,9 +109,7 @@ def test_training_begins_with_the_same_loss(tmp_path: Path) -> None:
     """That of a softmax over fewer tokens is less by what the removed ones had."""
     text = write_text(tmp_path / "text", 20_000)
     save(tmp_path / "large", "gpt2")
-    job = asked(text, tmp_path / "large", "gpt2")
-    prepare = prepared(tmp_path / "cache")
-    without_unused_tokens(parse(job), prepare(parse(job)), str(tmp_path / "small"), prepare)
+    reduced(text, tmp_path / "large", "gpt2", tmp_path / "cache", tmp_path / "small")
     job = asked(text, tmp_path / "small", "gpt2")
     job["train"] |= {"steps": 2}
     drive_here(job, str(tmp_path / "run"), tmp_path / "cache")
@@ -112,14 +122,13 @@ def test_a_tokenizer_that_would_give_other_tokens_is_not_written(
 ) -> None:
     text = write_text(tmp_path / "text", 20_000)
     save(tmp_path / "large", "gpt2")
-    spec, prepare = parse(asked(text, tmp_path / "large", "gpt2")), prepared(tmp_path / "cache")
-    data = prepare(spec)
+    data = prepared(tmp_path / "cache", parse(asked(text, tmp_path / "large", "gpt2")))
     whole = vocabulary._used_tokens
     names = Tokenizer.from_file(str(tmp_path / "large" / "tokenizer.json")).id_to_token
     longest = max(whole(data.uri), key=lambda number: len(names(number)))  # nothing merges with it
     monkeypatch.setattr(vocabulary, "_used_tokens", lambda uri: whole(uri) - {longest})
     with pytest.raises(InputError, match="some texts would have other tokens"):
-        without_unused_tokens(spec, data, str(tmp_path / "small"), prepare)
+        reduced(text, tmp_path / "large", "gpt2", tmp_path / "cache", tmp_path / "small")
     assert not (tmp_path / "small").exists()
     assert not list(tmp_path.glob(".small*"))
 
