@@ -76,7 +76,7 @@ def reduced(
     return data, made
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+@pytest.mark.parametrize("kind", [pytest.param("gpt2", marks=pytest.mark.slow), "bert"])
 def test_what_is_left_is_the_same_model(tmp_path: Path, kind: str) -> None:
     text = write_text(tmp_path / "text", 20_000)
     save(tmp_path / "large", kind)
@@ -105,6 +105,7 @@ def test_what_is_left_is_the_same_model(tmp_path: Path, kind: str) -> None:
     assert [numbers[number] for number in ids[0]] == ids[1]
 
 
+@pytest.mark.slow
 def test_training_begins_with_the_same_loss(tmp_path: Path) -> None:
     """That of a softmax over fewer tokens is less by what the removed ones had."""
     text = write_text(tmp_path / "text", 20_000)
@@ -121,24 +122,22 @@ def test_a_tokenizer_that_would_give_other_tokens_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = write_text(tmp_path / "text", 20_000)
-    save(tmp_path / "large", "gpt2")
-    data = prepared(tmp_path / "cache", parse(asked(text, tmp_path / "large", "gpt2")))
+    save(tmp_path / "large", "bert")
+    data = prepared(tmp_path / "cache", parse(asked(text, tmp_path / "large", "bert")))
     whole = vocabulary._used_tokens
     names = Tokenizer.from_file(str(tmp_path / "large" / "tokenizer.json")).id_to_token
     longest = max(whole(data.uri), key=lambda number: len(names(number)))  # nothing merges with it
     monkeypatch.setattr(vocabulary, "_used_tokens", lambda uri: whole(uri) - {longest})
     with pytest.raises(InputError, match="some texts would have other tokens"):
-        reduced(text, tmp_path / "large", "gpt2", tmp_path / "cache", tmp_path / "small")
+        reduced(text, tmp_path / "large", "bert", tmp_path / "cache", tmp_path / "small")
     assert not (tmp_path / "small").exists()
     assert not list(tmp_path.glob(".small*"))
 
 
 def test_another_tokenizer_than_the_models_is_refused(tmp_path: Path) -> None:
-    text = write_text(tmp_path / "text", 20_000)
-    save(tmp_path / "large", "gpt2")
-    job = asked(text, tmp_path / "large", "gpt2")
-    job["data"]["tokenizer"] = {"train_bpe": 512}
-    with pytest.raises(InputError, match="the tokenizer is not the model's"):
-        without_unused_tokens(
-            parse(job), PreparedData(""), str(tmp_path / "small"), lambda spec: PreparedData("")
-        )
+    save(tmp_path / "large", "bert")
+    for other in ({"train_bpe": 512}, str(tmp_path)):
+        with pytest.raises(InputError, match="the tokenizer is not the model's"):
+            without_unused_tokens(
+                f"hf:{tmp_path / 'large'}", other, PreparedData(""), str(tmp_path / "small"), PreparedData
+            )
