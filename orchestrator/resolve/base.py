@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -443,12 +443,25 @@ def check_base_to_come(
     """
     from workloads.model.stored import OUTPUT
 
+    if workload.shrink:
+        workload, ours = _whole_of(workload, workload.shrink, ours, there)
     _refuse_other_make(theirs, workload, ours.config, where)
     if any(name in there.shapes for name in OUTPUT):
         rows_of_labels(their_labels, labels, where, is_folder=False)
     shapes = {f"model.{name}": shape for name, shape in there.shapes.items()}
     weights = CommitWeights(shapes, where, grown=ours.shapes if workload.grow else ())
     weights.check(ours.config, ours.shapes, ours.tables, ours.vocabulary.added)
+
+
+def _whole_of(
+    workload: WorkloadSpec, asked: ShrinkSpec, ours: Workload, there: Workload
+) -> tuple[WorkloadSpec, Workload]:
+    """Return a model that is a part of the base `there` in the size of the base. Raises WorkloadError if it is none."""
+    from workloads.model.shrink import base_of_size, kept_layers
+
+    large = base_of_size(ours.config, there.config)
+    kept_layers(ours.config, large, asked.layers, asked.decoder_layers)
+    return workload.model_copy(update={"shrink": None}), replace(ours, config=large)  # type: ignore[type-var]
 
 
 def _refuse_other_make(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -11,11 +12,16 @@ import pytest
 import torch
 from base_run import STEPS, document, run_base
 from jobs import curve, rows, weights, write_text
+from local_chain import drive_chain_here
 from local_run import LocalGang, drive_here
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from orchestrator.chain.preflight import check_chain
+from orchestrator.chain.stage_run import stage_runs
 from orchestrator.checkpoint.commit_store import Store
+from orchestrator.config.chain import parse_chain
 from orchestrator.config.errors import InputError
+from orchestrator.config.outcome import Outcome
 from orchestrator.config.spec import parse
 from orchestrator.controller import decide
 from orchestrator.export.hugging_face import export
@@ -188,6 +194,51 @@ def test_what_is_no_part_of_the_base_is_told_before_training(
 ) -> None:
     with pytest.raises(InputError, match=words):
         check_begins(check_job(parse(shrunk(text, llama, changes, **shrink))), RunDir(str(tmp_path / "run")))
+
+
+def chain(text: str, layers: list[int]) -> dict[str, Any]:
+    """A base, a part of it that prunes its weights, and a stage that holds the zeros."""
+    base = document(text)
+    base |= {"name": "compress"}
+    changes = base["workload"]["changes"]
+    shrunk = {"init_from": "stage:large", "changes": changes | {"layers": 1}, "shrink": {"layers": layers}}
+    small = {
+        "name": "small",
+        "workload": shrunk,
+        "prune": {"sparsity": 0.5, "steps": [2, 4], "choose_every": 1},
+    }
+    held = {"init_from": "stage:small", "changes": changes | {"layers": 1}}
+    last = {"name": "held", "workload": held, "prune": {"keep": True}}
+    return base | {"stages": [{"name": "large"}, small, last]}
+
+
+@pytest.mark.slow
+def test_a_chain_makes_a_model_smaller_and_sparse(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decide, "SETTLE", 0.0)
+    cache = Path(text).parent / "cache"
+    ended = drive_chain_here(
+        chain(text, [1]), tmp_path / "chain", cache, monkeypatch, {"small": ("kill@0:1", "kill@0:4/2")}
+    )
+    assert (ended.outcome, ended.line) == (Outcome.DONE, "")
+    assert rows(tmp_path / "chain" / "small")[-1]["sparsity"] == pytest.approx(0.5, abs=1e-3)
+    assert rows(tmp_path / "chain" / "held")[-1]["sparsity"] == pytest.approx(0.5, abs=1e-3)
+    assert json.loads((tmp_path / "chain" / "small" / "shrink.json").read_text())["kept"]["layers"] == {
+        "": [1]
+    }
+
+
+def test_a_chain_is_refused_before_its_first_stage_if_one_is_no_part_of_its_base(
+    text: str, tmp_path: Path
+) -> None:
+    for layers, words in (([2], "ascending numbers below 2"), ([1], "")):
+        asked = chain(text, layers)
+        asked["data"]["cache"] = str(Path(text).parent / "cache")
+        found = parse_chain(asked)
+        place = RunDir(str(tmp_path / "chain"))
+        with pytest.raises(InputError, match=words) if words else contextlib.nullcontext():
+            check_chain(found, stage_runs(found, place), place, None)
 
 
 def test_a_class_whose_heads_divide_its_width_is_not_exported_with_fewer(text: str) -> None:
