@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -107,6 +107,14 @@ class PruneSpec(StrictModel):
                 step == first
             )  # a pruned weight has the least magnitude, so that later choices would be the same
         return first <= step <= last and ((step - first) % self.choose_every == 0 or step == last)
+
+    def shortened(self, before: int, after: int) -> dict[str, Any]:
+        """Return plain data for a run of `after` steps in place of `before`: the steps keep their shares of them."""
+        found = self.model_dump(mode="json")
+        if self.steps is not None:
+            found["steps"] = [max(1, round(step / before * after)) for step in self.steps]
+            found["choose_every"] = max(1, round(self.choose_every / before * after))
+        return found
 
     def share(self, step: int) -> float:
         """Return the share of weights to prune after `step` updates.
