@@ -9,8 +9,10 @@ from orchestrator.prune.config import PruneSpec
 from workloads.adapters.frozen import matching, parameters_of
 from workloads.workload import Workload
 
-ROUTER = re.compile(r"(^|\.)router\.")
-"""Names of the layers that choose experts."""
+NOT_PRUNED = re.compile(
+    r"(^|\.)(router|classifier|shared_gate|shared_expert_gate|relative)\.|(mlp|block_sparse_moe)\.gate\."
+)
+"""Names of what is no layer's linear map: routers and gates of experts, and biases of relative keys."""
 
 
 def pruned_names(prune: PruneSpec | None, workload: Workload) -> list[str]:
@@ -34,5 +36,7 @@ def pruned_names(prune: PruneSpec | None, workload: Workload) -> list[str]:
     return sorted(
         name
         for name in matrices
-        if 0 < workload.depth(name) < top and not NOT_DECAYED.search(name.lower()) and not ROUTER.search(name)
+        if 0 < workload.depth(name) < top
+        and not NOT_DECAYED.search(name.lower())
+        and not NOT_PRUNED.search(name)
     )

@@ -14,8 +14,12 @@ from local_run import drive_here
 from transformers import AutoModelForCausalLM
 
 from orchestrator.checkpoint.commit_store import Store
+from orchestrator.checkpoint.identity import check_same_run
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import parse
 from orchestrator.controller import decide
 from orchestrator.export.hugging_face import export
+from orchestrator.storage.run_directory import RunDir
 
 PRUNE = {"sparsity": 0.5, "steps": [2, 4], "choose_every": 1}
 
@@ -90,6 +94,13 @@ def test_a_run_that_begins_with_it_trains_the_zeros_with_a_note_or_holds_them(
     assert any(each.any() for each in held.values())
     assert "is pruned, and its zero weights are trained" in notes(tmp_path / "free")
     assert "zero weights are trained" not in notes(tmp_path / "held")
+
+
+def test_a_run_is_another_one_with_other_pruning(run: Path, text: str) -> None:
+    check_same_run(parse(pruned(text, PRUNE)), RunDir(str(run)))
+    for other in (None, {**PRUNE, "sparsity": 0.6}, {**PRUNE, "method": "movement"}):
+        with pytest.raises(InputError, match=r"prune.* in this run and"):
+            check_same_run(parse(pruned(text, other)), RunDir(str(run)))
 
 
 @pytest.mark.slow

@@ -139,6 +139,16 @@ def test_a_run_goes_on_with_the_same_bits_and_under_another_layout(
 
 
 @pytest.mark.slow
+def test_every_width_prunes_the_same_bits_under_bitwise_determinism(results: Results) -> None:
+    fields = {"train": {"determinism": "bitwise", "virtual_shards": 4}}
+    one, two = (case("decoder", Layout(dp=dp, micro_batch=2), GROWS, **fields) for dp in (1, 2))
+    results.run(1, [one])
+    results.run(2, [two])
+    same_bits(results.of(two), results.of(one))
+    assert any((~tensor).any() for name, tensor in results.of(one)["state"].items() if name.endswith(".mask"))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["muon", "lamb", "lion"])
 def test_other_optimizers_revive_nothing(results: Results, optimizer: str) -> None:
     fields = {"optimizer": {"name": optimizer, "lr": 2e-4}, "average": {"ema": 0.5}}

@@ -36,6 +36,18 @@ def names_of(model: str, objective: str, changes: dict[str, Any], **prune: Any) 
             {"kv_heads": 2, "moe": {"experts": 4, "intermediate": 32}},
             {"query", "key", "value", "output", "gate", "up", "down"},
         ),
+        (
+            "qwen1.5-moe-a2.7b",
+            "causal_lm",
+            {"moe": {"experts": 4, "top_k": 2, "intermediate": 32, "shared": 2}},
+            {"query", "key", "value", "output", "gate", "up", "down"},
+        ),
+        (
+            "xlnet-base",
+            "permuted_lm",
+            {"kv_heads": 4, "head_dim": 8},
+            {"query", "key", "value", "output", "distance", "up", "down"},
+        ),
     ],
 )
 def test_they_are_the_matrices_of_the_layers(

@@ -38,7 +38,9 @@ LENGTH = 16
 def workload_of(model: str, **sizes: Any) -> TransformerWorkload:
     grouped = {"kv_heads": 2} if model.startswith("qwen") else {}
     changes = SIZES | grouped | sizes
-    found = load(model, MODELS[model], VOCABULARY, changes=changes, sequence_length=LENGTH, seed=1)
+    found = load(
+        model, MODELS.get(model, "causal_lm"), VOCABULARY, changes=changes, sequence_length=LENGTH, seed=1
+    )
     assert isinstance(found, TransformerWorkload)
     return found
 
@@ -110,6 +112,28 @@ def test_without_units_that_add_nothing_the_outputs_are_the_same(model: str) -> 
     torch.testing.assert_close(found.hidden, wanted.hidden, rtol=1e-5, atol=1e-5)
     sizes = [sum(each.numel() for each in model.parameters()) for model in (part, large)]
     assert sizes[0] < sizes[1]
+
+
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [
+        ("mixtral-tiny", {"kv_heads": 2, "moe": {"experts": 4, "intermediate": 24}}),
+        ("gpt-oss-20b", {"kv_heads": 2, "moe": {"experts": 4, "top_k": 2, "intermediate": 24}, "window": 6}),
+    ],
+)
+def test_heads_of_models_with_experts_and_sinks(model: str, more: dict[str, Any]) -> None:
+    base = workload_of(model, **more)
+    large = filled(base)
+    zero_units(large, base.config)
+    scores = gradient(large, base.config, base.loss, [batch_of(base)])
+    assert all(name.endswith("attention") for name in scores)
+    part = part_of(large, base, workload_of(model, **more | {"heads": 2, "kv_heads": 1}), scores)
+    batch = batch_of(base, seed=2)
+    with torch.no_grad():
+        torch.testing.assert_close(part(batch).hidden, large(batch).hidden, rtol=1e-5, atol=1e-5)
+    fewer = {**more, "intermediate": 12}
+    with pytest.raises(WorkloadError, match="columns of experts are not chosen"):
+        base_of_size(workload_of(model, **fewer).config, base.config)
 
 
 def test_columns_of_an_encoder_decoder_too() -> None:
