@@ -15,6 +15,8 @@ DTYPES: dict[str, torch.dtype] = {
     "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
     "C64": torch.complex64, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
+PRUNE = "prune."
+"""Prefix of the names of masks and scores of pruned weights: `prune.<name>.<slot>`."""
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -23,7 +25,7 @@ class TensorPiece:
     """A piece of a global tensor.
 
     Attributes:
-        name: "model.<name>" or "optim.<name>.<slot>".
+        name: such as "model.<name>" or "optim.<name>.<slot>".
         shape: the shape of the global tensor.
         start: offset of this piece in it, one per dimension.
         data: the piece, on any device, of any dtype that the safetensors format has.

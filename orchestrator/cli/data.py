@@ -1,4 +1,4 @@
-"""The commands data corpus, prepare, inspect, report and rollouts."""
+"""The commands data corpus, prepare, vocabulary, inspect, report and rollouts."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(no_args_is_help=True, help="Turn raw text into token shards, and inspect them.")
     group.command()(corpus)
     group.command()(prepare)
+    group.command()(vocabulary)
     group.command()(inspect)
     group.command()(report)
     group.command()(rollouts)
@@ -98,6 +99,46 @@ def prepare(
         )
     for line in notes:
         print(line)
+
+
+def vocabulary(
+    job: Job,
+    folder: Annotated[Path, typer.Argument(parser=on_this_machine, help="folder for the smaller model")],
+    overrides: Set = None,
+    run_dir: RunDirectory = None,
+    address: Address = None,
+    as_json: Json = False,
+) -> None:
+    """Copy the pretrained model of a job without the tokens that its data never uses.
+
+    The tokenizer is copied with the entries that are left, which encode every text of the job to the same tokens,
+    renumbered.
+    """
+    from orchestrator.export.vocabulary import without_unused_tokens
+    from orchestrator.launch.job_checks import check_preparable
+    from orchestrator.launch.preparation import prepared_with_progress
+    from orchestrator.resolve.prepared_data import PreparedData
+
+    spec = job_of(job, overrides)
+    run = run_of(spec.name, run_dir)
+    check_preparable(spec)
+
+    def prepare(folder: str) -> PreparedData:
+        changed = spec.with_parts(
+            workload=spec.workload.model_copy(update={"model": f"hf:{folder}"}),
+            data=spec.data.model_copy(update={"tokenizer": folder}),
+        )
+        return prepared_with_progress(changed, run, PreparedData(), address)
+
+    data = prepared_with_progress(spec, run, PreparedData(), address)
+    made = without_unused_tokens(spec.workload.model, spec.data.tokenizer, data, str(folder), prepare)
+    if as_json:
+        emit(made)
+        return
+    print(
+        f"{folder}: {made['tokens']} of {made['tokens_before']} tokens, {made['parameters']} of "
+        f"{made['parameters_before']} parameters; name it in workload.model and data.tokenizer"
+    )
 
 
 def _held_out(spec: JobSpec, data: PreparedData) -> tuple[dict[str, dict[str, Any]], list[str]]:

@@ -13,6 +13,8 @@ STEPS, HALF = 12, 6
 """Steps of the trial. It commits and evaluates in the middle and at the end."""
 BATCHES = 4
 """Maximum number of global batches of a held-out set to evaluate."""
+SAMPLES = 16
+"""Maximum number of samples by which importance is measured."""
 SUFFIX = "-smoke"
 
 
@@ -33,6 +35,10 @@ def smoke_of(spec: JobSpec, is_alike: Callable[[JobSpec], bool]) -> JobSpec:
     if spec.train.thaw:  # it may train the parameters that a group matches
         document["train"]["optimizer"]["groups"] = []
     document["checkpoint"] |= {"every": half, "keep_every": None, "export_to": None}
+    if spec.prune is not None:
+        document["prune"] = spec.prune.shortened(spec.train.steps, steps)
+    if spec.workload.shrink is not None:
+        document["workload"]["shrink"]["samples"] = min(spec.workload.shrink.samples, SAMPLES)
     if spec.evaluate is not None:
         document["evaluate"] |= {"every": half, "batches": min(spec.evaluate.batches or BATCHES, BATCHES)}
     document["notify"] = None

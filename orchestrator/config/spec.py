@@ -43,6 +43,8 @@ from orchestrator.observe.sinks.config import SinkSpec
 from orchestrator.optim.config import NEWER
 from orchestrator.optim.kinds import KINDS
 from orchestrator.parallel.config import ParallelSpec, cost_of
+from orchestrator.prune.config import PruneSpec
+from orchestrator.prune.config import problem_of as problem_of_pruning
 from orchestrator.rewards.config import LIMITS as REWARD_LIMITS
 from orchestrator.rewards.config import Rewards
 from orchestrator.train.config import NEWER as NEWER_OF_TRAIN
@@ -77,6 +79,9 @@ class JobSpec(StrictModel):
         default_factory=list, description="what generated answers are rewarded for; the rewards add up"
     )
     distill: DistillSpec | None = Field(default=None, description="learn from a teacher, a trained model")
+    prune: PruneSpec | None = Field(
+        default=None, description="which weights are set to zero while the run trains"
+    )
     parallel: Literal["auto"] | ParallelSpec = Field(
         default="auto", description="the layout: chosen by the planner, or given whole or in part"
     )
@@ -127,6 +132,12 @@ class JobSpec(StrictModel):
     @model_validator(mode="after")
     def what_is_distilled_has_a_loss(self) -> JobSpec:
         if problem := problem_of_distillation(self.distill, self.workload, self.data, self.train):
+            raise ValueError(problem)
+        return self
+
+    @model_validator(mode="after")
+    def pruning_fits_the_training(self) -> JobSpec:
+        if problem := problem_of_pruning(self.prune, self.workload, self.train, self.checkpoint.averaged):
             raise ValueError(problem)
         return self
 
@@ -229,7 +240,8 @@ class JobSpec(StrictModel):
     def what_goes_on_has_its_weights(self) -> JobSpec:
         asked = self.train.continue_from
         needs_base = self.needs_base or self.workload.objective in REFERENCED
-        if asked is not None and (self.workload.grow or (self.workload.init_from and not needs_base)):
+        grows = self.workload.grow or self.workload.shrink
+        if asked is not None and (grows or (self.workload.init_from and not needs_base)):
             raise ValueError(
                 "train.continue_from brings the weights of another run, and so does workload.init_from; leave one out"
             )
@@ -237,6 +249,15 @@ class JobSpec(StrictModel):
             raise ValueError(
                 "tune searches over runs that begin anew; leave out train.continue_from, or begin with weights alone, "
                 "by workload.init_from"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def what_is_a_part_of_its_base_is_trained(self) -> JobSpec:
+        if self.workload.shrink and self.train.freeze:
+            raise ValueError(
+                "train.freeze leaves weights out of commits, and workload.shrink chooses them once; leave out one of "
+                "them"
             )
         return self
 
@@ -395,7 +416,7 @@ class JobSpec(StrictModel):
                 "workload": {
                     "implementation",
                     "attention_dropout",
-                    *self.workload.at_default("layer_drop", "grow", "adapter"),
+                    *self.workload.at_default("layer_drop", "grow", "adapter", "shrink"),
                 },
                 "train": dict.fromkeys(("stability", *self.train.at_default(*NEWER_OF_TRAIN)), True)
                 | {"optimizer": self.train.optimizer.at_default(*NEWER)},
@@ -417,6 +438,8 @@ class JobSpec(StrictModel):
         found["data"] = bare_places(found["data"])
         if self.distill:
             found["distill"] = self.distill.model_dump(mode="json")
+        if self.prune:
+            found["prune"] = self.prune.model_dump(mode="json")
         if self.rollout:
             found["rollout"] = self.rollout.model_dump(mode="json", exclude={*NOT_IDENTITY})
             found["rewards"] = [

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from orchestrator.config.inputs import Changes, Input
-from orchestrator.config.records import REFERENCED
-from orchestrator.config.strict import Positive, StrictModel
+from orchestrator.config.records import REFERENCED, REWARDED
+from orchestrator.config.strict import Count, Positive, StrictModel
 from workloads.model.presets import published_dropout
 
 ELSEWHERE = {
@@ -77,6 +77,28 @@ class AdapterSpec(StrictModel):
         return self
 
 
+class ShrinkSpec(StrictModel):
+    """How a model that is smaller than its base gets its weights: which parts of the base it keeps.
+
+    The model says how many: `changes` of layers, decoder_layers, intermediate (columns of feed-forward networks), heads
+    and kv_heads. Every layer keeps equally many columns and heads, so that transformers has a class for it.
+    """
+
+    layers: Literal["uniform", "first", "last"] | list[Count] = Field(
+        default="uniform",
+        description="the layers of the base to keep: evenly spread, the first, the last, or these numbers from 0",
+    )
+    decoder_layers: Literal["uniform", "first", "last"] | list[Count] | None = Field(
+        default=None, description="those of an encoder-decoder's decoder; unset: as layers says"
+    )
+    importance: Literal["magnitude", "gradient"] = Field(
+        default="magnitude",
+        description="columns and heads are kept by the norm of their weights, or by how much the loss of training "
+        "samples reacts to them (the mean of |dL/dm|, Michel et al., 2019), which is measured before the first step",
+    )
+    samples: Positive = Field(default=256, description="training samples by which the gradient is measured")
+
+
 class WorkloadSpec(StrictModel):
     """The model and the objective."""
 
@@ -108,6 +130,10 @@ class WorkloadSpec(StrictModel):
     grow: Literal["stack"] | None = Field(
         default=None,
         description="stack: init_from is a run with fewer layers, which are copied on top of each other",
+    )
+    shrink: ShrinkSpec | None = Field(
+        default=None,
+        description="begin as a part of a larger base, in init_from or hf:<folder>; changes give the smaller sizes",
     )
     mup: dict[str, Any] | None = Field(
         default=None,
@@ -166,6 +192,31 @@ class WorkloadSpec(StrictModel):
         if self.grow and (self.init_from is None or self.adapter is not None):
             raise ValueError(
                 "grow copies the layers of a run that is trained on; give init_from, and no adapter, or leave grow out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def what_shrinks_has_a_base_that_is_trained_on(self) -> WorkloadSpec:
+        if self.shrink is None:
+            return self
+        if self.init_from is None and not self.model.startswith("hf:"):
+            raise ValueError(
+                "shrink keeps parts of a base, and there is none; set init_from, or model to hf:<folder>"
+            )
+        for key in ("grow", "adapter", "mup"):
+            if getattr(self, key) is not None:
+                raise ValueError(
+                    f"shrink and {key} do not go together; make the smaller model by a run of its own, and begin "
+                    "another with it"
+                )
+        if self.implementation == "transformers":
+            raise ValueError(
+                "shrink keeps parts of this project's layers; set implementation to auto, or leave shrink out"
+            )
+        if self.shrink.importance == "gradient" and self.objective in (*REFERENCED, *REWARDED):
+            raise ValueError(
+                f"shrink.importance gradient needs a loss of samples alone, and {self.objective} compares with a "
+                "reference or generates; use magnitude"
             )
         return self
 

@@ -75,6 +75,7 @@ def status_of(
         "loss": last.get("loss"),
         "loss_parts": parts_of_loss(last),
         "reward": last.get("reward"),
+        "sparsity": last.get("sparsity"),
         "tokens_per_second": last.get("tokens_per_second"),
         "mfu": last.get("mfu"),
         "step_parts": parts.means,

@@ -29,7 +29,7 @@ def check_begins(job: ResolvedJob, run_dir: RunDir, commit: CommitManifest | Non
 
 
 def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
-    """Check the weights of workload.init_from.
+    """Check the weights of workload.init_from, and those of a folder of which the model is a part.
 
     - They exist and fit the model. For a run with a `commit` they are also the ones that the run began with.
     - An adapter has base weights.
@@ -38,14 +38,15 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
     spec = job.spec
     if commit is None:
         _check_read(spec.workload)
-    if not (spec.workload.init_from or spec.workload.adapter or spec.train.freeze):
+    begins_elsewhere = spec.workload.init_from or (spec.workload.model if spec.workload.shrink else "")
+    if not (begins_elsewhere or spec.workload.adapter or spec.train.freeze):
         return
     from workloads.hf.hf_config import FOLDER
     from workloads.hf.weight_files import weights_of_model
 
     data_format = format_at(str(commit.meta.get("data", "")) if commit else "")
 
-    if not spec.workload.init_from:
+    if not begins_elsewhere:
         model = spec.workload.model
         if spec.workload.adapter and weights_of_model(model) is None:
             hint = "give a folder with safetensors, or set workload.init_from"
@@ -68,7 +69,7 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
             )
         return
     begun = (commit.meta.get(BASE) if commit else None) or {}
-    where = spec.workload.init_from
+    where = begins_elsewhere
     if commit is None or spec.needs_base:
         vocabulary = vocabulary_before_data(job)
 

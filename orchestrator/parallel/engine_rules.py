@@ -17,8 +17,13 @@ depend on it.
 """
 
 
-def engine_problems(train: TrainSpec, workload: WorkloadSpec, on_gpu: float, layout: Layout) -> list[str]:
-    """Return every reason why the layout's engine cannot run this job, each with a hint; empty if it can."""
+def engine_problems(
+    train: TrainSpec, workload: WorkloadSpec, on_gpu: float, layout: Layout, prunes: bool = False
+) -> list[str]:
+    """Return every reason why the layout's engine cannot run this job, each with a hint; empty if it can.
+
+    `prunes`: whether the job prunes weights.
+    """
     found, train = [], train
     if train.compile and layout.pp > 1 and layout.schedule in SPLIT:
         found.append(
@@ -35,6 +40,10 @@ def engine_problems(train: TrainSpec, workload: WorkloadSpec, on_gpu: float, lay
             found.append("own models are run by the torch engine; set parallel.engine to torch")
         if workload.adapter and workload.adapter.quantize != "none":
             found.append("DeepSpeed has no weights in 4 bits; set parallel.engine to torch")
+        if prunes:
+            found.append(
+                "prune masks gradients before their norm, which DeepSpeed computes itself; set parallel.engine to torch"
+            )
     if train.determinism != "bitwise":
         return found
     cut = [axis for axis in ("pp", "cp", "tp", "ep") if getattr(layout, axis) > 1]

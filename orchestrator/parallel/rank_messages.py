@@ -63,6 +63,18 @@ def agree(
     )
 
 
+def broadcast_json(value: Any) -> Any:
+    """Return the value of rank 0 on every rank. It is sent as JSON, because `broadcast_object_list` pickles."""
+    data = json.dumps(value).encode() if dist.get_rank() == 0 else b""
+    size = torch.tensor([len(data)], dtype=torch.int64)
+    dist.broadcast(size, 0)
+    sent = torch.zeros(int(size), dtype=torch.uint8)
+    if data:
+        sent.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    dist.broadcast(sent, 0)
+    return json.loads(sent.numpy().tobytes())
+
+
 def gather_json(value: Any) -> list[Any]:
     """Return every rank's value, in rank order. Values are sent as JSON, because `all_gather_object` pickles."""
     world = dist.get_world_size()

@@ -34,6 +34,7 @@ class Demand:
         generated: answers that a rank decodes at once; 0 if the model generates none.
         steps: steps of the run.
         hours: hours within which it should finish; None for no limit.
+        pruned: bytes of masks and scores for each parameter of the layers; 0 if none is pruned.
         engine_problems: returns why a layout's engine cannot run the job.
     """
 
@@ -49,6 +50,7 @@ class Demand:
     generated: int
     steps: int
     hours: float | None
+    pruned: float
     engine_problems: Callable[[Layout], list[str]] = field(repr=False, compare=False)
 
     @property
@@ -78,7 +80,14 @@ def demand_of(spec: JobSpec) -> Demand:
         generated=spec.rollout.group * spec.rollout.together if spec.rollout else 0,
         steps=train.steps,
         hours=spec.limits.hours,
-        engine_problems=partial(engine_problems, train, spec.workload, spec.resources.per_worker.gpu),
+        pruned=spec.prune.bytes_per_parameter if spec.prune else 0.0,
+        engine_problems=partial(
+            engine_problems,
+            train,
+            spec.workload,
+            spec.resources.per_worker.gpu,
+            prunes=spec.prune is not None,
+        ),
     )
 
 

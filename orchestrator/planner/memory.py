@@ -452,6 +452,8 @@ def _states(demand: Demand, shape: ModelShape, layout: Layout) -> float:
     kept = 4.0 * kept_numbers(demand.program.optimizer, shape)
     slots = kept + (4.0 if deepspeed else 0.0) + (4.0 if demand.ema is not None else 0.0)
     slots += 4.0 if demand.program.reference else 0.0
+    tables = shape.table * (1 if shape.tied else 2)  # which are not pruned
+    slots += demand.pruned * max(0.0, 1.0 - tables / shape.parameters)
     trained = shape.trained_share
     small = shape.quantised_share  # weights in 4 bits, which ZeRO does not shard
     ways = divided(shape, layout, layout.sharded)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.identity import BASE, KEPT, TILES, job_of_commit
 from orchestrator.checkpoint.shard import digest
 from orchestrator.config.errors import InputError
-from orchestrator.config.workload import WorkloadSpec
+from orchestrator.config.workload import ShrinkSpec, WorkloadSpec
 from orchestrator.resolve.commit_weights import CommitWeights, TheirTensors, of_their_class
 from orchestrator.resolve.named_commit import commit_at, place_and_tag
 from orchestrator.resolve.prepared_data import EXCERPT
@@ -225,6 +225,21 @@ def tokens_that_differ(uri: str, is_run: bool, tokenizer: Tokenizer) -> list[str
     return [token for token, number in theirs.items() if number in names and names[number] != token]
 
 
+def pruned_notes(base: Base) -> list[str]:
+    """Return one line if the base is a commit with pruned weights, which a run without pruning trains."""
+    if base.step is None:
+        return []
+    from orchestrator.checkpoint.pieces import PRUNE
+
+    commit = Store(RunDir(base.uri).commits).manifest(base.step)
+    if not any(name.startswith(PRUNE) for name in commit.tensors):
+        return []
+    return [
+        f"{base.uri}@{base.step} is pruned, and its zero weights are trained like the others; to hold them, set "
+        "prune: {keep: true}"
+    ]
+
+
 def weights_of(
     base: Base,
     workload: WorkloadSpec,
@@ -251,6 +266,10 @@ def weights_of(
         tables: Collection[str],
         added: int,
     ) -> StoredWeights:
+        if workload.shrink:
+            whole = workload.model_copy(update={"shrink": None})
+            begin = weights_of(base, whole, labels, retry, data_format)
+            return _part_of(base, begin, workload.shrink, config, shapes=shapes, tables=tables, added=added)
         from orchestrator.checkpoint import averaged
         from workloads.describe import describe
         from workloads.hf.load_weights import HuggingFaceWeights, pretrained
@@ -303,6 +322,43 @@ def weights_of(
         return labelled(committed, meant, where)
 
     return read
+
+
+def _part_of(
+    base: Base,
+    begin: Begin,
+    asked: ShrinkSpec,
+    config: TransformerConfig | OwnModel,
+    shapes: Mapping[str, torch.Size],
+    tables: Collection[str],
+    added: int,
+) -> StoredWeights:
+    """Return the weights of `base`, read by `begin`, for a model that is a part of it. Its units are not chosen yet."""
+    from workloads.describe import describe
+    from workloads.model.shrink import Shrunk, base_of_size, kept_layers
+    from workloads.transformer_workload import shapes_of
+
+    theirs = None
+    if base.step is None:
+        theirs = describe(f"{FOLDER}{base.uri}").as_transformer
+    elif job := job_of_commit(commit_of(base)[1]):
+        kept = commit_of(base)[1].meta.get(KEPT)
+        there = job.workload
+        theirs = describe(
+            there.model,
+            there.changes,
+            vocab_size=1,
+            implementation=there.implementation,
+            kept=FolderConfig(**kept) if kept else None,
+        ).as_transformer
+    ours = config.as_transformer
+    if theirs is None or ours is None:
+        raise WorkloadError(
+            f"shrink keeps parts of this project's layers, and {base.uri} has others; leave it out"
+        )
+    large = base_of_size(ours, theirs)
+    layers = kept_layers(ours, large, asked.layers, asked.decoder_layers)
+    return Shrunk(begin(large, shapes_of(large), tables, added), ours, large, shapes, layers)
 
 
 def commit_of(base: Base, retry: Retry | None = None) -> tuple[Store, CommitManifest]:
@@ -391,12 +447,25 @@ def check_base_to_come(
     """
     from workloads.model.stored import OUTPUT
 
+    if workload.shrink:
+        workload, ours = _whole_of(workload, workload.shrink, ours, there)
     _refuse_other_make(theirs, workload, ours.config, where)
     if any(name in there.shapes for name in OUTPUT):
         rows_of_labels(their_labels, labels, where, is_folder=False)
     shapes = {f"model.{name}": shape for name, shape in there.shapes.items()}
     weights = CommitWeights(shapes, where, grown=ours.shapes if workload.grow else ())
     weights.check(ours.config, ours.shapes, ours.tables, ours.vocabulary.added)
+
+
+def _whole_of(
+    workload: WorkloadSpec, asked: ShrinkSpec, ours: Workload, there: Workload
+) -> tuple[WorkloadSpec, Workload]:
+    """Return a model that is a part of the base `there` in the size of the base. Raises WorkloadError if it is none."""
+    from workloads.model.shrink import base_of_size, kept_layers
+
+    large = base_of_size(ours.config, there.config)
+    kept_layers(ours.config, large, asked.layers, asked.decoder_layers)
+    return workload.model_copy(update={"shrink": None}), replace(ours, config=large)  # type: ignore[type-var]
 
 
 def _refuse_other_make(

@@ -14,7 +14,7 @@ from orchestrator.data.config import Source as DataSource
 from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.data.store.manifest import FORMAT
 from orchestrator.evaluate.config import VALIDATION
-from orchestrator.resolve.base import Base, tokenizer_notes, weights_of
+from orchestrator.resolve.base import Base, pruned_notes, tokenizer_notes, weights_of
 from orchestrator.resolve.base_text import with_text_of_base
 from orchestrator.resolve.chat import chat_of, unclosed
 from orchestrator.resolve.continued import Source, check_same_data
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from orchestrator.data.store.tokens import Tokens
     from orchestrator.parallel.layout import ModelShape
     from workloads.describe import Description
+    from workloads.load import Begin
     from workloads.workload import Objective, Vocabulary, Workload
 
 
@@ -207,6 +208,7 @@ def resolve_over(
     if spec.distill:
         check_tokens(spec.distill.teacher, spec.workload, tokens.tokenizer())
     weights = source.base if source else base
+    notes += pruned_notes(weights) if weights and spec.prune is None else []
     is_text = spec.data.samples is None
     notes += tokenizer_notes(weights, tokens.tokenizer()) if weights and is_text else []
     digest = digest_of(spec.data, tokens)
@@ -423,9 +425,7 @@ def load_workload(
             rule=data_format,
             described=model,
             labels=data.labels,
-            begin=weights_of(base, asked, data.labels, retry, data_format)
-            if base and asked.init_from
-            else None,
+            begin=_begin(base, asked, data.labels, retry, data_format),
             adapter=adapter_of(asked),
             implementation=asked.implementation,
             kept=kept,
@@ -437,6 +437,19 @@ def load_workload(
         frozen = workload.frozen | frozen_by(train.freeze, workload)
     with wrong_input("train.thaw"), told_by_our_names(described):
         return replace(workload, frozen=frozen, thawed_after=thawed_after(train.thaw, frozen))
+
+
+def _begin(
+    base: Base | None, asked: WorkloadSpec, labels: Sequence[str], retry: Retry | None, data_format: int
+) -> Begin | None:
+    """Return what reads the initial weights; None to begin with those of the model's folder, or with random ones."""
+    if base and (asked.init_from or asked.shrink):
+        return weights_of(base, asked, labels, retry, data_format)
+    if asked.shrink is None or asked.init_from:
+        return None
+    from workloads.model.stored import NONE
+
+    return lambda *_: NONE  # the folder has the weights of a larger model
 
 
 def no_vocabulary() -> Vocabulary:

@@ -32,6 +32,7 @@ from orchestrator.optim.learning_rate import learning_rate
 from orchestrator.parallel.device import Device, close_device, make_ready, open_device, peak_memory  # noqa: F401  (standbys call make_ready)
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import agree
+from orchestrator.prune.structure import with_chosen_parts
 from orchestrator.resolve.base import Base, base_of
 from orchestrator.resolve.teacher import check_same_teacher
 from orchestrator.resolve.training_inputs import TrainingInputs, digest_of, training_inputs
@@ -204,6 +205,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         # The base is the reference model, and some of its log-probabilities are still to be computed.
         reopened_base = base_of(spec.workload, spec.needs_base, dataclasses.asdict(base), False)
         inputs = training_inputs(spec, tokens, task.sets, reopened_base, folder_config)
+    inputs = with_chosen_parts(inputs, task.run, device.device, context, patience, writes=task.commit)
 
     # A task that only evaluates tells how good the student is, which needs no teacher.
     distilled = None if task.evaluate_only else distilled_of(spec.distill, inputs, tokens, patience)

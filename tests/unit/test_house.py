@@ -36,6 +36,7 @@ ROOMS = {
             "planner",
             "resolve",
             "optim",
+            "prune",
             "rewards",
             "train",
         ),

@@ -46,6 +46,19 @@ class StoredWeights(Protocol):
         """Return the tensor `name` of the model; None if it is newly initialised."""
 
 
+class NoWeights:
+    """No weights: every tensor begins anew, see `StoredWeights`."""
+
+    notes: tuple[str, ...] = ()
+
+    def find(self, name: str) -> StoredTensor | None:
+        """See `StoredWeights`."""
+        return None
+
+
+NONE = NoWeights()
+
+
 @dataclass(frozen=True)
 class ExtendedTable:
     """A table with more rows than are stored. `new_rows(numbers)` returns the additional ones, [rows, ..]."""

@@ -14,6 +14,7 @@ from torch.distributed.pipelining.schedules import _PipelineSchedule
 
 from orchestrator.parallel import expert, fsdp, losses
 from orchestrator.planner.trace.replaced import replaced
+from orchestrator.prune.config import PruneSpec
 from workloads.model import moe
 
 BALANCED = "experts are equally loaded"
@@ -116,6 +117,8 @@ def values_assumed(note: Callable[[str], None], on_cpu: bool) -> Iterator[None]:
         replaced(moe, "rows_by_expert", balanced),
         contextlib.nullcontext() if on_cpu else replaced(moe, "compiles_by_size", lambda rows: False),
         replaced(losses, "gather_json", gathered),
+        # Which weights are pruned follows from their values. Steps that choose them are few, and are not traced.
+        replaced(PruneSpec, "is_due", lambda self, step: False),
         replaced(fsdp, "_device_mesh", real_mesh),
         # `Module.to_empty` swaps tensors only if no weak reference to them exists, and fake tensors hold such
         # references to each other.

@@ -39,8 +39,9 @@ class Engine(Protocol):
     backward pass themselves.
 
     The state is one flat namespace in fp32 under any layout: `model.<name>`, `optim.<name>.<slot>`, the scalar
-    `optim.step` and, if the job has a moving average of its weights, `average.<name>` for every parameter. Layers keep
-    the numbers of the whole model. `clock` has the time of the last step by part.
+    `optim.step`, if the job has a moving average of its weights `average.<name>` for every parameter, and of pruned
+    matrices `prune.<name>.<slot>`, whose masks are boolean. Layers keep the numbers of the whole model. `clock` has the
+    time of the last step by part.
     """
 
     clock: StepClock

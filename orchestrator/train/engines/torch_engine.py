@@ -28,13 +28,16 @@ from orchestrator.parallel.partition import Cut
 from orchestrator.parallel.router_load import RouterLoad, ratios
 from orchestrator.parallel.runner import runner_of
 from orchestrator.parallel.step_clock import COMMUNICATION, FORWARD, OPTIMIZER, StepClock, Stopwatch
+from orchestrator.prune.config import PruneSpec
+from orchestrator.prune.names import pruned_names
+from orchestrator.prune.pruner import Pruner
 from orchestrator.train.committed_state import CHUNKS_HEAD
 from orchestrator.train.distillation.teacher import PlacedTop, Teacher
 from orchestrator.train.engines.engine import Metrics
 from orchestrator.train.engines.frozen_weights import FrozenWeights, fill
 from orchestrator.train.engines.loss_scale import LossScale
 from orchestrator.train.engines.moving_average import MovingAverage
-from orchestrator.train.engines.state import committed_shapes, pieces, restore
+from orchestrator.train.engines.state import committed_shapes, pieces, restore, shards_to_save
 from workloads.objectives.preferences import REFERENCE
 from workloads.objectives.rewarded import REFERENCE_TOKENS
 from workloads.workload import Batch, Workload
@@ -99,6 +102,7 @@ class TorchEngine:
         shards = self._data.shards if spec.train.reference == "held" else []
         self._reference = [torch.empty_like(shard.parameter) for shard in shards]
         self._average = MovingAverage(spec.checkpoint.ema, [s.parameter for s in self._data.shards])
+        self._pruner = self._make_pruner(spec.prune)
         self._buffers = {
             name: tensor
             for stage in self._stages
@@ -121,11 +125,12 @@ class TorchEngine:
         self.clock.switch(COMMUNICATION if self._layout.world > 1 else OPTIMIZER)
         self.parallel.shared.sum()
         self._data.finish()
+        self._pruner.mask_gradients()
         # The squared norm is computed on shards of gradients and travels with the metrics: one all-gather for both.
         loss, extra, count, square = self._losses.over_ranks(squared_norm(self._data.shards))
         busy = watch.seconds() if self._is_alone_until_reduction else 0.0
         routed = self._routing.take(self._stages)
-        extra = {**extra, **ratios(routed)}
+        extra = {**extra, **ratios(routed), **self._pruner.metrics}
         # The backward pass differentiated (sum / expected) x scale; this makes it the gradient of sum / count.
         factor = self._losses.expected / count / self._scale.value
         if self._scale.enabled:
@@ -268,10 +273,13 @@ class TorchEngine:
         self._optimizer = self._make_optimizer()
         self._steps = 0
         self._average.begin()
+        self._pruner.begin()
 
     def state(self) -> Iterator[TensorPiece]:
         """See `Engine.state`."""
         yield from pieces(self._data.shards, self._optimizer, self._slots, self._average.of)
+        for shard in shards_to_save(self._data.shards):
+            yield from self._pruner.pieces(shard)
         if self._mesh.data.index == self._mesh.tp.index == 0:
             yield from (full_piece(f"model.{name}", buffer) for name, buffer in self._buffers.items())
         if self._mesh.rank == 0:
@@ -296,6 +304,7 @@ class TorchEngine:
             reader=reader,
             thawed=thawed,
         )
+        self._pruner.restore(reader)
         self._steps = int(reader.read("optim.step"))
         self._average.go_on(self._steps)
         for name, buffer in self._buffers.items():
@@ -321,7 +330,7 @@ class TorchEngine:
         gradients = [p.grad for stage in self._stages for p in stage.parameters()]
         gradients += [shard.parameter.grad for shard in self._data.shards]
         slots = [each for state in self._optimizer.state.values() for each in state.values()]
-        averages = list(self._average.of.values())
+        averages = [*self._average.of.values(), *self._pruner.tensors]
         return {
             "weights": weights,
             "gradients": [local_of(each) for each in gradients if each is not None],
@@ -352,6 +361,7 @@ class TorchEngine:
         set_lr(self._optimizer.param_groups, lr)
         self._optimizer.step()
         self._steps += 1
+        self._pruner.update(self._steps, scale, self._optimizer, self._average.of)
         self._average.update()
         self._data.publish()
         for stage in self._stages:
@@ -372,6 +382,12 @@ class TorchEngine:
             matmul_dtype=torch.float32 if full_precision else torch.bfloat16,
         )
         return build_optimizer(context)
+
+    def _make_pruner(self, prune: PruneSpec | None) -> Pruner:
+        names = pruned_names(prune, self._workload)
+        cuts = {name: cut for name, cut in self.parallel.cuts.items() if name in names}
+        full = FullMatrices(cuts, self._data.shards, self._mesh, self._full.device)
+        return Pruner(prune, names, self._data.shards, full)
 
     def _matrices(self) -> dict[str, Cut]:
         """Return the cuts of the matrices that Muon updates: trained matrices of layers, stacks of experts included."""

@@ -193,7 +193,9 @@ def small_model(job: ResolvedJob, layout: Layout, folder: Path) -> SmallModel:
     if job.shape.parameters <= LARGEST or is_object_reference(asked.model) or needs_weights:
         return SmallModel({}, job.shape.parameters)
     notes = ["the weights of workload.init_from were not read"] if asked.init_from else []
-    found: dict[str, Any] = {"init_from": None, "grow": None}
+    if asked.shrink:
+        notes.append("workload.shrink was left out")
+    found: dict[str, Any] = {"init_from": None, "grow": None, "shrink": None}
     if asked.model.startswith("hf:"):
         found |= {"model": f"hf:{folder}", "changes": {}}
         shape = _small_folder(job, layout, folder)
@@ -353,6 +355,8 @@ def _short(spec: JobSpec) -> dict[str, Any]:
         "continue_from": None,
     }
     document["train"]["optimizer"]["groups"] = []  # they may name layers that the small model lacks
+    if spec.prune is not None:
+        document["prune"] = spec.prune.shortened(spec.train.steps, STEPS) | {"match": []}
     document["checkpoint"] |= {
         "every": 1,
         "keep": STEPS,

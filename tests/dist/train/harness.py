@@ -285,6 +285,9 @@ def check_state(found: dict[str, Any], wanted: dict[str, Any], tolerance: float 
     """Every tensor within the tolerance of its largest element, or of 0.1, the size of a typical weight."""
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
+        if tensor.dtype is torch.bool:
+            assert torch.equal(found[name], tensor), name
+            continue
         size = max(float(tensor.abs().max()), 0.1)
         torch.testing.assert_close(
             found[name], tensor, rtol=0, atol=tolerance * size, msg=lambda text, name=name: f"{name}: {text}"

@@ -71,6 +71,7 @@ def job(case: dict[str, Any]) -> JobSpec:
         "train": train,
         "checkpoint": {"average": case.get("average")},
         "distill": case.get("distill"),
+        "prune": case.get("prune"),
         **(WITH_REWARDS if case.get("objective") in REWARDED else {}),
     })  # fmt: skip
 

@@ -63,3 +63,16 @@ def test_the_batch_is_the_smallest_that_is_alike(determinism: str, least: int, b
 def test_a_job_without_a_layout_keeps_its_batch() -> None:
     whole = parse(large())
     assert smoke_of(whole, lambda tried: tried.train.global_batch == 96).train.global_batch == 96
+
+
+def test_weights_are_pruned_at_the_same_shares_of_the_steps() -> None:
+    whole = large() | {"prune": {"sparsity": 0.5, "steps": [2500, 7500], "choose_every": 1000}}
+    whole["workload"] |= {"init_from": "base", "shrink": {"importance": "gradient"}}
+    small = smoke_of(parse(whole), lambda _: True)
+    assert small.prune is not None
+    assert (small.prune.steps, small.prune.choose_every, small.prune.sparsity) == ((3, 9), 1, 0.5)
+    assert small.workload.shrink is not None
+    assert small.workload.shrink.samples == 16
+    at_once = smoke_of(parse(whole | {"prune": {"pattern": "2:4", "steps": [1, 1]}}), lambda _: True)
+    assert at_once.prune is not None
+    assert at_once.prune.steps == (1, 1)

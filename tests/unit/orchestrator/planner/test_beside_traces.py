@@ -99,3 +99,23 @@ def test_a_held_reference_has_weights_and_a_forward_pass() -> None:
     (plain, computed), (held, more) = times
     assert held - plain == pytest.approx(4.0 * shape.parameters / 2)
     assert 1.2 < more / computed < 1.4
+
+
+@pytest.mark.parametrize("method", ["magnitude", "movement"])
+def test_masks_and_scores_of_pruned_weights_count(method: str) -> None:
+    spec = parse(
+        {
+            "name": "pruned",
+            "workload": {"model": "gpt2", "changes": {"layers": 4}, "dropout": 0.0},
+            "data": {"sources": [{"uri": "a"}], "tokenizer": "none", "sequence_length": 128},
+            "train": {"steps": 3, "global_batch": 1},
+            "prune": {"method": method, "sparsity": 0.5, "steps": [1, 2], "choose_every": 1},
+        }
+    )
+    shape, layout = resolve(spec, VOCABULARY).shape, Layout()
+    workload = load(
+        "gpt2", "causal_lm", vocabulary_of(VOCABULARY), changes={"layers": 4}, sequence_length=128
+    )
+    found = trace(spec, workload, layout, 0)
+    assert isinstance(found, StepTrace), found
+    assert 0.93 < peak_bytes(demand_of(spec), shape, layout) / found.memory.peak < 1.12

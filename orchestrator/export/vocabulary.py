@@ -1,0 +1,167 @@
+"""A pretrained folder without the tokens that a job's data never uses: its tokenizer, tables and configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from orchestrator.config.errors import InputError
+from orchestrator.data.encoding.auto_tokenizer import FILE
+from orchestrator.data.encoding.reduced import Reduced, reduced
+from orchestrator.data.prepare.chat_template import MORE_TEMPLATES
+from orchestrator.data.prepare.shards import read_record
+from orchestrator.data.store.data_folder import DataFolder
+from orchestrator.data.store.tokens import Tokens
+from orchestrator.export.target import new_folder
+from orchestrator.resolve.prepared_data import PreparedData
+from orchestrator.resolve.resolved_job import wrong_input
+from workloads.hf.fewer_rows import named_tokens, stored_parameters, write_fewer_rows
+from workloads.hf.hf_config import FOLDER, root
+from workloads.objectives.records import CLOSE, MARK
+
+SETTINGS = "tokenizer_config.json"
+BESIDE = ("special_tokens_map.json", "chat_template.jinja", "chat_template.json")
+"""Files beside a tokenizer that name no ids, and are copied."""
+AT_ONCE = 2**22
+"""Words of prepared data that are compared at once."""
+
+
+def without_unused_tokens(
+    model: str, tokenizer: object, data: PreparedData, target: str, prepare: Callable[[str], PreparedData]
+) -> dict[str, Any]:
+    """Write a pretrained model and its tokenizer to `target`, with only the tokens that the data of a job uses.
+
+    The data is prepared with the smaller tokenizer too, and every word of it is compared. Nothing is written if one is
+    another token than before.
+
+    Args:
+        model: the job's workload.model.
+        tokenizer: its data.tokenizer, which must be that of the model's folder.
+        data: its prepared data, held-out sets included.
+        target: the local folder to make.
+        prepare: prepares the data of the job with the model and the tokenizer of another folder.
+
+    Returns:
+        {"uri", "tokens", "tokens_before", "parameters", "parameters_before"}.
+
+    Raises:
+        InputError: the job's model is in no folder or has another tokenizer, or the tokenizer's entries cannot be
+            removed.
+    """
+    folder = _folder_of(model, tokenizer)
+    text = (Path(folder) / FILE).read_text()
+    uris = [data.uri, *data.sets.values()]
+    used = set().union(*map(_used_tokens, uris)) | named_tokens(folder)
+    smaller = reduced(text, used, f"data.tokenizer {folder}")
+    with new_folder(target) as made:
+        with wrong_input("workload.model"):
+            write_fewer_rows(folder, smaller.kept, made)
+        _write_tokenizer(folder, smaller, made)
+        again = prepare(made)
+        for before, after in zip(uris, [again.uri, *again.sets.values()], strict=True):
+            _check_same_tokens(before, after)
+        return {
+            "uri": target,
+            "tokens": len(smaller.kept),
+            "tokens_before": Tokenizer.from_str(text).get_vocab_size(),
+            "parameters": stored_parameters(made),
+            "parameters_before": stored_parameters(folder),
+        }
+
+
+def _folder_of(model: str, tokenizer: object) -> str:
+    """Return the local folder of a job's model, which must also hold its tokenizer."""
+    if not model.startswith(FOLDER):
+        raise InputError(
+            f"{model} has no tokenizer", "workload.model", "name a pretrained model by hf:<folder>"
+        )
+    folder = str(root(model.removeprefix(FOLDER)))
+    if not isinstance(tokenizer, str) or Path(tokenizer).resolve() not in (
+        Path(folder).resolve(),
+        (Path(folder) / FILE).resolve(),
+    ):
+        raise InputError("the tokenizer is not the model's", "data.tokenizer", f"set it to {folder}")
+    if not (Path(folder) / FILE).is_file():
+        raise InputError(f"has no {FILE}", f"workload.model {folder}", "save the tokenizer in that form")
+    return folder
+
+
+def _used_tokens(uri: str) -> set[int]:
+    """Return the ids of all tokens in prepared data, and of its special tokens.
+
+    The shards' records count tokens; numbers beside them (labels, lengths) do not count. Without its record, every
+    word of a shard counts.
+    """
+    tokens = Tokens.open(uri)
+    found = set(tokens.manifest.roles.values())
+    folder = DataFolder(uri)
+    for number, source in enumerate(tokens.manifest.sources):
+        records = [
+            read_record(folder, int(Path(shard.file).stem), tokens.manifest.format) for shard in source.shards
+        ]
+        if all(record is not None for record in records):
+            for record in records:
+                assert record is not None
+                found |= set(np.flatnonzero(record["counts"]).tolist())
+            continue
+        for words in _windows(tokens, number):
+            found |= set(np.unique(words & ~np.int64(MARK | CLOSE)).tolist())
+    return found
+
+
+def _windows(tokens: Tokens, source: int) -> Iterator[np.ndarray]:
+    """Yield the words of a source, int64, some at a time."""
+    length = tokens.length(source)
+    for start in range(0, length, AT_ONCE):
+        yield tokens.window(source, start, min(AT_ONCE, length - start)).astype(np.int64)
+
+
+def _check_same_tokens(before: str, after: str) -> None:
+    """Raise InputError if a word of prepared data is another token in the data of the smaller tokenizer."""
+    old, new = Tokens.open(before), Tokens.open(after)
+    names = new.tokenizer().get_vocab()
+    entries = old.tokenizer().get_vocab()
+    numbers = np.full(max(entries.values()) + 1, -1, dtype=np.int64)
+    for token, number in entries.items():
+        numbers[number] = names.get(token, -1)
+    records = bool(old.manifest.records)
+    for source in range(old.sources):
+        same = old.length(source) == new.length(source)
+        for ours, theirs in zip(_windows(old, source), _windows(new, source), strict=True) if same else ():
+            flags = ours & np.int64(MARK | CLOSE)
+            token = ours ^ flags
+            mapped = numbers[np.minimum(token, len(numbers) - 1)] | flags
+            # Labels and lengths stand between the tokens of records, and are not renumbered.
+            same &= bool(((theirs == mapped) | (records & (theirs == ours))).all())
+        if not same:
+            raise InputError(
+                "some texts would have other tokens with the smaller tokenizer",
+                f"data.tokenizer of {before}",
+                "keep the whole tokenizer",
+            )
+
+
+def _write_tokenizer(folder: str, smaller: Reduced, target: str) -> None:
+    """Write the tokenizer, with its settings and templates."""
+    made = Path(target)
+    (made / FILE).write_text(smaller.text)
+    for name in BESIDE:
+        if (path := Path(folder) / name).is_file():
+            (made / name).write_bytes(path.read_bytes())
+    for path in sorted((Path(folder) / MORE_TEMPLATES).glob("*.jinja")):
+        (made / MORE_TEMPLATES).mkdir(exist_ok=True)
+        (made / MORE_TEMPLATES / path.name).write_bytes(path.read_bytes())
+    settings = Path(folder) / SETTINGS
+    if settings.is_file():
+        found = json.loads(settings.read_text())
+        numbers = smaller.numbers
+        if added := found.get("added_tokens_decoder"):
+            found["added_tokens_decoder"] = {
+                str(numbers[int(number)]): token for number, token in added.items() if int(number) in numbers
+            }
+        (made / SETTINGS).write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")

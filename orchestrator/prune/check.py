@@ -1,0 +1,40 @@
+"""Check that a model has what a job prunes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.config.errors import InputError
+from orchestrator.prune.config import PruneSpec
+from orchestrator.resolve.resolved_job import wrong_input
+
+
+def check_prune(prune: PruneSpec | None, workload: Any) -> None:
+    """Check that there are matrices to prune, and that their rows divide into the groups of a pattern.
+
+    Raises:
+        InputError: they do not.
+    """
+    if prune is None:
+        return
+    from orchestrator.prune.names import pruned_names
+    from workloads.hf.our_names import told_by_our_names
+
+    with wrong_input("prune.match"), told_by_our_names(workload.config):
+        names = pruned_names(prune, workload)
+    if not names:
+        what = f"{workload.name} has no trained matrix in a layer"
+        raise InputError(what, "prune", "name matrices in prune.match, or leave out train.freeze")
+    if prune.pattern is None:
+        return
+    if workload.config.divided_by == "plan":
+        what = (
+            f"{workload.name} runs as a class of transformers, some of which store the input dimension first"
+        )
+        raise InputError(what, "prune.pattern", "give prune.sparsity in place of it")
+    of = prune.group[1]
+    for name in names:
+        shape = workload.shapes[name]
+        if shape[-1] % of or len(shape) > 2 + (name in workload.stacks):
+            what = f"{name} {list(shape)} has no rows of whole groups of {of}"
+            raise InputError(what, "prune.pattern", "leave it out of prune.match, or choose another pattern")

@@ -1,0 +1,42 @@
+"""Which parameters a job prunes."""
+
+from __future__ import annotations
+
+import re
+
+from orchestrator.optim.groups import NOT_DECAYED
+from orchestrator.prune.config import PruneSpec
+from workloads.adapters.frozen import matching, parameters_of
+from workloads.workload import Workload
+
+NOT_PRUNED = re.compile(
+    r"(^|\.)(router|classifier|shared_gate|shared_expert_gate|relative)\.|(mlp|block_sparse_moe)\.gate\."
+)
+"""Names of what is no layer's linear map: routers and gates of experts, and biases of relative keys."""
+
+
+def pruned_names(prune: PruneSpec | None, workload: Workload) -> list[str]:
+    """Return the names of the parameters to prune, ascending: trained matrices that `match` names; without it, those of
+    the layers, stacks of experts included.
+
+    Raises:
+        Unmatched: a pattern matches no trained matrix.
+    """
+    if prune is None:
+        return []
+    shapes = workload.shapes
+    matrices = [
+        name
+        for name in parameters_of(workload)
+        if name not in workload.frozen and len(shapes[name]) > 1 + (name in workload.stacks)
+    ]
+    if prune.match:
+        return sorted(matching(prune.match, matrices, "trained matrix"))
+    top = max(map(workload.depth, shapes))
+    return sorted(
+        name
+        for name in matrices
+        if 0 < workload.depth(name) < top
+        and not NOT_DECAYED.search(name.lower())
+        and not NOT_PRUNED.search(name)
+    )

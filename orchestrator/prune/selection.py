@@ -1,0 +1,133 @@
+"""The smallest elements of tensors that are divided over ranks: exactly the same ones under any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from orchestrator.parallel.parameter_shard import ParameterShard
+
+LEAST, MOST = -(2**31), 2**31 - 1
+"""The range of keys."""
+FARTHEST = 2**48
+"""No tensor has an index beyond this."""
+
+
+def ordered(values: Tensor) -> Tensor:
+    """Return int32 keys with the order of the fp32 `values`, in which -0 equals 0.
+
+    The bits of a float, read as sign and magnitude, have the order of the floats; of negative ones the magnitude is
+    inverted.
+    """
+    bits = (values + 0.0).view(torch.int32)
+    return torch.where(bits < 0, bits ^ MOST, bits)
+
+
+def smallest(
+    keys: Sequence[Tensor],
+    shards: Sequence[ParameterShard],
+    units: Sequence[Sequence[str]],
+    counts: Sequence[int],
+    device: torch.device,
+) -> list[Tensor]:
+    """Return, for each shard, which of its elements are among the smallest of their unit, bool like the keys.
+
+    The k-th smallest key of a unit is found by bisection over the 32 bits of a key: the ranks count the keys up to a
+    bound, and one all-reduce of a number per unit adds the counts. Of equal keys those first in the order of (position
+    of the tensor in the unit, index in the whole tensor) are taken, so the choice depends on the values alone.
+
+    Args:
+        keys: int32 keys of this rank's shards, flat.
+        shards: the shards.
+        units: the names of the tensors whose elements are compared, the same on all ranks.
+        counts: how many elements of each unit to take.
+        device: the device of the shards; a rank may have none.
+    """
+    names = [name for unit in units for name in unit]
+    number = {name: n for n, name in enumerate(names)}
+    unit_of = [n for n, unit in enumerate(units) for _ in unit]
+    tensors = [number[shard.name] for shard in shards]
+    wanted = torch.tensor(counts, dtype=torch.int64, device=device)
+    of_unit = torch.tensor(unit_of, dtype=torch.int64, device=device)
+
+    def count(tests: Callable[[int], Tensor]) -> Tensor:
+        """Return how many elements of each tensor pass the test of their shard, over all ranks."""
+        found = torch.zeros(len(names), dtype=torch.int64, device=device)
+        for n, shard in enumerate(shards):
+            if shard.counted:
+                found[tensors[n]] += tests(n).sum()
+        dist.all_reduce(found)
+        return found
+
+    def summed(each: Tensor) -> Tensor:
+        return torch.zeros_like(wanted).index_add_(0, of_unit, each)
+
+    bounds = _least_bounds(
+        torch.full_like(wanted, LEAST),
+        torch.full_like(wanted, MOST),
+        lambda bound: summed(count(lambda n: keys[n] <= bound[unit_of[tensors[n]]].int())) >= wanted,
+    )
+    bound = [bounds[unit_of[tensor]].int() for tensor in tensors]
+    below = summed(count(lambda n: keys[n] < bound[n]))
+    ties = count(lambda n: keys[n] == bound[n])
+    taken = _shared_out(ties, wanted - below, unit_of)
+    # Only where a tensor gives some of its ties does it matter which; only those are looked up.
+    some = ((taken > 0) & (taken < ties)).tolist()
+    places = [
+        _places(shard, keys[n] == bound[n]) if some[tensors[n]] else keys[n].new_empty(0, dtype=torch.int64)
+        for n, shard in enumerate(shards)
+    ]
+    last = torch.zeros_like(taken)
+    if any(some):
+        last = _least_bounds(
+            torch.full_like(taken, -1),
+            torch.full_like(taken, FARTHEST),
+            lambda bound: count(lambda n: places[n] <= bound[tensors[n]]) >= taken,
+        )
+    found = []
+    for n, tensor in enumerate(tensors):
+        tied = keys[n] == bound[n]
+        chosen = (keys[n] < bound[n]) | (tied & (taken[tensor] == ties[tensor]))
+        if some[tensor]:
+            chosen[tied] = places[n] <= last[tensor]
+        found.append(chosen)
+    return found
+
+
+def _least_bounds(low: Tensor, high: Tensor, reached: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the least integer of each entry in [low, high] at which `reached` is true, which it is at `high`."""
+    while bool((low < high).any()):
+        middle = torch.div(low + high, 2, rounding_mode="floor")
+        enough = reached(middle)
+        low, high = (
+            torch.where(enough, low, torch.minimum(middle + 1, high)),
+            torch.where(enough, middle, high),
+        )
+    return low
+
+
+def _shared_out(there: Tensor, wanted: Tensor, unit_of: Sequence[int]) -> Tensor:
+    """Return how many of the `there` elements of each tensor are taken, so that each unit has `wanted`: first tensors
+    first.
+    """
+    left = wanted.tolist()
+    found = []
+    for count, unit in zip(there.tolist(), unit_of, strict=True):
+        found.append(min(count, left[unit]))
+        left[unit] -= found[-1]
+    return torch.tensor(found, dtype=torch.int64, device=there.device)
+
+
+def _places(shard: ParameterShard, chosen: Tensor) -> Tensor:
+    """Return the index in the flattened whole tensor of the chosen elements of a shard, in their order."""
+    found = []
+    for box, view in shard.views(chosen):
+        index = torch.zeros((), dtype=torch.int64, device=chosen.device)
+        for start, extent, size in zip(box.start, box.extent, shard.cut.shape, strict=True):
+            along = torch.arange(start, start + extent, device=chosen.device)
+            index = index.unsqueeze(-1) * size + along
+        found.append(index.reshape(-1)[view.reshape(-1)])
+    return torch.cat(found)

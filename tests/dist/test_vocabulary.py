@@ -1,0 +1,143 @@
+"""A folder without the tokens that the data never uses computes the same for those that are left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from base_run import document
+from hf_tokenizers import bert, gpt2
+from jobs import rows, write_text
+from local_run import drive_here
+from prepared import prepare_here
+from tokenizers import Tokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+)
+
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec, parse
+from orchestrator.data.store.tokens import Tokens
+from orchestrator.export import vocabulary
+from orchestrator.export.vocabulary import without_unused_tokens
+from orchestrator.resolve.prepared_data import PreparedData
+
+
+def save(folder: Path, kind: str) -> None:
+    """A small model with random weights, and a real tokenizer."""
+    folder.mkdir()
+    torch.manual_seed(0)
+    if kind == "gpt2":
+        gpt2(folder)
+        GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64)).save_pretrained(folder)
+        return
+    bert(folder)
+    config = BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=64,
+    )  # fmt: skip
+    BertForMaskedLM(config).save_pretrained(folder)
+
+
+def asked(text: str, folder: Path, kind: str) -> dict[str, Any]:
+    objective = "causal_lm" if kind == "gpt2" else "masked_lm"
+    found = document(text, model=f"hf:{folder}", changes={}, objective=objective)
+    found["data"]["tokenizer"] = str(folder)
+    return found
+
+
+def prepared(cache: Path, spec: JobSpec) -> PreparedData:
+    return PreparedData(prepare_here(spec, str(cache)))
+
+
+def reduced(
+    text: str, folder: Path, kind: str, cache: Path, target: Path
+) -> tuple[PreparedData, dict[str, Any]]:
+    """What the command does, on this machine: the job's data, and what is told of the folder that is made."""
+    spec = parse(asked(text, folder, kind))
+    data = prepared(cache, spec)
+    made = without_unused_tokens(
+        spec.workload.model,
+        spec.data.tokenizer,
+        data,
+        str(target),
+        lambda made: prepared(cache, parse(asked(text, Path(made), kind))),
+    )
+    return data, made
+
+
+@pytest.mark.parametrize("kind", [pytest.param("gpt2", marks=pytest.mark.slow), "bert"])
+def test_what_is_left_is_the_same_model(tmp_path: Path, kind: str) -> None:
+    text = write_text(tmp_path / "text", 20_000)
+    save(tmp_path / "large", kind)
+    data, made = reduced(text, tmp_path / "large", kind, tmp_path / "cache", tmp_path / "small")
+    assert made["tokens"] < 0.2 * made["tokens_before"]
+    assert made["parameters"] < 0.2 * made["parameters_before"]
+    large, small = (
+        Tokenizer.from_file(str(tmp_path / each / "tokenizer.json")) for each in ("large", "small")
+    )
+    kept = [large.token_to_id(small.id_to_token(number)) for number in range(made["tokens"])]
+    numbers = {old: new for new, old in enumerate(kept)}
+    words = Tokens.open(data.uri).window(0, 0, 48).astype(np.int64)
+    tokens = torch.from_numpy(words)[None]
+    renumbered = torch.tensor([[numbers[int(number)] for number in words]])
+    load = AutoModelForCausalLM if kind == "gpt2" else AutoModelForMaskedLM
+    models = [load.from_pretrained(tmp_path / each).eval() for each in ("large", "small")]
+    with torch.no_grad():
+        wanted = models[0](tokens).logits[..., kept]
+        torch.testing.assert_close(models[1](renumbered).logits, wanted, rtol=1e-5, atol=1e-5)
+    assert models[1].config.vocab_size == made["tokens"]
+    for name in ("eos_token_id", "pad_token_id"):
+        before = getattr(models[0].config, name, None)
+        assert getattr(models[1].config, name, None) == (before if before is None else numbers[before])
+    phrase = Path(text).read_text()[:300].rpartition(" ")[0]
+    ids = [AutoTokenizer.from_pretrained(tmp_path / each)(phrase)["input_ids"] for each in ("large", "small")]
+    assert [numbers[number] for number in ids[0]] == ids[1]
+
+
+@pytest.mark.slow
+def test_training_begins_with_the_same_loss(tmp_path: Path) -> None:
+    """That of a softmax over fewer tokens is less by what the removed ones had."""
+    text = write_text(tmp_path / "text", 20_000)
+    save(tmp_path / "large", "gpt2")
+    reduced(text, tmp_path / "large", "gpt2", tmp_path / "cache", tmp_path / "small")
+    job = asked(text, tmp_path / "small", "gpt2")
+    job["train"] |= {"steps": 2}
+    drive_here(job, str(tmp_path / "run"), tmp_path / "cache")
+    tokens = json.loads((tmp_path / "small" / "config.json").read_text())["vocab_size"]
+    assert rows(tmp_path / "run")[0]["loss"] == pytest.approx(np.log(tokens), abs=0.1)
+
+
+def test_a_tokenizer_that_would_give_other_tokens_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = write_text(tmp_path / "text", 20_000)
+    save(tmp_path / "large", "bert")
+    data = prepared(tmp_path / "cache", parse(asked(text, tmp_path / "large", "bert")))
+    whole = vocabulary._used_tokens
+    names = Tokenizer.from_file(str(tmp_path / "large" / "tokenizer.json")).id_to_token
+    longest = max(whole(data.uri), key=lambda number: len(names(number)))  # nothing merges with it
+    monkeypatch.setattr(vocabulary, "_used_tokens", lambda uri: whole(uri) - {longest})
+    with pytest.raises(InputError, match="some texts would have other tokens"):
+        reduced(text, tmp_path / "large", "bert", tmp_path / "cache", tmp_path / "small")
+    assert not (tmp_path / "small").exists()
+    assert not list(tmp_path.glob(".small*"))
+
+
+def test_another_tokenizer_than_the_models_is_refused(tmp_path: Path) -> None:
+    save(tmp_path / "large", "bert")
+    for other in ({"train_bpe": 512}, str(tmp_path)):
+        with pytest.raises(InputError, match="the tokenizer is not the model's"):
+            without_unused_tokens(
+                f"hf:{tmp_path / 'large'}", other, PreparedData(""), str(tmp_path / "small"), PreparedData
+            )
