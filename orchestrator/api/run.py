@@ -180,7 +180,7 @@ class Run:
             try:
                 commit.workload.check_hf()
             except WorkloadError:
-                return with_weights(commit.workload, commit.read)
+                return with_weights(commit.workload, commit.read, scheme=commit.scheme)
         with tempfile.TemporaryDirectory(prefix="orchestrator-model-") as folder:
             target = self.export(Path(folder) / "model", step, raw, form="hf")
             if (Path(target) / "own.json").exists():

@@ -43,6 +43,8 @@ from orchestrator.observe.sinks.config import SinkSpec
 from orchestrator.optim.config import NEWER
 from orchestrator.optim.kinds import KINDS
 from orchestrator.parallel.config import ParallelSpec, cost_of
+from orchestrator.quantize.config import QuantizeSpec
+from orchestrator.quantize.config import problem_of as problem_of_quantization
 from orchestrator.rewards.config import LIMITS as REWARD_LIMITS
 from orchestrator.rewards.config import Rewards
 from orchestrator.train.config import NEWER as NEWER_OF_TRAIN
@@ -73,6 +75,10 @@ class JobSpec(StrictModel):
     )
     rewards: Rewards = Field(
         default_factory=list, description="what generated answers are rewarded for; the rewards add up"
+    )
+    quantize: QuantizeSpec | None = Field(
+        default=None,
+        description="train linear layers with weights that are rounded to few bits, as in the export",
     )
     parallel: Literal["auto"] | ParallelSpec = Field(
         default="auto", description="the layout: chosen by the planner, or given whole or in part"
@@ -119,6 +125,14 @@ class JobSpec(StrictModel):
             raise ValueError(
                 f"{self.workload.objective} is evaluated by the ranks that train; set evaluate.where to gang"
             )
+        return self
+
+    @model_validator(mode="after")
+    def what_is_quantised_trains_whole_weights(self) -> JobSpec:
+        if problem := problem_of_quantization(
+            self.quantize, self.workload, self.train, self.checkpoint.export
+        ):
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")
@@ -406,6 +420,8 @@ class JobSpec(StrictModel):
         if self.checkpoint.ema is not None:
             found["checkpoint"] = {"average": {"ema": self.checkpoint.ema}}
         found["data"] = bare_places(found["data"])
+        if self.quantize:
+            found["quantize"] = self.quantize.model_dump(mode="json")
         if self.rollout:
             found["rollout"] = self.rollout.model_dump(mode="json", exclude={*NOT_IDENTITY})
             found["rewards"] = [

@@ -75,7 +75,7 @@ def subject_of_commit(
 
     found = model_of_run(run_uri, step, best, raw)
     workload = found.workload
-    model = with_weights(workload, found.read, device)
+    model = with_weights(workload, found.read, device, found.scheme)
     with tempfile.TemporaryDirectory(prefix="tokenizer-") as folder:
         write_tokenizer(found.tokens, workload, found.spec.data, folder)
         tokenizer = Tokenizer.from_file(str(Path(folder, FILE)))

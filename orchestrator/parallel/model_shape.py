@@ -43,6 +43,7 @@ class ModelShape:
         head_share: share of a sequence's tokens whose logits over the vocabulary are computed.
         trained_share: share of the parameters that are trained.
         quantised_share: share of the parameters that are stored in 4 bits.
+        quantised_group: weights of a row that share a scale in training; 0 for a whole row, or without quantisation.
         chunked_head: whether the loss is computed in chunks of tokens, so that the logits never exist all at once.
     """
 
@@ -70,6 +71,7 @@ class ModelShape:
     head_share: float = 1.0
     trained_share: float = 1.0
     quantised_share: float = 0.0
+    quantised_group: int = 0
     chunked_head: bool = True
     embedding: int = 0
     head_dim: int = 0

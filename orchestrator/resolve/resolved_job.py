@@ -106,6 +106,8 @@ def resolve(
         shape = model_shape(model, spec.data.sequence_length, divides, read)
         if spec.evaluate and spec.evaluate.own_metrics:
             shape = replace(shape, no_model_split="an own metric reads whole outputs")
+    if spec.quantize:
+        shape = replace(shape, quantised_group=spec.quantize.scheme.group)
     if spec.reads_base:
         from workloads.hf.our_names import told_by_our_names
         from workloads.load import quantised_share, trained_share

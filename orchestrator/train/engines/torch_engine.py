@@ -37,6 +37,7 @@ from orchestrator.train.committed_state import CHUNKS_HEAD
 from orchestrator.train.engines.engine import Metrics
 from orchestrator.train.engines.loss_scale import LossScale
 from orchestrator.train.engines.moving_average import MovingAverage
+from orchestrator.train.engines.rounding import Rounding
 from orchestrator.train.engines.state import committed_shapes, initialise, pieces, restore
 from workloads.objectives.preferences import REFERENCE
 from workloads.objectives.rewarded import REFERENCE_TOKENS
@@ -79,7 +80,9 @@ class TorchEngine:
         self._is_alone_until_reduction = layout.world == layout.dp and layout.zero <= 1 and layout.ep == 1
         self.clock = StepClock(device.device)
         self._mesh = Mesh(layout, self.clock)
-        self.parallel = parallelize(workload, layout, self._mesh, device, spec.train)
+        scheme = spec.quantize.scheme if spec.quantize else None
+        self.parallel = parallelize(workload, layout, self._mesh, device, train=spec.train, scheme=scheme)
+        self._rounding = Rounding(self.parallel.stages, spec.quantize)
         self._mesh.connect(device.device)
         self._data = self.parallel.data
         self._stages = self.parallel.stages
@@ -252,6 +255,7 @@ class TorchEngine:
         self._data.publish()
         self._optimizer = self._make_optimizer()
         self._steps = 0
+        self._rounding.at(0)
         self._average.begin()
 
     def state(self) -> Iterator[TensorPiece]:
@@ -282,6 +286,7 @@ class TorchEngine:
             thawed=thawed,
         )
         self._steps = int(reader.read("optim.step"))
+        self._rounding.at(self._steps)
         self._average.go_on(self._steps)
         for name, buffer in self._buffers.items():
             buffer.copy_(reader.read(f"model.{name}"))
@@ -335,6 +340,7 @@ class TorchEngine:
         set_lr(self._optimizer.param_groups, lr)
         self._optimizer.step()
         self._steps += 1
+        self._rounding.at(self._steps)
         self._average.update()
         self._data.publish()
         for stage in self._stages:
