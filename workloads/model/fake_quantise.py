@@ -3,10 +3,14 @@ passed straight through the rounding (Jacob et al., 2018, section 3; Bengio et a
 estimator).
 
 The arithmetic is that of the formats' own libraries, operation by operation, so that an export has exactly the numbers
-that training used. compressed-tensors (`calculate_qparams`, `quantize`): scale s = max|w| / ((2^b - 1) / 2) over a
-group, q = round(clamp(w / s, -2^(b-1), 2^(b-1) - 1)), ties to even. GGUF (`gguf.quants`): q8_0 has s = max|w| / 127
-and rounds ties away from zero; q4_0 has s = m / -8, where m is the number of largest absolute value with its sign, and
-q = trunc(w / s + 8.5) - 8. Both store s in fp16, after the integers are found.
+that training used.
+
+- int8 and int4 of b bits, over a group: s = max(max(w) / (2^(b-1) - 1), min(w) / -2^(b-1)), torchao's
+  `SYMMETRIC_NO_CLIPPING_ERR`; then q = round(clamp(w / s, -2^(b-1), 2^(b-1) - 1)), ties to even, as in
+  compressed-tensors, which stores s. Its own scale is max|w| / (2^(b-1) - 0.5). That puts the lowest weight of a group
+  on a tie, -7.5 in 4 bits, where its last bit decides between -7 and -8, and a run would depend on the order of sums.
+- q8_0: s = max|w| / 127, ties away from zero. q4_0: s = m / -8, where m is the number of largest absolute value with
+  its sign, and q = trunc(w / s + 8.5) - 8 (`gguf.quants`). Both store s in fp16, after the integers are found.
 """
 
 from __future__ import annotations
@@ -29,14 +33,18 @@ TOKEN_LEVELS = 127.5
 
 
 def extremes(weight: Tensor, scheme: Scheme) -> Tensor:
-    """Return what the scale of each group follows from, [out, groups, 1]: the largest absolute value, for q4_0 with the
-    sign of the number that has it.
+    """Return what the scale of each group follows from, [out, groups, 1].
+
+    It is the scale itself for int8 and int4, else the largest absolute value, for q4_0 with the sign of its number.
     """
     groups = weight.unflatten(-1, (-1, scheme.group or weight.shape[-1]))
     if scheme.weights == "q4_0":
         return groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
     low, high = groups.aminmax(dim=-1, keepdim=True)
-    return torch.maximum(low.neg(), high)
+    if scheme.is_of_gguf:
+        return torch.maximum(low.neg(), high)
+    half = 2.0 ** (scheme.bits - 1)
+    return torch.maximum(low / _on_device(low, -half), high / _on_device(high, half - 1)).clamp_(min=0)
 
 
 def quantise(weight: Tensor, scheme: Scheme, extreme: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -52,8 +60,7 @@ def quantise(weight: Tensor, scheme: Scheme, extreme: Tensor | None = None) -> t
     if scheme.is_of_gguf:
         return _of_gguf(groups, extreme, scheme.weights == "q4_0")
     half = 2.0 ** (scheme.bits - 1)
-    scale = extreme / _on_device(extreme, half - 0.5)
-    scale = torch.where(scale == 0, torch.finfo(scale.dtype).eps, scale)
+    scale = torch.where(extreme == 0, torch.finfo(extreme.dtype).eps, extreme)
     return groups.div(scale).clamp_(-half, half - 1).round_(), scale
 
 

@@ -1,4 +1,4 @@
-"""Fake-quantised numbers are those of the formats' libraries, bit for bit, and their gradients those of a plain loop."""
+"""Fake-quantised numbers are those of the formats' libraries, bit for bit, and gradients those of a plain loop."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from compressed_tensors.quantization import QuantizationArgs
 from compressed_tensors.quantization.lifecycle.forward import fake_quantize
+from compressed_tensors.quantization.lifecycle.forward import quantize as ct_quantize
 from compressed_tensors.quantization.utils import calculate_qparams, compute_dynamic_scales_and_zp
 from torch import Tensor, nn
+from torchao.quantization.quant_primitives import MappingType, choose_qparams_affine
 from traced_cases import vocabulary_of
 
 from workloads.errors import WorkloadError
@@ -46,10 +48,31 @@ def test_integers_are_those_of_compressed_tensors(form: str, group: int) -> None
     scheme = Scheme(form, group)  # type: ignore[arg-type]
     strategy = {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}
     args = QuantizationArgs(num_bits=scheme.bits, symmetric=True, **strategy)
-    groups = weight.unflatten(-1, (-1, group or weight.shape[1]))
-    scale, zero = calculate_qparams(groups.amin(-1), groups.amax(-1), args)
-    assert torch.equal(fake_quantised(weight, scheme), fake_quantize(weight, scale, zero, args))
-    assert torch.equal(quantise(weight, scheme)[1].squeeze(-1), scale)
+    scale = quantise(weight, scheme)[1].squeeze(-1)
+    assert torch.equal(fake_quantised(weight, scheme), fake_quantize(weight, scale, None, args))
+    block, most = (1, group or weight.shape[1]), 2 ** (scheme.bits - 1)
+    wanted, _ = choose_qparams_affine(
+        weight, MappingType.SYMMETRIC_NO_CLIPPING_ERR, block, torch.int8, -most, most - 1, eps=0.0
+    )
+    zero = scale == torch.finfo(torch.float32).eps
+    assert torch.equal(scale[~zero], wanted.view_as(scale)[~zero])
+    assert zero.sum() == (wanted == 0).sum() > 0
+
+
+@pytest.mark.parametrize("form", ["int4", "int8"])
+def test_a_last_bit_does_not_move_the_largest_weights(form: str) -> None:
+    """With compressed-tensors' own scale the lowest weight of a group lies between two integers."""
+    torch.manual_seed(0)
+    weight = torch.randn(512, 64)
+    moved = weight * (1 + 2.0**-22)
+    scheme = Scheme(form, 32)  # type: ignore[arg-type]
+    assert torch.equal(quantise(weight, scheme)[0], quantise(moved, scheme)[0])
+    args = QuantizationArgs(num_bits=scheme.bits, symmetric=True, strategy="group", group_size=32)
+    theirs = []
+    for each in (weight, moved):
+        groups = each.unflatten(-1, (-1, 32))
+        theirs.append(ct_quantize(each, *calculate_qparams(groups.amin(-1), groups.amax(-1), args), args))
+    assert (theirs[0] != theirs[1]).sum() > 10
 
 
 @pytest.mark.parametrize("form", ["q4_0", "q8_0"])
@@ -141,7 +164,10 @@ def test_the_layers_are_those_of_blocks_that_the_patterns_name() -> None:
 @pytest.mark.parametrize(
     ("scheme", "wanted"),
     [
-        (Scheme("int8", match=("*.weights",)), r"'\*\.weights' matches no weight of a linear layer in a block"),
+        (
+            Scheme("int8", match=("*.weights",)),
+            r"'\*\.weights' matches no weight of a linear layer in a block",
+        ),
         (Scheme("int8", keep=("*",)), "keep leaves no linear layer"),
         (Scheme("int8", 48), "rows of .*, which is no multiple of the group of 48"),
     ],
