@@ -141,7 +141,7 @@ def checks_of_workload(spec: JobSpec, workload: Any, prepared: str = "") -> list
     return [
         partial(check_groups, spec.train.optimizer, workload),
         partial(check_quantize, spec.quantize, workload),
-        partial(check_export, spec.checkpoint, workload),
+        partial(check_export, spec.checkpoint, workload, spec.quantize),
         partial(check_tasks, spec.evaluate, spec.set_names, workload),
         partial(code_of, spec.own_code),
         partial(check_own_cost, spec.parallel, spec.resources.workers.max),

@@ -68,9 +68,7 @@ class QuantizeSpec(StrictModel):
         return self.scheme if step >= self.from_step else None
 
 
-def problem_of(
-    quantize: QuantizeSpec | None, workload: WorkloadSpec, train: TrainSpec, export: str | None
-) -> str:
+def problem_of(quantize: QuantizeSpec | None, workload: WorkloadSpec, train: TrainSpec) -> str:
     """Return what a job has that cannot be quantised; empty if nothing."""
     if quantize is None:
         return ""
@@ -85,11 +83,5 @@ def problem_of(
     if quantize.from_step >= train.steps:
         return (
             f"quantize.from_step {quantize.from_step} is not before the last of {train.steps} steps; lower it"
-        )
-    wanted = "gguf" if quantize.weights in OF_GGUF else "hf"
-    if export not in (None, wanted):
-        return (
-            f"quantize.weights {quantize.weights} is trained for checkpoint.export {wanted}, and it is {export}; "
-            "change one of them, or set the export to null"
         )
     return ""

@@ -101,6 +101,10 @@ def fake_quantised_tokens(x: Tensor, largest: Tensor) -> Tensor:
     return x.div(scale).clamp_(-128, 127).round_().mul_(scale)
 
 
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def _same(x: Tensor) -> Tensor:
     return x
 
@@ -139,7 +143,7 @@ class FakeQuantiser:
         """Return the fake-quantised activations, or the same without a format for them."""
         if not self.scheme.activations:
             return x
-        wide = x.float()
+        wide = _wide(x)
         return fake_quantised_tokens(wide, self.over_ranks(largest_of_tokens(wide)))
 
 
@@ -192,8 +196,14 @@ def linear_weights(
     return {
         f"{name}.weight": module
         for name, module in model.named_modules()
-        if id(module) in inside and type(module) in kinds and name.rpartition(".")[2] not in ROUTERS
+        if id(module) in inside and type(module) in kinds and not _is_router(model, name)
     }
+
+
+def _is_router(model: nn.Module, name: str) -> bool:
+    """Return whether a layer chooses experts. A gate beside an up-projection is that of a feed-forward block."""
+    parent, _, leaf = name.rpartition(".")
+    return leaf in ROUTERS and not hasattr(model.get_submodule(parent), "up")
 
 
 def quantised_layers(
@@ -234,5 +244,5 @@ def quantise_for_inference(model: nn.Module, blocks: Iterable[nn.Module], scheme
 
 
 def _round_tokens(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    x = args[0].float()
+    x = _wide(args[0])
     return (fake_quantised_tokens(x, largest_of_tokens(x)), *args[1:])

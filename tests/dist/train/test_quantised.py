@@ -50,8 +50,8 @@ NEAR = {"rows": 1e-4}
 """Tolerance where it is not 1e-5: integers of 8 bits are close, and a sum in another order moves a weight or two over
 the middle between them."""
 STEPPED = {"tokens": (1e-4, 2e-3, 3e-5), "half": (2**-8, 2**-5, 2**-5)}
-"""Tolerance of losses, of norms and of the first norm, where activations are rounded. A sum in another order moves some of them over the
-middle between two integers; weights differ by 1e-9 alone, and seldom lie that close to it. bf16 has its own."""
+"""Tolerance of losses, of norms and of the first norm, where activations are rounded. A sum in another order moves
+some of them over the middle between two integers; weights differ by 1e-9 alone, and seldom lie that close to it."""
 
 
 def case(scheme: str, layout: str) -> dict[str, Any]:

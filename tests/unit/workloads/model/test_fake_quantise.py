@@ -142,6 +142,14 @@ def test_in_16_bits_the_weight_is_rounded_from_fp32() -> None:
     assert torch.equal(found, wanted)
 
 
+def test_the_gate_of_a_feed_forward_block_is_no_router() -> None:
+    workload = load("llama-tiny", "causal_lm", vocabulary_of(192), sequence_length=16)
+    with torch.device("meta"):
+        model = workload.build()
+    found = quantised_layers(model, workload.blocks(model), Scheme("int8"))
+    assert {name.split(".")[3] for name in found if ".feedforward." in name} == {"gate", "up", "down"}
+
+
 def test_the_layers_are_those_of_blocks_that_the_patterns_name() -> None:
     workload = load("mixtral-tiny", "causal_lm", vocabulary_of(192), sequence_length=16)
     with torch.device("meta"):
