@@ -92,7 +92,8 @@ def subject_of_export(
 
     spec, step = spec_of_export(folder, {}, overrides)
     workload = workload_of_export(spec)
-    model = with_weights(workload, lambda name: workload.initial(name, spec.seed), device)
+    scheme = spec.quantize.scheme if spec.quantize else None
+    model = with_weights(workload, lambda name: workload.initial(name, spec.seed), device, scheme)
     return Subject(workload, model, _for_lm_eval(tokenizer_of_export(spec.data, spec.workload)), step)
 
 

@@ -114,6 +114,7 @@ def facts_of(asked: Conversion, is_trained: bool, kept: list[str]) -> dict[str, 
         facts["weights"] = scheme.weights
         facts["group"] = scheme.group or "row"
         facts["activations"] = "dynamic" if scheme.activations else "none"
+        facts |= {"match": list(scheme.match), "keep": list(scheme.keep)}
     named = (*packages[asked.form], "torch")
     return {
         "quantized": facts | {"kept": kept},

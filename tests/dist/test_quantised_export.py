@@ -21,11 +21,15 @@ from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.evaluate.of_commit import evaluate_commit
+from orchestrator.evaluate.of_export import spec_of_export
+from orchestrator.evaluate.on_tasks import subject_of_export
 from orchestrator.export.converted import Conversion, asked_form
-from orchestrator.export.hugging_face import export
+from orchestrator.export.hugging_face import batches, export
 from orchestrator.export.quantised import asked_scheme
+from orchestrator.resolve.commit_model import model_of_run
 from orchestrator.storage.run_directory import RunDir
 from workloads.hf.compare import load
+from workloads.load import with_weights
 from workloads.model.fake_quantise import fake_quantised
 from workloads.model.scheme import Scheme
 
@@ -158,6 +162,26 @@ def test_any_run_goes_to_q4_0(runs: Path, tmp_path: Path) -> None:
     assert {kinds["token_embd.weight"], kinds["output.weight"]} == {"Q8_0"}
     assert {kinds[name] for name in kinds if name.startswith("blk")} == {"Q4_0"}
     assert 0 < told["rounding"] < 0.5
+
+
+@pytest.mark.parametrize("activations", [None, "dynamic"])
+def test_a_quantised_export_is_evaluated(
+    activations: str | None, runs: Path, text: str, tmp_path: Path
+) -> None:
+    """As the same commit with fake quantisation is."""
+    target = str(tmp_path / "out")
+    export(str(runs / "bert"), STEPS, target, form=asked("int8", "row", activations))
+    subject = subject_of_export(target)
+    spec = parse(yaml.safe_load((runs / "bert" / "job.yaml").read_text()))
+    found = model_of_run(RunDir(str(runs / "bert")).uri, STEPS)
+    scheme = Scheme("int8", 0, activations == "dynamic")
+    ours = with_weights(found.workload, found.read, scheme=scheme)
+    batch = next(batches(spec.data, found.tokens, found.workload))
+    given = {name: tensor for name, tensor in batch.items() if name != "labels"}
+    one, other = (model.double()(given).logits for model in (ours, subject.model))
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    spec, step = spec_of_export(target, {"held": text})
+    assert (spec.quantize is not None, step) == (activations == "dynamic", STEPS)
 
 
 @pytest.mark.parametrize("numbers", ["int8", "int8_static"])

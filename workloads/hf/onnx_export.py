@@ -47,7 +47,7 @@ def export_onnx(plain: str, folder: str) -> None:
     inputs = ["input_ids", "attention_mask"]
     if model.config.model_type != "distilbert" and getattr(model.config, "type_vocab_size", 0) > 1:
         inputs.append("token_type_ids")
-    tried = tried_batch(model.config.vocab_size, model.config.pad_token_id, inputs, 8)
+    tried = _batch(model, inputs, 8)
     with torch.no_grad():
         outputs = [name for name, value in model(**tried).items() if isinstance(value, Tensor)]
         of_tokens = [name for name in outputs if model(**tried)[name].shape[:2] == tried["input_ids"].shape]
@@ -96,6 +96,10 @@ class _Named(nn.Module):
         return tuple(found[name] for name in self.outputs)
 
 
+def _batch(model: Any, inputs: Sequence[str], length: int) -> dict[str, Tensor]:
+    return tried_batch(model.config.vocab_size, model.config.pad_token_id, inputs, length)
+
+
 def tried_batch(size: int, padding: int | None, inputs: Sequence[str], length: int) -> dict[str, Tensor]:
     """Return three rows of a vocabulary: a full one, one padded at its end, and one with a single token."""
     pad = padding or 0
@@ -117,7 +121,7 @@ def _compare(model: Any, inputs: Sequence[str], outputs: Sequence[str], path: Pa
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     longest = getattr(model.config, "max_position_embeddings", LENGTHS[-1]) - 2
     for length in sorted({min(length, longest) for length in LENGTHS}):
-        batch = tried_batch(model.config.vocab_size, model.config.pad_token_id, inputs, length)
+        batch = _batch(model, inputs, length)
         with torch.no_grad():
             wanted = model(**batch)
         found = session.run(outputs, {name: tensor.numpy() for name, tensor in batch.items()})
