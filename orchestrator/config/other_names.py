@@ -116,6 +116,7 @@ _KEYS: Mapping[str, str] = {
     ),
     "adapters have no dropout of their own; workload.dropout is the model's": "lora_dropout",
     "workload.adapter.quantize: nf4": "load_in_4bit bnb_4bit_quant_type quantization_config",
+    "quantize, as in {weights: int4, group: 128}": "qat fake_quantize quantization quantizer",
     "train.freeze has patterns of the parameters to freeze": "frozen freeze_layers frozen_layers",
     "--run-dir, by default runs/<name>": (
         "output_dir run_dir dump_folder save_dir logging_dir default_root_dir"

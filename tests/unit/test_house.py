@@ -36,6 +36,7 @@ ROOMS = {
             "planner",
             "resolve",
             "optim",
+            "quantize",
             "rewards",
             "train",
         ),

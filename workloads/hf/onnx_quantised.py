@@ -71,7 +71,7 @@ def _static(plain: Path, path: Path, samples: Iterable[Batch]) -> None:
     quantize_static(
         str(plain),
         str(path),
-        _Reader(plain, samples),  # type: ignore[arg-type]
+        _Reader(plain, samples),
         quant_format=QuantFormat.QDQ,
         op_types_to_quantize=list(PRODUCTS),
         per_channel=True,
