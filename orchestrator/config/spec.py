@@ -129,7 +129,7 @@ class JobSpec(StrictModel):
 
     @model_validator(mode="after")
     def what_is_quantised_trains_whole_weights(self) -> JobSpec:
-        if problem := problem_of_quantization(self.quantize, self.workload, self.train):
+        if problem := problem_of_quantization(self.quantize, self.workload, self.train, self.train.precision):
             raise ValueError(problem)
         return self
 

@@ -19,24 +19,14 @@ from orchestrator.config.spec import JobSpec
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding.auto_tokenizer import FILE, class_to_read
-from orchestrator.export.converted import (
-    EXTRAS,
-    FORM,
-    ROUNDED,
-    Conversion,
-    check_extra,
-    convert,
-    form_of,
-)
+from orchestrator.export.converted import FORM, Conversion
 from orchestrator.export.peft_adapter import check_adapter_export, write_adapter
-from orchestrator.export.quantised import QUANTIZE, calibration, hf_names, kept_in, with_scheme
-from orchestrator.export.quantised import facts_of as facts_of_quantised
+from orchestrator.export.quantised import resolved_form, write_converted
 from orchestrator.export.target import MARK, check_target, draft, publish
 from orchestrator.export.tokenizer import write_tokenizer
 from orchestrator.resolve.chat import chat_of
 from orchestrator.resolve.resolved_job import wrong_input
 from orchestrator.storage.retry import patient
-from workloads.model.scheme import Scheme
 from workloads.own.object_reference import is_object_reference
 
 if TYPE_CHECKING:
@@ -44,7 +34,6 @@ if TYPE_CHECKING:
 
     from orchestrator.data.store.tokens import Tokens
     from orchestrator.evaluate.config import EvaluateSpec
-    from orchestrator.resolve.commit_model import CommitModel
     from orchestrator.train.config import TrainSpec
     from workloads.own.model import OwnWorkload
     from workloads.transformer_workload import TransformerWorkload
@@ -106,16 +95,14 @@ def export(
     if own and spec.quantize:
         raise InputError("an own model is exported in full precision, and it trains for another", FORM)
     with holding(found.store, step, f"the export to {target}"), draft(target) as folder:
-        form = _form_of_own(found.workload) if own else _form(form, spec)
+        form = _form_of_own(found.workload) if own else resolved_form(form, spec.checkpoint, spec.quantize)
         if isinstance(form, Conversion):
             with tempfile.TemporaryDirectory(prefix="hf-", dir=folder) as plain:
                 difference = write(spec, tokens, found.workload, found.read, plain)
-                if form.form == "hf":
-                    difference, rounded, kept = _write_quantised(found, form.scheme, plain, folder)
-                else:
-                    rounded, kept = _convert(found, form, plain, folder)
-            if form.form == "hf" or form.numbers in ROUNDED:
-                quantised = facts_of_quantised(form, spec.quantize is not None, kept)
+                tried = batches(spec.data, tokens, found.workload)
+                written = write_converted(found, form, plain, folder, tried)
+            difference = difference if written.difference is None else written.difference
+            rounded, quantised = written.rounding, written.facts
         else:
             difference = write(
                 spec, tokens, workload=found.workload, read=found.read, folder=folder, form=form
@@ -156,63 +143,6 @@ def export(
     if reader:
         found_facts["tokenizer_class"] = reader
     return (found_facts if rounded is None else found_facts | {"rounding": rounded}) | quantised
-
-
-def _form(form: Form | Conversion | None, spec: JobSpec) -> Form | Conversion:
-    """Return what to export, with the quantisation that the job trains for. Raises InputError if they do not fit."""
-    found = form or form_of(spec.checkpoint)
-    if found is None and spec.quantize and spec.quantize.scheme.is_of_gguf:
-        found = Conversion("gguf")
-    elif found in (None, "hf") and spec.quantize:
-        found = Conversion("hf")
-    found = found or "hf"
-    if not isinstance(found, Conversion):
-        return found  # type: ignore[no-any-return]
-    found = with_scheme(found, spec.quantize)
-    return "hf" if found.form == "hf" and found.scheme is None else found
-
-
-def _convert(found: CommitModel, form: Conversion, plain: str, folder: str) -> tuple[float | None, list[str]]:
-    """Write another format. Return the effect of rounded numbers, and the matrices that keep more bits."""
-    with wrong_input(FORM):
-        chosen = hf_names(form.scheme, found.workload) if isinstance(form.scheme, Scheme) else None
-    rounded = convert(form, plain, folder, chosen, calibration(found.tokens, found.workload))
-    return rounded, kept_in(form, folder)
-
-
-def _write_quantised(
-    found: CommitModel, scheme: Any, plain: str, folder: str
-) -> tuple[float, float, list[str]]:
-    """Write the export in `plain` to `folder` with quantised weights.
-
-    Returns the largest difference of its outputs in transformers to those of our model with fake quantisation, the
-    effect of rounding on them, and the linear layers that stay in full precision. Raises RuntimeError if transformers
-    cannot load it, or the outputs differ.
-    """
-    from workloads.hf.compare import TOLERANCE, difference
-    from workloads.hf.compressed_export import export_compressed
-    from workloads.load import with_weights
-
-    check_extra(EXTRAS["quantize"], "quantize", QUANTIZE)
-    workload = found.workload
-    with wrong_input(QUANTIZE):
-        kept = export_compressed(plain, folder, scheme, hf_names(scheme, workload))
-    tried = [*batches(found.spec.data, found.tokens, workload)]
-    apart = []
-    for each in (scheme, None):
-        model = with_weights(workload, found.read, scheme=each)
-        try:
-            # In fp64, since rounding of activations is a step, and sums in another order lie on its other side.
-            apart.append(difference(workload.config, model, folder, tried, in_fp64=True))
-        except AttributeError as error:  # of classes whose initialisation reads weights that are not there
-            raise RuntimeError(
-                f"transformers cannot load this class in this form ({error}); nothing was published"
-            ) from error
-    if not apart[0] <= TOLERANCE:
-        raise RuntimeError(
-            f"the quantised model's outputs differ by {apart[0]:.2e} in transformers; nothing was published"
-        )
-    return apart[0], apart[1], kept
 
 
 def _form_of_own(workload: Workload) -> Form:

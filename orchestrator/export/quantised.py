@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
+from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.errors import InputError
-from orchestrator.export.converted import EXTRAS, FORM, Conversion, check_extra
+from orchestrator.export.converted import (
+    EXTRAS,
+    FORM,
+    ROUNDED,
+    Conversion,
+    check_extra,
+    convert,
+    form_of,
+)
 from orchestrator.quantize.config import QuantizeSpec
+from orchestrator.resolve.resolved_job import wrong_input
 from workloads.errors import WorkloadError
 from workloads.model.scheme import Scheme
 
 if TYPE_CHECKING:
     from orchestrator.data.store.tokens import Tokens
+    from orchestrator.resolve.commit_model import CommitModel
     from workloads.workload import Batch, Workload
 
 QUANTIZE = "--quantize"
@@ -147,3 +158,95 @@ def kept_in(asked: Conversion, folder: str) -> list[str]:
 
         return kept_in_model(folder)
     return []
+
+
+@dataclass(frozen=True)
+class Written:
+    """A converted export.
+
+    Attributes:
+        difference: of a quantised model, the largest difference of its outputs in transformers to ours with fake
+            quantisation.
+        rounding: the largest change of outputs by rounded numbers, as a share of the largest.
+        facts: what export.json says of it.
+    """
+
+    difference: float | None
+    rounding: float | None
+    facts: dict[str, Any]
+
+
+def resolved_form(form: Any, checkpoint: CheckpointSpec, quantize: QuantizeSpec | None) -> Any:
+    """Return what to export: the form that is asked for, else the job's, with the quantisation that the job trains for.
+
+    Raises InputError if they do not fit.
+    """
+    found = form or form_of(checkpoint)
+    if found is None and quantize and quantize.scheme.is_of_gguf:
+        found = Conversion("gguf")
+    elif found in (None, "hf") and quantize:
+        found = Conversion("hf")
+    if not isinstance(found, Conversion):
+        return found or "hf"
+    found = with_scheme(found, quantize)
+    return "hf" if found.form == "hf" and found.scheme is None else found
+
+
+def write_converted(
+    found: CommitModel, form: Conversion, plain: str, folder: str, tried: Iterable[Batch]
+) -> Written:
+    """Write the export in `plain` to `folder` in another format, and check it.
+
+    Args:
+        found: the commit.
+        form: the format.
+        plain: its export for transformers.
+        folder: where to write.
+        tried: batches on which outputs are compared.
+
+    Raises InputError if the format does not support the model, RuntimeError if the result is wrong.
+    """
+    is_trained = found.spec.quantize is not None
+    if form.form == "hf":
+        difference, change, kept = _write_quantised(found, form.scheme, plain, folder, tried)
+        return Written(difference, change, facts_of(form, is_trained, kept))
+    with wrong_input(FORM):
+        chosen = hf_names(form.scheme, found.workload) if isinstance(form.scheme, Scheme) else None
+    rounding = convert(form, plain, folder, chosen, calibration(found.tokens, found.workload))
+    facts = facts_of(form, is_trained, kept_in(form, folder)) if form.numbers in ROUNDED else {}
+    return Written(None, rounding, facts)
+
+
+def _write_quantised(
+    found: CommitModel, scheme: Any, plain: str, folder: str, tried: Iterable[Batch]
+) -> tuple[float, float, list[str]]:
+    """Write the export in `plain` to `folder` with quantised weights.
+
+    Returns the largest difference of its outputs in transformers to those of our model with fake quantisation, the
+    effect of rounding on them, and the linear layers that stay in full precision. Raises RuntimeError if transformers
+    cannot load it, or the outputs differ.
+    """
+    from workloads.hf.compare import TOLERANCE, difference
+    from workloads.hf.compressed_export import export_compressed
+    from workloads.load import with_weights
+
+    check_extra(EXTRAS["quantize"], "quantize", QUANTIZE)
+    workload = found.workload
+    with wrong_input(QUANTIZE):
+        kept = export_compressed(plain, folder, scheme, hf_names(scheme, workload))
+    batches = [*tried]
+    apart = []
+    for each in (scheme, None):
+        model = with_weights(workload, found.read, scheme=each)
+        try:
+            # In fp64, since rounding of activations is a step, and sums in another order lie on its other side.
+            apart.append(difference(workload.config, model, folder, batches, in_fp64=True))
+        except AttributeError as error:  # of classes whose initialisation reads weights that are not there
+            raise RuntimeError(
+                f"transformers cannot load this class in this form ({error}); nothing was published"
+            ) from error
+    if not apart[0] <= TOLERANCE:
+        raise RuntimeError(
+            f"the quantised model's outputs differ by {apart[0]:.2e} in transformers; nothing was published"
+        )
+    return apart[0], apart[1], kept

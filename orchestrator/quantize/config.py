@@ -68,13 +68,15 @@ class QuantizeSpec(StrictModel):
         return self.scheme if step >= self.from_step else None
 
 
-def problem_of(quantize: QuantizeSpec | None, workload: WorkloadSpec, train: TrainSpec) -> str:
+def problem_of(
+    quantize: QuantizeSpec | None, workload: WorkloadSpec, train: TrainSpec, precision: str
+) -> str:
     """Return what a job has that cannot be quantised; empty if nothing."""
     if quantize is None:
         return ""
     if workload.adapter is not None:
         return "quantize rounds trained weights, and an adapter changes them when it is merged; leave one of them out"
-    if train.precision == "fp8":
+    if precision == "fp8":
         return "quantize and train.precision fp8 both replace linear layers; set the precision to bf16"
     if train.compile:
         return "train.compile may compute the rounding with other bits than the export; set it to false with quantize"
