@@ -40,7 +40,9 @@ from workloads.hf.our_names import told_by_our_names
 from workloads.hf.weight_files import check_of_class, weights_of_model
 from workloads.hf.workload import HuggingFaceWorkload, adaptable
 from workloads.model.config import TransformerConfig
+from workloads.model.fake_quantise import quantise_for_inference
 from workloads.model.mup import beside
+from workloads.model.scheme import Scheme
 from workloads.model.stored import StoredWeights
 from workloads.objectives.sampled import RULE
 from workloads.own.model import OwnModel, OwnWorkload
@@ -381,9 +383,15 @@ def quantised_share(model: Description, adapter: Adapter | None) -> float:
 
 
 def with_weights(
-    workload: Workload, read: Callable[[str], Tensor], device: torch.device | None = None
+    workload: Workload,
+    read: Callable[[str], Tensor],
+    device: torch.device | None = None,
+    scheme: Scheme | None = None,
 ) -> nn.Module:
-    """Return the workload's model in evaluation mode, with the weights that `read(name)` returns. On CPU by default."""
+    """Return the workload's model in evaluation mode, with the weights that `read(name)` returns. On CPU by default.
+
+    With a `scheme` its linear layers are fake-quantised.
+    """
     with torch.device("meta"):
         model = workload.build()
     model.to_empty(device=device or torch.device("cpu")).eval()
@@ -391,4 +399,6 @@ def with_weights(
         for name, tensor in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
             if name in workload.shapes:
                 tensor.copy_(read(name))
+    if scheme is not None:
+        quantise_for_inference(model, workload.blocks(model), scheme)
     return model

@@ -278,6 +278,14 @@ class TransformerWorkload:
 
         return hf_names(self.config, shapes_of(self.config))
 
+    def hf_weights(self, chosen: Collection[str]) -> Collection[str]:
+        """See Workload.hf_weights."""
+        from workloads.hf.checkpoint import hf_weights
+
+        if self.config.generator:
+            raise WorkloadError("a pair of two networks is exported in full precision")
+        return hf_weights(self.config, shapes_of(self.config), chosen)
+
     def check_hf(self) -> None:
         """Raise WorkloadError if transformers has no class for this model, as `to_hf` would."""
         from workloads.hf.checkpoint import check_export

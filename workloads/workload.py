@@ -393,6 +393,12 @@ class Workload(Protocol):
     def hf_tensors(self) -> Collection[str]:
         """Return the names of the exported model's tensors in transformers. Raises WorkloadError without one."""
 
+    def hf_weights(self, chosen: Collection[str]) -> Collection[str]:
+        """Return transformers' names of the matrices that consist of our weights `chosen`.
+
+        Raises WorkloadError if it joins them with others, or has no names for them.
+        """
+
     def check_hf(self) -> None:
         """Raise WorkloadError if `to_hf` could not write this model, whatever its weights."""
 

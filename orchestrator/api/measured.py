@@ -85,6 +85,7 @@ class CommitOfRun:
                 max_tokens=tokens,
                 sampling=sampling,
                 chat=chat,
+                scheme=found.scheme,
             )
         return texts, chat is not None
 

@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator.api.job import Job
 from orchestrator.api.place import place_of, run_directory
@@ -148,18 +148,23 @@ class Run:
         form: str | None = None,
         names: Names | None = None,
         numbers: Numbers | None = None,
+        quantize: Literal["int8", "int4", "none"] | None = None,
+        group: int | Literal["row"] | None = None,
+        activations: Literal["none", "dynamic"] | None = None,
     ) -> str:
         """Export a commit, the newest sound one by default, and return where: a folder that transformers loads, or of
         an own model its weights under its own names. raw: the weights of training where the job has an average of them.
-        form, names and numbers: another format, as the options of `checkpoint export`.
+        form, names, numbers, quantize, group and activations: another format, as the options of `checkpoint export`.
 
         Raises InputError if there is no such commit or format, or `to` holds something else.
         """
         from orchestrator.export.converted import asked_form
         from orchestrator.export.hugging_face import export
+        from orchestrator.export.quantised import asked_scheme
 
         target = self._directory.at("export") if to is None else run_directory("", to).uri
-        asked = asked_form(form, names, numbers)
+        scheme = asked_scheme(form, quantize, None if group is None else str(group), activations)
+        asked = asked_form(form, names, numbers, scheme)
         read_chosen(self._store, step, lambda number: export(self.uri, number, target, raw=raw, form=asked))
         return target
 
@@ -180,7 +185,7 @@ class Run:
             try:
                 commit.workload.check_hf()
             except WorkloadError:
-                return with_weights(commit.workload, commit.read)
+                return with_weights(commit.workload, commit.read, scheme=commit.scheme)
         with tempfile.TemporaryDirectory(prefix="orchestrator-model-") as folder:
             target = self.export(Path(folder) / "model", step, raw, form="hf")
             if (Path(target) / "own.json").exists():

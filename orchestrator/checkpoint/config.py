@@ -46,6 +46,10 @@ NO_EXPORT = {
 """The export keys of `checkpoint` in a job that exports nothing."""
 
 
+NUMBERS = {"gguf": ("f32", "f16", "bf16", "q8_0", "q4_0"), "onnx": ("f32", "int8", "int8_static")}
+"""The formats of matrices of each export that has several."""
+
+
 class CheckpointSpec(StrictModel):
     """When to commit, what to keep, and what to export."""
 
@@ -76,8 +80,11 @@ class CheckpointSpec(StrictModel):
     export_names: Literal["hf", "torchtitan", "olmo"] | None = Field(
         default=None, description="with export dcp: the naming of the tensors; unset: hf"
     )
-    export_numbers: Literal["f32", "f16", "bf16", "q8_0"] | None = Field(
-        default=None, description="with export gguf: the format of the matrices; unset: f16"
+    export_numbers: Literal["f32", "f16", "bf16", "q8_0", "q4_0", "int8", "int8_static"] | None = Field(
+        default=None,
+        description="the format of the matrices: with export gguf f32, f16, bf16, q8_0 or q4_0; with onnx f32, int8 "
+        "(activations are rounded as they come) or int8_static (by ranges measured on training samples); unset: f16 "
+        "of gguf, f32 of onnx",
     )
     export_at: Literal["end", "commit"] = Field(
         default="end", description="export once at the end, or every commit while training continues"
@@ -97,9 +104,15 @@ class CheckpointSpec(StrictModel):
 
     @model_validator(mode="after")
     def options_are_of_the_export(self) -> CheckpointSpec:
-        for key, of in (("export_names", "dcp"), ("export_numbers", "gguf")):
-            if getattr(self, key) is not None and self.export != of:
-                raise ValueError(f"{key} is for export {of}, and export is {self.export}; leave it out")
+        if self.export_names is not None and self.export != "dcp":
+            raise ValueError(f"export_names is for export dcp, and export is {self.export}; leave it out")
+        if self.export_numbers is not None and self.export not in NUMBERS:
+            raise ValueError(
+                f"export_numbers is for export gguf and onnx, and export is {self.export}; leave it out"
+            )
+        if self.export_numbers is not None and self.export_numbers not in NUMBERS[str(self.export)]:
+            known = ", ".join(NUMBERS[str(self.export)])
+            raise ValueError(f"export_numbers {self.export_numbers} is not of {self.export}; use {known}")
         if self.export is None and (self.export_to or self.export_at == "commit"):
             key = "export_to" if self.export_to else "export_at"
             raise ValueError(

@@ -111,8 +111,25 @@ def export(
         typer.Option(help="with --form dcp, the names of the tensors [default: hf]"),
     ] = None,
     numbers: Annotated[
-        Literal["f32", "f16", "bf16", "q8_0"] | None,
-        typer.Option(help="with --form gguf, the format of the matrices [default: f16]"),
+        Literal["f32", "f16", "bf16", "q8_0", "q4_0", "int8", "int8_static"] | None,
+        typer.Option(
+            help="with --form gguf, the format of the matrices [default: f16]; with --form onnx f32, int8 or "
+            "int8_static, whose ranges are measured on training samples [default: f32]"
+        ),
+    ] = None,
+    quantize: Annotated[
+        Literal["int8", "int4", "none"] | None,
+        typer.Option(
+            help="quantise the linear layers of a model for transformers; none: in full precision [default: the job's]"
+        ),
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(help="with --quantize, weights that share a scale, or row [default: 128]"),
+    ] = None,
+    activations: Annotated[
+        Literal["none", "dynamic"] | None,
+        typer.Option(help="with --quantize, dynamic: activations are rounded to int8 too [default: none]"),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -121,13 +138,15 @@ def export(
     from orchestrator.config.paths import absolute
     from orchestrator.export.converted import asked_form
     from orchestrator.export.hugging_face import export as write
+    from orchestrator.export.quantised import asked_scheme
     from orchestrator.storage.uri import check_uri
 
     run, _ = existing_run(run_dir)
     if to is not None:
         check_uri(to, "--to")
     target = run.at("export") if to is None else absolute(to, Path.cwd())
-    requested = asked_form(form, names, numbers)
+    scheme = asked_scheme(form, quantize, group, activations)
+    requested = asked_form(form, names, numbers, scheme)
     exported = read_chosen(
         _store(run_dir), step, lambda number: write(run.uri, number, target, raw=raw_weights, form=requested)
     )

@@ -227,6 +227,7 @@ class _Export:
                 max_tokens=tokens,
                 sampling=sampling,
                 chat=chat,
+                scheme=spec.quantize.scheme if spec.quantize else None,
             )
         return said, chat is not None
 

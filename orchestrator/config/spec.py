@@ -45,6 +45,8 @@ from orchestrator.optim.kinds import KINDS
 from orchestrator.parallel.config import ParallelSpec, cost_of
 from orchestrator.prune.config import PruneSpec
 from orchestrator.prune.config import problem_of as problem_of_pruning
+from orchestrator.quantize.config import QuantizeSpec
+from orchestrator.quantize.config import problem_of as problem_of_quantization
 from orchestrator.rewards.config import LIMITS as REWARD_LIMITS
 from orchestrator.rewards.config import Rewards
 from orchestrator.train.config import NEWER as NEWER_OF_TRAIN
@@ -81,6 +83,10 @@ class JobSpec(StrictModel):
     distill: DistillSpec | None = Field(default=None, description="learn from a teacher, a trained model")
     prune: PruneSpec | None = Field(
         default=None, description="which weights are set to zero while the run trains"
+    )
+    quantize: QuantizeSpec | None = Field(
+        default=None,
+        description="train linear layers with weights that are rounded to few bits, as in the export",
     )
     parallel: Literal["auto"] | ParallelSpec = Field(
         default="auto", description="the layout: chosen by the planner, or given whole or in part"
@@ -138,6 +144,12 @@ class JobSpec(StrictModel):
     @model_validator(mode="after")
     def pruning_fits_the_training(self) -> JobSpec:
         if problem := problem_of_pruning(self.prune, self.workload, self.train, self.checkpoint.averaged):
+            raise ValueError(problem)
+        return self
+
+    @model_validator(mode="after")
+    def what_is_quantised_trains_whole_weights(self) -> JobSpec:
+        if problem := problem_of_quantization(self.quantize, self.workload, self.train, self.train.precision):
             raise ValueError(problem)
         return self
 
@@ -440,6 +452,8 @@ class JobSpec(StrictModel):
             found["distill"] = self.distill.model_dump(mode="json")
         if self.prune:
             found["prune"] = self.prune.model_dump(mode="json")
+        if self.quantize:
+            found["quantize"] = self.quantize.model_dump(mode="json")
         if self.rollout:
             found["rollout"] = self.rollout.model_dump(mode="json", exclude={*NOT_IDENTITY})
             found["rewards"] = [

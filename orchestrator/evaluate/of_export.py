@@ -6,6 +6,7 @@ folder, the class determines how it can be evaluated.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -95,6 +96,7 @@ def spec_of_export(
             "optimizer": {"warmup": 0},
             "precision": known.get("precision", "fp32"),
         },
+        "quantize": _rounding(folder, facts.get("quantized") or {}),
         "evaluate": {"sets": named} if named else None,
         "checkpoint": {"export": None},
     }
@@ -236,6 +238,23 @@ def objective_of(folder: str, architecture: str) -> str:
     if architecture == "encoder-decoder" and tokenizer.is_file() and "<extra_id_0>" in tokenizer.read_text():
         return "span_corruption"
     return OBJECTIVES.get(architecture, "causal_lm")
+
+
+def _rounding(folder: str, quantised: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the quantisation of an export whose layers round their inputs; None for weights alone, which are read as
+    they are stored. Raises InputError for such a folder without an export.json.
+    """
+    from workloads.hf.compressed_weights import rounds_activations
+
+    with contextlib.suppress(OSError, ValueError):
+        described = json.loads(Path(folder, "config.json").read_text()).get("quantization_config") or {}
+        if not rounds_activations(described):
+            return None
+        if not quantised:
+            what = "rounds the inputs of layers in a way that is known of exports here alone"
+            raise InputError(what, folder, "evaluate it by the library that made it")
+        return {key: quantised[key] for key in ("weights", "group", "activations", "match", "keep")}
+    return None
 
 
 def _labels_of(folder: str) -> list[str]:

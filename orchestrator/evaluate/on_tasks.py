@@ -75,7 +75,7 @@ def subject_of_commit(
 
     found = model_of_run(run_uri, step, best, raw)
     workload = found.workload
-    model = with_weights(workload, found.read, device)
+    model = with_weights(workload, found.read, device, found.scheme)
     with tempfile.TemporaryDirectory(prefix="tokenizer-") as folder:
         write_tokenizer(found.tokens, workload, found.spec.data, folder)
         tokenizer = Tokenizer.from_file(str(Path(folder, FILE)))
@@ -92,7 +92,8 @@ def subject_of_export(
 
     spec, step = spec_of_export(folder, {}, overrides)
     workload = workload_of_export(spec)
-    model = with_weights(workload, lambda name: workload.initial(name, spec.seed), device)
+    scheme = spec.quantize.scheme if spec.quantize else None
+    model = with_weights(workload, lambda name: workload.initial(name, spec.seed), device, scheme)
     return Subject(workload, model, _for_lm_eval(tokenizer_of_export(spec.data, spec.workload)), step)
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from orchestrator.resolve.chat import Chat
+    from workloads.model.scheme import Scheme
     from workloads.workload import Workload
 
 
@@ -26,20 +27,21 @@ def continue_prompts(
     sampling: Sampling | None = None,
     device: torch.device | None = None,
     chat: Chat | None = None,
+    scheme: Scheme | None = None,
 ) -> list[str]:
     """Return the model's text after each prompt: at most `max_tokens` tokens, without the prompt.
 
     A decoder continues the prompt; an encoder-decoder reads it, and its decoder answers. With `chat`, each prompt is
     a user's turn, and the text ends with the answer. Otherwise the objective's special tokens surround the prompt;
     nothing in it is masked, so T5 fills in `<extra_id_0>`. With a temperature in `sampling`, the same seed gives the
-    same text for the same weights. `read(name)` returns a tensor of the model, from a commit's reader or an engine.
-    Raises WorkloadError, see `workloads.model.generate`.
+    same text for the same weights. With a `scheme`, linear layers are fake-quantised. `read(name)` returns a tensor of
+    the model, from a commit's reader or an engine. Raises WorkloadError, see `workloads.model.generate`.
     """
     from workloads.load import with_weights
 
     rows = [framed(workload, tokenizer, prompt, chat) for prompt in prompts]
     if not rows:
         return []
-    model = with_weights(workload, read, device)
+    model = with_weights(workload, read, device, scheme)
     said = speaking(workload, chat).generate(model, rows, max_tokens, sampling or Sampling())
     return [spoken(tokenizer, row, chat) for row in said]

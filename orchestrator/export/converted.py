@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
+from orchestrator.checkpoint.config import NUMBERS as NUMBERS_OF
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.errors import InputError
 from orchestrator.config.extras import install
 from orchestrator.resolve.resolved_job import wrong_input
 from workloads.errors import WorkloadError
+from workloads.model.scheme import Scheme
 
 if TYPE_CHECKING:
-    from workloads.workload import Workload
+    from workloads.workload import Batch, Workload
 
 Converted: TypeAlias = Literal["dcp", "gguf", "onnx"]
+Quantised: TypeAlias = Literal["hf"]
+"""The form that is converted only to be quantised."""
 Names: TypeAlias = Literal["hf", "torchtitan", "olmo"]
-Numbers: TypeAlias = Literal["f32", "f16", "bf16", "q8_0"]
-EXTRAS = {"gguf": ("gguf", "accelerate"), "onnx": ("onnx", "onnxruntime")}
+Numbers: TypeAlias = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "int8", "int8_static"]
+ROUNDED = ("q8_0", "q4_0", "int8", "int8_static")
+"""Formats of quantised matrices."""
+EXTRAS = {
+    "gguf": ("gguf", "accelerate"),
+    "onnx": ("onnx", "onnxruntime"),
+    "quantize": ("compressed_tensors",),
+}
 """The packages that a format needs, installed by the extra of its name."""
 FORM = "--form"
 NAMES = "--names"
@@ -28,25 +39,42 @@ EXPORT = "checkpoint.export"
 
 @dataclass(frozen=True)
 class Conversion:
-    """A format other than a folder for transformers. `names` is the naming of tensors in a DCP folder, `numbers` the
-    format of matrices in a GGUF file.
+    """A format other than a plain folder for transformers.
+
+    Attributes:
+        names: the naming of tensors in a DCP folder.
+        numbers: the format of matrices in a GGUF file or an ONNX model.
+        scheme: how linear layers are quantised; "none" if they are not, although the job trains for it; None for the
+            job's.
     """
 
-    form: Converted
+    form: Converted | Quantised
     names: Names = "hf"
     numbers: Numbers = "f16"
+    scheme: Scheme | Literal["none"] | None = None
 
 
-def asked_form(form: str | None, names: Names | None, numbers: Numbers | None) -> Any:
+def asked_form(
+    form: str | None,
+    names: Names | None,
+    numbers: Numbers | None,
+    scheme: Scheme | Literal["none"] | None = None,
+) -> Any:
     """Return the argument of `export` for these options of the command.
 
     Raises InputError if they do not fit together, or if a package is not installed.
     """
-    for value, option, of, kinds in ((names, NAMES, "dcp", Names), (numbers, NUMBERS, "gguf", Numbers)):
-        if value is not None and form != of:
-            raise InputError(f"{value} is for {FORM} {of}", option, f"leave it out, or add {FORM} {of}")
-        if value is not None and value not in get_args(kinds):
-            raise InputError(f"there is no {value!r}", option, f"use {', '.join(get_args(kinds))}")
+    if names is not None and form != "dcp":
+        raise InputError(f"{names} is for {FORM} dcp", NAMES, f"leave it out, or add {FORM} dcp")
+    if names is not None and names not in get_args(Names):
+        raise InputError(f"there is no {names!r}", NAMES, f"use {', '.join(get_args(Names))}")
+    if numbers is not None and form not in NUMBERS_OF:
+        of = next((each for each, known in NUMBERS_OF.items() if numbers in known), "gguf")
+        raise InputError(f"{numbers} is for {FORM} {of}", NUMBERS, f"leave it out, or add {FORM} {of}")
+    if numbers is not None and numbers not in NUMBERS_OF[str(form)]:
+        raise InputError(f"there is no {numbers!r}", NUMBERS, f"use {', '.join(NUMBERS_OF[str(form)])}")
+    if form in (None, "hf") and scheme is not None:
+        return Conversion("hf", scheme=scheme)
     if form in (None, "hf", "adapter"):
         return form
     if form not in get_args(Converted):
@@ -55,7 +83,7 @@ def asked_form(form: str | None, names: Names | None, numbers: Numbers | None) -
         )
     if form in EXTRAS:
         check_extra(EXTRAS[form], form)
-    return Conversion(form, names or "hf", numbers or "f16")  # type: ignore[arg-type]
+    return Conversion(form, names or "hf", numbers or "f16", scheme)  # type: ignore[arg-type]
 
 
 def form_of(checkpoint: CheckpointSpec) -> Any:
@@ -92,8 +120,21 @@ def check_conversion(asked: Conversion, workload: Workload) -> None:
         written(asked.names, workload.hf_tensors(), about)
 
 
-def convert(asked: Conversion, plain: str, folder: str) -> float | None:
+def convert(
+    asked: Conversion,
+    plain: str,
+    folder: str,
+    chosen: Collection[str] | None = None,
+    samples: Iterable[Batch] = (),
+) -> float | None:
     """Write the export for transformers in `plain` to `folder` in another format, and check it.
+
+    Args:
+        asked: the format.
+        plain: the export for transformers.
+        folder: where to write.
+        chosen: transformers' names of the weights that a GGUF file rounds; None for all.
+        samples: batches over which the ranges of activations are measured.
 
     Returns the largest difference of its outputs if it has rounded numbers, as a share of the largest number. Raises
     InputError if the format does not support the model, RuntimeError if the result is wrong.
@@ -102,12 +143,16 @@ def convert(asked: Conversion, plain: str, folder: str) -> float | None:
         if asked.form == "gguf":
             from workloads.hf.gguf_export import export_gguf
 
-            return export_gguf(plain, folder, asked.numbers)
+            return export_gguf(plain, folder, asked.numbers, chosen)  # type: ignore[arg-type]
         if asked.form == "onnx":
             from workloads.hf.onnx_export import export_onnx
 
             export_onnx(plain, folder)
-            return None
+            if asked.numbers not in ROUNDED:
+                return None
+            from workloads.hf.onnx_quantised import quantise_onnx
+
+            return quantise_onnx(folder, samples if asked.numbers == "int8_static" else None)
         from workloads.hf.dcp_export import export_dcp
 
         export_dcp(plain, folder, asked.names)

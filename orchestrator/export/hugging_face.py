@@ -19,8 +19,9 @@ from orchestrator.config.spec import JobSpec
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding.auto_tokenizer import FILE, class_to_read
-from orchestrator.export.converted import FORM, Conversion, convert, form_of
+from orchestrator.export.converted import FORM, Conversion
 from orchestrator.export.peft_adapter import check_adapter_export, write_adapter
+from orchestrator.export.quantised import resolved_form, write_converted
 from orchestrator.export.target import MARK, check_target, draft, publish
 from orchestrator.export.tokenizer import write_tokenizer
 from orchestrator.resolve.chat import chat_of
@@ -67,6 +68,7 @@ def export(
 
     Returns {"uri", "step", "logits_difference", "sample"} and the facts of `facts_of` about the weights. The
     difference is None without anything to compare with; `sample` is generated text, None if the model generates none.
+    "quantized" and "versions" describe a quantised export, see `orchestrator.export.quantised`.
     "rounding" is the effect of rounded numbers on its outputs, if the format has such. "tokenizer_class" is the class
     that reads the tokenizer if AutoTokenizer does not.
 
@@ -87,14 +89,20 @@ def export(
     step = commit.step
     own = is_object_reference(spec.workload.model)
     rounded = None
+    quantised: dict[str, Any] = {}
     if own and (isinstance(form, Conversion) or form == "adapter"):
         raise InputError("an own model is exported whole, as safetensors", FORM, "leave it out")
+    if own and spec.quantize:
+        raise InputError("an own model is exported in full precision, and it trains for another", FORM)
     with holding(found.store, step, f"the export to {target}"), draft(target) as folder:
-        form = _form_of_own(found.workload) if own else form or form_of(spec.checkpoint) or "hf"
+        form = _form_of_own(found.workload) if own else resolved_form(form, spec.checkpoint, spec.quantize)
         if isinstance(form, Conversion):
             with tempfile.TemporaryDirectory(prefix="hf-", dir=folder) as plain:
                 difference = write(spec, tokens, found.workload, found.read, plain)
-                rounded = convert(form, plain, folder)
+                tried = batches(spec.data, tokens, found.workload)
+                written = write_converted(found, form, plain, folder, tried)
+            difference = difference if written.difference is None else written.difference
+            rounded, quantised = written.rounding, written.facts
         else:
             difference = write(
                 spec, tokens, workload=found.workload, read=found.read, folder=folder, form=form
@@ -109,7 +117,7 @@ def export(
                 tokens=tokens,
                 micro_batch=commit.meta["layout"]["micro_batch"],
             )
-        facts |= weights | ({} if rounded is None else {"rounding": rounded})
+        facts |= weights | ({} if rounded is None else {"rounding": rounded}) | quantised
         is_text = form == "hf" and not own
         sample = _sample(spec.evaluate, tokens, found.workload, folder) if is_text else None
         evaluation = metrics_of(found.store, commit)
@@ -119,7 +127,13 @@ def export(
             facts["tokenizer_class"] = reader
         (Path(folder) / NAME).write_text(
             model_card(
-                found, named, evaluation=evaluation, weights=weights, difference=difference, reader=reader
+                found,
+                named,
+                evaluation=evaluation,
+                weights=weights,
+                difference=difference,
+                reader=reader,
+                quantised=quantised.get("quantized"),
             )
         )
         facts["files"] = [*sorted(os.listdir(folder)), MARK]
@@ -128,7 +142,7 @@ def export(
     found_facts = {"uri": target, "step": step, **weights, "logits_difference": difference, "sample": sample}
     if reader:
         found_facts["tokenizer_class"] = reader
-    return found_facts if rounded is None else found_facts | {"rounding": rounded}
+    return (found_facts if rounded is None else found_facts | {"rounding": rounded}) | quantised
 
 
 def _form_of_own(workload: Workload) -> Form:

@@ -27,6 +27,7 @@ def model_card(
     weights: Mapping[str, Any],
     difference: float | None,
     reader: str = "",
+    quantised: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the card of a commit's model as Markdown, with a header that model hubs read.
 
@@ -37,6 +38,7 @@ def model_card(
         weights: facts about an average of the weights.
         difference: the largest difference between its outputs and those of the library that loads it.
         reader: the transformers class for its tokenizer, if that is not AutoTokenizer.
+        quantised: how its weights are rounded, as in export.json; None or empty if they are not.
 
     Credentials in addresses are hidden.
     """
@@ -77,6 +79,7 @@ def model_card(
         "weights": f"averaged over the commits {averaged}"
         if averaged
         else weights.get("weights", "as trained"),
+        "quantised": _rounded(quantised) if quantised else "",
         "receipt": f"`{commit.receipt}`, a hash of all samples in their order",
         **(
             {}
@@ -94,6 +97,15 @@ def model_card(
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items() if value)
     return f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {spec.name}\n\n| | |\n|---|---|\n{table}\n"
+
+
+def _rounded(quantised: Mapping[str, Any]) -> str:
+    """Return one line about rounded weights."""
+    group = f", a scale for each {quantised['group']}" if "group" in quantised else ""
+    how = "trained so" if quantised["trained"] else "after training"
+    kept = quantised["kept"]
+    more = f"; {len(kept)} matrices keep more bits" if kept else ""
+    return f"{quantised['weights']}{group}, {how}{more}"
 
 
 def _number(value: float | None) -> str:

@@ -30,6 +30,7 @@ from orchestrator.planner.no_layout import too_narrow
 from orchestrator.planner.own_cost import check_own_cost
 from orchestrator.planner.precision import MachineOf
 from orchestrator.prune.check import check_prune
+from orchestrator.quantize.check import check_quantize
 from orchestrator.resolve.objective_check import check_objective
 from orchestrator.resolve.precision import in_chosen_precision
 from orchestrator.resolve.prepared_data import format_at
@@ -142,7 +143,8 @@ def checks_of_workload(spec: JobSpec, workload: Any, prepared: str = "") -> list
     return [
         partial(check_groups, spec.train.optimizer, workload),
         partial(check_prune, spec.prune, workload),
-        partial(check_export, spec.checkpoint, workload),
+        partial(check_quantize, spec.quantize, workload),
+        partial(check_export, spec.checkpoint, workload, spec.quantize),
         partial(check_tasks, spec.evaluate, spec.set_names, workload),
         partial(code_of, spec.own_code),
         partial(check_own_cost, spec.parallel, spec.resources.workers.max),

@@ -27,6 +27,7 @@ from orchestrator.parallel.parameters import Held
 from orchestrator.parallel.tensor import RowLinear
 from workloads.adapters.lora import LoraLinear
 from workloads.hf.network import HuggingFaceNetwork
+from workloads.model.fake_quantise import FakeQuantiser
 from workloads.model.float8 import Float8Linear
 from workloads.model.moe import Experts
 from workloads.model.transformer import Layer
@@ -168,7 +169,12 @@ def _matrices(layer: nn.Module, ignored: set[nn.Parameter]) -> list[nn.Module]:
     """
     if not isinstance(layer, Layer) or any(isinstance(module, LoraLinear) for module in layer.modules()):
         return []
-    candidates = [module for module in layer.modules() if type(module) in MATRICES]
+    # A weight that is rounded to few bits is rounded from fp32, as in the export.
+    candidates = [
+        module
+        for module in layer.modules()
+        if type(module) in MATRICES and not isinstance(getattr(module, "product", None), FakeQuantiser)
+    ]
     return [
         module
         for module in candidates

@@ -251,11 +251,25 @@ def _tensor_split_problems(layout: Layout, shape: ModelShape) -> list[str]:
         )
     if shape.experts:
         found += _indivisible(layout.tp, shape.expert_feedforward, "tp", "columns of an expert")
+    if shape.quantised_group and layout.tp > 1 and not found:
+        found += _cut_groups(layout.tp, shape)
     if not shape.uneven_vocabulary:
         found += _indivisible(
             layout.tp, shape.vocabulary, "tp", "tokens of the vocabulary, which the generator samples from"
         )
     return found
+
+
+def _cut_groups(tp: int, shape: ModelShape) -> list[str]:
+    """Return the problem of a degree that divides rows of weights within a group that shares a scale."""
+    rows = [shape.feedforward, *([shape.heads * shape.head_size] if shape.heads_split else [])]
+    group = shape.quantised_group
+    return [
+        f"tp {tp} cuts rows of {size} weights within groups of {group}, which share a scale; lower tp, or choose a "
+        "smaller quantize.group, or row"
+        for size in rows
+        if size % (tp * group)
+    ][:1]
 
 
 def _stage_problems(layout: Layout, shape: ModelShape) -> list[str]:

@@ -46,6 +46,7 @@ class ModelShape:
         relation_heads: heads into which relations within attention are divided for a teacher; 0 without.
         teacher: the sizes of the model that a distilled student learns from; None without one.
         teacher_runs: whether the teacher runs in every step.
+        quantised_group: weights of a row that share a scale in training; 0 for a whole row, or without quantisation.
         chunked_head: whether the loss is computed in chunks of tokens, so that the logits never exist all at once.
     """
 
@@ -73,6 +74,7 @@ class ModelShape:
     head_share: float = 1.0
     trained_share: float = 1.0
     quantised_share: float = 0.0
+    quantised_group: int = 0
     chunked_head: bool = True
     embedding: int = 0
     head_dim: int = 0

@@ -30,7 +30,7 @@ from orchestrator.parallel.device import Device
 from orchestrator.parallel.expert import apply_expert
 from orchestrator.parallel.fsdp import Fsdp, frozen_shards, shard_fully
 from orchestrator.parallel.layout import Layout
-from orchestrator.parallel.mesh import Mesh
+from orchestrator.parallel.mesh import Mesh, ProcessGroup
 from orchestrator.parallel.offload import Offload
 from orchestrator.parallel.own_tensor import apply_own_tensor
 from orchestrator.parallel.parameter_shard import DataParallel, ParameterShard
@@ -42,10 +42,13 @@ from orchestrator.parallel.zero1 import Zero1
 from orchestrator.train.config import TrainSpec
 from workloads.adapters.lora import LoraLinear
 from workloads.adapters.nf4 import QuantisedLinear, QuantisedWeight, product
+from workloads.errors import WorkloadError
 from workloads.hf.dropout import CountedDropout
 from workloads.hf.network import HuggingFaceNetwork
 from workloads.model import float8
+from workloads.model.fake_quantise import ROUTERS, FakeQuantisedLinear, FakeQuantiser, quantised_layers
 from workloads.model.float8 import Float8Linear
+from workloads.model.scheme import Scheme
 from workloads.own.network import OwnNetwork
 from workloads.workload import Workload
 
@@ -61,9 +64,6 @@ SAVED = (
     "_varlen_attn",
 )
 """Prefixes of operators whose results selective recomputation keeps, because they are expensive to compute."""
-ROUTERS = {"gate", "router", "classifier", "shared_expert_gate"}
-"""Names of linear layers of Hugging Face classes that choose experts. They stay in 16 bits: rounding to 8 bits would
-change the choice."""
 PROFILED = (
     torch.ops.profiler._record_function_enter_new.default,
     torch.ops.profiler._record_function_exit._RecordFunction,
@@ -92,7 +92,14 @@ class Parallel:
     quantised: dict[str, tuple[Cut, QuantisedWeight]]
 
 
-def parallelize(workload: Workload, layout: Layout, mesh: Mesh, device: Device, train: TrainSpec) -> Parallel:
+def parallelize(
+    workload: Workload,
+    layout: Layout,
+    mesh: Mesh,
+    device: Device,
+    train: TrainSpec,
+    scheme: Scheme | None = None,
+) -> Parallel:
     """Build this rank's part of the workload's model, in uninitialised memory.
 
     Args:
@@ -101,13 +108,18 @@ def parallelize(workload: Workload, layout: Layout, mesh: Mesh, device: Device, 
         mesh: the process groups of the layout.
         device: this rank's device and compute dtype.
         train: the job's training options; read for determinism, dtype and compilation.
+        scheme: how trained weights are rounded; None if they are not.
     """
     stages_by_name = _stages_with(workload, layout)
     stages: list[nn.Module] = []
     every: list[Held] = []
     quantised: dict[str, tuple[Cut, QuantisedWeight]] = {}
     for number in layout.stages_of(mesh.coordinate["pp"]):
-        stage, cuts = _stage(workload, layout, mesh=mesh, device=device, train=train, number=number)
+        model = plain_stage(workload, layout, number)
+        cuts = _divide(model, workload, layout, mesh)
+        if scheme is not None:
+            fake_quantise(model, workload, scheme, mesh.tp)
+        stage = _prepare(model, workload, layout, mesh=mesh, device=device, train=train, cuts=cuts)
         stages.append(stage)
         quantised |= {
             name: (cuts[name], module)
@@ -148,12 +160,9 @@ def parallelize(workload: Workload, layout: Layout, mesh: Mesh, device: Device, 
     )
 
 
-def _stage(
-    workload: Workload, layout: Layout, mesh: Mesh, device: Device, train: TrainSpec, number: int
-) -> tuple[nn.Module, dict[str, Cut]]:
-    """Build stage `number` and return it with the cut of every parameter."""
+def _divide(model: nn.Module, workload: Workload, layout: Layout, mesh: Mesh) -> dict[str, Cut]:
+    """Reduce a stage to this rank's part of its tensors, and return the cut of every parameter."""
     styles = workload.sharding()
-    model = plain_stage(workload, layout, number)
     freeze(model, workload)
     cuts = cut_parameters(model, styles, mesh, workload.stacks)
     if mesh.tp.size > 1 and isinstance(model, OwnNetwork | HuggingFaceNetwork):
@@ -164,6 +173,19 @@ def _stage(
         apply_expert(model, mesh.expert)
     if mesh.cp.size > 1:
         apply_context(model, mesh.cp)
+    return cuts
+
+
+def _prepare(
+    model: nn.Module,
+    workload: Workload,
+    layout: Layout,
+    mesh: Mesh,
+    device: Device,
+    train: TrainSpec,
+    cuts: dict[str, Cut],
+) -> nn.Module:
+    """Return a divided stage as the engine runs it, in uninitialised memory."""
     keep_in_4_bits(model, workload.quantised, cuts)
     if train.dtype == "fp8":
         multiply_in_8_bits(workload.blocks(model))
@@ -172,7 +194,7 @@ def _stage(
         shard_fully(model, workload.blocks(model), mesh, layout.zero, device)
     model.to_empty(device=device.device)
     model.train()
-    return model, cuts
+    return model
 
 
 def freeze(model: nn.Module, workload: Workload) -> None:
@@ -214,6 +236,40 @@ def multiply_in_8_bits(blocks: Iterable[nn.Module]) -> None:
             module.__class__ = Float8Linear
         elif isinstance(module, RowLinear | LoraLinear):
             module.product = float8.linear
+
+
+def fake_quantise(
+    model: nn.Module, workload: Workload, scheme: Scheme, tp: ProcessGroup | None = None
+) -> None:
+    """Let the linear layers of blocks that a scheme names round their weights.
+
+    A rank with a part of each row needs the largest number of the whole row: that of all ranks in the group `tp`.
+    Raises WorkloadError if its part has no whole groups.
+    """
+    whole = FakeQuantiser(scheme)
+    divided = FakeQuantiser(scheme, partial(_largest_over, tp)) if tp and tp.size > 1 else whole
+    kinds = (nn.Linear, RowLinear)
+    for name, module in quantised_layers(model, workload.blocks(model), scheme, kinds).items():
+        weight = module.weight
+        assert isinstance(weight, torch.Tensor)
+        if not scheme.fits(weight.shape[1]):
+            raise WorkloadError(
+                f"a rank's part of {name} has rows of {weight.shape[1]}, which is no multiple of the group of "
+                f"{scheme.group} weights with one scale; lower tp, or choose a smaller quantize.group or row"
+            )
+        if isinstance(module, RowLinear):
+            module.product = divided
+        else:
+            module.__class__ = FakeQuantisedLinear
+            module.product = whole  # type: ignore[assignment]
+
+
+def _largest_over(tp: ProcessGroup, values: torch.Tensor) -> torch.Tensor:
+    """Return the maximum of values over the ranks of a group."""
+    values = values.contiguous()
+    with tp.communicating():
+        torch.distributed.all_reduce(values, torch.distributed.ReduceOp.MAX, group=tp.handle)
+    return values
 
 
 def plain_stage(workload: Workload, layout: Layout, number: int) -> nn.Module:

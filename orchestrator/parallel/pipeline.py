@@ -40,6 +40,7 @@ from orchestrator.parallel.tensor import RowLinear
 from workloads.adapters.lora import Factor, LoraLinear
 from workloads.adapters.nf4 import QuantisedWeight, product
 from workloads.model import float8
+from workloads.model.fake_quantise import FakeQuantiser
 from workloads.model.float8 import Float8Linear
 from workloads.model.heads import VocabularyProjection
 from workloads.workload import Batch, Workload
@@ -51,7 +52,8 @@ Waiting = tuple[Tensor, Tensor, Tensor, Tensor | None]
 class DeferredGradients:
     """Postpones the weight gradients of one stage's linear layers: the W of a zero-bubble schedule.
 
-    Experts and classes that users derive from linear layers are excluded: their weight gradients are computed in I.
+    Experts, layers with fake quantisation and classes that users derive from linear layers are excluded: their weight
+    gradients are computed in I.
     """
 
     def __init__(self, stage: nn.Module) -> None:
@@ -63,6 +65,8 @@ class DeferredGradients:
                 linear = partial(self.linear, in_8_bits=isinstance(module, Float8Linear))
                 module.forward = partial(_apply, module, linear)  # type: ignore[method-assign]
             elif isinstance(module, RowLinear | VocabularyProjection | LoraLinear | Factor):
+                if isinstance(module.product, FakeQuantiser):
+                    continue
                 module.product = partial(self.linear, in_8_bits=module.product is float8.linear)
 
     def take(self) -> Callable[[], None]:

@@ -14,6 +14,7 @@ from orchestrator.parallel.config import ParallelChoice
 from orchestrator.parallel.engine_rules import engine_problems
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.simulation.operators import Program
+from orchestrator.quantize.config import QuantizeSpec
 from orchestrator.train.config import Precision, TrainSpec
 
 
@@ -71,7 +72,7 @@ def demand_of(spec: JobSpec) -> Demand:
         parallel=spec.parallel,
         resources=spec.resources,
         precision=train.dtype,
-        program=_program_of(train, spec.workload.dropouts, spec.checkpoint.every),
+        program=_program_of(train, spec.workload.dropouts, spec.checkpoint.every, spec.quantize),
         optimizer=train.optimizer,
         batch=train.global_batch,
         shards=train.bitwise_shards,
@@ -91,7 +92,9 @@ def demand_of(spec: JobSpec) -> Demand:
     )
 
 
-def _program_of(train: TrainSpec, dropouts: tuple[float, float], commit_every: int) -> Program:
+def _program_of(
+    train: TrainSpec, dropouts: tuple[float, float], commit_every: int, quantize: QuantizeSpec | None
+) -> Program:
     """Return how the engine computes this job's steps. ZeRO gathers weights and sums gradients in fp32."""
     return _program(
         width=4.0 if train.dtype == "fp32" else 2.0,
@@ -102,6 +105,8 @@ def _program_of(train: TrainSpec, dropouts: tuple[float, float], commit_every: i
         commit_every=commit_every,
         optimizer=str(train.optimizer.name),
         reference=train.reference == "held",
+        rounds_weights=quantize is not None,
+        rounds_inputs=quantize is not None and quantize.activations != "none",
     )
 
 
@@ -115,6 +120,8 @@ def _program(
     commit_every: int,
     optimizer: str,
     reference: bool,
+    rounds_weights: bool,
+    rounds_inputs: bool,
 ) -> Program:
     return Program(
         width,
@@ -126,4 +133,6 @@ def _program(
         commit_every=commit_every,
         optimizer=optimizer,
         reference=reference,
+        rounds_weights=rounds_weights,
+        rounds_inputs=rounds_inputs,
     )

@@ -137,6 +137,7 @@ def held(demand: Demand, shape: ModelShape, layout: Layout, indices: Sequence[in
         layer += (1.0 - again) * (
             _layer(demand.precision, shape, whole, tokens) + _scores(demand, shape, "none", rows)[0]
         )
+    layer += _rounded_inputs(demand, shape, layout, tokens)
     layer *= 1.0 + shape.generator
     # A recomputed layer holds all its activations during its own backward pass.
     recomputed = (
@@ -173,7 +174,7 @@ def held(demand: Demand, shape: ModelShape, layout: Layout, indices: Sequence[in
         passes = accumulation if all_forward else 1
         head = _head(demand, shape, tokens, passes) / layout.tp if last else 0.0
         at_once = max(head, scores_at_once, recomputed)
-        at_once += _gathered(demand.precision, shape, layout, mean)
+        at_once += _gathered(demand.precision, shape, layout, mean) + _rounding(demand, shape, layout)
         # The embedding's backward pass creates gradients after the activations of its micro-batch are freed.
         made = _embedded(shape, first, last) / layout.tp - layers * layer
         at_once = max(at_once, made, summed * parameters - kept * layers * layer)
@@ -293,6 +294,27 @@ def _gathered(precision: Precision, shape: ModelShape, layout: Layout, parameter
     low = 0.5 if precision != "fp32" else 0.0  # a copy in 16 bits
     layer = max(parameters - tables, 0.0) / max(shape.layers, 1)
     return 4.0 * (tables + (0.25 + low) * table + layer)
+
+
+def _rounding(demand: Demand, shape: ModelShape, layout: Layout) -> float:
+    """Return the bytes of the largest weight while it is fake-quantised: its scaled numbers in fp32, and the result in
+    the dtype of products.
+    """
+    if not demand.program.rounds_weights:
+        return 0.0
+    largest = shape.hidden * max(shape.feedforward, shape.heads * shape.head_size) / layout.tp
+    return (8.0 if demand.precision == "fp32" else 6.0) * largest
+
+
+def _rounded_inputs(demand: Demand, shape: ModelShape, layout: Layout, tokens: float) -> float:
+    """Return the bytes that a layer keeps more if inputs are rounded: query, key and value have a rounded copy each in
+    place of one input, as have the two up-projections of a gated block.
+    """
+    if not demand.program.rounds_inputs or layout.recompute == "full":
+        return 0.0
+    return (
+        tokens * shape.hidden * (4.0 if demand.precision == "fp32" else 2.0) * (4.0 if shape.gated else 3.0)
+    )
 
 
 def _layer(precision: Precision, shape: ModelShape, layout: Layout, tokens: float) -> float:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from orchestrator.checkpoint.reader import Reader
     from orchestrator.data.store.tokens import Tokens
+    from workloads.model.scheme import Scheme
     from workloads.workload import Workload
 
 
@@ -42,6 +43,11 @@ class CommitModel:
     tokens: Tokens
     workload: Workload
     reader: Reader
+
+    @property
+    def scheme(self) -> Scheme | None:
+        """Return how the model's linear layers are quantised; None if they are in full precision."""
+        return self.spec.quantize.at(self.commit.step) if self.spec.quantize else None
 
     def read(self, name: str) -> Tensor:
         """Return a tensor of the model by its name. Untrained tensors are read from the run's base."""

@@ -110,6 +110,8 @@ def resolve(
             shape = replace(shape, no_model_split="an own metric reads whole outputs")
     if spec.distill:
         shape = _with_teacher(shape, model, spec.distill, spec.workload, divides)
+    if spec.quantize:
+        shape = replace(shape, quantised_group=spec.quantize.scheme.group)
     if spec.reads_base:
         from workloads.hf.our_names import told_by_our_names
         from workloads.load import quantised_share, trained_share

@@ -37,6 +37,7 @@ ROOMS = {
             "resolve",
             "optim",
             "prune",
+            "quantize",
             "rewards",
             "train",
         ),

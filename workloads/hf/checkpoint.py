@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -106,6 +106,25 @@ def hf_names(config: TransformerConfig, shapes: Shapes) -> list[str]:
     """Return the names of transformers' tensors for a model with one network."""
     blank = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     return [name for name, _ in to_hf(family_of(config), config, shapes, blank.__getitem__)]
+
+
+def hf_weights(config: TransformerConfig, shapes: Shapes, chosen: Collection[str]) -> list[str]:
+    """Return the names of transformers' matrices that consist of our tensors `chosen`.
+
+    Raises WorkloadError if one of them holds others too.
+    """
+    marks = {name: torch.full((), float(name in chosen)).expand(shape) for name, shape in shapes.items()}
+    found = []
+    for name, tensor in to_hf(family_of(config), config, shapes, marks.__getitem__):
+        low, high = (float(each) for each in tensor.aminmax())
+        if tensor.dim() != 2 or high != 1.0:
+            continue
+        if low != high:
+            raise WorkloadError(
+                f"transformers joins quantised weights and others in {name}; quantise all of them or none"
+            )
+        found.append(name)
+    return found
 
 
 def hf_config_of(

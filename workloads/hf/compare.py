@@ -39,23 +39,27 @@ def difference(
     folder: str,
     batches: Iterable[Batch],
     change: Callable[[Any], Any] = lambda hf_model: hf_model,
+    in_fp64: bool = False,
 ) -> float:
     """Return the largest difference over all `batches` between `model`, in evaluation mode, and the export in
     `folder`.
 
     `change` may modify the loaded export. The difference is a share of the largest number of either output, if that
     is above one. If it exceeds TOLERANCE, both are recomputed in fp64, which decides: in fp32, rounding may make a
-    router choose another expert. Padding is not compared. Raises RuntimeError if the export lacks a tensor or has an
-    extra one.
+    router choose another expert. With `in_fp64` they are computed in fp64 at once. Padding is not compared. Raises
+    RuntimeError if the export lacks a tensor or has an extra one.
     """
     batches = list(batches)
     worst = 0.0
     with torch.no_grad():
         for part, forward, path in _networks(config, model, folder):
             hf_model = change(load(path, strict=part.as_transformer is not None))
+            if in_fp64:
+                _hf_outputs(part, hf_model, _inputs(batches[0]))  # expands compressed weights in fp32
+                model.double(), hf_model.double()
             for batch in batches:
                 found = _difference(part, forward, hf_model, batch)
-                if not found <= TOLERANCE:
+                if not found <= TOLERANCE and not in_fp64:
                     model.double(), hf_model.double()
                     found = _difference(part, forward, hf_model, batch)
                     model.float(), hf_model.float()
@@ -202,13 +206,17 @@ def _of_queries(hf_model: Any, batch: Batch) -> Tensor:
     return torch.cat([logits[:count] for logits, count in zip(output.logits, counts.tolist(), strict=True)])
 
 
+def _inputs(batch: Batch) -> Batch:
+    return {k: v for k, v in batch.items() if k not in ("labels", "sequence_labels")}
+
+
 def _difference(
     config: TransformerConfig | HuggingFaceModel,
     forward: Callable[[Batch], Outputs],
     hf_model: Any,
     batch: Batch,
 ) -> float:
-    given = {k: v for k, v in batch.items() if k not in ("labels", "sequence_labels")}
+    given = _inputs(batch)
     own = forward(given)
     other = _hf_outputs(config, hf_model, given)
     if QUERIES in batch and getattr(config, "positions", "") == "relative_keys":

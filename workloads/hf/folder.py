@@ -9,12 +9,21 @@ from typing import Any
 import torch
 
 from workloads.errors import WorkloadError
+from workloads.hf.compressed_weights import METHOD, check_form
 from workloads.hf.convert import ties, used
 from workloads.hf.decoders import rope_as_read
 from workloads.hf.families import by_model_type
 from workloads.hf.family import HF_ACTIVATIONS, Family
 from workloads.hf.hf_class import HuggingFaceModel, describe_hf_class
-from workloads.hf.hf_config import GENERATOR, FolderConfig, folder_config, method_of, read_hf_config, root
+from workloads.hf.hf_config import (
+    GENERATOR,
+    FolderConfig,
+    folder_config,
+    method_of,
+    quantisation_of,
+    read_hf_config,
+    root,
+)
 from workloads.hf.weight_files import Weights, has_weights
 from workloads.model.config import TransformerConfig
 
@@ -114,10 +123,12 @@ def describe_folder(folder: str, kept: FolderConfig | None = None) -> Transforme
     A `HuggingFaceModel` if its class has no conversion table here.
     """
     kept = kept or folder_config(folder)
-    hf_config = read_hf_config(folder, quantised=(MXFP4,), kept=kept)
+    hf_config = read_hf_config(folder, quantised=(MXFP4, METHOD), kept=kept)
     family = by_model_type(hf_config.model_type)
-    if family is None or (method_of(hf_config) and not family.in_4_bits):
+    if family is None or (method_of(hf_config) == MXFP4 and not family.in_4_bits):
         return describe_hf_class(folder, kept=kept)
+    if method_of(hf_config) == METHOD:
+        check_form(quantisation_of(hf_config), folder)
     try:
         config = _read(family, hf_config, str(root(folder)), kept.tied)
     except WorkloadError:

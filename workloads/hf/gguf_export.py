@@ -11,7 +11,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -24,6 +24,7 @@ from workloads.errors import WorkloadError
 from workloads.hf.compare import TOLERANCE
 from workloads.hf.name_maps import to_pairs
 from workloads.hf.weight_files import Weights
+from workloads.model.scheme import BLOCK
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -139,7 +140,11 @@ def _frame(wrapped: Any) -> tuple[bool, bool]:
     raise WorkloadError(f"this tokenizer sets other tokens around a text than bos and eos; {HINT}")
 
 
-Numbers: TypeAlias = Literal["f32", "f16", "bf16", "q8_0"]
+Numbers: TypeAlias = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
+BLOCKS = ("q8_0", "q4_0")
+"""Formats in which 32 numbers of a row share a scale."""
+AROUND = ("model.embed_tokens.weight", "lm_head.weight")
+"""The embedding and the output, by transformers' names."""
 FILE = "model.gguf"
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """llama.cpp's architecture for each model_type of transformers."""
@@ -147,10 +152,12 @@ TRIED = 24
 """Tokens on which the outputs are compared."""
 
 
-def export_gguf(plain: str, folder: str, numbers: Numbers) -> float:
+def export_gguf(plain: str, folder: str, numbers: Numbers, chosen: Collection[str] | None = None) -> float:
     """Write the export in `plain` to `folder`/model.gguf.
 
-    Matrices have the format `numbers`, vectors fp32. Matrices whose rows do not divide into q8_0 blocks have fp16.
+    Matrices have the format `numbers`, vectors fp32. Matrices whose rows do not divide into blocks have fp16. With
+    q4_0 the embedding and the output have q8_0, as they lose most (llama.cpp keeps more bits there too). If weights
+    are `chosen`, by transformers' names, other matrices have fp16.
 
     Returns the largest difference of its outputs to those of `plain`, as a share of the largest number; rounding
     causes it. Raises WorkloadError if llama.cpp has no such model or tokenizer, RuntimeError if transformers reads
@@ -165,14 +172,17 @@ def export_gguf(plain: str, folder: str, numbers: Numbers) -> float:
     writer.add_file_type(
         {
             "f32": file_types.ALL_F32, "f16": file_types.MOSTLY_F16, "bf16": file_types.MOSTLY_BF16,
-            "q8_0": file_types.MOSTLY_Q8_0,
+            "q8_0": file_types.MOSTLY_Q8_0, "q4_0": file_types.MOSTLY_Q4_0,
         }[numbers]
     )  # fmt: skip
-    if numbers == "q8_0":
+    if numbers in BLOCKS:
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     _add_config(writer, config)
     add_tokenizer(writer, plain, config)
-    tensors = {name: (_kind(shape, numbers), shape, read) for name, shape, read in _tensors(plain, config)}
+    kind_of = partial(_kind, numbers=numbers, chosen=chosen)
+    tensors = {
+        name: (kind_of(hf_name, shape), shape, read) for name, hf_name, shape, read in _tensors(plain, config)
+    }
     for name, (kind, shape, _) in tensors.items():
         block, size = gguf.GGML_QUANT_SIZES[kind]
         writer.add_tensor_info(
@@ -185,7 +195,7 @@ def export_gguf(plain: str, folder: str, numbers: Numbers) -> float:
         writer.write_tensor_data(gguf.quants.quantize(read(), kind))
     writer.close()
     check_tokenizer(plain, folder, FILE)
-    return _difference(plain, folder, numbers)
+    return _difference(plain, folder, kind_of)
 
 
 def check_gguf(config: Mapping[str, Any]) -> None:
@@ -240,8 +250,8 @@ def _add_config(writer: Any, config: Mapping[str, Any]) -> None:
 
 def _tensors(
     plain: str, config: Mapping[str, Any]
-) -> Iterator[tuple[str, torch.Size, Callable[[], np.ndarray]]]:
-    """Yield each tensor: its name in the file, its shape, and a function that reads it."""
+) -> Iterator[tuple[str, str, torch.Size, Callable[[], np.ndarray]]]:
+    """Yield each tensor: its name in the file, transformers' name, its shape, and a function that reads it."""
     import gguf
 
     weights = Weights(plain)
@@ -254,10 +264,10 @@ def _tensors(
             raise WorkloadError(f"llama.cpp has no tensor for {hf_name}; export it for transformers")
         paired = ARCHITECTURES[kind] == "llama" and re.search(r"self_attn\.[qk]_proj", hf_name)
         head = _head(config) if paired else 0
-        yield name, weights.shape(hf_name), partial(_read, weights, hf_name, head)
+        yield name, hf_name, weights.shape(hf_name), partial(_read, weights, hf_name, head)
     if config["rope_parameters"].get("rope_type") == "llama3":
         factors = _stretched(plain)
-        yield "rope_freqs.weight", factors.shape, factors.numpy
+        yield "rope_freqs.weight", "", factors.shape, factors.numpy
 
 
 def _read(weights: Weights, name: str, head: int) -> np.ndarray:
@@ -280,19 +290,22 @@ def _head(config: Mapping[str, Any]) -> int:
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
-def _kind(shape: torch.Size, numbers: Numbers) -> Any:
-    """Return the format of a tensor, an enumeration of gguf."""
+def _kind(name: str, shape: torch.Size, numbers: Numbers, chosen: Collection[str] | None) -> Any:
+    """Return the format of a tensor by transformers' name, an enumeration of gguf."""
     import gguf
 
     kinds = gguf.GGMLQuantizationType
     if len(shape) < 2 or numbers == "f32":
         return kinds.F32
-    if numbers == "q8_0" and shape[-1] % gguf.GGML_QUANT_SIZES[kinds.Q8_0][0]:
+    if numbers not in BLOCKS:
+        return {"f16": kinds.F16, "bf16": kinds.BF16}[numbers]
+    if (chosen is not None and name not in chosen) or shape[-1] % BLOCK:
         return kinds.F16
-    return {"f16": kinds.F16, "bf16": kinds.BF16, "q8_0": kinds.Q8_0}[numbers]
+    in_8_bits = numbers == "q8_0" or (chosen is None and name in AROUND)
+    return kinds.Q8_0 if in_8_bits else kinds.Q4_0
 
 
-def _difference(plain: str, folder: str, numbers: Numbers) -> float:
+def _difference(plain: str, folder: str, kind_of: Callable[[str, torch.Size], Any]) -> float:
     """Return the result of `export_gguf`, from the file as transformers reads it."""
     import gguf
     from transformers import AutoConfig, AutoModelForCausalLM, logging
@@ -313,8 +326,8 @@ def _difference(plain: str, folder: str, numbers: Numbers) -> float:
     with torch.no_grad():
         exact = wanted(tokens).logits
         logits = loaded(tokens).logits
-        for tensor in {id(t): t for t in wanted.parameters()}.values():
-            kind = _kind(tensor.shape, numbers)
+        for name, tensor in wanted.named_parameters():  # a tied one appears once
+            kind = kind_of(name, tensor.shape)
             rounded = gguf.quants.dequantize(gguf.quants.quantize(tensor.numpy(), kind), kind)
             tensor.copy_(torch.from_numpy(rounded.reshape(tensor.shape)))
         apart = _apart(wanted(tokens).logits, logits)
@@ -327,3 +340,13 @@ def _difference(plain: str, folder: str, numbers: Numbers) -> float:
 
 def _apart(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().max() / one.abs().max().clamp(min=1))
+
+
+def kept_in_file(folder: str, numbers: str) -> list[str]:
+    """Return the matrices of a GGUF file that keep more bits than the format `numbers`."""
+    import gguf
+
+    tensors = gguf.GGUFReader(Path(folder) / FILE).tensors
+    return sorted(
+        each.name for each in tensors if len(each.shape) > 1 and each.tensor_type.name != numbers.upper()
+    )

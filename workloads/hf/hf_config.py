@@ -256,11 +256,16 @@ def of_the_hub(path: str) -> str:
 
 def method_of(hf_config: Any) -> str:
     """Return the method by which the weights are quantised; empty if they are not."""
+    given = quantisation_of(hf_config)
+    return str(given.get("quant_method") or "unknown") if given else ""
+
+
+def quantisation_of(hf_config: Any) -> Mapping[str, Any]:
+    """Return how the weights are quantised, as config.json says it; empty if they are not."""
     given = getattr(hf_config, "quantization_config", None)
-    if given is None:
-        return ""
-    given = given if isinstance(given, Mapping) else vars(given)
-    return str(given.get("quant_method") or "unknown")
+    if given is None or isinstance(given, Mapping):
+        return given or {}
+    return vars(given)
 
 
 def nested_configs(hf_config: Any) -> Iterator[Any]:

@@ -97,9 +97,12 @@ class _Named(nn.Module):
 
 
 def _batch(model: Any, inputs: Sequence[str], length: int) -> dict[str, Tensor]:
-    """Return three rows: a full one, one padded at its end, and one with a single token."""
-    size = model.config.vocab_size
-    pad = model.config.pad_token_id or 0
+    return tried_batch(model.config.vocab_size, model.config.pad_token_id, inputs, length)
+
+
+def tried_batch(size: int, padding: int | None, inputs: Sequence[str], length: int) -> dict[str, Tensor]:
+    """Return three rows of a vocabulary: a full one, one padded at its end, and one with a single token."""
+    pad = padding or 0
     tokens = (torch.arange(3 * length).view(3, length) * 7 + 11) % size
     tokens = torch.where(tokens == pad, (pad + 1) % size, tokens)
     ends = torch.tensor([length, (length + 1) // 2, 1])

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from workloads.errors import WorkloadError
+from workloads.hf.compressed_weights import Expanded
 from workloads.hf.dcp import METADATA, DcpTensors
 from workloads.hf.families import by_model_type
 from workloads.hf.hf_config import FOLDER, check_no_adapter, root
@@ -40,17 +41,18 @@ SHARD_BYTES = 5_000_000_000
 
 
 class Weights:
-    """The checkpoint in `folder`: safetensors (MXFP4 is read as bf16), or torch.distributed.checkpoint with
-    transformers' names.
+    """The checkpoint in `folder`: safetensors, or torch.distributed.checkpoint with transformers' names.
+
+    MXFP4 is read as bf16, other quantised weights in the dtype of their scales.
 
     Pickled code never runs. Raises WorkloadError if the folder has neither, or if its files cannot be read.
     """
 
     def __init__(self, folder: str) -> None:
         place = Path(folder)
-        self._source: Unpacked | _Dcp
+        self._source: Expanded | _Dcp
         if (file := _file_of(place)) is not None:
-            self._source = Unpacked(_Safetensors(place, file))
+            self._source = Expanded(Unpacked(_Safetensors(place, file)))
         elif (place / METADATA).exists():
             self._source = _Dcp(place)
         else:

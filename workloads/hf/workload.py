@@ -319,6 +319,10 @@ class HuggingFaceWorkload:
         names: Collection[str] = self.config.bare.state_dict()
         return names
 
+    def hf_weights(self, chosen: Collection[str]) -> Collection[str]:
+        """See Workload.hf_weights."""
+        return [name.removeprefix(NETWORK) for name in chosen]
+
     def _export_config(self) -> Any:
         """Return the folder's configuration, with the decoder's start token and the end tokens of a text."""
         hf_config = self.config.hf_config()

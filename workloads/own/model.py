@@ -350,6 +350,10 @@ class OwnWorkload:
         """See Workload.hf_tensors."""
         raise WorkloadError(f"{self.name} is exported as an own model")
 
+    def hf_weights(self, chosen: Collection[str]) -> Collection[str]:
+        """See Workload.hf_weights."""
+        raise WorkloadError(f"{self.name} is an own model, and those are exported in full precision")
+
     def check_hf(self) -> None:
         """Raise WorkloadError if transformers has no class for the model."""
         if not is_of_hf(self.config.bare):

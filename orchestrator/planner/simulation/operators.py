@@ -42,6 +42,9 @@ for GPT, and 134 for Llama, whose norms and rotations consist of several operati
 QUANTISE_OPERATIONS, FUSED_QUANTISE_OPERATIONS = 18.0, 4.0
 """Additional operations of a linear layer in 8 bits, in each direction: nine operations compute a scale, two if
 compiled."""
+ROUND_BYTES, ROUND_OPERATIONS = 36.0, 8.0
+"""Fake quantisation of a number in fp32, in one direction: five operations that read it, of which four write it, and
+the launches of those and of the scales."""
 CHECKPOINT = 4e-4
 """Seconds of the process that torch's checkpoint takes to save a layer's inputs and restart it, besides launches: 0.4
 to 0.5 ms on a Zen 5."""
@@ -73,6 +76,8 @@ class Program:
         commit_every: steps between commits, 0 for none.
         optimizer: name of the optimizer.
         reference: whether a reference model on the same ranks adds a forward pass.
+        rounds_weights: whether linear layers are fake-quantised, in both directions.
+        rounds_inputs: whether their inputs are too, in the forward pass.
     """
 
     width: float = 2.0
@@ -89,6 +94,8 @@ class Program:
     commit_every: int = 0
     optimizer: str = "adamw"
     reference: bool = False
+    rounds_weights: bool = False
+    rounds_inputs: bool = False
 
 
 @dataclass(frozen=True)
@@ -176,6 +183,12 @@ def layer(
         passes = 2.0 * scale * program.quantised
         forward += passes * machine.elements(weighed + sum(p.count * p.rows * p.inner for p in dense))
         inputs += passes * machine.elements(2.0 * weighed + sum(p.count * p.rows * p.columns for p in dense))
+    if program.rounds_weights:
+        rounded = scale * ROUND_BYTES * machine.elements(sum(p.count * p.inner * p.columns for p in dense))
+        forward += rounded
+        inputs += rounded
+    if program.rounds_inputs:
+        forward += scale * ROUND_BYTES * machine.elements(sum(p.count * p.rows * p.inner for p in dense))
     weights = (
         scale
         * shape.trained_share
@@ -245,6 +258,9 @@ def operations(shape: ModelShape, machine: Machine, program: Program, tp: int, e
     if program.in_8_bits:
         linear = 4.0 + (1.0 - share) * (3.0 if shape.gated else 2.0)
         launches += linear * (FUSED_QUANTISE_OPERATIONS if program.compiled else QUANTISE_OPERATIONS)
+    if program.rounds_weights:
+        linear = 4.0 + (1.0 - share) * (3.0 if shape.gated else 2.0)
+        launches += linear * ROUND_OPERATIONS * (2.0 if program.rounds_inputs else 1.0)
     if not machine.launches_ahead:
         return launches
     return launches + 2.0 * MESSAGE_OPERATIONS * ((tp > 1) + share * (ep > 1))

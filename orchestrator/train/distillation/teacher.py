@@ -70,7 +70,7 @@ class Teacher:
         self._layout = layout
         self._mesh = mesh
         self._clock = mesh.clock or StepClock(device.device)
-        self._parallel = parallelize(workload, layout, mesh, device, train)
+        self._parallel = parallelize(workload, layout, mesh, device, train=train)
         for stage in self._parallel.stages:
             stage.eval()
         self._said = _Said(workload, mesh, device)

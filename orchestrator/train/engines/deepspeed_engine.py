@@ -29,7 +29,7 @@ from orchestrator.parallel.device import Device
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.losses import EvaluationSums, StepLosses
 from orchestrator.parallel.mesh import Mesh
-from orchestrator.parallel.parallelize import freeze, multiply_in_8_bits, recompute
+from orchestrator.parallel.parallelize import fake_quantise, freeze, multiply_in_8_bits, recompute
 from orchestrator.parallel.parameter_shard import Box, boxes_of
 from orchestrator.parallel.partition import Cut, cut_of
 from orchestrator.parallel.router_load import RouterLoad, ratios
@@ -40,7 +40,9 @@ from orchestrator.train.distillation.teacher import PlacedTop
 from orchestrator.train.engines.engine import Metrics
 from orchestrator.train.engines.loss_scale import LossScale
 from orchestrator.train.engines.moving_average import MovingAverage
+from orchestrator.train.engines.rounding import Rounding
 from orchestrator.train.engines.state import committed_shapes, initialise
+from workloads.model.scheme import Scheme
 from workloads.workload import Batch, Workload
 
 SLOTS = ("exp_avg", "exp_avg_sq")
@@ -352,7 +354,9 @@ class DeepSpeedEngine:
             device=device.device,
             config=config,
             in_8_bits=spec.train.dtype == "fp8",
+            scheme=spec.quantize.scheme if spec.quantize else None,
         )
+        self._rounding = Rounding([self.model], spec.quantize)
         recompute(workload.blocks(self.model), layout, spec.train.compile)
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         rate = rates_of(spec.train.optimizer, workload)
@@ -404,6 +408,7 @@ class DeepSpeedEngine:
                 return Metrics(loss, 0.0, {**extra, "skipped": 1.0})
             return Metrics(loss, math.nan, extra)
         self._scale.succeed()
+        self._rounding.at(self._partitions.steps)
         self._partitions.average.update()
         self._workload.balance(self.model, routed)
         return Metrics(loss, norm, extra)
@@ -487,6 +492,7 @@ class DeepSpeedEngine:
         for name, buffer in self._buffers.items():
             buffer.copy_(self._workload.initial(name, seed))
         self._partitions.begin(0)
+        self._rounding.at(0)
         self._partitions.average.begin()
         self._partitions.publish()
 
@@ -504,6 +510,7 @@ class DeepSpeedEngine:
         reader.manifest.check_shapes(committed_shapes(self._workload))
         self._begin(self._frozen, self._seed)
         self._partitions.restore(reader)
+        self._rounding.at(self._partitions.steps)
         for name, buffer in self._buffers.items():
             buffer.copy_(reader.read(f"model.{name}"))
         self._scale.load(reader)
@@ -541,6 +548,7 @@ def _build(
     device: torch.device,
     config: dict[str, Any],
     in_8_bits: bool,
+    scheme: Scheme | None,
 ) -> nn.Module:
     """Return the model with uninitialised memory. Under ZeRO 3 each rank holds only its part.
 
@@ -554,6 +562,8 @@ def _build(
     freeze(model, workload)
     if in_8_bits:  # before ZeRO 3 replaces the weights by flat parts
         multiply_in_8_bits(workload.blocks(model))
+    if scheme is not None:
+        fake_quantise(model, workload, scheme)
     if layout.zero == 3:
         deepspeed.zero.Init(module=model, config_dict_or_path=config, dtype=torch.float32)
         for module in model.modules():

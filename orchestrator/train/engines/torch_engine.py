@@ -37,6 +37,7 @@ from orchestrator.train.engines.engine import Metrics
 from orchestrator.train.engines.frozen_weights import FrozenWeights, fill
 from orchestrator.train.engines.loss_scale import LossScale
 from orchestrator.train.engines.moving_average import MovingAverage
+from orchestrator.train.engines.rounding import Rounding
 from orchestrator.train.engines.state import committed_shapes, pieces, restore, shards_to_save
 from workloads.objectives.preferences import REFERENCE
 from workloads.objectives.rewarded import REFERENCE_TOKENS
@@ -73,7 +74,9 @@ class TorchEngine:
         self._is_alone_until_reduction = layout.world == layout.dp and layout.zero <= 1 and layout.ep == 1
         self.clock = StepClock(device.device)
         self._mesh = Mesh(layout, self.clock)
-        self.parallel = parallelize(workload, layout, self._mesh, device, spec.train)
+        scheme = spec.quantize.scheme if spec.quantize else None
+        self.parallel = parallelize(workload, layout, self._mesh, device, train=spec.train, scheme=scheme)
+        self._rounding = Rounding(self.parallel.stages, spec.quantize)
         self._mesh.connect(device.device)
         self._data = self.parallel.data
         self._frozen = FrozenWeights(workload, self.parallel, device, base)
@@ -272,6 +275,7 @@ class TorchEngine:
         self._data.publish()
         self._optimizer = self._make_optimizer()
         self._steps = 0
+        self._rounding.at(0)
         self._average.begin()
         self._pruner.begin()
 
@@ -306,6 +310,7 @@ class TorchEngine:
         )
         self._pruner.restore(reader)
         self._steps = int(reader.read("optim.step"))
+        self._rounding.at(self._steps)
         self._average.go_on(self._steps)
         for name, buffer in self._buffers.items():
             buffer.copy_(reader.read(f"model.{name}"))
@@ -362,6 +367,7 @@ class TorchEngine:
         self._optimizer.step()
         self._steps += 1
         self._pruner.update(self._steps, scale, self._optimizer, self._average.of)
+        self._rounding.at(self._steps)
         self._average.update()
         self._data.publish()
         for stage in self._stages:

@@ -37,7 +37,7 @@ class RewardModel:
             what = f"{run} has another tokenizer than the trained model"
             raise InputError(what, where, "train a reward model with the same tokenizer")
         self._config = found.workload.config
-        self._model = with_weights(found.workload, found.read, device.device)
+        self._model = with_weights(found.workload, found.read, device.device, found.scheme)
         self._device = device
         self._run = run
         self._where = where

@@ -372,7 +372,9 @@ def _generate(scene: Scene) -> str:
         found.tokens.tokenizer(),
         chat_of(found.spec.data, found.spec.workload.objective, found.tokens),
     )
-    said = continue_prompts(found.workload, found.read, tokenizer, [prompt], TOKENS, chat=chat)
+    said = continue_prompts(
+        found.workload, found.read, tokenizer, [prompt], TOKENS, chat=chat, scheme=found.scheme
+    )
     return f"{prompt!r} goes on with {said[0]!r}"
 
 

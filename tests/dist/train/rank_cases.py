@@ -69,9 +69,10 @@ def job(case: dict[str, Any]) -> JobSpec:
             "labels": case.get("labels", []),
         },
         "train": train,
-        "checkpoint": {"average": case.get("average")},
+        "checkpoint": {"average": case.get("average"), "export": case.get("export", "hf")},
         "distill": case.get("distill"),
         "prune": case.get("prune"),
+        "quantize": case.get("quantize"),
         **(WITH_REWARDS if case.get("objective") in REWARDED else {}),
     })  # fmt: skip
 

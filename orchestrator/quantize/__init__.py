@@ -1,0 +1,1 @@
+"""Quantisation: training with fake-quantised weights, and its checks."""

@@ -1,0 +1,67 @@
+"""How linear layers are quantised: the number format, the group that shares a scale, and which layers. Standard library
+only, because the job file and the planner read it too.
+
+int8 and int4 are those of compressed-tensors, symmetric. q8_0 and q4_0 are those of GGUF
+(github.com/ggml-org/ggml, docs/gguf.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+Format = Literal["int8", "int4", "q8_0", "q4_0"]
+BITS: dict[Format, int] = {"int8": 8, "int4": 4, "q8_0": 8, "q4_0": 4}
+BLOCK = 32
+"""Weights that share a scale in the formats of GGUF."""
+OF_GGUF: tuple[Format, ...] = ("q8_0", "q4_0")
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """The quantisation of linear layers.
+
+    Attributes:
+        weights: the format of a weight [out, in].
+        group: consecutive inputs that share a scale; 0 for all of a row.
+        activations: whether the input of a layer is rounded to int8, with a scale for each token.
+        match: patterns (fnmatch) of the parameters that are quantised, among the weights of linear layers of blocks.
+        keep: patterns of those that stay in full precision.
+    """
+
+    weights: Format
+    group: int = 128
+    activations: bool = False
+    match: tuple[str, ...] = ("*",)
+    keep: tuple[str, ...] = ()
+
+    @property
+    def bits(self) -> int:
+        """Return the bits of a weight, without its share of the scale."""
+        return BITS[self.weights]
+
+    @property
+    def is_of_gguf(self) -> bool:
+        """Return whether the format is one of GGUF."""
+        return self.weights in OF_GGUF
+
+    def chosen(self, names: Iterable[str]) -> frozenset[str]:
+        """Return the names among those of the weights of linear layers that are quantised."""
+        return frozenset(
+            name for name in names if _matches(name, self.match) and not _matches(name, self.keep)
+        )
+
+    def fits(self, columns: int) -> bool:
+        """Return whether rows of `columns` inputs divide into whole groups."""
+        return not self.group or columns % self.group == 0
+
+    def unmatched(self, names: Collection[str]) -> str:
+        """Return the first pattern that matches none of the names; empty if each matches one."""
+        every = (*self.match, *self.keep)
+        return next((each for each in every if not any(fnmatchcase(name, each) for name in names)), "")
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
