@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import subprocess
+import sys
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -241,7 +243,7 @@ class MlflowRun:
             ):  # the time at which a step was last computed
                 if "." not in key and any(first <= metric.step <= last for first, last in steps):
                     row = by_step.setdefault(metric.step, self._coordinates(metric))
-                    row[key] = int(metric.value) if key in INTEGERS else metric.value
+                    row[key] = int(metric.value) if key in INTEGERS else _as_logged(metric.value)
         return [
             by_step[step]
             for step in sorted(by_step)
@@ -292,6 +294,11 @@ class MlflowRun:
         new = [Param(key, value) for key, value in flat.items() if key not in known]
         for start in range(0, len(new), PARAMS_A_BATCH):
             self.log_batch(params=new[start : start + PARAMS_A_BATCH])
+
+
+def _as_logged(value: float) -> float:
+    """Return a number as it was before MLflow's SQL store replaced infinity by the largest float."""
+    return math.copysign(math.inf, value) if abs(value) == sys.float_info.max else value
 
 
 def _is_refusal(error: Exception) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,19 @@ def test_rows_have_the_order_of_the_dataset_and_the_files_their_names(
     assert json.loads((folder / own_rows.MADE).read_text())["rows"] == 1000
     assert lines[-1].endswith(": 1000 rows are written")
     assert [path.name for path in folder.parent.iterdir()] == [folder.name], "no draft is left"
+
+
+def test_rows_come_as_blocks_end_where_ray_is_not_told_to_keep_their_order() -> None:
+    """The default of Ray Data, which neither a seed nor the order of files changes."""
+    import ray
+
+    def last(rows: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(5.0 if rows["id"][0] == 0 else 0.0)  # while a second worker starts
+        return rows
+
+    assert not ray.data.DataContext.get_current().execution_options.preserve_order
+    blocks = ray.data.range(8, override_num_blocks=4).map_batches(last, batch_size=None)
+    assert [row["id"] for row in blocks.iter_rows()] == [*range(2, 8), 0, 1]
 
 
 def test_the_rows_of_another_process_that_was_faster_stay(tmp_path: Path) -> None:

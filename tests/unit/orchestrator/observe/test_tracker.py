@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,6 +145,20 @@ def test_a_name_that_mlflow_does_not_take_holds_back_nothing_else(
     assert history(client, run, "fine") == [(1, 2.0), (2, 4.0)]
     assert run.data.params["workload.changes.hidden"] == "32"
     assert deliver(job(store, "names", **more), run_dir).missing == 0
+
+
+def test_an_infinity_comes_back_from_mlflow_as_one(tmp_path: Path, store: str, client: Any) -> None:
+    """Its store holds the largest float in place of it; a row that was lost and is found again has infinity."""
+    run_dir = new_run(tmp_path / "run")
+    followed = Tracker(job(store, "infinite"), run_dir)
+    row_of = {"grad_norm": math.inf, "least": -math.inf, "loss": math.nan}
+    write(run_dir, followed, [row(1, **row_of)])
+    assert followed.close(60) == tracker.Delivery(0)
+    [run] = runs(client, "infinite")
+    held = [history(client, run, key)[0][1] for key in row_of]
+    assert held == [sys.float_info.max, -sys.float_info.max, pytest.approx(math.nan, nan_ok=True)]
+    found = rows_on_server("demo", job(store, "infinite").tracking, run_dir, [(1, 1)], 60)
+    assert [found[0][key] for key in row_of] == [math.inf, -math.inf, pytest.approx(math.nan, nan_ok=True)]
 
 
 def test_evaluations_arrive_with_their_own_step(tmp_path: Path, store: str, client: Any) -> None:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from pydantic import ValidationError
-from transformers import get_wsd_schedule
+from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup, get_wsd_schedule
 
 from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.learning_rate import learning_rate
@@ -47,6 +49,64 @@ def test_wsd_is_that_of_transformers() -> None:
         assert learning_rate(spec, step, STEPS) == pytest.approx(theirs.get_last_lr()[0], rel=1e-12)
         optimizer.step()
         theirs.step()
+
+
+def driven(schedule_of: Callable[[torch.optim.Optimizer], Any], steps: int) -> list[float]:
+    """The rates of the updates of an optimizer of rate 1, whose schedule moves on after each."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule, found = schedule_of(optimizer), []
+    for _ in range(steps):
+        found.append(float(optimizer.param_groups[0]["lr"]))
+        optimizer.step()
+        schedule.step()
+    return found
+
+
+def ours_of_ten(schedule: str) -> list[float]:
+    spec = OptimizerSpec(lr=1.0, warmup=4, schedule=schedule, final_lr=0.0)  # type: ignore[arg-type]
+    return [learning_rate(spec, step, 10) for step in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "theirs"),
+    [("linear", get_linear_schedule_with_warmup), ("cosine", get_cosine_schedule_with_warmup)],
+)
+def test_the_first_update_of_transformers_has_rate_0_and_all_after_the_warm_up_are_ours(
+    schedule: str, theirs: Callable[..., Any]
+) -> None:
+    found, ours = driven(lambda optimizer: theirs(optimizer, 4, 10), 10), ours_of_ten(schedule)
+    assert found[:5] == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert ours[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert found[4:] == pytest.approx(ours[4:])
+    assert found[-1] > 0
+
+
+def test_the_first_and_the_last_update_are_those_of_torchtitan() -> None:
+    """What `linear_warmup_stable_decay` of torchtitan 0.2.2 gives for 10 steps and a warm-up of 4: it adds a step to
+    the end so that the last rate is not 0, and one to the warm-up so that the first is not."""
+    theirs = [1 / 4, 2 / 4, 3 / 4, 1.0, 1.0, *(1 - done / 6 for done in (1, 2, 3, 4, 5))]
+    assert ours_of_ten("linear") == pytest.approx(theirs)
+
+
+@pytest.mark.slow
+def test_the_first_two_updates_of_deepspeed_have_rate_0_and_its_warm_up_is_logarithmic() -> None:
+    from deepspeed.runtime.lr_schedules import WarmupDecayLR
+
+    def of(*kind: str) -> list[float]:
+        return driven(lambda optimizer: WarmupDecayLR(optimizer, 10, 0.0, 1.0, 4, *kind), 10)
+
+    assert of() == pytest.approx([0, 0, 0.5, math.log(3) / math.log(4), 1, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6])
+    assert of("linear")[:6] == [0.0, 0.0, 0.25, 0.5, 0.75, 1.0]
+    assert ours_of_ten("linear")[:2] == [0.25, 0.5]
+    assert ours_of_ten("linear")[-1] == pytest.approx(1 / 6)
+
+
+def test_wsd_of_transformers_falls_as_a_cosine_unless_told() -> None:
+    found = driven(lambda optimizer: get_wsd_schedule(optimizer, 0, 4, 8), 8)
+    spec = OptimizerSpec(lr=1.0, schedule="wsd", decay=4, final_lr=0.0)
+    ours = [learning_rate(spec, step, 8) for step in range(8)]
+    assert found[4:] == pytest.approx([0.5 * (1 + math.cos(math.pi * n / 4)) for n in range(4)])
+    assert ours[4:] == pytest.approx([1 - math.sqrt(n / 4) for n in range(4)])
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 5])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,6 +48,54 @@ def test_sums_give_the_metrics_that_were_asked_for() -> None:
     }
     assert measures(sums, 0.25, ("accuracy",)) == {"accuracy": 0.25, "tokens": 100.0}
     assert measures(EvaluationSums(loss=1e6, tokens=1.0), 1.0, ("perplexity",))["perplexity"] == math.inf
+
+
+def test_an_evaluation_of_the_trainer_weighs_rows_and_not_tokens(tmp_path: Path) -> None:
+    """transformers takes the mean of a batch's tokens for each row of it; here the sum is over all tokens."""
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=40, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        initializer_range=0.5,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    rows = [{"input_ids": torch.randint(3, 40, (length,))} for length in (3, 9, 5, 20, 4)]
+
+    def collate(batch: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        tokens = [row["input_ids"] for row in batch]
+        labels = torch.nn.utils.rnn.pad_sequence(tokens, True, -100)
+        ids = torch.nn.utils.rnn.pad_sequence(tokens, True)
+        return {"input_ids": ids, "labels": labels, "attention_mask": (labels != -100).long()}
+
+    args = TrainingArguments(
+        output_dir=str(tmp_path), per_device_train_batch_size=2, per_device_eval_batch_size=2, report_to=[],
+        use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
+    trainer = Trainer(model=model, args=args, train_dataset=rows, eval_dataset=rows, data_collator=collate)
+    theirs = trainer.evaluate()["eval_loss"]
+    counts = [len(row["input_ids"]) - 1 for row in rows]
+    with torch.no_grad():
+        sums = [
+            float(model(input_ids=row["input_ids"][None], labels=row["input_ids"][None]).loss) * count
+            for row, count in zip(rows, counts, strict=True)
+        ]
+    batches = [slice(0, 2), slice(2, 4), slice(4, 5)]
+    by_rows = sum(len(sums[each]) * sum(sums[each]) / sum(counts[each]) for each in batches) / len(rows)
+    assert theirs == pytest.approx(by_rows, rel=1e-5)
+    ours = measures(EvaluationSums(loss=sum(sums), tokens=sum(counts)), 1.0, ("loss",))["loss"]
+    assert ours == pytest.approx(sum(sums) / sum(counts))
+    assert abs(theirs - ours) > 0.1
+    # The rest of an epoch is a step of its own in training, in which a row weighs twice as much.
+    assert [len(batch["input_ids"]) for batch in trainer.get_train_dataloader()] == [2, 2, 1]
+
+
+def test_torch_s_sampler_repeats_samples_where_ranks_do_not_divide_them() -> None:
+    theirs = [list(torch.utils.data.DistributedSampler(range(5), 2, rank, shuffle=False)) for rank in (0, 1)]
+    assert sorted(theirs[0] + theirs[1]) == [0, 0, 1, 2, 3, 4]
+    ours = [shares(5, 1, 2, 2, rank) for rank in (0, 1)]
+    numbers = sorted(number for passes in ours for part in passes for number in part)
+    assert numbers == [0, 1, 2, 3, 4, 5], "the last one is of no sample and counts nothing"
 
 
 def test_there_is_no_mean_of_nothing() -> None:

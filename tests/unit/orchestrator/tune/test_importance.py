@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.tune.config import Dimension
 from orchestrator.tune.report import importance
+from orchestrator.tune.space import distribution_of
 
 SPACE: dict[str, Any] = {
     "lr": Dimension(loguniform=(1e-4, 1e-1)),
@@ -45,3 +46,29 @@ def test_a_choice_that_decides_alone_explains_all() -> None:
 def test_too_few_or_equal_trials_say_nothing() -> None:
     assert importance(SPACE, configs(3), [1.0, 2.0, 3.0]) == {}
     assert importance(SPACE, configs(5), [1.0] * 5) == {}
+
+
+def test_importances_are_fanova_s_whatever_optuna_takes_by_itself() -> None:
+    """Optuna 5 takes PED-ANOVA, which looks at the best trials alone: its shares are others."""
+    import optuna
+
+    keys = {key: SPACE[key] for key in ("lr", "other")}
+    trials = [{key: config[key] for key in keys} for config in configs(16)]
+    values = [(math.log10(config["lr"]) + 2.5) ** 2 + 0.1 * config["other"] for config in trials]
+    distributions = {key: distribution_of(dimension) for key, dimension in keys.items()}
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study()
+    for params, value in zip(trials, values, strict=True):
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=value))
+    by_itself = optuna.importance.get_param_importances(study)
+    named = [
+        optuna.importance.get_param_importances(study, evaluator=evaluator)
+        for evaluator in (
+            optuna.importance.PedAnovaImportanceEvaluator(),
+            optuna.importance.FanovaImportanceEvaluator(seed=0),
+        )
+    ]
+    assert by_itself == named[0]
+    ours = importance(keys, trials, values)
+    assert ours == pytest.approx(named[1])
+    assert abs(ours["lr"] - by_itself["lr"]) > 0.01

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,6 +57,19 @@ def test_tpe_learns_and_a_search_taken_up_again_draws_on_as_if_nothing_had_been(
     assert len(set(whole)) == 30
     near = [sum(1e-3 < rate < 0.1 for rate in rates) for rates in (whole[:10], whole[20:])]
     assert near[1] > near[0], "the last ten are nearer than the first ten, which are random"
+
+
+def test_running_trials_count_as_bad_ones_whatever_optuna_takes_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Optuna has `constant_liar` by default since version 5. Here it is asked for."""
+    import optuna
+
+    own, asked = optuna.samplers.TPESampler, list[dict[str, Any]]()
+    assert inspect.signature(own).parameters["constant_liar"].default is True
+    monkeypatch.setattr(optuna.samplers, "TPESampler", lambda **given: asked.append(given) or own(**given))
+    tpe(tmp_path, [])[0].suggest("a")
+    assert [given["constant_liar"] for given in asked] == [True]
 
 
 def test_a_failed_trial_is_no_value_to_tpe(tmp_path: Path) -> None:

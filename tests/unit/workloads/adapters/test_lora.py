@@ -119,6 +119,62 @@ def test_bitfit_trains_the_biases() -> None:
     }
 
 
+def test_a_rank_by_pattern_changes_peft_s_scale_and_here_all_have_one(folder: str) -> None:
+    """peft divides `lora_alpha` by the rank of the pattern, unless `alpha_pattern` has one for it too."""
+    hf = transformers.LlamaForCausalLM.from_pretrained(folder)
+    config = peft.LoraConfig(
+        r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"], rank_pattern={"v_proj": 2}
+    )
+    attention = peft.get_peft_model(hf, config).base_model.model.model.layers[0].self_attn
+    assert (attention.q_proj.scaling["default"], attention.v_proj.scaling["default"]) == (2.0, 8.0)
+    workload = workload_of(folder, Adapter("lora", 8, 16.0, ("*.attention.query", "*.attention.value")))
+    trained = workload.shapes.keys() - workload.frozen
+    assert {workload.shapes[name][0] for name in trained if name.endswith("lora_a.weight")} == {8}
+    assert workload.adapter is not None
+    assert workload.adapter.scale == 2.0
+
+
+def test_a_merge_of_a_tied_head_moves_peft_s_embedding_and_a_head_is_refused_here(tmp_path: Path) -> None:
+    """peft adds the head's product to the one tensor that both are, so that the merged model is another one."""
+    config = transformers.LlamaConfig(
+        vocab_size=160, initializer_range=0.2, tie_word_embeddings=True, **SIZES
+    )
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    tokens = batch_of(0)["tokens"]
+
+    def after_a_merge(**options: list[str]) -> tuple[float, bool]:
+        hf = transformers.LlamaForCausalLM.from_pretrained(tmp_path)
+        options = {"target_modules": ["q_proj"], **options}
+        theirs = peft.get_peft_model(hf, peft.LoraConfig(**options)).eval()  # type: ignore[arg-type]
+        with torch.no_grad():
+            for parameter in theirs.parameters():
+                parameter.add_(0.1 * parameter.requires_grad)
+            before = theirs(input_ids=tokens).logits
+            whole = theirs.merge_and_unload()
+            moved = float((whole(input_ids=tokens).logits - before).abs().max())
+        return moved, whole.config.tie_word_embeddings
+
+    moved, tied = after_a_merge(target_modules=["q_proj", "lm_head"])
+    assert moved > 1.0
+    assert tied
+    moved, tied = after_a_merge(modules_to_save=["lm_head"])
+    assert moved < 1e-4
+    assert not tied
+    with pytest.raises(WorkloadError, match=r"'head\*' matches no linear layer; the nearest are layers"):
+        workload_of(str(tmp_path), Adapter("lora", 4, 8.0, ("head*",)))
+    workload = workload_of(str(tmp_path), Adapter("lora", 4, 8.0, ("*",)))
+    model = with_weights(workload, lambda name: workload.initial(name, 3))
+    trained_by_us(workload, model)
+    state = {name: tensor.detach() for name, tensor in model.named_parameters()}
+    workload.to_hf(state.__getitem__, str(tmp_path / "out"))
+    out = transformers.LlamaForCausalLM.from_pretrained(str(tmp_path / "out"), dtype=torch.float32)
+    assert out.lm_head.weight is out.model.embed_tokens.weight
+    with torch.no_grad():
+        ours, theirs = model.eval()(batch_of(0)).logits, out(input_ids=tokens).logits
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
+
+
 def test_experts_have_a_pair_each_and_are_merged(tmp_path: Path) -> None:
     folder = save_experts(tmp_path / "base", 160)
     adapter = Adapter("lora", 4, 8.0, ("*.experts.*",))

@@ -259,3 +259,11 @@ def test_numbers_that_are_no_rows_are_no_names(tmp_path: Path) -> None:
         json.dumps({"model_type": "bert", "id2label": {"1": "a", "2": "b"}})
     )
     assert folder_meaning(str(tmp_path)).labels == ()
+
+
+def test_names_that_transformers_loses_are_no_names_here(tmp_path: Path) -> None:
+    """It reads id2label alone: of label2id it keeps neither the names nor their number."""
+    named = {"model_type": "bert", "label2id": {label: number for number, label in enumerate(THEIRS)}}
+    (tmp_path / "config.json").write_text(json.dumps(named))
+    assert transformers.AutoConfig.from_pretrained(tmp_path).id2label == {0: "LABEL_0", 1: "LABEL_1"}
+    assert folder_meaning(str(tmp_path)).labels == ()

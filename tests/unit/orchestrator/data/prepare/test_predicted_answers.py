@@ -14,6 +14,7 @@ import trl
 from jinja2 import TemplateError
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from trl_models import a_tokenizer, model_of
 
 from orchestrator.data.prepare.answers import Answers, unmarked
 from orchestrator.data.prepare.chat_template import CLOCK, Template, dated
@@ -393,3 +394,34 @@ def test_a_tokenizer_that_adds_a_space_where_a_text_begins_reads_the_whole() -> 
     (words_of,) = Answers(found, Template(template, {}), 0).of_messages(talk)
     text = Template(template, {}).write(talk, None)
     assert unmarked(words_of).tolist() == found.encode(text).ids
+
+
+SPOKEN = (
+    "{% for m in messages %}{{ 'w8 ' if m.role == 'user' else 'w9 ' }}{% if m.role == 'assistant' %}{% generation %}"
+    "{{ m.content }}{% endgeneration %} {% else %}{{ m.content }} {% endif %}{% endfor %}"
+)
+
+
+def test_trl_trains_all_of_a_conversation_by_default_and_here_the_answers_alone(tmp_path: Path) -> None:
+    """TRL asks for `assistant_only_loss`; of a prompt with a completion it trains the completion."""
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    model, words = model_of(tmp_path / "model", "LlamaForCausalLM"), a_tokenizer(tmp_path)
+    words.backend_tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.chat_template = SPOKEN
+    talk = [user("w40 w41"), answer("w50 w51")]
+
+    def trained(row: dict[str, Any], **options: Any) -> list[int]:
+        args = SFTConfig(output_dir=str(tmp_path), report_to=[], use_cpu=True, bf16=False, **options)
+        trainer = SFTTrainer(
+            model=model, args=args, train_dataset=Dataset.from_list([row]), processing_class=words
+        )
+        (labels,) = trainer.data_collator([trainer.train_dataset[0]])["labels"].tolist()
+        return [label for label in labels if label != -100]
+
+    assert trained({"messages": talk}) == [8, 40, 41, 9, 50, 51]
+    assert trained({"messages": talk}, assistant_only_loss=True) == [50, 51]
+    assert trained({"prompt": talk[:1], "completion": talk[1:]})[-2:] == [50, 51]
+    (ours,) = Answers(words.backend_tokenizer, Template(SPOKEN, {}), 0).of_messages(talk)
+    assert [word & ~MARK for word in ours.tolist() if word & MARK] == [50, 51]

@@ -90,6 +90,19 @@ def test_a_class_that_is_run_as_it_is_decays_as_in_the_trainer(name: str, tmp_pa
     assert decayed(workload) == {f"network.{n}" for n in wanted}
 
 
+def test_torch_decays_vectors_that_do_not_decay_here() -> None:
+    """By itself AdamW decays all that it is given: in plain loops, and where one pattern matches all parameters."""
+    vector, matrix = torch.nn.Parameter(torch.ones(4)), torch.nn.Parameter(torch.ones(4, 4))
+    vector.grad, matrix.grad = torch.zeros(4), torch.zeros(4, 4)
+    torch.optim.AdamW([vector, matrix], lr=1.0, weight_decay=0.1).step()
+    assert float(vector[0]) == pytest.approx(0.9)
+    assert float(matrix[0, 0]) == pytest.approx(0.9)
+    workload = workload_of(next(case for case in CASES if case.title == "GPT-2"))
+    vectors = {name for name, shape in workload.shapes.items() if len(shape) == 1}
+    assert vectors
+    assert decayed(workload) == workload.shapes.keys() - vectors
+
+
 def test_a_run_of_an_earlier_version_decays_what_it_did() -> None:
     case = next(case for case in CASES if case.title == "T5")
     tables = {"encoder.relative_bias.weight", "decoder.relative_bias.weight"}
