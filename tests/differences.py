@@ -176,7 +176,7 @@ TOPICS: dict[str, tuple[Difference, ...]] = {
         Difference(
             "transformers",
             "Files named `shard-00000-model-...` of distributed saving come before model.safetensors.",
-            "transformers/modeling_utils.py",
+            "transformers/distributed/checkpoint.py",
             "A folder with such files is refused.",
             (f"{WEIGHTS}::test_files_of_distributed_training_come_first_in_transformers_and_are_refused",),
         ),

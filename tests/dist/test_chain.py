@@ -71,6 +71,7 @@ def check(wanted: dict[str, Any], root: Path, text: str) -> set[str]:
 
 
 def test_stages_begin_with_what_others_made(quiet: Path, text: str) -> None:
+    """Asked for in kuberay#2363."""
     found = json.loads((quiet / "chain.json").read_text())
     assert (found["state"], [stage["state"] for stage in found["stages"]]) == ("done", ["done"] * 3)
     assert [stage["begins_with"] and stage["begins_with"]["step"] for stage in found["stages"]] == [

@@ -40,6 +40,7 @@ def mixed(folder: Path, **train: Any) -> dict[str, Any]:
 
 @pytest.mark.timeout(900)
 def test_a_killed_run_goes_on_at_another_width_with_its_quiet_twins_bits(tmp_path: Path) -> None:
+    """Asked for in ray#48224 and ray#37633."""
     document = mixed(tmp_path / "text", determinism="bitwise")
     document["train"]["sequence_warmup"] = {"length": 8, "steps": 9}
     document["resources"]["workers"] = {"min": 1, "max": 4}

@@ -75,7 +75,10 @@ def document(text: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_gang_that_hangs_leaves_the_collectives_that_it_waits_in(tmp_path: Path) -> None:
-    """Rank 1 is frozen in step 5: rank 0 tells of the collective that it waits in, and where in Python."""
+    """Rank 1 is frozen in step 5: rank 0 tells of the collective that it waits in, and where in Python.
+
+    Asked for in ray#64993.
+    """
     text, run = write_text(tmp_path, 20_000), tmp_path / "run"
     summary = drive_here(document(text), str(run), tmp_path / "cache", faults=("stop@1:5",))
     assert (summary["state"], summary["attempts"]) == ("done", 2)

@@ -89,6 +89,7 @@ def test_a_job_that_loses_a_node_and_the_head_ends_with_the_quiet_run_s_receipt(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_shrinks_with_a_lost_node_and_grows_into_the_one_that_replaces_it(folder: Path) -> None:
+    """Asked for in ray#20647."""
     # Far from its end, else growing would cost more than it saves.
     document = slow_job(write_text(folder / "corpus"), steps=20_000)
     document["resources"]["workers"] = {"min": 1, "max": 2}

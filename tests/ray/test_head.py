@@ -74,6 +74,8 @@ def test_the_head_may_die_and_come_back(lasting_head: LastingHead, tmp_path: Pat
     """The controller dies with it. Ray's control store, on disk, knows of the actor and starts it again.
 
     A head without processors holds the controller for certain while there is no other node.
+
+    Asked for in kuberay#2153 and kuberay#2155.
     """
     document = job(write_text(tmp_path / "corpus"))
     document["resources"]["workers"]["min"] = 2

@@ -362,5 +362,6 @@ def test_a_commit_that_was_moved_with_a_link_in_its_place_is_one_of_the_run(tmp_
 
 
 def test_meta_must_hold_position_and_receipt(uri: str) -> None:
+    """The position is part of a commit, as torchft#309 asks for."""
     with pytest.raises(InputError, match="receipt"):
         Store(uri).publish(1, [], {"position": 1})

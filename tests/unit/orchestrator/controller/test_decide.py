@@ -829,6 +829,16 @@ def test_case(case: Case) -> None:
     assert (action.layout is not None) == (action.do == "start")
 
 
+def test_a_preemption_with_notice_is_a_stop_with_a_commit_and_no_failure() -> None:
+    """Asked for in ray#63968. Without notice it is a death, and counts as any other."""
+    noticed, action = decide(rules(), in_phase("train"), see(ranks=(rank(0), rank(1, leaving=True))))
+    assert (action.do, action.fault, noticed.failures) == ("ask_stop", None, ())
+    left, action = decide(rules(), noticed, see(ranks=ended("stop", 9)))
+    assert (left.failures, action.fault) == ((), None)
+    died, _ = decide(rules(), in_phase("train"), see(ranks=(rank(0), dead(1))))
+    assert len(died.failures) == 1
+
+
 @pytest.mark.parametrize(
     ("seen", "wanted"),
     [

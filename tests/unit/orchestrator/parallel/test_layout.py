@@ -107,6 +107,7 @@ def test_the_nearest_legal_layouts_keep_what_they_can() -> None:
 
 
 def test_fit_keeps_the_batch_and_cuts_the_micro_batch() -> None:
+    """Asked for in torchft#186."""
     assert fit(Layout(micro_batch=8), 3, 16) == Layout(dp=2, micro_batch=8)
     assert fit(Layout(micro_batch=8), 4, 16) == Layout(dp=4, micro_batch=4)
     assert fit(Layout(tp=4), 3, 16) is None
