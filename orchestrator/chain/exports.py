@@ -6,8 +6,10 @@ on measures only what is new.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from cluster.local.ray_session import processors_here
@@ -22,7 +24,8 @@ from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import is_local
 
 EXPORTS = "exports.json"
-"""What was measured of the exports: {"metric", "rows": {stage: the row of `measure.to_json`, and `mark`}}."""
+"""What was measured: {"metric", "on", "rows": {name: the row of `measure.to_json`, and `mark`}}. A name is that of a
+stage, or the folder of the teacher's export."""
 BATCHES = (1, 32)
 """The sizes of batches that are timed."""
 
@@ -31,6 +34,8 @@ def check_compress(chain: ChainSpec, stages: Mapping[str, StageRun]) -> None:
     """Raise InputError if the exports of the chain cannot be compared."""
     if (compress := chain.compress) is None:
         return
+    if compress.teacher not in stages:
+        read_exports([str(compress.teacher)])
     for stage in chain.exporting:
         objective = stage.job.workload.objective
         metrics = metrics_of(objective)
@@ -42,7 +47,7 @@ def check_compress(chain: ChainSpec, stages: Mapping[str, StageRun]) -> None:
         if compress.metric is not None and compress.metric not in metrics:
             hint = f"use {', '.join(metrics)}"
             raise InputError(f"{compress.metric} is not measured", f"{COMPRESS}.metric", hint)
-        if not is_local(place := _folder(stages[stage.name])):
+        if not is_local(place := export_of(stages[stage.name])):
             hint = f"set checkpoint.export_to of {stage.name} to a folder"
             raise InputError(f"{place} is not on this machine", COMPRESS, hint)
 
@@ -53,10 +58,17 @@ def shares(chain: ChainSpec, root: RunDir) -> dict[str, float]:
     return {name: row["share"] for name, row in rows.items()}
 
 
+def compared(chain: ChainSpec) -> tuple[str, ...]:
+    """Return the names of what is compared, the teacher first: stages, or the folder of an export for the teacher."""
+    if chain.compress is None:
+        return ()
+    return tuple(dict.fromkeys([str(chain.compress.teacher), *(stage.name for stage in chain.exporting)]))
+
+
 def rows_of(chain: ChainSpec, root: RunDir) -> list[dict[str, Any]]:
-    """Return what was measured of the stages, the teacher first."""
+    """Return what was measured of each export, the teacher first."""
     rows = _stored(chain, root).get("rows", {})
-    return [rows[stage.name] for stage in chain.exporting if stage.name in rows]
+    return [rows[name] for name in compared(chain) if name in rows]
 
 
 def shortfall(chain: ChainSpec, root: RunDir, name: str) -> str:
@@ -96,18 +108,17 @@ class ExportTable:
         Raises InputError if the export cannot read the rows, or predicts something else than the teacher's;
         `ExportFailed` if it cannot be run.
         """
-        if name not in {stage.name for stage in self._chain.exporting} or self._chain.compress is None:
-            return
-        wanted = list(dict.fromkeys([str(self._chain.compress.teacher), name]))
-        if self._chain.compress.teacher != name and not self._is_exported(wanted[0]):
-            return  # the teacher is not done yet; `measure_all` compares them at the end
+        teacher, *_ = names = compared(self._chain) or ("",)
+        if name not in names or not self._mark(teacher):
+            return  # without a teacher's export yet, `measure_all` compares them at the end
+        wanted = list(dict.fromkeys([teacher, name]))
         if any(not self._is_measured(each) for each in wanted):
             self._measure(wanted, rounds=0)
 
     def measure_all(self) -> None:
         """Measure the metrics and the speeds of all exports, in turns, unless that was done before."""
         compress = self._chain.compress
-        names = [stage.name for stage in self._chain.exporting]
+        names = compared(self._chain)
         if compress is None or all(self._is_measured(name, timed=compress.rounds > 0) for name in names):
             return
         self._measure(names, compress.rounds)
@@ -132,21 +143,28 @@ class ExportTable:
         self._root.write_json(EXPORTS, {"metric": metric, "on": compress.on, "rows": found})
 
     def _export(self, name: str) -> ExportFolder:
-        (found,) = read_exports([_folder(self._stages[name])])
-        return ExportFolder(name, found.path, found.runtime, found.weights_bytes, found.parameters)
+        (found,) = read_exports([self._folder(name)])
+        return dataclasses.replace(found, name=name if name in self._stages else found.name)
 
-    def _is_exported(self, name: str) -> bool:
-        return bool(mark_of(_folder(self._stages[name])))
+    def _folder(self, name: str) -> str:
+        return export_of(self._stages[name]) if name in self._stages else name
 
     def _is_measured(self, name: str, timed: bool = False) -> bool:
         row = _stored(self._chain, self._root).get("rows", {}).get(name)
         return row is not None and row["mark"] == self._mark(name) and (bool(row["speeds"]) or not timed)
 
     def _mark(self, name: str) -> str:
-        return hashlib.sha256(mark_of(_folder(self._stages[name])).encode()).hexdigest()
+        """Return what identifies the content of an export; empty without one. A folder by others has no export.json."""
+        folder = self._folder(name)
+        content = mark_of(folder)
+        if not content and name not in self._stages:
+            files = sorted(Path(folder).glob("*"))
+            content = str([(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files])
+        return content and hashlib.sha256(content.encode()).hexdigest()
 
 
-def _folder(stage: StageRun) -> str:
+def export_of(stage: StageRun) -> str:
+    """Return the folder of a stage's export."""
     return stage.job.checkpoint.export_to or stage.run.at("export")
 
 

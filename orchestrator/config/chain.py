@@ -61,7 +61,8 @@ class CompressSpec(StrictModel):
     )
     teacher: str | None = Field(
         default=None,
-        description="the stage with which the others are compared; unset: the first with an export",
+        description="the stage, or the folder of an export, with which the others are compared; unset: the first stage "
+        "with an export",
     )
     samples: Positive = Field(default=2000, description="most held-out samples to read")
     rounds: Count = Field(default=20, description="turns in which each export is timed; 0 times none")
@@ -131,11 +132,10 @@ class ChainSpec:
 
     @property
     def exporting(self) -> tuple[Stage, ...]:
-        """Return the stages whose exports are compared, the teacher first; none without `compress`."""
-        if self.compress is None:
-            return ()
-        stages = [stage for stage in self.stages if stage.job.checkpoint.export]
-        return tuple(sorted(stages, key=lambda stage: stage.name != self.compress.teacher))  # type: ignore[union-attr]
+        """Return the stages with an export, the teacher first if it is one; none without `compress`."""
+        teacher = self.compress.teacher if self.compress else None
+        stages = [stage for stage in self.stages if self.compress and stage.job.checkpoint.export]
+        return tuple(sorted(stages, key=lambda stage: stage.name != teacher))
 
     def __getitem__(self, name: str) -> Stage:
         return next(stage for stage in self.stages if stage.name == name)
@@ -157,7 +157,11 @@ class ChainSpec:
     def with_paths(self, base: Path) -> ChainSpec:
         """Return the chain with relative local paths made absolute against `base`."""
         stages = tuple(Stage(each.name, resolve_paths(each.job, base)) for each in self.stages)
-        compress = self.compress and self.compress.model_copy(update={"on": absolute(self.compress.on, base)})
+        compress = self.compress
+        if compress:
+            teacher = str(compress.teacher)
+            placed = teacher if teacher in {each.name for each in stages} else absolute(teacher, base)
+            compress = compress.model_copy(update={"on": absolute(compress.on, base), "teacher": placed})
         return ChainSpec(self.name, stages, compress)
 
     def document(self) -> dict[str, Any]:
@@ -215,12 +219,13 @@ def _compress(given: Any, stages: Sequence[Stage], where: str) -> CompressSpec |
     except ValidationError as error:
         raise refused(given, error, place, CompressSpec) from None
     exporting = [stage.name for stage in stages if stage.job.checkpoint.export]
-    if len(exporting) < 2:
+    is_folder = compress.teacher is not None and "/" in compress.teacher
+    if len(exporting) + is_folder < 2:
         hint = "set checkpoint.export of the teacher's stage and of one that begins after it"
         raise InputError("compares exports, and fewer than two stages make one", place, hint)
     teacher = compress.teacher or exporting[0]
-    if teacher not in exporting:
-        hint = f"name one of {', '.join(exporting)}"
+    if not is_folder and teacher not in exporting:
+        hint = f"name one of {', '.join(exporting)}, or a folder as ./folder"
         raise InputError(f"{teacher} is no stage with an export", f"{place}.teacher", hint)
     return compress.model_copy(update={"teacher": teacher})
 

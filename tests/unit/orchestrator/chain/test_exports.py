@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.chain.exports import EXPORTS, check_compress, rows_of, shares, shortfall
+from orchestrator.chain.exports import EXPORTS, check_compress, compared, rows_of, shares, shortfall
 from orchestrator.chain.stage_run import stage_runs
 from orchestrator.config.chain import ChainSpec, parse_chain
 from orchestrator.config.errors import InputError
@@ -63,6 +63,17 @@ def test_what_is_wrong_is_said_where(changes: dict[str, Any], says: str) -> None
         parse_chain(document(**changes))
     assert says in str(error.value)
     assert "compress" in str(error.value)
+
+
+def test_the_teacher_may_be_an_export_of_another_run(tmp_path: Path) -> None:
+    given = document(teacher="./large/export")
+    given["stages"][1]["checkpoint"] = {"export": None}
+    chain = parse_chain(given).with_paths(tmp_path)
+    teacher = str(tmp_path / "large/export")
+    assert compared(chain) == (teacher, "teacher")
+    assert parse_chain(chain.document()) == chain
+    with pytest.raises(InputError, match="is no folder"):
+        check_compress(chain, stage_runs(chain, RunDir(str(tmp_path / "runs"))))
 
 
 def test_one_export_is_compared_with_nothing() -> None:
