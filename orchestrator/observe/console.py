@@ -110,7 +110,11 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("steps", f"{summary.get('step')} of {summary.get('steps')}, {count(summary.get('tokens'))} {read}"),
         (
             "loss",
-            ("unknown" if loss is None else f"{loss:.4f} {unit}{_parts(summary.get('final_loss_parts'))}")
+            (
+                "unknown"
+                if loss is None
+                else f"{loss:.4f}{_parts(summary.get('final_loss_parts')) or f' {unit}'}"
+            )
             + (f" (unigram entropy {entropy:.4f})" if entropy is not None else ""),
         )
         if reward is None  # else the loss says nothing

@@ -315,6 +315,7 @@ def rehearsed(job: ResolvedJob, layout: Layout, folder: Path) -> Rehearsed:
     sequences = sequences_of(small, spec.train)
     document = _short(spec)
     document["workload"] |= model.changes
+    document["distill"] = None  # a small student fits no teacher
     document["train"]["global_batch"] = sequences
     document["data"] |= _little(spec.data, folder)
     length = _length(job, small, model, sequences)
@@ -439,6 +440,8 @@ def _left_out(spec: JobSpec) -> list[str]:
         found.append("evaluate.tasks were not run")
     if spec.train.continue_from:
         found.append("the commit of train.continue_from was not read")
+    if spec.distill:
+        found.append("the teacher of distill was left out")
     if spec.tracking or spec.sinks or spec.notify:
         found.append("nothing was sent to tracking, sinks or notify")
     return found

@@ -180,3 +180,11 @@ def test_a_plan_counts_the_teachers_weights_and_its_forward_pass(place: Path) ->
     assert heads[0].forward > heads[1].forward
     stored = resolve(job(place, "gpt", logits={"source": "stored"})).shape
     assert held(demand, stored, Layout(micro_batch=2), [0]) == held(demand, alone, Layout(micro_batch=2), [0])
+
+
+def test_a_rehearsal_leaves_the_teacher_out_and_says_so(place: Path, tmp_path: Path) -> None:
+    from orchestrator.verify.rehearsal.job import rehearsed
+
+    found = rehearsed(resolve(job(place, "gpt")), Layout(dp=2, micro_batch=2), tmp_path)
+    assert found.spec.distill is None
+    assert "the teacher of distill was left out" in found.notes
