@@ -116,7 +116,9 @@ _KEYS: Mapping[str, str] = {
     ),
     "adapters have no dropout of their own; workload.dropout is the model's": "lora_dropout",
     "workload.adapter.quantize: nf4": "load_in_4bit bnb_4bit_quant_type quantization_config",
-    "prune, as in {sparsity: 0.5, steps: [2, 8]}": "pruning pruning_method target_sparsity final_sparsity",
+    "prune.sparsity, with the first and the last step in prune.steps": (
+        "pruning pruning_method target_sparsity final_sparsity"
+    ),
     "workload.shrink, with smaller sizes in workload.changes": "pruned_heads prune_heads keep_layers",
     "train.freeze has patterns of the parameters to freeze": "frozen freeze_layers frozen_layers",
     "--run-dir, by default runs/<name>": (
