@@ -129,7 +129,9 @@ _KEYS: Mapping[str, str] = {
     "adapters have no dropout of their own; workload.dropout is the model's": "lora_dropout",
     "workload.adapter.quantize: nf4": "load_in_4bit bnb_4bit_quant_type quantization_config",
     "quantize, as in {weights: int4, group: 128}": "qat fake_quantize quantization quantizer",
-    "prune, as in {sparsity: 0.5, steps: [2, 8]}": "pruning pruning_method target_sparsity final_sparsity",
+    "prune.sparsity, with the first and the last step in prune.steps": (
+        "pruning pruning_method target_sparsity final_sparsity"
+    ),
     "workload.shrink, with smaller sizes in workload.changes": "pruned_heads prune_heads keep_layers",
     "train.freeze has patterns of the parameters to freeze": (
         "freeze_mm_modules unfrozen_parameters frozen freeze_layers frozen_layers"

@@ -11,7 +11,7 @@ import pytest
 import torch
 from base_run import document
 from hf_tokenizers import bert, gpt2
-from jobs import rows, write_text
+from jobs import rows, write_job, write_text
 from local_run import drive_here
 from prepared import prepare_here
 from tokenizers import Tokenizer
@@ -25,11 +25,13 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
+from orchestrator.cli.app import call
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.data.store.tokens import Tokens
 from orchestrator.export import vocabulary
 from orchestrator.export.vocabulary import without_unused_tokens
+from orchestrator.launch import preparation
 from orchestrator.resolve.prepared_data import PreparedData
 
 
@@ -132,6 +134,29 @@ def test_a_tokenizer_that_would_give_other_tokens_is_not_written(
         reduced(text, tmp_path / "large", "bert", tmp_path / "cache", tmp_path / "small")
     assert not (tmp_path / "small").exists()
     assert not list(tmp_path.glob(".small*"))
+
+
+def test_the_command_makes_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ray prepares the data of a command; here this process does."""
+    text = write_text(tmp_path / "text", 20_000)
+    save(tmp_path / "large", "bert")
+    monkeypatch.setattr(
+        preparation, "prepared_with_progress", lambda spec, *_: prepared(tmp_path / "cache", spec)
+    )
+    path = write_job(tmp_path, asked(text, tmp_path / "large", "bert"))
+    target = tmp_path / "small"
+    with pytest.raises(SystemExit) as ended:
+        call(["data", "vocabulary", str(path), str(target), "--json"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    told = json.loads(said[said.index("{\n") :])  # after what a library says in a process that trains too
+    assert told["tokens"] == Tokenizer.from_file(str(target / "tokenizer.json")).get_vocab_size()
+    with pytest.raises(SystemExit) as ended:
+        call(["data", "vocabulary", str(path), str(target)])
+    assert ended.value.code == 2
+    assert "not empty" in capsys.readouterr().err
 
 
 def test_another_tokenizer_than_the_models_is_refused(tmp_path: Path) -> None:
