@@ -5,7 +5,7 @@
 #   formula gives the same integers in two libraries.
 # Behaviour: both divide the largest absolute value by 7.5, half of the range -8 .. 7. A negative weight of that size is
 #   then at -7.5, and its last bit decides between -7 and -8: 6.7 % below or above. Multiplying all weights by
-#   1 + 2^-22 changes every tenth of these integers. torchao multiplies by the reciprocal of the scale, where
+#   1 + 2^-22 moves every fifth of them. torchao multiplies by the reciprocal of the scale, where
 #   compressed-tensors divides, and has other integers for the same scales.
 # Packages: compressed-tensors 0.20.0, torchao 0.18.0, transformers 5.23.0, torch 2.13.0, numpy 2.4.6
 # Why it matters: an export by one library is not what another evaluated; fake-quantised training depends on the order

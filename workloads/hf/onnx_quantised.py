@@ -21,8 +21,10 @@ import torch
 from workloads.hf.onnx_export import FILE, LENGTHS, tried_batch
 from workloads.workload import Batch
 
-PRODUCTS = ("MatMul", "Gemm")
-"""Operators that are quantised: those of linear layers."""
+QUANTISED = ("MatMul", "Gemm", "Gather")
+"""Operators whose weights are quantised: those of linear layers, and the tables of embeddings, which are the largest
+part of a small encoder. A table has one scale.
+"""
 NAMES = {"input_ids": "tokens", "attention_mask": "padding", "token_type_ids": "token_types"}
 """Our names of the inputs."""
 
@@ -58,7 +60,7 @@ def _dynamic(plain: Path, path: Path) -> None:
     quantize_dynamic(
         str(plain),
         str(path),
-        op_types_to_quantize=list(PRODUCTS),
+        op_types_to_quantize=list(QUANTISED),
         per_channel=True,
         weight_type=QuantType.QInt8,
         extra_options={"MatMulConstBOnly": True},
@@ -73,7 +75,7 @@ def _static(plain: Path, path: Path, samples: Iterable[Batch]) -> None:
         str(path),
         _Reader(plain, samples),
         quant_format=QuantFormat.QDQ,
-        op_types_to_quantize=list(PRODUCTS),
+        op_types_to_quantize=list(QUANTISED),
         per_channel=True,
         weight_type=QuantType.QInt8,
         activation_type=QuantType.QUInt8,

@@ -119,3 +119,29 @@ def test_masks_and_scores_of_pruned_weights_count(method: str) -> None:
     found = trace(spec, workload, layout, 0)
     assert isinstance(found, StepTrace), found
     assert 0.93 < peak_bytes(demand_of(spec), shape, layout) / found.memory.peak < 1.12
+
+
+@pytest.mark.parametrize(
+    ("precision", "quantize"),
+    [("bf16", {"weights": "int4"}), ("fp32", {"weights": "int8", "group": "row", "activations": "dynamic"})],
+)
+def test_fake_quantisation_is_counted(precision: str, quantize: dict[str, Any]) -> None:
+    document: dict[str, Any] = {
+        "name": "quantised",
+        "workload": {"model": "gpt2", "objective": "causal_lm", "changes": {"layers": 2}, "dropout": 0.0},
+        "data": {"sources": [{"uri": "a"}], "tokenizer": "none", "sequence_length": 256},
+        "train": {"steps": 3, "global_batch": 4, "precision": precision},
+        "resources": {"per_worker": {"gpu": 1}},
+    }
+    plain, spec = parse(document), parse({**document, "quantize": quantize})
+    shape, layout = resolve(spec, VOCABULARY).shape, Layout(micro_batch=4)
+    changes = spec.workload.changes
+    workload = load(
+        "gpt2", "causal_lm", vocabulary_of(VOCABULARY), changes=changes, sequence_length=256, dropout=0.0
+    )
+    found = trace(spec, workload, layout, 0)
+    assert isinstance(found, StepTrace)
+    assert 0.93 < peak_bytes(demand_of(spec), shape, layout) / found.memory.peak < 1.12
+    machine = load_profile("h100").machine(spec.train.dtype)
+    fast, slow = (predict(demand_of(each), shape, layout, machine).time.compute for each in (plain, spec))
+    assert fast < slow
