@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from orchestrator.config.spec import JobSpec
+from orchestrator.resolve.named_commit import place_and_tag
 
 
 def read_paths(spec: JobSpec) -> list[str]:
@@ -15,6 +16,7 @@ def read_paths(spec: JobSpec) -> list[str]:
     paths += spec.evaluate.tasks if spec.evaluate else []
     paths += [tokenizer] if isinstance(tokenizer, str) else []
     paths += [model.removeprefix("hf:")] if model.startswith("hf:") else []
+    paths += [place_and_tag(spec.distill.teacher.removeprefix("hf:"))[0]] if spec.distill else []
     notices = spec.resources.notices
     paths += [notices] if notices and notices not in ("aws", "gcp", "azure") else []
     return paths + ([spec.limits.prices] if spec.limits.prices else [])

@@ -143,6 +143,20 @@ def test_stored_logits_are_those_of_every_step_and_a_kill_changes_no_bit(
 
 
 @pytest.mark.slow
+def test_logits_are_stored_under_every_layout(place: Path, tmp_path: Path) -> None:
+    """The ten largest of a vocabulary that is cut over ranks, of positions that are, and of a last stage."""
+    found = document(place, {}, source="stored", k=10)
+    drive_here(found, str(tmp_path / "dp"), tmp_path / "cache_dp")
+    wanted = rows(tmp_path / "dp")
+    for axis in ("tp", "cp", "pp"):
+        found["parallel"] = {"micro_batch": 2, axis: 2}
+        drive_here(found, str(tmp_path / axis), tmp_path / f"cache_{axis}")
+        for mine, theirs in zip(rows(tmp_path / axis), wanted, strict=True):
+            for name in ("loss", "label_loss", "logit_loss", "grad_norm"):
+                assert mine[name] == pytest.approx(theirs[name], rel=1e-5), (axis, name)
+
+
+@pytest.mark.slow
 def test_few_stored_logits_are_read_again_and_a_damaged_one_is_told(place: Path, tmp_path: Path) -> None:
     """A second run computes nothing. A damaged record ends the run by one line."""
     few = document(place, {}, source="stored", k=3)

@@ -144,7 +144,11 @@ class Teacher:
         return [local_of(p) for stage in self._parallel.stages for p in stage.parameters()]
 
     def close(self) -> None:
-        """Give up a shared copy of the weights."""
+        """Free the weights. Modules and their hooks refer to each other, so storages are emptied here."""
+        for tensor in self.held():
+            storage = tensor.untyped_storage()
+            if storage.resizable():  # memory mapped from a file is not
+                storage.resize_(0)
         self._weights.close()
 
 

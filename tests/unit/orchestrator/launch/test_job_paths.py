@@ -16,6 +16,7 @@ DEFAULT_REGIONS = {
     "data.tokenizer": "tokenizer.json",
     "data.cache": "cache",
     "workload.model": "hf:models/mine",
+    "distill": "{teacher: 'runs/large@best'}",
     "resources.notices": "/etc/notice",
     "limits.prices": "prices.csv",
     "tracking": "{uri: 'sqlite:///mlflow.db'}",
@@ -27,6 +28,7 @@ SHARED = {
     "data.tokenizer": "gs://b/tokenizer.json",
     "data.cache": "s3://b/cache",
     "workload.model": "gpt-tiny",
+    "distill": "{teacher: 's3://b/large@5'}",
     "resources.notices": "aws",
     "limits.prices": "s3://b/prices.csv",
     "tracking": "{uri: 'https://mlflow'}",
@@ -59,7 +61,8 @@ def test_each_local_path_is_named_once(key: str) -> None:
     spec = job(**{**SHARED, key: DEFAULT_REGIONS[key]})
     found = reads(spec) + writes(spec)
     assert len(found) == 1
-    bare = DEFAULT_REGIONS[key].removeprefix("hf:").strip("[{}]").removeprefix("uri: ").strip("'")
+    bare = DEFAULT_REGIONS[key].removeprefix("hf:").strip("[{}]").removeprefix("uri: ")
+    bare = bare.removeprefix("teacher: ").strip("'").removesuffix("@best")
     assert bare in found[0]
 
 
