@@ -104,7 +104,7 @@ def _rounded(quantised: Mapping[str, Any]) -> str:
     group = f", a scale for each {quantised['group']}" if "group" in quantised else ""
     how = "trained so" if quantised["trained"] else "after training"
     kept = quantised["kept"]
-    more = f"; {len(kept)} matrices keep more bits" if kept else ""
+    more = f"; matrices with more bits: {len(kept)}" if kept else ""
     return f"{quantised['weights']}{group}, {how}{more}"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -240,7 +242,8 @@ def _write_quantised(
         model = with_weights(workload, found.read, scheme=each)
         try:
             # In fp64, since rounding of activations is a step, and sums in another order lie on its other side.
-            apart.append(difference(workload.config, model, folder, batches, in_fp64=True))
+            with contextlib.redirect_stderr(io.StringIO()):  # progress bars of compressed-tensors
+                apart.append(difference(workload.config, model, folder, batches, in_fp64=True))
         except AttributeError as error:  # of classes whose initialisation reads weights that are not there
             raise RuntimeError(
                 f"transformers cannot load this class in this form ({error}); nothing was published"
