@@ -14,7 +14,7 @@ QUICK := not slow and not gpu and not bench
 BY_FILE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart example-reviews example-chat example-preferences example-chain example-summarise example-sums example-distill test test-unit test-dist test-ray test-long test-partition test-traced check-kubernetes soak test-gpu bench-gpu bench-planner published-table bench findings docs check house format lock clean
+.PHONY: help install quickstart example-reviews example-chat example-preferences example-chain example-summarise example-sums example-distill example-compress test test-unit test-dist test-ray test-long test-partition test-traced check-kubernetes soak test-gpu bench-gpu bench-planner published-table bench findings docs check house format lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
@@ -65,6 +65,12 @@ example-sums: install ## a small model that forgets to carry learns to add from 
 example-distill: install ## a small GPT learns from a larger one, and alone for comparison
 	@$(BIN)/orchestrator data corpus corpus
 	@$(BIN)/orchestrator run examples/distill.yaml
+
+example-compress: install ## the classifier of example-reviews, with a tenth of its bytes
+	@$(BIN)/python examples/reviews.py
+	@$(BIN)/orchestrator run examples/reviews.yaml
+	@test -e reviews/small || $(BIN)/orchestrator data vocabulary examples/reviews.yaml reviews/small --set workload.model=hf:runs/reviews/export --set data.tokenizer=runs/reviews/export
+	@$(BIN)/orchestrator run examples/compress.yaml
 
 test: install ## the default suite: unit, dist and ray
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/unit -m "$(QUICK)" --numprocesses auto
