@@ -315,6 +315,11 @@ class JobSpec(StrictModel):
         return self.model_copy(update=parts)
 
     @property
+    def pruned_bytes(self) -> float:
+        """Return the bytes of masks and scores for each parameter; 0 without pruning."""
+        return self.prune.bytes_per_parameter if self.prune else 0.0
+
+    @property
     def metrics_objective(self) -> str:
         """The objective by which metrics are told: of an own model its own loss."""
         return SAMPLES if is_object_reference(self.workload.model) else self.workload.objective

@@ -54,7 +54,7 @@ def forecast(spec: JobSpec, shape: ModelShape, plan: Plan, cluster: ClusterFile)
         repair=cluster.repair_hours * HOUR,
         restart=cluster.restart_seconds,
         stall=stall,
-        write=state_bytes(spec.train.optimizer, spec.checkpoint.ema, shape)
+        write=state_bytes(spec.train.optimizer, spec.checkpoint.ema, shape, pruned=spec.pruned_bytes)
         / in_use
         / cluster.write_bandwidth,
     )

@@ -80,7 +80,11 @@ HELD = 2 + 1
 class SnapshotServers:
     """The snapshot servers of one run, one on each node. Clients authenticate with `token`."""
 
-    def __init__(self, checkpoint: CheckpointSpec, optimizer: OptimizerSpec, cluster: Cluster) -> None:
+    def __init__(
+        self, checkpoint: CheckpointSpec, optimizer: OptimizerSpec, cluster: Cluster, pruned: float = 0.0
+    ) -> None:
+        """`pruned` is as in `state_bytes`."""
+        self._pruned = pruned
         self._every = checkpoint.snapshot_every
         self._ema = checkpoint.ema
         self._optimizer = optimizer
@@ -102,7 +106,8 @@ class SnapshotServers:
         is_auto = self._every == "auto"
         servers = self._services.ensure_running(min_nodes=2 if is_auto else 1)
         servers = [server for server in servers if server["node"] not in lost]
-        fits = HELD * state_bytes(self._optimizer, self._ema, shape) <= LIMIT * len(servers)
+        state = state_bytes(self._optimizer, self._ema, shape, pruned=self._pruned)
+        fits = HELD * state <= LIMIT * len(servers)
         return servers if fits or not is_auto else []
 
     def stop(self) -> None:
@@ -175,7 +180,7 @@ class Workers:
         self.running = False
         self.status = GangStatus()
         self._profiles = ProfileRequests(run)
-        self._snapshots = SnapshotServers(spec.checkpoint, spec.train.optimizer, cluster)
+        self._snapshots = SnapshotServers(spec.checkpoint, spec.train.optimizer, cluster, spec.pruned_bytes)
         source = spec.resources.notices
         self._notices = cluster.services(PREEMPTION_NOTICES, source) if source else None
         self._gang = cluster.gang()
@@ -324,7 +329,9 @@ class Workers:
         """
         offer = self._cluster.offer(self.bundle, self._spec.resources.workers.max)
         if offer:
-            state = state_bytes(self._spec.train.optimizer, self._spec.checkpoint.ema, shape)
+            state = state_bytes(
+                self._spec.train.optimizer, self._spec.checkpoint.ema, shape, pruned=self._spec.pruned_bytes
+            )
             check_workers_memory(self._spec.resources, state, offer.memory)
         machine = machine_for(offer, self.bundle, self._spec.train.dtype)
         return Planner(

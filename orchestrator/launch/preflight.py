@@ -92,6 +92,6 @@ def check_here(
         check_machine(spec.resources, spec.evaluates_beside, address)
     problems.raise_noted()
     if address is None:
-        state = state_bytes(spec.train.optimizer, spec.checkpoint.ema, job.shape)
+        state = state_bytes(spec.train.optimizer, spec.checkpoint.ema, job.shape, pruned=spec.pruned_bytes)
         check_host_memory(spec.resources, state, host_memory())
     return job

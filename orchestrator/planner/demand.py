@@ -81,7 +81,7 @@ def demand_of(spec: JobSpec) -> Demand:
         generated=spec.rollout.group * spec.rollout.together if spec.rollout else 0,
         steps=train.steps,
         hours=spec.limits.hours,
-        pruned=spec.prune.bytes_per_parameter if spec.prune else 0.0,
+        pruned=spec.pruned_bytes,
         engine_problems=partial(
             engine_problems,
             train,

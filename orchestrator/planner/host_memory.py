@@ -14,15 +14,18 @@ GENERATIONS = 2
 """Copies of the state that a saver holds: one is written to storage while the other is filled."""
 
 
-def state_bytes(optimizer: OptimizerSpec, ema: float | None, shape: ModelShape, least: bool = False) -> float:
+def state_bytes(
+    optimizer: OptimizerSpec, ema: float | None, shape: ModelShape, least: bool = False, pruned: float = 0.0
+) -> float:
     """Return the bytes of a commit over all ranks, within 1 %: fp32 weights, optimizer state and moving average.
 
-    A user's optimizer counts as AdamW; with `least`, as one without state.
+    A user's optimizer counts as AdamW; with `least`, as one without state. `pruned` is `PruneSpec.bytes_per_parameter`,
+    which counts for every parameter, although embeddings and norms are rarely pruned.
     """
     name = str(optimizer.name)
     numbers = 1.0 if least and name not in KINDS else 1.0 + kept_numbers(name, shape)
     numbers += 1.0 if ema is not None else 0.0
-    return 4.0 * numbers * shape.parameters * shape.trained_share
+    return (4.0 * numbers + pruned) * shape.parameters * shape.trained_share
 
 
 def worker_bytes(resources: ResourceSpec, state: float, workers: int) -> float:

@@ -251,7 +251,7 @@ class Planner:
         layout = self._known[workers]
         if layout is None or self.host is None:
             return layout
-        state = state_bytes(self.demand.optimizer, self.demand.ema, self.shape)
+        state = state_bytes(self.demand.optimizer, self.demand.ema, self.shape, pruned=self.demand.pruned)
         return layout if worker_bytes(self.demand.resources, state, layout.world) <= self.host else None
 
     def seconds(self, layout: Layout) -> float:

@@ -39,7 +39,7 @@ def with_host_memory(spec: JobSpec, needs: ClusterNeeds, given: float | None) ->
         known_gib = given or math.ceil(PROCESS_GIB + shared)
         return dataclasses.replace(needs, memory_gib=known_gib), line * (given is None)
 
-    state = state_bytes(spec.train.optimizer, spec.checkpoint.ema, job.shape)
+    state = state_bytes(spec.train.optimizer, spec.checkpoint.ema, job.shape, pruned=spec.pruned_bytes)
 
     def saved(workers: int) -> float:
         return worker_bytes(spec.resources, state, workers) / 2**30

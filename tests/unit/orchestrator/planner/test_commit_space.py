@@ -14,6 +14,7 @@ from orchestrator.config.spec import JobSpec, parse
 from orchestrator.launch.machine_checks import check_space
 from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.host_memory import state_bytes
+from orchestrator.prune.config import PruneSpec
 
 SHAPE = ModelShape(1_000_000, 8, 64, 8, 8, 256, 1000, 64)
 
@@ -33,8 +34,15 @@ def test_the_bytes_are_those_of_weights_moments_and_the_moving_average() -> None
     assert state_bytes((asked := spec()).train.optimizer, asked.checkpoint.ema, SHAPE) == 12e6
     assert state_bytes((asked := spec(ema=0.99)).train.optimizer, asked.checkpoint.ema, SHAPE) == 16e6
     assert state_bytes((asked := spec("lion")).train.optimizer, asked.checkpoint.ema, SHAPE) == 8e6
+    for method, wanted in (("magnitude", 13e6), ("movement", 21e6)):  # a mask is a byte a weight
+        pruned = PruneSpec.model_validate(
+            {"sparsity": 0.5, "steps": [1, 2], "method": method}
+        ).bytes_per_parameter
+        asked = spec()
+        found = state_bytes(asked.train.optimizer, asked.checkpoint.ema, SHAPE, pruned=pruned)
+        assert found == wanted
     adapted = dataclasses.replace(SHAPE, trained_share=0.01)
-    assert state_bytes((asked := spec()).train.optimizer, asked.checkpoint.ema, adapted) == 12e4
+    assert state_bytes(spec().train.optimizer, spec().checkpoint.ema, adapted) == 12e4
 
 
 def test_an_own_optimiser_keeps_as_much_as_adamw_or_nothing() -> None:
