@@ -12,6 +12,8 @@ from differences import ROOT
 
 PAGE = ROOT / "docs" / "asks.md"
 PLACES = {
+    "NeMo-RL": "NVIDIA-NeMo/RL",
+    "trl": "huggingface/trl",
     "Automodel": "NVIDIA-NeMo/Automodel",
     "dstack": "dstackai/dstack",
     "kuberay": "ray-project/kuberay",
@@ -47,9 +49,35 @@ class Ask:
 MIXTURE = "dist/test_mixture_run.py::test_a_killed_run_goes_on_at_another_width_with_its_quiet_twins_bits"
 SMALLER = "ray/test_failures.py::test_a_lost_node_makes_the_gang_smaller"
 HEAD = "ray/test_head.py::test_the_head_may_die_and_come_back"
+ANSWERS = "dist/test_rollouts_run.py::test_kills_change_no_answer_and_no_bit"
+STORED = "dist/test_distillation_run.py::test_few_stored_logits_are_read_again_and_a_damaged_one_is_told"
 RESHARDED = "dist/train/test_resharding.py::test_a_run_that_changes_its_layout_is_the_same_run"
 
 ASKS = (
+    Ask(
+        "NeMo-RL#3599",
+        "A resume of GRPO skips no prompt and repeats none, and loses no long answer.",
+        "`orchestrator verify-resume RUN`",
+        ANSWERS,
+    ),
+    Ask(
+        "trl#5911",
+        "A resume of GRPO goes on at the prompt of its checkpoint, and generates nothing that is thrown away.",
+        "`orchestrator run JOB`, again",
+        ANSWERS,
+    ),
+    Ask(
+        "trl#3055",
+        "Store only a teacher's largest logits before training, and learn from them.",
+        "`distill: {teacher: hf:FOLDER, logits: {source: stored, k: 64}}`",
+        STORED,
+    ),
+    Ask(
+        "trl#2255",
+        "Learn from logits that the teacher has computed before training.",
+        "the same",
+        STORED,
+    ),
     Ask(
         "ray#48224",
         "Resume at the position in the data set after a failure or with another number of workers.",
@@ -164,16 +192,15 @@ ASKS = (
 NOT_HERE = {
     "faults within a step of learning from rewards, answered without a restart": "verl#7910",
     "silent corruption, found by computing a step twice": "torchtitan#4324",
-    "requests about learning from rewards": "verl#1314, verl#7155, verl#7216, verl#1962, OpenRLHF#1322, NeMo-RL#3599, "
-    "NeMo-RL#4218, NeMo-RL#3297, trl#7294, trl#5911, trl#6797, AReaL#606, miles#1295",
-    "requests about compression": "trl#3055, OpenRLHF#1146, axolotl#3394, llm-compressor#1754, llm-compressor#1520",
 }
 """What is not here, and the threads that ask for it."""
 UNREAD = (
     "ray#65891, ray#63911, ray#64179, ray#64253, ray#55275, ray#41700, ray#58878, ray#66002, ray#60376, kuberay#4920, "
     "kueue#8712, kueue#14244, skypilot#8766, Oumi#2007, torchft#329, torchtitan#850, torchtitan#1210, torchtitan#4152, "
     "Automodel#1592, pytorch/rfcs#108, transformers#41159, streaming#725, levanter#391, monarch#2684, "
-    "Megatron-LM#5785, LlamaFactory#10679, unsloth#4858, unsloth#2435"
+    "Megatron-LM#5785, LlamaFactory#10679, unsloth#4858, unsloth#2435, verl#1314, verl#7155, verl#7216, verl#1962, "
+    "OpenRLHF#1322, NeMo-RL#4218, NeMo-RL#3297, trl#7294, trl#6797, AReaL#606, miles#1295, OpenRLHF#1146, "
+    "axolotl#3394, llm-compressor#1754, llm-compressor#1520"
 )
 """Threads of which nothing is claimed, since their text was not at hand."""
 
@@ -206,10 +233,6 @@ def page() -> str:
     lines += [f"| {linked(a)} | {a.wants} | {a.lacks} | {a.command} | `tests/{a.test}` |" for a in part]
     lines += ["", "## Not here", "", "| what | requests |", "|---|---|"]
     lines += [f"| {what} | {threads} |" for what, threads in NOT_HERE.items()]
-    lines += [
-        "",
-        "Learning from rewards and compression came after this list was made. Their requests were not read again.",
-    ]
     lines += [
         "",
         "## Not claimed",

@@ -158,7 +158,7 @@ def test_logits_are_stored_under_every_layout(place: Path, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_few_stored_logits_are_read_again_and_a_damaged_one_is_told(place: Path, tmp_path: Path) -> None:
-    """A second run computes nothing. A damaged record ends the run by one line."""
+    """A second run computes nothing. A damaged record ends the run by one line. Requests: trl#3055, trl#2255."""
     few = document(place, {}, source="stored", k=3)
     teacher = tmp_path / "teacher"
     shutil.copytree(place / "teacher", teacher)

@@ -164,6 +164,7 @@ def test_every_layout_generates_the_same_answers(
 
 
 def test_kills_change_no_answer_and_no_bit(quiet: Path, place: Path, tmp_path: Path) -> None:
+    """Requests: NeMo-RL#3599, trl#5911."""
     run = run_of(tmp_path, "run", document(place), faults=("kill@0:2", "kill@1:5/2", "kill@1:4e/3"))
     assert curve(run) == curve(quiet)
     assert weights(run, STEPS) == weights(quiet, STEPS)
