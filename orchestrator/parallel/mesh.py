@@ -73,6 +73,8 @@ class Mesh:
         # This rank's groups by their ranks: axes of equal ranks share one. None for a group of one rank.
         everyone = tuple(range(layout.world))
         self._made: dict[tuple[int, ...], dist.ProcessGroup | None] = {everyone: dist.group.WORLD}
+        self._counted: set[frozenset[int]] = set()
+        """Stages whose groups exist, see `of_stages`."""
         pp, dp, cp, tp = (self.coordinate[axis] for axis in AXES)
         ep = layout.ep
         self.world = self._group(everyone)
@@ -103,8 +105,15 @@ class Mesh:
         """Return the ranks of this pipeline with the given indices; this rank alone if it is not one of them."""
         place = self.coordinate
         mine = place["pp"]
-        stages = sorted(pipeline_ranks) if mine in pipeline_ranks else [mine]
-        return self._group(self.layout.rank(**{**place, "pp": stage}) for stage in stages)
+        is_member = mine in pipeline_ranks
+        stages = sorted(pipeline_ranks) if is_member else [mine]
+        found = self._group(self.layout.rank(**{**place, "pp": stage}) for stage in stages)
+        if len(pipeline_ranks) > 1 and not is_member and pipeline_ranks not in self._counted:
+            # torch names a group by its ranks and the number of groups that the process has made. That number must not
+            # differ between the members of a later group, so ranks outside of this one make one of their own.
+            dist.new_group([self.rank], COLLECTIVE_TIMEOUT, use_local_synchronization=True)
+        self._counted.add(pipeline_ranks)
+        return found
 
     def connect(self, device: torch.device) -> None:
         """Create this rank's NCCL communicators now, in the same order on all ranks.
@@ -125,7 +134,8 @@ class Mesh:
         """Return the group of these ranks, in ascending order, of which this rank is one.
 
         Only its members create a group. Each rank creates its groups in the same order of axes, so the members of a
-        group that waits for one of them wait for a group of an earlier axis, and no circle of waiting ranks arises.
+        group that waits for one of them wait for a group of an earlier axis, and no circle of waiting ranks arises. All
+        groups of an axis have one size, so every rank has created as many groups as the others, see `of_stages`.
 
         Args:
             ranks: its members.

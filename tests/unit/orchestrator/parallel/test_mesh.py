@@ -67,3 +67,24 @@ def test_a_group_holds_the_ranks_that_share_what_it_does_not_divide(layout: Layo
             place = layout.coordinate(rank)
             stages = sorted({0, layout.pp - 1}) if place["pp"] in (0, layout.pp - 1) else [place["pp"]]
             assert list(ends.ranks) == [layout.rank(**{**place, "pp": stage}) for stage in stages]
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, Layout(pp=4), Layout(pp=4, dp=2, ep=2)], ids=str)
+def test_every_rank_makes_as_many_groups(layout: Layout) -> None:
+    """torch names a group by its ranks and by how many groups the process has made. Where these numbers differ, members
+    of a later group have different names for it, and each waits for the others for ever."""
+    counts = set()
+    for rank in range(layout.world):
+        with recorded(rank, layout.world), mock.patch.object(dist, "new_group", wraps=dist.new_group) as made:
+            mesh = Mesh(layout)
+            for stages in (
+                {0, layout.pp - 1},
+                {0, layout.pp - 1},
+                {0},
+                set(range(layout.pp)),
+                {0, 1} if layout.pp > 1 else {0},
+            ):
+                mesh.of_stages(frozenset(stages))
+            counts.add(len(made.call_args_list))
+            assert all(call.kwargs["use_local_synchronization"] for call in made.call_args_list)
+    assert len(counts) == 1
