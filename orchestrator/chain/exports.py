@@ -21,8 +21,7 @@ from orchestrator.bench.measure import Tell, measure_exports, to_json
 from orchestrator.chain.stage_run import StageRun
 from orchestrator.config.chain import COMPRESS, ChainSpec, CompressSpec
 from orchestrator.config.errors import InputError
-from orchestrator.config.spec import JobSpec
-from orchestrator.data.config import Source
+from orchestrator.data.config import DataSpec, Source
 from orchestrator.data.sources import resolve
 from orchestrator.data.sources.check import check_set
 from orchestrator.export.target import mark_of
@@ -57,16 +56,16 @@ def check_compress(chain: ChainSpec, stages: Mapping[str, StageRun]) -> None:
         if not is_local(place := export_of(stages[stage.name])):
             hint = f"set checkpoint.export_to of {stage.name} to a folder"
             raise InputError(f"{place} is not on this machine", COMPRESS, hint)
-        _check_rows(compress.on, stages[stage.name].job)
+        _check_rows(compress.on, stages[stage.name].job.data, objective)
 
 
-def _check_rows(on: str, job: JobSpec) -> None:
+def _check_rows(on: str, data: DataSpec, objective: str) -> None:
     """Check that the held-out rows are there, with the columns of a stage. Raises InputError."""
-    if job.data.samples is not None:
+    if data.samples is not None:
         return
-    source = Source(uri=on, field=job.data.sources[0].field)
+    source = Source(uri=on, field=data.sources[0].field)
     try:
-        check_set([source], ON, "fail", job.workload.objective, begins=True)
+        check_set([source], ON, "fail", objective, begins=True)
     except InputError as error:
         where = error.where.replace(f"{ON}.0.uri", ON).replace(f"{ON}.0.field", ON)
         raise InputError(error.what, where, error.hint) from None
