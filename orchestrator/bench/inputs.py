@@ -37,8 +37,10 @@ TYPES = "token_types"
 CLASSES = "classes"
 LABELS = "labels"
 """Names of the arrays: int64 tokens [samples, length], bool mask [samples, length] of what is not padding, int64
-token_types [samples, length], and either int64 classes [samples] or int64 labels [samples, length]. A label of -100 is
-not predicted."""
+token_types [samples, length], and either int64 classes [samples] or int64 labels [samples, length]."""
+IGNORED = -100
+"""The label of a token that is not predicted."""
+BITS = "bits_per_byte"
 OF_CLASSES = ("sequence_classification",)
 OF_TOKENS = ("causal_lm", "conversation", "masked_lm", "token_classification")
 """The objectives whose exports are measured: a class for a sample, or a label for a token."""
@@ -54,13 +56,14 @@ class Inputs:
         arrays: see TOKENS and the names after it.
         objective: what the export was trained with.
         labels: names of the classes; empty for a language model.
-        text_bytes: bytes of text, 0 where samples are records.
+        tokens_per_byte: tokens of the text per byte of it, as `evaluate` counts them; 0 where samples are records, or
+            some are left out.
     """
 
     arrays: Mapping[str, np.ndarray]
     objective: str
     labels: tuple[str, ...]
-    text_bytes: int
+    tokens_per_byte: float
 
     @property
     def samples(self) -> int:
@@ -73,10 +76,15 @@ class Inputs:
         return CLASSES in self.arrays
 
     @property
+    def predicted(self) -> int:
+        """Number of predicted classes or tokens."""
+        return self.samples if self.predicts_classes else int((self.arrays[LABELS] != IGNORED).sum())
+
+    @property
     def metrics(self) -> tuple[str, ...]:
         """The metrics that are computed of them, the most telling one first."""
         found = metrics_of(self.objective)
-        return tuple(name for name in found if name != "bits_per_byte" or self.text_bytes)
+        return tuple(name for name in found if name != BITS or self.tokens_per_byte)
 
     def write(self, path: Path) -> None:
         """Write the arrays to a file."""
@@ -94,8 +102,7 @@ def read_inputs(
 ) -> list[Inputs]:
     """Return at most `most` samples of the rows at `uri` for each export, the same rows for all.
 
-    `overrides` of the job that reads them have the form a.b=c. Raises InputError if an export cannot read them, or if
-    exports do not predict the same.
+    `overrides` of the job that reads them have the form a.b=c. Raises InputError if an export cannot read them.
     """
     found = []
     for export in exports:
@@ -108,8 +115,8 @@ def read_inputs(
             arrays = _arrays(held, min(held.samples, most), export)
         is_stream = objective.name == "causal_lm" and held.samples <= most
         labels = tuple(spec.data.labels)
-        found.append(Inputs(arrays, objective.name, labels, text_bytes=held.bytes if is_stream else 0))
-    check_comparable(exports, found)
+        per_byte = held.tokens / max(held.bytes, 1) if is_stream else 0.0
+        found.append(Inputs(arrays, objective.name, labels, tokens_per_byte=per_byte))
     return found
 
 
@@ -117,11 +124,18 @@ def metrics_of(objective: str) -> tuple[str, ...]:
     """Return the metrics that are measured of exports of an objective, the most telling one first; none of another."""
     if objective in OF_CLASSES:
         return "accuracy", "f1", "loss"
-    return ("perplexity", "loss", "accuracy", "bits_per_byte") if objective in OF_TOKENS else ()
+    return ("perplexity", "loss", "accuracy", BITS) if objective in OF_TOKENS else ()
 
 
-def check_comparable(exports: Sequence[ExportFolder], inputs: Sequence[Inputs]) -> None:
-    """Raise InputError if an export does not predict the same as the first one, on the same rows."""
+def comparable_metric(
+    exports: Sequence[ExportFolder], inputs: Sequence[Inputs], asked: str | None, where: str
+) -> str:
+    """Return the metric by which exports are compared: `asked`, named at the key `where`, or the most telling one.
+
+    A mean over tokens is comparable only if they are the same tokens: longer ones are harder to predict.
+
+    Raises InputError if an export does not predict the same as the first one on the same rows, or has no such metric.
+    """
     first = inputs[0]
     for export, each in zip(exports, inputs, strict=True):
         if sorted(each.labels) != sorted(first.labels) or each.objective != first.objective:
@@ -130,6 +144,16 @@ def check_comparable(exports: Sequence[ExportFolder], inputs: Sequence[Inputs]) 
         if each.predicts_classes and each.samples != first.samples:
             what = f"reads {each.samples} of the rows, and {exports[0].name} {first.samples}"
             raise InputError(what, export.path, "give rows that both can read")
+    shared = [name for name in first.metrics if all(name in each.metrics for each in inputs)]
+    metric = asked or shared[0]
+    if metric not in shared:
+        raise InputError(f"{metric} is not measured", where, f"use {', '.join(shared)}")
+    for export, each in zip(exports, inputs, strict=True):
+        if metric != BITS and each.predicted != first.predicted:
+            what = f"reads the rows as {each.predicted} tokens, and {exports[0].name} as {first.predicted}"
+            hint = f"set {where} to {BITS}" if BITS in shared else "measure them apart"
+            raise InputError(f"{what}: their {metric} cannot be compared", export.path, hint)
+    return metric
 
 
 def _spec(export: ExportFolder, uri: str, overrides: Sequence[str]) -> JobSpec:

@@ -218,8 +218,8 @@ def _metrics(process: ExportProcess, export: ExportFolder, inputs: Inputs, tell:
         found["f1"] = measure("f1", predictions, wanted, classes=len(inputs.labels))
     else:
         found["perplexity"] = math.exp(min(found["loss"], 700.0))
-        if inputs.text_bytes:
-            found["bits_per_byte"] = loss / math.log(2) / inputs.text_bytes
+        if inputs.tokens_per_byte:
+            found["bits_per_byte"] = found["loss"] / math.log(2) * inputs.tokens_per_byte
     return found
 
 

@@ -81,7 +81,18 @@ def run(
         make_own_sources(stage.job.data, address, tell)
     done = check_chain(chain, stages, root, address)
     before = root.read_json_or_empty(CHAIN)
-    if done == set(stages) and before.get("state") == Outcome.DONE and root.exists(REPORT):
+    driver = Driver(
+        chain,
+        stages,
+        root,
+        done,
+        show=show,
+        address=address,
+        faults=faults,
+        priority=priority,
+    )
+    is_over = done == set(stages) and driver.exports.are_good()
+    if is_over and before.get("state") == Outcome.DONE and root.exists(REPORT):
         line = f"{root.uri} is finished: nothing to do"
         return ChainOutcome(Outcome.DONE, record(chain, stages, root), line)
     refuse_if_at_work(root, *(stage.run for stage in stages.values()))
@@ -90,18 +101,8 @@ def run(
         with root.lock():
             text = yaml.safe_dump(chain.document(), sort_keys=False)
             root.write_text("job.yaml", text, private=holds_secret(text))
-            driver = Driver(
-                chain,
-                stages,
-                root,
-                done,
-                show=show,
-                address=address,
-                faults=faults,
-                priority=priority,
-            )
             driver.record()
-            if done != set(stages):
+            if not is_over:
                 with followed(chain, stages, root):
                     _drive(driver, stages, address)
             return driver.finish()
@@ -157,13 +158,14 @@ class Driver:
         """Whether the user wants a stop, or a stage was stopped. No further stage begins then."""
         self._fallen = ""
         """A line about the process of this machine's Ray that has died; empty while Ray lives."""
-        self._exports = ExportTable(
+        self.exports = ExportTable(
             chain,
             stages,
             root,
             prepare=partial(prepared, tell=StageLine(partial(_tell_of, show, "exports"))),
             tell=lambda status: show({"exports": status}),
         )
+        """Measures the exports, and knows what they keep."""
         self._are_exports_left = False
         """Whether the user has interrupted the comparison of the exports."""
 
@@ -215,7 +217,7 @@ class Driver:
         if self._stopping or ended != set(self._stages):
             return
         try:
-            self._exports.measure_all()
+            self.exports.measure_all()
         except KeyboardInterrupt:
             self._are_exports_left = True
             return
@@ -228,7 +230,7 @@ class Driver:
         if outcome.outcome != Outcome.DONE:
             return outcome
         try:
-            self._exports.measure(name)
+            self.exports.measure(name)
         except (InputError, ExportFailed) as error:
             return RunOutcome(Outcome.FAILED, None, str(error))
         except KeyboardInterrupt:  # the next command measures it

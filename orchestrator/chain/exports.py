@@ -8,24 +8,30 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from cluster.local.ray_session import processors_here
 from orchestrator.bench.export_folder import ExportFolder, read_exports
-from orchestrator.bench.inputs import Inputs, Prepare, check_comparable, metrics_of, read_inputs
+from orchestrator.bench.inputs import Inputs, Prepare, comparable_metric, metrics_of, read_inputs
 from orchestrator.bench.measure import Tell, measure_exports, to_json
 from orchestrator.chain.stage_run import StageRun
-from orchestrator.config.chain import COMPRESS, ChainSpec
+from orchestrator.config.chain import COMPRESS, ChainSpec, CompressSpec
 from orchestrator.config.errors import InputError
+from orchestrator.data.config import DataSpec, Source
+from orchestrator.data.sources import resolve
+from orchestrator.data.sources.check import check_set
 from orchestrator.export.target import mark_of
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import is_local
 
 EXPORTS = "exports.json"
-"""What was measured: {"metric", "on", "rows": {name: the row of `measure.to_json`, and `mark`}}. A name is that of a
-stage, or the folder of the teacher's export."""
+"""What was measured: {"metric", "on", "teacher", "samples", "rows": {name: the row of `measure.to_json`, and `mark`}}.
+A name is that of a stage, or the folder of the teacher's export."""
+ON = f"{COMPRESS}.on"
 BATCHES = (1, 32)
 """The sizes of batches that are timed."""
 
@@ -50,6 +56,19 @@ def check_compress(chain: ChainSpec, stages: Mapping[str, StageRun]) -> None:
         if not is_local(place := export_of(stages[stage.name])):
             hint = f"set checkpoint.export_to of {stage.name} to a folder"
             raise InputError(f"{place} is not on this machine", COMPRESS, hint)
+        _check_rows(compress.on, stages[stage.name].job.data, objective)
+
+
+def _check_rows(on: str, data: DataSpec, objective: str) -> None:
+    """Check that the held-out rows are there, with the columns of a stage. Raises InputError."""
+    if data.samples is not None:
+        return
+    source = Source(uri=on, field=data.sources[0].field)
+    try:
+        check_set([source], ON, "fail", objective, begins=True)
+    except InputError as error:
+        where = error.where.replace(f"{ON}.0.uri", ON).replace(f"{ON}.0.field", ON)
+        raise InputError(error.what, where, error.hint) from None
 
 
 def shares(chain: ChainSpec, root: RunDir) -> dict[str, float]:
@@ -109,7 +128,7 @@ class ExportTable:
         `ExportFailed` if it cannot be run.
         """
         teacher, *_ = names = compared(self._chain) or ("",)
-        if name not in names or not self._mark(teacher):
+        if name not in names or not self._content(teacher):
             return  # without a teacher's export yet, `measure_all` compares them at the end
         wanted = list(dict.fromkeys([teacher, name]))
         if any(not self._is_measured(each) for each in wanted):
@@ -117,11 +136,19 @@ class ExportTable:
 
     def measure_all(self) -> None:
         """Measure the metrics and the speeds of all exports, in turns, unless that was done before."""
-        compress = self._chain.compress
-        names = compared(self._chain)
-        if compress is None or all(self._is_measured(name, timed=compress.rounds > 0) for name in names):
-            return
-        self._measure(names, compress.rounds)
+        if self._chain.compress is not None and not self._are_measured():
+            self._measure(compared(self._chain), self._chain.compress.rounds)
+
+    def are_good(self) -> bool:
+        """Return whether all exports were measured before as they are now, and keep enough."""
+        if self._chain.compress is None:
+            return True
+        short = any(shortfall(self._chain, self._root, name) for name in self._stages)
+        return self._are_measured() and not short
+
+    def _are_measured(self) -> bool:
+        timed = self._chain.compress is not None and self._chain.compress.rounds > 0
+        return all(self._is_measured(name, timed) for name in compared(self._chain))
 
     def _measure(self, names: Sequence[str], rounds: int) -> None:
         compress = self._chain.compress
@@ -132,15 +159,14 @@ class ExportTable:
                 rows = read_inputs([export], compress.on, (), compress.samples, self._prepare)
                 self._inputs[name] = rows[0]
         inputs = [self._inputs[name] for name in names]
-        check_comparable(exports, inputs)
-        metric = compress.metric or inputs[0].metrics[0]
+        metric = comparable_metric(exports, inputs, compress.metric, f"{COMPRESS}.metric")
         measured = measure_exports(
             exports, inputs, batches=BATCHES, rounds=rounds, threads=processors_here(), tell=self._tell
         )
         found = _stored(self._chain, self._root).get("rows", {})
         for name, row in zip(names, to_json(measured, metric), strict=True):
             found[name] = row | {"mark": self._mark(name)}
-        self._root.write_json(EXPORTS, {"metric": metric, "on": compress.on, "rows": found})
+        self._root.write_json(EXPORTS, {"metric": metric, **_asked(compress), "rows": found})
 
     def _export(self, name: str) -> ExportFolder:
         (found,) = read_exports([self._folder(name)])
@@ -154,13 +180,26 @@ class ExportTable:
         return row is not None and row["mark"] == self._mark(name) and (bool(row["speeds"]) or not timed)
 
     def _mark(self, name: str) -> str:
+        """Return what a row of the table follows from: the content of an export, of the teacher's, and of the rows."""
+        teacher, *_ = compared(self._chain)
+        said = [self._content(name), self._content(teacher), self._rows]
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+
+    @cached_property
+    def _rows(self) -> list[tuple[str, str]]:
+        """What identifies the content of the held-out rows."""
+        assert self._chain.compress is not None
+        files = resolve([Source(uri=self._chain.compress.on)], ON)
+        return [(file.uri, file.content) for file in files]
+
+    def _content(self, name: str) -> str:
         """Return what identifies the content of an export; empty without one. A folder by others has no export.json."""
         folder = self._folder(name)
         content = mark_of(folder)
         if not content and name not in self._stages:
             files = sorted(Path(folder).glob("*"))
             content = str([(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files])
-        return content and hashlib.sha256(content.encode()).hexdigest()
+        return content
 
 
 def export_of(stage: StageRun) -> str:
@@ -168,10 +207,15 @@ def export_of(stage: StageRun) -> str:
     return stage.job.checkpoint.export_to or stage.run.at("export")
 
 
+def _asked(compress: CompressSpec) -> dict[str, Any]:
+    """Return what numbers in exports.json are about, beside the metric."""
+    return {"on": compress.on, "teacher": compress.teacher, "samples": compress.samples}
+
+
 def _stored(chain: ChainSpec, root: RunDir) -> dict[str, Any]:
-    """Return exports.json; empty without one, and where it is about another metric or other rows."""
+    """Return exports.json; empty without one, and where it is about another metric, teacher, or other rows."""
     compress = chain.compress
     found = root.read_json_or_empty(EXPORTS) if compress else {}
-    if not compress or found.get("on") != compress.on:
+    if not compress or any(found.get(key) != value for key, value in _asked(compress).items()):
         return {}
     return found if compress.metric in (None, found["metric"]) else {}

@@ -56,7 +56,7 @@ def bench(
     """Measure exports in turns: metric, share of the first's, bytes, memory, latency, tokens a second."""
     from cluster.local.ray_session import processors_here
     from orchestrator.bench.export_folder import read_exports
-    from orchestrator.bench.inputs import read_inputs
+    from orchestrator.bench.inputs import comparable_metric, read_inputs
     from orchestrator.bench.measure import measure_exports, to_json
     from orchestrator.bench.page import page
     from orchestrator.launch.preparation import prepared_with_progress
@@ -67,9 +67,7 @@ def bench(
     folders = read_exports(exports)
     prepare = partial(prepared_with_progress, address=address)
     inputs = read_inputs(folders, absolute_path(on), overrides or [], samples, prepare)
-    chosen = metric or inputs[0].metrics[0]
-    if chosen not in inputs[0].metrics:
-        raise InputError(f"{chosen} is not measured", "--metric", f"use {', '.join(inputs[0].metrics)}")
+    chosen = comparable_metric(folders, inputs, metric, "--metric")
     count = threads or processors_here()
     with ProgressDisplay() as progress:
         measured = measure_exports(

@@ -26,7 +26,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.paths import REFERENCE, absolute, resolve_paths
 from orchestrator.config.spec import STAGES, JobSpec, parse
 from orchestrator.config.strict import Count, Positive, StrictModel
-from orchestrator.config.validation_messages import refused
+from orchestrator.config.validation_messages import input_error
 from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding.config import TrainedTokenizer
 
@@ -217,7 +217,7 @@ def _compress(given: Any, stages: Sequence[Stage], where: str) -> CompressSpec |
     try:
         compress = CompressSpec.model_validate(given)
     except ValidationError as error:
-        raise refused(given, error, place, CompressSpec) from None
+        raise input_error(error, place, CompressSpec) from None
     exporting = [stage.name for stage in stages if stage.job.checkpoint.export]
     is_folder = compress.teacher is not None and "/" in compress.teacher
     if len(exporting) + is_folder < 2:

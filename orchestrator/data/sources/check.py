@@ -43,14 +43,9 @@ def check_sources(
     if objective not in COLUMNS and size < data.sequence_length:  # a record is a sample, however short
         what = f"the corpus has {size} bytes, fewer than one sequence of {data.sequence_length} tokens"
         raise InputError(what, "data.sources", "give more text or lower data.sequence_length")
-    found = [(where, sources.resolve(each, where, data.on_error)) for where, each in held_out.values()]
-    for where, held_out_files in found:
-        if not any(file.size for file in held_out_files):
-            raise InputError("all files are empty", where, "give files with text")
-    every = [*data.sources, *(source for _, group in held_out.values() for source in group)]
-    if is_known(objective) and not any(problem_of(objective, source.field) for source in every):
-        for where, listed in (*found, ("data.sources", files)):
-            _check_rows(listed, where, objective, begins)
+    for where, each in held_out.values():
+        check_set(each, where, data.on_error, objective, begins)
+    _check_rows(data.sources, files, "data.sources", objective, begins)
     if begins and data.clean:
         _check_columns_of_steps(data.clean, files)
 
@@ -64,8 +59,22 @@ def _check_columns_of_steps(steps: Sequence[CleanStep], files: Sequence[SourceFi
         check_columns_of_steps(first_parts(files, part_size(files)), columns_of_steps(steps))
 
 
-def _check_rows(files: Sequence[SourceFile], where: str, objective: str, begins: bool) -> None:
+def check_set(given: Sequence[Source], where: str, on_error: str, objective: str, begins: bool) -> None:
+    """As `check_sources`, for held-out text with the key `where`. `on_error` says what to do with a bad row."""
+    from orchestrator.data import sources
+
+    files = sources.resolve(given, where, on_error)
+    if not any(file.size for file in files):
+        raise InputError("all files are empty", where, "give files with text")
+    _check_rows(given, files, where, objective, begins)
+
+
+def _check_rows(
+    given: Sequence[Source], files: Sequence[SourceFile], where: str, objective: str, begins: bool
+) -> None:
     """Check that the first row of the sources at the key `where` can be read and, if data `begins`, has the columns."""
+    if not is_known(objective) or any(problem_of(objective, source.field) for source in given):
+        return  # another check refuses it
     from orchestrator.data.sources import part_size
     from orchestrator.data.sources.documents import check_beginning
     from orchestrator.data.sources.named_columns import check_columns, first_parts

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from orchestrator.bench.export_folder import ExportFolder, Runtime, read_exports
-from orchestrator.bench.inputs import CLASSES, LABELS, MASK, TOKENS, Inputs
+from orchestrator.bench.inputs import CLASSES, LABELS, MASK, TOKENS, Inputs, comparable_metric
 from orchestrator.bench.measure import ExportFailed, Measured, measure_exports, to_json
 from orchestrator.config.errors import InputError
 from workloads.hf.onnx_export import export_onnx
@@ -43,7 +43,7 @@ def of_classes(samples: int = 70) -> Inputs:
         },
         "sequence_classification",
         ("a", "b", "c"),
-        text_bytes=0,
+        tokens_per_byte=0.0,
     )
 
 
@@ -90,7 +90,7 @@ def test_a_language_model_scores_as_a_plain_loop_does(tmp_path: Path) -> None:
     tokens = rng.integers(0, 50, (9, 12))
     labels = np.where(rng.random((9, 12)) < 0.7, rng.integers(0, 50, (9, 12)), -100)
     arrays = {TOKENS: tokens, MASK: np.ones((9, 12), dtype=bool), LABELS: labels}
-    (found,) = measured([str(plain)], Inputs(arrays, "causal_lm", (), text_bytes=500))
+    (found,) = measured([str(plain)], Inputs(arrays, "causal_lm", (), tokens_per_byte=0.25))
     model = transformers.GPT2LMHeadModel.from_pretrained(plain).eval()
     with torch.no_grad():
         logits = model(input_ids=torch.from_numpy(tokens)).logits.flatten(0, 1)
@@ -99,7 +99,7 @@ def test_a_language_model_scores_as_a_plain_loop_does(tmp_path: Path) -> None:
     ).item()
     count = int((labels != -100).sum())
     assert found.metrics["perplexity"] == pytest.approx(math.exp(losses / count), rel=1e-5)
-    assert found.metrics["bits_per_byte"] == pytest.approx(losses / math.log(2) / 500, rel=1e-5)
+    assert found.metrics["bits_per_byte"] == pytest.approx(losses / count / math.log(2) * 0.25, rel=1e-5)
     assert found.export.parameters == model.num_parameters(), "a tied table counts once"
     assert found.speeds == []
 
@@ -159,3 +159,22 @@ def test_an_export_is_measured_once_and_named_by_what_tells_it_apart(tmp_path: P
         read_exports([places[0], f"{places[0]}/../export"])
     with pytest.raises(InputError, match="is not on this machine"):
         read_exports(["s3://bucket/export"])
+
+
+def test_means_over_other_tokens_are_not_compared() -> None:
+    """A vocabulary of which a text needs more tokens has the lower perplexity for the same probability of the text."""
+    folders = [ExportFolder(name, f"/{name}", Runtime.TRANSFORMERS, 1, 1) for name in ("whole", "cut")]
+
+    def of(tokens: int, per_byte: float) -> Inputs:
+        labels = np.array([[1] * tokens + [-100] * (8 - tokens)])
+        return Inputs({TOKENS: labels, LABELS: labels}, "causal_lm", (), tokens_per_byte=per_byte)
+
+    same, other = [of(6, 0.5), of(6, 0.5)], [of(6, 0.5), of(8, 0.6)]
+    assert comparable_metric(folders, same, None, "--metric") == "perplexity"
+    assert comparable_metric(folders, other, "bits_per_byte", "--metric") == "bits_per_byte"
+    says = "/cut: reads the rows as 8 tokens, and whole as 6: their perplexity cannot be compared"
+    with pytest.raises(InputError) as error:
+        comparable_metric(folders, other, None, "--metric")
+    assert str(error.value) == f"{says}; set --metric to bits_per_byte"
+    with pytest.raises(InputError, match="bits_per_byte is not measured"):
+        comparable_metric(folders, [of(6, 0.5), of(6, 0.0)], "bits_per_byte", "--metric")

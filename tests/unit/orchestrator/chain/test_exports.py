@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from orchestrator.chain.exports import EXPORTS, check_compress, compared, rows_of, shares, shortfall
+from orchestrator.chain.exports import (
+    EXPORTS,
+    ExportTable,
+    check_compress,
+    compared,
+    rows_of,
+    shares,
+    shortfall,
+)
 from orchestrator.chain.stage_run import stage_runs
 from orchestrator.config.chain import ChainSpec, parse_chain
 from orchestrator.config.errors import InputError
@@ -54,6 +62,7 @@ def test_the_teacher_is_the_first_stage_with_an_export_and_comes_first() -> None
     [
         ({"keep": 1.2}, "compress: keep: should be less than or equal to 1"),
         ({"kept": 0.9}, "kept: unknown key"),
+        ({"nothing": 1}, "nothing: unknown key"),
         ({"teacher": "draft"}, "draft is no stage with an export; name one of teacher, student"),
         ({"teacher": "nobody"}, "nobody is no stage with an export"),
     ],
@@ -99,7 +108,8 @@ def test_an_objective_or_a_metric_that_is_not_measured_is_refused(tmp_path: Path
 def measured(chain: ChainSpec, root: RunDir, share: float) -> None:
     assert chain.compress is not None
     rows = {"teacher": {"export": "teacher", "share": 1.0}, "student": {"export": "student", "share": share}}
-    root.write_json(EXPORTS, {"metric": "perplexity", "on": chain.compress.on, "rows": rows})
+    asked = {"on": chain.compress.on, "teacher": chain.compress.teacher, "samples": chain.compress.samples}
+    root.write_json(EXPORTS, {"metric": "perplexity", **asked, "rows": rows})
 
 
 def test_a_stage_below_the_share_falls_short_and_other_rows_do_not_count(tmp_path: Path) -> None:
@@ -113,5 +123,69 @@ def test_a_stage_below_the_share_falls_short_and_other_rows_do_not_count(tmp_pat
     assert [row["export"] for row in rows_of(chain, root)] == ["teacher", "student"]
     measured(chain, root, 0.9)
     assert shortfall(chain, root, "student") == ""
-    for other in (document(on="other.txt"), document(metric="loss")):
+    for other in (
+        document(on="other.txt"),
+        document(metric="loss"),
+        document(teacher="student"),
+        document(samples=7),
+    ):
         assert shares(parse_chain(other), root) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("absent.txt", None, "compress.on {held}: there is no such file"),
+        ("empty.txt", "", "compress.on: all files are empty"),
+        ("other.jsonl", '{"words": "a b"}\n', "{held}: line 1, at byte 0: has no text 'text'"),
+    ],
+)
+def test_held_out_rows_are_checked_before_a_stage_begins(
+    name: str, content: str | None, says: str, tmp_path: Path
+) -> None:
+    held = tmp_path / name
+    if content is not None:
+        held.write_text(content)
+    chain = parse_chain(document(on=str(held)))
+    with pytest.raises(InputError) as error:
+        check_compress(chain, stage_runs(chain, RunDir(str(tmp_path))))
+    assert str(error.value).startswith(says.format(held=held))
+
+
+def table(tmp_path: Path) -> ExportTable:
+    chain = parse_chain(document(on=str(tmp_path / "held.txt"), rounds=0))
+    root = RunDir(str(tmp_path))
+    return ExportTable(
+        chain, stage_runs(chain, root), root, lambda spec, run, before: before, lambda status: None
+    )
+
+
+def test_exports_are_good_until_an_export_or_the_rows_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The content of the rows and of the teacher counts too, because shares follow from both."""
+    held = tmp_path / "held.txt"
+    marks = [tmp_path / name / "export/export.json" for name in ("teacher", "student")]
+    for mark in marks:
+        mark.parent.mkdir(parents=True)
+
+    def measure(self: ExportTable, names: Any, rounds: int) -> None:
+        measured(self._chain, self._root, 0.95)
+        found = self._root.read_json_or_empty(EXPORTS)
+        for name in names:
+            found["rows"][name] |= {"mark": self._mark(name), "speeds": []}
+        self._root.write_json(EXPORTS, found)
+
+    monkeypatch.setattr(ExportTable, "_measure", measure)
+    for file in (held, *marks, held, marks[0]):
+        for each in (held, *marks):
+            if not each.exists():
+                each.write_text("{}")
+        file.write_text(file.read_text() + " ")
+        assert not table(tmp_path).are_good()
+        table(tmp_path).measure_all()
+        assert table(tmp_path).are_good()
+    found = RunDir(str(tmp_path)).read_json_or_empty(EXPORTS)
+    found["rows"]["student"]["share"] = 0.5
+    RunDir(str(tmp_path)).write_json(EXPORTS, found)
+    assert not table(tmp_path).are_good()
