@@ -199,6 +199,16 @@ class TuneSpec(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def the_metric_is_no_sum_that_trials_define(self) -> TuneSpec:
+        weighted = next((key for key in self.space if key.startswith("distill.")), None)
+        if weighted and self.metric == "loss":
+            raise ValueError(
+                f"loss is the weighted sum that {weighted} changes, so trials cannot be compared by it; set metric to "
+                "validation.loss"
+            )
+        return self
+
+    @model_validator(mode="after")
     def the_trials_are_counted(self) -> TuneSpec:
         if self.sampler == "grid" and self.trials is not None:
             raise ValueError("a grid has as many trials as points; leave trials out")

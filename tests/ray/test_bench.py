@@ -37,6 +37,7 @@ def test_two_exports_of_a_run_beside_each_other(tmp_path: Path) -> None:
     assert "f1 is not measured" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_chain_fails_at_the_stage_whose_export_keeps_too_little(tmp_path: Path) -> None:
     """A stage that learns nothing keeps less than one that learns: the chain says which and by how much, and passes
     once less is asked for, without a stage being run again."""

@@ -105,3 +105,14 @@ def test_the_search_is_no_part_of_the_run_s_identity() -> None:
 def test_more_of_an_accuracy_is_better(tune: dict[str, Any], mode: str) -> None:
     found = spec.TuneSpec.model_validate({"space": {LR: {"uniform": [0.1, 0.2]}}, "trials": 4, **tune})
     assert found.direction == mode
+
+
+def test_a_search_over_the_parts_of_a_loss_needs_another_metric() -> None:
+    """The loss is their weighted sum: less weight makes it smaller, whatever the student has learnt."""
+    tune = {"space": {"distill.logits.weight": {"uniform": [0.1, 0.9]}}, "trials": 4}
+    job = {**JOB, "distill": {"teacher": "hf:large"}}
+    with pytest.raises(
+        InputError, match=r"the weighted sum that distill\.logits\.weight changes.*set metric to valid"
+    ):
+        spec.parse({**job, "tune": tune})
+    assert spec.parse({**job, "tune": {**tune, "metric": "validation.loss"}}).tune is not None
