@@ -110,7 +110,8 @@ def test_more_of_an_accuracy_is_better(tune: dict[str, Any], mode: str) -> None:
 def test_a_search_over_the_parts_of_a_loss_needs_another_metric() -> None:
     """The loss is their weighted sum: less weight makes it smaller, whatever the student has learnt."""
     tune = {"space": {"distill.logits.weight": {"uniform": [0.1, 0.9]}}, "trials": 4}
-    job = {**JOB, "distill": {"teacher": "hf:large"}}
+    measured = {"data": {**JOB["data"], "validation": {"share": 0.1}}, "evaluate": {}}
+    job = {**JOB, **measured, "distill": {"teacher": "hf:large"}}
     with pytest.raises(
         InputError, match=r"the weighted sum that distill\.logits\.weight changes.*set metric to valid"
     ):
