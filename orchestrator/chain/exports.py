@@ -29,9 +29,9 @@ from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import is_local
 
 EXPORTS = "exports.json"
-"""What was measured: {"metric", "on", "teacher", "samples", "rows": {name: the row of `measure.to_json`, and `mark`}}.
+"""What was measured: {"metric", "held_out", "teacher", "samples", "rows": {name: the row of `measure.to_json`, and `mark`}}.
 A name is that of a stage, or the folder of the teacher's export."""
-ON = f"{COMPRESS}.on"
+HELD_OUT = f"{COMPRESS}.held_out"
 BATCHES = (1, 32)
 """The sizes of batches that are timed."""
 
@@ -56,18 +56,18 @@ def check_compress(chain: ChainSpec, stages: Mapping[str, StageRun]) -> None:
         if not is_local(place := export_of(stages[stage.name])):
             hint = f"set checkpoint.export_to of {stage.name} to a folder"
             raise InputError(f"{place} is not on this machine", COMPRESS, hint)
-        _check_rows(compress.on, stages[stage.name].job.data, objective)
+        _check_rows(compress.held_out, stages[stage.name].job.data, objective)
 
 
-def _check_rows(on: str, data: DataSpec, objective: str) -> None:
+def _check_rows(held_out: str, data: DataSpec, objective: str) -> None:
     """Check that the held-out rows are there, with the columns of a stage. Raises InputError."""
     if data.samples is not None:
         return
-    source = Source(uri=on, field=data.sources[0].field)
+    source = Source(uri=held_out, field=data.sources[0].field)
     try:
-        check_set([source], ON, "fail", objective, begins=True)
+        check_set([source], HELD_OUT, "fail", objective, begins=True)
     except InputError as error:
-        where = error.where.replace(f"{ON}.0.uri", ON).replace(f"{ON}.0.field", ON)
+        where = error.where.replace(f"{HELD_OUT}.0.uri", HELD_OUT).replace(f"{HELD_OUT}.0.field", HELD_OUT)
         raise InputError(error.what, where, error.hint) from None
 
 
@@ -156,7 +156,7 @@ class ExportTable:
         exports = [self._export(name) for name in names]
         for name, export in zip(names, exports, strict=True):
             if name not in self._inputs:
-                rows = read_inputs([export], compress.on, (), compress.samples, self._prepare)
+                rows = read_inputs([export], compress.held_out, (), compress.samples, self._prepare)
                 self._inputs[name] = rows[0]
         inputs = [self._inputs[name] for name in names]
         metric = comparable_metric(exports, inputs, compress.metric, f"{COMPRESS}.metric")
@@ -189,7 +189,7 @@ class ExportTable:
     def _rows(self) -> list[tuple[str, str]]:
         """What identifies the content of the held-out rows."""
         assert self._chain.compress is not None
-        files = resolve([Source(uri=self._chain.compress.on)], ON)
+        files = resolve([Source(uri=self._chain.compress.held_out)], HELD_OUT)
         return [(file.uri, file.content) for file in files]
 
     def _content(self, name: str) -> str:
@@ -209,7 +209,7 @@ def export_of(stage: StageRun) -> str:
 
 def _asked(compress: CompressSpec) -> dict[str, Any]:
     """Return what numbers in exports.json are about, beside the metric."""
-    return {"on": compress.on, "teacher": compress.teacher, "samples": compress.samples}
+    return {"held_out": compress.held_out, "teacher": compress.teacher, "samples": compress.samples}
 
 
 def _stored(chain: ChainSpec, root: RunDir) -> dict[str, Any]:

@@ -55,7 +55,9 @@ class CompressSpec(StrictModel):
         le=1.0,
         description="least share of the teacher's metric that every export keeps, such as 0.97",
     )
-    on: str = Field(min_length=1, description="files of held-out rows, with the columns of the stages' data")
+    held_out: str = Field(
+        min_length=1, description="files of held-out rows, with the columns of the stages' data"
+    )
     metric: str | None = Field(
         default=None, description="the metric to keep; unset: accuracy of classes, else perplexity"
     )
@@ -161,7 +163,9 @@ class ChainSpec:
         if compress:
             teacher = str(compress.teacher)
             placed = teacher if teacher in {each.name for each in stages} else absolute(teacher, base)
-            compress = compress.model_copy(update={"on": absolute(compress.on, base), "teacher": placed})
+            compress = compress.model_copy(
+                update={"held_out": absolute(compress.held_out, base), "teacher": placed}
+            )
         return ChainSpec(self.name, stages, compress)
 
     def document(self) -> dict[str, Any]:

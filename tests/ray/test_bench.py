@@ -49,7 +49,7 @@ def test_a_chain_fails_at_the_stage_whose_export_keeps_too_little(tmp_path: Path
     last = {"name": "last", "workload": {"init_from": "stage:weak"}, "data": {"tokenizer": "stage:strong"}}
     document["checkpoint"] |= {"export": "hf"}
     document["stages"] = [{"name": "strong"}, weak, last]
-    document["compress"] = {"keep": 0.9, "on": held, "rounds": 1, "metric": "perplexity"}
+    document["compress"] = {"keep": 0.9, "held_out": held, "rounds": 1, "metric": "perplexity"}
     document["resources"]["workers"] = 1
     path = write_job(tmp_path, document)
     failed = orchestrator("run", path, "--json", cwd=tmp_path)

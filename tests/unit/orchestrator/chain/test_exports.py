@@ -33,7 +33,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "train": {"steps": 10, "global_batch": 8},
         "workload": {"model": "gpt-tiny"},
         "checkpoint": {"export": "hf"},
-        "compress": {"keep": 0.9, "on": "held.txt", **changes},
+        "compress": {"keep": 0.9, "held_out": "held.txt", **changes},
         "stages": [
             {"name": "teacher"},
             {"name": "student", "data": {"tokenizer": "stage:teacher"}},
@@ -52,7 +52,7 @@ def test_the_teacher_is_the_first_stage_with_an_export_and_comes_first() -> None
     ]
     placed = chain.with_paths(Path("/base"))
     assert placed.compress is not None
-    assert placed.compress.on == "/base/held.txt"
+    assert placed.compress.held_out == "/base/held.txt"
     assert parse_chain(placed.document()) == placed
     assert parse_chain({**document(), "compress": None}).exporting == ()
 
@@ -108,7 +108,11 @@ def test_an_objective_or_a_metric_that_is_not_measured_is_refused(tmp_path: Path
 def measured(chain: ChainSpec, root: RunDir, share: float) -> None:
     assert chain.compress is not None
     rows = {"teacher": {"export": "teacher", "share": 1.0}, "student": {"export": "student", "share": share}}
-    asked = {"on": chain.compress.on, "teacher": chain.compress.teacher, "samples": chain.compress.samples}
+    asked = {
+        "held_out": chain.compress.held_out,
+        "teacher": chain.compress.teacher,
+        "samples": chain.compress.samples,
+    }
     root.write_json(EXPORTS, {"metric": "perplexity", **asked, "rows": rows})
 
 
@@ -124,7 +128,7 @@ def test_a_stage_below_the_share_falls_short_and_other_rows_do_not_count(tmp_pat
     measured(chain, root, 0.9)
     assert shortfall(chain, root, "student") == ""
     for other in (
-        document(on="other.txt"),
+        document(held_out="other.txt"),
         document(metric="loss"),
         document(teacher="student"),
         document(samples=7),
@@ -135,8 +139,8 @@ def test_a_stage_below_the_share_falls_short_and_other_rows_do_not_count(tmp_pat
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("absent.txt", None, "compress.on {held}: there is no such file"),
-        ("empty.txt", "", "compress.on: all files are empty"),
+        ("absent.txt", None, "compress.held_out {held}: there is no such file"),
+        ("empty.txt", "", "compress.held_out: all files are empty"),
         ("other.jsonl", '{"words": "a b"}\n', "{held}: line 1, at byte 0: has no text 'text'"),
     ],
 )
@@ -146,14 +150,14 @@ def test_held_out_rows_are_checked_before_a_stage_begins(
     held = tmp_path / name
     if content is not None:
         held.write_text(content)
-    chain = parse_chain(document(on=str(held)))
+    chain = parse_chain(document(held_out=str(held)))
     with pytest.raises(InputError) as error:
         check_compress(chain, stage_runs(chain, RunDir(str(tmp_path))))
     assert str(error.value).startswith(says.format(held=held))
 
 
 def table(tmp_path: Path) -> ExportTable:
-    chain = parse_chain(document(on=str(tmp_path / "held.txt"), rounds=0))
+    chain = parse_chain(document(held_out=str(tmp_path / "held.txt"), rounds=0))
     root = RunDir(str(tmp_path))
     return ExportTable(
         chain, stage_runs(chain, root), root, lambda spec, run, before: before, lambda status: None
