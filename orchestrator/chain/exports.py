@@ -29,8 +29,8 @@ from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import is_local
 
 EXPORTS = "exports.json"
-"""What was measured: {"metric", "held_out", "teacher", "samples", "rows": {name: the row of `measure.to_json`, and `mark`}}.
-A name is that of a stage, or the folder of the teacher's export."""
+"""What was measured: {"metric", "held_out", "teacher", "samples", "rows": {name: the row of `measure.to_json` and its
+`mark`}}. A name is that of a stage, or the folder of the teacher's export."""
 HELD_OUT = f"{COMPRESS}.held_out"
 BATCHES = (1, 32)
 """The sizes of batches that are timed."""
