@@ -66,7 +66,7 @@ example-distill: install ## a small GPT learns from a larger one, and alone for 
 	@$(BIN)/orchestrator data corpus corpus
 	@$(BIN)/orchestrator run examples/distill.yaml
 
-example-compress: install ## the classifier of example-reviews, with a tenth of its bytes
+example-compress: install ## the classifier of example-reviews, with a seventh of its bytes
 	@$(BIN)/python examples/reviews.py
 	@$(BIN)/orchestrator run examples/reviews.yaml
 	@test -e reviews/small || $(BIN)/orchestrator data vocabulary examples/reviews.yaml reviews/small --set workload.model=hf:runs/reviews/export --set data.tokenizer=runs/reviews/export
