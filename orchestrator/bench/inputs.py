@@ -23,6 +23,7 @@ from orchestrator.data.store.tokens import Tokens
 from orchestrator.evaluate.of_export import format_of_export, spec_of_export, workload_of_export
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.storage.run_directory import RunDir
+from workloads.objectives.sampled import IGNORE
 
 if TYPE_CHECKING:
     from orchestrator.config.spec import JobSpec
@@ -38,8 +39,6 @@ CLASSES = "classes"
 LABELS = "labels"
 """Names of the arrays: int64 tokens [samples, length], bool mask [samples, length] of what is not padding, int64
 token_types [samples, length], and either int64 classes [samples] or int64 labels [samples, length]."""
-IGNORED = -100
-"""The label of a token that is not predicted."""
 BITS = "bits_per_byte"
 OF_CLASSES = ("sequence_classification",)
 OF_TOKENS = ("causal_lm", "conversation", "masked_lm", "token_classification")
@@ -78,7 +77,7 @@ class Inputs:
     @property
     def predicted(self) -> int:
         """Number of predicted classes or tokens."""
-        return self.samples if self.predicts_classes else int((self.arrays[LABELS] != IGNORED).sum())
+        return self.samples if self.predicts_classes else int((self.arrays[LABELS] != IGNORE).sum())
 
     @property
     def metrics(self) -> tuple[str, ...]:

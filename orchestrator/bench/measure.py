@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -142,6 +143,7 @@ def measure_exports(
     rounds: int,
     threads: int,
     tell: Tell,
+    known: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
 ) -> list[Measured]:
     """Return what was measured of each export.
 
@@ -154,7 +156,8 @@ def measure_exports(
         batches: numbers of samples in a batch.
         rounds: number of turns of each export; 0 to measure no speed.
         threads: number of threads of each process.
-        tell: is told how far the measurement is.
+        tell: shows how far the measurement is.
+        known: metrics on these samples that were measured before, by the export's folder; they are not measured again.
 
     Raises:
         ExportFailed: an export cannot be loaded or run.
@@ -162,7 +165,7 @@ def measure_exports(
     with _started(exports, inputs, threads, tell) as processes:
         loaded = [process.reply(LOAD_TIMEOUT) for process in processes]
         metrics = [
-            _metrics(process, export, each, tell)
+            known.get(export.path) or _metrics(process, export, each, tell)
             for process, export, each in zip(processes, exports, inputs, strict=True)
         ]
         timed = _timed(processes, batches, rounds, tell)

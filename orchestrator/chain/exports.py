@@ -112,7 +112,7 @@ class ExportTable:
             stages: its stages, by name.
             root: its directory.
             prepare: prepares held-out rows on the cluster that the chain runs on.
-            tell: is told how far a measurement is.
+            tell: shows how far a measurement is.
         """
         self._chain = chain
         self._stages = stages
@@ -160,10 +160,20 @@ class ExportTable:
                 self._inputs[name] = rows[0]
         inputs = [self._inputs[name] for name in names]
         metric = comparable_metric(exports, inputs, compress.metric, f"{COMPRESS}.metric")
-        measured = measure_exports(
-            exports, inputs, batches=BATCHES, rounds=rounds, threads=processors_here(), tell=self._tell
-        )
         found = _stored(self._chain, self._root).get("rows", {})
+        measured = measure_exports(
+            exports,
+            inputs,
+            batches=BATCHES,
+            rounds=rounds,
+            threads=processors_here(),
+            tell=self._tell,
+            known={
+                export.path: found[name]["metrics"]
+                for name, export in zip(names, exports, strict=True)
+                if self._is_measured(name)
+            },
+        )
         for name, row in zip(names, to_json(measured, metric), strict=True):
             found[name] = row | {"mark": self._mark(name)}
         self._root.write_json(EXPORTS, {"metric": metric, **_asked(compress), "rows": found})

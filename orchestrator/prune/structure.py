@@ -93,10 +93,11 @@ def _choice(
         model = with_weights(base, read, device).requires_grad_(False)
         batches = _measured(inputs, asked.samples, device, context)
         scores = gradient(model, weights.base, base.loss, batches)
-    told: dict[str, Any] = {"importance": asked.importance}
-    told |= {"samples": asked.samples} if asked.importance == "gradient" else {}
     kept = kept_units(weights.config, weights.base, weights.layers, scores)
-    return {**told, "kept": kept.to_json(), "scores": scores_as_json(scores)}
+    choice: dict[str, Any] = {"importance": asked.importance}
+    if asked.importance == "gradient":
+        choice["samples"] = asked.samples
+    return {**choice, "kept": kept.to_json(), "scores": scores_as_json(scores)}
 
 
 def _measured(

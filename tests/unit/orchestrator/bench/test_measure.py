@@ -104,6 +104,23 @@ def test_a_language_model_scores_as_a_plain_loop_does(tmp_path: Path) -> None:
     assert found.speeds == []
 
 
+def test_metrics_that_are_known_are_not_measured_again(tmp_path: Path) -> None:
+    plain = saved(transformers.BertForSequenceClassification(BERT), tmp_path / "plain")
+    phases: list[str] = []
+    (found,) = measure_exports(
+        read_exports([str(plain)]),
+        [of_classes()],
+        batches=(1,),
+        rounds=1,
+        threads=1,
+        tell=lambda status: phases.append(status["phase"]),
+        known={str(plain): {"accuracy": 0.25}},
+    )
+    assert found.metrics == {"accuracy": 0.25}
+    assert "score" not in phases
+    assert found.speeds[0].p50 > 0
+
+
 def row(accuracy: float, perplexity: float) -> Measured:
     export = ExportFolder("a", "/a", Runtime.TRANSFORMERS, weights_bytes=1, parameters=1)
     return Measured(
