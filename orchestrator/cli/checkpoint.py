@@ -89,16 +89,25 @@ def verify(run_dir: Run, step: One = None, as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
+def _forms(begun: str) -> list[str]:
+    """The forms of an export with this prefix, for shell completion."""
+    from orchestrator.export.converted import forms_of_commits
+
+    return [name for name in forms_of_commits() if name.startswith(begun)]
+
+
 def export(
     run_dir: Run,
     step: Step = None,
     to: Annotated[str | None, typer.Option(help="folder or URI [default: <run>/export]")] = None,
     raw_weights: RawWeights = False,
     form: Annotated[
-        Literal["hf", "adapter", "dcp", "gguf", "onnx"] | None,
+        str | None,
         typer.Option(
-            help="a model for transformers, the adapter alone for peft, a folder of torch.distributed.checkpoint, "
-            "a file for llama.cpp, an encoder for onnxruntime [default: the job's]"
+            autocompletion=_forms,
+            help="hf, a model for transformers; adapter, the adapter alone for peft; dcp, a folder of "
+            "torch.distributed.checkpoint; gguf, a file for llama.cpp; onnx, an encoder for onnxruntime; or what an "
+            "installed package offers [default: the job's]",
         ),
     ] = None,
     names: Annotated[
@@ -106,10 +115,10 @@ def export(
         typer.Option(help="with --form dcp, the names of the tensors [default: hf]"),
     ] = None,
     numbers: Annotated[
-        Literal["f32", "f16", "bf16", "q8_0", "q4_0", "int8", "int8_static"] | None,
+        str | None,
         typer.Option(
-            help="with --form gguf, the format of the matrices [default: f16]; with --form onnx f32, int8 or "
-            "int8_static, whose ranges are measured on training samples [default: f32]"
+            help="with --form gguf f32, f16, bf16, q8_0 or q4_0, the format of the matrices [default: f16]; with "
+            "--form onnx f32, int8 or int8_static, whose ranges are measured on training samples [default: f32]"
         ),
     ] = None,
     quantize: Annotated[

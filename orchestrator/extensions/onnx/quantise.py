@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from workloads.hf.onnx_export import FILE, LENGTHS, tried_batch
+from orchestrator.extensions.onnx.write import FILE, LENGTHS, tried_batch
 from workloads.workload import Batch
 
 QUANTISED = ("MatMul", "Gemm", "Gather")

@@ -14,9 +14,9 @@ import torch
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from orchestrator.extensions.gguf import write as gguf_export
+from orchestrator.extensions.gguf.write import _CUTS, TEXTS, export_gguf
 from workloads.errors import WorkloadError
-from workloads.hf import gguf_export
-from workloads.hf.gguf_export import _CUTS, TEXTS, export_gguf
 
 SIZES = {
     "vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96, "num_attention_heads": 4,

@@ -11,9 +11,9 @@ import torch
 from traced_cases import vocabulary_of
 from transformers import GPTNeoXConfig
 
+from orchestrator.extensions.compressed_tensors.write import export_compressed
 from workloads.errors import WorkloadError
 from workloads.hf.compare import difference, probes
-from workloads.hf.compressed_export import export_compressed
 from workloads.load import load, with_weights
 from workloads.model.fake_quantise import quantised_layers
 from workloads.model.scheme import Scheme

@@ -11,9 +11,9 @@ import pytest
 import torch
 import transformers
 
+from orchestrator.extensions.onnx import write as onnx_export
+from orchestrator.extensions.onnx.write import export_onnx
 from workloads.errors import WorkloadError
-from workloads.hf import onnx_export
-from workloads.hf.onnx_export import export_onnx
 
 SIZES = {
     "vocab_size": 97,

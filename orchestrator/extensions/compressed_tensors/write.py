@@ -116,10 +116,3 @@ def _tensors(
         layer = name.removesuffix(WEIGHT)
         for leaf, tensor in compressor.compress(state, group).items():
             yield f"{layer}.{leaf}", tensor
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the libraries that write and read the form."""
-    from importlib import metadata
-
-    return {name: metadata.version(name) for name in ("compressed-tensors", "transformers", "torch")}
