@@ -54,7 +54,7 @@ LORA = "unit/workloads/adapters/test_lora.py"
 TRACKER = "unit/orchestrator/observe/test_tracker.py"
 MLFLOW = "unit/orchestrator/observe/test_mlflow_checks.py"
 SCHEDULERS = "unit/orchestrator/tune/test_schedulers.py"
-KUBERAY = "unit/cluster/render/test_checks.py"
+KUBERAY = "unit/orchestrator/extensions/render/test_checks.py"
 FRAMED = "unit/orchestrator/resolve/test_framed_text.py"
 
 TARGET = "unit/orchestrator/export/test_target.py"
@@ -69,12 +69,12 @@ SETUP = "unit/orchestrator/train/engines/test_deepspeed_setup.py"
 OWN_ROWS = "ray/data/test_own_rows.py"
 TABLES = "unit/orchestrator/data/sources/test_table_rows.py"
 ARROW = "unit/orchestrator/data/sources/test_arrow_files.py"
-IMPORT = "unit/orchestrator/importers/test_deepspeed.py"
+IMPORT = "unit/orchestrator/extensions/importers/test_deepspeed.py"
 QUEUE = "unit/cluster/jobs/test_job_queue.py"
 JOBS = "unit/cluster/jobs/test_ray_jobs.py"
 PROGRAM = "unit/cluster/workers/test_program.py"
 SEARCH = "unit/orchestrator/tune/test_search.py"
-MANIFESTS = "unit/orchestrator/render/test_manifests.py"
+MANIFESTS = "unit/orchestrator/extensions/render/test_manifests.py"
 IMPORTANCE = "unit/orchestrator/tune/test_importance.py"
 FRAMING = "unit/orchestrator/data/encoding/test_framing.py"
 ADVANTAGES = "unit/orchestrator/train/rollouts/test_advantages.py"
@@ -620,7 +620,7 @@ TOPICS: dict[str, tuple[Difference, ...]] = {
             "Longer names of jobs become such names; a manifest that breaks the rule is refused.",
             (
                 f"{KUBERAY}::test_a_job_name_leaves_room_for_its_cluster",
-                "unit/cluster/render/test_needs.py::test_every_job_name_becomes_a_dns_label",
+                "unit/orchestrator/extensions/render/test_cluster_needs.py::test_every_job_name_becomes_a_dns_label",
             ),
             version="1.6",
         ),

@@ -303,7 +303,7 @@ class JobSpec(StrictModel):
     @model_validator(mode="after")
     def what_is_registered_is_exported(self) -> JobSpec:
         form = self.checkpoint.export
-        if self.tracking and self.tracking.register_as and form in (None, "dcp", "gguf", "onnx"):
+        if self.tracking and self.tracking.register_as and form not in ("hf", "safetensors"):
             exported = "nothing is exported" if form is None else f"MLflow has no model in {form}"
             raise ValueError(
                 f"tracking.register_as is about the exported model, and {exported}; set checkpoint.export to hf"

@@ -100,9 +100,9 @@ def export(
             with tempfile.TemporaryDirectory(prefix="hf-", dir=folder) as plain:
                 difference = write(spec, tokens, found.workload, found.read, plain)
                 tried = batches(spec.data, tokens, found.workload)
-                written = write_converted(found, form, plain, folder, tried)
+                written, quantised = write_converted(found, form, plain, folder, tried)
             difference = difference if written.difference is None else written.difference
-            rounded, quantised = written.rounding, written.facts
+            rounded = written.rounding
         else:
             difference = write(
                 spec, tokens, workload=found.workload, read=found.read, folder=folder, form=form

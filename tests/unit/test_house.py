@@ -41,10 +41,10 @@ ROOMS = {
             "rewards",
             "train",
         ),
-        *("planner.trace", "observe", "export", "importers", "evaluate", "bench"),
-        *("controller", "launch", "render", "chain", "tune", "verify", "api", "cli"),
+        *("planner.trace", "observe", "export", "evaluate", "bench"),
+        *("controller", "launch", "chain", "tune", "verify", "api", "cli", "extensions"),
     ],
-    "cluster": ["workers", "local", "remote", "jobs", "render"],
+    "cluster": ["workers", "local", "remote", "jobs"],
     "workloads": ["model", "adapters", "objectives", "hf", "own", "vision"],
 }
 """The packages within each, from the bottom up: a package imports only those below it. `planner.trace` runs the
@@ -86,7 +86,10 @@ UNSAFE_CALLS = {
     ("yaml", "load"),
     ("yaml", "unsafe_load"),
 }
-UNPICKLES = ("orchestrator/importers/deepspeed_unpickle.py", "orchestrator/importers/megatron_unpickle.py")
+UNPICKLES = (
+    "orchestrator/extensions/importers/deepspeed_unpickle.py",
+    "orchestrator/extensions/importers/megatron_unpickle.py",
+)
 PLAIN = "workloads/hf/plain_pickle.py"
 OBJECT_COLLECTIVES = {
     ("all_gather_object",),
@@ -296,6 +299,45 @@ def test_no_imports_run_in_a_circle() -> None:
         for module in leaves:
             del left[module]
     assert sorted(left) == []
+
+
+def extension_of(module: str) -> str:
+    """The folder of `orchestrator/extensions` that a module is in; empty for none, and for the package itself."""
+    found = re.match(r"orchestrator\.extensions\.(\w+)", module)
+    return found[1] if found else ""
+
+
+def test_nothing_imports_an_extension_but_itself() -> None:
+    """The core finds them by their entry points, as it finds a stranger's."""
+    wrong = [
+        f"{module} names {other}"
+        for module, path in MODULES.items()
+        for other in (
+            *imports_of(module),
+            *(name for text in texts(parsed(path)) for name in modules_in(text)),
+        )
+        if extension_of(other) and extension_of(other) != extension_of(module)
+    ]
+    assert wrong == []
+
+
+def test_each_extension_is_an_entry_point() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    values = [value for group in project["entry-points"].values() for value in group.values()]
+    folders = {path.name for path in (ROOT / "orchestrator" / "extensions").iterdir() if path.is_dir()}
+    assert {extension_of(value) for value in values} == folders - {"__pycache__"}
+    for value in values:
+        module, _, name = value.partition(":")
+        assert name in {
+            target.id
+            for node in parsed(MODULES[module]).body
+            for target in (node.targets if isinstance(node, ast.Assign) else ())
+            if isinstance(target, ast.Name)
+        } | {
+            node.name
+            for node in parsed(MODULES[module]).body
+            if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        }
 
 
 def brought(modules: Sequence[str]) -> dict[str, list[str]]:
