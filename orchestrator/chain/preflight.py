@@ -17,7 +17,7 @@ from typing import Any
 
 from orchestrator.chain.exports import check_compress
 from orchestrator.chain.stage_run import StageRun
-from orchestrator.checkpoint.identity import BASE, CONTINUED, TEACHER, check_same_run
+from orchestrator.checkpoint.identity import BASE, CONTINUED, check_same_run, teacher_of
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.config.chain import CONTINUE, ChainSpec
 from orchestrator.config.errors import InputError, Problems
@@ -130,8 +130,8 @@ def check_inputs(stage: StageRun, done: set[str]) -> bool:
         _check_same_base(stage, begun, commit, is_done, done)
     if begun := commit.meta.get(CONTINUED) if commit else None:
         _check_same_source(stage, begun, done)
-    if known := commit.meta.get(TEACHER) if commit else None:
-        _check_same_teacher(stage, str(known), done)
+    if known := teacher_of(commit.meta) if commit else {}:
+        _check_same_teacher(stage, known, done)
     if data := (commit.meta.get("data") if commit else "") or history.data:
         _check_same_text(job.data, job.workload, str(data))
     return is_done
@@ -182,8 +182,8 @@ def _check_same_source(stage: StageRun, begun: Mapping[str, Any], done: set[str]
         raise InputError(f"{what}, and now that is another one at step {now.step}", CONTINUE, AGAIN)
 
 
-def _check_same_teacher(stage: StageRun, known: str, done: set[str]) -> None:
-    """Check that the stage would still learn from the same teacher, `known` by the checksum of its weights.
+def _check_same_teacher(stage: StageRun, known: Mapping[str, Any], done: set[str]) -> None:
+    """Check that the stage would still learn from the same teacher, `known` by its step and checksum.
 
     A missing teacher is allowed: it is missed when the stage goes on.
     """
@@ -193,10 +193,10 @@ def _check_same_teacher(stage: StageRun, known: str, done: set[str]) -> None:
     if teacher.stage not in done:
         raise InputError(f"it has learnt from {teacher.stage}, which trains on", WHERE, AGAIN)
     try:
-        now = teacher_model(distill.teacher, stage.job.workload).base
+        now = teacher_model(distill.teacher, stage.job.workload, step=known.get("step")).base
     except InputError:
         return
-    if now.digest != known:
+    if now.digest != known["digest"]:
         raise InputError(f"it has learnt from {teacher.stage}, and now that is another one", WHERE, AGAIN)
 
 

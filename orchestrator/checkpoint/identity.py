@@ -41,7 +41,7 @@ KEPT = "folder_config"
 TILES = "tiles"
 """Whether weights were drawn in tiles, see `workloads.model.initialise.Drawn`."""
 TEACHER = "teacher"
-"""The checksum of the weights of the teacher that the run learns from."""
+"""The weights of the teacher that the run learns from. Commits of earlier versions have only their checksum."""
 JOB = "job.yaml"
 LENGTH = "train.steps"
 """The one key of the identity that may change, see `extension_of`."""
@@ -339,6 +339,15 @@ def _without_locations(identity: Mapping[str, Any]) -> dict[str, Any]:
     if distill := identity.get("distill"):
         found["distill"] = {**distill, "teacher": base_name(distill["teacher"].removeprefix("hf:"))}
     return found
+
+
+def teacher_of(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the weights of the teacher in a commit's meta: uri, step and digest; empty without one.
+
+    Commits of earlier versions have only the digest.
+    """
+    teacher = meta.get(TEACHER) or {}
+    return {"digest": teacher} if isinstance(teacher, str) else dict(teacher)
 
 
 def base_name(path: str) -> str:

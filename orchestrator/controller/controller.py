@@ -50,7 +50,7 @@ from orchestrator.planner.planner import Planner
 from orchestrator.resolve.base import NO_BASE, Base, base_json, same_base
 from orchestrator.resolve.continued import begun_from, take_over
 from orchestrator.resolve.kept_config import config_json, kept_config
-from orchestrator.resolve.pinned_base import bases_of
+from orchestrator.resolve.pinned_base import bases_of, pinned_teacher
 from orchestrator.resolve.prepared_data import PreparedData, is_whole, keep_excerpt
 from orchestrator.storage.process_identity import lineage
 from orchestrator.storage.row_line import Row
@@ -199,6 +199,7 @@ class Controller:
         self._shards = ""
         """The digest of the token shards."""
         self._base: Base | None = NO_BASE
+        self._teacher: Base | None = None
         """The pretrained weights that the run began with."""
         self._folder_config: FolderConfig | None = None
         """The configuration of a pretrained folder, as the run keeps it."""
@@ -403,6 +404,7 @@ class Controller:
                     action.reason,
                     data=self._data.uri,
                     base=base_json(self._base),
+                    teacher=base_json(self._teacher),
                     sets=self._data.sets,
                 )
             case "start":
@@ -466,9 +468,12 @@ class Controller:
                 run=self._run,
             )
         )
+        self._teacher = self._retry_storage(
+            lambda: pinned_teacher(self._spec.distill, self._spec.workload, history.teacher, self._run)
+        )
         kept = kept_config(commit) or self._folder_config
         shape, self._folder_config, shards, notes = self._retry_storage(
-            lambda: self._workers.resolved(self._data, base_to_read, source, kept)
+            lambda: self._workers.resolved(self._data, base_to_read, self._teacher, source, kept)
         )
         self._shards = history.same_shards(shards, self._data.uri)
         is_first = self._planner is None
@@ -529,6 +534,7 @@ class Controller:
             faults=self._faults,
             shards=self._shards,
             base=base_json(base),
+            teacher=base_json(self._teacher),
             folder_config=config_json(self._folder_config),
             **snapshots,
             **self._planner.flops,

@@ -23,7 +23,7 @@ from orchestrator.observe.registry import register_export
 from orchestrator.observe.summary import summary
 from orchestrator.observe.totals import RunTotals, is_number
 from orchestrator.observe.tracker import MLFLOW_STATUS
-from orchestrator.resolve.pinned_base import release_base
+from orchestrator.resolve.pinned_base import release_base, release_teacher
 from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.run_directory import RunDir
 
@@ -59,6 +59,7 @@ def finish(
     result = summarise(spec, run, commit=commit, data=data, exported=exported, rows=rows)
     if result["state"] == Outcome.DONE:
         release_base(spec.needs_base, run, history.base)
+        release_teacher(run, history.teacher)
     result["problem"] = result["reason"] if result["state"] == Outcome.FAILED else None
     run.write_json("summary.json", result)
     not_drawn = draw(run, lambda run: _report(run, rows))

@@ -437,6 +437,11 @@ class RunHistory:
         return (self.newest.meta.get(identity.BASE) if self.newest else None) or self.event_history.base
 
     @property
+    def teacher(self) -> dict[str, Any]:
+        """The weights of the teacher that the run learns from; empty without one, or before the run begins."""
+        return (identity.teacher_of(self.newest.meta) if self.newest else {}) or self.event_history.teacher
+
+    @property
     def mark(self) -> dict[str, int] | None:
         """Where the stored rows end, for `RowWriter.missing`."""
         return self._metrics.mark

@@ -307,7 +307,12 @@ class Workers:
         return self._cluster.machines(sorted({rank.node for rank in self.ranks}))
 
     def resolved(
-        self, data: PreparedData, base: Base | None, source: Source | None, kept: FolderConfig | None
+        self,
+        data: PreparedData,
+        base: Base | None,
+        teacher: Base | None,
+        source: Source | None,
+        kept: FolderConfig | None,
     ) -> tuple[ModelShape, FolderConfig | None, str, list[str]]:
         """Return the model's shape, the folder's configuration, the digest of the token shards, and notes.
 
@@ -315,7 +320,7 @@ class Workers:
         """
         result = self._cluster.call(shape_over, self._spec, data, Beginning(base, source), kept)
         shape, kept, shards, notes = cast("tuple[ModelShape, FolderConfig | None, str, list[str]]", result)
-        return shape, kept, shards, [*notes, *not_held(base, self._run)]
+        return shape, kept, shards, [*notes, *not_held(base, teacher, self._run)]
 
     def planner(self, shape: ModelShape, is_stopped: Callable[[], bool]) -> Planner:
         """Return a planner for the smallest of the workers.

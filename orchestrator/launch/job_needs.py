@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from orchestrator.config.extras import install
 from orchestrator.config.spec import JobSpec
+from orchestrator.data.clean.plan import BY_DATATROVE, SIMPLIFIED
 from orchestrator.data.config import DataSpec
 from orchestrator.evaluate.config import EvaluateSpec
 from orchestrator.export.kinds import OF_THE_CORE, form_named
@@ -76,6 +77,8 @@ def needed_libraries(spec: JobSpec) -> Iterator[Need]:
 
 def _data_libraries(data: DataSpec) -> Iterator[Need]:
     for step in data.clean:
+        if step.name in (*BY_DATATROVE, *SIMPLIFIED):
+            yield Need(f"data.clean.{step.name}", "datatrove", "clean")
         if step.name == "near_duplicates":
             yield Need("data.clean.near_duplicates", "rensa", "data")
         if step.name == "language":

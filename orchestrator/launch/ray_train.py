@@ -54,7 +54,7 @@ from orchestrator.resolve.base import base_json
 from orchestrator.resolve.commit_model import as_begun
 from orchestrator.resolve.continued import begun_from, take_over
 from orchestrator.resolve.kept_config import check_same_config, config_json, kept_config
-from orchestrator.resolve.pinned_base import bases_of, release_base
+from orchestrator.resolve.pinned_base import bases_of, pinned_teacher, release_base, release_teacher
 from orchestrator.resolve.precision import as_its_run
 from orchestrator.resolve.prepared_data import PreparedData, prepared
 from orchestrator.resolve.training_inputs import resolve_over
@@ -200,6 +200,9 @@ class RankZeroHistory:
             commit=begun,
             run=self._run,
         )
+        teacher = base_json(
+            pinned_teacher(self._spec.distill, self._spec.workload, self._history.teacher, self._run)
+        )
         job, shards, _ = resolve_over(self._spec, self._data, needed, source, kept_config(begun))
         check_shards(self._history.newest, shards, self._data.uri)
         machine = machine_for(smallest_offer(bundle, world), bundle, self._spec.train.dtype)
@@ -219,7 +222,12 @@ class RankZeroHistory:
         commit = commit or take_over(
             self._spec, self._run, shards=shards, data=self._data, base=base, kept=job.kept
         )
-        data_fields: EventFields = {"data": self._data.uri, "sets": self._data.sets, "base": base_json(base)}
+        data_fields: EventFields = {
+            "data": self._data.uri,
+            "sets": self._data.sets,
+            "base": base_json(base),
+            "teacher": teacher,
+        }
         reason, fields = start_event(self._spec.train, layout, None, commit)
         self._event("start", reason, **data_fields | fields)
         return {
@@ -229,6 +237,7 @@ class RankZeroHistory:
             "token": secrets.token_hex(6),
             "shards": shards,
             "base": base_json(base),
+            "teacher": teacher,
             "folder_config": config_json(job.kept),
             **planner.flops,
         }
@@ -256,6 +265,7 @@ class RankZeroHistory:
         """Record that all steps are done."""
         self._event("done", f"{self._history.step} steps are done")
         release_base(self._spec.needs_base, self._run, self._history.base)
+        release_teacher(self._run, self._history.teacher)
 
     def fail(self, error: Exception) -> None:
         """Record the error that ended the attempt and what `decide` makes of it."""

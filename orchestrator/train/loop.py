@@ -19,7 +19,7 @@ from cluster.workers.machine import this_machine
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.averaged import facts_of
 from orchestrator.checkpoint.evaluations import measure_of
-from orchestrator.checkpoint.identity import CODE, TEACHER
+from orchestrator.checkpoint.identity import CODE
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import check_same_code, find_code
@@ -34,7 +34,6 @@ from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import agree
 from orchestrator.prune.structure import with_chosen_parts
 from orchestrator.resolve.base import Base, base_of
-from orchestrator.resolve.teacher import check_same_teacher
 from orchestrator.resolve.training_inputs import TrainingInputs, digest_of, training_inputs
 from orchestrator.storage.retry import patient
 from orchestrator.storage.row_line import Row
@@ -207,11 +206,10 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         inputs = training_inputs(spec, tokens, task.sets, reopened_base, folder_config)
     inputs = with_chosen_parts(inputs, task.run, device.device, context, patience, writes=task.commit)
 
-    # A task that only evaluates tells how good the student is, which needs no teacher.
-    distilled = None if task.evaluate_only else distilled_of(spec.distill, inputs, tokens, patience)
+    teacher = Base(**task.teacher) if task.teacher else None
+    distilled = distilled_of(spec.distill, teacher, inputs, tokens, patience)
     if distilled is not None:
         inputs = distilled.inputs
-        task = dataclasses.replace(task, teacher=distilled.base.digest)
     rollouts = rollouts_of(
         inputs, tokens, layout=layout, device=device, context=context, roots=task.code_roots
     )
@@ -406,7 +404,6 @@ class Rank:
             check_same_code(
                 self._spec.own_code, self._spec.accept_code, manifest.meta.get(CODE) or {}, self._task.run
             )
-            check_same_teacher(manifest.meta.get(TEACHER), self._task.teacher, self._spec.distill)
             self._engine.load(reader)
             self._weight_facts = facts_of(reader)
         except CorruptCommit as error:

@@ -45,7 +45,7 @@ class Task:
             FLOP/s of a worker in matrix products; 0 if unknown.
         code: hashes of the user's own code, see `orchestrator.config.own_code`; this node's code must have the same.
         cleaned_by: hashes of the user's own code that cleaned the text, from the prepared data.
-        teacher: checksum of the weights of a teacher; empty without one, and before the ranks have found it.
+        teacher: the weights of a teacher, see `orchestrator.resolve.base.Base`; None without one.
         code_roots: folders in which the controller found that code.
     """
 
@@ -72,7 +72,7 @@ class Task:
     code: dict[str, str] = dataclasses.field(default_factory=dict)
     code_roots: tuple[str, ...] = ()
     cleaned_by: dict[str, str] = dataclasses.field(default_factory=dict)
-    teacher: str = ""
+    teacher: dict[str, Any] | None = None
 
     @classmethod
     def of_evaluation(

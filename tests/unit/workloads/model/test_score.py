@@ -64,7 +64,8 @@ def test_scores_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
         total, greedy = theirs(hf_model, context, continuation)
         assert ours.total == pytest.approx(total, abs=1e-5)
         assert ours.greedy == greedy
-    assert found[0] == found[3]
+    # The same pair in another batch: with several threads, sums may differ in the last bits.
+    assert found[0].total == pytest.approx(found[3].total, abs=1e-5)
     assert [s.total for s in found] == pytest.approx([score(workload, model, [p])[0].total for p in PAIRS])
 
 

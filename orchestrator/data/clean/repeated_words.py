@@ -1,107 +1,21 @@
-"""The rules of Gopher (Rae et al., 2021, appendix A1.1), as datatrove 0.10 implements them.
+"""The rules of Gopher about repeated words (Rae et al., 2021, appendix A1.1).
 
-Two deliberate differences: words are those of `words`, and two n-grams are equal only if each of their words is.
-datatrove compares joined words, so that "ab c" equals "a bc".
+datatrove's filter joins the words of an n-gram before it compares them, so that "ab c" equals "a bc", and removes
+tables of numbers in which nothing repeats. Here two n-grams are equal only if each of their words is.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from orchestrator.data.clean.config import GopherQuality, GopherRepetition
-from orchestrator.data.clean.words import counted, words
-
-_PARAGRAPHS = re.compile(r"\n{2,}")
-_LINES = re.compile(r"\n+")
-ELLIPSES = ("...", "\u2026")
-BULLETS = ("\u2022", "-")
+from orchestrator.data.clean.config import GopherRepetition
+from orchestrator.data.clean.words import counted
 
 
-def quality(text: str, rule: GopherQuality) -> str:
-    """Return why the quality rules remove a text; empty if they keep it."""
-    found = counted(text)
-    total = len(found.numbers)
-    lengths = found.lengths[~found.symbols]
-    number = len(lengths)
-    if rule.min_words and number < rule.min_words:
-        return "too few words"
-    if rule.max_words and number > rule.max_words:
-        return "too many words"
-    if not number:
-        return "no words"
-    mean = int(lengths.sum()) / number
-    if rule.min_word_length and mean < rule.min_word_length:
-        return "words too short"
-    if rule.max_word_length and mean > rule.max_word_length:
-        return "words too long"
-    if rule.max_symbols and text.count("#") / total > rule.max_symbols:
-        return "too many hashes"
-    if rule.max_symbols and sum(map(text.count, ELLIPSES)) / total > rule.max_symbols:
-        return "too many ellipses"
-    if reason := _line_quality(text, rule):
-        return reason
-    if rule.min_alphabetic and np.count_nonzero(found.letters) / total < rule.min_alphabetic:
-        return "too few words with a letter"
-    if rule.min_stop_words and len(set(rule.stop_words).intersection(words(text))) < rule.min_stop_words:
-        return "too few stop words"
-    return ""
-
-
-def _line_quality(text: str, rule: GopherQuality) -> str:
-    """Return which rule about the share of certain lines removes a text; empty if none does."""
-    lines = text.splitlines()
-    # Counting the marks in the whole text is cheap, and each line that a rule looks for has at least one.
-    if rule.max_bullet_lines and sum(map(text.count, BULLETS)) >= rule.max_bullet_lines * len(lines):
-        bullets = sum(line.lstrip().startswith(BULLETS) for line in lines)
-        if bullets / len(lines) > rule.max_bullet_lines:
-            return "too many bullets"
-    if rule.max_ellipsis_lines and sum(map(text.count, ELLIPSES)) >= rule.max_ellipsis_lines * len(lines):
-        cut = sum(line.rstrip().endswith(ELLIPSES) for line in lines)
-        if cut / len(lines) > rule.max_ellipsis_lines:
-            return "too many lines end with an ellipsis"
-    return ""
-
-
-def repetition(text: str, rule: GopherRepetition) -> str:
-    """Return why the repetition rules remove a text; empty if they keep it."""
-    if not text:
-        return "empty"
-    paragraphs = _PARAGRAPHS.split(text.strip())
-    number, characters = repeated(paragraphs)
-    if rule.paragraphs and number / len(paragraphs) > rule.paragraphs:
-        return "repeated paragraphs"
-    if rule.paragraph_characters and characters / len(text) > rule.paragraph_characters:
-        return "characters of repeated paragraphs"
-    lines = _LINES.split(text)
-    number, characters = repeated(lines)
-    if rule.lines and number / len(lines) > rule.lines:
-        return "repeated lines"
-    if rule.line_characters and characters / len(text) > rule.line_characters:
-        return "characters of repeated lines"
-    return _repeated_words(text, rule)
-
-
-def repeated(parts: Sequence[str]) -> tuple[int, int]:
-    """Return how many of the texts repeat an earlier one, and their total characters."""
-    seen: set[str] = set()
-    number = characters = 0
-    if len(set(parts)) == len(parts):
-        return 0, 0
-    for part in parts:
-        if part in seen:
-            number = number + 1
-            characters = characters + len(part)
-        else:
-            seen.add(part)
-    return number, characters
-
-
-def _repeated_words(text: str, rule: GopherRepetition) -> str:
-    """Return which n-gram rule removes a text; empty if none does."""
+def repeated_words(text: str, rule: GopherRepetition) -> str:
+    """Return which rule about repeated words removes a text; empty if none does."""
     found = counted(text)
     total = len(found.numbers)
     # ends[i] is the number of characters before word i, without spaces.
