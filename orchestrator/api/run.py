@@ -192,7 +192,7 @@ class Run:
                 from orchestrator.export.own_model import load_own
 
                 return load_own(target)
-            from workloads.hf.compare import load
+            from workloads.hf.check.compare import load
 
             found: nn.Module = load(target, strict=False)
             return found

@@ -57,7 +57,7 @@ from orchestrator.storage.row_line import Row
 from orchestrator.storage.row_types import EventFields
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.task import Task
-from workloads.hf.hf_config import FolderConfig
+from workloads.hf.files.hf_config import FolderConfig
 
 if TYPE_CHECKING:
     from cluster.jobs.job_queue import QueueClient

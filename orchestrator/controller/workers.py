@@ -34,7 +34,7 @@ from orchestrator.storage.background_reader import BackgroundReader
 from orchestrator.storage.row_line import Row
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.task import ENTRY, ENTRY_OF, PREEMPTION_NOTICES, SNAPSHOT_SERVER, Task
-from workloads.hf.hf_config import FolderConfig
+from workloads.hf.files.hf_config import FolderConfig
 
 REQUEST = "profiles/request.json"
 """The latest profile request: {"id", "ranks", "steps"}. Results go to the folder beside it that is named by the id."""

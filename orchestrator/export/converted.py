@@ -105,7 +105,7 @@ def check_conversion(asked: Conversion, workload: Workload) -> None:
     elif paired:
         raise WorkloadError("a pair of two networks has no common names; set checkpoint.export to hf")
     elif asked.names != "hf":
-        from workloads.hf.name_maps import written
+        from workloads.hf.files.name_maps import written
 
         written(asked.names, workload.hf_tensors(), workload.hf_config())
 

@@ -174,7 +174,7 @@ def write_converted(
     support the model, RuntimeError if the result is wrong.
     """
     if asked.form == DCP:
-        from workloads.hf.dcp_export import export_dcp
+        from workloads.hf.export.dcp_export import export_dcp
 
         with wrong_input(FORM):
             export_dcp(plain, folder, asked.names)
@@ -208,7 +208,7 @@ def _difference(found: CommitModel, folder: str, batches: list[Batch], scheme: S
 
     In fp64, since rounding of activations is a step, and sums in another order lie on its other side.
     """
-    from workloads.hf.compare import difference
+    from workloads.hf.check.compare import difference
     from workloads.load import with_weights
 
     model = with_weights(found.workload, found.read, scheme=scheme)

@@ -27,7 +27,7 @@ from orchestrator.resolve.prepared_data import prepared_before
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.storage.row_line import TRIALS
 from orchestrator.storage.run_directory import RunDir
-from workloads.hf.hf_config import FolderConfig
+from workloads.hf.files.hf_config import FolderConfig
 
 
 def preflight(

@@ -43,8 +43,8 @@ from orchestrator.train.config import TrainSpec
 from workloads.adapters.lora import LoraLinear
 from workloads.adapters.nf4 import QuantisedLinear, QuantisedWeight, product
 from workloads.errors import WorkloadError
-from workloads.hf.dropout import CountedDropout
-from workloads.hf.network import HuggingFaceNetwork
+from workloads.hf.as_they_are.dropout import CountedDropout
+from workloads.hf.as_they_are.network import HuggingFaceNetwork
 from workloads.model import float8
 from workloads.model.fake_quantise import FakeQuantisedLinear, FakeQuantiser, is_router, quantised_layers
 from workloads.model.float8 import Float8Linear

@@ -41,7 +41,7 @@ from orchestrator.resolve.named_commit import commit_at, place_and_tag
 from orchestrator.resolve.prepared_data import EXCERPT, PreparedData
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 from orchestrator.train.config import ContinueFrom, TrainSpec
-from workloads.hf.hf_config import FOLDER, FolderConfig
+from workloads.hf.files.hf_config import FOLDER, FolderConfig
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.manifest import CommitManifest

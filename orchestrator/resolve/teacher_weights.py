@@ -10,7 +10,7 @@ from orchestrator.config.workload import WorkloadSpec
 from orchestrator.resolve.base import Base, named_base, tokens_that_differ
 from orchestrator.resolve.named_teacher import PLACES, WHERE, named_teacher
 from workloads.errors import WorkloadError
-from workloads.hf.hf_config import FOLDER, FolderConfig
+from workloads.hf.files.hf_config import FOLDER, FolderConfig
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -24,8 +24,8 @@ from orchestrator.resolve.resolved_job import ResolvedJob, adapter_of, is_framed
 from orchestrator.resolve.teacher_weights import check_tokens
 from orchestrator.storage.retry import Retry
 from orchestrator.train.config import TrainSpec
-from workloads.hf.hf_config import FolderConfig
-from workloads.hf.meaning import BY_NAME
+from workloads.hf.files.hf_config import FolderConfig
+from workloads.hf.files.meaning import BY_NAME
 
 if TYPE_CHECKING:
     from orchestrator.data.samples.batches import Batches
@@ -405,7 +405,7 @@ def load_workload(
     Raises InputError.
     """
     from workloads.adapters.frozen import frozen_by, thawed_after
-    from workloads.hf.our_names import told_by_our_names
+    from workloads.hf.tables.our_names import told_by_our_names
     from workloads.load import load
 
     dropout, attention_dropout = asked.dropouts

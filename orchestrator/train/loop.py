@@ -55,7 +55,7 @@ from orchestrator.train.sequence_warmup import shortened
 from orchestrator.train.task import Task
 from workloads import load as _load  # noqa: F401  (imported before the fork, so that ranks start sooner)
 from workloads.adapters.frozen import after
-from workloads.hf.hf_config import FolderConfig
+from workloads.hf.files.hf_config import FolderConfig
 from workloads.model.dropout import KEYS, row_keys
 from workloads.model.kernels import noting
 from workloads.workload import Batch, Workload

@@ -29,7 +29,7 @@ def write(plain: Plain) -> Written:
     """
     import numpy as np
 
-    from workloads.hf.weight_files import Weights
+    from workloads.hf.files.weight_files import Weights
 
     weights = Weights(plain.folder)
     dtype = np.float16 if plain.numbers == "f16" else np.float32

@@ -16,7 +16,7 @@ def _check(about: Mapping[str, Any], paired: bool) -> None:
 
 def _write(plain: Plain) -> Written:
     from orchestrator.extensions.compressed_tensors.write import export_compressed
-    from workloads.hf.compare import TOLERANCE
+    from workloads.hf.check.compare import TOLERANCE
 
     assert plain.scheme is not None
     assert plain.chosen is not None

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from workloads.errors import WorkloadError
-from workloads.hf.dcp_export import copy_others
-from workloads.hf.hf_config import GENERATOR
-from workloads.hf.weight_files import Weights, write
+from workloads.hf.export.dcp_export import copy_others
+from workloads.hf.files.hf_config import GENERATOR
+from workloads.hf.files.weight_files import Weights, write
 from workloads.model.fake_quantise import quantise
 from workloads.model.scheme import Scheme
 

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from workloads.errors import WorkloadError
-from workloads.hf.compare import TOLERANCE
-from workloads.hf.name_maps import to_pairs
-from workloads.hf.weight_files import Weights
+from workloads.hf.check.compare import TOLERANCE
+from workloads.hf.files.name_maps import to_pairs
+from workloads.hf.files.weight_files import Weights
 from workloads.model.scheme import BLOCK
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"

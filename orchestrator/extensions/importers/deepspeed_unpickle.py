@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workloads.hf.weight_files import write
+from workloads.hf.files.weight_files import write
 
 KNOWN = (
     "deepspeed.runtime.fp16.loss_scaler.LossScaler",

@@ -1,9 +1,9 @@
 """The tensors of a distributed checkpoint of Megatron-Core (`--ckpt-format torch_dist`), read as they are asked for.
 
-It is a folder of torch.distributed.checkpoint; nothing of it is unpickled, see `workloads.hf.dcp`. Tensors are whole
-there: those of all layers lie in one, the first dimension of which counts layers, or in one for each layer where layers
-differ (github.com/NVIDIA/Megatron-LM: sharded_state_dict in megatron/core/transformer/transformer_block.py). Both
-halves of a gated feed-forward's first matrix follow each other.
+It is a folder of torch.distributed.checkpoint; nothing of it is unpickled, see `workloads.hf.files.dcp`. Tensors are
+whole there: those of all layers lie in one, the first dimension of which counts layers, or in one for each layer where
+layers differ (github.com/NVIDIA/Megatron-LM: sharded_state_dict in megatron/core/transformer/transformer_block.py).
+Both halves of a gated feed-forward's first matrix follow each other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from orchestrator.extensions.importers.megatron_files import ABOUT
 from orchestrator.extensions.importers.megatron_names import canonical_name
 from workloads.errors import WorkloadError
-from workloads.hf.dcp import SUFFIX, DcpTensors
+from workloads.hf.files.dcp import SUFFIX, DcpTensors
 
 FORMAT = "torch_dist"
 _STACKED = re.compile(r"(decoder\.layers)\.(\D.*)")

@@ -27,7 +27,7 @@ from orchestrator.extensions.importers.megatron_files import AGAIN, COMMON, FILE
 from orchestrator.extensions.importers.megatron_names import canonical, merged
 from orchestrator.extensions.importers.megatron_options import Options, number, options_of
 from workloads.errors import WorkloadError
-from workloads.hf.weight_files import write
+from workloads.hf.files.weight_files import write
 
 Place = tuple[int, int, int]
 """Ranks of tensor, pipeline and expert parallelism."""

@@ -13,7 +13,7 @@ from orchestrator.planner.device import BOUNDLESS
 from orchestrator.resolve.precision import in_chosen_precision
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve
 from orchestrator.storage.uri import is_local
-from workloads.hf.hf_config import FOLDER
+from workloads.hf.files.hf_config import FOLDER
 
 
 def check_could_run(spec: JobSpec) -> None:

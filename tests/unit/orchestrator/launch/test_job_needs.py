@@ -85,7 +85,7 @@ def test_ranks_and_worker_hosts_import_none_of_the_heavy_libraries(tmp_path: Pat
     code = HIDE + (
         "import orchestrator.train.loop, orchestrator.train.loop, orchestrator.checkpoint.sidecar\n"
         "import cluster.workers.worker_group, cluster.workers.fork_server, orchestrator.launch.controller_actor\n"
-        "import orchestrator.export.hugging_face, workloads.hf.compare\nimport json; print(json.dumps('all'))"
+        "import orchestrator.export.hugging_face, workloads.hf.check.compare\nimport json; print(json.dumps('all'))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]

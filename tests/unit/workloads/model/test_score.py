@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from workloads.adapters.adapter import Adapter
 from workloads.errors import WorkloadError
-from workloads.hf.compare import load
-from workloads.hf.parity_table import CASES, VOCABULARY, Case, random_state
+from workloads.hf.check.compare import load
+from workloads.hf.check.parity_table import CASES, VOCABULARY, Case, random_state
 from workloads.model import score as scores
 from workloads.model.score import longest, score
 from workloads.transformer_workload import TransformerWorkload

@@ -13,7 +13,7 @@ from transformers import GPTNeoXConfig
 
 from orchestrator.extensions.compressed_tensors.write import export_compressed
 from workloads.errors import WorkloadError
-from workloads.hf.compare import difference, probes
+from workloads.hf.check.compare import difference, probes
 from workloads.load import load, with_weights
 from workloads.model.fake_quantise import quantised_layers
 from workloads.model.scheme import Scheme
