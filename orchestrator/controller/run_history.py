@@ -320,7 +320,7 @@ class RunHistory:
         self._spec = spec
         self._run = run
         self._log = log or ControllerLog(run.uri)
-        self.newest, extension = identity.take_up(spec, run)
+        self.newest, extension = identity.take_up(spec.run_identity, run)
         self.store = Store(run.commits)
         self._doubted = Doubted(self.store)
         self._peers: Store | None = None
@@ -374,7 +374,7 @@ class RunHistory:
         text = dump(spec)
         run.write_text("job.yaml", text, private=holds_secret(text))
         untracked = spec.model_copy(update={"tracking": None, "sinks": None})
-        self.tracker = Tracker(untracked, run)
+        self.tracker = Tracker(untracked.tracked, run)
         self._sinks = SinkProcess(untracked.sinks, run)
         self._add_first_event(status, extension, died, launched)
 
@@ -541,7 +541,7 @@ class RunHistory:
         self._is_new = False
         self._log.keep()
         self._sinks = SinkProcess(self._spec.sinks, self._run)
-        self.tracker = Tracker(self._spec, self._run, begins=settle_others)
+        self.tracker = Tracker(self._spec.tracked, self._run, begins=settle_others)
 
     def training_began(self, attempt: int) -> float:
         """Return the unix time at which the attempt began its first step, or the evaluation before that step.

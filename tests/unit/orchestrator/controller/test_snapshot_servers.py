@@ -10,7 +10,7 @@ from fake_gang import FakeGang
 from scripted import fake_cluster
 
 from orchestrator.config.spec import parse
-from orchestrator.controller.workers import HELD, LIMIT, SnapshotServers
+from orchestrator.controller.snapshot_servers import HELD, LIMIT, SnapshotServers
 from orchestrator.parallel.layout import ModelShape
 
 SHAPE = ModelShape(
