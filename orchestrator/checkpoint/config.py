@@ -68,8 +68,8 @@ class CheckpointSpec(StrictModel):
     )
     snapshot_every: Positive | Literal["auto"] | None = Field(
         default="auto",
-        description="steps between snapshots into other nodes' memory; auto: as often as costs one percent of the "
-        "time, if there are several nodes with enough memory",
+        description="steps between snapshots in the memory of nodes, of which the loss of any one node takes none along; "
+        "auto: as often as costs three percent of the time, if there are several nodes with enough memory",
     )
     export: Literal["hf", "adapter", "safetensors", "dcp", "gguf", "onnx"] | None = Field(
         default="hf",

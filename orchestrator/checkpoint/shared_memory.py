@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from orchestrator.checkpoint.pieces import TensorPiece
+from orchestrator.checkpoint.snapshot_server import clear_note
 
 ALIGN = 64
 """Each piece begins at a multiple of this many bytes."""
@@ -56,6 +57,14 @@ def _forget_error() -> None:
         torch.zeros(1, device="cuda")
 
 
+def _anonymous_file() -> int:
+    """Return the descriptor of a file without a name, in memory where the system has such files."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("checkpoint")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
 class SharedBuffer:
     """Memory for one save, in an anonymous file that grows as needed and is reused.
 
@@ -63,20 +72,22 @@ class SharedBuffer:
 
     Attributes:
         fd: the file descriptor, which the writing process inherits.
+        note: the file descriptor of a second file, in which the writing process describes the snapshot in the memory.
     """
 
     def __init__(self) -> None:
-        if hasattr(os, "memfd_create"):
-            self.fd = os.memfd_create("checkpoint")
-        else:
-            with tempfile.TemporaryFile() as file:
-                self.fd = os.dup(file.fileno())
+        self.fd = _anonymous_file()
+        self.note = _anonymous_file()
         self._map: mmap.mmap | None = None
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._pinned = False
 
     def fill(self, pieces: Sequence[TensorPiece]) -> dict[str, Any]:
-        """Copy the pieces in. Return the size and the place of each piece, for the writing process."""
+        """Copy the pieces in. Return the size and the place of each piece, for the writing process.
+
+        From now on the memory holds no snapshot, until its note is written again.
+        """
+        clear_note(self.note)
         entries: list[tuple[Any, ...]] = []
         size = 0
         for piece in pieces:
@@ -102,6 +113,7 @@ class SharedBuffer:
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._map = None
         os.close(self.fd)
+        os.close(self.note)
 
     def _grow(self, size: int, pin: bool) -> None:
         if size > len(self._bytes):
