@@ -68,7 +68,7 @@ class CheckpointSpec(StrictModel):
     )
     snapshot_every: Positive | Literal["auto"] | None = Field(
         default="auto",
-        description="steps between snapshots in the memory of nodes, which the loss of any one node does not take along; "
+        description="steps between snapshots in the memory of nodes, which outlive the loss of any one node; "
         "auto: as often as costs three percent of the time, if there are several nodes with enough memory",
     )
     export: Literal["hf", "adapter", "safetensors", "dcp", "gguf", "onnx"] | None = Field(
