@@ -5,7 +5,7 @@
 Two nodes of one rank each, as real processes without Ray: a node is its rank, the process that writes its snapshots and
 its snapshot server. The kill of a rank leaves the others of its node alive; the kill of a node stops all of them first.
 Each comes at a random moment after the attempt has finished a new step, so that no second node is lost before the
-copies of the first are on two nodes again. The script prints a line a hundred kills, and a table at the end.
+copies of the first are on two nodes again. The script prints a line every fifty kills, and a table at the end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--every", default="1", help="checkpoint.snapshot_every: a number, or auto")
     options = parser.parse_args()
-    began, part = time.monotonic(), min(options.kills, 100)
+    began, part = time.monotonic(), min(options.kills, 50)
     struck: Counter[str] = Counter()
     rows = twice = computed_again = restarts = 0
     same = True
