@@ -78,7 +78,6 @@ def run(
         failed_at = time.monotonic()
         with contextlib.suppress(Exception):  # the program may have closed standard error
             traceback.print_exc()
-        context.release()
         heartbeat.finish(
             state="failed",
             error=describe(error),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -105,8 +104,11 @@ class WorkerContext:
             self._held_back = hold
         self.changed.set()
 
-    def release(self, step: float = math.inf) -> None:
-        """Send the rows up to `step` that `report` has held back, by default all."""
+    def release(self, step: int) -> None:
+        """Send the rows up to `step` that `report` has held back.
+
+        After an error they stay behind: the death of another node is one, and may have taken their steps along.
+        """
         with self._lock:
             before = self._held_back
             held = self._rows[max(len(self._rows) - before, 0) :]

@@ -38,7 +38,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import psutil
 import ray
-from jobs import command, job, kill_tree, rows, write_job, write_text
+from jobs import command, job, kill_tree, rows, status, write_job, write_text
 
 from cluster.workers import nodes as ray_nodes
 
@@ -81,9 +81,18 @@ class Machines:
         )
         self._number += 1
 
-    def kill(self, node: Any) -> None:
-        """Kill all processes of a node at once."""
-        family = family_of(node)
+    def kill(self, node: Any, ranks: list[int]) -> None:
+        """Kill all processes of a node at once, its ranks and the processes that write their snapshots among them.
+
+        On one machine all nodes share the process that has the imports of our ranks, which so are not below the raylet
+        of their node. It is spared with what is below it, but for this node's ranks and their parents.
+        """
+        family = [process for process in family_of(node) if not is_shared(process)]
+        for pid in ranks:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                parent = psutil.Process(pid).parent()
+                assert parent is not None
+                family += [parent, *parent.children(recursive=True)]
         for process in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.suspend()
@@ -108,6 +117,13 @@ def family_of(node: Any) -> list[psutil.Process]:
         return psutil.Process(node.all_processes["raylet"][0].process.pid).children(recursive=True)
     except (psutil.NoSuchProcess, KeyError):
         return []
+
+
+def is_shared(process: psutil.Process) -> bool:
+    """Whether a process of our ranks is below one that several nodes share."""
+    with contextlib.suppress(psutil.Error):
+        return any("shared_imports" in " ".join(each.cmdline()) for each in [process, *process.parents()])
+    return False
 
 
 @dataclass
@@ -153,6 +169,17 @@ class Run:
             return 0
         lines = _lines(self.folder / "steps.txt")
         return int(lines[-1].split()[0]) if lines else 0
+
+    def ranks(self) -> dict[str, list[int]]:
+        """The processes of our ranks by the address of their node; empty for Ray Train."""
+        found: dict[str, list[int]] = {}
+        for rank in status(self.folder / "run").get("ranks", ()) if self._peer == "ours" else ():
+            found.setdefault(rank["node"], []).append(int(rank["pid"]))
+        return found
+
+    def controller(self) -> int:
+        """The process of our controller; 0 for Ray Train's."""
+        return int(status(self.folder / "run").get("pid", 0)) if self._peer == "ours" else 0
 
     def wait(self, step: int) -> None:
         """Wait until a step is done."""
@@ -206,15 +233,19 @@ def measured(peer: str, kind: str, root: Path, options: argparse.Namespace) -> R
     try:
         for share in AT:
             run.wait(int(share * options.steps))
-            busy = [node for node in machines.cluster.worker_nodes if has_rank(node)]
-            # The driver of ours is a detached actor that may be on any node; the loss of its node is another matter.
-            node = draw.choice([each for each in busy if not has_controller(each)] or busy)
+            # The controller may be on any node; the loss of its node is another matter.
+            busy: list[Any] = []
+            while not busy:  # between two attempts there are no ranks
+                time.sleep(0.05)
+                ranks = run.ranks()
+                busy = [node for node in machines.cluster.worker_nodes if has_rank(node, ranks)]
+            node = draw.choice([each for each in busy if not has_controller(each, run.controller())] or busy)
             machines.add()
             if kind == "notice":
                 node_id = next(each.id for each in ray_nodes.alive() if each.address == node.node_ip_address)
                 ray_nodes.drain(node_id, options.seconds, "preempted")
                 time.sleep(options.seconds)
-            machines.kill(node)
+            machines.kill(node, run.ranks().get(node.node_ip_address, []))
         return run.result(began)
     finally:
         run.close()
@@ -223,20 +254,19 @@ def measured(peer: str, kind: str, root: Path, options: argparse.Namespace) -> R
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def has_rank(node: Any) -> bool:
-    """Whether a rank runs on the node."""
-    return any(_is(process, "WorkerHost", "RayTrainWorker") for process in family_of(node))
+def has_rank(node: Any, ranks: dict[str, list[int]]) -> bool:
+    """Whether one of our ranks, or a worker of Ray Train, runs on the node."""
+    return node.node_ip_address in ranks or any(_is(process, "RayTrainWorker") for process in family_of(node))
 
 
-def has_controller(node: Any) -> bool:
-    """Whether a controller runs on the node."""
-    return any(_is(process, "Controller") for process in family_of(node))
+def has_controller(node: Any, pid: int) -> bool:
+    """Whether the run's controller, or Ray Train's, runs on the node."""
+    return any(process.pid == pid or _is(process, "Controller") for process in family_of(node))
 
 
-def _is(process: psutil.Process, *names: str) -> bool:
+def _is(process: psutil.Process, name: str) -> bool:
     with contextlib.suppress(psutil.Error):
-        title = " ".join(process.cmdline()[:1])
-        return title.startswith("ray::") and any(name in title for name in names)
+        return name in " ".join(process.cmdline()) and "ray::" in process.cmdline()[0]
     return False
 
 

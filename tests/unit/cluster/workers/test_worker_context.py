@@ -71,9 +71,6 @@ def test_rows_are_held_back_until_their_steps_are_safe() -> None:
     assert [row["step"] for row in link.unsaved_rows()] == [2, 3]
     link.report(4, {"step": 4})
     assert [row["step"] for row in link.take_rows(2, 1)] == [3, 4]
-    link.report(5, {"step": 5}, hold=1)
-    link.release()
-    assert [row["step"] for row in link.take_rows(4, 4)] == [5]
 
 
 def test_the_list_of_unsaved_rows_is_the_caller_s() -> None:
