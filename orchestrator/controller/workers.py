@@ -22,7 +22,7 @@ from orchestrator.observe.rank_log import output_of_attempt
 from orchestrator.optim.config import OptimizerSpec
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.demand import demand_of
-from orchestrator.planner.host_memory import check_workers_memory, state_bytes
+from orchestrator.planner.host_memory import HELD, check_workers_memory, state_bytes
 from orchestrator.planner.machines import machine_for
 from orchestrator.planner.planner import Planner
 from orchestrator.resolve.base import Base
@@ -71,10 +71,6 @@ class ProfileRequests:
         self._last_id = str(request["id"])
         if not is_first and isinstance(request.get("steps"), int):
             self._new = request
-
-
-HELD = 2 + 1
-"""Snapshots that the servers hold at once: two generations, and the one that arrives."""
 
 
 class SnapshotServers:

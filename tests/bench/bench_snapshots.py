@@ -2,10 +2,14 @@
 
     python tests/bench/bench_snapshots.py                      # 512 writers on 64 servers, and smaller
     python tests/bench/bench_snapshots.py --writers 64 --servers 8 --bytes 1000000
+    python tests/bench/bench_snapshots.py --cost 1 4 16        # what a snapshot costs a rank, by MB of its part
 
 The writers and the servers are the real classes. All servers are in one process and all writers in another, a thread
 each, so both share this machine's processors: a snapshot of the whole gang is measured, as if all ranks gave theirs at
 the same moment. A request is a message with its answer.
+
+The cost is processor time, which a busy machine does not change: of the rank's own thread, which only copies, of the
+process that writes, and of the other node's server. The last two work while the next step computes.
 """
 
 from __future__ import annotations
@@ -13,17 +17,22 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
 from typing import Any
 
 import paths  # noqa: F401
+import psutil
 import torch
 
-from orchestrator.checkpoint.pieces import TensorPiece
+from orchestrator.checkpoint.commit_store import Store
+from orchestrator.checkpoint.pieces import TensorPiece, full_piece
+from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.shared_memory import SharedBuffer
 from orchestrator.checkpoint.snapshot_writer import Placement, SnapshotWriter
 from orchestrator.checkpoint.snapshots import PeerMemory
@@ -123,6 +132,51 @@ def bench(writers: int, servers: int, size: int) -> None:
         process.stdin.close()
 
 
+def cost(megabytes: float, rounds: int = 40, tensors: int = 150) -> None:
+    """Measure what a snapshot of so many bytes in so many tensors costs a rank."""
+    code = SERVERS.format(token=TOKEN, count=2)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as process,
+    ):
+        assert process.stdout is not None
+        own, other = json.loads(process.stdout.readline())
+        saver = Saver(Store(folder, attempt="one"), placement=Placement(TOKEN, own, other, 1, "one"))
+        each = torch.ones(int(megabytes * 1e6) // 4 // tensors)
+        pieces = [full_piece(f"model.layers.{n}.weight", each) for n in range(tensors)]
+        meta = {"position": 0, "receipt": ""}
+        own_seconds = []
+        before = 0.0, 0.0
+        writing = psutil.Process(saver._sidecar.process.pid)
+        server = psutil.Process(process.pid)
+        for step in range(1, rounds + 6):
+            if step == 6:  # the first get memory
+                before = _cpu(writing), _cpu(server)
+            began = time.thread_time()
+            saver.save(step, pieces, meta, durable=False, complete=step - 1)
+            own_seconds.append(time.thread_time() - began)
+            while saver.is_snapping:
+                saver._receive(0.01)
+        spent = [(_cpu(each) - at) / rounds for each, at in zip((writing, server), before, strict=True)]
+        thread = statistics.median(own_seconds[5:])
+        print(
+            f"| {megabytes:g} | {thread * 1e3:.2f} ms | {spent[0] * 1e3:.2f} ms | {spent[1] * 1e3:.2f} ms "
+            f"| {thread / 0.1:.1%} | {(thread + sum(spent)) / 0.1:.1%} |",
+            flush=True,
+        )
+        saver.close()
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def _cpu(process: psutil.Process) -> float:
+    """Seconds of processor time of a process."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
 def main() -> None:
     """Measure the given sizes."""
     parser = argparse.ArgumentParser(
@@ -131,7 +185,14 @@ def main() -> None:
     parser.add_argument("--writers", type=int, nargs="+", default=[64, 128, 512])
     parser.add_argument("--servers", type=int, nargs="+", default=[8, 16, 64])
     parser.add_argument("--bytes", type=int, default=4096, help="bytes of a writer's part")
+    parser.add_argument("--cost", type=float, nargs="+", help="MB of a rank's part")
     options = parser.parse_args()
+    if options.cost:
+        print("| MB a rank | rank's thread | writing process | server | thread of 100 ms | all of 100 ms |")
+        print("|---|---|---|---|---|---|")
+        for megabytes in options.cost:
+            cost(megabytes)
+        return
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     counting()
