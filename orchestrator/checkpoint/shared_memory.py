@@ -81,6 +81,12 @@ class SharedBuffer:
         self._map: mmap.mmap | None = None
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._pinned = False
+        self._filled_with: list[tuple[Any, ...]] = []
+        """Name, dtype, shape and start of the pieces that have their places."""
+        self._targets: list[torch.Tensor] = []
+        """The place of each piece."""
+        self._entries: list[tuple[Any, ...]] = []
+        self._size = ALIGN
 
     def fill(self, pieces: Sequence[TensorPiece]) -> dict[str, Any]:
         """Copy the pieces in. Return the size and the place of each piece, for the writing process.
@@ -88,6 +94,17 @@ class SharedBuffer:
         From now on the memory holds no snapshot, until its note is written again.
         """
         clear_note(self.note)
+        key = [(piece.name, piece.data.dtype, piece.data.shape, piece.start) for piece in pieces]
+        if key != self._filled_with:
+            self._arrange(pieces)
+            self._filled_with = key
+        with _copying(any(piece.data.is_cuda for piece in pieces)), torch.no_grad():
+            if pieces:
+                torch._foreach_copy_(self._targets, [piece.data for piece in pieces], non_blocking=True)
+        return {"bytes": self._size, "pieces": self._entries}
+
+    def _arrange(self, pieces: Sequence[TensorPiece]) -> None:
+        """Give each piece its place. The same pieces, which are saved after every step, keep theirs."""
         entries: list[tuple[Any, ...]] = []
         size = 0
         for piece in pieces:
@@ -95,13 +112,14 @@ class SharedBuffer:
             count = piece.data.numel() * piece.data.element_size()
             entries.append((raw.name, raw.dtype, raw.shape, raw.start, raw.extent, size, count))
             size += -(-count // ALIGN) * ALIGN
-        on_device = any(piece.data.is_cuda for piece in pieces)
-        self.make_room(size, on_device)
-        with _copying(on_device):
-            for piece, (*_, at, count) in zip(pieces, entries, strict=True):
-                target = self._bytes[at : at + count].view(piece.data.dtype).view(piece.data.shape)
-                target.copy_(piece.data.detach(), non_blocking=True)
-        return {"bytes": max(size, ALIGN), "pieces": entries}
+        self._targets = []  # they keep the old memory alive
+        self.make_room(size, any(piece.data.is_cuda for piece in pieces))
+        self._targets = [
+            self._bytes[at : at + count].view(piece.data.dtype).view(piece.data.shape)
+            for piece, (*_, at, count) in zip(pieces, entries, strict=True)
+        ]
+        self._entries = entries
+        self._size = max(size, ALIGN)
 
     def make_room(self, size: int, pin: bool) -> None:
         """Make room for `size` bytes, and `pin` the memory on request. The first time takes seconds."""
@@ -110,6 +128,7 @@ class SharedBuffer:
     def close(self) -> None:
         """Free the memory."""
         self._unpin()
+        self._targets, self._filled_with = [], []
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._map = None
         os.close(self.fd)
@@ -118,6 +137,7 @@ class SharedBuffer:
     def _grow(self, size: int, pin: bool) -> None:
         if size > len(self._bytes):
             self._unpin()
+            self._targets, self._filled_with = [], []
             os.ftruncate(self.fd, size)
             self._map = mmap.mmap(self.fd, size)
             self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
