@@ -10,8 +10,9 @@ quarter of them. The preemptions come when the same shares of the steps are done
 notice  the node is drained in Ray, with --seconds of notice, and then all its processes are killed
 kill    all its processes are killed, without notice
 
-A new node comes at once in both. Wasted are the steps that were done beyond those of the job: of Ray Train as rank 0
-counts them, of ours those that a rank had done when it was stopped and that are done again.
+Another node is there already in both, and the next preemption waits for three new steps. Wasted are the steps that were
+done beyond those of the job: of Ray Train as rank 0 counts them, of ours those that a rank had done when it was stopped
+and that are done again.
 """
 
 from __future__ import annotations
@@ -150,7 +151,8 @@ class Run:
             document["limits"] = {"restarts": 100}
             path = write_job(folder, document)
             words = command("run", path, "--run-dir", folder / "run", "--address", machines.cluster.address)
-            words += ["--fault", f"slow@0:1/*={options.pause}"]
+            for attempt in range(1, 30):
+                words += ["--fault", f"slow@0:1/{attempt}={options.pause}"]
         else:
             here = Path(__file__).parent
             words = [sys.executable, str(here / "preemption_train.py"), machines.cluster.address, str(folder)]
@@ -231,8 +233,10 @@ def measured(peer: str, kind: str, root: Path, options: argparse.Namespace) -> R
     began = time.monotonic()
     run = Run(peer, folder, machines, options)
     try:
+        last = 0
         for share in AT:
-            run.wait(int(share * options.steps))
+            machines.add()  # the next node is there before one is taken away
+            run.wait(max(int(share * options.steps), last + 3))
             # The controller may be on any node; the loss of its node is another matter.
             busy: list[Any] = []
             while not busy:  # between two attempts there are no ranks
@@ -240,12 +244,12 @@ def measured(peer: str, kind: str, root: Path, options: argparse.Namespace) -> R
                 ranks = run.ranks()
                 busy = [node for node in machines.cluster.worker_nodes if has_rank(node, ranks)]
             node = draw.choice([each for each in busy if not has_controller(each, run.controller())] or busy)
-            machines.add()
             if kind == "notice":
                 node_id = next(each.id for each in ray_nodes.alive() if each.address == node.node_ip_address)
                 ray_nodes.drain(node_id, options.seconds, "preempted")
                 time.sleep(options.seconds)
             machines.kill(node, run.ranks().get(node.node_ip_address, []))
+            last = run.step()
         return run.result(began)
     finally:
         run.close()

@@ -7,7 +7,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -54,11 +55,23 @@ def nodes() -> Iterator[list[Node]]:
         node.process.stdout.close()  # type: ignore[union-attr]
 
 
-def memory(nodes: list[Node], timeout: float = 5.0) -> PeerMemory:
+@pytest.fixture
+def servers() -> Iterator[list[SnapshotServer]]:
+    """Servers of this process, for tests that lose none."""
+    made = [SnapshotServer(TOKEN, limit_bytes=1_000_000) for _ in range(3)]
+    yield made
+    with ThreadPoolExecutor() as pool:  # each takes half a second
+        list(pool.map(SnapshotServer.close, made))
+
+
+Places = Sequence[Node] | Sequence[SnapshotServer]
+
+
+def memory(nodes: Places, timeout: float = 5.0) -> PeerMemory:
     return PeerMemory(TOKEN, [node.address for node in nodes], timeout)
 
 
-def placement(nodes: list[Node], writer: int, attempt: int = 1, shares: bool = True) -> Placement:
+def placement(nodes: Places, writer: int, attempt: int = 1, shares: bool = True) -> Placement:
     """Writer n is on node n, and node n + 1 has the copy."""
     own, other = (nodes[number % len(nodes)].address for number in (writer, writer + 1))
     return Placement(TOKEN, own if shares else "", other, attempt, f"attempt{attempt}")
@@ -67,7 +80,7 @@ def placement(nodes: list[Node], writer: int, attempt: int = 1, shares: bool = T
 class Rank:
     """Writer n of three, with two generations of memory."""
 
-    def __init__(self, nodes: list[Node], writer: int, attempt: int = 1, shares: bool = True) -> None:
+    def __init__(self, nodes: Places, writer: int, attempt: int = 1, shares: bool = True) -> None:
         self.writer, self.attempt, self.buffers = writer, attempt, [SharedBuffer(), SharedBuffer()]
         place = placement(nodes, writer, attempt, shares)
         files = [(buffer.fd, buffer.note) for buffer in self.buffers]
@@ -93,7 +106,7 @@ def memory_of(buffer: SharedBuffer, size: int) -> memoryview:
     return memoryview(os.pread(buffer.fd, size, 0))
 
 
-def gang(nodes: list[Node], attempt: int = 1, shares: bool = True) -> list[Rank]:
+def gang(nodes: Places, attempt: int = 1, shares: bool = True) -> list[Rank]:
     return [Rank(nodes, writer, attempt, shares) for writer in range(3)]
 
 
@@ -115,11 +128,11 @@ def rows(step: float) -> torch.Tensor:
     return torch.full((3, 4), float(step))
 
 
-def test_the_newest_snapshot_that_is_whole_is_found_and_loaded(nodes: list[Node]) -> None:
-    ranks = gang(nodes)
+def test_the_newest_snapshot_that_is_whole_is_found_and_loaded(servers: list[SnapshotServer]) -> None:
+    ranks = gang(servers)
     for step in (1, 2, 3):
         save(ranks, step)
-    controller = memory(nodes)
+    controller = memory(servers)
     older = controller.latest(at_most=2)
     assert older is not None
     assert older.step == 2
@@ -129,9 +142,9 @@ def test_the_newest_snapshot_that_is_whole_is_found_and_loaded(nodes: list[Node]
     assert found is not None
     assert (found.step, found.meta["attempt"], controller.skipped) == (3, 1, [])
     controller.rewind(3, 2, found)
-    assert torch.equal(loaded(memory(nodes), 3), rows(3))
+    assert torch.equal(loaded(memory(servers), 3), rows(3))
     with pytest.raises(FileNotFoundError):
-        memory(nodes).manifest(2)
+        memory(servers).manifest(2)
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
@@ -157,68 +170,68 @@ def test_what_two_nodes_take_along_is_no_snapshot(nodes: list[Node]) -> None:
     assert memory(nodes).latest() is None
 
 
-def test_nothing_of_an_attempt_counts_once_the_next_has_chosen(nodes: list[Node]) -> None:
+def test_nothing_of_an_attempt_counts_once_the_next_has_chosen(servers: list[SnapshotServer]) -> None:
     """Its processes may live on behind a cut network, and finish a later snapshot."""
-    before = gang(nodes)
+    before = gang(servers)
     save(before, 1)
     save(before, 2)
     end(before)
-    controller = memory(nodes)
+    controller = memory(servers)
     found = controller.latest(at_most=1)
     assert found is not None
     controller.rewind(1, 2, found)
     assert "Permission denied" in before[0].save(2)
     before[1].save(3)
     assert controller.latest().step == 1  # type: ignore[union-attr]
-    after = gang(nodes, attempt=2)
+    after = gang(servers, attempt=2)
     assert after[0].save(2, 20.0) == after[1].save(2, 20.0) == after[2].save(2, 20.0) == ""
     end(after)
-    assert torch.equal(loaded(memory(nodes), 1), rows(1))
+    assert torch.equal(loaded(memory(servers), 1), rows(1))
     newest = controller.latest()
     assert newest is not None
     assert newest.meta["attempt"] == 2
     controller.rewind(2, 3, newest)
-    assert torch.equal(loaded(memory(nodes), 2), rows(20))
+    assert torch.equal(loaded(memory(servers), 2), rows(20))
 
 
-def test_memory_that_is_filled_anew_holds_no_snapshot(nodes: list[Node]) -> None:
+def test_memory_that_is_filled_anew_holds_no_snapshot(servers: list[SnapshotServer]) -> None:
     """A rank may die in the middle of filling it."""
-    rank = Rank(nodes, 0)
+    rank = Rank(servers, 0)
     assert rank.save(1) == ""
     rank.buffers[1].fill([full_piece("model.w", torch.ones(2))])
     rank.end()
-    assert [note["step"] for note in notes(nodes[0])] == []
-    assert [note["step"] for note in notes(nodes[1])] == [1]
+    assert [note["step"] for note in notes(servers[0])] == []
+    assert [note["step"] for note in notes(servers[1])] == [1]
 
 
-def notes(node: Node) -> list[dict[str, int]]:
+def notes(node: Node | SnapshotServer) -> list[dict[str, int]]:
     return json.loads(memory([node])._ask(node.address, {"do": "notes", "wait": 0.0})["bytes"])  # type: ignore[no-any-return]
 
 
-def test_old_parts_are_forgotten(nodes: list[Node]) -> None:
+def test_old_parts_are_forgotten(servers: list[SnapshotServer]) -> None:
     """Before the last that all have made. What is left of other attempts goes with the first whole one."""
-    ranks = gang(nodes, shares=False)
+    ranks = gang(servers, shares=False)
     for step in range(1, 6):
         save(ranks, step)
-    assert [sorted(note["step"] for note in notes(node)) for node in nodes] == [[4, 5]] * 3
-    controller = memory(nodes)
+    assert [sorted(note["step"] for note in notes(node)) for node in servers] == [[4, 5]] * 3
+    controller = memory(servers)
     controller.rewind(5, 2, controller.latest())
-    after = gang(nodes, attempt=2, shares=False)
+    after = gang(servers, attempt=2, shares=False)
     save(after, 6)
-    assert {note["step"] for node in nodes for note in notes(node)} == {5, 6}
+    assert {note["step"] for node in servers for note in notes(node)} == {5, 6}
     save(after, 7)
-    assert {note["step"] for node in nodes for note in notes(node)} == {6, 7}
+    assert {note["step"] for node in servers for note in notes(node)} == {6, 7}
 
 
 def test_a_server_of_another_container_gets_a_copy(
-    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+    servers: list[SnapshotServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It cannot open the memory of the ranks."""
     monkeypatch.setattr(os, "getpid", lambda: 2**22 - 1)
-    ranks = gang(nodes)
+    ranks = gang(servers)
     save(ranks, 1)
     end(ranks)
-    assert [[note["step"] for note in notes(node)] for node in nodes] == [[1, 1]] * 3
+    assert [[note["step"] for note in notes(node)] for node in servers] == [[1, 1]] * 3
 
 
 def test_a_flipped_bit_is_noticed_and_the_copy_is_read(nodes: list[Node]) -> None:
@@ -264,9 +277,11 @@ def settled(savers: list[Saver]) -> None:
             saver._receive(0.01)
 
 
-def test_a_saver_makes_snapshots_and_now_and_then_a_commit(nodes: list[Node], in_memory: Path) -> None:
+def test_a_saver_makes_snapshots_and_now_and_then_a_commit(
+    servers: list[SnapshotServer], in_memory: Path
+) -> None:
     durable = Store(str(in_memory), attempt="one")
-    savers = [Saver(durable, writer, 2, placement=placement(nodes, writer)) for writer in range(2)]
+    savers = [Saver(durable, writer, 2, placement=placement(servers, writer)) for writer in range(2)]
     for step in range(1, 7):
         for writer, saver in enumerate(savers):
             piece = TensorPiece("model.w", (2, 1), (writer, 0), torch.full((1, 1), float(step)))
@@ -282,15 +297,15 @@ def test_a_saver_makes_snapshots_and_now_and_then_a_commit(nodes: list[Node], in
         (6, "published"),
     }
     assert len(second) == 8
-    found = memory(nodes).latest()
+    found = memory(servers).latest()
     assert found is not None
     assert found.step == 6
     assert durable.steps() == [3, 6]
 
 
-def test_a_snapshot_does_not_wait_for_storage(nodes: list[Node], in_memory: Path) -> None:
+def test_a_snapshot_does_not_wait_for_storage(servers: list[SnapshotServer], in_memory: Path) -> None:
     """Writer 0 waits for a note that never comes; the snapshots go on, and the last whole one is not overwritten."""
-    saver = Saver(Store(str(in_memory)), 0, 2, placement=placement(nodes, 0))
+    saver = Saver(Store(str(in_memory)), 0, 2, placement=placement(servers, 0))
     saver.save(1, [full_piece("model.w", torch.ones(4))], META)
     for step in (2, 3, 4):
         settled([saver])
@@ -319,21 +334,23 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_step_that_was_handed_over_outlives_its_rank(nodes: list[Node], tmp_path: Path) -> None:
+def test_a_step_that_was_handed_over_outlives_its_rank(servers: list[SnapshotServer], tmp_path: Path) -> None:
     code = DYING.format(
-        token=TOKEN, own=nodes[0].address, other=nodes[1].address, folder=str(tmp_path), meta=META
+        token=TOKEN, own=servers[0].address, other=servers[1].address, folder=str(tmp_path), meta=META
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
-    controller = memory(nodes)
+    controller = memory(servers)
     found = controller.latest()
     assert found is not None
     assert found.step == 2
     controller.rewind(2, 2, found)
-    assert torch.equal(loaded(memory(nodes), 2), torch.full((1000,), 2.0))
+    assert torch.equal(loaded(memory(servers), 2), torch.full((1000,), 2.0))
 
 
-def test_full_memory_costs_the_copy_and_not_the_commit(nodes: list[Node], in_memory: Path) -> None:
-    saver = Saver(Store(str(in_memory)), placement=placement(nodes, 0))
+def test_full_memory_costs_the_copy_and_not_the_commit(
+    servers: list[SnapshotServer], in_memory: Path
+) -> None:
+    saver = Saver(Store(str(in_memory)), placement=placement(servers, 0))
     saver.save(1, [full_piece("model.w", torch.ones(300_000))], META)
     copy, durable = sorted(saver.close(), key=lambda outcome: outcome.place != "peer memory")
     assert (copy.state, durable.state, saver.held) == ("failed", "published", -1)
@@ -372,22 +389,22 @@ def test_a_server_ends_with_its_parent() -> None:
     node.process.stdout.close()  # type: ignore[union-attr]
 
 
-def test_connections_are_kept_and_made_anew(nodes: list[Node]) -> None:
+def test_connections_are_kept_and_made_anew(servers: list[SnapshotServer]) -> None:
     """A server may have ended one while it was idle."""
-    peers = memory(nodes[:1])
+    peers = memory(servers[:1])
     peers.latest()
-    (connection,) = peers._idle[nodes[0].address]
+    (connection,) = peers._idle[servers[0].address]
     peers.latest()
-    assert peers._idle[nodes[0].address] == [connection]
+    assert peers._idle[servers[0].address] == [connection]
     connection.shutdown(socket.SHUT_RDWR)
     assert peers.latest() is None
-    assert peers._idle[nodes[0].address] != [connection]
+    assert peers._idle[servers[0].address] != [connection]
 
 
-def test_a_silent_server_is_waited_for_once(nodes: list[Node]) -> None:
+def test_a_silent_server_is_waited_for_once(servers: list[SnapshotServer]) -> None:
     """Its node is cut off: a restore asks for many files, and must not wait for each."""
     with silent() as (address, calls):
-        peers = PeerMemory(TOKEN, [address, nodes[0].address], timeout=0.2)
+        peers = PeerMemory(TOKEN, [address, servers[0].address], timeout=0.2)
         for _ in range(3):
             peers.latest()
         assert calls() == 1
