@@ -10,7 +10,7 @@ quarter of them. The preemptions come when the same shares of the steps are done
 notice  the node is drained in Ray, with --seconds of notice, and then all its processes are killed
 kill    all its processes are killed, without notice
 
-Another node is there already in both, and the next preemption waits for three new steps. Wasted are the steps that were
+Other nodes are there already in both, and the next preemption waits for three new steps. Wasted are the steps that were
 done beyond those of the job: of Ray Train as rank 0 counts them, of ours those that a rank had done when it was stopped
 and that are done again.
 """
@@ -61,7 +61,7 @@ class Machines:
 
         self.cluster = Cluster()
         self._number = 0
-        for _ in range(workers + 1):
+        for _ in range(workers + 1 + len(AT)):  # another node is there before one is taken away
             self.add()
         self.cluster.wait_for_nodes(timeout=120)
 
@@ -235,7 +235,6 @@ def measured(peer: str, kind: str, root: Path, options: argparse.Namespace) -> R
     try:
         last = 0
         for share in AT:
-            machines.add()  # the next node is there before one is taken away
             run.wait(max(int(share * options.steps), last + 3))
             # The controller may be on any node; the loss of its node is another matter.
             busy: list[Any] = []
