@@ -106,8 +106,8 @@ class CheckpointSpec(StrictModel):
     )
     snapshot_every: Positive | Literal["auto"] | None = Field(
         default="auto",
-        description="steps between snapshots into other nodes' memory; auto: as often as costs one percent of the "
-        "time, if there are several nodes with enough memory",
+        description="steps between snapshots in the memory of nodes, which outlive the loss of any one node; "
+        "auto: as often as costs three percent of the time, if there are several nodes with enough memory",
     )
     export: Annotated[str, AfterValidator(_is_a_form)] | None = Field(
         default="hf",

@@ -10,11 +10,8 @@ from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.snapshot_server import LIMIT
 from orchestrator.optim.config import OptimizerSpec
 from orchestrator.parallel.layout import ModelShape
-from orchestrator.planner.host_memory import state_bytes
+from orchestrator.planner.host_memory import HELD, state_bytes
 from orchestrator.train.task import SNAPSHOT_SERVER
-
-HELD = 2 + 1
-"""Snapshots that the servers hold at once: two generations, and the one that arrives."""
 
 
 class SnapshotServers:

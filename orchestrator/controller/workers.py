@@ -21,6 +21,7 @@ from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.demand import Demand
 from orchestrator.storage.row_line import Row
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.train.flight_record import missing_ranks
 from orchestrator.train.task import ENTRY, ENTRY_OF, PREEMPTION_NOTICES, Task
 
 DUMP = 0.5
@@ -53,12 +54,14 @@ class Workers:
         self.bundle = demand.resources.per_worker.bundle
         self.running = False
         self.status = GangStatus()
+        self._run = run
         self._profiles = ProfileRequests(run)
         self._snapshots = SnapshotServers(checkpoint, demand.optimizer, cluster, demand.pruned)
         source = demand.resources.notices
         self._notices = cluster.services(PREEMPTION_NOTICES, source) if source else None
         self._gang = cluster.gang()
         self._capacity = self._new_capacity()
+        self._attempt = 0
         self._readings: tuple[dict[str, Any], ...] = ()
         """Readings of nodes that `take_readings` has not returned yet."""
 
@@ -120,6 +123,7 @@ class Workers:
             TimeoutError: the ranks cannot be placed. No rank is left running.
         """
         self.status = GangStatus()
+        self._attempt = task.attempt
         if self._notices is not None:
             self._notices.ensure_running()
         try:
@@ -142,7 +146,8 @@ class Workers:
         """Return the last lines that the rank at fault printed, without secrets.
 
         If no rank is known to be at fault, these are the lines of rank 0. For a hanging gang they are the Python stacks
-        of a rank that is alive, which show what it waits for.
+        of a rank that is alive, which show what it waits for; before them is a line for each rank that the others wait
+        for, with the last collective that it has entered.
         """
         if fault is None or fault.cause.end == "lost":
             return []  # the output is lost with its node, and asking for it would wait
@@ -152,7 +157,11 @@ class Workers:
             time.sleep(DUMP)
         if fault.cause.end == "silent":
             rank = int(rank == 0)  # the silent rank is frozen and prints nothing
-        return last_lines(redact(self._gang.output(rank)))
+        missing: list[str] = []
+        if fault.cause.end == "still":
+            nodes = {each.rank: each.node for each in self.ranks}
+            missing = missing_ranks(self._run.uri, self._attempt, nodes)
+        return [*missing, *last_lines(redact(self._gang.output(rank)))]
 
     def prewarm_first(self, workers: int) -> None:
         """Start the imports of `workers` workers before there is a layout.

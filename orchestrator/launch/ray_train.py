@@ -163,9 +163,9 @@ class RayTrainContext(WorkerContext):
         self._history = history
         self._every = every
 
-    def report(self, step: int, row: Row | None = None) -> None:
+    def report(self, step: int, row: Row | None = None, hold: int = 0) -> None:
         """See `WorkerContext.report`."""
-        super().report(step, row)
+        super().report(step, row, hold)
         if self._history is not None and row is not None:
             self._history.take(row)
             self.take_rows(0, self._history.saved)

@@ -17,6 +17,8 @@ from orchestrator.checkpoint.commit_writer import CommitOutcome
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.retention import retention_of
 from orchestrator.checkpoint.saver import Saver
+from orchestrator.checkpoint.snapshot_writer import Placement
+from orchestrator.checkpoint.snapshots import LOCATION
 from orchestrator.evaluate.config import EvaluateSpec
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import Agreed, agree, gather_json
@@ -29,8 +31,10 @@ from orchestrator.train.task import Task
 
 FINISH_TIMEOUT = 300.0
 """Seconds to wait for the last commit of a task."""
-SNAPSHOT_SHARE = 0.01
+SNAPSHOT_SHARE = 0.03
 """Share of a rank's time that snapshots may cost with `snapshot_every: auto`."""
+MOST_HELD = 2
+"""Maximum number of rows that wait for a snapshot."""
 RETRY_EVERY = 2.0
 """Seconds between tries of the last commit."""
 MAX_SKIPPED = 8
@@ -46,7 +50,7 @@ class Commits:
         layout: Layout,
         context: WorkerContext,
         engine: Engine,
-        peers: Store | None,
+        placement: Placement | None,
         *,
         identity: Mapping[str, Any],
         checkpoint: CheckpointSpec,
@@ -63,7 +67,7 @@ class Commits:
             layout: how the ranks divide the work.
             context: this rank's number and its connection to the controller.
             engine: has the state.
-            peers: the store in the memory of other nodes; None without one.
+            placement: where snapshots are held, see `placement_of`; None without snapshots.
             identity: what makes two runs the same run, see `JobSpec.identity`.
             checkpoint: when to save, and what is kept.
             train: the steps after which a commit is needed whatever `checkpoint` says.
@@ -84,13 +88,15 @@ class Commits:
         self._context = context
         self._engine = engine
         self._store = Store(f"{task.run}/{COMMITS}", attempt=task.token)
-        self._peers = peers
+        self._placement = placement
         self._saver: Saver | None = None
         self._saved = task.restore or 0
         self._skip = 0
         self._outcomes: list[CommitOutcome] = []
         self._snapshot_taken = 0.0  # monotonic seconds
         self._cost = 0.0  # seconds of the last snapshot
+        self._last_snapshot = -1  # its step
+        self._complete = -1  # step of the last snapshot that all ranks have made
         self._losses: list[float] = []  # of the steps since the last save to the store
         self._latest = (-1, "")  # step of the last save that ended, and why it failed
         self.failures = 0
@@ -115,10 +121,31 @@ class Commits:
         return -1 if self._saver is None else self._saver.failed_step
 
     @property
+    def held(self) -> int:
+        """See `Saver.held`."""
+        self._receive()
+        return -1 if self._saver is None else self._saver.held
+
+    @property
     def ready(self) -> bool:
-        """Whether another snapshot now would keep within SNAPSHOT_SHARE of this rank's time."""
-        prepared = self._saver is None or self._saver.is_prepared
-        return prepared and time.monotonic() - self._snapshot_taken >= self._cost / SNAPSHOT_SHARE
+        """Whether a snapshot now would wait for nothing, and keep within SNAPSHOT_SHARE of this rank's time."""
+        self._receive()
+        is_free = self._saver is None or (self._saver.has_room and not self._saver.is_snapping)
+        return is_free and time.monotonic() - self._snapshot_taken >= self._cost / SNAPSHOT_SHARE
+
+    def rows_to_hold(self, step: int) -> int:
+        """Return how many of the last rows do not count yet: those of steps whose snapshot is under way.
+
+        One snapshot is under way at a time, so that two steps are after the last whole one, unless snapshots fail.
+        """
+        is_under_way = self._last_snapshot > self._complete
+        return min(step - self._complete, MOST_HELD) if is_under_way else 0
+
+    def note_agreed(self, agreed: Agreed) -> None:
+        """Note which snapshot all ranks have made. The rows up to its step count from now on."""
+        if agreed.held > self._complete:
+            self._complete = agreed.held
+            self._context.release(self._complete)
 
     def before_training(self, progress: dict[str, Any]) -> None:
         """Save the initial state if a separate task evaluates it and it is not saved yet."""
@@ -147,7 +174,7 @@ class Commits:
             or (step % checkpoint.every == 0 and not self._backs_off(agreed.failures))
         )
         every = checkpoint.snapshot_every
-        snapshot = self._peers is not None and (
+        snapshot = self._placement is not None and (
             agreed.ready if every == "auto" else every is not None and step % every == 0
         )
         if self._saver is None or not may_save or not (durable or snapshot):
@@ -163,8 +190,7 @@ class Commits:
 
     def outcomes(self) -> list[dict[str, Any]]:
         """Return the outcomes of the saves to the store that ended since the last call, as JSON."""
-        if self._saver is not None:
-            self._record_outcomes(self._saver.poll())
+        self._receive()
         ended, self._outcomes = self._outcomes, []
         return [asdict(outcome) for outcome in ended]
 
@@ -223,13 +249,35 @@ class Commits:
         is_beside = self._evaluate is not None and self._evaluate.is_beside
         retention = retention_of(self._checkpoint, self._train.decay_from, is_beside)
         return Saver(
-            self._store, rank_info.rank, rank_info.world_size, peers=self._peers, retention=retention
+            self._store,
+            rank_info.rank,
+            rank_info.world_size,
+            placement=self._placement,
+            retention=retention,
         )
 
     def _save(self, progress: dict[str, Any], row: Row | None, durable: bool, snapshot: bool = True) -> float:
         assert self._saver is not None
-        is_first = self._context.rank_info.rank == 0
-        meta = meta_of(
+        self._context.set_waiting(True)
+        self._saver.wait_until_prepared()
+        began = time.perf_counter()
+        # Only writer 0's meta is used.
+        meta = {} if self._context.rank_info.rank else self._meta(progress, row)
+        self._saver.save(
+            progress["step"], self._engine.state(), meta, durable, snapshot, complete=self._complete
+        )
+        self._context.set_waiting(False)
+        if durable:
+            self._saved, self._losses = progress["step"], []
+        took = time.perf_counter() - began
+        if snapshot:
+            self._snapshot_taken, self._cost = time.monotonic(), took
+            self._last_snapshot = progress["step"] if self._placement else -1
+        return took
+
+    def _meta(self, progress: dict[str, Any], row: Row | None) -> dict[str, Any]:
+        """Return what a commit of this state says besides its tensors."""
+        return meta_of(
             progress,
             self._task,
             self._layout,
@@ -237,19 +285,8 @@ class Commits:
             is_evaluated=self._is_evaluated(progress),
             measured=self._measured,
             losses=self._losses,
-            rows=[*self._context.unsaved_rows(), *([row] if row else [])] if is_first else [],
+            rows=[*self._context.unsaved_rows(), *([row] if row else [])],
         )
-        self._context.set_waiting(True)
-        self._saver.wait_until_prepared()
-        began = time.perf_counter()
-        self._saver.save(progress["step"], self._engine.state(), meta, durable, snapshot)
-        self._context.set_waiting(False)
-        if durable:
-            self._saved, self._losses = progress["step"], []
-        took = time.perf_counter() - began
-        if snapshot:
-            self._snapshot_taken, self._cost = time.monotonic(), took
-        return took
 
     def _backs_off(self, failures: int) -> bool:
         """Whether to skip a commit. Each further failure in a row doubles the interval, up to MAX_SKIPPED."""
@@ -259,12 +296,35 @@ class Commits:
         self._skip += 1
         return self._skip % min(2**failures, MAX_SKIPPED) != 0
 
+    def _receive(self) -> None:
+        if self._saver is not None:
+            self._record_outcomes(self._saver.poll())
+
     def _record_outcomes(self, outcomes: list[CommitOutcome]) -> None:
         for outcome in outcomes:
-            if outcome.place != self._store.location and not self._gpus:
-                self._cost += outcome.seconds  # on CPUs the writing process competes with training
-            if outcome.place == self._store.location:
+            if outcome.place == LOCATION:
+                if not self._gpus:
+                    # On CPUs the writing process competes with training, and so does the server that receives.
+                    self._cost += 2 * outcome.seconds
+            else:
                 failed = outcome.state == "failed"
                 self.failures = self.failures + 1 if failed else 0
                 self._latest = (outcome.step, outcome.reason or "no reason given" if failed else "")
                 self._outcomes.append(outcome)
+
+
+def placement_of(task: Task, context: WorkerContext) -> Placement:
+    """Return where a rank's part of each snapshot is held: on its own node, and as a copy on another one.
+
+    Without another node, this node's server is the only one.
+    """
+    info = context.rank_info
+    own = [server["address"] for server in task.snapshot_servers if server["node"] == info.node]
+    others = [server["address"] for server in task.snapshot_servers if server["node"] != info.node]
+    return Placement(
+        token=task.snapshot_token,
+        own=own[0] if own else "",
+        other=others[info.rank % len(others)] if others else "",
+        attempt=task.attempt,
+        group=task.token,
+    )

@@ -19,7 +19,7 @@ from orchestrator.prune.structure import with_chosen_parts
 from orchestrator.resolve.base import base_of
 from orchestrator.resolve.training_inputs import check_digest, training_inputs
 from orchestrator.storage.retry import patient
-from orchestrator.train.commits import Commits
+from orchestrator.train.commits import Commits, placement_of
 from orchestrator.train.distillation.compose import distilled_of
 from orchestrator.train.engines.make import EngineMaker
 from orchestrator.train.evaluation import Evaluator
@@ -130,7 +130,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
             task,
             layout,
             context,
-            peers=peers,
+            placement=placement_of(task, context) if task.snapshot_servers else None,
             identity=spec.identity(),
             checkpoint=spec.checkpoint,
             train=spec.train,

@@ -228,10 +228,12 @@ class Rank:
             stop=self._context.stop_requested(),
             failures=self._commits.failures,
             ready=self._commits.ready,
+            held=self._commits.held,
             failed_step=self._commits.failed_step,
             busy=busy,
             memory=self._record.memory,
         )
+        self._commits.note_agreed(agreed)
         if len(agreed.busy) > 1:
             parts["agreement"] = time.perf_counter() - computed
         stability = self._plan.train.stability
@@ -273,7 +275,11 @@ class Rank:
             progress, row, agreed, final=final, may_save=not self._is_within_rollout
         )
         row["saves"] = self._commits.outcomes()
-        self._context.report(self._progress.step, row if self._context.rank_info.rank == 0 else None)
+        self._context.report(
+            self._progress.step,
+            row if self._context.rank_info.rank == 0 else None,
+            hold=0 if final else self._commits.rows_to_hold(self._progress.step),
+        )
         return stop
 
     def _evaluate(self) -> bool:

@@ -13,7 +13,7 @@ from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.identity import CODE
 from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit
 from orchestrator.checkpoint.reader import Reader
-from orchestrator.checkpoint.snapshots import peer_store
+from orchestrator.checkpoint.snapshots import PeerMemory
 from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import check_same_code
 from orchestrator.storage.file_names import COMMITS
@@ -23,19 +23,13 @@ from orchestrator.train.engines.engine import Engine
 from orchestrator.train.task import Task
 
 
-def peers_of(task: Task, context: WorkerContext) -> Store | None:
-    """Return the store in the memory of another node's snapshot server; None if the task has no such servers.
-
-    It is in this node's memory if there is no other node.
-    """
+def peers_of(task: Task, context: WorkerContext) -> PeerMemory | None:
+    """Return the memory of nodes, this node's first; None if the task has no snapshot servers."""
     if not task.snapshot_servers:
         return None
-    addresses = [server["address"] for server in task.snapshot_servers]
-    others = [
-        server["address"] for server in task.snapshot_servers if server["node"] != context.rank_info.node
-    ] or addresses
-    chosen = others[context.rank_info.rank % len(others)]
-    return peer_store(task.snapshot_token, addresses, [chosen], task.token)
+    node = context.rank_info.node
+    nearest = sorted(task.snapshot_servers, key=lambda server: server["node"] != node)
+    return PeerMemory(task.snapshot_token, [server["address"] for server in nearest])
 
 
 class Restorer:
@@ -44,7 +38,7 @@ class Restorer:
     def __init__(
         self,
         task: Task,
-        peers: Store | None,
+        peers: PeerMemory | None,
         checkpoint: CheckpointSpec,
         retry: Retry,
         measured: Mapping[str, Any],
@@ -55,7 +49,7 @@ class Restorer:
 
         Args:
             task: names the run. One that only evaluates reads the weights that the job evaluates.
-            peers: the store in the memory of other nodes, see `peers_of`.
+            peers: the memory of nodes, see `peers_of`.
             checkpoint: which weights are averaged.
             retry: how to retry reads of the store.
             measured: how this job evaluates, see `TrainingProgress.of_commit`.
@@ -79,9 +73,8 @@ class Restorer:
         """
         if self._peers is not None:
             with contextlib.suppress(OSError):  # lost nodes: the store has the commit too
-                snapshot = self._peers.latest(step, deep=False)
-                if snapshot is not None and snapshot.step == step:
-                    return snapshot, self._peers.reader(snapshot)
+                snapshot = self._peers.manifest(step)
+                return snapshot, self._peers.reader(snapshot)
         try:
             manifest = self._store.manifest(step)
         except InputError:

@@ -23,7 +23,7 @@ from orchestrator.train.task import Task
 class Gone:
     """The memory of nodes of which one is gone."""
 
-    def latest(self, step: int, deep: bool) -> Any:
+    def manifest(self, step: int) -> Any:
         raise ConnectionError("no node answers")
 
 
