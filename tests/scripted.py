@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -25,7 +27,8 @@ from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.checkpoint.retention import Retention, prune
 from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.checkpoint.snapshot_server import SnapshotServer
-from orchestrator.checkpoint.snapshots import peer_store
+from orchestrator.checkpoint.snapshot_writer import Placement, SnapshotWriter
+from orchestrator.checkpoint.snapshots import PeerMemory
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.controller.controller import Controller
 from orchestrator.data.samples.receipt import START, roll
@@ -64,9 +67,9 @@ class Training:
     def _attempt(self, gang: Attempt) -> Iterator[GangStatus]:
         yield beat(gang, "starting")
         task, link = Task(**gang.config), WorkerContext(RankInfo(0, gang.world, 0, "node-0", 0))
-        stores = [*peers(task), Store(f"{task.run}/checkpoints")]
+        store, snapshots = Store(f"{task.run}/checkpoints"), writer_of(task)
         try:
-            step, receipt = restore(next(s for s in stores if task.restore in [None, *s.steps()]), task)
+            step, receipt = restore(store, task)
         except CorruptCommit as error:
             yield beat(
                 gang,
@@ -86,9 +89,9 @@ class Training:
             row = a_row(task, step, receipt)
             final = step == task.until or stopped
             row["saves"] = [
-                self._save(store, task, step, receipt, [*link.unsaved_rows(), row])
-                for store in stores
-                if is_due(store, task, step, final)
+                self._save(place, task, step, receipt, [*link.unsaved_rows(), row])
+                for place, every in ((snapshots, "snapshot_every"), (store, "every"))
+                if place is not None and (final or step % task.job["checkpoint"][every] == 0)
             ]
             link.report(step, row)
             if step == self.kill_controller_at:
@@ -103,42 +106,66 @@ class Training:
         )
 
     def _save(
-        self, store: Store, task: Task, step: int, receipt: str, rows: list[dict[str, Any]]
+        self,
+        store: Store | SnapshotWriter,
+        task: Task,
+        step: int,
+        receipt: str,
+        rows: list[dict[str, Any]],
     ) -> dict[str, Any]:
         """Commit unless it is to fail; what became of it, as rows tell."""
+        if isinstance(store, SnapshotWriter):
+            made = store.save(
+                step, 0, number(step), ENTRIES, meta=meta_of(task, step, receipt, rows), complete=step - 1
+            )
+            return asdict(made)
         if step in self.failing:
             return asdict(CommitOutcome(step, store.location, "failed", 0.0, 0, "OSError: the disk is full"))
         commit(store, task, step, receipt, rows)
         return asdict(CommitOutcome(step, store.location, "published", 0.0, 4))
 
 
-def peers(task: Task) -> list[Store]:
-    """The memory of the task's holders, if it has any."""
-    addresses = [holder["address"] for holder in task.snapshot_servers]
-    return [peer_store(task.snapshot_token, addresses, addresses[:1])] if addresses else []
-
-
-def is_due(store: Store, task: Task, step: int, final: bool) -> bool:
-    """Whether the job asks for a commit at that step in that store."""
-    checkpoint = task.job["checkpoint"]
-    every = checkpoint["snapshot_every" if store.uri.startswith("peers:") else "every"]
-    return final or step % every == 0
+def writer_of(task: Task) -> SnapshotWriter | None:
+    """The writer of snapshots to the task's server, if it has one."""
+    if not task.snapshot_servers:
+        return None
+    place = Placement(task.snapshot_token, "", task.snapshot_servers[0]["address"], task.attempt, task.token)
+    return SnapshotWriter(place, 0, 1, [(0, os.memfd_create("note"))])
 
 
 def restore(store: Store, task: Task) -> tuple[int, str]:
     """Step and receipt of the commit that the controller named. Raises CorruptCommit."""
     if task.restore is None:
         return 0, START
+    if addresses := [holder["address"] for holder in task.snapshot_servers]:
+        with contextlib.suppress(FileNotFoundError):
+            held = PeerMemory(task.snapshot_token, addresses).manifest(task.restore)
+            return held.step, held.receipt
     manifest = store.manifest(task.restore)
     if damage := store.verify(task.restore):
         raise CorruptCommit(f"step {task.restore}: {damage[0]}", task.restore)
     return manifest.step, manifest.receipt
 
 
+ENTRIES = [("model.w", "F32", (1,), (0,), (1,), 0, 4)]
+"""Where the only number is in a snapshot."""
+
+
+def number(step: int) -> memoryview:
+    """The bytes of the only tensor: one number, the step."""
+    return memoryview(np.full(1, step, np.float32)).cast("B")
+
+
 def commit(store: Store, task: Task, step: int, receipt: str, rows: list[dict[str, Any]]) -> None:
     """One tensor of one number, the step, with what a manifest carries."""
-    piece = RawPiece("model.w", "F32", (1,), (0,), (1,), memoryview(np.full(1, step, np.float32)).cast("B"))
-    meta = {
+    piece = RawPiece("model.w", "F32", (1,), (0,), (1,), number(step))
+    store.publish(step, store.write_raw(step, 0, [piece]), meta_of(task, step, receipt, rows))
+    prune(store, Retention(task.job["checkpoint"]["keep"]))
+
+
+def meta_of(task: Task, step: int, receipt: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a commit says besides its tensors."""
+    return {
         "position": position(task, step) + task.job["train"]["global_batch"],
         "receipt": receipt,
         "tokens": tokens(task, step),
@@ -153,8 +180,6 @@ def commit(store: Store, task: Task, step: int, receipt: str, rows: list[dict[st
         "rows": rows,
         "skips": list(task.skips),
     }
-    store.publish(step, store.write_raw(step, 0, [piece]), meta)
-    prune(store, Retention(task.job["checkpoint"]["keep"]))
 
 
 def position(task: Task, step: int) -> int:

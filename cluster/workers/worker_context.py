@@ -81,19 +81,40 @@ class WorkerContext:
         """Rows that are not confirmed to be stored."""
         self._dropped = 0
         """How many rows were forgotten because they are stored."""
+        self._held_back = 0
+        """How many of the last rows wait for `release`."""
 
-    def report(self, step: int, row: dict[str, Any] | None = None) -> None:
+    def report(self, step: int, row: dict[str, Any] | None = None, hold: int = 0) -> None:
         """Report that `step` is done, with its row of metrics if this rank has one.
 
         Only a row is sent at once. The other ranks' steps come with their next heartbeats: otherwise every rank of a
         large gang would send at every step.
+
+        Args:
+            step: the step.
+            row: its row.
+            hold: how many of the last rows wait for `release`, because a step only counts as done once no single node
+                can take it along.
         """
         with self._lock:
             self._step = step
             if row is None:
                 return
             self._rows.append(row)
+            self._held_back = hold
         self.changed.set()
+
+    def release(self, step: int) -> None:
+        """Send the rows up to `step` that `report` has held back.
+
+        After an error they stay behind: the death of another node is one, and may have taken their steps along.
+        """
+        with self._lock:
+            before = self._held_back
+            held = self._rows[max(len(self._rows) - before, 0) :]
+            self._held_back = sum(row["step"] > step for row in held)
+        if self._held_back < before:
+            self.changed.set()
 
     def begin_work(self, name: str, unit: str, of: int) -> None:
         """Report that work between two steps begins, such as an evaluation. `progressed` counts what is done of it.
@@ -195,4 +216,5 @@ class WorkerContext:
             confirmed = max(saved - self._dropped, 0)
             del self._rows[:confirmed]
             self._dropped += confirmed
-            return tuple(self._rows[max(start - self._dropped, 0) :])
+            ready = self._rows[: max(len(self._rows) - self._held_back, 0)]
+            return tuple(ready[max(start - self._dropped, 0) :])

@@ -35,7 +35,7 @@ from orchestrator.launch.path_checks import check_all_places
 from orchestrator.launch.worker import worker_at
 from orchestrator.resolve.base import INIT, base_of, check_base_to_come, check_own_base_to_come
 from orchestrator.resolve.base_text import text_notes, text_of_workload
-from orchestrator.resolve.continued import check_keys, check_length
+from orchestrator.resolve.continued import check_length, continuation_of
 from orchestrator.resolve.named_commit import commit_at, place_and_tag
 from orchestrator.resolve.named_teacher import WHERE
 from orchestrator.resolve.precision import as_its_run
@@ -83,7 +83,7 @@ def check_chain(
                 if before and before.stage in resolved and before.stage not in done:
                     where = stages[before.stage].run.uri
                     theirs = stages[before.stage].job
-                    check_keys(stage.job, theirs, where)
+                    continuation_of(stage.job).check_keys(theirs.identity(), where)
                     step = int(before.tag) if before.tag.isdecimal() else theirs.train.steps
                     check_length(stage.job.train, step, where)
                     with wrong_input(CONTINUE):
@@ -91,7 +91,7 @@ def check_chain(
                 elif before and before.stage not in done:
                     pass  # that stage's own problem is reported
                 elif base is None or base.stage in done:
-                    commit = check_same_run(stage.job, stage.run)
+                    commit = check_same_run(stage.job.run_identity, stage.run)
                     check_base(resolved[name], commit or check_continues(resolved[name], stage.run))
                 elif base.stage in resolved:
                     with wrong_input(INIT):
@@ -121,7 +121,7 @@ def check_inputs(stage: StageRun, done: set[str]) -> bool:
     """
     job, run = stage.job, stage.run
     try:
-        commit, is_done = check_same_run(job, run), done_already(job, run) is not None
+        commit, is_done = check_same_run(job.run_identity, run), done_already(job, run) is not None
     except InputError as error:
         raise InputError(error.what, error.where, AGAIN) from None
     history = EventHistory(run.rows(EVENTS))

@@ -25,7 +25,6 @@ from orchestrator.checkpoint.manifest import (
     published_steps,
 )
 from orchestrator.checkpoint.shard import ITEM_BYTES, digest
-from orchestrator.checkpoint.snapshot_backend import PeerBackend
 from orchestrator.config.errors import InputError
 from orchestrator.storage.backend import Backend
 from orchestrator.storage.file_names import ATTEMPT_FILE, MANIFEST
@@ -171,7 +170,7 @@ class Store:
     ) -> None:
         """
         Args:
-            uri: a path or any fsspec URI, or peers:// for the memory of other nodes.
+            uri: a path or any fsspec URI.
             attempt: lower-case letters and digits; the same for all writers of a gang, new with every start.
             retry: retries of each storage call.
             block_bytes: bytes of a chunk that one checksum covers.
@@ -180,11 +179,9 @@ class Store:
             timeout: seconds for a small call to a remote store; large ones get more, by their size.
         """
         self.uri = uri
-        # shown in messages, because the URI of peers contains their token
-        self.location = "peer memory" if uri.startswith("peers://") else uri.rstrip("/")
+        self.location = uri.rstrip("/")
         self.attempt = attempt or uuid.uuid4().hex[:12]
-        self.backend: Backend
-        self.backend = PeerBackend(uri, timeout) if uri.startswith("peers://") else open_backend(uri, timeout)
+        self.backend: Backend = open_backend(uri, timeout)
         self.retry = retry or Retry()
         self.skipped: list[tuple[int, str]] = []
         self.block_bytes = block_bytes

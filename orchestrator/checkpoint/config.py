@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.config.strict import Positive, StrictModel
+from orchestrator.data.config import CleanStep, Source
 from orchestrator.export.kinds import OF_THE_CORE, names, with_numbers
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What a run directory is compared with, so that it goes on with its own job alone.
+
+    Attributes:
+        keys: what makes two runs the same run, see `JobSpec.identity`.
+        own_code: the user's own code, see `JobSpec.own_code`.
+        accepted: hashes of changed code that the job accepts.
+        set_sources: the held-out sets with text of their own, see `JobSpec.set_sources`.
+        clean: the cleaning steps.
+    """
+
+    keys: Mapping[str, Any]
+    own_code: Mapping[str, str]
+    accepted: Sequence[str]
+    set_sources: Mapping[str, tuple[str, list[Source]]]
+    clean: Sequence[CleanStep]
+
+    @property
+    def steps(self) -> int:
+        """Steps of the run."""
+        return int(self.keys["train"]["steps"])
 
 
 class AverageSpec(StrictModel):
@@ -79,8 +106,8 @@ class CheckpointSpec(StrictModel):
     )
     snapshot_every: Positive | Literal["auto"] | None = Field(
         default="auto",
-        description="steps between snapshots into other nodes' memory; auto: as often as costs one percent of the "
-        "time, if there are several nodes with enough memory",
+        description="steps between snapshots in the memory of nodes, which outlive the loss of any one node; "
+        "auto: as often as costs three percent of the time, if there are several nodes with enough memory",
     )
     export: Annotated[str, AfterValidator(_is_a_form)] | None = Field(
         default="hf",

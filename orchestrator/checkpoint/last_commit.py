@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.reverify import passed_over
-from orchestrator.checkpoint.snapshots import newest_commit
+from orchestrator.checkpoint.snapshots import PeerMemory, newest_commit
 from orchestrator.config.errors import InputError
 from orchestrator.storage.file_names import MANIFEST
 from orchestrator.storage.row_line import METRICS
@@ -29,15 +29,21 @@ class LastCommit:
     """Why a commit cannot be read, by step."""
     left_out: bool
     """Whether a sound commit was passed over because the run may not use it."""
+    in_memory: bool = False
+    """Whether the commit is a snapshot in the memory of peers."""
 
 
 def last_commit(
-    stores: Sequence[Store], bad: Mapping[int, str], is_usable: Callable[[CommitManifest], bool]
+    peers: PeerMemory | None,
+    durable: Store,
+    bad: Mapping[int, str],
+    is_usable: Callable[[CommitManifest], bool],
 ) -> LastCommit:
     """Find the newest commit that is sound and usable.
 
     Args:
-        stores: where to look, the durable store last.
+        peers: the memory of peers, None without.
+        durable: the durable store.
         bad: why commits that are known to be damaged cannot be used, by step.
         is_usable: returns whether the run may continue from a commit.
     """
@@ -46,16 +52,16 @@ def last_commit(
     at_most = None
     left_out = False
     while True:
-        newest = newest_commit(stores, at_most, deep=False)
-        unsound |= stores[-1].skipped
-        skipped = newest[2] if newest else [f"step {step}: {why}" for step, why in stores[-1].skipped]
+        newest = newest_commit(peers, durable, at_most)
+        unsound |= durable.skipped
+        skipped = newest[2] if newest else [f"step {step}: {why}" for step, why in durable.skipped]
         notes += [note for note in map(passed_over, skipped) if note not in notes]
         if newest is None:
             return LastCommit(None, notes, unsound, left_out)
-        commit = newest[1]
+        commit, in_memory, _ = newest
         if commit.step not in bad:
             if is_usable(commit):
-                return LastCommit(commit, notes, unsound, left_out)
+                return LastCommit(commit, notes, unsound, left_out, in_memory)
             left_out = True
         at_most = commit.step - 1
 

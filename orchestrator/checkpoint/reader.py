@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 
@@ -11,8 +12,15 @@ from orchestrator.checkpoint.manifest import Chunk, CommitManifest, CorruptCommi
 from orchestrator.checkpoint.pieces import DTYPES
 from orchestrator.checkpoint.shard import ITEM_BYTES, digest
 from orchestrator.config.errors import InputError
-from orchestrator.storage.backend import Backend
 from orchestrator.storage.retry import LostBytes, Retry, read_stored
+
+
+class ByteSource(Protocol):
+    """What a reader reads from: storage, or the memory of nodes."""
+
+    def read_into(self, path: str, offset: int, target: memoryview) -> int:
+        """See `Backend.read_into`."""
+
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # start, extent
 
@@ -25,7 +33,7 @@ class Reader:
         bytes_read: how many bytes have been read from storage.
     """
 
-    def __init__(self, backend: Backend, retry: Retry, folder: str, manifest: CommitManifest) -> None:
+    def __init__(self, backend: ByteSource, retry: Retry, folder: str, manifest: CommitManifest) -> None:
         self._backend = backend
         self._retry = retry
         self._folder = folder

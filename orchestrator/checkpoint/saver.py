@@ -1,6 +1,7 @@
 """Asynchronous saves: training waits only for a copy to shared host memory, which another process writes to storage.
 
-The memory is reused and has two generations. While one is being written, the next save fills the other.
+The memory is reused and has two generations. While one is being written, the next save fills the other. With snapshots
+it has three: one holds the last whole snapshot, one the snapshot under way, and one may wait for slow storage.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ from orchestrator.checkpoint.commit_writer import CommitOutcome
 from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.retention import Retention
 from orchestrator.checkpoint.shared_memory import SharedBuffer, room_for
+from orchestrator.checkpoint.snapshot_writer import Placement
+from orchestrator.checkpoint.snapshots import LOCATION
+
+GENERATIONS = 2
+"""Copies of the state without snapshots: one is being written to storage while the other is filled."""
 
 
 class Saver:
@@ -34,6 +40,10 @@ class Saver:
 
     Only writer 0 publishes. The chunks of all writers together must tile every tensor, and their stores must have the
     same `attempt`. Storage errors do not raise here: `poll` returns the outcome of each save.
+
+    Attributes:
+        held: the step of the last snapshot that this writer has made, -1 before the first. As no writer is more than
+            one snapshot ahead, the least of all writers is whole: after a failure it is -1 until two have succeeded.
     """
 
     def __init__(
@@ -42,7 +52,7 @@ class Saver:
         writer: int = 0,
         writers: int = 1,
         *,
-        peers: Store | None = None,
+        placement: Placement | None = None,
         retention: Retention | None = None,
         patience: float = 120.0,
         max_wait: float = 60.0,
@@ -52,7 +62,7 @@ class Saver:
             store: where commits go. Only its settings are used: the writing process opens its own.
             writer: this process's number, from 0.
             writers: number of processes that save.
-            peers: a store in the memory of other nodes, which gets snapshots first; it keeps the last two.
+            placement: where snapshots are held in the memory of nodes; None without snapshots.
             retention: which commits writer 0 keeps after each new one.
             patience: seconds without progress of the other writers before writer 0 gives up, see `Committer`.
             max_wait: seconds after which a save is given up because its generation is still being written, and after
@@ -60,7 +70,7 @@ class Saver:
         """
         self._settings: dict[str, Any] = {
             "store": store.settings(),
-            "peers": peers and peers.settings(),
+            "peers": placement and asdict(placement),
             "writer": writer,
             "writers": writers,
             "retention": asdict(retention or Retention()),
@@ -68,10 +78,15 @@ class Saver:
         }
         self._location = store.location
         self._max_wait = max_wait
-        self._buffers = (SharedBuffer(), SharedBuffer())
-        self._busy: dict[int, int] = {}
-        """The step that is being written from each busy generation."""
-        self._next_generation = 0
+        self._buffers = tuple(SharedBuffer() for _ in range(GENERATIONS + (placement is not None)))
+        self._busy: dict[tuple[int, str], int] = {}
+        """The step that is being written from a generation, by generation and kind: "commit" or "snapshot"."""
+        self._snapshots: dict[int, int] = {}
+        """The step whose snapshot a generation holds."""
+        self.held = -1
+        self._doubts = 0
+        """How many more snapshots must succeed before `held` counts them."""
+        self._complete = -1
         self._outcomes: list[CommitOutcome] = []
         """Outcomes that `poll` has not returned yet."""
         self._failed: list[int] = []
@@ -83,6 +98,8 @@ class Saver:
         """Pins memory, see `prepare`."""
 
     def _start(self) -> _Sidecar:
+        self._pieces: Any = None
+        """What the writing process was last told about the pieces. It needs nothing else when that has not changed."""
         return _Sidecar(self._settings, self._buffers, self._max_wait)
 
     def prepare(self, pieces: Iterable[TensorPiece]) -> None:
@@ -103,9 +120,15 @@ class Saver:
             buffer.make_room(size, pin=True)
 
     @property
-    def is_prepared(self) -> bool:
-        """Whether a save could begin now without waiting for `prepare`."""
-        return self._preparing is None or not self._preparing.is_alive()
+    def has_room(self) -> bool:
+        """Whether a save could begin now without waiting, neither for `prepare` nor for an earlier save."""
+        prepared = self._preparing is None or not self._preparing.is_alive()
+        return prepared and self._free_generation() is not None
+
+    @property
+    def is_snapping(self) -> bool:
+        """Whether a snapshot is under way."""
+        return any(kind == "snapshot" for _, kind in self._busy)
 
     def wait_until_prepared(self) -> None:
         """Wait for `prepare`, so that its time does not count as the time of a save."""
@@ -120,6 +143,7 @@ class Saver:
         meta: dict[str, Any],
         durable: bool = True,
         snapshot: bool = True,
+        complete: int = -1,
     ) -> float:
         """Copy the pieces and return; they may change as soon as this returns.
 
@@ -128,37 +152,63 @@ class Saver:
             pieces: the pieces that this rank writes, on any device.
             meta: as in `Store.publish`. Only writer 0 uses it.
             durable: whether to write to the store.
-            snapshot: whether to write to the peers, if any.
+            snapshot: whether to make a snapshot, if there is a placement for it.
+            complete: the last step whose snapshot all writers have made. Its memory is not touched, and what is older
+                is forgotten.
 
         Returns:
             Seconds spent waiting for an earlier save. If `max_wait` was not enough, the save is given up and `poll`
             reports it as failed.
         """
         self.wait_until_prepared()
-        generation = self._next_generation
-        waited = self._wait(lambda: generation not in self._busy, self._max_wait)
-        if generation in self._busy:
-            reason = f"step {self._busy[generation]} was still being written after {waited:.1f} s"
-            self._take(
-                CommitOutcome(step, self._location, state="failed", seconds=waited, bytes=0, reason=reason)
-            )
+        self._complete = complete
+        snapshot = snapshot and self._settings["peers"] is not None
+        waited = self._wait(lambda: self._can_save(snapshot), self._max_wait)
+        generation = self._free_generation() if self._can_save(snapshot) else None
+        if generation is None:
+            first = min(self._busy.values(), default=complete)
+            reason = f"step {first} was still being written after {waited:.1f} s"
+            for place in [self._location] * durable + [LOCATION] * snapshot:
+                self._take(CommitOutcome(step, place, state="failed", seconds=waited, bytes=0, reason=reason))
             return waited
-        self._next_generation = 1 - generation
         request = self._buffers[generation].fill(list(pieces))
+        self._snapshots.pop(generation, None)
         if self._sidecar.ended:
             self._sidecar.end(patience=0.0)
             self._sidecar = self._start()
             self._failed_by_writer = ()
-        self._busy[generation] = step
+        if durable:
+            self._busy[generation, "commit"] = step
+        if snapshot:
+            self._busy[generation, "snapshot"] = step
+            self._snapshots[generation] = step
+        if request["pieces"] == self._pieces:
+            del request["pieces"]
+        else:
+            self._pieces = request["pieces"]
         request |= {
             "step": step,
             "generation": generation,
             "meta": meta,
             "durable": durable,
             "snapshot": snapshot,
+            "complete": complete,
         }
         self._sidecar.send(request)
         return waited
+
+    def _can_save(self, snapshot: bool) -> bool:
+        """Whether there is memory to fill. Only one snapshot is under way at a time."""
+        return self._free_generation() is not None and not (snapshot and self.is_snapping)
+
+    def _free_generation(self) -> int | None:
+        """Return a generation that nothing is written from, and that does not hold the last whole snapshot."""
+        busy = {generation for generation, _ in self._busy}
+        for generation in range(len(self._buffers)):
+            is_needed = self._snapshots.get(generation, -1) == self._complete != -1
+            if generation not in busy and not is_needed:
+                return generation
+        return None
 
     @property
     def failed_step(self) -> int:
@@ -166,7 +216,8 @@ class Saver:
 
         A save that was given up counts once the earlier saves that are still being written have ended.
         """
-        first = min(self._busy.values(), default=math.inf)
+        busy = (step for (_, kind), step in self._busy.items() if kind == "commit")
+        first = min(busy, default=math.inf)
         return max((step for step in self._failed if step <= first), default=-1)
 
     def tell_failed(self, steps: Sequence[int]) -> None:
@@ -209,27 +260,23 @@ class Saver:
     def _receive(self, timeout: float) -> None:
         for answer in self._sidecar.receive(timeout):
             if "free" in answer:
-                self._busy.pop(answer["free"], None)
+                self._busy.pop((answer["free"], answer["of"]), None)
             else:
                 self._take(CommitOutcome(**answer))
         if self._sidecar.ended:
-            for step in sorted(self._busy.values()):
-                self._take(
-                    CommitOutcome(
-                        step,
-                        self._location,
-                        state="failed",
-                        seconds=0.0,
-                        bytes=0,
-                        reason=self._sidecar.why_ended,
-                    )
-                )
+            for (_, kind), step in sorted(self._busy.items(), key=lambda item: item[1]):
+                place = self._location if kind == "commit" else LOCATION
+                reason = self._sidecar.why_ended
+                self._take(CommitOutcome(step, place, state="failed", seconds=0.0, bytes=0, reason=reason))
             self._busy = {}
 
     def _take(self, outcome: CommitOutcome) -> None:
         self._outcomes.append(outcome)
         if outcome.place == self._location and outcome.state == "failed":
             self._failed.append(outcome.step)
+        if outcome.place == LOCATION:
+            self._doubts = 2 if outcome.state == "failed" else max(self._doubts - 1, 0)
+            self.held = -1 if self._doubts else outcome.step
 
 
 class _Sidecar:
@@ -245,13 +292,13 @@ class _Sidecar:
     """
 
     def __init__(self, settings: dict[str, Any], buffers: Iterable[SharedBuffer], patience: float) -> None:
-        memory = [buffer.fd for buffer in buffers]
+        memory = [(buffer.fd, buffer.note) for buffer in buffers]
         # a fresh process, not a fork, because threads and accelerator contexts do not survive a fork
         self.process = subprocess.Popen(
             command_of("orchestrator.checkpoint.sidecar"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            pass_fds=memory,
+            pass_fds=[file for pair in memory for file in pair],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         assert self.process.stdin is not None

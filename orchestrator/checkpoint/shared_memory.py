@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from orchestrator.checkpoint.pieces import TensorPiece
+from orchestrator.checkpoint.snapshot_server import clear_note
 
 ALIGN = 64
 """Each piece begins at a multiple of this many bytes."""
@@ -56,6 +57,14 @@ def _forget_error() -> None:
         torch.zeros(1, device="cuda")
 
 
+def _anonymous_file() -> int:
+    """Return the descriptor of a file without a name, in memory where the system has such files."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("checkpoint")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
 class SharedBuffer:
     """Memory for one save, in an anonymous file that grows as needed and is reused.
 
@@ -63,20 +72,39 @@ class SharedBuffer:
 
     Attributes:
         fd: the file descriptor, which the writing process inherits.
+        note: the file descriptor of a second file, in which the writing process describes the snapshot in the memory.
     """
 
     def __init__(self) -> None:
-        if hasattr(os, "memfd_create"):
-            self.fd = os.memfd_create("checkpoint")
-        else:
-            with tempfile.TemporaryFile() as file:
-                self.fd = os.dup(file.fileno())
+        self.fd = _anonymous_file()
+        self.note = _anonymous_file()
         self._map: mmap.mmap | None = None
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._pinned = False
+        self._filled_with: list[tuple[Any, ...]] = []
+        """Name, dtype, shape and start of the pieces that have their places."""
+        self._targets: list[torch.Tensor] = []
+        """The place of each piece."""
+        self._entries: list[tuple[Any, ...]] = []
+        self._size = ALIGN
 
     def fill(self, pieces: Sequence[TensorPiece]) -> dict[str, Any]:
-        """Copy the pieces in. Return the size and the place of each piece, for the writing process."""
+        """Copy the pieces in. Return the size and the place of each piece, for the writing process.
+
+        From now on the memory holds no snapshot, until its note is written again.
+        """
+        clear_note(self.note)
+        key = [(piece.name, piece.data.dtype, piece.data.shape, piece.start) for piece in pieces]
+        if key != self._filled_with:
+            self._arrange(pieces)
+            self._filled_with = key
+        with _copying(any(piece.data.is_cuda for piece in pieces)), torch.no_grad():
+            if pieces:
+                torch._foreach_copy_(self._targets, [piece.data for piece in pieces], non_blocking=True)
+        return {"bytes": self._size, "pieces": self._entries}
+
+    def _arrange(self, pieces: Sequence[TensorPiece]) -> None:
+        """Give each piece its place. The same pieces, which are saved after every step, keep theirs."""
         entries: list[tuple[Any, ...]] = []
         size = 0
         for piece in pieces:
@@ -84,13 +112,14 @@ class SharedBuffer:
             count = piece.data.numel() * piece.data.element_size()
             entries.append((raw.name, raw.dtype, raw.shape, raw.start, raw.extent, size, count))
             size += -(-count // ALIGN) * ALIGN
-        on_device = any(piece.data.is_cuda for piece in pieces)
-        self.make_room(size, on_device)
-        with _copying(on_device):
-            for piece, (*_, at, count) in zip(pieces, entries, strict=True):
-                target = self._bytes[at : at + count].view(piece.data.dtype).view(piece.data.shape)
-                target.copy_(piece.data.detach(), non_blocking=True)
-        return {"bytes": max(size, ALIGN), "pieces": entries}
+        self._targets = []  # they keep the old memory alive
+        self.make_room(size, any(piece.data.is_cuda for piece in pieces))
+        self._targets = [
+            self._bytes[at : at + count].view(piece.data.dtype).view(piece.data.shape)
+            for piece, (*_, at, count) in zip(pieces, entries, strict=True)
+        ]
+        self._entries = entries
+        self._size = max(size, ALIGN)
 
     def make_room(self, size: int, pin: bool) -> None:
         """Make room for `size` bytes, and `pin` the memory on request. The first time takes seconds."""
@@ -99,13 +128,16 @@ class SharedBuffer:
     def close(self) -> None:
         """Free the memory."""
         self._unpin()
+        self._targets, self._filled_with = [], []
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._map = None
         os.close(self.fd)
+        os.close(self.note)
 
     def _grow(self, size: int, pin: bool) -> None:
         if size > len(self._bytes):
             self._unpin()
+            self._targets, self._filled_with = [], []
             os.ftruncate(self.fd, size)
             self._map = mmap.mmap(self.fd, size)
             self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)

@@ -1,65 +1,339 @@
-"""Stores in the memory of other nodes, and the search for the newest commit among several stores."""
+"""Snapshots in the memory of nodes, and the search for the newest commit among memory and the durable store."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import socket
+import threading
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.checkpoint.commit_store import Store
-from orchestrator.checkpoint.manifest import CommitManifest
+from orchestrator.checkpoint.commit_store import Store, merge_records
+from orchestrator.checkpoint.manifest import CommitManifest, commit_folder, parse_manifest
 from orchestrator.checkpoint.retention import rewind
-from orchestrator.checkpoint.snapshot_backend import peers_uri
+from orchestrator.checkpoint.snapshot_server import ERRNO, receive, receive_message, send
+from orchestrator.config.errors import InputError
 from orchestrator.storage.retry import Retry
 
+if TYPE_CHECKING:
+    from orchestrator.checkpoint.reader import Reader
 
-def peer_store(token: str, servers: list[str], write_to: list[str], attempt: str = "") -> Store:
-    """Return a store in the memory of snapshot servers. It gives up quickly, because there is also the durable store.
+CONNECT_TIMEOUT = 2.0
+"""Seconds for a server to accept a connection."""
+TIMEOUT = 10.0
+"""Seconds for a server to answer."""
+UNRESPONSIVE_SECONDS = 10.0
+"""Seconds for which a server that timed out is not asked again, because its node may be cut off from the network."""
+AT_ONCE = 16
+"""Servers that are asked at the same time."""
+LAST_WORDS = 1.0
+"""Seconds to wait until the writing processes of ranks that died have finished their last snapshot."""
+LOCATION = "peer memory"
+"""How messages call the memory of nodes."""
 
-    Args:
-        token: the token that the servers were started with.
-        servers: the addresses of all of them, nearest first.
-        write_to: the servers that keep this writer's shards; they should be on other nodes.
-        attempt: as in `Store`.
+
+class PeerMemory:
+    """A client of the snapshot servers of a run. Its methods are thread-safe and keep their connections.
+
+    Attributes:
+        location: for messages.
+        skipped: the snapshots that the last call of `latest` passed over, and why.
     """
-    retry = Retry(attempts=2, first=0.05, deadline=10.0)
-    return Store(peers_uri(token, servers, write_to), attempt=attempt, retry=retry, timeout=10.0)
+
+    location = LOCATION
+
+    def __init__(self, token: str, servers: Sequence[str], timeout: float = TIMEOUT) -> None:
+        """
+        Args:
+            token: the token that the servers were started with.
+            servers: the addresses of all of them, nearest first.
+            timeout: seconds for a server to answer.
+        """
+        self.skipped: list[tuple[int, str]] = []
+        self._token = token
+        self._servers = list(servers)
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._idle: dict[str, list[socket.socket]] = {}
+        """Connections that no thread uses, by address."""
+        self._unresponsive: dict[str, float] = {}
+        """The monotonic time at which a server timed out, by address."""
+        self._places: dict[int, dict[str, list[str]]] = {}
+        """The servers that hold each file, by step."""
+        self._last_read: tuple[str, int] = ("", 0)
+        """Path and offset of the last read."""
+
+    # -- reading
+
+    def latest(self, at_most: int | None = None) -> CommitManifest | None:
+        """Return the newest snapshot of which all parts are held; None without one.
+
+        It waits shortly for the processes that write the snapshots of ranks that have just died.
+
+        Raises:
+            OSError: no server answers.
+        """
+        notes, places = self._notes()
+        self.skipped = []
+        for step, token in sorted(notes, key=lambda key: (key[0], notes[key][0]["attempt"]), reverse=True):
+            parts = notes[step, token]
+            if (at_most is not None and step > at_most) or len(parts) < parts[0]["writers"]:
+                continue  # what is not whole was never finished
+            meta: dict[str, Any] = next((part["meta"] for part in parts if part["writer"] == 0), {})
+            try:
+                found = merge_records(
+                    step, [part["record"] for part in parts], meta, f"{LOCATION}: step {step}"
+                )
+            except InputError as error:
+                self.skipped.append((step, str(error)))
+                continue
+            self._places = {step: {name: places[step, name] for name in found.files}}
+            return found
+        return None
+
+    def _notes(self) -> tuple[dict[tuple[int, str], list[dict[str, Any]]], dict[tuple[int, str], list[str]]]:
+        """Return the notes by step and token, one of each writer; and the servers by step and file."""
+        notes: dict[tuple[int, str], list[dict[str, Any]]] = {}
+        places: dict[tuple[int, str], list[str]] = {}
+        answers = self._ask_all({"do": "notes", "wait": LAST_WORDS})
+        for server, answer in zip(self._servers, answers, strict=True):
+            for note in json.loads(answer["bytes"]) if answer else ():
+                holders = places.setdefault((note["step"], note["record"]["file"]), [])
+                if not holders:
+                    notes.setdefault((note["step"], note["token"]), []).append(note)
+                holders.append(server)
+        return notes, places
+
+    def manifest(self, step: int) -> CommitManifest:
+        """Return the manifest of the snapshot that the run restores, see `rewind`. One server is asked.
+
+        Raises:
+            FileNotFoundError: the run does not restore this step from memory.
+            OSError: no server answers.
+        """
+        error: OSError = FileNotFoundError(ERRNO["missing"], "no snapshot server has it")
+        for server in self._servers:
+            try:
+                document = json.loads(self._ask(server, {"do": "manifest", "step": step})["bytes"])
+            except OSError as failure:
+                error = error if isinstance(failure, FileNotFoundError) else failure
+                continue
+            found = parse_manifest(document["manifest"].encode(), f"{LOCATION}: step {step}")
+            order = {address: number for number, address in enumerate(self._servers)}
+            far = len(order)
+            self._places = {
+                step: {
+                    name: sorted(places, key=lambda place: order.get(place, far))
+                    for name, places in document["places"].items()
+                }
+            }
+            return found
+        raise error
+
+    def reader(self, manifest: CommitManifest) -> Reader:
+        """Return a reader of the tensors of a snapshot that `latest` or `manifest` has returned."""
+        # imported here because it imports torch, which the process that writes snapshots must not load
+        from orchestrator.checkpoint.reader import Reader
+
+        retry = Retry(attempts=2, first=0.05, deadline=TIMEOUT)
+        return Reader(self, retry, commit_folder(manifest.step), manifest)
+
+    def read_into(self, path: str, offset: int, target: memoryview) -> int:
+        """Fill `target` from a file of a snapshot. See `Backend.read_into`. The manifest says which servers have it.
+
+        The same read once more, which a reader does after a wrong checksum, asks another server first.
+        """
+        folder, _, name = path.partition("/")
+        (step, places), *_ = self._places.items()
+        servers = places.get(name, []) if folder == commit_folder(step) else []
+        if self._last_read == (path, offset):
+            servers = servers[1:] + servers[:1]
+        self._last_read = (path, offset)
+        request = {"do": "read", "step": step, "name": name, "offset": offset, "count": len(target)}
+        error: OSError = FileNotFoundError(ERRNO["missing"], "no snapshot server has it", path)
+        for server in servers:
+            try:
+                return int(self._ask(server, request, target=target)["size"])
+            except OSError as failure:
+                error = failure
+        raise error
+
+    # -- writing
+
+    def share(self, server: str, name: str, attempt: int, files: Sequence[int]) -> bool:
+        """Let this node's server open memory of this process, which it then holds when the process is gone.
+
+        Args:
+            server: the server of this node.
+            name: the name of the part's file in every snapshot.
+            attempt: the attempt of the run.
+            files: file descriptors of this process: the memory and the note of each generation.
+
+        Returns:
+            Whether the server could open them. It counts this process as alive until its connection ends.
+        """
+        request = {"do": "share", "name": name, "attempt": attempt, "pid": os.getpid(), "files": list(files)}
+        try:
+            self._ask(server, request)
+        except OSError:
+            return False
+        return True
+
+    def keep(
+        self, server: str, *, step: int, name: str, attempt: int, complete: int, note: bytes, data: memoryview
+    ) -> None:
+        """Have a server keep a part of a snapshot, and forget this writer's parts of before `complete`.
+
+        Raises:
+            OSError: it does not answer, is full, or a later attempt of the run has begun.
+        """
+        request = {
+            "do": "keep", "step": step, "name": name, "attempt": attempt, "complete": complete, "note": len(note),
+        }  # fmt: skip
+        self._ask(server, request, note, data)
+
+    def rewind(self, step: int, attempt: int, manifest: CommitManifest | None = None) -> None:
+        """Forget the snapshots after `step`, and refuse those of attempts before `attempt` from now on.
+
+        Args:
+            step: the step that the run goes on from.
+            attempt: the attempt that starts there.
+            manifest: what `latest` has returned, if the ranks are to restore it from memory. Only it is kept then.
+        """
+        document = b""
+        if manifest is not None:
+            text = manifest.to_bytes().decode()
+            document = json.dumps({"manifest": text, "places": self._places[manifest.step]}).encode()
+        self._ask_all({"do": "rewind", "step": step, "attempt": attempt}, document)
+
+    # -- connections
+
+    def _ask_all(self, request: dict[str, Any], *buffers: bytes) -> list[dict[str, Any] | None]:
+        """Return the answer of each server, None of one that cannot be reached. Raises the last error if none can."""
+        errors: list[OSError] = [OSError("there are no snapshot servers")]
+
+        def ask(server: str) -> dict[str, Any] | None:
+            try:
+                return self._ask(server, request, *buffers)
+            except OSError as error:
+                errors.append(error)
+                return None
+
+        with ThreadPoolExecutor(min(AT_ONCE, len(self._servers)) or 1) as pool:
+            answers = list(pool.map(ask, self._servers))
+        if not any(answer is not None for answer in answers):
+            raise errors[-1]
+        return answers
+
+    def _ask(
+        self,
+        server: str,
+        request: dict[str, Any],
+        *buffers: bytes | memoryview,
+        target: memoryview | None = None,
+    ) -> dict[str, Any]:
+        if time.monotonic() - self._unresponsive.get(server, -UNRESPONSIVE_SECONDS) < UNRESPONSIVE_SECONDS:
+            raise TimeoutError(f"the snapshot server at {server} did not answer a moment ago")
+        request = request | {"token": self._token}
+        try:
+            with self._lock:
+                kept = self._idle.get(server)
+                connection = kept.pop() if kept else None
+            if connection is not None:
+                # The server may have ended the connection since; a new one tells whether it is gone.
+                with contextlib.suppress(ConnectionError):
+                    return self._ask_on(server, connection, request, buffers, target)
+            host, _, port = server.rpartition(":")
+            connection = socket.create_connection((host, int(port)), min(self._timeout, CONNECT_TIMEOUT))
+            connection.settimeout(self._timeout)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return self._ask_on(server, connection, request, buffers, target)
+        except TimeoutError:
+            self._unresponsive[server] = time.monotonic()
+            raise
+
+    def _ask_on(
+        self,
+        server: str,
+        connection: socket.socket,
+        request: dict[str, Any],
+        buffers: Sequence[bytes | memoryview],
+        target: memoryview | None,
+    ) -> dict[str, Any]:
+        """Ask on a connection, which is kept if the answer arrives whole."""
+        try:
+            send(connection, request, *buffers)
+            answer = receive_message(connection)
+            if target is None:
+                answer["bytes"] = bytes(receive(connection, memoryview(bytearray(answer["size"]))))
+            else:
+                receive(connection, target[: answer["size"]])
+        except BaseException:
+            connection.close()
+            raise
+        with self._lock:
+            self._idle.setdefault(server, []).append(connection)
+        if "error" in answer:
+            code = ERRNO[answer["error"]]
+            raise OSError(code, os.strerror(code), request.get("name", ""))
+        return answer
+
+    def close(self) -> None:
+        """Close the connections."""
+        with self._lock:
+            for connection in [each for kept in self._idle.values() for each in kept]:
+                connection.close()
+            self._idle.clear()
 
 
-def rewind_memory(peers: Store | None, step: int) -> None:
-    """Remove everything after `step` from the memory of the peers that are reachable."""
+def rewind_memory(
+    peers: PeerMemory | None, step: int, attempt: int, manifest: CommitManifest | None = None
+) -> None:
+    """Call `PeerMemory.rewind`. Nodes that cannot be reached are left alone."""
     if peers is not None:
         with contextlib.suppress(OSError):
-            rewind(peers, step)
+            peers.rewind(step, attempt, manifest)
 
 
-def rewind_all(peers: Store | None, durable: Store, step: int) -> None:
-    """Remove everything after `step` from the memory of reachable peers and from the durable store."""
-    rewind_memory(peers, step)
+def rewind_all(
+    peers: PeerMemory | None, durable: Store, step: int, attempt: int, manifest: CommitManifest | None
+) -> None:
+    """Remove everything after `step` from memory, as `PeerMemory.rewind` does, and from the durable store."""
+    rewind_memory(peers, step, attempt, manifest)
     rewind(durable, step)
 
 
 def newest_commit(
-    stores: Sequence[Store], at_most: int | None = None, deep: bool = True
-) -> tuple[Store, CommitManifest, list[str]] | None:
-    """Return the newest sound commit of several stores. For equally new ones the first store wins.
+    peers: PeerMemory | None, durable: Store, at_most: int | None = None
+) -> tuple[CommitManifest, bool, list[str]] | None:
+    """Return the newest sound commit of the memory of peers and of the durable store. Memory wins if both are as new.
 
-    Give peer memory first and the durable store last. An unreachable store is skipped, except the last one, whose error
-    is raised. For `at_most` and `deep` see `Store.latest`.
+    Only manifests and sizes are checked, because whoever loads the commit verifies each byte. Memory that cannot be
+    reached is skipped.
+
+    Args:
+        peers: the memory of peers, None without.
+        durable: the durable store.
+        at_most: consider only this step and earlier ones.
 
     Returns:
-        The store, the manifest, and a line for every store or commit that was skipped; None without a sound commit.
+        The manifest, whether it is one of memory, and a line for each commit or memory that was skipped; None without
+        a sound commit.
     """
-    best: tuple[Store, CommitManifest] | None = None
+    found: CommitManifest | None = None
     notes: list[str] = []
-    for store in stores:
+    if peers is not None:
         try:
-            found = store.latest(at_most, deep)
+            found = peers.latest(at_most)
+            notes += [f"{LOCATION}: step {step}: {why}" for step, why in peers.skipped]
         except OSError as error:
-            if store is stores[-1]:
-                raise
-            notes.append(f"{store.location}: {error}")
-            continue
-        notes += [f"{store.location}: step {step}: {why}" for step, why in store.skipped]
-        if found is not None and (best is None or found.step > best[1].step):
-            best = store, found
-    return None if best is None else (*best, notes)
+            notes.append(f"{LOCATION}: {error}")
+    stored = durable.latest(at_most, deep=False)
+    notes += [f"{durable.location}: step {step}: {why}" for step, why in durable.skipped]
+    if found is not None and (stored is None or found.step >= stored.step):
+        return found, True, notes
+    return None if stored is None else (stored, False, notes)

@@ -9,6 +9,7 @@ from orchestrator.observe.formatting import count, duration
 from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.choose_layout import Plan
 from orchestrator.planner.feed import feed
+from orchestrator.planner.host_memory import snapshot_bytes, state_bytes
 from orchestrator.planner.machines import told
 from orchestrator.planner.memory import needed_bytes, offered
 from orchestrator.planner.planner import faster_on_fewer
@@ -26,6 +27,7 @@ SHOWN = 10
 def show(spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
     """Print the chosen layout, the next best ones, and why others were rejected."""
     from orchestrator.cli.options import table
+    from orchestrator.observe.page import size
     from orchestrator.planner.demand import demand_of
 
     title = f"{spec.workload.model}: {count(shape.parameters)} parameters, {count(plan.tokens)} tokens a step"
@@ -72,13 +74,20 @@ def show(spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
             f"Streamed text: {beside} make {count(fed.prepared)} tokens/s of it, training reads {count(fed.read)}: "
             f"{waits if fed.stall_seconds else 'it does not wait'}."
         )
+    ranks = plan.chosen.layout.world
+    if spec.checkpoint.snapshot_every is not None and ranks > 1:
+        state = state_bytes(spec.train.optimizer, spec.checkpoint.ema, shape, pruned=spec.pruned_bytes)
+        each = size(snapshot_bytes(state, ranks))
+        print(
+            f"Snapshots, if the workers are on several nodes, take up to {each} more of host memory for each."
+        )
     print("Predicted, not measured: the run's report shows both side by side.")
 
 
 def show_memory(plan: Plan, traced: TracedMemory, on_cpu: bool) -> None:
     """Print the peak memory of the traced ranks of the chosen layout, by category."""
     from orchestrator.cli.options import table
-    from orchestrator.observe.page import size
+    from orchestrator.observe.pages.page import size
 
     rows = [
         [

@@ -43,8 +43,8 @@ def verify_resume(
 
 def report(run_dir: Run) -> None:
     """Write report.html again. Send missing rows to MLflow, and the model if the job registers it."""
+    from orchestrator.observe.pages.report import report as make
     from orchestrator.observe.registry import register_export
-    from orchestrator.observe.report import report as make
     from orchestrator.observe.tracker import deliver
 
     if (chain := chain_at(run_dir)) is not None:
@@ -52,7 +52,7 @@ def report(run_dir: Run) -> None:
         return
     run, spec = existing_run(run_dir)
     run.write_text("report.html", make(run))
-    delivery = deliver(spec, run)
+    delivery = deliver(spec.tracked, run)
     print(run.at("report.html"))
     if (
         problem := None

@@ -20,7 +20,7 @@ from orchestrator.checkpoint.evaluations import attach
 from orchestrator.checkpoint.last_commit import LastCommit, last_commit, refuse_lost
 from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit
 from orchestrator.checkpoint.reverify import Doubted
-from orchestrator.checkpoint.snapshots import peer_store, rewind_all, rewind_memory
+from orchestrator.checkpoint.snapshots import PeerMemory, rewind_all, rewind_memory
 from orchestrator.config.redact import holds_secret, redact_message
 from orchestrator.config.spec import JobSpec, dump
 from orchestrator.controller.background_trace import TraceBeside
@@ -320,10 +320,10 @@ class RunHistory:
         self._spec = spec
         self._run = run
         self._log = log or ControllerLog(run.uri)
-        self.newest, extension = identity.take_up(spec, run)
+        self.newest, extension = identity.take_up(spec.run_identity, run)
         self.store = Store(run.commits)
         self._doubted = Doubted(self.store)
-        self._peers: Store | None = None
+        self._peers: PeerMemory | None = None
         """Commits in the memory of other nodes (snapshot servers); None without any."""
         self._peer_token = ""
         self._peer_servers: tuple[Mapping[str, str], ...] = ()
@@ -374,7 +374,7 @@ class RunHistory:
         text = dump(spec)
         run.write_text("job.yaml", text, private=holds_secret(text))
         untracked = spec.model_copy(update={"tracking": None, "sinks": None})
-        self.tracker = Tracker(untracked, run)
+        self.tracker = Tracker(untracked.tracked, run)
         self._sinks = SinkProcess(untracked.sinks, run)
         self._add_first_event(status, extension, died, launched)
 
@@ -541,7 +541,7 @@ class RunHistory:
         self._is_new = False
         self._log.keep()
         self._sinks = SinkProcess(self._spec.sinks, self._run)
-        self.tracker = Tracker(self._spec, self._run, begins=settle_others)
+        self.tracker = Tracker(self._spec.tracked, self._run, begins=settle_others)
 
     def training_began(self, attempt: int) -> float:
         """Return the unix time at which the attempt began its first step, or the evaluation before that step.
@@ -598,7 +598,9 @@ class RunHistory:
     def leave_out(self, lost: Set[str]) -> None:
         """Do not wait for the snapshot servers on the `lost` nodes, which do not answer."""
         addresses = [server["address"] for server in self._peer_servers if server["node"] not in lost]
-        self._peers = peer_store(self._peer_token, addresses, addresses[:1]) if addresses else None
+        if self._peers is not None:
+            self._peers.close()
+        self._peers = PeerMemory(self._peer_token, addresses) if addresses else None
 
     def last_commit(self, bad: frozenset[int] = frozenset()) -> tuple[CommitManifest | None, list[str]]:
         """Return the newest commit that the run can start from, and a line for each that is passed over or doubted.
@@ -614,7 +616,7 @@ class RunHistory:
 
     def _last_commit(self, bad: frozenset[int]) -> tuple[LastCommit, list[str]]:
         damaged, notes = self._doubted.damaged(bad)
-        result = last_commit(self._stores, damaged, self._is_usable)
+        result = last_commit(self._peers, self.store, damaged, self._is_usable)
         return result, notes + [note for note in result.notes if note not in notes]
 
     def roll_back(self, bad: frozenset[int], attempt: int) -> tuple[CommitManifest | None, list[str]]:
@@ -636,14 +638,16 @@ class RunHistory:
         self._fenced_attempt = max(self._fenced_attempt, attempt)
         self.store.fence(attempt)
         if bad:  # the copy in memory may be the damaged one
-            rewind_memory(self._peers, min(bad) - 1)
+            rewind_memory(self._peers, min(bad) - 1, attempt)
         result, notes = self._last_commit(bad)
         commit = result.commit
         if commit is None and not result.left_out:
             refuse_lost(self._run, result.unsound)
         step = commit.step if commit else 0
         self.evaluations.withdraw(step)
-        rewind_all(self._peers, self.store, step if commit else -1)
+        rewind_all(
+            self._peers, self.store, step if commit else -1, attempt, commit if result.in_memory else None
+        )
 
         # A run that began with another run's commit carries rows of earlier steps, which belong to that run.
         first = int((self._run.read_json(ORIGIN) or {}).get("step", 0)) + 1
@@ -717,8 +721,3 @@ class RunHistory:
         return identity.is_shared(commit, self._spec.train.steps) and is_before(
             commit.position, its_skips, self.event_history.skips
         )
-
-    @property
-    def _stores(self) -> list[Store]:
-        """The stores to look for commits in, the fastest first."""
-        return [self._peers, self.store] if self._peers else [self.store]

@@ -10,7 +10,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.resolve.base import Base, base_of
-from orchestrator.resolve.continued import WEIGHTS_ALONE, WHERE, source_of
+from orchestrator.resolve.continued import WEIGHTS_ALONE, WHERE, continuation_of
 from orchestrator.resolve.pinned_base import read_base
 from orchestrator.resolve.prepared_data import format_at
 from orchestrator.resolve.resolved_job import ResolvedJob, wrong_input
@@ -136,7 +136,7 @@ def check_continues(job: ResolvedJob, run_dir: RunDir) -> CommitManifest | None:
 
     Raises InputError if it does not exist, or if its weights do not fit the job's model.
     """
-    source = source_of(job.spec, run_dir)
+    source = continuation_of(job.spec).source(run_dir)
     if source is None:
         return None
     from orchestrator.data.store.manifest import FORMAT

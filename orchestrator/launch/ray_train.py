@@ -52,7 +52,7 @@ from orchestrator.planner.machines import machine_for
 from orchestrator.planner.planner import Planner, on_workers
 from orchestrator.resolve.base import base_json
 from orchestrator.resolve.commit_model import as_begun
-from orchestrator.resolve.continued import begun_from, take_over
+from orchestrator.resolve.continued import continuation_of
 from orchestrator.resolve.kept_config import check_same_config, config_json, kept_config
 from orchestrator.resolve.pinned_base import bases_of, pinned_teacher, release_base, release_teacher
 from orchestrator.resolve.precision import as_its_run
@@ -87,7 +87,7 @@ def loop_config(
         raise InputError("Ray Train keeps no worker beside its own", "evaluate.where", hint)
     run = RunDir(absolute(run_dir or f"runs/{spec.name}", Path.cwd()))
     spec = spec.with_parts(train=as_its_run(spec.train, run))
-    begun = begun_from(spec, run, check_same_run(spec, run))[1]
+    begun = continuation_of(spec).begun_from(run, check_same_run(spec.run_identity, run))[1]
     check_same_config(spec.workload, begun, run.uri)
     spec = spec.with_parts(workload=as_begun(spec.workload, begun))
     spec = check_job(spec, machine_of=worker_at("auto"), kept=kept_config(begun)).spec
@@ -163,9 +163,9 @@ class RayTrainContext(WorkerContext):
         self._history = history
         self._every = every
 
-    def report(self, step: int, row: Row | None = None) -> None:
+    def report(self, step: int, row: Row | None = None, hold: int = 0) -> None:
         """See `WorkerContext.report`."""
-        super().report(step, row)
+        super().report(step, row, hold)
         if self._history is not None and row is not None:
             self._history.take(row)
             self.take_rows(0, self._history.saved)
@@ -191,7 +191,7 @@ class RankZeroHistory:
     def begin(self, world: int) -> dict[str, Any]:
         """Roll back to the last sound commit, choose a layout, and return the fields of a `Task` for both."""
         bundle = self._spec.resources.per_worker.bundle
-        source, begun = begun_from(self._spec, self._run, self._history.newest)
+        source, begun = continuation_of(self._spec).begun_from(self._run, self._history.newest)
         base, needed = bases_of(
             workload=self._spec.workload,
             reads_base=self._spec.reads_base,
@@ -219,8 +219,8 @@ class RankZeroHistory:
             raise InputError(f"no legal layout uses {world} workers", "parallel", hint)
         self._attempt = self._history.attempts + 1
         commit, _ = self._history.roll_back(frozenset(), self._attempt)
-        commit = commit or take_over(
-            self._spec, self._run, shards=shards, data=self._data, base=base, kept=job.kept
+        commit = commit or continuation_of(self._spec).take_over(
+            self._run, shards=shards, data=self._data, base=base, kept=job.kept
         )
         data_fields: EventFields = {
             "data": self._data.uri,

@@ -13,6 +13,19 @@ FORCED = "must_fit: false runs it all the same"
 GENERATIONS = 2
 """Copies of the state that a saver holds: one is written to storage while the other is filled."""
 
+HELD = 2 + 1
+"""Copies of the state that the snapshot servers of all nodes hold together: the last whole snapshot, one that some
+ranks have made, and one that arrives."""
+
+
+def snapshot_bytes(state: float, workers: int) -> float:
+    """Return the host memory that snapshots take for each of `workers` workers, besides what commits take.
+
+    That is one more generation of a rank's own part, and the copies of other nodes' parts. `state` is that of
+    `state_bytes`.
+    """
+    return (1 + HELD) * state / workers
+
 
 def state_bytes(
     optimizer: OptimizerSpec, ema: float | None, shape: ModelShape, least: bool = False, pruned: float = 0.0

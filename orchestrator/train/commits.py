@@ -6,108 +6,105 @@ snapshots also go into the memory of other nodes, as often as the job asks.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from cluster.workers.worker_context import WorkerContext
-from orchestrator.checkpoint.averaged import weights_of
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.commit_writer import CommitOutcome
-from orchestrator.checkpoint.evaluations import MEASURED, TO_EVALUATE, measure_of
-from orchestrator.checkpoint.identity import (
-    BASE,
-    CLEANED_BY,
-    CODE,
-    CONTINUED,
-    IDENTITY,
-    KEPT,
-    SHARDS,
-    TEACHER,
-    TILES,
-)
-from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit
-from orchestrator.checkpoint.reader import Reader
+from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.retention import retention_of
 from orchestrator.checkpoint.saver import Saver
-from orchestrator.checkpoint.snapshots import peer_store
-from orchestrator.config.errors import InputError
-from orchestrator.config.spec import JobSpec
+from orchestrator.checkpoint.snapshot_writer import Placement
+from orchestrator.checkpoint.snapshots import LOCATION
+from orchestrator.evaluate.config import EvaluateSpec
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import Agreed, agree, gather_json
 from orchestrator.storage.file_names import COMMITS
-from orchestrator.storage.retry import patient
-from orchestrator.storage.run_directory import Row
-from orchestrator.train.committed_state import CHUNKS_HEAD
+from orchestrator.storage.row_line import Row
+from orchestrator.train.commit_meta import meta_of
+from orchestrator.train.config import TrainSpec
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.task import Task
 
 FINISH_TIMEOUT = 300.0
 """Seconds to wait for the last commit of a task."""
-SNAPSHOT_SHARE = 0.01
+SNAPSHOT_SHARE = 0.03
 """Share of a rank's time that snapshots may cost with `snapshot_every: auto`."""
+MOST_HELD = 2
+"""Maximum number of rows that wait for a snapshot."""
 RETRY_EVERY = 2.0
 """Seconds between tries of the last commit."""
 MAX_SKIPPED = 8
 """Maximum number of commits that are skipped after failures, before storage is tried again."""
-CARRIED = ("last_evaluation_step", "evaluation", "best", "stale", "best_of", CHUNKS_HEAD, CONTINUED)
-"""Fields of a run's progress that a commit stores in its meta under the same names."""
 
 
 class Commits:
     """Saves the engine's state after steps; a context manager that leaves no process behind."""
 
     def __init__(
-        self, task: Task, spec: JobSpec, layout: Layout, context: WorkerContext, engine: Engine
+        self,
+        task: Task,
+        layout: Layout,
+        context: WorkerContext,
+        engine: Engine,
+        placement: Placement | None,
+        *,
+        identity: Mapping[str, Any],
+        checkpoint: CheckpointSpec,
+        train: TrainSpec,
+        evaluate: EvaluateSpec | None,
+        measured: Mapping[str, Any],
+        unsaved: float,
+        gpus: float,
     ) -> None:
+        """Make ready to save.
+
+        Args:
+            task: what this gang does, and from which commit.
+            layout: how the ranks divide the work.
+            context: this rank's number and its connection to the controller.
+            engine: has the state.
+            placement: where snapshots are held, see `placement_of`; None without snapshots.
+            identity: what makes two runs the same run, see `JobSpec.identity`.
+            checkpoint: when to save, and what is kept.
+            train: the steps after which a commit is needed whatever `checkpoint` says.
+            evaluate: which commits are evaluated beside the run; None without evaluations.
+            measured: the settings that change the values of evaluations, see `measure_of`.
+            unsaved: seconds for which storage may fail.
+            gpus: GPUs of a worker; 0 on CPUs.
+        """
         self._task = task
-        self._spec = spec
+        self._identity = identity
+        self._checkpoint = checkpoint
+        self._train = train
+        self._evaluate = evaluate
+        self._measured = measured
+        self._unsaved = unsaved
+        self._gpus = gpus
         self._layout = layout
         self._context = context
         self._engine = engine
         self._store = Store(f"{task.run}/{COMMITS}", attempt=task.token)
-        self._peers = _peers(task, context) if task.snapshot_servers else None
+        self._placement = placement
         self._saver: Saver | None = None
         self._saved = task.restore or 0
         self._skip = 0
         self._outcomes: list[CommitOutcome] = []
         self._snapshot_taken = 0.0  # monotonic seconds
         self._cost = 0.0  # seconds of the last snapshot
+        self._last_snapshot = -1  # its step
+        self._complete = -1  # step of the last snapshot that all ranks have made
         self._losses: list[float] = []  # of the steps since the last save to the store
         self._latest = (-1, "")  # step of the last save that ended, and why it failed
         self.failures = 0
 
-    def open(self, step: int) -> tuple[CommitManifest, Reader]:
-        """Open the commit of a step: from the memory of other nodes if it is complete there, else from the store.
-
-        In a task that only evaluates, the reader returns the weights that the job evaluates.
-
-        Raises:
-            CorruptCommit: if the commit existed only in the memory of nodes, and they do not return it.
-        """
-        if self._peers is not None:
-            with contextlib.suppress(OSError):  # lost nodes: the store has the commit too
-                snapshot = self._peers.latest(step, deep=False)
-                if snapshot is not None and snapshot.step == step:
-                    return snapshot, self._peers.reader(snapshot)
-        patience = patient(self._spec.limits.unsaved, self._context.stop_requested)
-        store = Store(self._store.uri, retry=patience)
-        try:
-            manifest = store.manifest(step)
-        except InputError:
-            if self._peers is None or step in store.steps():
-                raise
-            what = f"step {step} was in the memory of nodes alone, which do not give it"
-            raise CorruptCommit(what, step) from None
-        raw = not self._task.evaluate_only
-        return manifest, weights_of(store, manifest, self._spec.checkpoint, raw)
-
     def __enter__(self) -> Commits:
         if self._task.commit:
             self._saver = self._open_saver()
-            if self._spec.resources.per_worker.gpu:
+            if self._gpus:
                 self._saver.prepare(self._engine.state())
         return self
 
@@ -124,10 +121,31 @@ class Commits:
         return -1 if self._saver is None else self._saver.failed_step
 
     @property
+    def held(self) -> int:
+        """See `Saver.held`."""
+        self._receive()
+        return -1 if self._saver is None else self._saver.held
+
+    @property
     def ready(self) -> bool:
-        """Whether another snapshot now would keep within SNAPSHOT_SHARE of this rank's time."""
-        prepared = self._saver is None or self._saver.is_prepared
-        return prepared and time.monotonic() - self._snapshot_taken >= self._cost / SNAPSHOT_SHARE
+        """Whether a snapshot now would wait for nothing, and keep within SNAPSHOT_SHARE of this rank's time."""
+        self._receive()
+        is_free = self._saver is None or (self._saver.has_room and not self._saver.is_snapping)
+        return is_free and time.monotonic() - self._snapshot_taken >= self._cost / SNAPSHOT_SHARE
+
+    def rows_to_hold(self, step: int) -> int:
+        """Return how many of the last rows do not count yet: those of steps whose snapshot is under way.
+
+        One snapshot is under way at a time, so that two steps are after the last whole one, unless snapshots fail.
+        """
+        is_under_way = self._last_snapshot > self._complete
+        return min(step - self._complete, MOST_HELD) if is_under_way else 0
+
+    def note_agreed(self, agreed: Agreed) -> None:
+        """Note which snapshot all ranks have made. The rows up to its step count from now on."""
+        if agreed.held > self._complete:
+            self._complete = agreed.held
+            self._context.release(self._complete)
 
     def before_training(self, progress: dict[str, Any]) -> None:
         """Save the initial state if a separate task evaluates it and it is not saved yet."""
@@ -143,20 +161,20 @@ class Commits:
         may_save: bool = True,
     ) -> float:
         """Save if a save is due, and if this step `may_save`. Return the seconds for which the step was blocked."""
-        checkpoint = self._spec.checkpoint
+        checkpoint = self._checkpoint
         step = progress["step"]
         if self._saver is not None:
             self._saver.tell_failed(agreed.failed_steps)
         self._losses += [row["loss"]] if row and row["loss"] is not None else []
         durable = (
             final
-            or step == self._spec.train.decay_from
-            or step in self._spec.train.thaw
+            or step == self._train.decay_from
+            or step in self._train.thaw
             or self._is_evaluated(progress)
             or (step % checkpoint.every == 0 and not self._backs_off(agreed.failures))
         )
         every = checkpoint.snapshot_every
-        snapshot = self._peers is not None and (
+        snapshot = self._placement is not None and (
             agreed.ready if every == "auto" else every is not None and step % every == 0
         )
         if self._saver is None or not may_save or not (durable or snapshot):
@@ -166,12 +184,13 @@ class Commits:
     def _is_evaluated(self, progress: Mapping[str, Any]) -> bool:
         """Whether a separate task evaluates the commit of this state."""
         step = progress["step"]
-        return progress["last_evaluation_step"] != step and self._spec.is_due_beside(step)
+        evaluate = self._evaluate
+        is_due = evaluate is not None and evaluate.is_due_beside(step, self._train.steps)
+        return is_due and progress["last_evaluation_step"] != step
 
     def outcomes(self) -> list[dict[str, Any]]:
         """Return the outcomes of the saves to the store that ended since the last call, as JSON."""
-        if self._saver is not None:
-            self._record_outcomes(self._saver.poll())
+        self._receive()
         ended, self._outcomes = self._outcomes, []
         return [asdict(outcome) for outcome in ended]
 
@@ -191,7 +210,7 @@ class Commits:
         step = progress["step"]
         restored = self._task.restore
         rank = self._context.rank_info.rank
-        patience = min(FINISH_TIMEOUT, self._spec.limits.unsaved)
+        patience = min(FINISH_TIMEOUT, self._unsaved)
         end = time.monotonic() + patience
         late = False
         failures = 1
@@ -226,56 +245,48 @@ class Commits:
             raise OSError(f"the commit at step {step} failed: {reason}")
 
     def _open_saver(self) -> Saver:
-        rank_info, retention = (
-            self._context.rank_info,
-            retention_of(self._spec.checkpoint, self._spec.train.decay_from, self._spec.evaluates_beside),
-        )
+        rank_info = self._context.rank_info
+        is_beside = self._evaluate is not None and self._evaluate.is_beside
+        retention = retention_of(self._checkpoint, self._train.decay_from, is_beside)
         return Saver(
-            self._store, rank_info.rank, rank_info.world_size, peers=self._peers, retention=retention
+            self._store,
+            rank_info.rank,
+            rank_info.world_size,
+            placement=self._placement,
+            retention=retention,
         )
 
     def _save(self, progress: dict[str, Any], row: Row | None, durable: bool, snapshot: bool = True) -> float:
         assert self._saver is not None
-        meta = {
-            "position": progress["position"],
-            "receipt": progress["receipt"],
-            "tokens": progress["tokens"],
-            "losses": progress["losses"],
-            "skips": progress["skips"],
-            **{key: progress[key] for key in CARRIED},
-            TO_EVALUATE: self._is_evaluated(progress),
-            MEASURED: measure_of(self._spec.evaluate, self._spec.checkpoint.averaged),
-            "attempt": self._task.attempt,
-            "layout": self._layout.to_json(),
-            "engine": self._layout.engine,
-            "seed": self._spec.seed,
-            IDENTITY: self._spec.identity(),
-            "data": self._task.data,
-            "sets": self._task.sets,
-            SHARDS: self._task.shards,
-            BASE: self._task.base,
-            KEPT: self._task.folder_config,
-            CODE: self._task.code,
-            CLEANED_BY: self._task.cleaned_by,
-            TILES: True,
-            **({TEACHER: self._task.teacher} if self._task.teacher else {}),
-            "loss": sum(self._losses) / len(self._losses) if self._losses else None,
-            # Rows that are not stored yet, so that none is lost if the run is killed right after this commit.
-            "rows": [*self._context.unsaved_rows(), *([row] if row else [])]
-            if self._context.rank_info.rank == 0
-            else [],
-        }
         self._context.set_waiting(True)
         self._saver.wait_until_prepared()
         began = time.perf_counter()
-        self._saver.save(progress["step"], self._engine.state(), meta, durable, snapshot)
+        # Only writer 0's meta is used.
+        meta = {} if self._context.rank_info.rank else self._meta(progress, row)
+        self._saver.save(
+            progress["step"], self._engine.state(), meta, durable, snapshot, complete=self._complete
+        )
         self._context.set_waiting(False)
         if durable:
             self._saved, self._losses = progress["step"], []
         took = time.perf_counter() - began
         if snapshot:
             self._snapshot_taken, self._cost = time.monotonic(), took
+            self._last_snapshot = progress["step"] if self._placement else -1
         return took
+
+    def _meta(self, progress: dict[str, Any], row: Row | None) -> dict[str, Any]:
+        """Return what a commit of this state says besides its tensors."""
+        return meta_of(
+            progress,
+            self._task,
+            self._layout,
+            identity=self._identity,
+            is_evaluated=self._is_evaluated(progress),
+            measured=self._measured,
+            losses=self._losses,
+            rows=[*self._context.unsaved_rows(), *([row] if row else [])],
+        )
 
     def _backs_off(self, failures: int) -> bool:
         """Whether to skip a commit. Each further failure in a row doubles the interval, up to MAX_SKIPPED."""
@@ -285,22 +296,35 @@ class Commits:
         self._skip += 1
         return self._skip % min(2**failures, MAX_SKIPPED) != 0
 
+    def _receive(self) -> None:
+        if self._saver is not None:
+            self._record_outcomes(self._saver.poll())
+
     def _record_outcomes(self, outcomes: list[CommitOutcome]) -> None:
         for outcome in outcomes:
-            if outcome.place != self._store.location and not self._spec.resources.per_worker.gpu:
-                self._cost += outcome.seconds  # on CPUs the writing process competes with training
-            if outcome.place == self._store.location:
+            if outcome.place == LOCATION:
+                if not self._gpus:
+                    # On CPUs the writing process competes with training, and so does the server that receives.
+                    self._cost += 2 * outcome.seconds
+            else:
                 failed = outcome.state == "failed"
                 self.failures = self.failures + 1 if failed else 0
                 self._latest = (outcome.step, outcome.reason or "no reason given" if failed else "")
                 self._outcomes.append(outcome)
 
 
-def _peers(task: Task, context: WorkerContext) -> Store:
-    """Return the store in the memory of another node's snapshot server; of this node's if there is no other."""
-    addresses = [server["address"] for server in task.snapshot_servers]
-    others = [
-        server["address"] for server in task.snapshot_servers if server["node"] != context.rank_info.node
-    ] or addresses
-    chosen = others[context.rank_info.rank % len(others)]
-    return peer_store(task.snapshot_token, addresses, [chosen], task.token)
+def placement_of(task: Task, context: WorkerContext) -> Placement:
+    """Return where a rank's part of each snapshot is held: on its own node, and as a copy on another one.
+
+    Without another node, this node's server is the only one.
+    """
+    info = context.rank_info
+    own = [server["address"] for server in task.snapshot_servers if server["node"] == info.node]
+    others = [server["address"] for server in task.snapshot_servers if server["node"] != info.node]
+    return Placement(
+        token=task.snapshot_token,
+        own=own[0] if own else "",
+        other=others[info.rank % len(others)] if others else "",
+        attempt=task.attempt,
+        group=task.token,
+    )

@@ -7,6 +7,7 @@ The recorder works for NCCL and gloo, always, in memory.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -48,6 +49,59 @@ def write_collectives(run: str, attempt: int, rank: int) -> None:
             write(f"{run}/{PROFILES}/hang-attempt-{attempt}", files)
     except Exception:  # torch and the store may raise anything
         traceback.print_exc()
+
+
+def missing_ranks(run: str, attempt: int, nodes: Mapping[int, str]) -> list[str]:
+    """Return a line for each rank that the others of a hanging gang wait for, by what `write_collectives` wrote.
+
+    A rank is missing if another has entered a later collective of the same group. Never raises.
+
+    Args:
+        run: URI of the run directory.
+        attempt: the attempt that hangs.
+        nodes: the node of each rank.
+    """
+    try:
+        return _missing(_last_collectives(f"{run}/{PROFILES}/hang-attempt-{attempt}"), nodes)
+    except Exception:  # a message for people is not worth a failure
+        traceback.print_exc()
+        return []
+
+
+def _last_collectives(folder: str) -> dict[int, dict[str, Mapping[str, Any]]]:
+    """Return the last collective that each rank has entered in each group, by rank and group."""
+    fs, path = open_file_system(folder, TIMEOUT)
+    found: dict[int, dict[str, Mapping[str, Any]]] = {}
+    for file in fs.ls(path, detail=False) if fs.exists(path) else ():
+        name = str(file).rsplit("/", 1)[-1]
+        if (rank := re.fullmatch(r"rank-(\d+)\.\w+\.json", name)) is None:
+            continue
+        last = found.setdefault(int(rank[1]), {})
+        for entry in json.loads(fs.cat_file(file)).get("entries") or ():
+            group = " ".join(map(str, entry.get("process_group") or ()))
+            if not entry.get("is_p2p") and entry["collective_seq_id"] >= _number(last.get(group)):
+                last[group] = entry
+    return found
+
+
+def _number(entry: Mapping[str, Any] | None) -> int:
+    return int(entry["collective_seq_id"]) if entry else -1
+
+
+def _missing(last: Mapping[int, Mapping[str, Mapping[str, Any]]], nodes: Mapping[int, str]) -> list[str]:
+    """Return the lines of `missing_ranks`, from the result of `_last_collectives`."""
+    lines = []
+    silent = [rank for rank in nodes if rank not in last] if last else []
+    for rank in silent:
+        lines.append(f"rank {rank} on {nodes[rank]} is missing: it does not tell what it waits for")
+    for group in sorted({group for entered in last.values() for group in entered}):
+        entered = {rank: groups[group] for rank, groups in last.items() if group in groups}
+        furthest = max(entered.values(), key=_number)
+        for rank, entry in sorted(entered.items()):
+            if _number(entry) < _number(furthest):
+                waits = f"others wait in {line_of(furthest)}; its last was {line_of(entry)}"
+                lines.append(f"rank {rank} on {nodes.get(rank, 'an unknown node')} is missing: {waits}")
+    return lines
 
 
 def records() -> Iterator[tuple[str, bytes]]:

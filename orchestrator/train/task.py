@@ -6,6 +6,8 @@ import dataclasses
 from typing import Any
 
 from orchestrator.parallel.layout import Layout
+from orchestrator.resolve.base import Base
+from workloads.hf.files.hf_config import FolderConfig
 
 EVALUATION_PATIENCE = 900.0
 """Maximum seconds to read a model, or to evaluate one global batch."""
@@ -94,6 +96,26 @@ class Task:
             evaluate_only=True,
             **{"attempt": 0, **rest},
         )
+
+    @property
+    def parsed_layout(self) -> Layout:
+        """The layout."""
+        return Layout.from_json(self.layout)
+
+    @property
+    def parsed_base(self) -> Base | None:
+        """The initial weights; None for random initialisation."""
+        return Base(**self.base) if self.base else None
+
+    @property
+    def parsed_teacher(self) -> Base | None:
+        """The weights of the teacher; None without one."""
+        return Base(**self.teacher) if self.teacher else None
+
+    @property
+    def parsed_folder_config(self) -> FolderConfig | None:
+        """The configuration of a pretrained folder; None without such a folder."""
+        return FolderConfig(**self.folder_config) if self.folder_config else None
 
     def to_json(self) -> dict[str, Any]:
         """Return the task as plain data."""

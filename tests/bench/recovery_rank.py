@@ -29,9 +29,9 @@ class FileLink(WorkerContext):
         super().__init__(rank_info, store)
         self._run, self._saved = run, 0
 
-    def report(self, step: int, row: Row | None = None) -> None:
+    def report(self, step: int, row: Row | None = None, hold: int = 0) -> None:
         """See `WorkerContext.report`."""
-        super().report(step, row)
+        super().report(step, row, hold)
         if row is not None:
             self._run.append("metrics.jsonl", [row])
             self._saved += 1

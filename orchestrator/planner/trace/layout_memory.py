@@ -75,6 +75,10 @@ class TracedMemory:
         each = self.layout.world // self.layout.pp
         return [value for value in self.by_stage(formula, of) for _ in range(each)]
 
+    def peaks(self, formula: Sequence[float]) -> Sequence[float]:
+        """Return the peak bytes of tensors at each index of the pipeline axis; the `formula` unless all were traced."""
+        return formula if self.reasons else self.by_stage(formula, lambda each: each.memory.peak)
+
     def told(self, plan: Plan, on_cpu: bool) -> dict[str, Any]:
         """Return the plan's JSON with the traced memory in place of the formula's, and with the formula's error."""
         found = plan.to_json()
@@ -172,7 +176,16 @@ def traced_memory(job: ResolvedJob, layout: Layout, seconds: float = SECONDS) ->
 
     def traced(workload: Workload, rank: int, counts: Sequence[int]) -> list[StepTrace] | NotTraced:
         left = max(seconds - (time.process_time() - began), 0.0)
-        return traces(job.spec, workload, layout=layout, rank=rank, counts=counts, seconds=left)
+        return traces(
+            job.spec.engine,
+            workload,
+            layout=layout,
+            rank=rank,
+            counts=counts,
+            seconds=left,
+            data=job.spec.data,
+            draws=job.spec.workload.draws,
+        )
 
     def whole(rank: int) -> StepTrace | NotTraced:
         counts = micro_batches_of(layout, accumulation, layout.coordinate(rank)["pp"], on_cpu)

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
-from traced_cases import case_of, job_of, workload_of
+from traced_cases import case_of, job_of, trace, traces, workload_of
 
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.demand import demand_of
@@ -20,12 +20,12 @@ from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import peak_bytes
 from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.planner.step_trace import CATEGORIES, Memory, NotTraced, StepTrace, Wait
+from orchestrator.planner.trace.isolation import fake_ranks
 from orchestrator.planner.trace.layer_extrapolation import deepened, depths_of
 from orchestrator.planner.trace.layout_memory import TracedMemory, micro_batches_of, with_all
 from orchestrator.planner.trace.messages import Messages
 from orchestrator.planner.trace.op_cache import Remembered, how_of
 from orchestrator.planner.trace.recorder import Recorder
-from orchestrator.planner.trace.step import _other_ranks, trace, traces
 from orchestrator.resolve.resolved_job import ResolvedJob
 from workloads.workload import Workload
 
@@ -151,6 +151,10 @@ def test_a_rank_that_is_traced_counts_where_another_could_not_be() -> None:
     small = Machine(memory=float(one.memory.peak), flops=1e12)
     predicted, _ = some.beside([1.0, 1.0], 1.0, small, False)
     assert predicted == {"memory_bytes": one.memory.peak, "fits": False}
+    assert some.peaks([1.0, 2.0]) == [1.0, 2.0]
+    last = traced({"pp": 2}, 1)
+    both = TracedMemory(Layout(pp=2), (one, last), 0.0)
+    assert both.peaks([1.0, 2.0]) == [one.memory.peak, last.memory.peak]
     untraced = TracedMemory(Layout(), (NotTraced(0, "no"),), 0.0)
     with_commit = dataclasses.replace(untraced, saved=1e9)  # which a processor has in the same memory
     assert with_commit.needed(1e9, True) > untraced.needed(1e9, True) + 1e9
@@ -354,7 +358,7 @@ def test_experts_of_a_gpu_have_no_rows_of_zeros(on_cpu: bool, more: int) -> None
 
 @pytest.mark.parametrize(("on_cpu", "copied"), [(True, 4096), (False, 0)])
 def test_gloo_reduces_a_copy_of_what_it_scatters(on_cpu: bool, copied: int) -> None:
-    with _other_ranks(0, 2), Recorder(torch.device("cpu"), messages=Messages(on_cpu)) as recorder:
+    with fake_ranks(0, 2), Recorder(torch.device("cpu"), messages=Messages(on_cpu)) as recorder:
         whole, part = torch.zeros(1024), torch.zeros(512)
         recorder.begin()
         dist.reduce_scatter_single(part, whole)

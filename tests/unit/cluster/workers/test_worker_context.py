@@ -56,6 +56,23 @@ def test_rows_stay_until_they_are_stored() -> None:
     assert link.unsaved_rows() == [row(3)]
 
 
+def test_rows_are_held_back_until_their_steps_are_safe() -> None:
+    """Commits carry them all the same."""
+    link = WorkerContext(RankInfo(0, 2, 0, "host"))
+    for step in (1, 2, 3):
+        link.report(step, {"step": step}, hold=min(step, 2))
+    link.changed.clear()
+    assert [row["step"] for row in link.take_rows(0, 0)] == [1]
+    link.release(1)
+    assert not link.changed.is_set()
+    link.release(2)
+    assert link.changed.is_set()
+    assert [row["step"] for row in link.take_rows(1, 1)] == [2]
+    assert [row["step"] for row in link.unsaved_rows()] == [2, 3]
+    link.report(4, {"step": 4})
+    assert [row["step"] for row in link.take_rows(2, 1)] == [3, 4]
+
+
 def test_the_list_of_unsaved_rows_is_the_caller_s() -> None:
     link = WorkerContext(RANK_INFO)
     link.report(0, row(0))

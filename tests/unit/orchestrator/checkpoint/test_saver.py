@@ -317,12 +317,12 @@ def test_memory_is_pinned_while_training_goes_on(monkeypatch: pytest.MonkeyPatch
     with monkeypatch.context() as patch:
         patch.setattr(SharedBuffer, "make_room", make_room)
         patch.setattr(module, "room_for", lambda pieces: (1 << 20, True))
-        assert saver.is_prepared
+        assert saver.has_room
         saver.prepare([])
-        assert not saver.is_prepared
+        assert not saver.has_room
         go.set()
         saver.wait_until_prepared()
-    assert saver.is_prepared
+    assert saver.has_room
     assert rooms == [(1 << 20, True)] * 2
     saver.close()
 

@@ -225,6 +225,7 @@ def test_a_plan_is_shown(command: Any, folder: Path) -> None:
     assert "memory a rank" in said.out
     # two ranks of so small a model take longer to sum its gradients than the second saves
     assert "By these predictions one worker is faster" in said.out
+    assert "Snapshots, if the workers are on several nodes, take up to" in said.out
     assert "worker is faster" not in command("plan", "job.yaml", "--set", "resources.workers.min=2").out
 
 

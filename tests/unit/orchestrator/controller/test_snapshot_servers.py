@@ -9,9 +9,11 @@ import pytest
 from fake_gang import FakeGang
 from scripted import fake_cluster
 
+from orchestrator.checkpoint.snapshot_server import LIMIT
 from orchestrator.config.spec import parse
-from orchestrator.controller.workers import HELD, LIMIT, SnapshotServers
+from orchestrator.controller.snapshot_servers import SnapshotServers
 from orchestrator.parallel.layout import ModelShape
+from orchestrator.planner.host_memory import HELD
 
 SHAPE = ModelShape(
     parameters=100_000, layers=2, hidden=32, heads=4, kv_heads=4, feedforward=64, vocabulary=512,

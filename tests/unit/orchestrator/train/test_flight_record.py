@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from orchestrator.train.flight_record import PRINTED, line_of, write_collectives
+from orchestrator.train.flight_record import PRINTED, line_of, missing_ranks, write_collectives
 
 
 def test_the_last_collectives_are_printed_and_all_are_written(
@@ -39,6 +39,32 @@ def test_of_ranks_with_gpus_those_of_nccl_are_told_too(
     write_collectives(str(tmp_path / "run"), 1, 3)
     assert (tmp_path / "run/profiles/hang-attempt-1/rank-3.nccl.json").read_bytes() == told
     assert "collective 7 of group : nccl:all_reduce" in capsys.readouterr().err
+
+
+def test_the_ranks_that_others_wait_for_are_named(tmp_path: Path) -> None:
+    """Rank 2 has not come to the third collective of its group, though it is as far as rank 3 in another group."""
+    folder = tmp_path / "profiles" / "hang-attempt-2"
+    folder.mkdir(parents=True)
+    groups = {0: {"world": 3}, 1: {"world": 3, "tp": 9}, 2: {"world": 2, "pp": 4}, 3: {"world": 3, "pp": 4}}
+    for rank, numbers in groups.items():
+        entries = [
+            {"process_group": ["0", group], "collective_seq_id": number, "profiling_name": "gloo:all_reduce"}
+            for group, last in numbers.items()
+            for number in range(1, last + 1)
+        ]
+        entries.append({"process_group": ["0", "world"], "is_p2p": True, "collective_seq_id": 99})
+        (folder / f"rank-{rank}.gloo.json").write_text(json.dumps({"entries": entries}))
+    nodes = {rank: f"node-{rank}" for rank in range(5)}
+    lines = missing_ranks(str(tmp_path), 2, nodes)
+    assert len(lines) == 2
+    assert lines[0].startswith("rank 4 on node-4 is missing")
+    assert lines[1].startswith(
+        "rank 2 on node-2 is missing: others wait in collective 3 of group 0 world: gloo:all_"
+    )
+    assert "its last was collective 2 of group 0 world" in lines[1]
+    assert missing_ranks(str(tmp_path), 3, nodes) == []
+    (folder / "rank-0.gloo.json").write_text("{")
+    assert missing_ranks(str(tmp_path), 2, nodes) == []
 
 
 def test_a_store_that_fails_is_no_error(tmp_path: Path) -> None:
