@@ -268,7 +268,7 @@ def _plan(
     if as_json:
         more: dict[str, Any] = {"frontier": [point.to_json() for point in points]} if by_workers else {}
         return planned.to_json() | more | ({"cluster": prediction} if prediction else {})
-    plan_table.show(spec, shape, planned.plan)
+    plan_table.show(spec, shape, planned.plan, planned.traced)
     plan_table.show_memory(planned.plan, planned.traced, planned.on_cpu)
     plan_table.show_precision(planned.choice)
     for line in planned.assumed:

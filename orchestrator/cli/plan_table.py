@@ -24,18 +24,22 @@ if TYPE_CHECKING:
 SHOWN = 10
 
 
-def show(spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
-    """Print the chosen layout, the next best ones, and why others were rejected."""
+def show(spec: JobSpec, shape: ModelShape, plan: Plan, traced: TracedMemory) -> None:
+    """Print the chosen layout, the next best ones, and why others were rejected.
+
+    The memory of the chosen layout is traced, if it could be. The closed formula gives that of the others.
+    """
     from orchestrator.cli.options import table
     from orchestrator.observe.page import size
     from orchestrator.planner.demand import demand_of
 
     title = f"{spec.workload.model}: {count(shape.parameters)} parameters, {count(plan.tokens)} tokens a step"
+    most = max(traced.peaks(plan.by_stage))
     rows = [
         [
             "chosen" if candidate is plan.chosen else "",
             str(candidate.layout),
-            f"{candidate.memory / 2**30:.2f} GiB",
+            f"{(most if candidate is plan.chosen else candidate.memory) / 2**30:.2f} GiB",
             duration(candidate.seconds),
             f"{count(plan.tokens / candidate.seconds)} tokens/s",
             "" if candidate is plan.chosen else _loses(candidate, plan.chosen),

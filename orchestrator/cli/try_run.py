@@ -120,7 +120,7 @@ def dry_run_of(
             }
         )
     else:
-        plan_table.show(job.spec, job.shape, found.plan)
+        plan_table.show(job.spec, job.shape, found.plan, found.traced)
         plan_table.show_memory(found.plan, found.traced, found.on_cpu)
         plan_table.show_precision(found.choice)
         print(f"{directory.uri} {begins}; nothing was started or written")
