@@ -95,7 +95,7 @@ test-partition: install ## networks that are cut between real nodes, in namespac
 	$(BIN)/pytest tests/ray/test_partition.py tests/ray/test_ssh_partition.py -m slow --timeout 3600
 
 check-kubernetes: install ## manifests: against KubeRay's schema (CRDS=folder), and by a real API server where one is found or given (KUBECONFIG=file)
-	$(BIN)/pytest tests/unit/cluster/render tests/unit/orchestrator/render/test_kubernetes.py -q $(if $(CRDS),--kuberay-crds $(CRDS))
+	$(BIN)/pytest tests/unit/orchestrator/extensions/render -q $(if $(CRDS),--kuberay-crds $(CRDS))
 	@test -n "$(KUBECONFIG)" || echo "no API server was asked: give KUBECONFIG=file"
 	@test -z "$(KUBECONFIG)" || $(BIN)/orchestrator cluster render kuberay examples/quickstart.yaml --runs s3://bucket/runs --image training-orchestrator:cpu --kubeconfig "$(KUBECONFIG)" --to build/kubernetes
 

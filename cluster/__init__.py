@@ -1,4 +1,4 @@
-"""Run processes on machines: gangs of ranks, local clusters, clusters over SSH, and files for other clusters.
+"""Run processes on machines: gangs of ranks, local clusters, and clusters over SSH.
 
 This package knows nothing of jobs, models or checkpoints, and imports neither of the other packages. Each of its
 subpackages imports only those below it; `tests/unit/test_house.py` checks their order.

@@ -41,11 +41,11 @@ class Difference:
 TOKENIZER = "unit/orchestrator/data/encoding/test_tokenizer.py"
 AUTO = "unit/orchestrator/data/encoding/test_auto_tokenizer.py"
 ANSWERS = "unit/orchestrator/data/prepare/test_predicted_answers.py"
-WEIGHTS = "unit/workloads/hf/test_weight_files.py"
-OLDER = "unit/workloads/hf/test_older_form.py"
-FOLDER = "unit/workloads/hf/test_folder.py"
-LABELS = "unit/workloads/hf/test_meaning_of_labels.py"
-MEANING = "unit/workloads/hf/test_meaning.py"
+WEIGHTS = "unit/workloads/hf/files/test_weight_files.py"
+OLDER = "unit/workloads/hf/files/test_older_form.py"
+FOLDER = "unit/workloads/hf/convert/test_folder.py"
+LABELS = "unit/workloads/hf/files/test_meaning_of_labels.py"
+MEANING = "unit/workloads/hf/files/test_meaning.py"
 RATE = "unit/orchestrator/optim/test_learning_rate.py"
 DECAY = "unit/orchestrator/train/engines/test_weight_decay.py"
 NORMS = "unit/orchestrator/parallel/test_norms.py"
@@ -54,7 +54,7 @@ LORA = "unit/workloads/adapters/test_lora.py"
 TRACKER = "unit/orchestrator/observe/test_tracker.py"
 MLFLOW = "unit/orchestrator/observe/test_mlflow_checks.py"
 SCHEDULERS = "unit/orchestrator/tune/test_schedulers.py"
-KUBERAY = "unit/cluster/render/test_checks.py"
+KUBERAY = "unit/orchestrator/extensions/render/test_checks.py"
 FRAMED = "unit/orchestrator/resolve/test_framed_text.py"
 
 TARGET = "unit/orchestrator/export/test_target.py"
@@ -69,18 +69,18 @@ SETUP = "unit/orchestrator/train/engines/test_deepspeed_setup.py"
 OWN_ROWS = "ray/data/test_own_rows.py"
 TABLES = "unit/orchestrator/data/sources/test_table_rows.py"
 ARROW = "unit/orchestrator/data/sources/test_arrow_files.py"
-IMPORT = "unit/orchestrator/importers/test_deepspeed.py"
+IMPORT = "unit/orchestrator/extensions/importers/test_deepspeed.py"
 QUEUE = "unit/cluster/jobs/test_job_queue.py"
 JOBS = "unit/cluster/jobs/test_ray_jobs.py"
 PROGRAM = "unit/cluster/workers/test_program.py"
 SEARCH = "unit/orchestrator/tune/test_search.py"
-MANIFESTS = "unit/orchestrator/render/test_manifests.py"
+MANIFESTS = "unit/orchestrator/extensions/render/test_manifests.py"
 IMPORTANCE = "unit/orchestrator/tune/test_importance.py"
 FRAMING = "unit/orchestrator/data/encoding/test_framing.py"
 ADVANTAGES = "unit/orchestrator/train/rollouts/test_advantages.py"
-ROUTERS = "unit/workloads/hf/test_router_weights.py"
+ROUTERS = "unit/workloads/hf/tables/test_router_weights.py"
 NAMES = "unit/orchestrator/config/test_other_names.py"
-PEFT = "unit/workloads/hf/test_adapter_folder.py"
+PEFT = "unit/workloads/hf/export/test_adapter_folder.py"
 
 TOPICS: dict[str, tuple[Difference, ...]] = {
     "Tokenizers": (
@@ -523,7 +523,7 @@ TOPICS: dict[str, tuple[Difference, ...]] = {
             "The metadata of a distributed checkpoint is a pickle, which may run code when it is read.",
             "torch/distributed/checkpoint/filesystem.py, read_metadata",
             "It is read by an allow-list; anything else is refused. Own checkpoints are JSON and safetensors.",
-            ("unit/workloads/hf/test_dcp.py::test_metadata_that_would_run_something_is_refused",),
+            ("unit/workloads/hf/files/test_dcp.py::test_metadata_that_would_run_something_is_refused",),
         ),
         Difference(
             "deepspeed",
@@ -620,7 +620,7 @@ TOPICS: dict[str, tuple[Difference, ...]] = {
             "Longer names of jobs become such names; a manifest that breaks the rule is refused.",
             (
                 f"{KUBERAY}::test_a_job_name_leaves_room_for_its_cluster",
-                "unit/cluster/render/test_needs.py::test_every_job_name_becomes_a_dns_label",
+                "unit/orchestrator/extensions/render/test_cluster_needs.py::test_every_job_name_becomes_a_dns_label",
             ),
             version="1.6",
         ),

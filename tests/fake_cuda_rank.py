@@ -97,7 +97,7 @@ def waits_of(case: dict[str, Any]) -> dict[str, list[str]]:
         assert group is not None
         device = Device(DEVICE, COMPUTE[spec.train.precision], group)
         with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as sent:
-            engine = TorchEngine(spec, workload, layout, device)
+            engine = TorchEngine(spec.engine, workload, layout, device)
         connected = {call.kwargs["group"] for call in sent.call_args_list}
         mine = {each for ranks, each in engine._mesh._made.items() if each and layout.world - 1 in ranks}
         assert connected == mine, "a communicator is left to the first message in it"

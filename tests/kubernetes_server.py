@@ -13,7 +13,7 @@ import yaml
 from jobs import wait_for
 from s3 import free_ports
 
-from orchestrator.render.manifests import yaml_of
+from orchestrator.extensions.render.manifests import yaml_of
 
 ASSETS = "KUBEBUILDER_ASSETS"
 """The folder with the programs, as controller-runtime's envtest calls it; else they are looked for on PATH."""

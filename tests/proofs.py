@@ -92,7 +92,7 @@ def possible() -> dict[str, list[str]]:
     """The objectives that each model family can be trained by, by the name of the family."""
     from workloads.describe import for_objective
     from workloads.errors import WorkloadError
-    from workloads.hf.families import FAMILIES
+    from workloads.hf.tables.families import FAMILIES
     from workloads.objectives import _CLASSES, NAMES
 
     found: dict[str, list[str]] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from orchestrator.parallel.engine_rules import engine_problems
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.legal_layouts import legal, shard_of
 from orchestrator.planner.shape_of_model import model_shape
+from orchestrator.planner.step_trace import NotTraced, StepTrace
 from orchestrator.resolve.resolved_job import adapter_of
 from workloads.adapters.frozen import frozen_by
 from workloads.load import load
@@ -144,3 +146,19 @@ def workload_of(case: dict[str, Any]) -> Workload:
         adapter=adapter_of(spec.workload),
     )
     return dataclasses.replace(found, frozen=found.frozen | frozen_by(spec.train.freeze, found))
+
+
+def traces(
+    spec: JobSpec, workload: Workload, layout: Layout, rank: int, counts: Sequence[int]
+) -> list[StepTrace] | NotTraced:
+    """Steps of a job with these numbers of micro-batches."""
+    from orchestrator.planner.trace import step
+
+    draws = spec.workload.draws
+    return step.traces(spec.engine, workload, layout, rank=rank, counts=counts, data=spec.data, draws=draws)
+
+
+def trace(spec: JobSpec, workload: Workload, layout: Layout, rank: int) -> StepTrace | NotTraced:
+    """One step of a job, with all its micro-batches."""
+    found = traces(spec, workload, layout, rank, [layout.accumulation(spec.train.global_batch)])
+    return found if isinstance(found, NotTraced) else found[0]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from workloads.errors import WorkloadError
-from workloads.hf.hf_config import FOLDER, FolderConfig, folder_config
+from workloads.hf.files.hf_config import FOLDER, FolderConfig, folder_config
 from workloads.model import count
 from workloads.model.config import TransformerConfig
 from workloads.model.presets import preset
@@ -14,7 +14,7 @@ from workloads.own.object_reference import is_object_reference
 from workloads.predicted import ALL, Predicted
 
 if TYPE_CHECKING:
-    from workloads.hf.hf_class import HuggingFaceModel
+    from workloads.hf.as_they_are.hf_class import HuggingFaceModel
     from workloads.own.model import OwnModel
 
 Description: TypeAlias = "TransformerConfig | HuggingFaceModel | OwnModel"
@@ -80,8 +80,8 @@ def describe(
             wanted.setdefault("vocab_size", vocab_size)
         config = preset(model).changed(wanted)
         return config if objective is None else _of_objective(model, config, objective, wanted, classes)
-    from workloads.hf.folder import describe_folder
-    from workloads.hf.hf_class import describe_hf_class
+    from workloads.hf.as_they_are.hf_class import describe_hf_class
+    from workloads.hf.convert.folder import describe_folder
 
     folder = model.removeprefix(FOLDER)
     kept = kept or folder_config(folder)
@@ -121,7 +121,7 @@ def headed(
     A transformers class gets its own head. If this project's model of a folder does not support the head, the folder's
     transformers class is used unchanged, with configuration `kept`. Raises WorkloadError if no class supports it.
     """
-    from workloads.hf.hf_class import HuggingFaceModel, describe_hf_class
+    from workloads.hf.as_they_are.hf_class import HuggingFaceModel, describe_hf_class
 
     head = SUPERVISED_HEADS.get(objective)
     if isinstance(found, HuggingFaceModel):
@@ -145,7 +145,7 @@ def headed(
 
 def _lacks(config: TransformerConfig, head: str) -> bool:
     """Return whether weights with such a head can be neither read from nor written for transformers' class."""
-    from workloads.hf.families import FAMILIES
+    from workloads.hf.tables.families import FAMILIES
 
     family = FAMILIES.get(config.family)
     return family is not None and head not in family.heads

@@ -23,10 +23,12 @@ from workloads.describe import (
     headed,
 )
 from workloads.errors import WorkloadError
-from workloads.hf.hf_class import HuggingFaceModel
-from workloads.hf.hf_class import build as build_class
-from workloads.hf.hf_config import FolderConfig, root
-from workloads.hf.meaning import (
+from workloads.hf.as_they_are.hf_class import HuggingFaceModel
+from workloads.hf.as_they_are.hf_class import build as build_class
+from workloads.hf.as_they_are.network import HuggingFaceNetwork
+from workloads.hf.as_they_are.workload import HuggingFaceWorkload, adaptable
+from workloads.hf.files.hf_config import FolderConfig, root
+from workloads.hf.files.meaning import (
     FolderMeaning,
     by_label,
     compares_labels,
@@ -35,10 +37,8 @@ from workloads.hf.meaning import (
     told_by_label,
     vocabulary_of_folder,
 )
-from workloads.hf.network import HuggingFaceNetwork
-from workloads.hf.our_names import told_by_our_names
-from workloads.hf.weight_files import check_of_class, weights_of_model
-from workloads.hf.workload import HuggingFaceWorkload, adaptable
+from workloads.hf.files.weight_files import check_of_class, weights_of_model
+from workloads.hf.tables.our_names import told_by_our_names
 from workloads.model.config import TransformerConfig
 from workloads.model.fake_quantise import quantise_for_inference
 from workloads.model.mup import beside
@@ -287,7 +287,7 @@ def _workload(
         return replace(workload, pretrained=weights)
     if (folder := weights_of_model(model)) is None:
         return workload
-    from workloads.hf.load_weights import pretrained
+    from workloads.hf.convert.load_weights import pretrained
 
     if not compares_labels(objective):
         weights = pretrained(config, workload.shapes, folder, workload.tables, vocabulary.added)

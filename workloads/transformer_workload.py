@@ -14,7 +14,7 @@ from workloads.adapters.adapter import Adapter, check_has_biases, merged_reader,
 from workloads.adapters.frozen import parameters_of
 from workloads.adapters.nf4 import RoundedTensor
 from workloads.errors import WorkloadError
-from workloads.hf.meaning import FolderMeaning
+from workloads.hf.files.meaning import FolderMeaning
 from workloads.model import inside, losses, shown
 from workloads.model.config import TransformerConfig
 from workloads.model.depth import depth
@@ -266,7 +266,7 @@ class TransformerWorkload:
 
     def hf_config(self) -> Mapping[str, Any]:
         """See Workload.hf_config. For a pair of networks, that of the main one."""
-        from workloads.hf.checkpoint import hf_config_of
+        from workloads.hf.convert.checkpoint import hf_config_of
 
         alone = self.config.changed({"generator": 0}) if self.config.generator else self.config
         found: Mapping[str, Any] = hf_config_of(alone, self.vocabulary, self.decoder_start).to_dict()
@@ -274,13 +274,13 @@ class TransformerWorkload:
 
     def hf_tensors(self) -> Collection[str]:
         """See Workload.hf_tensors."""
-        from workloads.hf.checkpoint import hf_names
+        from workloads.hf.convert.checkpoint import hf_names
 
         return hf_names(self.config, shapes_of(self.config))
 
     def hf_weights(self, chosen: Collection[str]) -> Collection[str]:
         """See Workload.hf_weights."""
-        from workloads.hf.checkpoint import hf_weights
+        from workloads.hf.convert.checkpoint import hf_weights
 
         if self.config.generator:
             raise WorkloadError("a pair of two networks is exported in full precision")
@@ -288,7 +288,7 @@ class TransformerWorkload:
 
     def check_hf(self) -> None:
         """Raise WorkloadError if transformers has no class for this model, as `to_hf` would."""
-        from workloads.hf.checkpoint import check_export
+        from workloads.hf.convert.checkpoint import check_export
 
         self._check_merges()
         self._check_last_token()
@@ -329,8 +329,8 @@ class TransformerWorkload:
 
     def base_to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
         """Like `to_hf`, for the model without its adapter."""
-        from workloads.hf.checkpoint import export
-        from workloads.hf.meaning import PROBLEMS
+        from workloads.hf.convert.checkpoint import export
+        from workloads.hf.files.meaning import PROBLEMS
 
         export(
             self.config,
@@ -346,7 +346,7 @@ class TransformerWorkload:
 
     def _output_names(self) -> Sequence[str]:
         """Return the names of a classification head's labels; empty for other heads."""
-        from workloads.hf.meaning import names_of_outputs
+        from workloads.hf.files.meaning import names_of_outputs
 
         if self.config.head not in ("sequence", "token"):
             return ()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from workloads.hf.behaviour import check_behaviour
+from workloads.hf.check.behaviour import check_behaviour
 from workloads.model.small_config import narrow
 from workloads.own.check import check_model, check_trained, model_of, shaken
 from workloads.workload import Batch, Workload

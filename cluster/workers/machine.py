@@ -15,6 +15,8 @@ from typing import Any
 from cluster.workers.gang import Bundle
 from cluster.workers.nvml import Nvml
 
+ACCELERATOR = "ray.io/accelerator-type"
+"""Ray's node label with the type of a GPU, such as H100."""
 MACHINE_TYPE = "node.kubernetes.io/instance-type"
 """Node label with the cloud's name of the machine type; Ray has none of its own."""
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cluster.jobs.ray_jobs import Jobs, Submission
     from orchestrator.api.background import BackgroundRun
     from orchestrator.api.measured import CommitOfRun
-    from orchestrator.export.converted import Names, Numbers
+    from orchestrator.export.converted import Names
 
 EVERY = 0.5
 """Seconds between reads of the status while waiting for a run."""
@@ -147,7 +147,7 @@ class Run:
         raw: bool = False,
         form: str | None = None,
         names: Names | None = None,
-        numbers: Numbers | None = None,
+        numbers: str | None = None,
         quantize: Literal["int8", "int4", "none"] | None = None,
         group: int | Literal["row"] | None = None,
         activations: Literal["none", "dynamic"] | None = None,
@@ -192,7 +192,7 @@ class Run:
                 from orchestrator.export.own_model import load_own
 
                 return load_own(target)
-            from workloads.hf.compare import load
+            from workloads.hf.check.compare import load
 
             found: nn.Module = load(target, strict=False)
             return found

@@ -17,7 +17,7 @@ from typing import Any
 
 from orchestrator.chain.exports import check_compress
 from orchestrator.chain.stage_run import StageRun
-from orchestrator.checkpoint.identity import BASE, CONTINUED, TEACHER, check_same_run
+from orchestrator.checkpoint.identity import BASE, CONTINUED, check_same_run, teacher_of
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.config.chain import CONTINUE, ChainSpec
 from orchestrator.config.errors import InputError, Problems
@@ -35,7 +35,7 @@ from orchestrator.launch.path_checks import check_all_places
 from orchestrator.launch.worker import worker_at
 from orchestrator.resolve.base import INIT, base_of, check_base_to_come, check_own_base_to_come
 from orchestrator.resolve.base_text import text_notes, text_of_workload
-from orchestrator.resolve.continued import check_keys, check_length
+from orchestrator.resolve.continued import check_length, continuation_of
 from orchestrator.resolve.named_commit import commit_at, place_and_tag
 from orchestrator.resolve.named_teacher import WHERE
 from orchestrator.resolve.precision import as_its_run
@@ -83,7 +83,7 @@ def check_chain(
                 if before and before.stage in resolved and before.stage not in done:
                     where = stages[before.stage].run.uri
                     theirs = stages[before.stage].job
-                    check_keys(stage.job, theirs, where)
+                    continuation_of(stage.job).check_keys(theirs.identity(), where)
                     step = int(before.tag) if before.tag.isdecimal() else theirs.train.steps
                     check_length(stage.job.train, step, where)
                     with wrong_input(CONTINUE):
@@ -91,7 +91,7 @@ def check_chain(
                 elif before and before.stage not in done:
                     pass  # that stage's own problem is reported
                 elif base is None or base.stage in done:
-                    commit = check_same_run(stage.job, stage.run)
+                    commit = check_same_run(stage.job.run_identity, stage.run)
                     check_base(resolved[name], commit or check_continues(resolved[name], stage.run))
                 elif base.stage in resolved:
                     with wrong_input(INIT):
@@ -121,7 +121,7 @@ def check_inputs(stage: StageRun, done: set[str]) -> bool:
     """
     job, run = stage.job, stage.run
     try:
-        commit, is_done = check_same_run(job, run), done_already(job, run) is not None
+        commit, is_done = check_same_run(job.run_identity, run), done_already(job, run) is not None
     except InputError as error:
         raise InputError(error.what, error.where, AGAIN) from None
     history = EventHistory(run.rows(EVENTS))
@@ -130,8 +130,8 @@ def check_inputs(stage: StageRun, done: set[str]) -> bool:
         _check_same_base(stage, begun, commit, is_done, done)
     if begun := commit.meta.get(CONTINUED) if commit else None:
         _check_same_source(stage, begun, done)
-    if known := commit.meta.get(TEACHER) if commit else None:
-        _check_same_teacher(stage, str(known), done)
+    if known := teacher_of(commit.meta) if commit else {}:
+        _check_same_teacher(stage, known, done)
     if data := (commit.meta.get("data") if commit else "") or history.data:
         _check_same_text(job.data, job.workload, str(data))
     return is_done
@@ -182,8 +182,8 @@ def _check_same_source(stage: StageRun, begun: Mapping[str, Any], done: set[str]
         raise InputError(f"{what}, and now that is another one at step {now.step}", CONTINUE, AGAIN)
 
 
-def _check_same_teacher(stage: StageRun, known: str, done: set[str]) -> None:
-    """Check that the stage would still learn from the same teacher, `known` by the checksum of its weights.
+def _check_same_teacher(stage: StageRun, known: Mapping[str, Any], done: set[str]) -> None:
+    """Check that the stage would still learn from the same teacher, `known` by its step and checksum.
 
     A missing teacher is allowed: it is missed when the stage goes on.
     """
@@ -193,10 +193,10 @@ def _check_same_teacher(stage: StageRun, known: str, done: set[str]) -> None:
     if teacher.stage not in done:
         raise InputError(f"it has learnt from {teacher.stage}, which trains on", WHERE, AGAIN)
     try:
-        now = teacher_model(distill.teacher, stage.job.workload).base
+        now = teacher_model(distill.teacher, stage.job.workload, step=known.get("step")).base
     except InputError:
         return
-    if now.digest != known:
+    if now.digest != known["digest"]:
         raise InputError(f"it has learnt from {teacher.stage}, and now that is another one", WHERE, AGAIN)
 
 

@@ -2,11 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from orchestrator.config.strict import Positive, StrictModel
+from orchestrator.data.config import CleanStep, Source
+from orchestrator.export.kinds import OF_THE_CORE, names, with_numbers
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What a run directory is compared with, so that it goes on with its own job alone.
+
+    Attributes:
+        keys: what makes two runs the same run, see `JobSpec.identity`.
+        own_code: the user's own code, see `JobSpec.own_code`.
+        accepted: hashes of changed code that the job accepts.
+        set_sources: the held-out sets with text of their own, see `JobSpec.set_sources`.
+        clean: the cleaning steps.
+    """
+
+    keys: Mapping[str, Any]
+    own_code: Mapping[str, str]
+    accepted: Sequence[str]
+    set_sources: Mapping[str, tuple[str, list[Source]]]
+    clean: Sequence[CleanStep]
+
+    @property
+    def steps(self) -> int:
+        """Steps of the run."""
+        return int(self.keys["train"]["steps"])
 
 
 class AverageSpec(StrictModel):
@@ -46,8 +75,17 @@ NO_EXPORT = {
 """The export keys of `checkpoint` in a job that exports nothing."""
 
 
-NUMBERS = {"gguf": ("f32", "f16", "bf16", "q8_0", "q4_0"), "onnx": ("f32", "int8", "int8_static")}
-"""The formats of matrices of each export that has several."""
+def _is_a_form(name: str) -> str:
+    if name not in OF_THE_CORE and name not in (known := names()):
+        *others, last = map(repr, known)
+        raise PydanticCustomError("export", f"Input should be {', '.join(others)} or {last}")
+    return name
+
+
+def _forms(schema: dict[str, Any]) -> None:
+    """Give the JSON Schema the forms that are installed."""
+    (text,) = (option for option in schema["anyOf"] if option["type"] == "string")
+    text["enum"] = names()
 
 
 class CheckpointSpec(StrictModel):
@@ -71,8 +109,9 @@ class CheckpointSpec(StrictModel):
         description="steps between snapshots in the memory of nodes, which outlive the loss of any one node; "
         "auto: as often as costs three percent of the time, if there are several nodes with enough memory",
     )
-    export: Literal["hf", "adapter", "safetensors", "dcp", "gguf", "onnx"] | None = Field(
+    export: Annotated[str, AfterValidator(_is_a_form)] | None = Field(
         default="hf",
+        json_schema_extra=_forms,
         description="what to export: hf, a model for transformers, with an adapter merged; adapter, the adapter "
         "alone, for peft; safetensors, the weights of your own model under its own names; dcp, gguf "
         "and onnx, other formats made from hf",
@@ -80,7 +119,7 @@ class CheckpointSpec(StrictModel):
     export_names: Literal["hf", "torchtitan", "olmo"] | None = Field(
         default=None, description="with export dcp: the naming of the tensors; unset: hf"
     )
-    export_numbers: Literal["f32", "f16", "bf16", "q8_0", "q4_0", "int8", "int8_static"] | None = Field(
+    export_numbers: str | None = Field(
         default=None,
         description="the format of the matrices: with export gguf f32, f16, bf16, q8_0 or q4_0; with onnx f32, int8 "
         "(activations are rounded as they come) or int8_static (by ranges measured on training samples); unset: f16 "
@@ -106,19 +145,27 @@ class CheckpointSpec(StrictModel):
     def options_are_of_the_export(self) -> CheckpointSpec:
         if self.export_names is not None and self.export != "dcp":
             raise ValueError(f"export_names is for export dcp, and export is {self.export}; leave it out")
-        if self.export_numbers is not None and self.export not in NUMBERS:
-            raise ValueError(
-                f"export_numbers is for export gguf and onnx, and export is {self.export}; leave it out"
-            )
-        if self.export_numbers is not None and self.export_numbers not in NUMBERS[str(self.export)]:
-            known = ", ".join(NUMBERS[str(self.export)])
-            raise ValueError(f"export_numbers {self.export_numbers} is not of {self.export}; use {known}")
+        if self.export_numbers is not None:
+            self._has_numbers(self.export_numbers)
         if self.export is None and (self.export_to or self.export_at == "commit"):
             key = "export_to" if self.export_to else "export_at"
             raise ValueError(
                 f"nothing is exported, since export is null; leave out {key}, or set export to hf"
             )
         return self
+
+    def _has_numbers(self, numbers: str) -> None:
+        """Raise ValueError if the export has no such format of matrices."""
+        known = with_numbers()
+        if self.export not in known:
+            forms = " and ".join(known)
+            raise ValueError(
+                f"export_numbers is for export {forms}, and export is {self.export}; leave it out"
+            )
+        if numbers not in known[self.export]:
+            raise ValueError(
+                f"export_numbers {numbers} is not of {self.export}; use {', '.join(known[self.export])}"
+            )
 
     @property
     def best_metric(self) -> str | None:

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any
 
 from orchestrator.checkpoint.commit_store import Store
+from orchestrator.checkpoint.config import RunIdentity
 from orchestrator.checkpoint.last_commit import refuse_anew
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.config.document import parse_yaml
@@ -41,7 +42,7 @@ KEPT = "folder_config"
 TILES = "tiles"
 """Whether weights were drawn in tiles, see `workloads.model.initialise.Drawn`."""
 TEACHER = "teacher"
-"""The checksum of the weights of the teacher that the run learns from."""
+"""The weights of the teacher that the run learns from. Commits of earlier versions have only their checksum."""
 JOB = "job.yaml"
 LENGTH = "train.steps"
 """The one key of the identity that may change, see `extension_of`."""
@@ -99,17 +100,17 @@ class Extension:
         return f"extended from {self.before} to {self.after} steps, from step {self.step} on"
 
 
-def check_same_run(spec: JobSpec, run: RunDir) -> CommitManifest | None:
+def check_same_run(identity: RunIdentity, run: RunDir) -> CommitManifest | None:
     """Check that the directory belongs to this job's run, by its newest sound commit or else by its job.yaml.
 
     Returns that commit, None without one. Raises InputError, which names the keys that differ.
     """
     commit = Store(run.commits).latest(deep=False)
-    extension_of(spec.identity(), run, commit)
+    extension_of(identity.keys, run, commit)
     if commit is not None:
-        _check_sets_of(spec.set_sources, run)
-        check_same_code(spec.own_code, spec.accept_code, commit.meta.get(CODE) or {}, run.uri)
-        check_same_cleaning(spec.data.clean, spec.accept_code, commit.meta.get(CLEANED_BY) or {}, run.uri)
+        _check_sets_of(identity.set_sources, run)
+        check_same_code(identity.own_code, identity.accepted, commit.meta.get(CODE) or {}, run.uri)
+        check_same_cleaning(identity.clean, identity.accepted, commit.meta.get(CLEANED_BY) or {}, run.uri)
     return commit
 
 
@@ -191,14 +192,14 @@ def extension_of(identity: Mapping[str, Any], run: RunDir, commit: CommitManifes
     return Extension(was, wanted, settled, commit.step)
 
 
-def take_up(spec: JobSpec, run: RunDir) -> tuple[CommitManifest | None, Extension | None]:
+def take_up(identity: RunIdentity, run: RunDir) -> tuple[CommitManifest | None, Extension | None]:
     """Check a run that is about to continue, and return its newest sound commit and its extension.
 
     Writes ORIGIN again if it is lost. Raises InputError as `check_same_run`, `extension_of` and `refuse_anew` do.
     """
-    commit = check_same_run(spec, run)
+    commit = check_same_run(identity, run)
     refuse_anew(run, commit)
-    extension = extension_of(spec.identity(), run, commit)
+    extension = extension_of(identity.keys, run, commit)
     restore_origin(run, commit)
     return commit, extension
 
@@ -339,6 +340,15 @@ def _without_locations(identity: Mapping[str, Any]) -> dict[str, Any]:
     if distill := identity.get("distill"):
         found["distill"] = {**distill, "teacher": base_name(distill["teacher"].removeprefix("hf:"))}
     return found
+
+
+def teacher_of(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the weights of the teacher in a commit's meta: uri, step and digest; empty without one.
+
+    Commits of earlier versions have only the digest.
+    """
+    teacher = meta.get(TEACHER) or {}
+    return {"digest": teacher} if isinstance(teacher, str) else dict(teacher)
 
 
 def base_name(path: str) -> str:

@@ -16,6 +16,7 @@ from typing import IO, Annotated, NamedTuple
 
 import typer
 
+from orchestrator.cli.extension_commands import add_commands
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import INTERRUPTED, Outcome
 from orchestrator.config.redact import redact_message
@@ -47,12 +48,13 @@ for _module in (
     "evaluate",
     "bench",
     "data",
-    "cluster_render",
+    "cluster_nodes",
     "chaos",
     "rehearse",
     "tune",
 ):
     import_module(f"orchestrator.cli.{_module}").register(app)
+add_commands(app)
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,4 +1,4 @@
-"""The commands checkpoint list, verify, export, prune, rollback, import-deepspeed and import-megatron."""
+"""The commands checkpoint list, verify, export, prune and rollback."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from orchestrator.cli.options import Json, Run, emit, existing_run, on_this_machine, table
+from orchestrator.cli.options import Json, Run, emit, existing_run, table
 from orchestrator.config.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 RawWeights = Annotated[
     bool, typer.Option("--raw-weights", help="use the weights of training, not their average")
-]
-Target = Annotated[
-    Path, typer.Argument(parser=on_this_machine, help="new folder for model.safetensors, for hf:<target>")
 ]
 Step = Annotated[int | None, typer.Option(help="step of the checkpoint [default: the newest undamaged one]")]
 One = Annotated[int | None, typer.Option("--step", help="step of the checkpoint [default: all checkpoints]")]
@@ -34,8 +31,6 @@ def register(app: typer.Typer) -> None:
     group.command()(export)
     group.command()(prune)
     group.command()(rollback)
-    group.command("import-deepspeed")(import_deepspeed)
-    group.command("import-megatron")(import_megatron)
     app.add_typer(group, name="checkpoint")
 
 
@@ -94,16 +89,25 @@ def verify(run_dir: Run, step: One = None, as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
+def _forms(begun: str) -> list[str]:
+    """The forms of an export with this prefix, for shell completion."""
+    from orchestrator.export.converted import forms_of_commits
+
+    return [name for name in forms_of_commits() if name.startswith(begun)]
+
+
 def export(
     run_dir: Run,
     step: Step = None,
     to: Annotated[str | None, typer.Option(help="folder or URI [default: <run>/export]")] = None,
     raw_weights: RawWeights = False,
     form: Annotated[
-        Literal["hf", "adapter", "dcp", "gguf", "onnx"] | None,
+        str | None,
         typer.Option(
-            help="a model for transformers, the adapter alone for peft, a folder of torch.distributed.checkpoint, "
-            "a file for llama.cpp, an encoder for onnxruntime [default: the job's]"
+            autocompletion=_forms,
+            help="hf, a model for transformers; adapter, the adapter alone for peft; dcp, a folder of "
+            "torch.distributed.checkpoint; gguf, a file for llama.cpp; onnx, an encoder for onnxruntime; or what an "
+            "installed package offers [default: the job's]",
         ),
     ] = None,
     names: Annotated[
@@ -111,10 +115,10 @@ def export(
         typer.Option(help="with --form dcp, the names of the tensors [default: hf]"),
     ] = None,
     numbers: Annotated[
-        Literal["f32", "f16", "bf16", "q8_0", "q4_0", "int8", "int8_static"] | None,
+        str | None,
         typer.Option(
-            help="with --form gguf, the format of the matrices [default: f16]; with --form onnx f32, int8 or "
-            "int8_static, whose ranges are measured on training samples [default: f32]"
+            help="with --form gguf f32, f16, bf16, q8_0 or q4_0, the format of the matrices [default: f16]; with "
+            "--form onnx f32, int8 or int8_static, whose ranges are measured on training samples [default: f32]"
         ),
     ] = None,
     quantize: Annotated[
@@ -197,75 +201,6 @@ def rollback(
         emit(done.to_json())
     else:
         print(f"{done.line}; the same command goes on from there")
-
-
-def import_deepspeed(
-    source: Annotated[
-        Path, typer.Argument(parser=on_this_machine, help="folder that DeepSpeed's save_checkpoint wrote")
-    ],
-    target: Target,
-    tag: Annotated[
-        str | None, typer.Option(help="name of the checkpoint [default: the one in the file `latest`]")
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(parser=on_this_machine, help="config.json of the model, to train it as hf:<target>"),
-    ] = None,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="unpickle everything: this runs any code in the files")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Convert the fp32 weights of another project's DeepSpeed ZeRO checkpoint to the Hugging Face format.
-
-    Its files are pickles: a separate process opens them, with an empty environment, and reads only tensors and plain
-    data unless --trust is given. Optimiser state is not imported.
-    """
-    from orchestrator.importers.deepspeed import import_checkpoint
-
-    imported = import_checkpoint(str(source), str(target), tag, str(config) if config else None, trust)
-    how = "unpickled" if trust else "tensors and plain data only"
-    of = f"a ZeRO {imported['stage']} checkpoint of {imported['ranks']} ranks, read in a separate process ({how})"
-    _imported(target, imported, of, as_json)
-
-
-def import_megatron(
-    source: Annotated[
-        Path, typer.Argument(parser=on_this_machine, help="folder that Megatron-LM's --save named")
-    ],
-    target: Target,
-    iteration: Annotated[
-        int | None, typer.Option(help="iteration to read [default: the latest that the folder names]")
-    ] = None,
-    vocabulary: Annotated[
-        int | None, typer.Option(help="rows of the tables to keep [default: all, with Megatron's padding]")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Convert the weights of a GPT's Megatron-LM checkpoint (--ckpt-format torch or torch_dist).
-
-    One without rotary positions becomes GPT-2, one with rotary positions, SwiGLU and RMSNorm Llama. The files are
-    pickles, of which only tensors and plain data are read. Optimiser state is not imported.
-    """
-    from orchestrator.importers.megatron import import_megatron as take
-
-    imported = take(str(source), str(target), iteration, vocabulary)
-    ranks = (
-        f"{imported['tensor_parallel']} x {imported['pipeline_parallel']} ranks (tensor x pipeline parallel)"
-    )
-    _imported(
-        target,
-        imported,
-        f"a {imported['model_type']}, of iteration {imported['iteration']} on {ranks}",
-        as_json,
-    )
-
-
-def _imported(target: Path, imported: dict[str, Any], of: str, as_json: bool) -> None:
-    if as_json:
-        emit(imported)
-    else:
-        print(f"{target}: {len(imported['tensors'])} tensors of {of}")
 
 
 def _looked_at(

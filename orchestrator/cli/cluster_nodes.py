@@ -46,6 +46,16 @@ Types = Annotated[
 ]
 
 
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    cluster = typer.Typer(
+        help="Where jobs run: nodes on this machine, files for Kubernetes and clouds.", no_args_is_help=True
+    )
+    for verb in (up, show, add, remove, down):
+        cluster.command()(verb)
+    app.add_typer(cluster, name="cluster")
+
+
 def up(
     local: Annotated[
         int | None,

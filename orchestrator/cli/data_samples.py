@@ -47,7 +47,7 @@ def inputs_of(target: str) -> tuple[TrainingInputs, Tokens, Source | None] | Non
     from orchestrator.cli.options import job_of, run_of
     from orchestrator.data.progress import silent
     from orchestrator.data.store.tokens import Tokens
-    from orchestrator.resolve.continued import source_of
+    from orchestrator.resolve.continued import continuation_of
     from orchestrator.resolve.kept_config import kept_config
     from orchestrator.resolve.prepared_data import PreparedData, prepared, tokens_of
     from orchestrator.resolve.training_inputs import training_inputs
@@ -67,10 +67,10 @@ def inputs_of(target: str) -> tuple[TrainingInputs, Tokens, Source | None] | Non
         if commit is not None:
             tokens = whole(tokens_of(spec.data, run, commit.meta["data"]))
             inputs = training_inputs(spec, tokens, kept=kept_config(commit))
-            return inputs, tokens, source_of(spec, run)
+            return inputs, tokens, continuation_of(spec).source(run)
     data = prepared(spec, run, PreparedData(), silent, make=False)
     tokens = Tokens.open(data.uri)
-    return training_inputs(spec, tokens), tokens, source_of(spec, run)
+    return training_inputs(spec, tokens), tokens, continuation_of(spec).source(run)
 
 
 def whole(tokens: Tokens) -> Tokens:

@@ -52,7 +52,7 @@ def report(run_dir: Run) -> None:
         return
     run, spec = existing_run(run_dir)
     run.write_text("report.html", make(run))
-    delivery = deliver(spec, run)
+    delivery = deliver(spec.tracked, run)
     print(run.at("report.html"))
     if (
         problem := None

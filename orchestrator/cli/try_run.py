@@ -96,11 +96,13 @@ def dry_run_of(
     from orchestrator.launch.planned_job import planned_of
     from orchestrator.launch.preflight import preflight
     from orchestrator.launch.worker import worker_at
-    from orchestrator.resolve.continued import begun_from
+    from orchestrator.resolve.continued import continuation_of
 
     done = done_already(spec, directory) is not None
     job = preflight(spec, directory, until, address)
-    source, commit = begun_from(job.spec, directory, check_same_run(job.spec, directory))
+    source, commit = continuation_of(job.spec).begun_from(
+        directory, check_same_run(job.spec.run_identity, directory)
+    )
     found = planned_of(
         spec.train, job, worker_at(address)(job.spec.resources, job.spec.train.dtype) if address else None
     )

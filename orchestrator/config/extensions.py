@@ -7,13 +7,16 @@ A package declares what it offers in its pyproject.toml, one group for each kind
 
 A job file that says `train.optimizer.name: ext:sign_sgd` then means `sign_sgd:SignSGD`. Storage has no group here:
 fsspec finds file systems by its own, `fsspec.specs`.
+
+Commands have a group whose names are the words of the command line, see `orchestrator/cli/extension_commands.py`.
+This project's own pyproject.toml offers what `orchestrator/extensions` has in the same way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from orchestrator.config.errors import InputError
@@ -43,6 +46,11 @@ def with_extensions(document: Mapping[str, Any]) -> Mapping[str, Any]:
     for path, group in KEYS.items():
         document = _replaced(document, path, group, ".".join(path))
     return document
+
+
+def points(group: str) -> list[EntryPoint]:
+    """Return what installed packages offer in a group, such as "commands", in the order of the names."""
+    return sorted(entry_points(group=GROUP + group), key=lambda point: (point.name, point.value))
 
 
 def offered() -> dict[str, dict[str, str]]:

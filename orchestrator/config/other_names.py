@@ -294,7 +294,7 @@ _KEYS: Mapping[str, str] = {
         "use_liger_kernel liger_kernel_config use_flash_attention_2"
     ),
     "not here, because training keeps no cache of keys and values": "use_cache",
-    "not here, because no objective adds noise to embeddings; your own can, see docs/guides/own-code.md": (
+    "not here, because no objective adds noise to embeddings; your own can, see docs/guides/own-components.md": (
         "neftune_noise_alpha noisy_embedding_alpha neftune"
     ),
     "not here, because the plan leaves room in a worker's memory": (
@@ -440,10 +440,10 @@ _KEYS: Mapping[str, str] = {
     "a preset begins with random weights, hf:<folder> with those of its files": "reinit_weights",
     "unknown keys of a job file are always errors": "strict",
     "data.clean, as in [exact_duplicates]": "dataset_exact_deduplication min_sample_len",
-    "your own objective is named as module:name, see docs/guides/own-code.md": (
+    "your own objective is named as module:name, see docs/guides/own-components.md": (
         "use_eaft eaft_alpha eaft_k ebft"
     ),
-    "Prometheus gets metrics from Ray's nodes, see docs/guides/watching.md; sinks.opentelemetry sends traces": (
+    "Prometheus gets metrics from Ray's nodes, see docs/guides/tracking.md; sinks.opentelemetry sends traces": (
         "use_otel_metrics otel_metrics_host otel_metrics_port"
     ),
     "not here, because MLflow gets plan, job, report and summary anyway": "hf_mlflow_log_artifacts",

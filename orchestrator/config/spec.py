@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from orchestrator.checkpoint.config import CheckpointSpec
+from orchestrator.checkpoint.config import CheckpointSpec, RunIdentity
 from orchestrator.config.document import read_document
 from orchestrator.config.errors import InputError
 from orchestrator.config.extensions import with_extensions
@@ -38,7 +38,7 @@ from orchestrator.evaluate.config import (
     metric_problem,
     metrics_of,
 )
-from orchestrator.observe.config import NotifySpec, TrackingSpec
+from orchestrator.observe.config import NotifySpec, SummarisedJob, TrackedJob, TrackingSpec
 from orchestrator.observe.sinks.config import SinkSpec
 from orchestrator.optim.config import NEWER
 from orchestrator.optim.kinds import KINDS
@@ -53,6 +53,7 @@ from orchestrator.train.config import NEWER as NEWER_OF_TRAIN
 from orchestrator.train.config import TrainSpec
 from orchestrator.train.distillation.config import DistillSpec
 from orchestrator.train.distillation.config import problem_of as problem_of_distillation
+from orchestrator.train.engines.config import EngineConfig
 from orchestrator.train.rollouts.config import NOT_IDENTITY, RolloutSpec, with_rollouts
 from orchestrator.train.rollouts.config import problem_of as problem_of_rollouts
 from orchestrator.tune.config import TuneSpec
@@ -303,7 +304,7 @@ class JobSpec(StrictModel):
     @model_validator(mode="after")
     def what_is_registered_is_exported(self) -> JobSpec:
         form = self.checkpoint.export
-        if self.tracking and self.tracking.register_as and form in (None, "dcp", "gguf", "onnx"):
+        if self.tracking and self.tracking.register_as and form not in ("hf", "safetensors"):
             exported = "nothing is exported" if form is None else f"MLflow has no model in {form}"
             raise ValueError(
                 f"tracking.register_as is about the exported model, and {exported}; set checkpoint.export to hf"
@@ -330,6 +331,57 @@ class JobSpec(StrictModel):
         return self.train.global_batch // (self.rollout.group if self.rollout else 1)
 
     @property
+    def engine(self) -> EngineConfig:
+        """What an engine reads of the job."""
+        return EngineConfig(
+            train=self.train,
+            seed=self.seed,
+            sequence_length=self.data.sequence_length,
+            ema=self.checkpoint.ema,
+            gpus=self.resources.per_worker.gpu,
+            prune=self.prune,
+            quantize=self.quantize,
+            distill=self.distill,
+            evaluate=self.evaluate,
+        )
+
+    @property
+    def run_identity(self) -> RunIdentity:
+        """What a run directory of the job is compared with."""
+        return RunIdentity(
+            keys=self.identity(),
+            own_code=self.own_code,
+            accepted=self.accept_code,
+            set_sources=self.set_sources,
+            clean=self.data.clean,
+        )
+
+    @property
+    def tracked(self) -> TrackedJob:
+        """What MLflow shows of the job, and where."""
+        return TrackedJob(
+            name=self.name,
+            tracking=self.tracking,
+            parameters=self.model_dump(mode="json"),
+            held_out=self.data.validation.share if self.data.validation else None,
+            evaluates_beside=self.evaluates_beside,
+        )
+
+    @property
+    def summarised(self) -> SummarisedJob:
+        """What the summary of a run says of the job."""
+        return SummarisedJob(
+            name=self.name,
+            objective=self.workload.objective,
+            metrics=self.evaluate.metrics if self.evaluate else None,
+            steps=self.train.steps,
+            precision=self.train.dtype,
+            limits=self.limits,
+            resources=self.resources,
+            evaluates_beside=self.evaluates_beside,
+        )
+
+    @property
     def searches_layout(self) -> bool:
         """Whether the layout, or what of it is not pinned, is chosen by the planner."""
         return self.parallel == "auto" or self.parallel.is_partial
@@ -348,15 +400,7 @@ class JobSpec(StrictModel):
     @property
     def evaluates_beside(self) -> bool:
         """Whether commits are evaluated beside the run, by one worker more."""
-        return self.evaluate is not None and self.evaluate.where == "beside"
-
-    def is_due_beside(self, step: int) -> bool:
-        """Whether the commit after `step` is to be evaluated beside the run."""
-        return (
-            self.evaluates_beside
-            and self.evaluate is not None
-            and self.evaluate.is_due(step, self.train.steps)
-        )
+        return self.evaluate is not None and self.evaluate.is_beside
 
     @property
     def set_names(self) -> list[str]:

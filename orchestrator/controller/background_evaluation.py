@@ -12,16 +12,16 @@ from typing import Any
 
 from cluster.workers.cluster import Cluster
 from cluster.workers.fork_server import START_TIMEOUT
-from cluster.workers.gang import FINISHED, Gang, GangStatus, RankStatus
+from cluster.workers.gang import FINISHED, Bundle, Gang, GangStatus, RankStatus
 from cluster.workers.worker_context import Work
 from orchestrator.checkpoint.evaluations import attach, awaits, is_of
 from orchestrator.checkpoint.manifest import CorruptCommit
-from orchestrator.checkpoint.retention import prune, retention_of
-from orchestrator.config.spec import JobSpec
+from orchestrator.checkpoint.retention import Retention, prune
 from orchestrator.controller.decide import BEGINS
 from orchestrator.controller.run_history import RunHistory
 from orchestrator.controller.state import Phase, State
 from orchestrator.controller.status import work_text
+from orchestrator.evaluate.config import EvaluateSpec
 from orchestrator.observe.rank_log import output_of_evaluation
 from orchestrator.parallel.layout import Layout
 from orchestrator.resolve.prepared_data import PreparedData
@@ -50,13 +50,37 @@ class EvaluationBeside:
         failed: why the evaluation has just failed, as of the last `look`; empty if it has not.
     """
 
-    def __init__(self, cluster: Cluster, spec: JobSpec, run: RunDir, faults: tuple[str, ...] = ()) -> None:
-        """`faults` are injected, for tests."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        run: RunDir,
+        job: dict[str, Any],
+        bundle: Bundle,
+        evaluate: EvaluateSpec | None,
+        steps: int,
+        retention: Retention,
+        faults: tuple[str, ...] = (),
+    ) -> None:
+        """Evaluate nothing yet.
+
+        Args:
+            cluster: where to run.
+            run: the run directory.
+            job: the job as JSON, which the evaluating process reads.
+            bundle: what the process occupies.
+            evaluate: which commits are evaluated; None without evaluations.
+            steps: steps of the run.
+            retention: which commits are kept.
+            faults: faults to inject, for tests.
+        """
         self._cluster = cluster
-        self._spec = spec
         self._run = run
+        self._job = job
+        self._bundle = bundle
+        self._evaluate = evaluate
+        self._steps = steps
+        self._retention = retention
         self._faults = faults
-        self._bundle = spec.resources.per_worker.bundle
         # Replaced, never changed in place, because `status` reads it from another thread.
         self._waiting: dict[int, WaitingCommit] = {}
         """The waiting commits by step, including the one in evaluation."""
@@ -119,7 +143,7 @@ class EvaluationBeside:
 
         If evals.jsonl has the row of a commit that does not hold it, the row is attached to the commit.
         """
-        if not self._spec.evaluates_beside:
+        if self._evaluate is None or not self._evaluate.is_beside:
             return
         store = history.store
         waiting: dict[int, WaitingCommit] = {}
@@ -147,14 +171,12 @@ class EvaluationBeside:
         """
         history.settle()
         self.find(history)
-        prune(
-            history.store,
-            retention_of(self._spec.checkpoint, self._spec.train.decay_from, self._spec.evaluates_beside),
-        )
+        prune(history.store, self._retention)
 
     def published(self, step: int, state: State) -> None:
         """Note a new commit of the attempt in `state`. It waits from now on if the job asks for its evaluation."""
-        if self._spec.is_due_beside(step) and step not in self._waiting:
+        is_due = self._evaluate is not None and self._evaluate.is_due_beside(step, self._steps)
+        if is_due and step not in self._waiting:
             assert state.layout is not None
             commit = WaitingCommit(step, state.attempt, state.layout.micro_batch)
             self._waiting = {**self._waiting, step: commit}
@@ -251,7 +273,7 @@ class EvaluationBeside:
         faults = () if commit.step in self._tried else self._faults
         self._tried.add(commit.step)
         return Task.of_evaluation(
-            self._spec.model_dump(mode="json"),
+            self._job,
             commit.micro_batch,
             run=self._run.uri,
             data=data.uri,

@@ -7,30 +7,27 @@ controller needs after the death of this one is in the run directory.
 from __future__ import annotations
 
 import dataclasses
-import secrets
-import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Unpack
 
 from cluster.workers.clock import wall
 from cluster.workers.cluster import Cluster
 from cluster.workers.injected_faults import remaining_faults
 from cluster.workers.rank_process import describe
-from orchestrator.checkpoint.identity import CODE
-from orchestrator.checkpoint.manifest import CommitManifest
+from orchestrator.checkpoint.retention import retention_of
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import ENDED
-from orchestrator.config.own_code import check_same_code, code_of, roots_of
 from orchestrator.config.spec import JobSpec
 from orchestrator.controller import finish
 from orchestrator.controller.background_evaluation import EvaluationBeside
 from orchestrator.controller.background_export import BackgroundExport
 from orchestrator.controller.controller_log import ControllerLog
-from orchestrator.controller.data_preparation import DataPreparation, StorageWait
+from orchestrator.controller.data_preparation import StorageWait
 from orchestrator.controller.decide import decide, resume
 from orchestrator.controller.events import fault_event, market, start_event
 from orchestrator.controller.run_history import RunHistory
+from orchestrator.controller.run_inputs import RunInputs
 from orchestrator.controller.state import (
     FIRST_RESTART,
     WORKERS,
@@ -43,94 +40,19 @@ from orchestrator.controller.state import (
 )
 from orchestrator.controller.status import STATUS_EVERY, status_of
 from orchestrator.controller.stop_requests import StopRequests
+from orchestrator.controller.stragglers import Stragglers
 from orchestrator.controller.workers import POLL, Workers
 from orchestrator.parallel.layout import Layout
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.machines import told
-from orchestrator.planner.planner import Planner
-from orchestrator.resolve.base import NO_BASE, Base, base_json, same_base
-from orchestrator.resolve.continued import begun_from, take_over
-from orchestrator.resolve.kept_config import config_json, kept_config
-from orchestrator.resolve.pinned_base import bases_of
-from orchestrator.resolve.prepared_data import PreparedData, is_whole, keep_excerpt
+from orchestrator.resolve.prepared_data import PreparedData, keep_excerpt
 from orchestrator.storage.process_identity import lineage
 from orchestrator.storage.row_line import Row
 from orchestrator.storage.row_types import EventFields
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.train.task import Task
-from workloads.hf.hf_config import FolderConfig
 
 if TYPE_CHECKING:
     from cluster.jobs.job_queue import QueueClient
-
-
-def training_task(
-    spec: JobSpec, run: RunDir, data: PreparedData, state: State, commit: CommitManifest | None, **more: Any
-) -> Task:
-    """Return the task of the attempt that `state` describes.
-
-    Args:
-        spec: the job.
-        run: the run directory.
-        data: the prepared data.
-        state: gives the attempt, the layout and the samples that are left out.
-        commit: the commit to start from, None to start from the beginning.
-        more: further fields of the task.
-
-    Raises:
-        InputError: the user's own code has changed since the commit.
-    """
-    assert state.layout is not None
-    if commit is not None:  # the files may have been edited since the last attempt
-        check_same_code(spec.own_code, spec.accept_code, commit.meta.get(CODE) or {}, run.uri)
-    return Task(
-        job=spec.model_dump(mode="json"),
-        layout=state.layout.to_json(),
-        run=run.uri,
-        data=data.uri,
-        attempt=state.attempt,
-        restore=commit.step if commit else None,
-        token=secrets.token_hex(6),
-        skips=tuple(skip.to_json() for skip in state.skips),
-        sets=data.sets,
-        code=code_of(spec.own_code),
-        code_roots=tuple(roots_of(spec.own_code)),
-        **more,
-    )
-
-
-RATIO = 1.5
-"""A rank is slow if it takes this many times the lower median of all ranks."""
-LEAST = 0.02
-"""A rank is slow only if it takes this many seconds more than the median: less is noise."""
-STEADY = 5
-"""Steps in a row for which a rank must be the slowest before it is reported."""
-
-
-class Stragglers:
-    """Finds a rank that is slow step after step."""
-
-    def __init__(self) -> None:
-        self._rank = -1
-        """The slow rank of the last step, -1 without one."""
-        self._steps = 0
-        """For how many steps it has been the slow rank."""
-
-    def see(self, busy: Sequence[float]) -> tuple[int, float] | None:
-        """Return the rank that has now been slow for STEADY steps, and its ratio to the median. Reports it once.
-
-        Args:
-            busy: seconds of each rank in one step; empty or zeros under layouts that do not report it.
-        """
-        middle = statistics.median_low(busy) if len(busy) > 1 else 0.0
-        slowest = max(busy, default=0.0)
-        if not middle or slowest < RATIO * middle or slowest - middle < LEAST:
-            self._rank = -1
-            self._steps = 0
-            return None
-        rank = list(busy).index(slowest)
-        self._steps = self._steps + 1 if rank == self._rank else 1
-        self._rank = rank
-        return (rank, slowest / middle) if self._steps == STEADY else None
 
 
 def accept(data: PreparedData) -> None:
@@ -185,7 +107,6 @@ class Controller:
         self._state = State(phase="queue" if queue else "prepare")
         self._policy = Policy(spec, choose=lambda workers: None, until_reason=until_reason)
         """What `decide` plans by. Has no layouts before the data is prepared."""
-        self._planner: Planner | None = None
         self._useful_workers = spec.resources.workers.max
         """The most workers that any layout of the job uses."""
         self._stop: Stop | None = None
@@ -195,22 +116,24 @@ class Controller:
         self._placement_failed = ""
         """Why the gang could not be placed; empty except in the turn after that."""
 
-        self._data = PreparedData()
-        self._shards = ""
-        """The digest of the token shards."""
-        self._base: Base | None = NO_BASE
-        """The pretrained weights that the run began with."""
-        self._folder_config: FolderConfig | None = None
-        """The configuration of a pretrained folder, as the run keeps it."""
-
-        self._workers = Workers(spec, cluster, run)
+        demand = demand_of(spec)
+        self._workers = Workers(cluster, run, demand, spec.checkpoint)
         self._retry_storage = StorageWait(spec.limits.unsaved, give_up=self._hears_stop, tell=self._set_note)
         """Calls a function that needs storage, again and again until storage answers."""
-        self._preparing = DataPreparation(spec, run, self._retry_storage, tell=self._set_note)
+        self._inputs = RunInputs(spec, demand, run, cluster, self._retry_storage, tell=self._set_note)
         self._exports = BackgroundExport(
             cluster, spec.checkpoint, spec.evaluate, run, tell=self._export_event
         )
-        self._evaluations = EvaluationBeside(cluster, spec, run, faults)
+        self._evaluations = EvaluationBeside(
+            cluster,
+            run,
+            job=spec.model_dump(mode="json"),
+            bundle=spec.resources.per_worker.bundle,
+            evaluate=spec.evaluate,
+            steps=spec.train.steps,
+            retention=retention_of(spec.checkpoint, spec.train.decay_from, spec.evaluates_beside),
+            faults=faults,
+        )
         self._stragglers = Stragglers()
 
         self._note = ""
@@ -261,12 +184,16 @@ class Controller:
             self._event(self._state.phase, self._note)
             summary = self._retry_storage(
                 lambda: finish.finish(
-                    self._spec,
+                    self._spec.summarised,
                     self._run,
                     history,
-                    data=self._data.uri,
+                    data=self._inputs.data.uri,
                     exported=self._exports.done,
                     rows=rows,
+                    tracked=self._spec.tracked,
+                    checkpoint=self._spec.checkpoint,
+                    evaluate=self._spec.evaluate,
+                    needs_base=self._spec.needs_base,
                 )
             )
             self._write_status(force=True)
@@ -283,7 +210,7 @@ class Controller:
             raise
         finally:
             self._stop_requests.close()
-            self._preparing.close()
+            self._inputs.preparation.close()
             self._exports.stop()
             self._evaluations.stop()
             self._workers.close()
@@ -313,15 +240,15 @@ class Controller:
 
     def _observe(self, history: RunHistory) -> Observation:
         workers, exports = self._workers, self._exports
-        is_preparing = self._preparing.goes_on(workers.running, self.request_stop)
+        is_preparing = self._inputs.preparation.goes_on(workers.running, self.request_stop)
         self._record(history, workers.poll(history.saved))
         if self._queue is not None:
             self._queue.report_nodes([rank.node for rank in workers.ranks])
         now = workers.status.at if workers.running else time.monotonic()
         capacity = workers.capacity(self._state.phase, self._state.failures, now, self._evaluations.held)
         may_start = self._state.phase == "wait" and capacity >= self._spec.resources.workers.min
-        if may_start and not (is_preparing or is_whole(self._data)):  # files may be lost during a long wait
-            self._data = PreparedData()
+        if may_start and not is_preparing:  # files may be lost during a long wait
+            self._inputs.forget_lost_data()
         hours, usd = history.spending.count(history.recent, wall())
         self._evaluations.look(history)
         for ceiling in history.spending.near():
@@ -336,8 +263,8 @@ class Controller:
             admission=self._queue.admission if self._queue else None,
             restored=self._restored,
             recorded=history.step,
-            prepared=bool(self._data.uri),
-            data_moved=self._preparing.moved if is_preparing else 0.0,
+            prepared=bool(self._inputs.data.uri),
+            data_moved=self._inputs.preparation.moved if is_preparing else 0.0,
             exported=is_exported,
             tasks_done=exports.tasks.done,
             export_failed=exports.failed(step) if self._state.phase == "export" else "",
@@ -378,10 +305,10 @@ class Controller:
         phase = self._state.phase
         self._evaluations.follow(
             self._state,
-            self._data,
-            self._shards,
-            base=base_json(self._base),
-            folder_config=config_json(self._folder_config),
+            self._inputs.data,
+            self._inputs.shards,
+            base=self._inputs.base_json,
+            folder_config=self._inputs.folder_config_json,
         )
         for line in self._evaluations.news(phase):
             self._event(phase, line)
@@ -401,9 +328,10 @@ class Controller:
                     history,
                     "wait",
                     action.reason,
-                    data=self._data.uri,
-                    base=base_json(self._base),
-                    sets=self._data.sets,
+                    data=self._inputs.data.uri,
+                    base=self._inputs.base_json,
+                    teacher=self._inputs.teacher_json,
+                    sets=self._inputs.data.sets,
                 )
             case "start":
                 assert action.layout is not None
@@ -450,29 +378,14 @@ class Controller:
             self._note = reason
             self._event("prepare", reason)
             self._workers.give_back_processors()  # the preparation needs the CPUs that the last gang occupied
-        self._data = self._preparing.look(history, POLL)
-        if not self._data.uri:
+        if not self._inputs.look(history, POLL):
             return
-        self._check_data(self._data)
+        self._check_data(self._inputs.data)
         self._workers.prewarm_first(self._useful_workers)  # imports overlap with the seconds that follow
-        source, commit = self._retry_storage(lambda: begun_from(self._spec, self._run, history.newest))
-        self._base, base_to_read = self._retry_storage(
-            lambda: bases_of(
-                workload=self._spec.workload,
-                reads_base=self._spec.reads_base,
-                needs_base=self._spec.needs_base,
-                begun=history.base,
-                commit=commit,
-                run=self._run,
-            )
-        )
-        kept = kept_config(commit) or self._folder_config
-        shape, self._folder_config, shards, notes = self._retry_storage(
-            lambda: self._workers.resolved(self._data, base_to_read, source, kept)
-        )
-        self._shards = history.same_shards(shards, self._data.uri)
-        is_first = self._planner is None
-        planner = self._planner = self._workers.planner(shape, self._hears_stop)
+        is_first = self._inputs.planner is None
+        notes = self._inputs.resolve(history, self._hears_stop, lambda: self._workers.running)
+        planner = self._inputs.planner
+        assert planner is not None
         for line in (*notes, *told(planner.machine, planner.demand.precision)):
             self._event(self._state.phase, line)
         # Raises InputError if no layout is legal, before anything starts.
@@ -482,57 +395,32 @@ class Controller:
             self._useful_workers = widest.world
         if is_first:
             history.track()
-            keep_excerpt(self._run, self._data.uri)
+            keep_excerpt(self._run, self._inputs.data.uri)
 
     def _start(self, history: RunHistory, layout: Layout, layout_before: Layout | None) -> None:
         """Roll back to the last sound commit, write the plan, and start a gang from there."""
-        assert self._planner is not None
+        planner = self._inputs.planner
+        assert planner is not None
         state = self._state
         commit, notes = self._retry_storage(lambda: history.roll_back(state.bad_commits, state.attempt))
         for note in notes:
             self._event("wait", note)
         if commit is None:  # the job may begin with the commit of another run
-            commit = self._retry_storage(
-                lambda: take_over(
-                    self._spec,
-                    self._run,
-                    shards=self._shards,
-                    data=self._data,
-                    base=self._base,
-                    kept=self._folder_config,
-                )
-            )
+            commit = self._inputs.first_commit()
         self._retry_storage(lambda: self._evaluations.find(history))
         self._restored = commit.step if commit else 0
-        history.trace.begin(self._planner, state.attempt, layout.world)
-        reason, fields = start_event(self._spec.train, layout, layout_before, commit, self._planner.refused)
+        history.trace.begin(planner, state.attempt, layout.world)
+        reason, fields = start_event(self._spec.train, layout, layout_before, commit, planner.refused)
         self._note = f"starting {reason}"
         self._event("start", reason, step=self._restored, **fields)
         self._write_status(force=True)
         try:
-            self._workers.start(layout, self._task(history, commit))
+            snapshots = self._workers.snapshots(planner.shape)
+            history.use_holders(snapshots["snapshot_token"], snapshots["snapshot_servers"])
+            task = self._inputs.task(state, commit, until=self._until, faults=self._faults, **snapshots)
+            self._workers.start(layout, task)
         except TimeoutError as error:
             self._placement_failed = str(error)
-
-    def _task(self, history: RunHistory, commit: CommitManifest | None) -> Task:
-        assert self._planner is not None
-        snapshots = self._workers.snapshots(self._planner.shape)
-        history.use_holders(snapshots["snapshot_token"], snapshots["snapshot_servers"])
-        base = self._retry_storage(lambda: same_base(self._spec.workload, self._spec.needs_base, self._base))
-        return training_task(
-            self._spec,
-            self._run,
-            self._data,
-            self._state,
-            commit,
-            until=self._until,
-            faults=self._faults,
-            shards=self._shards,
-            base=base_json(base),
-            folder_config=config_json(self._folder_config),
-            **snapshots,
-            **self._planner.flops,
-        )
 
     def _note_first_step(self, history: RunHistory) -> None:
         self._note = ""

@@ -6,15 +6,13 @@ import dataclasses
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from orchestrator.config.errors import InputError, one_line
-from orchestrator.config.spec import JobSpec
 from orchestrator.controller.run_history import RunHistory
-from orchestrator.data.progress import StageLine
-from orchestrator.resolve.prepared_data import PreparedData, prepared
+from orchestrator.data.progress import Progress, StageLine
+from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.storage.retry import may_come_back, patient
-from orchestrator.storage.run_directory import RunDir
 
 T = TypeVar("T")
 LOOK = 0.1
@@ -54,6 +52,14 @@ class Abandoned(Exception):
     """The run ended before its data was prepared."""
 
 
+class Prepare(Protocol):
+    """Prepares a job's data, see `orchestrator.resolve.prepared_data.prepared`."""
+
+    def __call__(
+        self, before: PreparedData, tell: Progress, *, begun: Callable[[PreparedData], None] | None
+    ) -> PreparedData: ...
+
+
 class DataPreparation:
     """Prepares the job's data and held-out sets in a thread, so the controller notices a stop meanwhile.
 
@@ -63,17 +69,15 @@ class DataPreparation:
         moved: the monotonic time at which a part was last prepared.
     """
 
-    def __init__(self, spec: JobSpec, run: RunDir, stored: StorageWait, tell: Callable[[str], None]) -> None:
+    def __init__(self, prepare: Prepare, stored: StorageWait, tell: Callable[[str], None]) -> None:
         """Prepare nothing yet, see `look`.
 
         Args:
-            spec: the job.
-            run: the run directory.
+            prepare: prepares the data of the job.
             stored: retries calls that need storage.
             tell: gets a line about the progress.
         """
-        self._spec = spec
-        self._run = run
+        self._prepare = prepare
         self._stored = stored
         self._tell = tell
         self._work: Future[PreparedData] | None = None
@@ -131,7 +135,7 @@ class DataPreparation:
             pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
 
             def work() -> PreparedData:
-                return prepared(self._spec, self._run, before, line, begun=self._begin)
+                return self._prepare(before, line, begun=self._begin)
 
             self._begun = None
             self._work = pool.submit(self._stored, work)

@@ -94,6 +94,8 @@ class EventHistory:
         """The URI of the prepared data of each held-out set with its own text, as first read."""
         self.base: dict[str, Any] = {}
         """The pretrained weights that the run began with; empty without any, or before the run begins."""
+        self.teacher: dict[str, Any] = {}
+        """The weights of the teacher that the run learns from; empty without one, or before the run begins."""
         self.skips: tuple[Skip, ...] = ()
         """Samples that are left out after an instability."""
 
@@ -119,6 +121,7 @@ class EventHistory:
         self.data = self.data or event.get("data") or ""
         self.sets = {**(event.get("sets") or {}), **self.sets}
         self.base = self.base or event.get("base") or {}
+        self.teacher = self.teacher or event.get("teacher") or {}
         self.skips = on_record([event], self.skips)
         if event.get("missing_rows") is not None:
             self.missing = event["missing_rows"]

@@ -9,21 +9,19 @@ from cluster.workers.clock import wall
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.evaluations import measure_of
-from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.retention import best_commit
 from orchestrator.config.metric_names import by_name, larger_is_better
 from orchestrator.config.outcome import Outcome
-from orchestrator.config.spec import JobSpec
 from orchestrator.controller.run_history import RunHistory
 from orchestrator.evaluate.config import EvaluateSpec
-from orchestrator.observe.config import TrackingSpec
+from orchestrator.observe.config import SummarisedJob, TrackedJob, TrackingSpec
 from orchestrator.observe.goodput import with_end
 from orchestrator.observe.mlflow_client import SQLITE
 from orchestrator.observe.registry import register_export
 from orchestrator.observe.summary import summary
 from orchestrator.observe.totals import RunTotals, is_number
 from orchestrator.observe.tracker import MLFLOW_STATUS
-from orchestrator.resolve.pinned_base import release_base
+from orchestrator.resolve.pinned_base import release_base, release_teacher
 from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.run_directory import RunDir
 
@@ -34,31 +32,52 @@ DATABASE_PATIENCE = 120.0
 
 
 def finish(
-    spec: JobSpec,
+    job: SummarisedJob,
     run: RunDir,
     history: RunHistory,
     data: str,
     exported: dict[str, Any],
     rows: RunTotals,
+    *,
+    tracked: TrackedJob,
+    checkpoint: CheckpointSpec,
+    evaluate: EvaluateSpec | None,
+    needs_base: bool,
 ) -> dict[str, Any]:
     """Write summary.json and report.html, deliver what MLflow lacks, and return the summary.
 
     Args:
-        spec: the job.
+        job: what the summary says of the job.
         run: the run directory.
         history: the record of the run.
         data: the URI of the prepared data, empty if the run never had any.
         exported: what the last export returned, empty without one.
         rows: the totals of all rows.
+        tracked: what MLflow shows of the job, and where.
+        checkpoint: which commit is the best.
+        evaluate: how the job evaluates; None without evaluations.
+        needs_base: whether the run holds the weights that it began with.
     """
     history.trace.end()
     history.settle()
     # Snapshots in memory do not count, because they end with the run.
     commit = history.store.latest(deep=False)
     tracker = history.tracker
-    result = summarise(spec, run, commit=commit, data=data, exported=exported, rows=rows)
+    result = summary(
+        job,
+        run.read_json_or_empty("plan.json") or None,
+        run.rows(EVENTS),
+        rows,
+        {"samples": commit.receipt} if commit else None,
+        unigram_entropy=_entropy(run, data),
+        sample=exported.get("sample"),
+    )
+    result["commit"] = commit.step if commit else None
+    result["export"] = {k: v for k, v in exported.items() if k != "sample"} or None
+    result["best_without_commit"] = best_without_commit(checkpoint, evaluate, run, rows)
     if result["state"] == Outcome.DONE:
-        release_base(spec.needs_base, run, history.base)
+        release_base(needs_base, run, history.base)
+        release_teacher(run, history.teacher)
     result["problem"] = result["reason"] if result["state"] == Outcome.FAILED else None
     run.write_json("summary.json", result)
     not_drawn = draw(run, lambda run: _report(run, rows))
@@ -66,9 +85,9 @@ def finish(
     tracker.document("summary.json")
     tracker.document("report.html")
     tracker.status(MLFLOW_STATUS[result["state"]])
-    delivery = tracker.close(_patience(spec.tracking))
+    delivery = tracker.close(_patience(tracked.tracking))
     problem = delivery.problem or register_export(
-        spec.name, spec.tracking, spec.checkpoint, spec.model_dump(mode="json"), run
+        tracked.name, tracked.tracking, checkpoint, tracked.parameters, run
     )
     refused = {"refused": delivery.line} if delivery.line else {}
     result["tracking"] = {"missing_rows": delivery.missing, "problem": problem, **refused}
@@ -97,34 +116,14 @@ def _report(run: RunDir, rows: RunTotals) -> str:
     return report(run, rows)
 
 
-def summarise(
-    spec: JobSpec,
-    run: RunDir,
-    commit: CommitManifest | None,
-    data: str,
-    exported: dict[str, Any],
-    rows: RunTotals,
-) -> dict[str, Any]:
-    """Return the summary of a run from its directory. For the arguments see `finish`; `commit` is the newest commit."""
-    entropy = None
-    if data:
-        from orchestrator.resolve.prepared_data import data_of
+def _entropy(run: RunDir, data: str) -> float | None:
+    """Return the entropy of single tokens of the prepared data, in nats; None if it is unknown."""
+    if not data:
+        return None
+    from orchestrator.resolve.prepared_data import data_of
 
-        manifest = data_of(run, data).manifest
-        entropy = None if manifest.own else manifest.entropy
-    result = summary(
-        spec,
-        run.read_json_or_empty("plan.json") or None,
-        run.rows(EVENTS),
-        rows,
-        {"samples": commit.receipt} if commit else None,
-        unigram_entropy=entropy,
-        sample=exported.get("sample"),
-    )
-    result["commit"] = commit.step if commit else None
-    result["export"] = {k: v for k, v in exported.items() if k != "sample"} or None
-    result["best_without_commit"] = best_without_commit(spec.checkpoint, spec.evaluate, run, rows)
-    return result
+    manifest = data_of(run, data).manifest
+    return None if manifest.own else manifest.entropy
 
 
 def best_without_commit(

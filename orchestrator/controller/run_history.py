@@ -320,7 +320,7 @@ class RunHistory:
         self._spec = spec
         self._run = run
         self._log = log or ControllerLog(run.uri)
-        self.newest, extension = identity.take_up(spec, run)
+        self.newest, extension = identity.take_up(spec.run_identity, run)
         self.store = Store(run.commits)
         self._doubted = Doubted(self.store)
         self._peers: PeerMemory | None = None
@@ -374,7 +374,7 @@ class RunHistory:
         text = dump(spec)
         run.write_text("job.yaml", text, private=holds_secret(text))
         untracked = spec.model_copy(update={"tracking": None, "sinks": None})
-        self.tracker = Tracker(untracked, run)
+        self.tracker = Tracker(untracked.tracked, run)
         self._sinks = SinkProcess(untracked.sinks, run)
         self._add_first_event(status, extension, died, launched)
 
@@ -435,6 +435,11 @@ class RunHistory:
     def base(self) -> dict[str, Any]:
         """The pretrained weights that the run began with; empty without any, or before the run begins."""
         return (self.newest.meta.get(identity.BASE) if self.newest else None) or self.event_history.base
+
+    @property
+    def teacher(self) -> dict[str, Any]:
+        """The weights of the teacher that the run learns from; empty without one, or before the run begins."""
+        return (identity.teacher_of(self.newest.meta) if self.newest else {}) or self.event_history.teacher
 
     @property
     def mark(self) -> dict[str, int] | None:
@@ -536,7 +541,7 @@ class RunHistory:
         self._is_new = False
         self._log.keep()
         self._sinks = SinkProcess(self._spec.sinks, self._run)
-        self.tracker = Tracker(self._spec, self._run, begins=settle_others)
+        self.tracker = Tracker(self._spec.tracked, self._run, begins=settle_others)
 
     def training_began(self, attempt: int) -> float:
         """Return the unix time at which the attempt began its first step, or the evaluation before that step.

@@ -117,6 +117,15 @@ class EvaluateSpec(StrictModel):
         """Return the requested metrics that need all predictions together."""
         return tuple(metric for metric in self.metrics or () if metric in get_args(OfPredictions))
 
+    @property
+    def is_beside(self) -> bool:
+        """Return whether commits are evaluated beside the run, by one worker more."""
+        return self.where == "beside"
+
+    def is_due_beside(self, step: int, last: int) -> bool:
+        """Return whether the commit after `step`, in a run of `last` steps, is to be evaluated beside the run."""
+        return self.is_beside and self.is_due(step, last)
+
     def is_due(self, step: int, last: int) -> bool:
         """Return whether to evaluate after `step` of a run of `last` steps."""
         return step in self.at or self.is_regular(step, last)

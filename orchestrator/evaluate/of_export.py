@@ -28,7 +28,7 @@ from orchestrator.resolve.resolved_job import is_framed, resolve, special_tokens
 from orchestrator.storage.row_types import EvaluationRow
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.task import Task
-from workloads.hf.hf_config import ADAPTER
+from workloads.hf.files.hf_config import ADAPTER
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -138,7 +138,7 @@ def workload_of_export(spec: JobSpec, needs_weights: bool = True) -> Workload:
     without `needs_weights` may the folder have none that transformers reads, such as that of an ONNX model.
     """
     from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
-    from workloads.hf.weight_files import check_none_unread, has_weights
+    from workloads.hf.files.weight_files import check_none_unread, has_weights
     from workloads.model.stored import ExtendedTable, listed
 
     folder = spec.workload.model.removeprefix("hf:")
@@ -244,7 +244,7 @@ def _rounding(folder: str, quantised: Mapping[str, Any]) -> dict[str, Any] | Non
     """Return the quantisation of an export whose layers round their inputs; None for weights alone, which are read as
     they are stored. Raises InputError for such a folder without an export.json.
     """
-    from workloads.hf.compressed_weights import rounds_activations
+    from workloads.hf.files.compressed_weights import rounds_activations
 
     with contextlib.suppress(OSError, ValueError):
         described = json.loads(Path(folder, "config.json").read_text()).get("quantization_config") or {}
@@ -259,7 +259,7 @@ def _rounding(folder: str, quantised: Mapping[str, Any]) -> dict[str, Any] | Non
 
 def _labels_of(folder: str) -> list[str]:
     """Return the labels that a folder names; empty if it names none."""
-    from workloads.hf.meaning import folder_meaning
+    from workloads.hf.files.meaning import folder_meaning
 
     with wrong_input(folder):
         return list(folder_meaning(folder).labels)

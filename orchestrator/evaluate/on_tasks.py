@@ -341,4 +341,4 @@ def _told(call: Callable[[], Any], where: str) -> Any:
         raise
     except Exception as error:
         what = f"lm-eval cannot take it ({type(error).__name__}: {' '.join(str(error).split())[:300]})"
-        raise InputError(what, where, "see its task guide, or docs/guides/evaluation.md") from error
+        raise InputError(what, where, "see its task guide, or docs/guides/evaluation-tasks.md") from error

@@ -132,10 +132,10 @@ def _read(file: Path, place: str, seen: tuple[Path, ...] = ()) -> dict[str, Any]
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         why = " ".join(str(getattr(error, "problem", None) or error).split())[:200]
         raise InputError(
-            f"is not a YAML file that can be read ({why})", place, "see docs/guides/evaluation.md"
+            f"is not a YAML file that can be read ({why})", place, "see docs/guides/evaluation-tasks.md"
         ) from None
     if not isinstance(document, dict):
-        raise InputError("must be a mapping of keys to values", place, "see docs/guides/evaluation.md")
+        raise InputError("must be a mapping of keys to values", place, "see docs/guides/evaluation-tasks.md")
     included = document.pop("include", [])
     found: dict[str, Any] = {}
     for name in [included] if isinstance(included, str) else included:

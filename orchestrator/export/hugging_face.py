@@ -100,9 +100,9 @@ def export(
             with tempfile.TemporaryDirectory(prefix="hf-", dir=folder) as plain:
                 difference = write(spec, tokens, found.workload, found.read, plain)
                 tried = batches(spec.data, tokens, found.workload)
-                written = write_converted(found, form, plain, folder, tried)
+                written, quantised = write_converted(found, form, plain, folder, tried)
             difference = difference if written.difference is None else written.difference
-            rounded, quantised = written.rounding, written.facts
+            rounded = written.rounding
         else:
             difference = write(
                 spec, tokens, workload=found.workload, read=found.read, folder=folder, form=form
@@ -224,9 +224,9 @@ def _compare(
     data: DataSpec, tokens: Tokens, workload: Workload, read: Callable[[str], Tensor], folder: str
 ) -> float:
     """Return the largest difference between the outputs of our model and of the exported one
-    (`workloads.hf.compare`).
+    (`workloads.hf.check.compare`).
     """
-    from workloads.hf.compare import TOLERANCE, difference
+    from workloads.hf.check.compare import TOLERANCE, difference
     from workloads.load import with_weights
 
     model = with_weights(workload, read)
@@ -241,7 +241,7 @@ def batches(data: DataSpec, tokens: Tokens, workload: Workload) -> Iterator[Batc
     import torch
 
     from workloads.errors import WorkloadError
-    from workloads.hf.compare import probes
+    from workloads.hf.check.compare import probes
     from workloads.objectives.samples import Samples
 
     length = min(data.sequence_length, COMPARED)
@@ -264,7 +264,7 @@ def _record_batches(tokens: Tokens, objective: Objective, workload: Workload) ->
     """Return the first records as the objective reads them, and their texts at several lengths."""
     from orchestrator.data.samples.sample_reader import SampleReader
     from orchestrator.data.samples.windows import windows_of
-    from workloads.hf.compare import probes
+    from workloads.hf.check.compare import probes
 
     windows = [windows_of(tokens, source, objective.reading) for source in range(tokens.sources)]
     read = SampleReader(tokens, windows, objective)
@@ -287,7 +287,7 @@ def _sample(evaluate: EvaluateSpec | None, tokens: Tokens, workload: Workload, f
     import torch
 
     from orchestrator.resolve.prompts import framed
-    from workloads.hf.compare import load
+    from workloads.hf.check.compare import load
 
     if tokens.manifest.records:
         return None

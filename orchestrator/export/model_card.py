@@ -10,6 +10,7 @@ import yaml
 
 from orchestrator.checkpoint.identity import BASE, CONTINUED
 from orchestrator.config.redact import redact
+from orchestrator.export.kinds import form_named
 from orchestrator.parallel.layout import Layout
 
 if TYPE_CHECKING:
@@ -46,9 +47,10 @@ def model_card(
     commit = model.commit
     data = model.tokens.manifest
     base = redact((commit.meta.get(BASE) or {}).get("uri", ""))
-    library = {"adapter": "peft", "safetensors": "pytorch"}.get(form, "transformers")
+    known = {"hf": "transformers", "adapter": "peft", "safetensors": "pytorch", "dcp": "pytorch"}
+    library = known[form] if form in known else form_named(form).library
     head = {
-        "library_name": {"dcp": "pytorch", "gguf": "llama.cpp", "onnx": "onnx"}.get(form, library),
+        "library_name": library,
         **({"base_model": base} if base else {}),
         "tags": ["training-orchestrator", spec.workload.objective],
     }

@@ -72,7 +72,7 @@ def _difference(folder: str) -> float | None:
 
     Raises RuntimeError if it is too large.
     """
-    from workloads.hf.compare import TOLERANCE, load
+    from workloads.hf.check.compare import TOLERANCE, load
 
     model = load_own(folder)
     if not callable(difference_to := getattr(model, "difference_to", None)):

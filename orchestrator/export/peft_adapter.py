@@ -26,7 +26,7 @@ WHERE = "checkpoint.export"
 
 def check_adapter_export(workload: Any) -> None:
     """Raise InputError or WorkloadError if the adapter of a workload cannot be exported."""
-    from workloads.hf.adapter_folder import check_adapter
+    from workloads.hf.export.adapter_folder import check_adapter
 
     if find_spec("peft") is None:
         hint = f"{install('peft')}, or set it to hf for the merged model"
@@ -48,9 +48,9 @@ def write_adapter(
     large.
     """
     from workloads.adapters.adapter import PROMPTS
-    from workloads.hf import adapter_folder
-    from workloads.hf.compare import TOLERANCE, difference
-    from workloads.hf.meaning import SETTINGS
+    from workloads.hf.check.compare import TOLERANCE, difference
+    from workloads.hf.export import adapter_folder
+    from workloads.hf.files.meaning import SETTINGS
     from workloads.load import with_weights
 
     adapter = workload.adapter

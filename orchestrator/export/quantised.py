@@ -1,11 +1,10 @@
-"""Exports with quantised weights: for transformers in compressed-tensors' form, as GGUF, and as ONNX."""
+"""Exports in another form, and with quantised weights: which scheme is asked for, and what was written."""
 
 from __future__ import annotations
 
-import contextlib
-import io
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,15 +12,8 @@ from pydantic import ValidationError
 
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.errors import InputError
-from orchestrator.export.converted import (
-    EXTRAS,
-    FORM,
-    ROUNDED,
-    Conversion,
-    check_extra,
-    convert,
-    form_of,
-)
+from orchestrator.export.converted import DCP, FORM, Conversion, check_packages, form_of
+from orchestrator.export.kinds import QUANTISED, ExportForm, Plain, Written, form_named, with_numbers
 from orchestrator.quantize.config import QuantizeSpec
 from orchestrator.resolve.resolved_job import wrong_input
 from workloads.errors import WorkloadError
@@ -56,7 +48,7 @@ def asked_scheme(
     if quantize == FULL:
         return FULL
     if form not in (None, "hf"):
-        hint = "name the format by --numbers" if form in ("gguf", "onnx") else f"add {FORM} hf"
+        hint = "name the format by --numbers" if form in with_numbers() else f"add {FORM} hf"
         raise InputError(f"{quantize} is for {FORM} hf", QUANTIZE, hint)
     number = int(group) if group is not None and group.isdecimal() else group
     document = {"weights": quantize, "group": number, "activations": activations or "none"}
@@ -84,7 +76,7 @@ def with_scheme(asked: Conversion, quantize: QuantizeSpec | None, where: str = F
             where,
             f"give {wanted}, or {full}",
         )
-    return replace(asked, scheme=scheme, numbers=quantize.weights if scheme.is_of_gguf else asked.numbers)  # type: ignore[arg-type]
+    return replace(asked, scheme=scheme, numbers=quantize.weights if scheme.is_of_gguf else asked.numbers)
 
 
 def check_quantised(asked: Conversion, workload: Workload) -> None:
@@ -92,7 +84,7 @@ def check_quantised(asked: Conversion, workload: Workload) -> None:
     if asked.scheme is None or asked.scheme == FULL:
         return
     if asked.form == "hf":
-        check_extra(EXTRAS["quantize"], "quantize", QUANTIZE)
+        check_packages(form_named(QUANTISED), QUANTIZE)
     hf_names(asked.scheme, workload)
 
 
@@ -112,26 +104,27 @@ def hf_names(scheme: Scheme, workload: Workload) -> list[str]:
     return sorted(found)
 
 
-def facts_of(asked: Conversion, is_trained: bool, kept: list[str]) -> dict[str, Any]:
-    """Return what export.json says: the format, whether the run trained for it, what stays in full precision, and the
-    versions of the libraries that wrote it.
+def facts_of(
+    form: ExportForm, numbers: str, scheme: Scheme | None, is_trained: bool, kept: Collection[str]
+) -> dict[str, Any]:
+    """Return what export.json says of rounded weights.
+
+    Args:
+        form: the form that has them.
+        numbers: the format of matrices, unless a scheme names it.
+        scheme: how linear layers are quantised; None if the form rounds all matrices by itself.
+        is_trained: whether the run trained for it.
+        kept: what stays in full precision.
     """
-    packages = {
-        "hf": ("compressed-tensors", "transformers"),
-        "gguf": ("gguf",),
-        "onnx": ("onnx", "onnxruntime"),
-    }
-    facts: dict[str, Any] = {"weights": asked.numbers, "trained": is_trained}
-    if isinstance(asked.scheme, Scheme):
-        scheme = asked.scheme
+    facts: dict[str, Any] = {"weights": numbers, "trained": is_trained}
+    if scheme is not None:
         facts["weights"] = scheme.weights
         facts["group"] = scheme.group or "row"
         facts["activations"] = "dynamic" if scheme.activations else "none"
         facts |= {"match": list(scheme.match), "keep": list(scheme.keep)}
-    named = (*packages[asked.form], "torch")
     return {
-        "quantized": facts | {"kept": kept},
-        "versions": {name: metadata.version(name) for name in named},
+        "quantized": facts | {"kept": list(kept)},
+        "versions": {name: metadata.version(name) for name in (*form.packages, "torch")},
     }
 
 
@@ -147,35 +140,6 @@ def calibration(tokens: Tokens, workload: Workload) -> Iterator[Batch]:
     ids = [number * len(read) // count for number in range(count)]
     for start in range(0, count, AT_ONCE):
         yield read.collate(ids[start : start + AT_ONCE], 0)
-
-
-def kept_in(asked: Conversion, folder: str) -> list[str]:
-    """Return the matrices of an export that keep more bits than the others, by their names in it."""
-    if asked.numbers in ("q8_0", "q4_0"):
-        from workloads.hf.gguf_export import kept_in_file
-
-        return kept_in_file(folder, asked.numbers)
-    if asked.numbers in ("int8", "int8_static"):
-        from workloads.hf.onnx_quantised import kept_in_model
-
-        return kept_in_model(folder)
-    return []
-
-
-@dataclass(frozen=True)
-class Written:
-    """A converted export.
-
-    Attributes:
-        difference: of a quantised model, the largest difference of its outputs in transformers to ours with fake
-            quantisation.
-        rounding: the largest change of outputs by rounded numbers, as a share of the largest.
-        facts: what export.json says of it.
-    """
-
-    difference: float | None
-    rounding: float | None
-    facts: dict[str, Any]
 
 
 def resolved_form(form: Any, checkpoint: CheckpointSpec, quantize: QuantizeSpec | None) -> Any:
@@ -195,61 +159,57 @@ def resolved_form(form: Any, checkpoint: CheckpointSpec, quantize: QuantizeSpec 
 
 
 def write_converted(
-    found: CommitModel, form: Conversion, plain: str, folder: str, tried: Iterable[Batch]
-) -> Written:
-    """Write the export in `plain` to `folder` in another format, and check it.
+    found: CommitModel, asked: Conversion, plain: str, folder: str, tried: Iterable[Batch]
+) -> tuple[Written, dict[str, Any]]:
+    """Write the export in `plain` to `folder` in another form, and check it.
 
     Args:
         found: the commit.
-        form: the format.
+        asked: the form.
         plain: its export for transformers.
         folder: where to write.
         tried: batches on which outputs are compared.
 
-    Raises InputError if the format does not support the model, RuntimeError if the result is wrong.
+    Returns what was written, and what export.json says of its rounded weights. Raises InputError if the form does not
+    support the model, RuntimeError if the result is wrong.
     """
+    if asked.form == DCP:
+        from workloads.hf.export.dcp_export import export_dcp
+
+        with wrong_input(FORM):
+            export_dcp(plain, folder, asked.names)
+        return Written(), {}
+    where = QUANTIZE if asked.form == "hf" else FORM
+    form = form_named(QUANTISED if asked.form == "hf" else asked.form)
+    check_packages(form, where)
+    scheme = asked.scheme if isinstance(asked.scheme, Scheme) else None
+    numbers = asked.numbers or form.usual
+    with wrong_input(where):
+        chosen = hf_names(scheme, found.workload) if scheme else None
+        written = form.write(
+            Plain(
+                folder=plain,
+                target=folder,
+                numbers=numbers,
+                scheme=scheme,
+                chosen=chosen,
+                samples=calibration(found.tokens, found.workload),
+                difference=partial(_difference, found, folder, [*tried]),
+            )
+        )
+    if not (scheme or numbers in form.rounded):
+        return written, {}
     is_trained = found.spec.quantize is not None
-    if form.form == "hf":
-        difference, change, kept = _write_quantised(found, form.scheme, plain, folder, tried)
-        return Written(difference, change, facts_of(form, is_trained, kept))
-    with wrong_input(FORM):
-        chosen = hf_names(form.scheme, found.workload) if isinstance(form.scheme, Scheme) else None
-    rounding = convert(form, plain, folder, chosen, calibration(found.tokens, found.workload))
-    facts = facts_of(form, is_trained, kept_in(form, folder)) if form.numbers in ROUNDED else {}
-    return Written(None, rounding, facts)
+    return written, facts_of(form, numbers, scheme, is_trained=is_trained, kept=written.kept)
 
 
-def _write_quantised(
-    found: CommitModel, scheme: Any, plain: str, folder: str, tried: Iterable[Batch]
-) -> tuple[float, float, list[str]]:
-    """Write the export in `plain` to `folder` with quantised weights.
+def _difference(found: CommitModel, folder: str, batches: list[Batch], scheme: Scheme | None) -> float:
+    """Return the largest difference of an export's outputs in transformers to those of our model with a scheme.
 
-    Returns the largest difference of its outputs in transformers to those of our model with fake quantisation, the
-    effect of rounding on them, and the linear layers that stay in full precision. Raises RuntimeError if transformers
-    cannot load it, or the outputs differ.
+    In fp64, since rounding of activations is a step, and sums in another order lie on its other side.
     """
-    from workloads.hf.compare import TOLERANCE, difference
-    from workloads.hf.compressed_export import export_compressed
+    from workloads.hf.check.compare import difference
     from workloads.load import with_weights
 
-    check_extra(EXTRAS["quantize"], "quantize", QUANTIZE)
-    workload = found.workload
-    with wrong_input(QUANTIZE):
-        kept = export_compressed(plain, folder, scheme, hf_names(scheme, workload))
-    batches = [*tried]
-    apart = []
-    for each in (scheme, None):
-        model = with_weights(workload, found.read, scheme=each)
-        try:
-            # In fp64, since rounding of activations is a step, and sums in another order lie on its other side.
-            with contextlib.redirect_stderr(io.StringIO()):  # progress bars of compressed-tensors
-                apart.append(difference(workload.config, model, folder, batches, in_fp64=True))
-        except AttributeError as error:  # of classes whose initialisation reads weights that are not there
-            raise RuntimeError(
-                f"transformers cannot load this class in this form ({error}); nothing was published"
-            ) from error
-    if not apart[0] <= TOLERANCE:
-        raise RuntimeError(
-            f"the quantised model's outputs differ by {apart[0]:.2e} in transformers; nothing was published"
-        )
-    return apart[0], apart[1], kept
+    model = with_weights(found.workload, found.read, scheme=scheme)
+    return difference(found.workload.config, model, folder, batches, in_fp64=True)

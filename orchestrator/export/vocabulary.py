@@ -20,8 +20,8 @@ from orchestrator.data.store.tokens import Tokens
 from orchestrator.export.target import new_folder
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.resolved_job import wrong_input
-from workloads.hf.fewer_rows import named_tokens, stored_parameters, write_fewer_rows
-from workloads.hf.hf_config import FOLDER, root
+from workloads.hf.export.fewer_rows import named_tokens, stored_parameters, write_fewer_rows
+from workloads.hf.files.hf_config import FOLDER, root
 from workloads.objectives.records import CLOSE, MARK
 
 SETTINGS = "tokenizer_config.json"

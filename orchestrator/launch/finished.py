@@ -54,7 +54,7 @@ def done_already(spec: JobSpec, run_dir: RunDir) -> dict[str, Any] | None:
         return None
     if run_dir.read_json_or_empty("status.json").get("phase", "done") != "done":
         return None  # another command has resumed the run since
-    commit = check_same_run(spec, run_dir)
+    commit = check_same_run(spec.run_identity, run_dir)
     steps = summary.get("steps")
     if isinstance(steps, int) and steps < spec.train.steps:
         return None
@@ -115,7 +115,7 @@ def beyond(spec: JobSpec, run_dir: RunDir, until: int) -> str:
 
     Raises InputError if the directory belongs to another run.
     """
-    commit = check_same_run(spec, run_dir)
+    commit = check_same_run(spec.run_identity, run_dir)
     extension = extension_of(spec.identity(), run_dir, commit)
     step = extension.step if extension else commit.step if commit else 0
     return f"step {step} is committed, beyond --until {until}: nothing was started" if step > until else ""

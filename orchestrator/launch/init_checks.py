@@ -10,7 +10,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.resolve.base import Base, base_of
-from orchestrator.resolve.continued import WEIGHTS_ALONE, WHERE, source_of
+from orchestrator.resolve.continued import WEIGHTS_ALONE, WHERE, continuation_of
 from orchestrator.resolve.pinned_base import read_base
 from orchestrator.resolve.prepared_data import format_at
 from orchestrator.resolve.resolved_job import ResolvedJob, wrong_input
@@ -41,8 +41,8 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
     begins_elsewhere = spec.workload.init_from or (spec.workload.model if spec.workload.shrink else "")
     if not (begins_elsewhere or spec.workload.adapter or spec.train.freeze):
         return
-    from workloads.hf.hf_config import FOLDER
-    from workloads.hf.weight_files import weights_of_model
+    from workloads.hf.files.hf_config import FOLDER
+    from workloads.hf.files.weight_files import weights_of_model
 
     data_format = format_at(str(commit.meta.get("data", "")) if commit else "")
 
@@ -95,8 +95,8 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
 
 def _check_read(workload: WorkloadSpec) -> None:
     """Check that all weight files in the folder that the job names are read."""
-    from workloads.hf.hf_config import ADAPTER, FOLDER, root
-    from workloads.hf.weight_files import check_none_unread
+    from workloads.hf.files.hf_config import ADAPTER, FOLDER, root
+    from workloads.hf.files.weight_files import check_none_unread
 
     model, base = workload.model, workload.init_from
     folder = base if base is not None else model.removeprefix(FOLDER) if model.startswith(FOLDER) else ""
@@ -136,7 +136,7 @@ def check_continues(job: ResolvedJob, run_dir: RunDir) -> CommitManifest | None:
 
     Raises InputError if it does not exist, or if its weights do not fit the job's model.
     """
-    source = source_of(job.spec, run_dir)
+    source = continuation_of(job.spec).source(run_dir)
     if source is None:
         return None
     from orchestrator.data.store.manifest import FORMAT

@@ -40,7 +40,7 @@ from orchestrator.resolve.teacher import check_teacher
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
 from orchestrator.train.reference_check import check_preferences
 from orchestrator.train.rollouts.reward_check import check_reward_models
-from workloads.hf.hf_config import FolderConfig
+from workloads.hf.files.hf_config import FolderConfig
 from workloads.own.object_reference import is_object_reference
 
 Check = Callable[[], object]

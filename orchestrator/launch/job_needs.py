@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from orchestrator.config.extras import install
 from orchestrator.config.spec import JobSpec
+from orchestrator.data.clean.plan import BY_DATATROVE, SIMPLIFIED
 from orchestrator.data.config import DataSpec
 from orchestrator.evaluate.config import EvaluateSpec
+from orchestrator.export.kinds import OF_THE_CORE, form_named
 from orchestrator.launch.doctor import Finding
 from orchestrator.launch.job_paths import read_paths, written_paths
 from orchestrator.observe.sinks.check import libraries_of
@@ -44,18 +46,13 @@ def store_libraries(uri: str) -> Iterator[Need]:
         yield Need(f"{protocol_of(uri)}://", store.library, store.extra)
 
 
-EXPORT_LIBRARIES = {
-    "adapter": [Need("checkpoint.export adapter", "peft", "peft")],
-    "gguf": [
-        Need("checkpoint.export gguf", "gguf", "gguf"),
-        Need("checkpoint.export gguf", "accelerate", "gguf"),
-    ],
-    "onnx": [
-        Need("checkpoint.export onnx", "onnx", "onnx"),
-        Need("checkpoint.export onnx", "onnxruntime", "onnx"),
-    ],
-}
-"""The libraries of an export, by its form."""
+def _export_libraries(export: str | None) -> Iterator[Need]:
+    if export == "adapter":
+        yield Need("checkpoint.export adapter", "peft", "peft")
+    if export is not None and export not in OF_THE_CORE:
+        form = form_named(export)
+        for package in form.packages:
+            yield Need(f"checkpoint.export {export}", package, form.extra)
 
 
 def needed_libraries(spec: JobSpec) -> Iterator[Need]:
@@ -65,7 +62,7 @@ def needed_libraries(spec: JobSpec) -> Iterator[Need]:
     yield from _data_libraries(spec.data)
     if spec.evaluate is not None:
         yield from _evaluation_libraries(spec.evaluate)
-    yield from EXPORT_LIBRARIES.get(str(spec.checkpoint.export), ())
+    yield from _export_libraries(spec.checkpoint.export)
     if spec.workload.adapter and spec.workload.adapter.quantize != "none":
         yield Need("workload.adapter.quantize", "bitsandbytes", "qlora")
     if spec.tracking:
@@ -80,6 +77,8 @@ def needed_libraries(spec: JobSpec) -> Iterator[Need]:
 
 def _data_libraries(data: DataSpec) -> Iterator[Need]:
     for step in data.clean:
+        if step.name in (*BY_DATATROVE, *SIMPLIFIED):
+            yield Need(f"data.clean.{step.name}", "datatrove", "clean")
         if step.name == "near_duplicates":
             yield Need("data.clean.near_duplicates", "rensa", "data")
         if step.name == "language":

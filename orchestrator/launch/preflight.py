@@ -20,14 +20,14 @@ from orchestrator.launch.path_checks import check_all_places, check_written
 from orchestrator.launch.worker import worker_at
 from orchestrator.planner.host_memory import check_host_memory, state_bytes
 from orchestrator.resolve.commit_model import as_begun, check_implementation
-from orchestrator.resolve.continued import begun_from
+from orchestrator.resolve.continued import continuation_of
 from orchestrator.resolve.kept_config import check_same_config, kept_config
 from orchestrator.resolve.precision import as_its_run
 from orchestrator.resolve.prepared_data import prepared_before
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.storage.row_line import TRIALS
 from orchestrator.storage.run_directory import RunDir
-from workloads.hf.hf_config import FolderConfig
+from workloads.hf.files.hf_config import FolderConfig
 
 
 def preflight(
@@ -52,11 +52,11 @@ def preflight(
         if run_dir.rows(TRIALS):
             raise InputError("is the folder of a search", run_dir.uri, "give another --run-dir, or use tune")
         spec = spec.with_parts(train=as_its_run(spec.train, run_dir))
-        commit = check_same_run(spec, run_dir)
+        commit = check_same_run(spec.run_identity, run_dir)
         begins = commit is None
         check_implementation(spec.workload, commit, run_dir.uri)
         prepared = prepared_before(spec.data, run_dir, commit)
-        begun = begun_from(spec, run_dir, commit)[1]
+        begun = continuation_of(spec).begun_from(run_dir, commit)[1]
         check_same_config(spec.workload, begun, run_dir.uri)
         spec = spec.with_parts(workload=as_begun(spec.workload, begun))
         kept = kept_config(begun)

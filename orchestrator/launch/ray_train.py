@@ -52,9 +52,9 @@ from orchestrator.planner.machines import machine_for
 from orchestrator.planner.planner import Planner, on_workers
 from orchestrator.resolve.base import base_json
 from orchestrator.resolve.commit_model import as_begun
-from orchestrator.resolve.continued import begun_from, take_over
+from orchestrator.resolve.continued import continuation_of
 from orchestrator.resolve.kept_config import check_same_config, config_json, kept_config
-from orchestrator.resolve.pinned_base import bases_of, release_base
+from orchestrator.resolve.pinned_base import bases_of, pinned_teacher, release_base, release_teacher
 from orchestrator.resolve.precision import as_its_run
 from orchestrator.resolve.prepared_data import PreparedData, prepared
 from orchestrator.resolve.training_inputs import resolve_over
@@ -87,7 +87,7 @@ def loop_config(
         raise InputError("Ray Train keeps no worker beside its own", "evaluate.where", hint)
     run = RunDir(absolute(run_dir or f"runs/{spec.name}", Path.cwd()))
     spec = spec.with_parts(train=as_its_run(spec.train, run))
-    begun = begun_from(spec, run, check_same_run(spec, run))[1]
+    begun = continuation_of(spec).begun_from(run, check_same_run(spec.run_identity, run))[1]
     check_same_config(spec.workload, begun, run.uri)
     spec = spec.with_parts(workload=as_begun(spec.workload, begun))
     spec = check_job(spec, machine_of=worker_at("auto"), kept=kept_config(begun)).spec
@@ -191,7 +191,7 @@ class RankZeroHistory:
     def begin(self, world: int) -> dict[str, Any]:
         """Roll back to the last sound commit, choose a layout, and return the fields of a `Task` for both."""
         bundle = self._spec.resources.per_worker.bundle
-        source, begun = begun_from(self._spec, self._run, self._history.newest)
+        source, begun = continuation_of(self._spec).begun_from(self._run, self._history.newest)
         base, needed = bases_of(
             workload=self._spec.workload,
             reads_base=self._spec.reads_base,
@@ -199,6 +199,9 @@ class RankZeroHistory:
             begun=self._history.base,
             commit=begun,
             run=self._run,
+        )
+        teacher = base_json(
+            pinned_teacher(self._spec.distill, self._spec.workload, self._history.teacher, self._run)
         )
         job, shards, _ = resolve_over(self._spec, self._data, needed, source, kept_config(begun))
         check_shards(self._history.newest, shards, self._data.uri)
@@ -216,10 +219,15 @@ class RankZeroHistory:
             raise InputError(f"no legal layout uses {world} workers", "parallel", hint)
         self._attempt = self._history.attempts + 1
         commit, _ = self._history.roll_back(frozenset(), self._attempt)
-        commit = commit or take_over(
-            self._spec, self._run, shards=shards, data=self._data, base=base, kept=job.kept
+        commit = commit or continuation_of(self._spec).take_over(
+            self._run, shards=shards, data=self._data, base=base, kept=job.kept
         )
-        data_fields: EventFields = {"data": self._data.uri, "sets": self._data.sets, "base": base_json(base)}
+        data_fields: EventFields = {
+            "data": self._data.uri,
+            "sets": self._data.sets,
+            "base": base_json(base),
+            "teacher": teacher,
+        }
         reason, fields = start_event(self._spec.train, layout, None, commit)
         self._event("start", reason, **data_fields | fields)
         return {
@@ -229,6 +237,7 @@ class RankZeroHistory:
             "token": secrets.token_hex(6),
             "shards": shards,
             "base": base_json(base),
+            "teacher": teacher,
             "folder_config": config_json(job.kept),
             **planner.flops,
         }
@@ -256,6 +265,7 @@ class RankZeroHistory:
         """Record that all steps are done."""
         self._event("done", f"{self._history.step} steps are done")
         release_base(self._spec.needs_base, self._run, self._history.base)
+        release_teacher(self._run, self._history.teacher)
 
     def fail(self, error: Exception) -> None:
         """Record the error that ended the attempt and what `decide` makes of it."""

@@ -7,9 +7,8 @@ import sys
 from dataclasses import replace
 from functools import partial
 
-from cluster.render.node_selection import ACCELERATOR
 from cluster.workers.gang import Bundle
-from cluster.workers.machine import Offer, smallest_offer
+from cluster.workers.machine import ACCELERATOR, Offer, smallest_offer
 from orchestrator.config.errors import InputError
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.launch.submission import on_cluster

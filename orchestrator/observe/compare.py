@@ -64,7 +64,9 @@ def _read(run: RunDir, label: str) -> ComparedRun:
     rows = totals_of(run)
     saved = run.read_json_or_empty("summary.json")
     extra = {"unigram_entropy": saved.get("unigram_entropy")}
-    fields = summary(spec, run.read_json_or_empty("plan.json"), redact(run.rows(EVENTS)), rows, **extra)
+    fields = summary(
+        spec.summarised, run.read_json_or_empty("plan.json"), redact(run.rows(EVENTS)), rows, **extra
+    )
     fields |= if_lost(run)
     curves: dict[str, Curve] = {key: list(rows.points[key]) for key in CHARTED}
     for evaluation in reversed(rows.evaluations):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.strict import StrictModel, web_address
+from orchestrator.controller.config import LimitSpec
 
 
 class TrackingSpec(StrictModel):
@@ -22,6 +26,49 @@ class TrackingSpec(StrictModel):
         "checkpoint.keep_best is a metric, the version gets the alias best if it is better than the "
         "present holder",
     )
+
+
+@dataclass(frozen=True)
+class TrackedJob:
+    """What MLflow shows of a job, and where.
+
+    Attributes:
+        name: of the run.
+        tracking: the server; None to show the run nowhere.
+        parameters: the job as JSON, which MLflow lists.
+        held_out: the share of the text that is held out; None if none is.
+        evaluates_beside: whether commits are evaluated beside the run.
+    """
+
+    name: str
+    tracking: TrackingSpec | None
+    parameters: Mapping[str, Any]
+    held_out: float | None
+    evaluates_beside: bool
+
+
+@dataclass(frozen=True)
+class SummarisedJob:
+    """What the summary of a run says of its job, and what it counts its cost by.
+
+    Attributes:
+        name, objective: of the job.
+        metrics: the metrics that it asks for; None for the objective's own, and without evaluations.
+        steps: steps of the run.
+        precision: the precision of training.
+        limits: the prices of workers.
+        resources: the workers.
+        evaluates_beside: whether commits are evaluated beside the run.
+    """
+
+    name: str
+    objective: str
+    metrics: list[str] | None
+    steps: int
+    precision: str
+    limits: LimitSpec
+    resources: ResourceSpec
+    evaluates_beside: bool
 
 
 VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")

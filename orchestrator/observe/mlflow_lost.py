@@ -35,10 +35,10 @@ def settle(run: RunDir) -> str:
         return ""
     if run.read_json_or_empty(SETTLED).get("lost") == status["time"] or born_of(run) is None:
         return ""
-    if problem := deliver(spec, run, PATIENCE).problem:
+    if problem := deliver(spec.tracked, run, PATIENCE).problem:
         return f"MLflow may show it as running: {problem}"
     if last_status(run).get("phase") != LOST:  # it was resumed meanwhile
-        deliver(spec, run, PATIENCE)
+        deliver(spec.tracked, run, PATIENCE)
         return ""
     with contextlib.suppress(
         Exception

@@ -80,7 +80,7 @@ def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
     rows = rows or totals_of(run_dir)
     saved = run_dir.read_json_or_empty("summary.json")
     saved_texts = {"unigram_entropy": saved.get("unigram_entropy"), "sample": saved.get("sample")}
-    fields = {**saved, **summary(spec, plan, events, rows, **saved_texts)}
+    fields = {**saved, **summary(spec.summarised, plan, events, rows, **saved_texts)}
     fields |= if_lost(run_dir)
     fields["ledger"] = with_end_of(fields["ledger"], saved, fields["ended"])
     phases = timeline(events, rows)

@@ -11,9 +11,9 @@ from orchestrator.config.loss_unit import predicts_text
 from orchestrator.config.metric_names import parts_of_loss
 from orchestrator.config.outcome import ENDED
 from orchestrator.config.resources import ResourceSpec
-from orchestrator.config.spec import JobSpec
 from orchestrator.controller.config import LimitSpec
 from orchestrator.observe.audit import audit, memory_audit
+from orchestrator.observe.config import SummarisedJob
 from orchestrator.observe.energy import energy_of
 from orchestrator.observe.goodput import Phase, ledger, timeline
 from orchestrator.observe.step_parts import latest, why_slow
@@ -26,7 +26,7 @@ _HELD = frozenset({"start", "train", "stop"})  # phases in which the gang occupi
 
 
 def summary(
-    spec: JobSpec,
+    job: SummarisedJob,
     plan: Mapping[str, Any] | None,
     events: Sequence[Row],
     rows: RunTotals,
@@ -39,7 +39,7 @@ def summary(
     """Return the content of summary.json.
 
     Args:
-        spec: the job.
+        job: what the summary says of the job.
         plan: the content of plan.json.
         events: the rows of events.jsonl.
         rows: the totals of metrics.jsonl.
@@ -51,7 +51,7 @@ def summary(
     Unknown values are None.
     """
     last = rows.last
-    objective = spec.workload.objective
+    objective = job.objective
     unigram_entropy = unigram_entropy if predicts_text(objective) else None
     phases = timeline(events, rows, now)
     used = worker_seconds(phases, rows) / 3600
@@ -61,16 +61,16 @@ def summary(
     loss = last.get("loss")
     of_labels = last.get("label_loss", loss)
     return {
-        "name": spec.name,
+        "name": job.name,
         "objective": objective,
-        "metrics": spec.evaluate.metrics if spec.evaluate else None,
+        "metrics": job.metrics,
         "state": "running" if running else events[-1]["phase"],
         "reason": None if running else ends[-1].get("reason"),
         "started": events[0].get("time") if events else None,
         "ended": None if running else ends[-1].get("time"),
         "step": last.get("step", 0),
-        "steps": spec.train.steps,
-        "precision": spec.train.dtype,
+        "steps": job.steps,
+        "precision": job.precision,
         "tokens": last.get("tokens", 0),
         "final_loss": loss,
         "final_loss_parts": parts_of_loss(last),
@@ -102,15 +102,15 @@ def summary(
         "mfu": rows.parts.mfu,
         "why_slow": why_slow(rows.parts, latest(rows.newest[::-1])),
         "worker_hours": used,
-        "evaluated_beside": _beside(spec.evaluates_beside, spec.limits.usd_per_worker_hour, rows),
+        "evaluated_beside": _beside(job.evaluates_beside, job.limits.usd_per_worker_hour, rows),
         **({} if rows.padding is None else {"padding": rows.padding}),
         **_footprint(
-            spec.limits,
-            spec.resources,
+            job.limits,
+            job.resources,
             held_seconds=held_seconds,
             worker_hours=used,
             rows=rows,
-            usd=cost(phases, rows, events, spec.limits.usd_per_worker_hour),
+            usd=cost(phases, rows, events, job.limits.usd_per_worker_hour),
             events=events,
         ),
         "sample": sample,

@@ -18,8 +18,7 @@ from typing import Any
 
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.redact import redact, told
-from orchestrator.config.spec import JobSpec
-from orchestrator.observe.config import TrackingSpec
+from orchestrator.observe.config import TrackedJob, TrackingSpec
 from orchestrator.observe.formatting import run_name
 from orchestrator.observe.last_status import LOST, last_status
 from orchestrator.observe.mlflow_inputs import NamedData, data_in, environment, log_commits, log_data
@@ -84,11 +83,11 @@ class _Waiting:
 
 
 class Tracker:
-    """Copies a run to one MLflow run for all attempts. Does nothing without `spec.tracking`."""
+    """Copies a run to one MLflow run for all attempts. Does nothing without a server."""
 
     def __init__(
         self,
-        spec: JobSpec,
+        job: TrackedJob,
         run_dir: RunDir,
         status: str = "RUNNING",
         ended: float | None = None,
@@ -97,7 +96,7 @@ class Tracker:
         """Start to copy.
 
         Args:
-            spec: the job.
+            job: what MLflow shows of the job, and where.
             run_dir: the run directory.
             status: the status of the MLflow run, see `status`.
             ended: when the run ended, in unix seconds; None for the time of its last event.
@@ -106,12 +105,12 @@ class Tracker:
         self._ended = ended
         self._begins = begins
         self.problem: str | None = None
-        self._spec = spec
+        self._job = job
         self._run_dir = run_dir
         self._changed = threading.Condition()
         self._rows: deque[Row] = deque()
         self._behind = True  # some rows are not in self._rows and must be read from the run directory
-        self._beside = spec.evaluates_beside
+        self._beside = job.evaluates_beside
         self._waiting = self._everything()
         self._data = list[NamedData]()
         self._status = status
@@ -121,7 +120,7 @@ class Tracker:
         self._run: MlflowRun | None = None
         self._refused: frozenset[str] = frozenset()
         self._thread = threading.Thread(target=self._work, name="mlflow-tracker", daemon=True)
-        if spec.tracking:
+        if job.tracking:
             self._thread.start()
 
     def rows(self, rows: Iterable[Row]) -> None:
@@ -168,7 +167,7 @@ class Tracker:
 
     def close(self, timeout: float) -> Delivery:
         """Deliver the rest, for at most `timeout` seconds. Return what could not be delivered."""
-        if not self._spec.tracking:
+        if not self._job.tracking:
             return Delivery(0)
         with self._changed:
             self._deadline = time.monotonic() + timeout
@@ -232,10 +231,10 @@ class Tracker:
             self._newest = (self._run_dir.log(METRICS).last() or {}).get("step", -1)
         if self._run is None:
             self._run = connect(
-                self._spec.name,
-                self._spec.tracking,
+                self._job.name,
+                self._job.tracking,
                 self._run_dir,
-                self._spec.model_dump(mode="json"),
+                self._job.parameters,
             )
             self._run.log_document(ENVIRONMENT, environment())
             if (origin := self._run_dir.read_json_or_empty(ORIGIN)).get("run"):
@@ -291,18 +290,17 @@ class Tracker:
 
     def _deliver_commits(self, run: MlflowRun) -> None:
         """Last, because a server of an earlier version has no logged models."""
-        validation = self._spec.data.validation
-        if not self._data and (data := data_in(self._run_dir, validation.share if validation else None)):
+        if not self._data and (data := data_in(self._run_dir, self._job.held_out)):
             log_data(run, data)
             self._data = data
         try:
-            log_commits(run, run_name(self._spec.name, self._run_dir.name), self._run_dir, self._data)
+            log_commits(run, run_name(self._job.name, self._run_dir.name), self._run_dir, self._data)
         except Exception as error:
             if getattr(error, "error_code", "") != "ENDPOINT_NOT_FOUND":
                 raise
 
 
-def deliver(spec: JobSpec, run_dir: RunDir, timeout: float = 60.0) -> Delivery:
+def deliver(job: TrackedJob, run_dir: RunDir, timeout: float = 60.0) -> Delivery:
     """Update the server from a run directory, and wait until it is complete. Never raises.
 
     For a run whose server was down at its end, which was trained on another machine, or which no controller drives any
@@ -310,9 +308,9 @@ def deliver(spec: JobSpec, run_dir: RunDir, timeout: float = 60.0) -> Delivery:
     """
     status = last_status(run_dir)
     if status.get("phase") == LOST:
-        return Tracker(spec, run_dir, KILLED, ended=status["time"]).close(timeout)
+        return Tracker(job, run_dir, KILLED, ended=status["time"]).close(timeout)
     phase = (run_dir.log(EVENTS).last() or {}).get("phase")
-    return Tracker(spec, run_dir, MLFLOW_STATUS.get(str(phase), "RUNNING")).close(timeout)
+    return Tracker(job, run_dir, MLFLOW_STATUS.get(str(phase), "RUNNING")).close(timeout)
 
 
 def rows_on_server(

@@ -12,7 +12,7 @@ from workloads.own.network import Handed, through
 from workloads.workload import Batch
 
 if TYPE_CHECKING:
-    from workloads.hf.hf_class import HuggingFaceModel
+    from workloads.hf.as_they_are.hf_class import HuggingFaceModel
     from workloads.own.model import OwnModel
 
 

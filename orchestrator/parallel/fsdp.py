@@ -26,7 +26,7 @@ from orchestrator.parallel.parameter_shard import Box, ParameterShard, boxes_of
 from orchestrator.parallel.parameters import Held
 from orchestrator.parallel.tensor import RowLinear
 from workloads.adapters.lora import LoraLinear
-from workloads.hf.network import HuggingFaceNetwork
+from workloads.hf.as_they_are.network import HuggingFaceNetwork
 from workloads.model.fake_quantise import FakeQuantiser
 from workloads.model.float8 import Float8Linear
 from workloads.model.moe import Experts

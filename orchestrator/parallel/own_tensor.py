@@ -19,7 +19,7 @@ from orchestrator.parallel.partition import span, style_of
 from orchestrator.parallel.tensor import RowLinear, VocabularyEmbedding, copy_first, sum_rows
 from workloads.adapters.lora import LoraLinear
 from workloads.errors import WorkloadError
-from workloads.hf.tensor_plan import ROTATED
+from workloads.hf.as_they_are.tensor_plan import ROTATED
 
 
 def apply_own_tensor(model: nn.Module, styles: Mapping[str, str], tp: ProcessGroup) -> None:

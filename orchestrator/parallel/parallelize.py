@@ -43,10 +43,10 @@ from orchestrator.train.config import TrainSpec
 from workloads.adapters.lora import LoraLinear
 from workloads.adapters.nf4 import QuantisedLinear, QuantisedWeight, product
 from workloads.errors import WorkloadError
-from workloads.hf.dropout import CountedDropout
-from workloads.hf.network import HuggingFaceNetwork
+from workloads.hf.as_they_are.dropout import CountedDropout
+from workloads.hf.as_they_are.network import HuggingFaceNetwork
 from workloads.model import float8
-from workloads.model.fake_quantise import ROUTERS, FakeQuantisedLinear, FakeQuantiser, quantised_layers
+from workloads.model.fake_quantise import FakeQuantisedLinear, FakeQuantiser, is_router, quantised_layers
 from workloads.model.float8 import Float8Linear
 from workloads.model.scheme import Scheme
 from workloads.own.network import OwnNetwork
@@ -228,14 +228,15 @@ def multiply_in_8_bits(blocks: Iterable[nn.Module]) -> None:
 
     Routers, experts and classes that users derive from linear layers are excluded.
     """
-    for name, module in (each for block in blocks for each in block.named_modules()):
-        weight = getattr(module, "weight", None)
-        if not isinstance(weight, nn.Parameter) or weight.dim() != 2 or not float8.fits(weight):
-            continue
-        if type(module) is nn.Linear and name.rpartition(".")[2] not in ROUTERS:
-            module.__class__ = Float8Linear
-        elif isinstance(module, RowLinear | LoraLinear):
-            module.product = float8.linear
+    for block in blocks:
+        for name, module in block.named_modules():
+            weight = getattr(module, "weight", None)
+            if not isinstance(weight, nn.Parameter) or weight.dim() != 2 or not float8.fits(weight):
+                continue
+            if type(module) is nn.Linear and not is_router(block, name):
+                module.__class__ = Float8Linear
+            elif isinstance(module, RowLinear | LoraLinear):
+                module.product = float8.linear
 
 
 def fake_quantise(

@@ -12,7 +12,7 @@ from workloads.model.config import TransformerConfig
 from workloads.predicted import ALL, Predicted
 
 if TYPE_CHECKING:
-    from workloads.hf.hf_class import HuggingFaceModel
+    from workloads.hf.as_they_are.hf_class import HuggingFaceModel
     from workloads.own.model import OwnModel
 
 

@@ -21,8 +21,8 @@ from orchestrator.storage.retry import Retry
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import is_local
 from workloads.errors import WorkloadError
-from workloads.hf.hf_config import FOLDER, FolderConfig
-from workloads.hf.meaning import (
+from workloads.hf.files.hf_config import FOLDER, FolderConfig
+from workloads.hf.files.meaning import (
     BY_NAME,
     FolderMeaning,
     by_label,
@@ -142,13 +142,13 @@ def same_base(workload: WorkloadSpec, needs_base: bool, base: Base | None) -> Ba
 
 def named_base(workload: WorkloadSpec, step: int | None) -> Base | None:
     """Return the initial weights that the job names. `step` selects the commit of a run. Raises InputError."""
-    from workloads.hf.hf_config import FOLDER, root
+    from workloads.hf.files.hf_config import FOLDER, root
 
     init_from = workload.init_from
     if init_from is None and not workload.model.startswith(FOLDER):
         return None  # imports torch, which a controller does not need before training begins
-    from workloads.hf.dcp import METADATA
-    from workloads.hf.weight_files import has_weights, weights_of_model
+    from workloads.hf.files.dcp import METADATA
+    from workloads.hf.files.weight_files import has_weights, weights_of_model
 
     if init_from is None:
         named = weights_of_model(workload.model)
@@ -175,7 +175,7 @@ def _digest_of(folder: str, stale_too: bool = False) -> str:
 
     With `stale_too`, return the checksum of earlier versions, which included leftovers of an earlier save.
     """
-    from workloads.hf.weight_files import stale_in
+    from workloads.hf.files.weight_files import stale_in
 
     names = ("config.json", "model.safetensors.index.json", ".metadata")
     kinds = (".safetensors", ".distcp")
@@ -272,7 +272,7 @@ def weights_of(
             return _part_of(base, begin, workload.shrink, config, shapes=shapes, tables=tables, added=added)
         from orchestrator.checkpoint import averaged
         from workloads.describe import describe
-        from workloads.hf.load_weights import HuggingFaceWeights, pretrained
+        from workloads.hf.convert.load_weights import HuggingFaceWeights, pretrained
 
         if config.divided_by == "declaration":
             return _of_own(base, config, shapes, retry, labels if data_format >= BY_NAME else ())
@@ -511,7 +511,7 @@ def _refuse_other_make(
 
 def _refuse_unlike(theirs: Any, ours: TransformerConfig, where: str, free: Sequence[str] = FREE) -> None:
     """Raise WorkloadError if another model would compute something else with the same weights."""
-    from workloads.hf.checkpoint import structure
+    from workloads.hf.convert.checkpoint import structure
 
     if not (their_config := theirs.as_transformer):
         raise WorkloadError(

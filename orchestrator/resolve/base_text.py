@@ -17,12 +17,12 @@ from orchestrator.resolve.kept_config import kept_config
 from orchestrator.resolve.prepared_data import EXCERPT
 from orchestrator.storage.retry import Retry
 from workloads.errors import WorkloadError
-from workloads.hf.hf_config import FOLDER
-from workloads.hf.meaning import BY_NAME, folder_meaning, generates, vocabulary_of_folder
+from workloads.hf.files.hf_config import FOLDER
+from workloads.hf.files.meaning import BY_NAME, folder_meaning, generates, vocabulary_of_folder
 from workloads.own.object_reference import is_object_reference
 
 if TYPE_CHECKING:
-    from workloads.hf.meaning import FolderMeaning
+    from workloads.hf.files.meaning import FolderMeaning
     from workloads.transformer_workload import TransformerWorkload
     from workloads.workload import Vocabulary, Workload
 

@@ -22,7 +22,7 @@ from orchestrator.resolve.prompts import speaking
 from orchestrator.resolve.training_inputs import workload_of
 from orchestrator.storage.retry import Retry, patient
 from orchestrator.storage.run_directory import RunDir
-from workloads.hf.hf_config import FOLDER
+from workloads.hf.files.hf_config import FOLDER
 
 if TYPE_CHECKING:
     from torch import Tensor

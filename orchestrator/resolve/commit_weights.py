@@ -112,7 +112,7 @@ def of_their_class(commit: CommitManifest) -> bool:
 
 
 def _theirs() -> str:
-    from workloads.hf.workload import NETWORK
+    from workloads.hf.as_they_are.workload import NETWORK
 
     return f"model.{NETWORK}"
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint.commit_store import Store
+from orchestrator.checkpoint.config import RunIdentity
 from orchestrator.checkpoint.copying import copy_commit
 from orchestrator.checkpoint.evaluations import TO_EVALUATE
 from orchestrator.checkpoint.identity import (
@@ -34,6 +35,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import check_same_cleaning, check_same_code, code_of
 from orchestrator.config.spec import JobSpec
 from orchestrator.config.workload import WorkloadSpec
+from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.resolve.base import Base, base_json, base_of
 from orchestrator.resolve.kept_config import config_json
@@ -41,7 +43,7 @@ from orchestrator.resolve.named_commit import commit_at, place_and_tag
 from orchestrator.resolve.prepared_data import EXCERPT, PreparedData
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 from orchestrator.train.config import ContinueFrom, TrainSpec
-from workloads.hf.hf_config import FOLDER, FolderConfig
+from workloads.hf.files.hf_config import FOLDER, FolderConfig
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.manifest import CommitManifest
@@ -104,86 +106,6 @@ class Source:
         }
 
 
-def source_of(spec: JobSpec, run: RunDir) -> Source | None:
-    """Return the commit that the job continues, the same one again once the run at `run` has begun; None if it
-    continues none.
-
-    Raises InputError if the commit is missing or does not fit the job.
-    """
-    continue_from = spec.train.continue_from
-    if continue_from is None:
-        return None
-    uri, tag = place_and_tag(continue_from.run)
-    if RunDir(uri).uri == run.uri:
-        raise InputError(
-            "a run cannot continue itself", WHERE, "give the job another name, or name another run"
-        )
-    try:
-        begun = (run.read_json(ORIGIN) or {}).get("step")
-    except InputError as error:
-        hint = "put it back; or remove it: the run has no commit yet, and begins from what the job names now"
-        raise InputError(error.what, error.where, hint) from None
-    commit = commit_at(uri, tag if begun is None else begun, WHERE, "has no commit to go on from", BEGUN)
-    source = Source(uri, commit)
-    _check(spec, source)
-    return source
-
-
-def begun_from(
-    spec: JobSpec, run: RunDir, newest: CommitManifest | None
-) -> tuple[Source | None, CommitManifest | None]:
-    """Return the source (see `source_of`) of a run without its own commit, and the commit that the run resumes from:
-    its `newest` own one if it has one, else None.
-
-    Raises InputError, also as `refuse_anew`.
-    """
-    refuse_anew(run, newest)
-    source = source_of(spec, run) if newest is None else None
-    return source, source.commit if source else newest
-
-
-def _check(spec: JobSpec, source: Source) -> None:
-    commit = source.commit
-    theirs = job_of_commit(commit)
-    if theirs is None:
-        raise InputError(
-            f"{source} is of an earlier version", WHERE, "continue its own run, then this one from that"
-        )
-    check_keys(spec, theirs, str(source))
-    _check_code(
-        spec.train.continue_from, spec.own_code, spec.accept_code, commit.meta.get(CODE) or {}, str(source)
-    )
-    assert spec.train.continue_from is not None
-    if spec.train.continue_from.position == "keep":
-        mend = "read the data from the beginning by train.continue_from.position: restart"
-        check_same_cleaning(
-            spec.data.clean, spec.accept_code, commit.meta.get(CLEANED_BY) or {}, str(source), mend
-        )
-    check_length(spec.train, commit.step, str(source))
-    if spec.workload.init_from or spec.needs_base:
-        base_of(spec.workload, spec.needs_base, commit.meta.get(BASE) or {}, True)
-
-
-def _check_code(
-    asked: ContinueFrom | None,
-    own_code: Mapping[str, str],
-    accepted: Sequence[str],
-    before: dict[str, str],
-    source: str,
-) -> None:
-    """Raise InputError if the user's own code differs from that of the `source` where a phase must not change it."""
-    assert asked is not None
-    free = {"train.optimizer.schedule", "evaluate.metrics"}
-    if asked.position == "restart":
-        free.add("data.samples")
-    check_same_code(
-        own_code,
-        accepted,
-        {n: code for n, code in before.items() if own_code.get(n, "evaluate.metrics") not in free},
-        source,
-    )
-
-
 def check_length(train: TrainSpec, step: int, source: str) -> None:
     """Raise InputError if the job ends before the step of the `source`, or leaves too few steps for its schedule."""
     if train.steps <= step:
@@ -196,37 +118,6 @@ def check_length(train: TrainSpec, step: int, source: str) -> None:
     if train.continue_from.schedule == "restart" and warmup + max(decay, 1) > left:
         problem = f"warm-up and decay are {warmup + decay} steps, and this phase has {left}"
         raise InputError(problem, "train.optimizer", "shorten them, or raise train.steps")
-
-
-def check_keys(spec: JobSpec, theirs: JobSpec, source: str) -> None:
-    """Raise InputError if the job differs from that of the `source` in what must not change between phases."""
-    assert spec.train.continue_from is not None
-    keeps = spec.train.continue_from.position == "keep"
-    differing = differences(spec.identity(), theirs.identity())
-    for key, was, now in differing:
-        hint = ""
-        if MODEL.match(key) and key != SIZE:
-            hint = WEIGHTS_ALONE
-        elif OPTIMIZER.match(key):
-            hint = f"its state is that of {was}: {WEIGHTS_ALONE}"
-        elif key == "seed" and _draws_what_it_keeps(spec.workload, spec.data.add_tokens, spec.reads_base):
-            hint = f"weights that are not trained are drawn by it: {WEIGHTS_ALONE}"
-        elif key == AVERAGE and ABSENT in (was, now):
-            hint = "a moving average cannot begin or end between phases: set it back"
-        elif DATA.match(key) and keeps:
-            hint = OTHER_DATA
-        elif key == "train.global_batch" and keeps and spec.data.is_mixed:
-            hint = f"where sources are mixed, which sample is at which position depends on it: {OTHER_DATA}"
-        if hint:
-            raise InputError(
-                f"{key} is {shown(was)} in {source} and {shown(now)} in the job file", WHERE, hint
-            )
-    if isinstance(spec.data.tokenizer, TrainedTokenizer) and any(
-        key.startswith("data.") for key, _, _ in differing
-    ):
-        place = place_and_tag(source)[0]
-        problem = f"a tokenizer trained on other data has other tokens than that of {place}"
-        raise InputError(problem, "data.tokenizer", f"set it to {place}/{EXCERPT}")
 
 
 def _draws_what_it_keeps(workload: WorkloadSpec, added: Sequence[str], reads_base: bool) -> bool:
@@ -244,83 +135,209 @@ def check_same_data(train: TrainSpec, source: Source, shards: str, data: str) ->
         raise InputError(problem, WHERE, hint)
 
 
-def take_over(
-    spec: JobSpec,
-    run: RunDir,
-    shards: str,
-    data: PreparedData,
-    base: Base | None,
-    kept: FolderConfig | None = None,
-) -> CommitManifest | None:
-    """Copy the commit that the job continues into the run's store, as its first commit; None if it continues none.
+@dataclass(frozen=True)
+class Continuation:
+    """How the run of a job continues another run, if it does.
 
-    ORIGIN records the source. Calling again completes an interrupted call. Raises InputError if the commit is
-    missing, damaged, or does not fit.
+    Attributes:
+        identity: what the run is compared with.
+        workload: the model; what decides which weights exist must stay.
+        data: the data, which must stay if the run keeps its position.
+        train: names the other run, in `continue_from`.
+        reads_base: whether commits lack weights, which are read from where the run began.
+        needs_base: whether the run needs the weights that it began with at every start.
     """
-    source = source_of(spec, run)
-    if source is None:
-        return None
-    run.require_lock()
-    theirs = Store(RunDir(source.uri).commits)
-    ours = Store(run.commits)
 
-    def choose(*_: object) -> int:
-        found = source_of(spec, run)
-        assert found is not None
-        return found.commit.step
+    identity: RunIdentity
+    workload: WorkloadSpec
+    data: DataSpec
+    train: TrainSpec
+    reads_base: bool
+    needs_base: bool
 
-    def copy(step: int) -> CommitManifest:
-        begun = Source(source.uri, theirs.manifest(step))
+    def source(self, run: RunDir) -> Source | None:
+        """Return the commit that the job continues, the same one again once the run at `run` has begun; None if it
+        continues none.
+
+        Raises InputError if the commit is missing or does not fit the job.
+        """
+        continue_from = self.train.continue_from
+        if continue_from is None:
+            return None
+        uri, tag = place_and_tag(continue_from.run)
+        if RunDir(uri).uri == run.uri:
+            raise InputError(
+                "a run cannot continue itself", WHERE, "give the job another name, or name another run"
+            )
         try:
-            with holding(theirs, step, f"the start of the run {run.uri}"):
-                if problems := theirs.verify(step):
-                    raise InputError(
-                        f"{begun} is damaged: {problems[0]}", WHERE, "name another of its commits"
-                    )
-                run.write_json(ORIGIN, begun.told())
-                meta, position = _meta_of(
-                    spec.identity(),
-                    spec.own_code,
-                    spec.train.continue_from,
-                    begun,
-                    shards=shards,
-                    data=data,
-                    base=base,
-                    kept=kept,
+            begun = (run.read_json(ORIGIN) or {}).get("step")
+        except InputError as error:
+            hint = (
+                "put it back; or remove it: the run has no commit yet, and begins from what the job names now"
+            )
+            raise InputError(error.what, error.where, hint) from None
+        commit = commit_at(uri, tag if begun is None else begun, WHERE, "has no commit to go on from", BEGUN)
+        source = Source(uri, commit)
+        self._check(continue_from, source)
+        return source
+
+    def begun_from(
+        self, run: RunDir, newest: CommitManifest | None
+    ) -> tuple[Source | None, CommitManifest | None]:
+        """Return the source (see `source`) of a run without its own commit, and the commit that the run resumes from:
+        its `newest` own one if it has one, else None.
+
+        Raises InputError, also as `refuse_anew`.
+        """
+        refuse_anew(run, newest)
+        source = self.source(run) if newest is None else None
+        return source, source.commit if source else newest
+
+    def _check(self, asked: ContinueFrom, source: Source) -> None:
+        commit = source.commit
+        theirs = job_of_commit(commit)
+        if theirs is None:
+            raise InputError(
+                f"{source} is of an earlier version", WHERE, "continue its own run, then this one from that"
+            )
+        self.check_keys(theirs.identity(), str(source))
+        self._check_code(asked, commit.meta.get(CODE) or {}, str(source))
+        if asked.position == "keep":
+            mend = "read the data from the beginning by train.continue_from.position: restart"
+            cleaned_by = commit.meta.get(CLEANED_BY) or {}
+            accepted = self.identity.accepted
+            check_same_cleaning(self.identity.clean, accepted, cleaned_by, str(source), mend)
+        check_length(self.train, commit.step, str(source))
+        if self.workload.init_from or self.needs_base:
+            base_of(self.workload, self.needs_base, commit.meta.get(BASE) or {}, True)
+
+    def _check_code(self, asked: ContinueFrom, before: Mapping[str, str], source: str) -> None:
+        """Raise InputError if the user's own code, where a phase must not change it, differs from the `source`'s."""
+        free = {"train.optimizer.schedule", "evaluate.metrics"}
+        if asked.position == "restart":
+            free.add("data.samples")
+        own_code = self.identity.own_code
+        check_same_code(
+            own_code,
+            self.identity.accepted,
+            {n: code for n, code in before.items() if own_code.get(n, "evaluate.metrics") not in free},
+            source,
+        )
+
+    def check_keys(self, theirs: Mapping[str, Any], source: str) -> None:
+        """Raise InputError if the job differs from that of the `source` in what must not change between phases.
+
+        Args:
+            theirs: the identity of that job, see `JobSpec.identity`.
+            source: names its run.
+        """
+        assert self.train.continue_from is not None
+        keeps = self.train.continue_from.position == "keep"
+        differing = differences(self.identity.keys, theirs)
+        for key, was, now in differing:
+            hint = ""
+            if MODEL.match(key) and key != SIZE:
+                hint = WEIGHTS_ALONE
+            elif OPTIMIZER.match(key):
+                hint = f"its state is that of {was}: {WEIGHTS_ALONE}"
+            elif key == "seed" and _draws_what_it_keeps(self.workload, self.data.add_tokens, self.reads_base):
+                hint = f"weights that are not trained are drawn by it: {WEIGHTS_ALONE}"
+            elif key == AVERAGE and ABSENT in (was, now):
+                hint = "a moving average cannot begin or end between phases: set it back"
+            elif DATA.match(key) and keeps:
+                hint = OTHER_DATA
+            elif key == "train.global_batch" and keeps and self.data.is_mixed:
+                hint = (
+                    f"where sources are mixed, which sample is at which position depends on it: {OTHER_DATA}"
                 )
-                copy_commit(theirs, step, ours, meta, position)
-                return ours.manifest(step)
-        except Exception:
-            if step not in theirs.steps() and run.exists(ORIGIN):
-                run.remove(ORIGIN)  # a later call may succeed
-            raise
+            if hint:
+                raise InputError(
+                    f"{key} is {shown(was)} in {source} and {shown(now)} in the job file", WHERE, hint
+                )
+        if isinstance(self.data.tokenizer, TrainedTokenizer) and any(
+            key.startswith("data.") for key, _, _ in differing
+        ):
+            place = place_and_tag(source)[0]
+            problem = f"a tokenizer trained on other data has other tokens than that of {place}"
+            raise InputError(problem, "data.tokenizer", f"set it to {place}/{EXCERPT}")
 
-    return read_chosen(theirs, None, copy, choose)
+    def take_over(
+        self,
+        run: RunDir,
+        shards: str,
+        data: PreparedData,
+        base: Base | None,
+        kept: FolderConfig | None = None,
+    ) -> CommitManifest | None:
+        """Copy the commit that the job continues into the run's store, as its first commit; None if it continues none.
+
+        ORIGIN records the source. Calling again completes an interrupted call. Raises InputError if the commit is
+        missing, damaged, or does not fit.
+        """
+        source = self.source(run)
+        if source is None:
+            return None
+        run.require_lock()
+        theirs = Store(RunDir(source.uri).commits)
+        ours = Store(run.commits)
+
+        def choose(*_: object) -> int:
+            found = self.source(run)
+            assert found is not None
+            return found.commit.step
+
+        def copy(step: int) -> CommitManifest:
+            begun = Source(source.uri, theirs.manifest(step))
+            try:
+                with holding(theirs, step, f"the start of the run {run.uri}"):
+                    if problems := theirs.verify(step):
+                        raise InputError(
+                            f"{begun} is damaged: {problems[0]}", WHERE, "name another of its commits"
+                        )
+                    run.write_json(ORIGIN, begun.told())
+                    meta, position = self._meta_of(begun, shards=shards, data=data, base=base, kept=kept)
+                    copy_commit(theirs, step, ours, meta, position)
+                    return ours.manifest(step)
+            except Exception:
+                if step not in theirs.steps() and run.exists(ORIGIN):
+                    run.remove(ORIGIN)  # a later call may succeed
+                raise
+
+        return read_chosen(theirs, None, copy, choose)
+
+    def _meta_of(
+        self,
+        source: Source,
+        shards: str,
+        data: PreparedData,
+        base: Base | None,
+        kept: FolderConfig | None,
+    ) -> tuple[dict[str, Any], int]:
+        """Return the metadata of the first commit of a run that continues the `source`, and its position."""
+        meta = {
+            IDENTITY: dict(self.identity.keys),
+            SHARDS: shards,
+            BASE: base_json(base),
+            KEPT: config_json(kept),
+            CODE: code_of(self.identity.own_code),
+            CONTINUED: source.told(),
+            "data": data.uri,
+            "sets": data.sets,
+            **OF_A_NEW_RUN,
+        }
+        position = source.first_position(self.train.continue_from)
+        if position != source.commit.position:
+            meta |= {"skips": [], "losses": []}
+        return meta, position
 
 
-def _meta_of(
-    identity: Mapping[str, Any],
-    own_code: Mapping[str, str],
-    asked: ContinueFrom | None,
-    source: Source,
-    shards: str,
-    data: PreparedData,
-    base: Base | None,
-    kept: FolderConfig | None,
-) -> tuple[dict[str, Any], int]:
-    """Return the metadata of the first commit of a run that continues the `source`, and its position."""
-    meta = {
-        IDENTITY: dict(identity),
-        SHARDS: shards,
-        BASE: base_json(base),
-        KEPT: config_json(kept),
-        CODE: code_of(own_code),
-        CONTINUED: source.told(),
-        "data": data.uri,
-        "sets": data.sets,
-        **OF_A_NEW_RUN,
-    }
-    position = source.first_position(asked)
-    if position != source.commit.position:
-        meta |= {"skips": [], "losses": []}
-    return meta, position
+def continuation_of(job: JobSpec) -> Continuation:
+    """Return how the run of a job continues another run."""
+    return Continuation(
+        identity=job.run_identity,
+        workload=job.workload,
+        data=job.data,
+        train=job.train,
+        reads_base=job.reads_base,
+        needs_base=job.needs_base,
+    )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.checkpoint.identity import KEPT
 from orchestrator.config.errors import InputError, Problems
 from orchestrator.config.workload import WorkloadSpec
-from workloads.hf.hf_config import FOLDER, FolderConfig, config_differences, folder_config
+from workloads.hf.files.hf_config import FOLDER, FolderConfig, config_differences, folder_config
 from workloads.own.object_reference import is_built_in, is_object_reference
 
 if TYPE_CHECKING:

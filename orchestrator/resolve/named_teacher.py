@@ -10,7 +10,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.resolve.named_commit import commit_at, place_and_tag
 from orchestrator.storage.uri import is_local
-from workloads.hf.hf_config import FOLDER, FolderConfig, root
+from workloads.hf.files.hf_config import FOLDER, FolderConfig, root
 
 WHERE = "distill.teacher"
 TABLE = "model.tokens.weight"

@@ -1,5 +1,5 @@
-"""Initial weights from a commit of another run. That run may be active and remove the commit, so the commit is pinned
-there until it is no longer needed.
+"""Weights from a commit of another run: those that a run begins with, and those of its teacher. The other run may be
+active and remove the commit, so the commit is pinned there until it is no longer needed.
 """
 
 from __future__ import annotations
@@ -12,9 +12,13 @@ from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.identity import BASE
 from orchestrator.checkpoint.pins import hold_if_allowed, holders, release
 from orchestrator.checkpoint.resolve_checkpoint import read_chosen
+from orchestrator.config.errors import InputError
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.resolve.base import Base, base_of, check_drawn, named_base
+from orchestrator.resolve.named_teacher import WHERE, named_teacher
+from orchestrator.resolve.teacher_weights import teacher_model
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.train.distillation.config import DistillSpec
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.manifest import CommitManifest
@@ -74,15 +78,75 @@ def read_base(
     return read_chosen(_store(base), None, lambda step: read(named_base(workload, step)), choose)
 
 
-def not_held(base: Base | None, run: RunDir) -> list[str]:
-    """Return one line if the commit that the run at `run` needs cannot be pinned."""
-    if base is None or base.step is None or _holder(run) in holders(_store(base), base.step):
+def pinned_teacher(
+    distill: DistillSpec | None, workload: WorkloadSpec, begun: Mapping[str, Any], run: RunDir
+) -> Base | None:
+    """Return the weights of a job's teacher, pinned if they are a run's commit; None without a teacher.
+
+    Args:
+        distill: names the teacher.
+        workload: the student.
+        begun: the weights that the run has learnt from so far, see `orchestrator.checkpoint.identity.teacher_of`.
+        run: the student's run directory.
+
+    Raises:
+        InputError: if the weights are missing, or are not those that the run has learnt from.
+    """
+    if distill is None:
+        return None
+    # Only the first start chooses the newest commit: the teacher's run may go on training.
+    named = named_teacher(distill.teacher, workload, begun.get("step"))
+    if named.step is None:
+        return same_teacher(distill, workload, begun)
+
+    def pin(step: int) -> Base:
+        base = same_teacher(distill, workload, {**begun, "step": step})
+        hold_if_allowed(_store(base), step, _teacher_holder(run))
+        return base
+
+    def choose(*_: object) -> int:
+        newest = named_teacher(distill.teacher, workload, begun.get("step")).step
+        assert newest is not None
+        return newest
+
+    return read_chosen(Store(RunDir(named.uri).commits), None, pin, choose)
+
+
+def same_teacher(distill: DistillSpec, workload: WorkloadSpec, begun: Mapping[str, Any]) -> Base:
+    """Return the weights of a teacher: those that the run has `begun` with, as far as they are known.
+
+    Raises:
+        InputError: if they are missing, or others.
+    """
+    base = teacher_model(distill.teacher, workload, step=begun.get("step")).base
+    if begun.get("digest", base.digest) != base.digest:
+        what = f"the weights of {distill.teacher} are not those that the run has learnt from so far"
+        raise InputError(what, WHERE, "restore them, or start a new run")
+    return base
+
+
+def not_held(base: Base | None, teacher: Base | None, run: RunDir) -> list[str]:
+    """Return one line for each commit that the run at `run` needs and that cannot be pinned."""
+    return _not_held(base, _holder(run)) + _not_held(teacher, _teacher_holder(run))
+
+
+def _not_held(base: Base | None, holder: str) -> list[str]:
+    if base is None or base.step is None or holder in holders(_store(base), base.step):
         return []
     where = f"{base.uri}@{base.step}"
     return [
         f"{where} is needed but cannot be pinned, because its run directory is not writable: make sure "
         "that it is kept"
     ]
+
+
+def release_teacher(run: RunDir, begun: Mapping[str, Any]) -> None:
+    """Unpin the commit that a finished run has learnt from."""
+    if begun.get("step") is not None:
+        base = Base(**begun)
+        assert base.step is not None
+        with contextlib.suppress(OSError):
+            release(_store(base), base.step, _teacher_holder(run))
 
 
 def release_base(needs_base: bool, run: RunDir, begun: Mapping[str, Any]) -> None:
@@ -100,3 +164,8 @@ def _store(base: Base) -> Store:
 
 def _holder(run: RunDir) -> str:
     return f"the run {run.uri}"
+
+
+def _teacher_holder(run: RunDir) -> str:
+    # A holder holds one commit of a run at a time. The student may begin with another commit of its teacher.
+    return f"the run {run.uri}, which learns from it"

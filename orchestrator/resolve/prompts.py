@@ -107,8 +107,8 @@ def speaking(workload: Workload, chat: Chat | None) -> Any:
 
 def settings_notes(model: str) -> list[str]:
     """Return one line if the folder of `model` has generation settings that are not applied."""
-    from workloads.hf.hf_config import FOLDER
-    from workloads.hf.meaning import folder_meaning
+    from workloads.hf.files.hf_config import FOLDER
+    from workloads.hf.files.meaning import folder_meaning
     from workloads.model.processors import not_applied
     from workloads.workload import Generation
 

@@ -20,7 +20,7 @@ from orchestrator.resolve.kept_config import config_to_keep
 from orchestrator.resolve.named_teacher import WHERE, named_teacher
 from orchestrator.train.distillation.config import DistillSpec
 from workloads.errors import WorkloadError
-from workloads.hf.hf_config import FolderConfig
+from workloads.hf.files.hf_config import FolderConfig
 from workloads.own.object_reference import is_object_reference
 from workloads.predicted import predicted
 
@@ -113,7 +113,7 @@ def resolve(
     if spec.quantize:
         shape = replace(shape, quantised_group=spec.quantize.scheme.group)
     if spec.reads_base:
-        from workloads.hf.our_names import told_by_our_names
+        from workloads.hf.tables.our_names import told_by_our_names
         from workloads.load import quantised_share, trained_share
 
         train = spec.train

@@ -181,16 +181,3 @@ def _check_heads(kinds: Sequence[str], heads: int, student: Workload, teacher: W
             if width % heads:
                 what = f"heads {heads} does not divide the {width} columns of the {whose}'s {kind}"
                 raise InputError(what, f"{where}.heads", "choose a divisor")
-
-
-def check_same_teacher(known: str | None, now: str, distill: DistillSpec | None) -> None:
-    """Raise InputError if a run has learnt from another teacher so far.
-
-    Args:
-        known: checksum of the teacher's weights in the run's commit; None if it has none.
-        now: their checksum now; empty in a task that reads no teacher.
-        distill: names the teacher.
-    """
-    if known and now and known != now and distill is not None:
-        what = f"the weights of {distill.teacher} are not those that the run has learnt from so far"
-        raise InputError(what, WHERE, "restore them, or start a new run")

@@ -10,7 +10,7 @@ from orchestrator.config.workload import WorkloadSpec
 from orchestrator.resolve.base import Base, named_base, tokens_that_differ
 from orchestrator.resolve.named_teacher import PLACES, WHERE, named_teacher
 from workloads.errors import WorkloadError
-from workloads.hf.hf_config import FOLDER, FolderConfig
+from workloads.hf.files.hf_config import FOLDER, FolderConfig
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -30,18 +30,21 @@ class TeacherModel:
         return self.base.uri if self.base.step is None else f"{self.base.uri}@{self.base.step}"
 
 
-def teacher_model(teacher: str, workload: WorkloadSpec, known: Base | None = None) -> TeacherModel:
+def teacher_model(
+    teacher: str, workload: WorkloadSpec, known: Base | None = None, step: int | None = None
+) -> TeacherModel:
     """Return a teacher with the checksum of its weights.
 
     Args:
         teacher: the value of distill.teacher.
         workload: the student.
         known: the teacher's weights, if their checksum was computed before.
+        step: the step of a run's commit, if it was chosen before.
 
     Raises:
         InputError: if there is no such model, or it has no weights.
     """
-    named = named_teacher(teacher, workload, known.step if known else None)
+    named = named_teacher(teacher, workload, known.step if known else step)
     try:
         base = known or named_base(named.asked, named.step)
     except WorkloadError as error:

@@ -24,8 +24,8 @@ from orchestrator.resolve.resolved_job import ResolvedJob, adapter_of, is_framed
 from orchestrator.resolve.teacher_weights import check_tokens
 from orchestrator.storage.retry import Retry
 from orchestrator.train.config import TrainSpec
-from workloads.hf.hf_config import FolderConfig
-from workloads.hf.meaning import BY_NAME
+from workloads.hf.files.hf_config import FolderConfig
+from workloads.hf.files.meaning import BY_NAME
 
 if TYPE_CHECKING:
     from orchestrator.data.samples.batches import Batches
@@ -224,19 +224,34 @@ class Beginning(NamedTuple):
     source: Source | None
 
 
+class ShapeOfData(NamedTuple):
+    """What a controller needs of a job that is resolved over its data.
+
+    Attributes:
+        shape: the model's sizes.
+        kept: the configuration of a pretrained folder to keep; None without one.
+        shards: the digest of the token shards.
+        notes: for the user.
+    """
+
+    shape: ModelShape
+    kept: FolderConfig | None
+    shards: str
+    notes: list[str]
+
+
 def shape_over(
     spec: JobSpec,
     data: PreparedData,
     beginning: Beginning,
     kept: FolderConfig | None,
-) -> tuple[ModelShape, FolderConfig | None, str, list[str]]:
-    """Return the parts of `resolve_over` that a controller needs: the model's shape, the configuration to keep, the
-    digest and the notes.
+) -> ShapeOfData:
+    """Return the parts of `resolve_over` that a controller needs.
 
     `resolve_over` imports torch, so this runs in another process, which gets positional arguments.
     """
     job, digest, notes = resolve_over(spec, data, beginning.base, beginning.source, kept)
-    return job.shape, job.kept, digest, notes
+    return ShapeOfData(job.shape, job.kept, digest, notes)
 
 
 def plan_of(data: DataSpec, tokens: Tokens) -> SectionPlan | None:
@@ -262,6 +277,13 @@ def digest_of(data: DataSpec, tokens: Tokens) -> str:
     return (
         f"sections-{manifest_of_data.fingerprint}" if data.shuffle == "sections" else manifest_of_data.digest
     )
+
+
+def check_digest(data: DataSpec, tokens: Tokens, known: str, uri: str) -> None:
+    """Raise InputError if the token shards at `uri` have another digest than the `known` one; empty for any."""
+    if known not in ("", digest_of(data, tokens)):
+        what = "these token shards differ from the run's (checksum)"
+        raise InputError(what, uri, "put data.cache on storage that all nodes share")
 
 
 def is_packed(data: DataSpec) -> bool:
@@ -405,7 +427,7 @@ def load_workload(
     Raises InputError.
     """
     from workloads.adapters.frozen import frozen_by, thawed_after
-    from workloads.hf.our_names import told_by_our_names
+    from workloads.hf.tables.our_names import told_by_our_names
     from workloads.load import load
 
     dropout, attention_dropout = asked.dropouts

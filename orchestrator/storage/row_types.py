@@ -90,7 +90,8 @@ class EventFields(TypedDict, total=False):
       repeat, `skipped` the samples to skip, `output` the last lines that the faulty rank printed.
     - Of a start: the layouts and the precision.
     - Of a train phase: the machines, their zones and their price.
-    - `data`, `sets`, `base`: the prepared data, that of each separate held-out set, and the initial weights.
+    - `data`, `sets`: the prepared data, and that of each separate held-out set.
+    - `base`, `teacher`: the initial weights, and those of the teacher.
     - `missing_rows`, `missing_events`: gaps in metrics.jsonl, and in events.jsonl by event number.
     - `last_seen`: the last sign of life of the controller before. `controller_died`: the step of the newest commit when
       Ray restarted the controller.
@@ -127,6 +128,7 @@ class EventFields(TypedDict, total=False):
     data: str
     sets: dict[str, str]
     base: dict[str, Any] | None
+    teacher: dict[str, Any] | None
     missing_rows: list[list[int]]
     missing_events: list[list[int]]
     last_seen: float | None

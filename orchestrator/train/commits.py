@@ -6,42 +6,26 @@ snapshots also go into the memory of other nodes, as often as the job asks.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from cluster.workers.worker_context import WorkerContext
-from orchestrator.checkpoint.averaged import weights_of
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.commit_writer import CommitOutcome
-from orchestrator.checkpoint.evaluations import MEASURED, TO_EVALUATE, measure_of
-from orchestrator.checkpoint.identity import (
-    BASE,
-    CLEANED_BY,
-    CODE,
-    CONTINUED,
-    IDENTITY,
-    KEPT,
-    SHARDS,
-    TEACHER,
-    TILES,
-)
-from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit
-from orchestrator.checkpoint.reader import Reader
+from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.retention import retention_of
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.snapshot_writer import Placement
-from orchestrator.checkpoint.snapshots import LOCATION, PeerMemory
-from orchestrator.config.errors import InputError
-from orchestrator.config.spec import JobSpec
+from orchestrator.checkpoint.snapshots import LOCATION
+from orchestrator.evaluate.config import EvaluateSpec
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import Agreed, agree, gather_json
 from orchestrator.storage.file_names import COMMITS
-from orchestrator.storage.retry import patient
-from orchestrator.storage.run_directory import Row
-from orchestrator.train.committed_state import CHUNKS_HEAD
+from orchestrator.storage.row_line import Row
+from orchestrator.train.commit_meta import meta_of
+from orchestrator.train.config import TrainSpec
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.task import Task
 
@@ -55,23 +39,56 @@ RETRY_EVERY = 2.0
 """Seconds between tries of the last commit."""
 MAX_SKIPPED = 8
 """Maximum number of commits that are skipped after failures, before storage is tried again."""
-CARRIED = ("last_evaluation_step", "evaluation", "best", "stale", "best_of", CHUNKS_HEAD, CONTINUED)
-"""Fields of a run's progress that a commit stores in its meta under the same names."""
 
 
 class Commits:
     """Saves the engine's state after steps; a context manager that leaves no process behind."""
 
     def __init__(
-        self, task: Task, spec: JobSpec, layout: Layout, context: WorkerContext, engine: Engine
+        self,
+        task: Task,
+        layout: Layout,
+        context: WorkerContext,
+        engine: Engine,
+        placement: Placement | None,
+        *,
+        identity: Mapping[str, Any],
+        checkpoint: CheckpointSpec,
+        train: TrainSpec,
+        evaluate: EvaluateSpec | None,
+        measured: Mapping[str, Any],
+        unsaved: float,
+        gpus: float,
     ) -> None:
+        """Make ready to save.
+
+        Args:
+            task: what this gang does, and from which commit.
+            layout: how the ranks divide the work.
+            context: this rank's number and its connection to the controller.
+            engine: has the state.
+            placement: where snapshots are held in the memory of nodes; None without snapshots.
+            identity: what makes two runs the same run, see `JobSpec.identity`.
+            checkpoint: when to save, and what is kept.
+            train: the steps after which a commit is needed whatever `checkpoint` says.
+            evaluate: which commits are evaluated beside the run; None without evaluations.
+            measured: the settings that change the values of evaluations, see `measure_of`.
+            unsaved: seconds for which storage may fail.
+            gpus: GPUs of a worker; 0 on CPUs.
+        """
         self._task = task
-        self._spec = spec
+        self._identity = identity
+        self._checkpoint = checkpoint
+        self._train = train
+        self._evaluate = evaluate
+        self._measured = measured
+        self._unsaved = unsaved
+        self._gpus = gpus
         self._layout = layout
         self._context = context
         self._engine = engine
         self._store = Store(f"{task.run}/{COMMITS}", attempt=task.token)
-        self._placement = placement_of(task, context) if task.snapshot_servers else None
+        self._placement = placement
         self._saver: Saver | None = None
         self._saved = task.restore or 0
         self._skip = 0
@@ -80,48 +97,14 @@ class Commits:
         self._cost = 0.0  # seconds of the last snapshot
         self._last_snapshot = -1  # its step
         self._complete = -1  # step of the last snapshot that all ranks have made
-        self._identity = spec.identity()
         self._losses: list[float] = []  # of the steps since the last save to the store
         self._latest = (-1, "")  # step of the last save that ended, and why it failed
         self.failures = 0
 
-    def open(self, step: int) -> tuple[CommitManifest, Reader]:
-        """Open the commit of a step: from the memory of other nodes if it is complete there, else from the store.
-
-        In a task that only evaluates, the reader returns the weights that the job evaluates.
-
-        Raises:
-            CorruptCommit: if the commit existed only in the memory of nodes, and they do not return it.
-        """
-        peers = self._peers()
-        if peers is not None:
-            with contextlib.suppress(OSError):  # lost nodes: the store has the commit too
-                snapshot = peers.manifest(step)
-                return snapshot, peers.reader(snapshot)
-        patience = patient(self._spec.limits.unsaved, self._context.stop_requested)
-        store = Store(self._store.uri, retry=patience)
-        try:
-            manifest = store.manifest(step)
-        except InputError:
-            if peers is None or step in store.steps():
-                raise
-            what = f"step {step} was in the memory of nodes alone, which do not give it"
-            raise CorruptCommit(what, step) from None
-        raw = not self._task.evaluate_only
-        return manifest, weights_of(store, manifest, self._spec.checkpoint, raw)
-
-    def _peers(self) -> PeerMemory | None:
-        """Return the memory of nodes, this node's first; None without."""
-        if not self._task.snapshot_servers:
-            return None
-        node = self._context.rank_info.node
-        nearest = sorted(self._task.snapshot_servers, key=lambda server: server["node"] != node)
-        return PeerMemory(self._task.snapshot_token, [server["address"] for server in nearest])
-
     def __enter__(self) -> Commits:
         if self._task.commit:
             self._saver = self._open_saver()
-            if self._spec.resources.per_worker.gpu:
+            if self._gpus:
                 self._saver.prepare(self._engine.state())
         return self
 
@@ -178,15 +161,15 @@ class Commits:
         may_save: bool = True,
     ) -> float:
         """Save if a save is due, and if this step `may_save`. Return the seconds for which the step was blocked."""
-        checkpoint = self._spec.checkpoint
+        checkpoint = self._checkpoint
         step = progress["step"]
         if self._saver is not None:
             self._saver.tell_failed(agreed.failed_steps)
         self._losses += [row["loss"]] if row and row["loss"] is not None else []
         durable = (
             final
-            or step == self._spec.train.decay_from
-            or step in self._spec.train.thaw
+            or step == self._train.decay_from
+            or step in self._train.thaw
             or self._is_evaluated(progress)
             or (step % checkpoint.every == 0 and not self._backs_off(agreed.failures))
         )
@@ -201,7 +184,9 @@ class Commits:
     def _is_evaluated(self, progress: Mapping[str, Any]) -> bool:
         """Whether a separate task evaluates the commit of this state."""
         step = progress["step"]
-        return progress["last_evaluation_step"] != step and self._spec.is_due_beside(step)
+        evaluate = self._evaluate
+        is_due = evaluate is not None and evaluate.is_due_beside(step, self._train.steps)
+        return is_due and progress["last_evaluation_step"] != step
 
     def outcomes(self) -> list[dict[str, Any]]:
         """Return the outcomes of the saves to the store that ended since the last call, as JSON."""
@@ -225,7 +210,7 @@ class Commits:
         step = progress["step"]
         restored = self._task.restore
         rank = self._context.rank_info.rank
-        patience = min(FINISH_TIMEOUT, self._spec.limits.unsaved)
+        patience = min(FINISH_TIMEOUT, self._unsaved)
         end = time.monotonic() + patience
         late = False
         failures = 1
@@ -260,10 +245,9 @@ class Commits:
             raise OSError(f"the commit at step {step} failed: {reason}")
 
     def _open_saver(self) -> Saver:
-        rank_info, retention = (
-            self._context.rank_info,
-            retention_of(self._spec.checkpoint, self._spec.train.decay_from, self._spec.evaluates_beside),
-        )
+        rank_info = self._context.rank_info
+        is_beside = self._evaluate is not None and self._evaluate.is_beside
+        retention = retention_of(self._checkpoint, self._train.decay_from, is_beside)
         return Saver(
             self._store,
             rank_info.rank,
@@ -293,33 +277,16 @@ class Commits:
 
     def _meta(self, progress: dict[str, Any], row: Row | None) -> dict[str, Any]:
         """Return what a commit of this state says besides its tensors."""
-        return {
-            "position": progress["position"],
-            "receipt": progress["receipt"],
-            "tokens": progress["tokens"],
-            "losses": progress["losses"],
-            "skips": progress["skips"],
-            **{key: progress[key] for key in CARRIED},
-            TO_EVALUATE: self._is_evaluated(progress),
-            MEASURED: measure_of(self._spec.evaluate, self._spec.checkpoint.averaged),
-            "attempt": self._task.attempt,
-            "layout": self._layout.to_json(),
-            "engine": self._layout.engine,
-            "seed": self._spec.seed,
-            IDENTITY: self._identity,
-            "data": self._task.data,
-            "sets": self._task.sets,
-            SHARDS: self._task.shards,
-            BASE: self._task.base,
-            KEPT: self._task.folder_config,
-            CODE: self._task.code,
-            CLEANED_BY: self._task.cleaned_by,
-            TILES: True,
-            **({TEACHER: self._task.teacher} if self._task.teacher else {}),
-            "loss": sum(self._losses) / len(self._losses) if self._losses else None,
-            # Rows that are not stored yet, so that none is lost if the run is killed right after this commit.
-            "rows": [*self._context.unsaved_rows(), *([row] if row else [])],
-        }
+        return meta_of(
+            progress,
+            self._task,
+            self._layout,
+            identity=self._identity,
+            is_evaluated=self._is_evaluated(progress),
+            measured=self._measured,
+            losses=self._losses,
+            rows=[*self._context.unsaved_rows(), *([row] if row else [])],
+        )
 
     def _backs_off(self, failures: int) -> bool:
         """Whether to skip a commit. Each further failure in a row doubles the interval, up to MAX_SKIPPED."""
@@ -336,7 +303,7 @@ class Commits:
     def _record_outcomes(self, outcomes: list[CommitOutcome]) -> None:
         for outcome in outcomes:
             if outcome.place == LOCATION:
-                if not self._spec.resources.per_worker.gpu:
+                if not self._gpus:
                     # On CPUs the writing process competes with training, and so does the server that receives.
                     self._cost += 2 * outcome.seconds
             else:
@@ -344,20 +311,3 @@ class Commits:
                 self.failures = self.failures + 1 if failed else 0
                 self._latest = (outcome.step, outcome.reason or "no reason given" if failed else "")
                 self._outcomes.append(outcome)
-
-
-def placement_of(task: Task, context: WorkerContext) -> Placement:
-    """Return where a rank's part of each snapshot is held: on its own node, and as a copy on another one.
-
-    Without another node, this node's server is the only one.
-    """
-    info = context.rank_info
-    own = [server["address"] for server in task.snapshot_servers if server["node"] == info.node]
-    others = [server["address"] for server in task.snapshot_servers if server["node"] != info.node]
-    return Placement(
-        token=task.snapshot_token,
-        own=own[0] if own else "",
-        other=others[info.rank % len(others)] if others else "",
-        attempt=task.attempt,
-        group=task.token,
-    )

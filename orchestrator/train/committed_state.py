@@ -10,10 +10,12 @@ from typing import Any
 from orchestrator.checkpoint.evaluations import MEASURED
 from orchestrator.checkpoint.identity import CONTINUED
 from orchestrator.config.metric_names import by_name, larger_is_better
-from orchestrator.data.samples.receipt import START
-from orchestrator.data.samples.skips import Skip, merged
+from orchestrator.data.samples.receipt import START, roll
+from orchestrator.data.samples.skips import Skip, lr_factor, merged, start_of
 from orchestrator.evaluate.config import StopWhen
-from orchestrator.train.config import TrainSpec
+from orchestrator.optim.learning_rate import learning_rate
+from orchestrator.train.config import StabilitySpec, TrainSpec
+from orchestrator.train.instability import check_stable
 
 CHUNKS_HEAD = "chunks_head"
 """Key of a commit's meta; see `TrainingProgress`."""
@@ -91,6 +93,62 @@ class TrainingProgress:
             chunks_head=meta.get(CHUNKS_HEAD, False),
             continued_from=meta.get(CONTINUED),
         )
+
+    @classmethod
+    def of_new_run(cls, skips: Sequence[Any]) -> TrainingProgress:
+        """Return the progress before the first step, with windows of samples to skip."""
+        return cls(skips=merged(skips))
+
+    def position_of_step(self, samples: int) -> int:
+        """Return the position of the first sample of the next step, which reads that many `samples`."""
+        return start_of(self.position, 0, samples, self.skips)
+
+    def check_stable(
+        self, loss: float | None, grad_norm: float, stability: StabilitySpec, samples: int
+    ) -> None:
+        """Raise NonFinite or LossSpike if the next step's numbers show that training is unstable.
+
+        Args:
+            loss: of the step; None if it predicted nothing.
+            grad_norm: of the step.
+            stability: what counts as unstable.
+            samples: how many samples the step read.
+        """
+        check_stable(
+            loss=loss,
+            grad_norm=grad_norm,
+            before=self.losses,
+            stability=stability,
+            step=self.step + 1,
+            position=self.position_of_step(samples),
+        )
+
+    def after_step(
+        self, loss: float | None, digest: int, samples: int, tokens: int, stability: StabilitySpec
+    ) -> TrainingProgress:
+        """Return the progress after one more step.
+
+        Args:
+            loss: of the step; None if it predicted nothing.
+            digest: the sum of its samples' digests over all ranks.
+            samples: how many samples it read.
+            tokens: how many tokens.
+            stability: how many losses are kept.
+        """
+        losses = self.losses if loss is None else (*self.losses, loss)
+        return dataclasses.replace(
+            self,
+            step=self.step + 1,
+            position=self.position_of_step(samples) + samples,
+            tokens=self.tokens + tokens,
+            receipt=roll(self.receipt, digest),
+            losses=() if stability.spike is None else losses[-stability.window :],
+        )
+
+    def learning_rate(self, train: TrainSpec) -> float:
+        """Return the learning rate of the next step."""
+        rate = learning_rate(train.optimizer, self.step, train.steps, self.schedule_from(train))
+        return rate * lr_factor(self.step + 1, self.skips)
 
     def schedule_from(self, train: TrainSpec) -> int:
         """Return the step from which the learning-rate schedule counts."""

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
+from cluster.workers.worker_context import WorkerContext
+from orchestrator.parallel.rank_messages import agree
+
 
 def shares(samples: int, micro_batch: int, global_batch: int, ranks: int, rank: int) -> list[range]:
     """The numbers of the micro-batches that one of `ranks` computes in each pass over at most a global batch.
@@ -14,3 +19,28 @@ def shares(samples: int, micro_batch: int, global_batch: int, ranks: int, rank: 
         count = min(most, -(-(parts - first) // ranks))
         found.append(range(first + rank * count, first + (rank + 1) * count))
     return found
+
+
+def compute_passes(
+    passes: Iterable[range], context: WorkerContext, heeds_stop: bool, compute: Callable[[range], None]
+) -> bool:
+    """Compute passes over samples, one after another, until a stop is requested. All ranks call it together.
+
+    Args:
+        passes: the numbers of this rank's micro-batches in each pass, see `shares`.
+        context: this rank's connection to the controller, which hears of each pass.
+        heeds_stop: whether a stop ends the computation early.
+        compute: computes the micro-batches of one pass.
+
+    Returns:
+        False if a stop ended it early. All ranks get the same answer.
+    """
+    for mine in passes:
+        context.set_waiting(True)
+        if agree(0, heeds_stop and context.stop_requested()).stop:
+            context.set_waiting(False)
+            return False
+        compute(mine)
+        context.set_waiting(False)
+        context.progressed()
+    return True

@@ -1,49 +1,43 @@
 """Evaluation between two training steps: sums over all tokens of each held-out set, equal under any layout.
 
-A set is cut into micro-batches of the layout's size. A rank without one left computes a micro-batch without labels,
-because the collectives of its peers need it.
+A set is cut into micro-batches of the layout's size, see `held_out_batches`.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterable
-from typing import get_args
-
-import torch
-from torch import Tensor
+from collections.abc import Callable
+from typing import Protocol
 
 from cluster.workers.clock import wall
 from cluster.workers.worker_context import WorkerContext
-from orchestrator.checkpoint.evaluations import measure_of
-from orchestrator.config.spec import JobSpec
 from orchestrator.data.samples.batches import Prefetch
 from orchestrator.data.samples.held_out_set import HeldOut
 from orchestrator.data.samples.own_samples import OwnHeldOut
-from orchestrator.evaluate.config import EvaluateSpec, OfPredictions, StopWhen
+from orchestrator.evaluate.config import EvaluateSpec, StopWhen
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.losses import EvaluationSums
 from orchestrator.parallel.rank_messages import agree
-from orchestrator.parallel.router_load import ratios
 from orchestrator.resolve.training_inputs import TrainingInputs
 from orchestrator.storage.row_types import EvaluationRow
+from orchestrator.train.config import TrainSpec
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.eval_sharding import shares
+from orchestrator.train.evaluation_metrics import means_of_own, measures
+from orchestrator.train.held_out_batches import micro_batch
 from orchestrator.train.rollouts.rollouts import Rollouts
 from orchestrator.train.sampler import Sampler
-from workloads.model.masks import DECODER_REAL, REAL
-from workloads.model.transformer import IGNORED
-from workloads.objectives.distillation import LOGIT_LOSS
-from workloads.objectives.metrics import load_libraries, measure
-from workloads.objectives.preferences import DIVERGENCE, means
-from workloads.own.rows import COUNTED
+from workloads.objectives.metrics import load_libraries
+from workloads.objectives.preferences import DIVERGENCE
 from workloads.workload import Batch
 
-ROUTED = ((REAL, "tokens", "padding"), (DECODER_REAL, "decoder_tokens", "decoder_padding"))
-"""Names of a batch's entries: the mask of routed tokens, the tokens, and the mask of padding."""
-LABELS = ("labels", "sequence_labels")
-"""Names of a batch's entries with labels."""
+
+class MakeEvaluator(Protocol):
+    """Returns what evaluates an engine; `between` is called with the step after each pass over a global batch."""
+
+    def __call__(
+        self, *, engine: Engine, inputs: TrainingInputs, between: Callable[[int], object]
+    ) -> Evaluator: ...
 
 
 class Evaluator:
@@ -51,33 +45,56 @@ class Evaluator:
 
     def __init__(
         self,
-        spec: JobSpec,
         layout: Layout,
         context: WorkerContext,
         engine: Engine,
         inputs: TrainingInputs,
         rollouts: Rollouts | None = None,
         between: Callable[[int], object] = lambda step: None,
+        *,
+        evaluate: EvaluateSpec | None,
+        stop_when: StopWhen | None,
+        train: TrainSpec,
+        sequence_length: int,
+        classes: int,
+        measured: dict[str, int | None],
+        has_average: bool,
     ) -> None:
-        """`between` is called with the step after each pass over a global batch; tests inject faults there."""
-        self._spec = spec.evaluate
+        """Make ready to evaluate.
+
+        Args:
+            layout: how the ranks divide the work.
+            context: this rank's number and its connection to the controller.
+            engine: has the weights.
+            inputs: the workload, the held-out sets and the prompts.
+            rollouts: generates answers, if the objective learns from rewards.
+            between: called with the step after each pass over a global batch; tests inject faults there.
+            evaluate: when to evaluate, and by which metrics; None without evaluations.
+            stop_when: when a run ends early; None for never.
+            train: its global batch and its steps.
+            sequence_length: tokens of a row.
+            classes: how many labels the data has.
+            measured: the settings that change values, see `checkpoint.evaluations.measure_of`.
+            has_average: whether the moving average of the weights is evaluated in their place.
+        """
+        self._spec = evaluate
         self._layout = layout
         self._context = context
         self._engine = engine
-        self._measured = measure_of(spec.evaluate, spec.checkpoint.averaged)
-        self._stop_when = spec.stop_when
-        self._batch_size = spec.train.global_batch
-        self._steps = spec.train.steps
+        self._measured = measured
+        self._stop_when = stop_when
+        self._batch_size = train.global_batch
+        self._steps = train.steps
         self._sets = inputs.sets
         self._rollouts = rollouts
-        self._has_average = spec.checkpoint.ema is not None
+        self._has_average = has_average
         self._between = between
         workload = inputs.workload
-        samples = spec.evaluate and spec.evaluate.samples
+        samples = evaluate and evaluate.samples
         self._has_routers = bool(workload.config.moe)
-        self._metrics = spec.evaluate.metrics_for(workload.objective.name) if spec.evaluate else ()
+        self._metrics = evaluate.metrics_for(workload.objective.name) if evaluate else ()
         self._has_own_values = workload.has_own_values
-        self._classes = len(spec.data.labels)
+        self._classes = classes
         self._sampler: Sampler | None = None
         if inputs.prompts is not None and samples:
             self._sampler = Sampler(
@@ -88,11 +105,11 @@ class Evaluator:
                 engine=engine,
                 workload=workload,
                 global_batch=self._batch_size,
-                sequence_length=spec.data.sequence_length,
+                sequence_length=sequence_length,
             )
             self._sampler.prepare()
-        if spec.evaluate and spec.evaluate.where == "gang":
-            load_libraries(spec.evaluate.of_predictions)
+        if evaluate and not evaluate.is_beside:
+            load_libraries(evaluate.of_predictions)
 
     def is_due(self, step: int) -> bool:
         """Whether the job asks the ranks for an evaluation after `step`."""
@@ -173,7 +190,7 @@ class Evaluator:
             if sums is None:
                 return None
             if self._has_own_values:
-                metrics[name] = {**_means_of_own(sums), "tokens": sums.tokens}
+                metrics[name] = {**means_of_own(sums), "tokens": sums.tokens}
             else:
                 tokens_per_byte = held_out.tokens / max(held_out.bytes, 1)
                 metrics[name] = measures(sums, tokens_per_byte, self._metrics, self._classes)
@@ -203,7 +220,16 @@ class Evaluator:
         passes = shares(samples, self._layout.micro_batch, self._batch_size, self._layout.dp, rank)
 
         def make(number: int) -> list[Batch]:
-            return [self._micro_batch(held_out, part, samples) for part in passes[number]]
+            return [
+                micro_batch(
+                    held_out,
+                    part,
+                    samples=samples,
+                    size=self._layout.micro_batch,
+                    is_routed=self._has_routers,
+                )
+                for part in passes[number]
+            ]
 
         self._context.begin_work(f"evaluation of {name} after step {step}", "batches", len(passes))
         with Prefetch(make, 0, stop=len(passes)) as prefetched:
@@ -218,81 +244,7 @@ class Evaluator:
         self._context.set_waiting(True)
         return sums
 
-    def _micro_batch(self, held_out: HeldOut | OwnHeldOut, part: int, samples: int) -> Batch:
-        """Return micro-batch number `part`. Rows beyond the last sample repeat sample 0, without labels."""
-        size = self._layout.micro_batch
-        numbers = torch.arange(part * size, (part + 1) * size)
-        is_sample = numbers < samples
-        batch = held_out.batch(numbers.where(is_sample, 0).tolist())
-        if bool(is_sample.all()):
-            return batch
-        for name in () if COUNTED in batch else LABELS:
-            if name in batch:
-                none = math.nan if batch[name].is_floating_point() else IGNORED
-                batch[name] = batch[name].masked_fill(_wide(~is_sample, batch[name]), none)
-        for name in ("compared", COUNTED):
-            if name in batch:
-                batch[name] = batch[name] & is_sample
-        # Nor are these rows routed, since routers count their tokens.
-        for name, read, padding in ROUTED if self._has_routers else ():
-            if read in batch:
-                real = batch.get(padding, torch.ones_like(batch[read], dtype=torch.bool))
-                batch[name] = real & _wide(is_sample, real)
-        return batch
-
-
-def _means_of_own(sums: EvaluationSums) -> dict[str, float]:
-    """Return the metrics of a user's model: its mean loss, and the means of its other sums."""
-    loss = {"loss": sums.loss / sums.tokens} if sums.tokens else {}
-    return {**loss, **means(sums.sums)}
-
-
-def measures(
-    sums: EvaluationSums, tokens_per_byte: float, metrics: Iterable[str], classes: int = 0
-) -> dict[str, float]:
-    """Return the metrics of an evaluation, and the number of predicted tokens. Means of no values are left out.
-
-    perplexity = exp(loss); bits_per_byte = loss / ln 2 x tokens per byte (The Pile, Gao et al., 2020, section 3.1).
-    Models with experts also have the balance of their routers, and students the divergence from their teacher.
-
-    Args:
-        sums: sums over the held-out set.
-        tokens_per_byte: tokens of the set per byte of its text.
-        metrics: names of the metrics that the job wants.
-        classes: number of classes of a classifier.
-    """
-    values = means(sums.sums)
-    if sums.tokens:
-        loss = sums.loss / sums.tokens
-        values = {
-            "loss": loss,
-            "perplexity": math.exp(loss) if loss < 700 else math.inf,
-            "bits_per_byte": loss / math.log(2) * tokens_per_byte,
-            "accuracy": sums.correct / sums.tokens,
-            **values,
-        }
-    values |= {
-        name: _of_predictions(name, sums.predictions, classes)
-        for name in metrics
-        if name in get_args(OfPredictions) and len(sums.predictions)
-    }
-    wanted = {name: value for name, value in values.items() if name in (*metrics, LOGIT_LOSS)}
-    return {**wanted, **ratios(sums.routed), "tokens": sums.tokens}
-
-
-def _of_predictions(metric: str, predictions: Tensor, classes: int) -> float:
-    rows = sorted(predictions.tolist())  # so that the order of samples changes no bit
-    kind = float if metric == "spearman" else int
-    values = [kind(row[0]) for row in rows]
-    labels = [kind(row[1]) for row in rows]
-    return measure(metric, values, labels, classes)
-
 
 def _samples(held_out: HeldOut | OwnHeldOut, spec: EvaluateSpec | None, batch_size: int) -> int:
     most = spec.batches if spec else None
     return held_out.samples if most is None else min(held_out.samples, most * batch_size)
-
-
-def _wide(rows: Tensor, like: Tensor) -> Tensor:
-    """Return bool [B] as [B, 1, ..], to broadcast over `like`."""
-    return rows.view(-1, *[1] * (like.dim() - 1))

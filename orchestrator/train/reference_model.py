@@ -18,16 +18,17 @@ import torch.distributed as dist
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.config.errors import InputError
 from orchestrator.config.records import REFERENCED
-from orchestrator.config.spec import JobSpec
+from orchestrator.config.workload import WorkloadSpec
+from orchestrator.data.config import DataSpec
 from orchestrator.data.samples.reference_table import ReferenceTable
 from orchestrator.data.samples.sample_reader import SampleReader
 from orchestrator.parallel.layout import Layout
-from orchestrator.parallel.rank_messages import agree
 from orchestrator.resolve.base import Base
 from orchestrator.resolve.training_inputs import TrainingInputs
 from orchestrator.storage.retry import Retry
+from orchestrator.train.config import TrainSpec
 from orchestrator.train.engines.engine import Engine
-from orchestrator.train.eval_sharding import shares
+from orchestrator.train.eval_sharding import compute_passes, shares
 from orchestrator.train.reference_key import reference_key
 from orchestrator.train.task import Task
 
@@ -45,6 +46,7 @@ class References:
         task: Task,
         inputs: TrainingInputs,
         retry: Retry,
+        seed: int,
     ) -> None:
         """Open the files of values.
 
@@ -54,8 +56,10 @@ class References:
             task: names the data.
             inputs: the samples.
             retry: how to retry reads.
+            seed: the seed of the run, from which its first weights follow.
         """
         self._global_batch = global_batch
+        self._seed = seed
         self._readers = _readers(task, inputs)
         self._tables = {}
         for name, read in self._readers.items():
@@ -80,12 +84,13 @@ class References:
         """Compute the missing values, part by part, and store each part.
 
         Args:
-            engine: an engine with the weights of the base.
+            engine: gets the weights of the base.
             layout: its layout.
             context: this rank's number and its connection to the controller.
             heeds_stop: whether a stop ends the computation early.
             between: called after each part; tests inject faults there.
         """
+        engine.initialise(self._seed)
         rank = layout.coordinate(context.rank_info.rank)["dp"]
         global_batch = self._global_batch
 
@@ -99,17 +104,12 @@ class References:
             values = self._values[name]
             for number, part in self._missing(name):
                 computed = torch.zeros(len(part), 2)  # zeros for the samples of other ranks
-                for mine in passes_of(part):
-                    context.set_waiting(True)
-                    if agree(0, heeds_stop and context.stop_requested()).stop:
-                        context.set_waiting(False)
-                        context.end_work()
-                        return
-                    self._compute_pass(
-                        engine, read, part=part, mine=mine, size=layout.micro_batch, computed=computed
-                    )
-                    context.set_waiting(False)
-                    context.progressed()
+                compute = partial(
+                    self._compute_pass, engine, read, part, size=layout.micro_batch, computed=computed
+                )
+                if not compute_passes(passes_of(part), context, heeds_stop, compute):
+                    context.end_work()
+                    return
                 dist.all_reduce(computed)
                 values[part.start : part.stop] = computed
                 if context.rank_info.rank == 0:
@@ -145,7 +145,7 @@ class References:
 
     @staticmethod
     def _compute_pass(
-        engine: Engine, read: SampleReader, part: range, mine: range, size: int, computed: torch.Tensor
+        engine: Engine, read: SampleReader, part: range, mine: range, *, size: int, computed: torch.Tensor
     ) -> None:
         """Compute the micro-batches `mine` of a part, each of `size` samples, into `computed` [samples of the part, 2].
 
@@ -162,29 +162,47 @@ class References:
 
 
 def references_of(
-    spec: JobSpec, task: Task, inputs: TrainingInputs, base: Base | None, retry: Retry
+    task: Task,
+    inputs: TrainingInputs,
+    base: Base | None,
+    retry: Retry,
+    *,
+    workload: WorkloadSpec,
+    data: DataSpec,
+    train: TrainSpec,
+    seed: int,
 ) -> References | None:
     """Return the reference of a job whose objective needs one; None if not, or if the engine holds the reference.
+
+    Args:
+        task: names the data.
+        inputs: the samples.
+        base: the weights that the run began with; None if they were drawn.
+        retry: how to retry reads.
+        workload: the model and its objective.
+        data: the data as the job names it.
+        train: whether the values are computed before the first step, and in which precision.
+        seed: the seed of the run.
 
     Raises:
         InputError: if the objective needs a reference and the run has no base.
     """
-    if spec.workload.objective not in REFERENCED:
+    if workload.objective not in REFERENCED:
         return None
     if base is None:
-        what = f"{spec.workload.objective} compares with the model that the run began with, and there is none"
+        what = f"{workload.objective} compares with the model that the run began with, and there is none"
         raise InputError(what, "workload.init_from", "name a run or an export")
-    if spec.train.reference != "precomputed":
+    if train.reference != "precomputed":
         return None
     key_of = partial(
         reference_key,
-        workload=spec.workload,
-        data=spec.data,
-        seed=spec.seed,
-        precision=spec.train.dtype,
+        workload=workload,
+        data=data,
+        seed=seed,
+        precision=train.dtype,
         base=base,
     )
-    return References(key_of, spec.train.global_batch, task, inputs, retry)
+    return References(key_of, train.global_batch, task, inputs, retry, seed=seed)
 
 
 def _all_readers(inputs: TrainingInputs) -> dict[str, SampleReader]:

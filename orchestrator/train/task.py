@@ -6,6 +6,8 @@ import dataclasses
 from typing import Any
 
 from orchestrator.parallel.layout import Layout
+from orchestrator.resolve.base import Base
+from workloads.hf.files.hf_config import FolderConfig
 
 EVALUATION_PATIENCE = 900.0
 """Maximum seconds to read a model, or to evaluate one global batch."""
@@ -45,7 +47,7 @@ class Task:
             FLOP/s of a worker in matrix products; 0 if unknown.
         code: hashes of the user's own code, see `orchestrator.config.own_code`; this node's code must have the same.
         cleaned_by: hashes of the user's own code that cleaned the text, from the prepared data.
-        teacher: checksum of the weights of a teacher; empty without one, and before the ranks have found it.
+        teacher: the weights of a teacher, see `orchestrator.resolve.base.Base`; None without one.
         code_roots: folders in which the controller found that code.
     """
 
@@ -72,7 +74,7 @@ class Task:
     code: dict[str, str] = dataclasses.field(default_factory=dict)
     code_roots: tuple[str, ...] = ()
     cleaned_by: dict[str, str] = dataclasses.field(default_factory=dict)
-    teacher: str = ""
+    teacher: dict[str, Any] | None = None
 
     @classmethod
     def of_evaluation(
@@ -94,6 +96,26 @@ class Task:
             evaluate_only=True,
             **{"attempt": 0, **rest},
         )
+
+    @property
+    def parsed_layout(self) -> Layout:
+        """The layout."""
+        return Layout.from_json(self.layout)
+
+    @property
+    def parsed_base(self) -> Base | None:
+        """The initial weights; None for random initialisation."""
+        return Base(**self.base) if self.base else None
+
+    @property
+    def parsed_teacher(self) -> Base | None:
+        """The weights of the teacher; None without one."""
+        return Base(**self.teacher) if self.teacher else None
+
+    @property
+    def parsed_folder_config(self) -> FolderConfig | None:
+        """The configuration of a pretrained folder; None without such a folder."""
+        return FolderConfig(**self.folder_config) if self.folder_config else None
 
     def to_json(self) -> dict[str, Any]:
         """Return the task as plain data."""

@@ -22,7 +22,7 @@ from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.resolved_job import wrong_input
 from orchestrator.resolve.training_inputs import digest_of
 from orchestrator.storage.run_directory import RunDir
-from workloads.hf.hf_config import FolderConfig
+from workloads.hf.files.hf_config import FolderConfig
 
 INPUTS = "inputs.json"
 """The file in a search's directory with the inputs of its first trials, by the keys of the job file."""

@@ -1,6 +1,10 @@
 """Schedulers, which decide what trials continue, and samplers, which choose values, for Ray Tune's interfaces.
 
 They decide by the trial's own step, because Tune's count of results starts again with every restore.
+
+HyperBand and median stopping are Tune's own, and PBT is Tune's with three methods replaced. ASHA is not: Tune's stops a
+trial at once and for good, and keeps its rungs in memory. It trains every trial to the end if each is better than those
+before, and in a continued search it promotes trials that it would have stopped. PB2 takes its values from `pb2`.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ class Trial(ray_tune.Trainable):
 
     def _hours(self, spec: JobSpec, run: RunDir) -> float:
         """Return the hours of the run so far, counted like `limits.hours`."""
-        found = summary(spec, None, run.rows("events.jsonl"), totals_of(run))["ledger"]
+        found = summary(spec.summarised, None, run.rows("events.jsonl"), totals_of(run))["ledger"]
         return float(found["wall_seconds"] - found["seconds"].get("down", 0.0)) / 3600
 
     def _result(

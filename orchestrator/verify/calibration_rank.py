@@ -178,7 +178,7 @@ def _step(asked: dict[str, Any], layout: dict[str, Any], device: Device, rounds:
         sequence_length=length,
     )
     engine = TorchEngine(
-        spec, workload, chosen, Device(device.device, COMPUTE[spec.train.dtype], device.group)
+        spec.engine, workload, chosen, Device(device.device, COMPUTE[spec.train.dtype], device.group)
     )
     engine.initialise(0)
     generator = torch.Generator().manual_seed(dist.get_rank() // (chosen.tp * chosen.cp) % chosen.dp)

@@ -12,7 +12,7 @@ from typing import Any
 
 from cluster.workers.run_local_gang import run_to_the_end
 from orchestrator.checkpoint.commit_store import Store
-from orchestrator.checkpoint.identity import check_commit, check_shards
+from orchestrator.checkpoint.identity import check_commit, check_shards, teacher_of
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.resolve_checkpoint import read_chosen
 from orchestrator.config.errors import InputError
@@ -21,6 +21,7 @@ from orchestrator.data.samples.skips import on_record
 from orchestrator.parallel.layout import Layout
 from orchestrator.resolve.base import base_json, base_of_commit
 from orchestrator.resolve.kept_config import check_read_config, config_json, kept_config
+from orchestrator.resolve.pinned_base import same_teacher
 from orchestrator.resolve.prepared_data import tokens_of
 from orchestrator.resolve.training_inputs import digest_of
 from orchestrator.storage.row_line import METRICS
@@ -98,6 +99,7 @@ def _replayed(spec: JobSpec, run: RunDir, start: int, steps: int) -> ReplayResul
     tokens = tokens_of(spec.data, run, manifest.meta["data"])
     check_shards(manifest, digest_of(spec.data, tokens), tokens.folder.uri)
     check_read_config(spec.workload, manifest, run.uri)
+    teacher = same_teacher(spec.distill, spec.workload, teacher_of(manifest.meta)) if spec.distill else None
     task = Task(
         job=spec.model_dump(mode="json"),
         layout={k: v for k, v in layout.items() if k != "text"},
@@ -108,6 +110,7 @@ def _replayed(spec: JobSpec, run: RunDir, start: int, steps: int) -> ReplayResul
         until=last,
         commit=False,
         base=base_json(base_of_commit(spec.workload, spec.reads_base, manifest)),
+        teacher=base_json(teacher),
         folder_config=config_json(kept_config(manifest)),
         skips=tuple(skip.to_json() for skip in on_record(run.rows("events.jsonl"))),
     )

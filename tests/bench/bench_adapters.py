@@ -45,7 +45,7 @@ def measure(case: dict[str, Any], folder: str) -> dict[str, float]:
     from orchestrator.parallel.device import close_device, open_device
     from orchestrator.parallel.layout import Layout
     from orchestrator.resolve.training_inputs import load_workload
-    from orchestrator.train.loop import make_engine
+    from orchestrator.train.engines.make import make_engine
     from workloads.workload import Vocabulary
 
     spec = parse({
@@ -70,7 +70,7 @@ def measure(case: dict[str, Any], folder: str) -> dict[str, float]:
         vocabulary=Vocabulary(TOKENS, eos=0),
         data_format=4,
     )
-    engine = make_engine(spec, workload, Layout(micro_batch=4), device)
+    engine = make_engine(spec.engine, workload, Layout(micro_batch=4), device)
     engine.initialise(0)
     tokens = torch.randint(1, TOKENS, (4, LENGTH + 1), generator=torch.Generator().manual_seed(0))
     for _ in range(STEPS):

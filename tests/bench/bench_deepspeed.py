@@ -30,7 +30,7 @@ from cluster.workers.worker_context import WorkerContext
 from orchestrator.config.spec import parse
 from orchestrator.parallel.device import close_device, open_device
 from orchestrator.parallel.layout import Layout
-from orchestrator.train.loop import make_engine
+from orchestrator.train.engines.make import make_engine
 
 WAYS: dict[str, dict[str, Any]] = {
     **{f"torch zero {stage}": {"zero": stage} for stage in (1, 2, 3)},
@@ -131,7 +131,7 @@ def measure(config: dict[str, Any], context: WorkerContext) -> dict[str, float]:
 
         open_deepspeed(device.device)
     before = _held()
-    engine = make_engine(spec, workload, layout, device)
+    engine = make_engine(spec.engine, workload, layout, device)
     engine.initialise(0)
     data = batches(spec, layout, config["vocabulary"])
     seconds, busy = list[float](), list[float]()

@@ -63,7 +63,7 @@ def steps(folder: str) -> dict[str, Callable[[], object]]:
         return load("gpt-tiny", "causal_lm", vocabulary, changes=changes, sequence_length=LENGTH)
 
     def engine(distill: dict[str, Any] | None) -> TorchEngine:
-        made = TorchEngine(job(distill), workload(STUDENT), Layout(micro_batch=ROWS), device)
+        made = TorchEngine(job(distill).engine, workload(STUDENT), Layout(micro_batch=ROWS), device)
         made.initialise(0)
         return made
 

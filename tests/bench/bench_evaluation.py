@@ -74,9 +74,21 @@ def main() -> None:
         device = open_device(spec.train, spec.resources.per_worker, context)
         inputs = training_inputs(spec, Tokens.open(prepare_here(spec, folder)))
         layout = Layout(micro_batch=MICRO_BATCH)
-        engine = TorchEngine(spec, inputs.workload, layout, device)
+        engine = TorchEngine(spec.engine, inputs.workload, layout, device)
         engine.initialise(spec.seed)
-        evaluator = Evaluator(spec, layout, context, engine, inputs)
+        evaluator = Evaluator(
+            layout,
+            context,
+            engine,
+            inputs,
+            evaluate=spec.evaluate,
+            stop_when=spec.stop_when,
+            train=spec.train,
+            sequence_length=spec.data.sequence_length,
+            classes=0,
+            measured={},
+            has_average=False,
+        )
         model = engine.parallel.stages[0]
         ratios = []
         for number in range(-1, pairs):

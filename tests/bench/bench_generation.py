@@ -19,7 +19,7 @@ import paths  # noqa: F401
 import torch
 import transformers
 
-from workloads.hf.parity_table import random_state
+from workloads.hf.check.parity_table import random_state
 from workloads.model.answers import draw_answers
 from workloads.model.presets import PRESETS
 from workloads.transformer_workload import TransformerWorkload

@@ -53,7 +53,7 @@ def measure(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     workload = load("gpt2", "causal_lm", Vocabulary(50257, eos=0), sequence_length=LENGTH)
     device = open_device(spec.train, spec.resources.per_worker, context)
     layout = Layout(dp=world, zero=config["zero"], micro_batch=ROWS)
-    engine: Any = TorchEngine(spec, workload, layout, device)
+    engine: Any = TorchEngine(spec.engine, workload, layout, device)
     engine.initialise(0)
     ids = torch.randint(1, 50257, (ROWS, LENGTH))
     modes = [config["memory"]] * 3 if config["memory"] is not None else [True, False] * (ROUNDS + 1)

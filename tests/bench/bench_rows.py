@@ -110,9 +110,20 @@ def measure(phase: str, uri: str, rows: int) -> dict[str, float]:
         record.beyond(rows - BEYOND)
         record.roll_back(frozenset(), 2)
     if phase == "end":
-        commit, found = record.store.latest(deep=False), totals_of(run)
+        found = totals_of(run)
         record.event(1, rows, "done", "all steps are done")
-        finish.finish(spec, run, commit, "", {}, found, record.tracker)
+        finish.finish(
+            spec.summarised,
+            run,
+            record,
+            data="",
+            exported={},
+            rows=found,
+            tracked=spec.tracked,
+            checkpoint=spec.checkpoint,
+            evaluate=spec.evaluate,
+            needs_base=spec.needs_base,
+        )
     return {"seconds": time.perf_counter() - began, "bytes": _peak() - before}
 
 

@@ -55,7 +55,7 @@ def measure(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         adapter=Adapter("lora", 16, 32.0, ("*.attention.*",)),
     )  # fmt: skip
     device = open_device(spec.train, spec.resources.per_worker, context)
-    engine = TorchEngine(spec, workload, Layout(dp=RANKS, micro_batch=ROWS), device, config["base"])
+    engine = TorchEngine(spec.engine, workload, Layout(dp=RANKS, micro_batch=ROWS), device, config["base"])
     engine.initialise(0)
     ids = torch.randint(1, SIZE, (ROWS, LENGTH))
     for _ in range(2):

@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from workloads.hf.checkpoint import hf_config_of
-from workloads.hf.compare import arguments
-from workloads.hf.families import family_of
+from workloads.hf.check.compare import arguments
+from workloads.hf.convert.checkpoint import hf_config_of
+from workloads.hf.tables.families import family_of
 from workloads.model.losses import loss
 from workloads.model.presets import preset
 from workloads.transformer_workload import TransformerWorkload

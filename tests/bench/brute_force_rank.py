@@ -29,7 +29,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> list[list[float]]:
     found: list[list[float]] = [[] for _ in layouts]
     for _ in range(config["rounds"]):
         for layout, seconds in zip(layouts, found, strict=True):
-            engine = TorchEngine(spec, workload, layout, device)
+            engine = TorchEngine(spec.engine, workload, layout, device)
             engine.initialise(0)
             some = batches(spec, layout, config["vocabulary"])
             for number in range(WARM + STEPS):

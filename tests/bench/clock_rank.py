@@ -10,6 +10,7 @@ import torch
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.parallel.step_clock import StepClock
 from orchestrator.train import loop
+from orchestrator.train.rank import Rank
 
 BLOCK = 5
 
@@ -17,7 +18,7 @@ BLOCK = 5
 def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     """Of rank 0: "steps", [[1 with the clock or 0 without, CPU seconds of the step], ...], and "counted", the seconds
     of a step that are spent in the clock: how often it is asked, times what that takes."""
-    step, switch, take = loop.Rank._step, StepClock.switch, StepClock.take
+    step, switch, take = Rank._step, StepClock.switch, StepClock.take
     calls, steps = [0], list[list[float]]()
 
     def counted(self: StepClock, part: str) -> str:
@@ -34,7 +35,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         steps.append([float(on), time.thread_time() - began])
         return stop
 
-    loop.Rank._step = alternating  # type: ignore[method-assign]
+    Rank._step = alternating  # type: ignore[method-assign]
     loop.main(config, context)
     return {"steps": steps[2 * BLOCK :], "counted": calls[0] / BLOCK * _seconds_of_a_switch()}
 

@@ -74,7 +74,7 @@ def pipeline(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, fields in config["layouts"].items():
         layout = Layout(**fields)
-        engine = TorchEngine(spec, workload, layout, device)
+        engine = TorchEngine(spec.engine, workload, layout, device)
         engine.initialise(0)
         with _Stopwatch() as watch:
             for step in range(config["steps"]):
@@ -126,7 +126,7 @@ def states(config: dict[str, Any], context: WorkerContext) -> dict[str, float]:
     """Bytes of all tensors that live between steps (weights, gradients, optimiser states), and at a step's peak."""
     spec, workload, device = started(config, context)
     layout = Layout(**config["layout"])
-    engine = TorchEngine(spec, workload, layout, device)
+    engine = TorchEngine(spec.engine, workload, layout, device)
     engine.initialise(0)
     data = batches(spec, layout, config["vocabulary"])
     for _ in range(config["steps"]):
@@ -207,7 +207,7 @@ def traffic(config: dict[str, Any], context: WorkerContext) -> dict[str, float]:
     found = {}
     for name, fields in config["layouts"].items():
         layout = Layout(**fields)
-        engine = TorchEngine(spec, workload, layout, device)
+        engine = TorchEngine(spec.engine, workload, layout, device)
         engine.initialise(0)
         data = batches(spec, layout, config["vocabulary"])
         engine.train_step(data, 1e-4)
@@ -248,7 +248,7 @@ def peers(config: dict[str, Any], context: WorkerContext) -> dict[str, list[floa
 
 
 def _ours(spec: JobSpec, workload: Workload, layout: Layout, device: Device, data: list[Batch]) -> Any:
-    engine = TorchEngine(spec, workload, layout, device)
+    engine = TorchEngine(spec.engine, workload, layout, device)
     engine.initialise(0)
     return lambda: engine.train_step(data, 1e-4)
 

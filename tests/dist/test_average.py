@@ -139,6 +139,6 @@ def test_faults_in_an_evaluation_and_another_width_leave_the_average_as_it_is(
 def test_a_run_that_was_begun_without_it_is_refused(runs: Path, text: str) -> None:
     for name, average in (("plain", {"ema": DECAY}), ("ema", {"ema": 0.9}), ("ema", None)):
         with pytest.raises(InputError, match=r"checkpoint\.average\.ema is .* in this run and"):
-            check_same_run(parse(averaged(text, average)), RunDir(str(runs / name)))
+            check_same_run(parse(averaged(text, average)).run_identity, RunDir(str(runs / name)))
     for name, average in (("plain", {"last": 2}), ("last", None), ("ema", {"ema": DECAY})):
-        check_same_run(parse(averaged(text, average)), RunDir(str(runs / name)))
+        check_same_run(parse(averaged(text, average)).run_identity, RunDir(str(runs / name)))

@@ -22,7 +22,7 @@ from local_run import LocalGang, drive_here
 from orchestrator.config.errors import InputError
 from orchestrator.export.converted import Conversion
 from orchestrator.export.hugging_face import export
-from workloads.hf.weight_files import Weights
+from workloads.hf.files.weight_files import Weights
 
 STEPS = 2
 SMALL = {"hidden": 32, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 48}

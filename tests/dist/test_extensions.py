@@ -11,13 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from jobs import write_text
+from jobs import weights, write_text
 from local_run import LocalGang, drive_here
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.extensions import offered, with_extensions
 from orchestrator.config.spec import parse
+from orchestrator.export.converted import asked_form
+from orchestrator.export.hugging_face import export
 from orchestrator.launch.preflight import preflight
 from orchestrator.storage.run_directory import RunDir
 
@@ -95,6 +98,30 @@ def test_an_optimizer_an_objective_and_a_sink_take_part_in_a_run(site: Path, tmp
     with losses.open(newline="") as file:
         written = [(int(row["step"]), float(row["loss"])) for row in csv.DictReader(file)]
     assert written == [(row["step"], row["loss"]) for row in rows]
+    with pytest.raises(InputError, match=r"there is no 'q8_0'; use f32, f16"):
+        asked_form("npz", None, "q8_0")
+    export(str(tmp_path / "run"), 12, str(tmp_path / "npz"), form=asked_form("npz", None, "f16"))
+    stored = np.load(tmp_path / "npz" / "model.npz")
+    trained = weights(tmp_path / "run", 12)
+    table = stored["transformer.wte.weight"]
+    wanted = np.frombuffer(trained["model.tokens.weight"], np.float32).reshape(table.shape)
+    assert np.array_equal(table, wanted.astype(np.float16))
+
+
+def test_an_export_form_and_a_command_are_found(site: Path, tmp_path: Path) -> None:
+    """By a program that starts with the packages installed."""
+    np.savez(tmp_path / "model.npz", a=np.zeros((2, 3)))
+    code = "from orchestrator.cli.app import call\ncall()"
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    said = []
+    for words in (["checkpoint", "list-npz", str(tmp_path / "model.npz")], ["schema", "checkpoint.export"]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words], capture_output=True, text=True, env=environment, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+    assert said[0] == "a 2x3\n"
+    assert "dcp, gguf, npz, onnx" in said[1]
 
 
 def test_a_model_family_trains_on_a_data_source(site: Path, tmp_path: Path) -> None:

@@ -23,12 +23,13 @@ from orchestrator.export.hugging_face import export
 from orchestrator.launch.preflight import preflight
 from orchestrator.storage.run_directory import RunDir
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "own-code.md"
+FOLDER = Path(__file__).parents[2] / "docs" / "guides"
+GUIDES = "".join((FOLDER / page).read_text() for page in ("own-code.md", "own-components.md"))
 
 
 def of_guide(name: str) -> str:
-    """The file of that name in the guide."""
-    found = re.search(rf'```\w+ title="{re.escape(name)}"\n(.*?)```', GUIDE.read_text(), re.DOTALL)
+    """The file of that name in the guides."""
+    found = re.search(rf'```\w+ title="{re.escape(name)}"\n(.*?)```', GUIDES, re.DOTALL)
     assert found is not None
     return found.group(1)
 

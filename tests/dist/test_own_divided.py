@@ -18,7 +18,7 @@ from orchestrator.export.hugging_face import export
 from orchestrator.export.own_model import load_own
 from orchestrator.storage.run_directory import RunDir
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "own-code.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "own-layouts.md"
 
 
 @pytest.fixture

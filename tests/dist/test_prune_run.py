@@ -97,10 +97,10 @@ def test_a_run_that_begins_with_it_trains_the_zeros_with_a_note_or_holds_them(
 
 
 def test_a_run_is_another_one_with_other_pruning(run: Path, text: str) -> None:
-    check_same_run(parse(pruned(text, PRUNE)), RunDir(str(run)))
+    check_same_run(parse(pruned(text, PRUNE)).run_identity, RunDir(str(run)))
     for other in (None, {**PRUNE, "sparsity": 0.6}, {**PRUNE, "method": "movement"}):
         with pytest.raises(InputError, match=r"prune.* in this run and"):
-            check_same_run(parse(pruned(text, other)), RunDir(str(run)))
+            check_same_run(parse(pruned(text, other)).run_identity, RunDir(str(run)))
 
 
 @pytest.mark.slow

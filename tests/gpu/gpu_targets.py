@@ -43,7 +43,7 @@ def runs_out(config: dict[str, Any], context: WorkerContext) -> None:
     """Ask in the first step for more than the device has, as a rank of a group that has its communicators."""
     spec, layout = small_job(config["device"]), Layout(micro_batch=2)
     device, workload = open_device(spec.train, spec.resources.per_worker, context), workload_of(spec)
-    engine = TorchEngine(spec, workload, layout, device)
+    engine = TorchEngine(spec.engine, workload, layout, device)
     engine.initialise(spec.seed)
     runner: Any = engine._runner
     runner.train = lambda _: torch.empty(1 << 46, dtype=torch.uint8, device=config["device"])
@@ -87,7 +87,7 @@ def begin(config: dict[str, Any], context: WorkerContext) -> dict[str, float]:
         workload_of(spec),
     )
     note("group")
-    engine = TorchEngine(spec, workload, layout, device)
+    engine = TorchEngine(spec.engine, workload, layout, device)
     engine.initialise(spec.seed)
     note("engine")
     for step in range(2):
@@ -108,7 +108,10 @@ def over_gloo(config: dict[str, Any], context: WorkerContext) -> list[float]:
     spec = job(config["of"])
     workload = workload_of(spec)
     engine = TorchEngine(
-        spec, workload, layout, Device(torch.device(config["device"]), torch.bfloat16, dist.group.WORLD)
+        spec.engine,
+        workload,
+        layout,
+        Device(torch.device(config["device"]), torch.bfloat16, dist.group.WORLD),
     )
     engine.initialise(spec.seed)
     batches = [micro_batches(workload, spec, layout, step) for step in range(4)]

@@ -37,7 +37,10 @@ def engine_of(
     """An engine with its initial weights."""
     spec = job(of)
     made = TorchEngine(
-        spec, workload_of(spec), layout, Device(torch.device(device), COMPUTE[spec.train.precision], group)
+        spec.engine,
+        workload_of(spec),
+        layout,
+        Device(torch.device(device), COMPUTE[spec.train.precision], group),
     )
     made.initialise(spec.seed)
     return made

@@ -25,7 +25,7 @@ from orchestrator.launch.first_job import job_text
 from orchestrator.planner import cluster_file
 
 DOCS = Path(__file__).parents[2] / "docs"
-RUN_ELSEWHERE = ("tasks.md", "own-code.md")
+RUN_ELSEWHERE = ("tasks.md", "run-tasks.md", "own-code.md", "own-layouts.md", "own-components.md")
 """Pages whose blocks are files of a whole that their own tests run."""
 PAGES = {
     p.name: p.read_text()

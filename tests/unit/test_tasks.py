@@ -1,4 +1,4 @@
-"""The page of tasks: its commands are there with these options, its job files are read, and its Python runs."""
+"""The pages of tasks: their commands are there with these options, their job files are read, and their Python runs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from orchestrator.cli.app import app
 from orchestrator.config.spec import load, parse
 from orchestrator.launch.first_job import job_text
 
-PAGE = (Path(__file__).parents[2] / "docs/guides/tasks.md").read_text()
+GUIDES = Path(__file__).parents[2] / "docs/guides"
+PAGES = [(GUIDES / name).read_text() for name in ("tasks.md", "run-tasks.md")]
 COMMANDS = [
     shlex.split(line.removeprefix("$ orchestrator "))
-    for line in PAGE.splitlines()
+    for page in PAGES
+    for line in page.splitlines()
     if line.startswith("$ orchestrator ")
 ]
 SCREEN = 50
@@ -27,7 +29,7 @@ SCREEN = 50
 
 
 def blocks(kind: str) -> list[str]:
-    return re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)
+    return [text for page in PAGES for text in re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL)]
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -40,7 +42,7 @@ def test_a_command_has_these_options(words: list[str]) -> None:
 
 
 def test_every_task_fits_a_screen() -> None:
-    tasks = PAGE.split("\n## ")[1:]
+    tasks = [task for page in PAGES for task in page.split("\n## ")[1:]]
     assert len(tasks) >= 14
     assert [task.splitlines()[0] for task in tasks if task.count("\n") > SCREEN] == []
 

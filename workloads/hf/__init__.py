@@ -1,3 +1,4 @@
-"""Hugging Face: conversion of checkpoints and configurations in both directions, transformers classes that are run
-unchanged, and checks that both compute the same.
+"""Hugging Face: checkpoints and configurations in both directions, and classes of transformers that run unchanged.
+
+From the bottom up: `tables`, `files`, `as_they_are`, `convert`, `check`, `export`.
 """

@@ -196,12 +196,15 @@ def linear_weights(
     return {
         f"{name}.weight": module
         for name, module in model.named_modules()
-        if id(module) in inside and type(module) in kinds and not _is_router(model, name)
+        if id(module) in inside and type(module) in kinds and not is_router(model, name)
     }
 
 
-def _is_router(model: nn.Module, name: str) -> bool:
-    """Return whether a layer chooses experts. A gate beside an up-projection is that of a feed-forward block."""
+def is_router(model: nn.Module, name: str) -> bool:
+    """Return whether a layer of a model chooses experts.
+
+    A gate beside an up-projection belongs to a feed-forward network.
+    """
     parent, _, leaf = name.rpartition(".")
     return leaf in ROUTERS and not hasattr(model.get_submodule(parent), "up")
 

@@ -96,7 +96,7 @@ def longest(workload: Workload) -> int | None:
 
 
 UNLIMITED = 1_000_000
-"""The positions of a class that declares no limit, see `workloads.hf.hf_class`."""
+"""The positions of a class that declares no limit, see `workloads.hf.as_they_are.hf_class`."""
 
 
 def _text(workload: Workload, context: Sequence[int], continuation: Sequence[int]) -> _Text:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from workloads.errors import WorkloadError
-from workloads.hf.weight_files import Weights
+from workloads.hf.files.weight_files import Weights
 from workloads.model.stored import Misfit, refuse_misfits, refuse_strange
 from workloads.own.declared import is_of_hf
 from workloads.own.model import NETWORK, OwnModel

@@ -33,7 +33,7 @@ def load_weights(model: nn.Module, folder: str) -> None:
     """
     if next(model.parameters()).is_meta:
         return
-    from workloads.hf.weight_files import Weights
+    from workloads.hf.files.weight_files import Weights
 
     try:
         stored = Weights(folder)

@@ -1,4 +1,4 @@
-"""The parity table of `workloads.hf.parity_table`, extended by the image models: each model compared with transformers.
+"""The parity table of `workloads.hf.check.parity_table`, extended by the image models, compared with transformers.
 
 `python -m workloads.vision.parity_table [FILE]` prints the table, or writes it to FILE.
 """
@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from workloads.hf import parity_table
+from workloads.hf.check import parity_table
 from workloads.vision.clip import Clip
 from workloads.vision.mae import Mae
 

@@ -4,85 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import xxhash
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import cleaning_code
-from orchestrator.data.clean import decisions, gopher, grams, signatures, text_steps
-from orchestrator.data.clean.config import C4, FineWeb
+from orchestrator.data.clean import decisions, grams, signatures, text_steps
 from orchestrator.data.clean.decisions import Decision
 from orchestrator.data.clean.documents import texts
-from orchestrator.data.clean.gopher import repeated
-from orchestrator.data.clean.plan import CHANGE_TEXT, CORPUS, Cleaning, PlannedStep
+from orchestrator.data.clean.plan import BY_DATATROVE, CHANGE_TEXT, CORPUS, Cleaning, PlannedStep
 from orchestrator.data.clean.removed import Removed
-from orchestrator.data.clean.text_steps import Decide, Row
-from orchestrator.data.clean.words import TERMINAL, plain_words, sentences, words
+from orchestrator.data.clean.text_steps import Decide, Row, needs_extra
+from orchestrator.data.clean.words import plain_words
 from orchestrator.data.sources import Part
 from orchestrator.data.sources.identity import part_key
 from orchestrator.data.store.data_folder import DataFolder
-
-CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
-ENDS = (".", "?", "!", '"', "'")
-POLICIES = (
-    "terms of use",
-    "privacy policy",
-    "cookie policy",
-    "uses cookies",
-    "use of cookies",
-    "use cookies",
-)
-
-
-def c4(text: str, rule: C4) -> str | Removed:
-    """Return the lines of a text that are kept, or why the document is removed."""
-    number = 0
-    kept = []
-    for line in map(str.strip, text.splitlines()):
-        found = line.split()
-        if rule.max_word_length and any(len(word) > rule.max_word_length for word in found):
-            continue
-        if rule.citations:
-            line = CITATION.sub("", line)
-        if rule.terminal_punctuation and (not line.endswith(ENDS) or line.endswith("...")):
-            continue
-        if len(found) < rule.min_words_per_line:
-            continue
-        lower = line.lower()
-        if rule.lorem_ipsum and "lorem ipsum" in lower:
-            return Removed("lorem ipsum")
-        if rule.javascript and "javascript" in lower:
-            continue
-        if rule.curly_bracket and "{" in line:
-            return Removed("a curly bracket")
-        if rule.policy and any(policy in lower for policy in POLICIES):
-            continue
-        number += sentences(line)
-        kept.append(line)
-    if number < rule.min_sentences:
-        return Removed("too few sentences")
-    return "\n".join(kept).strip()
-
-
-def fineweb(text: str, rule: FineWeb) -> str:
-    """Return why the rules remove a text; empty if they keep it."""
-    lines = [line for line in text.split("\n") if line.strip()]
-    if not lines:
-        return "empty"
-    if sum(line[-1] in TERMINAL for line in lines) / len(lines) < rule.min_punctuated_lines:
-        return "too few lines end a sentence"
-    if sum(len(line) <= rule.short_line for line in lines) / len(lines) > rule.max_short_lines:
-        return "too many short lines"
-    if repeated(lines)[1] / len(text.replace("\n", "")) > rule.max_repeated:
-        return "repeated lines"
-    if text.count("\n") / len(words(text)) > rule.max_line_ends:
-        return "too many line ends"
-    return ""
-
 
 FOLDER = "clean"
 """The folder of all decisions in a cache."""
@@ -104,30 +44,20 @@ def decide_of(uri: str, step: PlannedStepJson) -> Decide:
         return text_steps.url(rule, {key: frozenset(entries) for key, entries in lists.items()})
     if name == "decontaminate":
         return grams.decontaminate(folder, planned)
-    if name == "c4":
-        return lambda text, row: c4(text, rule)
-    if name in ("gopher_quality", "gopher_repetition", "fineweb"):
-        return _unless(
-            {
-                "gopher_quality": lambda text: gopher.quality(text, rule),
-                "gopher_repetition": lambda text: gopher.repetition(text, rule),
-                "fineweb": lambda text: fineweb(text, rule),
-            }[name]
-        )
+    rules: Any = text_steps
+    if name in BY_DATATROVE:
+        needs_extra(name, "datatrove.utils.text", "clean")
+        from orchestrator.data.clean import datatrove_rules as rules
     if planned.code and cleaning_code(rule) != planned.code:
         raise InputError(
             "is another on this node", f"data.clean.own {rule.function}", "install the same code everywhere"
         )
-    made: Decide = getattr(text_steps, name)(rule)
+    made: Decide = getattr(rules, name)(rule)
     return made
 
 
 PlannedStepJson = str
 """A step as JSON, which can be a key of the cache."""
-
-
-def _unless(reason_of: Callable[[str], str]) -> Decide:
-    return lambda text, row: Removed(reason) if (reason := reason_of(text)) else text
 
 
 def _decide(uri: str, step: PlannedStep) -> Decide:

@@ -29,8 +29,12 @@ CORPUS = ("exact_duplicates", "near_duplicates")
 """Steps that compare all documents."""
 CHANGE_TEXT = ("normalize", "c4", "pii", "own")
 """Steps that may change a document's text."""
+BY_DATATROVE = ("gopher_quality", "gopher_repetition", "c4", "fineweb", "pii")
+"""Steps that datatrove decides."""
+SIMPLIFIED = ("near_duplicates", "decontaminate")
+"""Steps that compare texts as datatrove simplifies them."""
 VERSION = 2
-"""Increase it when a rule's decisions change."""
+"""Increase it when a rule's decisions change, as they may with another version of datatrove."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +148,8 @@ def check_steps(data: DataSpec) -> None:
     for step in data.clean:
         if isinstance(step.options, Language):
             language(step.options)
+        if step.name in (*BY_DATATROVE, *SIMPLIFIED):
+            needs_extra(step.name, "datatrove.utils.text", "clean")
     cleaning_of(data, [], 0)
 
 

@@ -1,17 +1,15 @@
-"""Steps that look at one document: Unicode form, language, address, personal data, and the user's functions.
+"""Steps that look at one document: Unicode form, language, address, and the user's functions.
 
-They follow datatrove 0.10 where it has the rule. Deliberate differences: a replacement is always the same, while
-datatrove's depends on earlier documents; an entry of `domains` covers the host and all its subdomains, while datatrove
-uses a list of public suffixes; py3langid detects the language from the beginning of a document, instead of fastText.
+datatrove decides by address and language in its own way. Its list of public suffixes and its fastText model are fetched
+when a filter is made, and so differ from day to day and from node to node. Here an entry of `domains` covers the host
+and all its subdomains, and py3langid detects the language from the beginning of a document.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import unicodedata
 from collections.abc import Callable, Mapping
-from functools import partial
 from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +17,7 @@ from urllib.parse import urlsplit
 from orchestrator.config.errors import InputError
 from orchestrator.config.extras import install
 from orchestrator.config.own_code import cleaning_function
-from orchestrator.data.clean.config import Language, Normalize, Own, Pii, Url
+from orchestrator.data.clean.config import Language, Normalize, Own, Url
 from orchestrator.data.clean.removed import Removed
 from orchestrator.data.sources.fields import value_of
 from orchestrator.data.sources.repair import is_unicode
@@ -28,29 +26,16 @@ Row = Mapping[str, Any]
 Decide = Callable[[str, Row], str | Removed]
 """Returns the text that is kept of a document, or why it is removed. Its row has the columns that the step needs."""
 
-_EMAIL = re.compile(
-    r"\b[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(?:\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*@(?:(?:[A-Za-z0-9](?:[A-Za-z0-9-]*"
-    r"[A-Za-z0-9])?\.)+[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?|\[(?:(?:25[0-5]|2[0-4][0-9]|[01]?[0-9][0-9]?)\.){3}"
-    r"(?:25[0-5]|2[0-4][0-9]|[01]?[0-9][0-9]?|[A-Za-z0-9-]*[A-Za-z0-9]:)])"
-)
-_IP = re.compile(r"(?:(?:25[0-5]|2[0-4][0-9]|[01]?[0-9][0-9]?)\.){3}(?:25[0-5]|2[0-4][0-9]|[01]?[0-9][0-9]?)")
-_PHONE = re.compile(
-    r"(?<![\w.])(?:\+\d{1,3}[ .-]?(?:\(\d{1,4}\)[ .-]?)?\d{1,4}(?:[ .-]?\d{2,4}){2,4}|\(\d{3}\) ?\d{3}[ .-]\d{4}"
-    r"|\d{3}[.-]\d{3}[.-]\d{4})(?![\w-]|\.\d)"
-)
-PATTERNS = {"email": _EMAIL, "ip": _IP, "phone": _PHONE}
-INSTEAD = {"email": "email@example.com", "ip": "192.0.2.1", "phone": "555-0100"}
-"""Addresses and numbers reserved for examples (RFC 2606, RFC 5737)."""
 _NOT_LETTERS = re.compile(r"[^a-zA-Z0-9]+")
 
 
-def needs_extra(step: str, module: str) -> Any:
-    """Return a module of the extra `data` that a step needs. Raises InputError if it is not installed."""
+def needs_extra(step: str, module: str, extra: str = "data") -> Any:
+    """Return a module of the `extra` that a step needs. Raises InputError if it is not installed."""
     try:
         return import_module(module)
     except ImportError:
-        hint = f"install it: {install('data')}"
-        raise InputError(f"{step} needs {module}", "data.clean", hint) from None
+        library = module.partition(".")[0]
+        raise InputError(f"{step} needs {library}", "data.clean", f"install it: {install(extra)}") from None
 
 
 def normalize(rule: Normalize) -> Decide:
@@ -145,31 +130,6 @@ def _host(address: str) -> str:
         return (parts.hostname or "").rstrip(".")
     except ValueError:
         return ""
-
-
-def pii(rule: Pii) -> Decide:
-    """Return a step that replaces personal data, or removes documents that contain some."""
-
-    def instead(kind: str, match: re.Match[str]) -> str:
-        found = match.group()
-        return INSTEAD[kind] if kind != "ip" or _is_meant(found, rule.private_ips) else found
-
-    def decide(text: str, row: Row) -> str | Removed:
-        for kind in rule.kinds:
-            after = PATTERNS[kind].sub(partial(instead, kind), text)
-            if after != text and rule.action == "drop":
-                return Removed(kind)
-            text = after
-        return text
-
-    return decide
-
-
-def _is_meant(address: str, private: bool) -> bool:
-    try:
-        return private or ipaddress.ip_address(address).is_global
-    except ValueError:
-        return False
 
 
 def own(rule: Own) -> Decide:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Encoding, Tokenizer
 
-from workloads.hf.meaning import tokenizer_of_class
+from workloads.hf.files.meaning import tokenizer_of_class
 
 FILE = "tokenizer.json"
 BY_FILE = "PreTrainedTokenizerFast"

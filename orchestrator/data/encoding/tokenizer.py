@@ -13,8 +13,8 @@ from orchestrator.config.errors import InputError
 from orchestrator.data.encoding import tiktoken_file
 from orchestrator.data.store.data_folder import DataFolder
 from orchestrator.data.store.manifest import FORMAT
-from workloads.hf.hf_config import of_the_hub
-from workloads.hf.meaning import PLAIN_CLASSES, tokens_of_class, tokens_of_files
+from workloads.hf.files.hf_config import of_the_hub
+from workloads.hf.files.meaning import PLAIN_CLASSES, tokens_of_class, tokens_of_files
 
 STANDARD = ("<|endoftext|>", "<pad>", "<bos>", "<cls>", "<sep>", "<mask>", "<unk>")
 """The special tokens of every tokenizer trained here, with ids 0, 1, ... in this order."""

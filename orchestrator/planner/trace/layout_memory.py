@@ -172,7 +172,16 @@ def traced_memory(job: ResolvedJob, layout: Layout, seconds: float = SECONDS) ->
 
     def traced(workload: Workload, rank: int, counts: Sequence[int]) -> list[StepTrace] | NotTraced:
         left = max(seconds - (time.process_time() - began), 0.0)
-        return traces(job.spec, workload, layout=layout, rank=rank, counts=counts, seconds=left)
+        return traces(
+            job.spec.engine,
+            workload,
+            layout=layout,
+            rank=rank,
+            counts=counts,
+            seconds=left,
+            data=job.spec.data,
+            draws=job.spec.workload.draws,
+        )
 
     def whole(rank: int) -> StepTrace | NotTraced:
         counts = micro_batches_of(layout, accumulation, layout.coordinate(rank)["pp"], on_cpu)

@@ -5,10 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-import torch.distributed as dist
-
 from orchestrator.data.store.tokens import Tokens
-from orchestrator.parallel.rank_messages import gather_json
 from orchestrator.resolve.base import Base
 from orchestrator.resolve.teacher import (
     check_vocabularies,
@@ -42,14 +39,16 @@ class Distilled:
 
 def distilled_of(
     distill: DistillSpec | None,
+    base: Base | None,
     inputs: TrainingInputs,
     tokens: Tokens,
     retry: Retry,
 ) -> Distilled | None:
-    """Return the parts of a distilled run; None if the job has no teacher. All ranks call it together.
+    """Return the parts of a distilled run; None without a teacher.
 
     Args:
         distill: what the job says of it.
+        base: the teacher's weights; None in a task that only evaluates, which says how good the student is.
         inputs: the run's inputs.
         tokens: the prepared data.
         retry: how to retry reads.
@@ -57,14 +56,9 @@ def distilled_of(
     Raises:
         InputError: if the teacher is missing or does not fit.
     """
-    if distill is None:
+    if distill is None or base is None:
         return None
     spec = inputs.job.spec
-    # Only rank 0 reads all of the teacher's files, for their checksum.
-    mine = None
-    if dist.get_rank() == 0:
-        mine = dataclasses.asdict(teacher_model(distill.teacher, spec.workload).base)
-    base = Base(**gather_json(mine)[0])
     model = teacher_model(distill.teacher, spec.workload, base)
     teacher = teacher_workload(
         model,

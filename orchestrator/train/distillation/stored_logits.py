@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec
 from orchestrator.data.samples.teacher_table import TeacherTable, TopRecords
 from orchestrator.parallel.layout import Layout
-from orchestrator.parallel.rank_messages import agree, gather_json
+from orchestrator.parallel.rank_messages import gather_json
 from orchestrator.resolve.base import Base
 from orchestrator.resolve.training_inputs import TrainingInputs
 from orchestrator.storage.retry import Retry
@@ -28,7 +29,7 @@ from orchestrator.train.config import Precision
 from orchestrator.train.distillation.config import LogitsSpec
 from orchestrator.train.distillation.teacher import PlacedTop
 from orchestrator.train.engines.engine import Engine
-from orchestrator.train.eval_sharding import shares
+from orchestrator.train.eval_sharding import compute_passes, shares
 from workloads.model.transformer import IGNORED
 from workloads.objectives.distillation import STORED
 from workloads.workload import Batch, Workload
@@ -130,16 +131,13 @@ class StoredLogits:
         while self._missing:
             number = self._missing[0]
             computed = _Part(len(parts[number]), self._length, self._k)
-            for mine in passes_of(number):
-                context.set_waiting(True)
-                if agree(0, heeds_stop and context.stop_requested()).stop:
-                    context.set_waiting(False)
-                    context.end_work()
-                    engine.release_teacher()
-                    return
-                self._compute_pass(engine, parts[number], mine, layout.micro_batch, computed)
-                context.set_waiting(False)
-                context.progressed()
+            compute = partial(
+                self._compute_pass, engine, parts[number], size=layout.micro_batch, computed=computed
+            )
+            if not compute_passes(passes_of(number), context, heeds_stop, compute):
+                context.end_work()
+                engine.release_teacher()
+                return
             records = computed.over_ranks()
             if context.rank_info.rank == 0:
                 mass, tokens = self._mass_of(parts[number], records)
@@ -166,7 +164,7 @@ class StoredLogits:
         mass = self._table.finish({**about, "temperature": self._logits.temperature})
         print(f"teacher: {self._k} stored logits of a token hold {mass:.4f} of its probability", flush=True)
 
-    def _compute_pass(self, engine: Engine, part: range, mine: range, size: int, computed: _Part) -> None:
+    def _compute_pass(self, engine: Engine, part: range, mine: range, *, size: int, computed: _Part) -> None:
         """Compute the micro-batches `mine` of a part, each of `size` samples.
 
         Rows beyond the part's last sample repeat it: other ranks need this rank's collectives.

@@ -22,7 +22,6 @@ from orchestrator.checkpoint.averaged import AVERAGE
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.config.errors import InputError
-from orchestrator.config.spec import JobSpec
 from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.groups import Rate, groups_of, rates_of, set_lr
 from orchestrator.parallel.device import Device
@@ -37,6 +36,7 @@ from orchestrator.parallel.step_clock import BACKWARD, COMMUNICATION, FORWARD, O
 from orchestrator.train.committed_state import CHUNKS_HEAD
 from orchestrator.train.config import TrainSpec
 from orchestrator.train.distillation.teacher import PlacedTop
+from orchestrator.train.engines.config import EngineConfig
 from orchestrator.train.engines.engine import Metrics
 from orchestrator.train.engines.loss_scale import LossScale
 from orchestrator.train.engines.moving_average import MovingAverage
@@ -334,32 +334,41 @@ class DeepSpeedEngine:
     divides before it clips.
     """
 
-    def __init__(self, spec: JobSpec, workload: Workload, layout: Layout, device: Device) -> None:
+    def __init__(self, config: EngineConfig, workload: Workload, layout: Layout, device: Device) -> None:
         self._workload = workload
         self._layout = layout
         self._device = device
-        self._seed = spec.seed
+        self._seed = config.seed
         self.clock = StepClock(device.device)
         self._mesh = Mesh(layout, self.clock)
-        self._losses = StepLosses(spec, workload, layout, self._mesh, device)
+        self._losses = StepLosses(
+            workload,
+            layout,
+            self._mesh,
+            device,
+            train=config.train,
+            sequence_length=config.sequence_length,
+            distill=config.distill,
+            evaluate=config.evaluate,
+        )
         self._routing = RouterLoad(workload, self._mesh, device.device)
-        self._scale = LossScale(spec.train.dtype == "fp16")
+        self._scale = LossScale(config.train.dtype == "fp16")
         deepspeed = open_deepspeed(device.device)
         elements = sum(shape.numel() for shape in workload.shapes.values())
-        config = settings(spec.train, spec.resources.per_worker.gpu, layout, elements, workload.config.hidden)
+        deepspeed_config = settings(config.train, config.gpus, layout, elements, workload.config.hidden)
         self.model = _build(
             deepspeed,
             workload,
             layout=layout,
             device=device.device,
-            config=config,
-            in_8_bits=spec.train.dtype == "fp8",
-            scheme=spec.quantize.scheme if spec.quantize else None,
+            config=deepspeed_config,
+            in_8_bits=config.train.dtype == "fp8",
+            scheme=config.quantize.scheme if config.quantize else None,
         )
-        self._rounding = Rounding([self.model], spec.quantize)
-        recompute(workload.blocks(self.model), layout, spec.train.compile)
+        self._rounding = Rounding([self.model], config.quantize)
+        recompute(workload.blocks(self.model), layout, config.train.compile)
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        rate = rates_of(spec.train.optimizer, workload)
+        rate = rates_of(config.train.optimizer, workload)
         styles = workload.sharding()
         shapes = workload.shapes
         stacks = workload.stacks
@@ -367,12 +376,12 @@ class DeepSpeedEngine:
             (p, cut_of(name, shapes[name], styles, self._mesh, stacks).matrix, rate(name))
             for name, p in trained.items()
         ]
-        optimizer = optimizer_of(spec.train.optimizer, scaled, layout.offload != "none")
+        optimizer = optimizer_of(config.train.optimizer, scaled, layout.offload != "none")
         step = _WithLoss(self.model, self._losses, device)
         self._engine, self._zero, _, _ = deepspeed.initialize(
-            model=step, optimizer=optimizer, config=config, dist_init_required=False
+            model=step, optimizer=optimizer, config=deepspeed_config, dist_init_required=False
         )
-        self._partitions = Partitions(self._zero, layout.zero, trained, spec.checkpoint.ema)
+        self._partitions = Partitions(self._zero, layout.zero, trained, config.ema)
         frozen = {name: p for name, p in self.model.named_parameters() if not p.requires_grad}
         self._frozen = list(frozen_fragments(frozen, self._mesh.rank))
         self._buffers = {n: b for n, b in self.model.named_buffers() if n in workload.shapes}

@@ -13,7 +13,6 @@ from torch import Tensor
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.config.records import REWARDED
-from orchestrator.config.spec import JobSpec
 from orchestrator.optim.build import OptimizerContext, build_optimizer, slots_of
 from orchestrator.optim.groups import rates_of, set_lr
 from orchestrator.parallel.device import Device
@@ -33,6 +32,7 @@ from orchestrator.prune.names import pruned_names
 from orchestrator.prune.pruner import Pruner
 from orchestrator.train.committed_state import CHUNKS_HEAD
 from orchestrator.train.distillation.teacher import PlacedTop, Teacher
+from orchestrator.train.engines.config import EngineConfig
 from orchestrator.train.engines.engine import Metrics
 from orchestrator.train.engines.frozen_weights import FrozenWeights, fill
 from orchestrator.train.engines.loss_scale import LossScale
@@ -48,12 +48,12 @@ class TorchEngine:
     """An `Engine` in plain torch: run the micro-batches, sum gradients over ranks, clip them and update the weights."""
 
     def __init__(
-        self, spec: JobSpec, workload: Workload, layout: Layout, device: Device, base: str = ""
+        self, config: EngineConfig, workload: Workload, layout: Layout, device: Device, base: str = ""
     ) -> None:
         """Build this rank's part of the model and its optimizer; weights stay uninitialised.
 
         Args:
-            spec: the job.
+            config: how to compute a step.
             workload: the model and its objective.
             layout: how the ranks divide the work.
             device: this rank's device.
@@ -64,19 +64,19 @@ class TorchEngine:
         # model. Only layers that share weights use it again.
         keeps_casts = layout.zero < 3 or getattr(workload.config, "shared_layers", False)
         device = dataclasses.replace(device, keeps_casts=keeps_casts, keeps_weights=layout.zero < 2)
-        self._spec = spec.train
+        self._train = config.train
         self._workload = workload
         self._layout = layout
         self._device = device
-        self._seed = spec.seed
+        self._seed = config.seed
         # With plain data parallelism a rank first waits for others in the sum of gradients. The time before that sum
         # is then the time that this rank was busy.
         self._is_alone_until_reduction = layout.world == layout.dp and layout.zero <= 1 and layout.ep == 1
         self.clock = StepClock(device.device)
         self._mesh = Mesh(layout, self.clock)
-        scheme = spec.quantize.scheme if spec.quantize else None
-        self.parallel = parallelize(workload, layout, self._mesh, device, train=spec.train, scheme=scheme)
-        self._rounding = Rounding(self.parallel.stages, spec.quantize)
+        scheme = config.quantize.scheme if config.quantize else None
+        self.parallel = parallelize(workload, layout, self._mesh, device, train=config.train, scheme=scheme)
+        self._rounding = Rounding(self.parallel.stages, config.quantize)
         self._mesh.connect(device.device)
         self._data = self.parallel.data
         self._frozen = FrozenWeights(workload, self.parallel, device, base)
@@ -84,7 +84,16 @@ class TorchEngine:
         self._stages = self.parallel.stages
         self.is_pipeline = layout.pp > 1
         self.stage_numbers = layout.stages_of(self._mesh.coordinate["pp"]) if layout.pp > 1 else [0]
-        self._losses = StepLosses(spec, workload, layout, self._mesh, device)
+        self._losses = StepLosses(
+            workload,
+            layout,
+            self._mesh,
+            device,
+            train=config.train,
+            sequence_length=config.sequence_length,
+            distill=config.distill,
+            evaluate=config.evaluate,
+        )
         self._routing = RouterLoad(workload, self._mesh, device.device)
         self._runner = runner_of(
             stages=self._stages,
@@ -96,16 +105,16 @@ class TorchEngine:
             device=device,
             clock=self.clock,
         )
-        self._scale = LossScale(spec.train.dtype == "fp16")
+        self._scale = LossScale(config.train.dtype == "fp16")
         self._full = FullMatrices(self._matrices(), self._data.shards, self._mesh, device.device)
-        self._slots = partial(slots_of, spec.train.optimizer, matrices=self._full.names)
+        self._slots = partial(slots_of, config.train.optimizer, matrices=self._full.names)
         self._optimizer = self._make_optimizer()
         self._steps = 0
         # A copy of the initial weights, sharded like the parameters. Present only when the job keeps a reference model.
-        shards = self._data.shards if spec.train.reference == "held" else []
+        shards = self._data.shards if config.train.reference == "held" else []
         self._reference = [torch.empty_like(shard.parameter) for shard in shards]
-        self._average = MovingAverage(spec.checkpoint.ema, [s.parameter for s in self._data.shards])
-        self._pruner = self._make_pruner(spec.prune)
+        self._average = MovingAverage(config.ema, [s.parameter for s in self._data.shards])
+        self._pruner = self._make_pruner(config.prune)
         self._buffers = {
             name: tensor
             for stage in self._stages
@@ -145,7 +154,7 @@ class TorchEngine:
             return Metrics(loss, math.nan, extra)
         norm = math.sqrt(square) * factor
         self.clock.switch(OPTIMIZER)
-        self._update(lr, factor * clip_factor(norm, self._spec.optimizer.clip), routed)
+        self._update(lr, factor * clip_factor(norm, self._train.optimizer.clip), routed)
         self._scale.succeed()
         return Metrics(loss, norm, extra, busy)
 
@@ -203,7 +212,7 @@ class TorchEngine:
     def hold_teacher(self, workload: Workload, base: str) -> None:
         """See `Engine.hold_teacher`."""
         self._teacher = Teacher(
-            workload, self._layout, mesh=self._mesh, device=self._device, train=self._spec, base=base
+            workload, self._layout, mesh=self._mesh, device=self._device, train=self._train, base=base
         )
 
     def release_teacher(self) -> None:
@@ -380,10 +389,10 @@ class TorchEngine:
         experts = {n: shape[0] if n in stacks else 1 for n, shape in self._workload.shapes.items()}
         full_precision = self._device.compute is torch.float32
         context = OptimizerContext(
-            spec=self._spec.optimizer,
+            spec=self._train.optimizer,
             shards=shards,
             norms=GlobalNorms(shards, experts, self._full.device),
-            rate=rates_of(self._spec.optimizer, self._workload),
+            rate=rates_of(self._train.optimizer, self._workload),
             full=self._full,
             matmul_dtype=torch.float32 if full_precision else torch.bfloat16,
         )

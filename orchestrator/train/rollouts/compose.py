@@ -70,7 +70,14 @@ def rollouts_of(
         roots=roots,
     )
     return Rollouts(
-        spec=spec, workload=workload, layout=layout, context=context, sampler=sampler, judge=judge
+        asked=asked,
+        sequence_length=spec.data.sequence_length,
+        dropout_seed=spec.seed if spec.workload.draws else None,
+        workload=workload,
+        layout=layout,
+        context=context,
+        sampler=sampler,
+        judge=judge,
     )
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cluster.workers.worker_context import WorkerContext
-from orchestrator.config.spec import JobSpec
 from orchestrator.data.samples import receipt
 from orchestrator.data.samples.batches import Batches, slices
 from orchestrator.data.samples.sample_reader import SampleReader
@@ -22,6 +21,7 @@ from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import gather_json
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.rollouts.advantages import Advantages, advantages
+from orchestrator.train.rollouts.config import RolloutSpec
 from orchestrator.train.rollouts.judge import Judge
 from orchestrator.train.rollouts.kept import KeptRollouts
 from orchestrator.train.rollouts.made import Rollout, Scored, Seconds
@@ -39,12 +39,17 @@ class Rollouts:
     """Makes the rollouts of steps on one rank. All ranks call each method together.
 
     Attributes:
+        asked: how answers are generated.
+        sequence_length: tokens of a row, prompt and answer together.
+        dropout_seed: seeds the dropout of rows; None if the model draws nothing.
         sampler: generates answers.
         judge: rewards answers.
         seconds: of the last rollout, see `Seconds`.
     """
 
-    spec: JobSpec
+    asked: RolloutSpec
+    sequence_length: int
+    dropout_seed: int | None
     workload: Workload
     layout: Layout
     context: WorkerContext
@@ -53,16 +58,14 @@ class Rollouts:
     seconds: Seconds = field(default_factory=Seconds)
 
     def __post_init__(self) -> None:
-        assert self.spec.rollout is not None
         assert isinstance(self.workload.objective, Rewarded)
-        self._asked = self.spec.rollout
         self._objective = self.workload.objective
         self._rows = Rows(
             self._objective,
-            self._asked,
-            length=self.spec.data.sequence_length,
+            self.asked,
+            length=self.sequence_length,
             has_experts=bool(self.workload.config.moe),
-            dropout_seed=self.spec.seed if self.spec.workload.draws else None,
+            dropout_seed=self.dropout_seed,
         )
         self._kept: KeptRollouts | None = None
         self._waiting: list[Rollout] = []
@@ -80,11 +83,11 @@ class Rollouts:
     @property
     def _room(self) -> int:
         """Maximum tokens of a prompt: an answer of any length fits after it."""
-        return self.spec.data.sequence_length - self._asked.max_tokens
+        return self.sequence_length - self.asked.max_tokens
 
     def keep(self, step: int, rollout: Rollout, task: Task) -> None:
         """Keep the rollouts of a step as text, if the job asks for it."""
-        is_due = step == 1 or step % self._asked.keep_every == 0
+        is_due = step == 1 or step % self.asked.keep_every == 0
         if not (is_due and task.commit and self.context.rank_info.rank == 0):
             return
         if self._kept is None:
@@ -113,7 +116,7 @@ class Rollouts:
             goes_on: asked between global batches; False ends the evaluation, which then returns None.
         """
         count = len(read) if most is None else min(len(read), most)
-        at_once = self._asked.together * self.layout.world
+        at_once = self.asked.together * self.layout.world
         self.context.begin_work(f"answers to {name} after step {step}", "batches", -(-count // at_once))
         answers: list[Scored] = []
         for first in range(0, count, at_once):
@@ -135,7 +138,7 @@ class Rollouts:
             step: steps done.
             prompts: if a rollout begins with this step, the prompts of each of its steps; else they are not read.
         """
-        if step % self._asked.steps == 0:
+        if step % self.asked.steps == 0:
             self._waiting = self._make(engine, step, prompts)
         return self._waiting.pop(0)
 
@@ -161,7 +164,7 @@ class Rollouts:
         return made
 
     def _of_step(self, step: int, prompts: list[Prompt]) -> Rollout:
-        group = self._asked.group
+        group = self.asked.group
         numbers = [[prompt.number * group + k for k in range(group)] for prompt in prompts]
         answers = self.answers(step, prompts, numbers)
         rewards = np.array([[answer.reward for answer in each] for each in answers])
@@ -186,7 +189,7 @@ class Rollouts:
             numbers: the number of each answer, see `AnswerSampler.answers`.
             is_greedy: take the most likely tokens.
         """
-        together = self._asked.together
+        together = self.asked.together
         first_unit = self.context.rank_info.rank * together
         mine: list[tuple[int, list[Drawn]]] = []  # the number of each prompt, with its answers
         started = time.perf_counter()
@@ -223,7 +226,7 @@ class Rollouts:
         coordinate = self.layout.coordinate(self.context.rank_info.rank)
         if coordinate["pp"] or coordinate["cp"] or coordinate["tp"]:
             return 0
-        group = self._asked.group
+        group = self.asked.group
         digests = []
         for row in (row for rows in mine for row in rows):
             number, k = divmod(row, group)

@@ -219,9 +219,9 @@ def _small_folder(job: ResolvedJob, layout: Layout, folder: Path) -> ModelShape:
     from transformers.utils import logging
 
     from workloads.describe import describe
-    from workloads.hf.hf_class import auto_class, describe_hf_class
-    from workloads.hf.hf_config import FOLDER, read_hf_config
-    from workloads.hf.small_copy import narrowings
+    from workloads.hf.as_they_are.hf_class import auto_class, describe_hf_class
+    from workloads.hf.check.small_copy import narrowings
+    from workloads.hf.files.hf_config import FOLDER, read_hf_config
 
     asked, why = job.spec.workload, "it has no small copy"
     logging.set_verbosity_error()
@@ -261,7 +261,7 @@ def _shallow(config: Any, layers: int) -> None:
     """Reduce the number of layers in a transformers configuration, in nested ones, and in lists with one entry per
     layer.
     """
-    from workloads.hf.hf_config import nested_configs
+    from workloads.hf.files.hf_config import nested_configs
 
     for part in nested_configs(config):
         depths = {name: value for name in DEPTHS if type(value := vars(part).get(name)) is int}

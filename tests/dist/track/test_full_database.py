@@ -31,7 +31,7 @@ def test_a_full_database_holds_up_nothing_and_gets_each_step_once(disk: Path, tm
     run.create()
     run.append("events.jsonl", [{"time": 1e9, "phase": "prepare", "attempt": 1}])
     spec = parse({**job("a.txt"), "tracking": {"uri": uri, "experiment": "full"}})
-    tracker, slowest = Tracker(spec, run), 0.0
+    tracker, slowest = Tracker(spec.tracked, run), 0.0
 
     def train(first: int, last: int) -> None:
         nonlocal slowest

@@ -203,7 +203,7 @@ def test_rows_wait_for_a_server_that_is_late_and_dies(tmp_path: Path, server: Se
         assert len(found) <= 1, "one run for all attempts"
         return [m.step for m in client.get_metric_history(found[0].info.run_id, "loss")] if found else []
 
-    tracker = Tracker(spec, run_dir)
+    tracker = Tracker(spec.tracked, run_dir)
     train(tracker, 1, 20)  # no server yet
     until(lambda: tracker.problem is not None, 60)
     server.start()
@@ -217,7 +217,7 @@ def test_rows_wait_for_a_server_that_is_late_and_dies(tmp_path: Path, server: Se
     assert dead.problem
 
     server.start()
-    again = Tracker(spec, run_dir)  # another controller: rolled back to step 35
+    again = Tracker(spec.tracked, run_dir)  # another controller: rolled back to step 35
     train(again, 36, 50, attempt=2)
     run_dir.append("events.jsonl", [{"time": BORN + 60, "phase": "done", "attempt": 2}])
     again.status("FINISHED")
@@ -267,13 +267,13 @@ def test_ten_thousand_rows_survive_a_minute_without_a_server_and_a_kill(
             time.sleep(0.01)
 
     server.start()
-    tracker = Tracker(spec, run_dir)
+    tracker = Tracker(spec.tracked, run_dir)
     train(tracker, 1, 3000, 1)
     server.kill()  # while rows are on their way
     down = time.monotonic()
     train(tracker, 3001, 9000, 1)
     assert tracker.close(5).missing >= 6000
-    again = Tracker(spec, run_dir)  # another controller, while there is no server
+    again = Tracker(spec.tracked, run_dir)  # another controller, while there is no server
     train(again, 9001, 10_000, 2)
     time.sleep(max(60 - (time.monotonic() - down), 0))
     server.start()

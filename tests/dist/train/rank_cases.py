@@ -24,7 +24,7 @@ from orchestrator.resolve.resolved_job import adapter_of
 from orchestrator.resolve.teacher import compared
 from orchestrator.train.committed_state import CHUNKS_HEAD
 from orchestrator.train.engines.engine import Engine
-from orchestrator.train.loop import make_engine
+from orchestrator.train.engines.make import make_engine
 from workloads.adapters.frozen import frozen_by
 from workloads.load import load
 from workloads.model.dropout import KEYS, row_keys
@@ -248,7 +248,7 @@ def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
     teacher = None
     if spec.distill is not None:
         workload, teacher = compared(spec.distill, workload, teacher_of(case, spec))
-    engine: Any = make_engine(spec, workload, layout, device)
+    engine: Any = make_engine(spec.engine, workload, layout, device)
     if teacher is not None:
         engine.hold_teacher(teacher, "")
     if layout.world > 1 and spec.train.determinism == "rerun" and spec.train.optimizer.name != "lion":

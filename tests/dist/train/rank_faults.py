@@ -25,7 +25,7 @@ def poisoned(config: dict[str, Any], context: WorkerContext) -> list[list[int]]:
 def _steps_that_were_nan(case: dict[str, Any], device: Device, context: WorkerContext) -> list[int]:
     spec = job(case)
     workload, layout = workload_of(spec), Layout(**case["layout"])
-    engine = TorchEngine(spec, workload, layout, device)
+    engine = TorchEngine(spec.engine, workload, layout, device)
     engine.initialise(spec.seed)
     for step in range(4):
         if step == 2 and context.rank_info.rank == context.rank_info.world_size - 1:
@@ -44,7 +44,7 @@ def raising(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     spec = job(case)
     device = open_device(spec.train, spec.resources.per_worker, context)
     workload, layout = workload_of(spec), Layout(**case["layout"])
-    engine = TorchEngine(spec, workload, layout, device)
+    engine = TorchEngine(spec.engine, workload, layout, device)
     engine.initialise(spec.seed)
     if context.rank_info.rank == 1:
         engine.parallel.stages[0].register_forward_hook(_fail)

@@ -13,9 +13,9 @@ from cluster.workers.worker_context import WorkerContext
 from orchestrator.parallel.device import COMPUTE, Device, close_device, open_device
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.step_trace import CATEGORIES
+from orchestrator.planner.trace.recorded_steps import follow, pipeline_followed, settle, step
 from orchestrator.planner.trace.recorder import Recorder
 from orchestrator.planner.trace.sample_batch import sample_batch
-from orchestrator.planner.trace.step import follow, pipeline_followed, settle, step
 from orchestrator.train.engines.torch_engine import TorchEngine
 
 LETS_GO = 2e-3
@@ -45,7 +45,7 @@ def measure(case: dict[str, Any], device: Device) -> dict[str, Any]:
     count = layout.accumulation(spec.train.global_batch)
     recorder = Recorder(torch.device("cpu"), run=Patient())
     with recorder:
-        engine = TorchEngine(spec, workload, layout, device)
+        engine = TorchEngine(spec.engine, workload, layout, device)
         engine.initialise(spec.seed)
         follow(engine, recorder)
         given = [{name: tensor.clone() for name, tensor in batch.items()} for _ in range(count)]

@@ -10,7 +10,7 @@ from rank_cases import job
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.parallel.device import close_device, open_device
 from orchestrator.parallel.layout import Layout
-from orchestrator.train.loop import make_engine
+from orchestrator.train.engines.make import make_engine
 from workloads.load import load
 from workloads.workload import Vocabulary
 
@@ -26,7 +26,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, int]:
     device = open_device(spec.train, spec.resources.per_worker, context)
     known = Vocabulary(config["tokens"], eos=0)
     workload = load(config["model"], "causal_lm", known, sequence_length=16)
-    engine: Any = make_engine(spec, workload, layout, device)
+    engine: Any = make_engine(spec.engine, workload, layout, device)
     kept = sum(shard.parameter.numel() * 4 for shard in engine._data.shards)
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     before = _status("VmRSS")

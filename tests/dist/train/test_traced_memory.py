@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from harness import TOGETHER, finished
 from lasting_gang import LastingGang
-from traced_cases import case_of, job_of, workload_of
+from traced_cases import case_of, job_of, trace, workload_of
 
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.step_trace import StepTrace
-from orchestrator.planner.trace.step import trace
 
 MOST = 0.05
 """What a trace may be off by at the 95th percentile."""

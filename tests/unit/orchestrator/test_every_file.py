@@ -106,7 +106,7 @@ def go_on(
     run = RunDir(str(folder))
     if finished := done_already(spec, run):
         return finished
-    check_same_run(spec, run)
+    check_same_run(spec.run_identity, run)
     run.create()
     with run.lock():
         return by(spec, run, until, faults).drive()

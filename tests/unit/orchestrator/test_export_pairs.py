@@ -23,7 +23,7 @@ from orchestrator.resolve.resolved_job import resolve
 from orchestrator.resolve.training_inputs import training_inputs, workload_of
 from workloads import objectives
 from workloads.describe import SENTENCES, describe
-from workloads.hf.compare import TOLERANCE
+from workloads.hf.check.compare import TOLERANCE
 from workloads.model.presets import PRESETS
 
 STEPS = 3

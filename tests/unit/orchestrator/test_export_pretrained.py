@@ -27,7 +27,7 @@ from orchestrator.export import hugging_face as export
 from orchestrator.resolve.training_inputs import workload_of
 from workloads import objectives
 from workloads.describe import describe
-from workloads.hf.compare import TOLERANCE
+from workloads.hf.check.compare import TOLERANCE
 
 VOCABULARY = 400
 ROWS = [

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
-from traced_cases import case_of, job_of, workload_of
+from traced_cases import case_of, job_of, trace, traces, workload_of
 
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.demand import demand_of
@@ -20,12 +20,12 @@ from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import peak_bytes
 from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.planner.step_trace import CATEGORIES, Memory, NotTraced, StepTrace, Wait
+from orchestrator.planner.trace.isolation import fake_ranks
 from orchestrator.planner.trace.layer_extrapolation import deepened, depths_of
 from orchestrator.planner.trace.layout_memory import TracedMemory, micro_batches_of, with_all
 from orchestrator.planner.trace.messages import Messages
 from orchestrator.planner.trace.op_cache import Remembered, how_of
 from orchestrator.planner.trace.recorder import Recorder
-from orchestrator.planner.trace.step import _other_ranks, trace, traces
 from orchestrator.resolve.resolved_job import ResolvedJob
 from workloads.workload import Workload
 
@@ -354,7 +354,7 @@ def test_experts_of_a_gpu_have_no_rows_of_zeros(on_cpu: bool, more: int) -> None
 
 @pytest.mark.parametrize(("on_cpu", "copied"), [(True, 4096), (False, 0)])
 def test_gloo_reduces_a_copy_of_what_it_scatters(on_cpu: bool, copied: int) -> None:
-    with _other_ranks(0, 2), Recorder(torch.device("cpu"), messages=Messages(on_cpu)) as recorder:
+    with fake_ranks(0, 2), Recorder(torch.device("cpu"), messages=Messages(on_cpu)) as recorder:
         whole, part = torch.zeros(1024), torch.zeros(512)
         recorder.begin()
         dist.reduce_scatter_single(part, whole)

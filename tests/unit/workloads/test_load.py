@@ -11,9 +11,9 @@ from texts import Corpus
 
 from workloads import objectives
 from workloads.errors import WorkloadError
-from workloads.hf.hf_class import HuggingFaceModel
-from workloads.hf.parity_table import VOCABULARY, Case, random_state
-from workloads.hf.workload import HuggingFaceWorkload
+from workloads.hf.as_they_are.hf_class import HuggingFaceModel
+from workloads.hf.as_they_are.workload import HuggingFaceWorkload
+from workloads.hf.check.parity_table import VOCABULARY, Case, random_state
 from workloads.load import load
 from workloads.transformer_workload import TransformerWorkload
 from workloads.workload import Vocabulary

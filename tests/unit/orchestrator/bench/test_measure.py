@@ -17,7 +17,7 @@ from orchestrator.bench.export_folder import ExportFolder, Runtime, read_exports
 from orchestrator.bench.inputs import CLASSES, LABELS, MASK, TOKENS, Inputs, comparable_metric
 from orchestrator.bench.measure import ExportFailed, Measured, measure_exports, to_json
 from orchestrator.config.errors import InputError
-from workloads.hf.onnx_export import export_onnx
+from orchestrator.extensions.onnx.write import export_onnx
 
 SMALL = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 BERT = transformers.BertConfig(**SMALL, intermediate_size=32, max_position_embeddings=16, num_labels=3)

@@ -122,7 +122,7 @@ def test_commits_of_an_earlier_version_are_not_compared(copy: tuple[JobSpec, Run
     spec, run = copy
     retold(run, lambda meta: {key: value for key, value in meta.items() if key not in (IDENTITY, SHARDS)})
     with pytest.raises(InputError, match="seed is 3 in this run"):
-        check_same_run(spec.model_copy(update={"seed": 4}), run)
+        check_same_run(spec.model_copy(update={"seed": 4}).run_identity, run)
     assert drive(spec, run.uri)["step"] == 12
 
 
@@ -134,10 +134,10 @@ def test_keys_that_are_new_since_the_commit_take_their_defaults(copy: tuple[JobS
         return {**meta, IDENTITY: {**meta[IDENTITY], "workload": workload}}
 
     retold(run, older)
-    check_same_run(spec, run)
+    check_same_run(spec.run_identity, run)
     other = spec.workload.model_copy(update={"mup": {"hidden": 16}})
     with pytest.raises(InputError, match=r"workload\.mup"):
-        check_same_run(spec.model_copy(update={"workload": other}), run)
+        check_same_run(spec.model_copy(update={"workload": other}).run_identity, run)
 
 
 def test_a_set_that_is_read_otherwise_is_refused(copy: tuple[JobSpec, RunDir]) -> None:
@@ -150,13 +150,13 @@ def test_a_set_that_is_read_otherwise_is_refused(copy: tuple[JobSpec, RunDir]) -
         return spec.model_copy(update={"data": data, "evaluate": EvaluateSpec(every=4)})
 
     (Path(run.path) / "job.yaml").write_text(dump(reading("text")))
-    check_same_run(reading("text"), run)
+    check_same_run(reading("text").run_identity, run)
     with pytest.raises(
         InputError, match=r"validation\.sources\.0: the run has read this set as field text, format"
     ):
-        check_same_run(reading("body"), run)
+        check_same_run(reading("body").run_identity, run)
     spoil(run, "binary")
-    check_same_run(reading("body"), run)
+    check_same_run(reading("body").run_identity, run)
 
 
 def test_a_run_whose_chat_template_has_asked_the_clock_takes_a_date(copy: tuple[JobSpec, RunDir]) -> None:
@@ -168,18 +168,18 @@ def test_a_run_whose_chat_template_has_asked_the_clock_takes_a_date(copy: tuple[
             update={"data": spec.data.model_copy(update={"chat_date": date.fromisoformat(day)})}
         )
 
-    check_same_run(of("2024-07-26"), run)
+    check_same_run(of("2024-07-26").run_identity, run)
     retold(run, lambda meta: {**meta, IDENTITY: of("2024-07-26").identity()})
-    check_same_run(of("2024-07-26"), run)
+    check_same_run(of("2024-07-26").run_identity, run)
     with pytest.raises(
         InputError, match=r"data\.chat_date is '2024-07-26' in this run and '2024-07-27' in the job"
     ):
-        check_same_run(of("2024-07-27"), run)
+        check_same_run(of("2024-07-27").run_identity, run)
 
 
 def test_other_token_shards_under_the_same_name_are_refused(copy: tuple[JobSpec, RunDir]) -> None:
     spec, run = copy
-    commit = check_same_run(spec, run)
+    commit = check_same_run(spec.run_identity, run)
     assert commit is not None
     check_shards(commit, commit.meta[SHARDS], "data")
     with pytest.raises(
@@ -309,7 +309,7 @@ def test_all_keys_that_differ_are_told(copy: tuple[JobSpec, RunDir]) -> None:
     optimizer = spec.train.optimizer.model_copy(update={"lr": 0.5, "eps": 0.5})
     train = spec.train.model_copy(update={"optimizer": optimizer})
     with pytest.raises(InputError) as told:
-        check_same_run(spec.model_copy(update={"seed": 4, "train": train}), run)
+        check_same_run(spec.model_copy(update={"seed": 4, "train": train}).run_identity, run)
     assert [each.what.split()[0] for each in told.value.each()] == [
         "seed",
         "train.optimizer.eps",
@@ -352,7 +352,7 @@ def test_without_a_commit_before_the_decay_a_run_is_not_extended(copy: tuple[Job
     assert files(run) == before
     rewind(Store(run.at("checkpoints")), -1)
     with pytest.raises(InputError, match="no commit up to step 7 is left"):
-        check_same_run(under(spec, "wsd", 20), run)
+        check_same_run(under(spec, "wsd", 20).run_identity, run)
 
 
 def test_a_command_that_dies_while_it_extends_is_given_again(copy: tuple[JobSpec, RunDir]) -> None:
@@ -362,11 +362,11 @@ def test_a_command_that_dies_while_it_extends_is_given_again(copy: tuple[JobSpec
     history = RunHistory(longer, run)
     history.close()
     assert read_job(run) == longer
-    check_same_run(short, run)
+    check_same_run(short.run_identity, run)
     assert drive(longer, run.uri)["step"] == 20
     assert len([event for event in run.rows("events.jsonl") if event.get("extended")]) == 1
     with pytest.raises(InputError, match="it cannot be lowered"):
-        check_same_run(short, run)
+        check_same_run(short.run_identity, run)
 
 
 def from_(spec: JobSpec, uri: str) -> JobSpec:
@@ -389,9 +389,9 @@ def test_a_run_whose_sources_have_renewed_credentials_is_the_same(
             return {**meta, IDENTITY: {**identity, "data": {**identity["data"], "sources": sources}}}
 
         retold(run, told)
-        assert check_same_run(now, run) is not None
+        assert check_same_run(now.run_identity, run) is not None
         with pytest.raises(InputError, match=r"data\.sources is") as refused:
-            check_same_run(other, run)
+            check_same_run(other.run_identity, run)
         assert "private" not in str(refused.value)
     assert "private" not in str(sources)
 
@@ -434,4 +434,4 @@ def test_a_run_is_not_gone_on_with_under_a_key_that_is_null(copy: tuple[JobSpec,
     spec, run = copy
     other = spec.workload.model_copy(update={"changes": {**spec.workload.changes, "rope_scaling": None}})
     with pytest.raises(InputError, match=r"workload\.changes\.rope_scaling is not set in this run and null"):
-        check_same_run(spec.model_copy(update={"workload": other}), run)
+        check_same_run(spec.model_copy(update={"workload": other}).run_identity, run)

@@ -20,7 +20,7 @@ from orchestrator.config.own_code import check_same_cleaning, cleaning_code
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.data.store import manifest
 from orchestrator.data.store.data_folder import DataFolder
-from orchestrator.resolve.continued import source_of
+from orchestrator.resolve.continued import continuation_of
 from orchestrator.resolve.prepared_data import PreparedData, prepared
 from orchestrator.storage.run_directory import RunDir
 
@@ -81,4 +81,4 @@ def test_a_run_does_not_go_on_by_other_code(spec: JobSpec, tmp_path: Path) -> No
     phase = spec.train.model_copy(update={"steps": 20}).model_dump() | {"continue_from": {"run": run.uri}}
     after = parse(spec.model_dump() | {"train": phase})
     with pytest.raises(InputError, match=f"{CHANGED}.*position: restart"):
-        source_of(after, RunDir(str(tmp_path / "runs" / "after")))
+        continuation_of(after).source(RunDir(str(tmp_path / "runs" / "after")))

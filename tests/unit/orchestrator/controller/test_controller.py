@@ -852,8 +852,8 @@ def test_a_run_that_waits_for_its_turn_asks_for_workers_too(runs: Runs) -> None:
     """Where nodes come only for who asks for them, its turn comes no other way."""
     queue, notes = GrowingQueue(runs.wants), []
     controller = runs.controller(queue=queue)
-    look = controller._preparing.look
-    controller._preparing.look = lambda *of, **keywords: (
+    look = controller._inputs.preparation.look
+    controller._inputs.preparation.look = lambda *of, **keywords: (
         notes.append(controller.status()["note"]),
         look(*of, **keywords),
     )[1]

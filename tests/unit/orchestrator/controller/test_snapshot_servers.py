@@ -11,7 +11,7 @@ from scripted import fake_cluster
 
 from orchestrator.checkpoint.snapshot_server import LIMIT
 from orchestrator.config.spec import parse
-from orchestrator.controller.workers import SnapshotServers
+from orchestrator.controller.snapshot_servers import SnapshotServers
 from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.host_memory import HELD
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.controller.controller import STEADY, Stragglers
+from orchestrator.controller.stragglers import STEADY, Stragglers
 
 
 def seen(*steps: tuple[float, ...]) -> list[tuple[int, float] | None]:

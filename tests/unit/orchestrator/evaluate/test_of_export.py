@@ -23,7 +23,7 @@ from orchestrator.evaluate.of_export import (
     workload_of_export,
 )
 from orchestrator.resolve.prepared_data import PreparedData
-from workloads.hf.parity_table import CASES, random_state
+from workloads.hf.check.parity_table import CASES, random_state
 from workloads.transformer_workload import TransformerWorkload
 from workloads.workload import Vocabulary
 

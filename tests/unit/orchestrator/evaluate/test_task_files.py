@@ -11,7 +11,7 @@ import task_files as examples
 
 from orchestrator.config.errors import InputError
 from orchestrator.evaluate.task_files import METRICS, TaskFile, check_fits, read_task, read_tasks
-from workloads.hf.parity_table import CASES, VOCABULARY
+from workloads.hf.check.parity_table import CASES, VOCABULARY
 from workloads.transformer_workload import TransformerWorkload
 
 

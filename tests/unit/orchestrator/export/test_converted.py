@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import pytest
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
-from orchestrator.export import converted
-from orchestrator.export.converted import Conversion, form_of
+from orchestrator.export.converted import Conversion, check_packages, form_of
+from orchestrator.export.kinds import form_named
 from orchestrator.launch.job_checks import check_job
 
 PAIR = {"objective": "replaced_token_detection"}
@@ -19,7 +20,7 @@ PAIR = {"objective": "replaced_token_detection"}
 
 def test_the_keys_are_those_of_the_command() -> None:
     assert form_of(CheckpointSpec(export="gguf", export_numbers="q8_0")) == Conversion("gguf", "hf", "q8_0")
-    assert form_of(CheckpointSpec(export="dcp", export_names="olmo")) == Conversion("dcp", "olmo", "f16")
+    assert form_of(CheckpointSpec(export="dcp", export_names="olmo")) == Conversion("dcp", "olmo")
     assert form_of(CheckpointSpec(export="onnx")) == Conversion("onnx")
     assert [form_of(CheckpointSpec(export=form)) for form in ("hf", None)] == ["hf", None]
 
@@ -54,9 +55,7 @@ def test_what_a_format_has_not_is_told_before_the_run(
     checkpoint: dict[str, Any],
     wanted: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(converted, "EXTRAS", {})
     (tmp_path / "a.txt").write_text("To be or not to be. " * 2000)
     data = {
         "sources": [{"uri": str(tmp_path / "a.txt")}],
@@ -75,10 +74,13 @@ def test_what_a_format_has_not_is_told_before_the_run(
     assert "checkpoint" in str(error.value).split(wanted)[0]
 
 
-def test_a_package_that_is_not_there_is_told_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(converted, "EXTRAS", {"gguf": ("no_such_package",)})
-    with pytest.raises(InputError, match="needs no_such_package, which is not installed"):
-        converted.check_conversion(Conversion("gguf"), None)  # type: ignore[arg-type]
+def test_a_package_that_is_not_there_is_told_in_a_line() -> None:
+    without = replace(form_named("gguf"), packages=("no-such-package",))
+    with pytest.raises(InputError) as error:
+        check_packages(without, "checkpoint.export")
+    assert str(error.value) == (
+        "checkpoint.export: needs no-such-package, which is not installed; pip install -e '.[gguf]' in the checkout"
+    )
 
 
 def test_what_is_registered_is_for_transformers() -> None:

@@ -56,7 +56,13 @@ def test_each_key_names_its_library_and_extra() -> None:
         "validation": {"share": 0.1},
     }
     found = needs(data=data, tracking={"uri": "sqlite:///a.db"}, evaluate={"tasks": ["a.yaml"]})
-    assert found == {("py3langid", "data"), ("rensa", "data"), ("mlflow", ""), ("lm-eval", "eval")}
+    assert found == {
+        ("py3langid", "data"),
+        ("rensa", "data"),
+        ("datatrove", "clean"),
+        ("mlflow", ""),
+        ("lm-eval", "eval"),
+    }
 
 
 def test_what_is_missing_is_told_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +71,7 @@ def test_what_is_missing_is_told_with_its_extra(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     data = DOCUMENT["data"] | {"clean": [{"near_duplicates": {}}]}
-    (need,) = needed_libraries(parse(DOCUMENT | {"data": data}))
+    (_, need) = needed_libraries(parse(DOCUMENT | {"data": data}))
     assert need.finding.row() == [
         "missing",
         "data.clean.near_duplicates needs rensa",
@@ -79,7 +85,7 @@ def test_ranks_and_worker_hosts_import_none_of_the_heavy_libraries(tmp_path: Pat
     code = HIDE + (
         "import orchestrator.train.loop, orchestrator.train.loop, orchestrator.checkpoint.sidecar\n"
         "import cluster.workers.worker_group, cluster.workers.fork_server, orchestrator.launch.controller_actor\n"
-        "import orchestrator.export.hugging_face, workloads.hf.compare\nimport json; print(json.dumps('all'))"
+        "import orchestrator.export.hugging_face, workloads.hf.check.compare\nimport json; print(json.dumps('all'))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]

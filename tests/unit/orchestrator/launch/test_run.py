@@ -73,7 +73,7 @@ def test_memory_is_left_to_the_cluster(document: dict[str, Any]) -> None:
 
 
 def test_a_fresh_directory_is_of_no_other_run(document: dict[str, Any], run_dir: RunDir) -> None:
-    check_same_run(parse(document), run_dir)
+    check_same_run(parse(document).run_identity, run_dir)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_where_and_how_it_runs_may_change(
     document: dict[str, Any], run_dir: RunDir, parts: dict[str, Any]
 ) -> None:
     run_dir.write_text("job.yaml", dump(parse(document)))
-    check_same_run(changed(document, **parts), run_dir)
+    check_same_run(changed(document, **parts).run_identity, run_dir)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_what_is_trained_may_not(
 ) -> None:
     run_dir.write_text("job.yaml", dump(parse(document)))
     with pytest.raises(InputError) as found:
-        check_same_run(changed(document, **parts), run_dir)
+        check_same_run(changed(document, **parts).run_identity, run_dir)
     assert str(found.value).startswith(f"{run_dir.uri}: {wanted}")
     assert "a run stays the same run" in str(found.value)
 

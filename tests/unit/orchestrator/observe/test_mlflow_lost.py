@@ -63,7 +63,7 @@ def begun(folder: Path, spec: JobSpec, processes: list[dict[str, Any]], born: fl
         {"step": s, "time": born + s, "loss": 9.0 / s, "attempt": 1, "step_seconds": 1.0} for s in (1, 2, 3)
     ]
     run.append("metrics.jsonl", rows[:2])
-    tracker = Tracker(spec, run)
+    tracker = Tracker(spec.tracked, run)
     tracker.rows(rows[:2])
     assert tracker.close(60).problem is None
     run.append("metrics.jsonl", rows[2:])
@@ -89,7 +89,7 @@ def test_a_lost_run_ends_when_it_was_last_seen_with_all_its_rows(
     (found,) = client.search_runs([client.get_experiment_by_name("lost").experiment_id])
     assert [m.step for m in client.get_metric_history(found.info.run_id, "loss")] == [1, 2, 3]
     assert settle(run) == "", "MLflow is not asked each time"
-    resumed = Tracker(spec, run)
+    resumed = Tracker(spec.tracked, run)
     assert resumed.close(60).problem is None
     assert shown(client, "lost")["lost"][0] == "RUNNING"
     # It is lost once more, and MLflow is told once more.
@@ -137,7 +137,7 @@ def test_the_start_of_a_run_ends_the_lost_ones_of_its_experiment(
     started = RunDir(str(tmp_path / "new"))
     started.create()
     started.append("events.jsonl", [{"time": BORN + 900, "phase": "train", "attempt": 1}])
-    tracker = Tracker(spec, started, begins=settle_others)
+    tracker = Tracker(spec.tracked, started, begins=settle_others)
     tracker.rows([])
     assert tracker.close(60).problem is None
     wait_for(lambda: shown(client, "others")["lost"][0] == "KILLED", "the lost run to end", 60)

@@ -125,7 +125,14 @@ def run_dir(tmp_path: Path) -> RunDir:
     sample = f"ROMEO: What light {MISCHIEF}\nis that which breaks?"
     run_dir.write_json(
         "summary.json",
-        summary(spec, plan, events, tally(events, reversed(metrics)), unigram_entropy=6.214, sample=sample),
+        summary(
+            spec.summarised,
+            plan,
+            events,
+            tally(events, reversed(metrics)),
+            unigram_entropy=6.214,
+            sample=sample,
+        ),
     )
     return run_dir
 

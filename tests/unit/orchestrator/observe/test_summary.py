@@ -56,7 +56,9 @@ def job(**limits: float) -> JobSpec:
 
 def test_the_run_in_one_document() -> None:
     plan = {"predicted": {"step_seconds": 3.5, "memory_bytes": 90}}
-    found = summary(job(), plan, EVENTS, TALLY, {"samples": "hash5"}, unigram_entropy=4.5, sample="To be")
+    found = summary(
+        job().summarised, plan, EVENTS, TALLY, {"samples": "hash5"}, unigram_entropy=4.5, sample="To be"
+    )
     assert json.loads(json.dumps(found)) == found
     assert (found["state"], found["reason"]) == ("done", "all steps done")
     assert (found["step"], found["steps"], found["tokens"], found["final_loss"]) == (5, 5, 5000, 2.0)
@@ -72,7 +74,7 @@ def test_the_run_in_one_document() -> None:
 
 
 def test_nothing_yet_is_a_summary_too() -> None:
-    found = summary(job(), None, [], tally([], []))
+    found = summary(job().summarised, None, [], tally([], []))
     assert (found["state"], found["step"], found["final_loss"], found["receipt"]) == (
         "running",
         0,
@@ -85,12 +87,14 @@ def test_nothing_yet_is_a_summary_too() -> None:
 
 def test_events_that_are_lost_are_told() -> None:
     numbered = [{**event, "number": n} for n, event in enumerate(EVENTS, 1) if n not in (3, 6, 7)]
-    assert summary(job(), None, numbered, TALLY)["missing_events"] == [[3, 3], [6, 7]]
-    assert dict(facts(summary(job(), None, numbered, TALLY)))["lost events"].startswith("3, 6 to 7: ")
+    assert summary(job().summarised, None, numbered, TALLY)["missing_events"] == [[3, 3], [6, 7]]
+    assert dict(facts(summary(job().summarised, None, numbered, TALLY)))["lost events"].startswith(
+        "3, 6 to 7: "
+    )
 
 
 def test_medians_leave_out_what_warms_up_and_what_was_lost() -> None:
-    found = summary(job(), None, EVENTS, TALLY)["measured"]
+    found = summary(job().summarised, None, EVENTS, TALLY)["measured"]
     # Kept: 1 and 2 of the first attempt, 3 to 5 of the second; the first of each warms up.
     assert found == {"step_seconds": 8, "tokens_per_second": 125.0, "memory_bytes": 105}
     assert measured(tally(EVENTS, ROWS[:1]))["step_seconds"] == 9, "a single step is better than nothing"
@@ -103,13 +107,13 @@ def test_workers_are_held_from_start_to_stop() -> None:
 
 def test_cost_and_energy_say_what_they_assume() -> None:
     hours = (2 * 42 + 38) / 3600
-    found = summary(job(usd_per_worker_hour=36.0), None, EVENTS, TALLY)
+    found = summary(job(usd_per_worker_hour=36.0).summarised, None, EVENTS, TALLY)
     assert found["cost_usd"] == pytest.approx(36 * hours)
     kwh = hours * (3 * WATTS_PER_CPU + WATTS_PER_GPU) * PUE / 1000
     assert found["kwh"] == pytest.approx(kwh)
     assert found["co2e_kg"] == pytest.approx(kwh * KG_CO2E_PER_KWH)
     assert "3 CPU x 12 W and 1 GPU x 700 W" in found["assumptions"]
-    free = summary(job(), None, EVENTS, TALLY)
+    free = summary(job().summarised, None, EVENTS, TALLY)
     assert free["cost_usd"] is None, "a price nobody gave is not a price of nothing"
     assert "Cost is unknown" in free["assumptions"]
     assert free["cost_unknown"] == "neither limits.usd_per_worker_hour nor limits.prices is set"

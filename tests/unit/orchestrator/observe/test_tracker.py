@@ -92,7 +92,7 @@ def history(client: Any, run: Any, key: str = "loss") -> list[tuple[int, float]]
 def test_a_run_arrives_whole(tmp_path: Path, store: str, client: Any) -> None:
     run_dir = new_run(tmp_path / "run")
     run_dir.write_text("job.yaml", "uri: s3://ann:hunter2@b/x\n")
-    followed = Tracker(job(store, "whole"), run_dir)
+    followed = Tracker(job(store, "whole").tracked, run_dir)
     write(run_dir, followed, [row(1), row(2, loss=math.nan)])
     write(run_dir, followed, [row(3)])
     run_dir.append("events.jsonl", [{"time": BORN + 60, "phase": "done", "attempt": 1}])
@@ -133,7 +133,7 @@ def test_a_name_that_mlflow_does_not_take_holds_back_nothing_else(
 ) -> None:
     run_dir = new_run(tmp_path / "run")
     more = {"workload": {"model": "gpt-tiny", "changes": {"a//b": 1, "hidden": 32}}}
-    followed = Tracker(job(store, "names", **more), run_dir)
+    followed = Tracker(job(store, "names", **more).tracked, run_dir)
     write(
         run_dir, followed, [row(1, **{"mine//own": 1.0, "fine": 2.0}), row(2, **{"../up": 3.0, "fine": 4.0})]
     )
@@ -144,13 +144,13 @@ def test_a_name_that_mlflow_does_not_take_holds_back_nothing_else(
     assert history(client, run) == [(1, 10.0), (2, 5.0)]
     assert history(client, run, "fine") == [(1, 2.0), (2, 4.0)]
     assert run.data.params["workload.changes.hidden"] == "32"
-    assert deliver(job(store, "names", **more), run_dir).missing == 0
+    assert deliver(job(store, "names", **more).tracked, run_dir).missing == 0
 
 
 def test_an_infinity_comes_back_from_mlflow_as_one(tmp_path: Path, store: str, client: Any) -> None:
     """Its store holds the largest float in place of it; a row that was lost and is found again has infinity."""
     run_dir = new_run(tmp_path / "run")
-    followed = Tracker(job(store, "infinite"), run_dir)
+    followed = Tracker(job(store, "infinite").tracked, run_dir)
     row_of = {"grad_norm": math.inf, "least": -math.inf, "loss": math.nan}
     write(run_dir, followed, [row(1, **row_of)])
     assert followed.close(60) == tracker.Delivery(0)
@@ -164,7 +164,7 @@ def test_an_infinity_comes_back_from_mlflow_as_one(tmp_path: Path, store: str, c
 def test_evaluations_arrive_with_their_own_step(tmp_path: Path, store: str, client: Any) -> None:
     """That before the first step comes with the first row; what is lost locally is found again without them."""
     run_dir = new_run(tmp_path / "run")
-    followed = Tracker(job(store, "evaluated"), run_dir)
+    followed = Tracker(job(store, "evaluated").tracked, run_dir)
     sets = {"validation": {"loss": 7.5, "accuracy": 0.25}, "wiki": {"loss": 8.0}}
     said = [{"prompt": "Once ", "text": "upon a time"}, {"prompt": "if", "text": ""}]
     start = {"step": 0, "attempt": 1, "time": BORN, "seconds": 1.0, "sets": sets, "samples": said}
@@ -193,7 +193,7 @@ def test_evaluations_beside_a_run_arrive_when_they_are_there(tmp_path: Path, sto
     found["data"]["validation"], found["evaluate"] = {"share": 0.1}, {"where": "beside"}
     spec = parse(found)
     for controller, steps in enumerate([(0, 2), (4,)]):
-        followed = Tracker(spec, run_dir)
+        followed = Tracker(spec.tracked, run_dir)
         write(run_dir, followed, [row(3 * controller + n) for n in (1, 2, 3)])
         for step in steps:
             sets = {"validation": {"loss": 7.0 - step}}
@@ -210,12 +210,12 @@ def test_evaluations_beside_a_run_arrive_when_they_are_there(tmp_path: Path, sto
 
 def test_a_controller_killed_goes_on_after_the_last_step(tmp_path: Path, store: str, client: Any) -> None:
     run_dir = new_run(tmp_path / "run")
-    first = Tracker(job(store, "killed"), run_dir)
+    first = Tracker(job(store, "killed").tracked, run_dir)
     write(run_dir, first, [row(1), row(2), row(3)])
     assert first.close(60).missing == 0
     run_dir.append("metrics.jsonl", [row(4)])  # written, and killed before the tracker was told
     longer = job(store, "killed", train={"steps": 9, "global_batch": 4})
-    second = Tracker(longer, run_dir)
+    second = Tracker(longer.tracked, run_dir)
     write(run_dir, second, [row(3, 2), row(4, 2), row(5, 2)])  # rolled back to step 2
     second.status("FAILED")
     assert second.close(60) == tracker.Delivery(0)
@@ -231,7 +231,7 @@ def test_steps_trained_again_on_other_samples_are_logged_again(
 ) -> None:
     """As after the second retry of an instability; the one controller is told of them, and another reads them."""
     run_dir = new_run(tmp_path / "run")
-    first = Tracker(job(store, "unstable"), run_dir)
+    first = Tracker(job(store, "unstable").tracked, run_dir)
     write(run_dir, first, [row(step, samples=f"first {step}") for step in (1, 2, 3)])
     end = time.monotonic() + 60
     while first._last < 3 and time.monotonic() < end:
@@ -244,7 +244,7 @@ def test_steps_trained_again_on_other_samples_are_logged_again(
         row(step, samples=f"third {step}", loss=10.0 * step, time=BORN + 90 + step) for step in (2, 3, 4)
     ]
     run_dir.append("metrics.jsonl", again)
-    assert deliver(job(store, "unstable"), run_dir).missing == 0
+    assert deliver(job(store, "unstable").tracked, run_dir).missing == 0
     [run] = runs(client, "unstable")
     logged = client.get_metric_history(run.info.run_id, "loss")
     in_turn = [(each.step, each.value) for each in sorted(logged, key=lambda each: each.timestamp)]
@@ -259,7 +259,7 @@ def test_a_directory_used_anew_is_another_run(tmp_path: Path, store: str, client
         run_dir = new_run(tmp_path / f"{born}", born)
         run_dir.uri = str(tmp_path / "it's the same")
         run_dir.append("metrics.jsonl", [row(1)])
-        assert deliver(job(store, "anew"), run_dir) == tracker.Delivery(0)
+        assert deliver(job(store, "anew").tracked, run_dir) == tracker.Delivery(0)
     assert [len(history(client, run)) for run in runs(client, "anew")] == [1, 1]
 
 
@@ -267,7 +267,7 @@ def test_an_extended_run_is_another_one_with_all_its_rows(tmp_path: Path, store:
     """What was logged of steps that are computed again, and of parameters, cannot be replaced."""
     run_dir = new_run(tmp_path / "run")
     run_dir.append("metrics.jsonl", [row(1), row(2), row(3)])
-    assert deliver(job(store, "extended"), run_dir).missing == 0
+    assert deliver(job(store, "extended").tracked, run_dir).missing == 0
     extended = {
         "time": BORN + 99,
         "phase": "prepare",
@@ -279,7 +279,7 @@ def test_an_extended_run_is_another_one_with_all_its_rows(tmp_path: Path, store:
     run_dir.append("metrics.jsonl", [row(2, attempt=2, loss=7.0)])
     longer = job(store, "extended", train={"steps": 9, "global_batch": 4})
     for _ in range(2):
-        assert deliver(longer, run_dir).missing == 0
+        assert deliver(longer.tracked, run_dir).missing == 0
     after, before = runs(client, "extended")
     assert [run.data.params["train.steps"] for run in (before, after)] == ["5", "9"]
     assert history(client, before) == [(1, 10.0), (2, 5.0), (3, 10 / 3)]
@@ -291,7 +291,7 @@ def test_deliver_brings_what_is_missing_and_nothing_twice(tmp_path: Path, store:
     run_dir.append("metrics.jsonl", [row(s, **{f"m{i}": float(i) for i in range(400)}) for s in range(1, 8)])
     run_dir.append("events.jsonl", [{"time": BORN + 99, "phase": "stopped", "attempt": 1}])
     for _ in range(2):
-        assert deliver(job(store, "deliver"), run_dir) == tracker.Delivery(0)
+        assert deliver(job(store, "deliver").tracked, run_dir) == tracker.Delivery(0)
     [run] = runs(client, "deliver")
     assert history(client, run, "m399") == [(s, 399.0) for s in range(1, 8)]
     assert run.info.status == "KILLED"
@@ -302,7 +302,7 @@ def test_more_rows_than_memory_holds_come_from_the_run_directory(
 ) -> None:
     monkeypatch.setattr(tracker, "PENDING_ROWS", 10)
     run_dir = new_run(tmp_path / "run")
-    followed = Tracker(job(store, "many"), run_dir)
+    followed = Tracker(job(store, "many").tracked, run_dir)
     for step in range(1, 101):
         write(run_dir, followed, [row(step)])
         assert len(followed._rows) <= 10
@@ -316,7 +316,7 @@ def test_more_rows_than_memory_holds_come_from_the_run_directory(
 def test_a_dead_server_neither_blocks_nor_raises(tmp_path: Path, mute: str) -> None:
     run_dir = new_run(tmp_path / "run")
     began = time.monotonic()
-    followed = Tracker(job(mute, "dead"), run_dir)
+    followed = Tracker(job(mute, "dead").tracked, run_dir)
     for step in range(1, 51):
         write(run_dir, followed, [row(step)])
     followed.document("plan.json")
@@ -337,14 +337,14 @@ def test_a_dead_server_neither_blocks_nor_raises(tmp_path: Path, mute: str) -> N
 def test_a_refused_connection_is_told(tmp_path: Path, client: Any) -> None:
     run_dir = new_run(tmp_path / "run")
     run_dir.append("metrics.jsonl", [row(s) for s in (1, 2, 3)])
-    found = deliver(job("http://127.0.0.1:9", "refused"), run_dir, timeout=2)
+    found = deliver(job("http://127.0.0.1:9", "refused").tracked, run_dir, timeout=2)
     assert found.missing == 3, "of rows written by an earlier controller too"
     assert found.problem == "no connection: Connection refused"
 
 
 def test_without_tracking_nothing_happens(tmp_path: Path) -> None:
     run_dir = new_run(tmp_path / "run")
-    followed = Tracker(job("x", "none", tracking=None), run_dir)
+    followed = Tracker(job("x", "none", tracking=None).tracked, run_dir)
     write(run_dir, followed, [row(1)])
     assert followed.close(10) == tracker.Delivery(0)
 
@@ -366,10 +366,10 @@ def test_readings_of_nodes_are_system_metrics_of_each_and_arrive_once(
         return {"number": number, "time": BORN + number, **of}
 
     run_dir.append("nodes.jsonl", [reading(number) for number in range(1, 1801)])
-    first = Tracker(spec, run_dir)
+    first = Tracker(spec.tracked, run_dir)
     assert first.close(60) == tracker.Delivery(0)
     run_dir.append("nodes.jsonl", [reading(1801), reading(1802)])
-    second = Tracker(spec, run_dir)
+    second = Tracker(spec.tracked, run_dir)
     run_dir.append("nodes.jsonl", [reading(1803)])
     second.nodes()
     assert second.close(60) == tracker.Delivery(0)

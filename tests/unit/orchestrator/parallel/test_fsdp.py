@@ -44,7 +44,7 @@ def test_no_weight_of_a_block_outlives_it(
         assert group is not None
         device = Device(torch.device("cpu"), COMPUTE[precision], group)
         workload, layout = workload_of(spec), Layout(dp=2, zero=3, micro_batch=1)
-        engine = TorchEngine(spec, workload, layout, device)
+        engine = TorchEngine(spec.engine, workload, layout, device)
         engine.initialise(0)
         gathered.clear()
         batches = micro_batches(workload, spec, layout, 0)
@@ -73,7 +73,7 @@ def test_initial_weights_are_the_same_by_any_number_of_threads() -> None:
                 group = dist.group.WORLD
                 assert group is not None
                 device = Device(torch.device("cpu"), torch.float32, group)
-                engine = TorchEngine(spec, workload_of(spec), Layout(micro_batch=1), device)
+                engine = TorchEngine(spec.engine, workload_of(spec), Layout(micro_batch=1), device)
                 engine.initialise(7)
                 found.append({p.name: p.data.clone() for p in engine.state()})
         finally:

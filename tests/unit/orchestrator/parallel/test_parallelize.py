@@ -92,6 +92,18 @@ def test_what_two_layers_read_is_cast_by_each(selective: bool) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)
 
 
+def test_a_gated_feed_forward_network_multiplies_in_8_bits_by_all_three_weights() -> None:
+    """Its gate has the name that routers have in some classes."""
+    workload = load("llama-tiny", "causal_lm", vocabulary_of(192), sequence_length=16)
+    with torch.device("meta"):
+        model = workload.build()
+    multiply_in_8_bits(workload.blocks(model))
+    layers = model.get_submodule("layers.0.feedforward")
+    assert {name for name, each in layers.named_children() if isinstance(each, Float8Linear)} == {
+        *("gate", "up", "down"),
+    }
+
+
 def test_what_has_8_bits_is_the_linear_layers_of_blocks() -> None:
     """Neither heads, routers and experts, nor layers of a user's own, of other sizes or in 4 bits."""
 

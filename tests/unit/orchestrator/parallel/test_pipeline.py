@@ -42,7 +42,7 @@ def programs(model: str, layout: Layout, evaluates: bool, binds_device: bool) ->
             group = dist.group.WORLD
             assert group is not None
             engine = TorchEngine(
-                spec, workload_of(spec), layout, Device(torch.device("cpu"), torch.float32, group)
+                spec.engine, workload_of(spec), layout, Device(torch.device("cpu"), torch.float32, group)
             )
             engine._losses._agreed_names = lambda: ["loss", "count", "correct"]  # type: ignore[method-assign]
             for step in range(2):
@@ -64,7 +64,7 @@ def timelines(model: str, layout: Layout) -> list[list[tuple[str, int, int]]]:
             group = dist.group.WORLD
             assert group is not None
             device = Device(torch.device("cpu"), torch.float32, group)
-            engine = TorchEngine(spec, workload_of(spec), layout, device)
+            engine = TorchEngine(spec.engine, workload_of(spec), layout, device)
             engine._losses._agreed_names = lambda: ["loss", "count", "correct"]  # type: ignore[method-assign]
             engine._runner.train(micro_batches(engine._workload, spec, layout, 0))
             assert engine.clock.timeline is None

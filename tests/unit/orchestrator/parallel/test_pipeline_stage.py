@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from traced_cases import case_of, job_of, workload_of
+from traced_cases import case_of, job_of, trace, workload_of
 
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.step_trace import Memory, StepTrace
-from orchestrator.planner.trace.step import trace
 
 HIDDEN, LENGTH = 64, 8
 SENT = 4 * HIDDEN * LENGTH

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from traced_cases import vocabulary_of
+from traced_cases import trace, vocabulary_of
 
 from orchestrator.config.spec import parse
 from orchestrator.parallel.layout import Layout
@@ -15,7 +15,6 @@ from orchestrator.planner.memory import peak_bytes
 from orchestrator.planner.profile import load as load_profile
 from orchestrator.planner.simulation.operators import needed_flops
 from orchestrator.planner.step_trace import StepTrace
-from orchestrator.planner.trace.step import trace
 from orchestrator.resolve.resolved_job import resolve
 from workloads.load import load
 

@@ -23,7 +23,7 @@ from orchestrator.planner.profile import load
 from orchestrator.planner.shape_of_model import model_shape
 from workloads.describe import describe
 
-GUIDE = (Path(__file__).parents[4] / "docs" / "guides" / "own-code.md").read_text()
+GUIDE = (Path(__file__).parents[4] / "docs" / "guides" / "own-components.md").read_text()
 CODE = """
 import itertools
 calls = itertools.count()

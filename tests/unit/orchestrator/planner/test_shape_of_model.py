@@ -8,7 +8,7 @@ import transformers
 
 from orchestrator.parallel.layout import Layout, split_problems
 from orchestrator.planner.shape_of_model import model_shape
-from workloads.hf.hf_class import describe_hf_class
+from workloads.hf.as_they_are.hf_class import describe_hf_class
 
 
 def test_a_class_that_is_run_as_it_is_says_why_it_is_not_divided(tmp_path: Path) -> None:

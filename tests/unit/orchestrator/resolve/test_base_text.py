@@ -22,7 +22,7 @@ from orchestrator.resolve.kept_config import config_json
 from orchestrator.resolve.prepared_data import EXCERPT
 from orchestrator.resolve.training_inputs import load_workload
 from workloads.errors import WorkloadError
-from workloads.hf.hf_config import FolderConfig, folder_config
+from workloads.hf.files.hf_config import FolderConfig, folder_config
 from workloads.load import load
 from workloads.workload import Frame, Vocabulary, Workload
 

@@ -23,7 +23,7 @@ from orchestrator.resolve.chat import Chat, chat_of, unclosed
 from orchestrator.resolve.prompts import prompts_of, speaking, spoken
 from orchestrator.resolve.resolved_job import resolve
 from orchestrator.resolve.training_inputs import workload_of
-from workloads.hf.compare import load as load_theirs
+from workloads.hf.check.compare import load as load_theirs
 from workloads.load import with_weights
 from workloads.workload import Sampling
 

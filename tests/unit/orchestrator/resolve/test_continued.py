@@ -16,7 +16,7 @@ from orchestrator.checkpoint.retention import Retention, prune
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.resolve import continued
-from orchestrator.resolve.continued import check_keys, check_same_data, source_of, take_over
+from orchestrator.resolve.continued import check_same_data, continuation_of
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.storage.run_directory import RunDir
 
@@ -99,7 +99,9 @@ def test_what_does_not_fit_is_one_line(
         asked.replace("FIRST", first) if isinstance(asked, str) else asked | {"run": first}
     )
     with pytest.raises(InputError, match=line) as caught:
-        source_of(job("second", **{"train__steps": 20, **keys}), RunDir(str(tmp_path / "second")))
+        continuation_of(job("second", **{"train__steps": 20, **keys})).source(
+            RunDir(str(tmp_path / "second"))
+        )
     assert "\n" not in str(caught.value)
 
 
@@ -107,8 +109,10 @@ def test_another_seed_draws_no_other_weights_that_are_not_trained() -> None:
     """Where data is read from its beginning a phase may have a seed of its own, but its commits lack frozen weights."""
     keys = {"train__steps": 20, "train__continue_from": {"run": "first", "position": "restart"}, "seed": 4}
     frozen, begun = {"train__freeze": ["tokens.*"]}, {"workload__init_from": "other"}
-    check_keys(job("second", **keys), job(), "first@10")
-    check_keys(job("second", **keys, **frozen, **begun), job(**frozen, **begun), "first@10")
+    continuation_of(job("second", **keys)).check_keys(job().identity(), "first@10")
+    continuation_of(job("second", **keys, **frozen, **begun)).check_keys(
+        job(**frozen, **begun).identity(), "first@10"
+    )
     for more in (
         {},
         {**begun, "data__add_tokens": ["<a>"]},
@@ -117,12 +121,14 @@ def test_another_seed_draws_no_other_weights_that_are_not_trained() -> None:
         with pytest.raises(
             InputError, match=r"seed is 0 in first@10 .*not trained are drawn by it: set it back"
         ):
-            check_keys(job("second", **keys, **frozen, **more), job(**frozen, **more), "first@10")
+            continuation_of(job("second", **keys, **frozen, **more)).check_keys(
+                job(**frozen, **more).identity(), "first@10"
+            )
 
 
 def test_a_run_does_not_go_on_from_itself(first: str) -> None:
     with pytest.raises(InputError, match="cannot continue itself"):
-        source_of(second(first), RunDir(first))
+        continuation_of(second(first)).source(RunDir(first))
 
 
 def test_what_a_phase_may_change(first: str, tmp_path: Path) -> None:
@@ -131,10 +137,12 @@ def test_what_a_phase_may_change(first: str, tmp_path: Path) -> None:
         "train__optimizer": {"lr": 1.0, "schedule": "linear", "weight_decay": 0.5},
         "workload__dropout": 0.1,
     }
-    assert source_of(second(first, **free), RunDir(str(tmp_path / "second"))) is not None
+    assert continuation_of(second(first, **free)).source(RunDir(str(tmp_path / "second"))) is not None
     other = {"run": first, "position": "restart"}
     new = {"data__sources": [{"uri": "b.txt"}], "seed": 4, "data__sequence_length": 32}
-    assert source_of(second(first, train__continue_from=other, **new), RunDir(str(tmp_path / "second")))
+    assert continuation_of(second(first, train__continue_from=other, **new)).source(
+        RunDir(str(tmp_path / "second"))
+    )
 
 
 @pytest.mark.parametrize(("position", "begins"), [("keep", 80), ("restart", 0)])
@@ -144,9 +152,9 @@ def test_the_commit_becomes_the_first_of_the_run(
     spec = second(first, train__continue_from={"run": first, "position": position})
     run = RunDir(str(tmp_path / "second"))
     run.create()
-    source = source_of(spec, run)
+    source = continuation_of(spec).source(run)
     assert source is not None
-    taken = take_over(spec, run, "other", PreparedData("data", {"held": "out"}), None)
+    taken = continuation_of(spec).take_over(run, "other", PreparedData("data", {"held": "out"}), None)
     assert taken is not None
     assert (taken.step, taken.position, taken.receipt) == (STEP, begins, "abc")
     told = {"run": first, "step": STEP, "position": 80, "receipt": "abc"}
@@ -165,17 +173,17 @@ def test_the_commit_becomes_the_first_of_the_run(
     theirs.publish(12, theirs.write_shard(12, 0, [full_piece("model.w", torch.ones(4))]), dict(source.commit.meta) | {
         "position": 96, "receipt": "def",
     })  # fmt: skip
-    again = source_of(spec, run)
+    again = continuation_of(spec).source(run)
     assert again is not None
     assert again.commit.step == STEP
     run.write_text("origin.json", "{")
     with pytest.raises(InputError, match=r"is damaged; put it back; or remove it: the run has no commit yet"):
-        source_of(spec, run)
+        continuation_of(spec).source(run)
 
 
 def test_other_tokens_are_refused_where_the_position_is_kept(first: str, tmp_path: Path) -> None:
     spec = second(first)
-    source = source_of(spec, RunDir(str(tmp_path / "second")))
+    source = continuation_of(spec).source(RunDir(str(tmp_path / "second")))
     assert source is not None
     check_same_data(spec.train, source, "digest", "data")
     with pytest.raises(InputError, match=r"the tokens in data differ from those that .*first@10 has read"):
@@ -188,10 +196,10 @@ def test_a_damaged_commit_is_not_taken_over(first: str, tmp_path: Path) -> None:
     content[-1] ^= 1
     shard.write_bytes(bytes(content))
     spec, run = second(first), RunDir(str(tmp_path / "second"))
-    source = source_of(spec, run)
+    source = continuation_of(spec).source(run)
     assert source is not None
     with pytest.raises(InputError, match="first@10 is damaged"):
-        take_over(spec, run, "digest", PreparedData(), None)
+        continuation_of(spec).take_over(run, "digest", PreparedData(), None)
     assert Store(run.at("checkpoints")).steps() == []
 
 
@@ -213,7 +221,7 @@ def test_what_is_taken_over_is_held_meanwhile(
         copy_commit(*words, **keywords)
 
     monkeypatch.setattr(continued, "copy_commit", late)
-    taken = take_over(second(first), run, "digest", PreparedData(), None)
+    taken = continuation_of(second(first)).take_over(run, "digest", PreparedData(), None)
     assert taken is not None
     assert taken.step == STEP
     assert prune(theirs, Retention(keep=1)) == [STEP]
@@ -239,9 +247,9 @@ def test_a_commit_that_is_removed_before_it_is_held(
         with pytest.raises(
             InputError, match=r"train.continue_from: .*first has no commit at 10; name a step of"
         ):
-            take_over(spec, run, "digest", PreparedData(), None)
+            continuation_of(spec).take_over(run, "digest", PreparedData(), None)
         assert not run.exists("origin.json")
         return
-    taken = take_over(spec, run, "digest", PreparedData(), None)
+    taken = continuation_of(spec).take_over(run, "digest", PreparedData(), None)
     assert taken is not None
     assert (taken.step, (run.read_json("origin.json") or {})["step"]) == (12, 12)

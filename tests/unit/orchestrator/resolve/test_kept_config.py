@@ -22,7 +22,7 @@ from orchestrator.resolve.kept_config import (
     kept_config,
 )
 from workloads.describe import describe
-from workloads.hf.hf_config import folder_config, read_hf_config
+from workloads.hf.files.hf_config import folder_config, read_hf_config
 from workloads.model.config import TransformerConfig
 
 LLAMA = LlamaConfig(

@@ -63,7 +63,7 @@ def test_an_adapter_holds_what_it_is_for_for_good(store: Store, ours: RunDir) ->
         run=ours,
     )
     assert base is not None
-    assert (needed, not_held(base, ours)) == (base, [])
+    assert (needed, not_held(base, None, ours)) == (base, [])
     assert commit(store, 8) == []
     release_base(spec.needs_base, ours, base_json(base) or {})
     assert commit(store, 12) == [8]
@@ -138,7 +138,7 @@ def test_a_base_where_nothing_may_be_written_is_told(
         commit=None,
         run=ours,
     )
-    (line,) = not_held(base, ours)
+    (line,) = not_held(base, None, ours)
     assert line.startswith(f"{uri(store)}@4 is needed but cannot be pinned")
 
 

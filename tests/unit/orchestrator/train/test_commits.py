@@ -1,4 +1,4 @@
-"""Which store a rank restores a commit from, and the last commit of a task."""
+"""The last commit of a task."""
 
 from __future__ import annotations
 
@@ -7,55 +7,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from orchestrator.checkpoint.commit_store import Store
-from orchestrator.checkpoint.manifest import CorruptCommit
-from orchestrator.checkpoint.pieces import full_piece
-from orchestrator.config.errors import InputError
-from orchestrator.config.spec import parse
 from orchestrator.train import commits as module
-from orchestrator.train.commits import Commits, placement_of
+from orchestrator.train.commits import Commits
 
 
-class Gone:
-    """The memory of nodes of which one is gone."""
-
-    def manifest(self, step: int) -> Any:
-        raise ConnectionError("no node answers")
-
-
-def commits(folder: Path, peers: Any) -> Commits:
-    """Those of a run whose store has a commit at step 880."""
-    store = Store(str(folder))
-    store.publish(
-        880, store.write_shard(880, 0, [full_piece("model.a", torch.ones(3))]), {"position": 0, "receipt": ""}
-    )
+def commits(folder: Path) -> Commits:
+    """Those of a run that has no other nodes."""
     found = object.__new__(Commits)
-    found._store = store
-    found._peers = lambda: peers  # type: ignore[method-assign]
-    found._spec = parse({
-        "name": "small", "workload": {"model": "gpt-tiny"}, "train": {"steps": 900, "global_batch": 8},
-        "data": {"sources": [{"uri": "a"}], "tokenizer": {"train_bpe": 512}, "sequence_length": 32},
-    })  # fmt: skip
-    found._context = SimpleNamespace(stop_requested=lambda: False)  # type: ignore[assignment]
-    found._task = SimpleNamespace(evaluate_only=False)  # type: ignore[assignment]
+    found._store = Store(str(folder))
+    found._unsaved = 600.0
     return found
-
-
-def test_a_snapshot_that_nodes_took_along_is_passed_over_and_ends_no_run(tmp_path: Path) -> None:
-    found = commits(tmp_path, Gone())
-    with pytest.raises(CorruptCommit, match="step 881 was in the memory of nodes alone") as lost:
-        found.open(881)
-    assert (lost.value.step, lost.value.kind) == (881, "corrupt_commit")
-    assert found.open(880)[0].step == 880
-    with pytest.raises(InputError, match="there is no commit"):
-        commits(tmp_path / "other", None).open(881)
 
 
 def test_rows_wait_for_the_snapshots_of_their_steps(tmp_path: Path) -> None:
     """Of the step before too, while it is not known whether that snapshot is whole; never of more than two."""
-    found, released = commits(tmp_path, None), list[int]()
+    found, released = commits(tmp_path), list[int]()
     found._context = SimpleNamespace(release=released.append)  # type: ignore[assignment]
     found._last_snapshot = found._complete = -1
     assert found.rows_to_hold(7) == 0
@@ -70,20 +38,6 @@ def test_rows_wait_for_the_snapshots_of_their_steps(tmp_path: Path) -> None:
     assert (found.rows_to_hold(9), released) == (2, [7])
     found.note_agreed(SimpleNamespace(held=-1))  # type: ignore[arg-type]
     assert found.rows_to_hold(12) == 2
-
-
-def test_each_part_is_held_on_the_rank_s_own_node_and_on_another() -> None:
-    servers = [{"node": f"n{number}", "address": f"n{number}:1"} for number in range(3)]
-    task = SimpleNamespace(snapshot_servers=servers, snapshot_token="t", attempt=4, token="gang")
-
-    def of(rank: int, node: str) -> tuple[str, str]:
-        place = placement_of(task, SimpleNamespace(rank_info=SimpleNamespace(rank=rank, node=node)))  # type: ignore[arg-type]
-        return place.own, place.other
-
-    assert [of(rank, "n1") for rank in range(3)] == [("n1:1", "n0:1"), ("n1:1", "n2:1"), ("n1:1", "n0:1")]
-    assert of(1, "elsewhere") == ("", "n1:1")
-    task.snapshot_servers = servers[:1]
-    assert of(1, "n0") == ("n0:1", "")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -112,7 +66,7 @@ def test_of_the_last_commit_rank_0_hears_from_the_others_before_it_waits_for_the
     agreed = SimpleNamespace(stop=True, failures=1)
     monkeypatch.setattr(module, "gather_json", gathered)
     monkeypatch.setattr(module, "agree", lambda *told, **_: done.append(told[2]) or agreed)
-    found = commits(tmp_path, None)
+    found = commits(tmp_path)
     found._context = SimpleNamespace(rank_info=SimpleNamespace(rank=rank), set_waiting=lambda on: None)  # type: ignore[assignment]
     found._task = SimpleNamespace(restore=None)  # type: ignore[assignment]
     found._saved, found._saver, found._latest = 900, Writer(), (900, "it fails")  # type: ignore[assignment]

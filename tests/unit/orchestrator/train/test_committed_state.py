@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.checkpoint.evaluations import MEASURED
 from orchestrator.evaluate.config import StopWhen
-from orchestrator.train.commits import CARRIED
+from orchestrator.train.commit_meta import CARRIED
 from orchestrator.train.committed_state import CHUNKS_HEAD, TrainingProgress
 
 

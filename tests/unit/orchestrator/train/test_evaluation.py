@@ -18,7 +18,8 @@ from orchestrator.evaluate.config import EvaluateSpec, StopWhen
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.losses import EvaluationSums
 from orchestrator.train.eval_sharding import shares
-from orchestrator.train.evaluation import Evaluator, measures
+from orchestrator.train.evaluation import Evaluator
+from orchestrator.train.evaluation_metrics import measures
 
 
 @given(st.integers(1, 200), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
@@ -181,7 +182,19 @@ def test_the_libraries_of_metrics_are_loaded_before_the_first_step(monkeypatch: 
         workload = SimpleNamespace(config=network, objective=objective, has_own_values=False)
         inputs: Any = SimpleNamespace(sets={}, prompts=None, workload=workload)
         nobody: Any = None
-        Evaluator(spec, Layout(), context=nobody, engine=nobody, inputs=inputs)
+        Evaluator(
+            Layout(),
+            context=nobody,
+            engine=nobody,
+            inputs=inputs,
+            evaluate=spec.evaluate,
+            stop_when=spec.stop_when,
+            train=spec.train,
+            sequence_length=spec.data.sequence_length,
+            classes=len(spec.data.labels),
+            measured={},
+            has_average=False,
+        )
         assert ("sklearn.metrics" in sys.modules) == (where == "gang")
 
 

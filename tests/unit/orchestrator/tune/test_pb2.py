@@ -5,6 +5,11 @@ from __future__ import annotations
 import math
 import random
 import statistics
+import warnings
+
+import numpy as np
+import pytest
+from ray.tune.schedulers.pb2 import PB2, _select_config
 
 from orchestrator.tune.config import TuneSpec
 from orchestrator.tune.pb2 import Gain, explored
@@ -51,3 +56,29 @@ def test_of_nothing_it_draws_and_what_is_listed_moves_as_under_pbt() -> None:
     assert {config[ZERO] for config in found} == {0, 1, 2}
     failed = [Gain(10, {LR: 0.1, ZERO: 0}, -math.inf)] * 9
     assert 1e-4 <= explored(TUNE, {LR: 0.5, ZERO: 1}, failed, 10, random.Random(0))[LR] <= 1.0
+
+
+class TestRaysOwnPb2:
+    """Why the values of PB2 are not chosen by Ray Tune."""
+
+    def test_equal_seeds_and_results_give_other_values(self) -> None:
+        """It searches from points of NumPy's global generator, which other code in the process uses as well."""
+        seen = gains({10: 1e-2, 20: 1e-2, 30: 1e-2}, count=8)
+        points = np.array([[gain.step, 1.0, gain.config[LR]] for gain in seen])
+        values = np.array([gain.value for gain in seen])
+        chosen_by_theirs = set()
+        for drawn_before in range(3):
+            np.random.seed(0)
+            np.random.uniform(size=drawn_before)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = _select_config(points, values, None, np.array([30, 1.0]), {LR: (1e-4, 1.0)}, 2)  # type: ignore[arg-type]
+            chosen_by_theirs.add(float(found[0]))
+        assert len(chosen_by_theirs) == 3
+        assert (
+            len({explored(TUNE, {LR: 0.5, ZERO: 1}, seen, 30, random.Random(0))[LR] for _ in range(3)}) == 1
+        )
+
+    def test_a_layout_is_no_range(self) -> None:
+        with pytest.raises(ValueError, match="list or tuple of size 2"):
+            PB2("step", "value", "min", hyperparam_bounds={ZERO: [0, 1, 2]})

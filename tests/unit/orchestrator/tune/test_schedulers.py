@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from ray import cloudpickle
+from ray.tune.schedulers import ASHAScheduler
 from ray.tune.schedulers.pbt import _PBTTrialState
 
 from orchestrator.storage.run_directory import RunDir
@@ -157,6 +158,30 @@ def test_asha_lets_the_best_of_each_rung_go_on(mode: str, names: str) -> None:
     assert [name for name, step in story if step == 1] == list(names)
     assert {name for name, step in story if step == 3} >= {"a", "b", "c"}
     assert "a" in {name for name, step in story if step == 9}
+
+
+class TestRaysOwnAsha:
+    """Why ASHA is not Ray Tune's."""
+
+    @staticmethod
+    def commands(names: str) -> list[str]:
+        """What Tune's scheduler answers to each trial's first rung, in a search that begins."""
+        theirs = ASHAScheduler("step", "value", "min", max_t=9, grace_period=1, reduction_factor=3)
+        found = []
+        for name in names:
+            trial: Any = SimpleNamespace(trial_id=name)
+            theirs.on_trial_add(None, trial)  # type: ignore[arg-type]
+            found.append(theirs.on_trial_result(None, trial, {"step": 1, "value": float(ord(name))}))  # type: ignore[arg-type]
+        return found
+
+    def test_it_trains_all_trials_to_the_end_if_each_is_better_than_those_before(self) -> None:
+        assert self.commands("ihgfedcba") == ["CONTINUE"] * 9
+
+    def test_a_search_that_is_continued_promotes_what_it_would_have_stopped(self) -> None:
+        """Tune's rungs are in memory; the trials that an earlier command stopped are not run again."""
+        assert self.commands("abcd")[-1] == "STOP"
+        assert self.commands("abc")[-1] == "STOP"
+        assert self.commands("d") == ["CONTINUE"]
 
 
 def test_asha_promotes_as_soon_as_enough_have_come() -> None:

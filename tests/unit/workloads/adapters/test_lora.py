@@ -14,7 +14,7 @@ from base_run import save_experts
 
 from workloads.adapters.adapter import Adapter
 from workloads.errors import WorkloadError
-from workloads.hf.adapter_folder import check_adapter
+from workloads.hf.export.adapter_folder import check_adapter
 from workloads.load import load, with_weights
 from workloads.model.moe import Router
 from workloads.transformer_workload import TransformerWorkload

@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 from torch import nn
 
 from workloads.errors import WorkloadError
-from workloads.hf.parity_table import VOCABULARY, random_state
+from workloads.hf.check.parity_table import VOCABULARY, random_state
 from workloads.model import answers
 from workloads.model.answers import Drawn, draw_answers
 from workloads.model.config import TransformerConfig

@@ -8,7 +8,7 @@ from transformers import LlamaConfig
 
 from workloads.describe import describe, for_objective
 from workloads.errors import WorkloadError
-from workloads.hf.decoders import read_rope
+from workloads.hf.tables.decoders import read_rope
 from workloads.model.config import TransformerConfig
 from workloads.model.presets import preset
 

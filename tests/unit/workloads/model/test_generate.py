@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from workloads.errors import WorkloadError
-from workloads.hf.compare import load
-from workloads.hf.parity_table import CASES, VOCABULARY, Case, random_state
+from workloads.hf.check.compare import load
+from workloads.hf.check.parity_table import CASES, VOCABULARY, Case, random_state
 from workloads.model.cache import Cache
 from workloads.model.generate import choose, generate
 from workloads.model.presets import PRESETS

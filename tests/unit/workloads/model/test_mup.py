@@ -15,7 +15,7 @@ from texts import Corpus
 from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.groups import Rate, groups_of
 from workloads.errors import WorkloadError
-from workloads.hf.parity_table import SWITCH, TOLERANCE, Case, compare
+from workloads.hf.check.parity_table import SWITCH, TOLERANCE, Case, compare
 from workloads.load import load
 from workloads.model.mup import beside, folded, logit_scale, score_scale
 from workloads.model.presets import PRESETS, preset

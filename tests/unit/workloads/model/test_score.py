@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from workloads.adapters.adapter import Adapter
 from workloads.errors import WorkloadError
-from workloads.hf.compare import load
-from workloads.hf.parity_table import CASES, VOCABULARY, Case, random_state
+from workloads.hf.check.compare import load
+from workloads.hf.check.parity_table import CASES, VOCABULARY, Case, random_state
 from workloads.model import score as scores
 from workloads.model.score import longest, score
 from workloads.transformer_workload import TransformerWorkload
@@ -64,7 +64,8 @@ def test_scores_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
         total, greedy = theirs(hf_model, context, continuation)
         assert ours.total == pytest.approx(total, abs=1e-5)
         assert ours.greedy == greedy
-    assert found[0] == found[3]
+    # The same pair in another batch: with several threads, sums may differ in the last bits.
+    assert found[0].total == pytest.approx(found[3].total, abs=1e-5)
     assert [s.total for s in found] == pytest.approx([score(workload, model, [p])[0].total for p in PAIRS])
 
 

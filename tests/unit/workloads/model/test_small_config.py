@@ -8,7 +8,7 @@ from orchestrator.parallel.layout import Layout
 from orchestrator.planner.shape_of_model import model_shape
 from workloads.describe import parameters
 from workloads.errors import WorkloadError
-from workloads.hf.parity_table import SIZE, VOCABULARY
+from workloads.hf.check.parity_table import SIZE, VOCABULARY
 from workloads.model.config import TransformerConfig
 from workloads.model.presets import PRESETS, preset
 from workloads.model.small_config import narrow

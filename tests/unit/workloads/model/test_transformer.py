@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from workloads.errors import WorkloadError
-from workloads.hf.parity_table import VOCABULARY, Case, random_state
+from workloads.hf.check.parity_table import VOCABULARY, Case, random_state
 from workloads.model.config import TransformerConfig
 from workloads.model.losses import loss
 from workloads.model.presets import PRESETS, preset

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from workloads.hf.parity_table import TOLERANCE
+from workloads.hf.check.parity_table import TOLERANCE
 from workloads.vision.parity_table import CASES, Case, difference
 
 

@@ -14,7 +14,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.data.config import SHIPPED
 from orchestrator.data.prepare.chat_template import Template, asks_for_day, dated, named_template
 from orchestrator.data.prepare.predicted_answers import written
-from workloads.hf.families import FAMILIES
+from workloads.hf.tables.families import FAMILIES
 
 THEIRS = Path(trl.__file__).parent / "chat_templates"
 TOKENS = {"bos_token": "<BOS>", "eos_token": "<EOS>"}

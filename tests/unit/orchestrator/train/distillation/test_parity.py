@@ -206,7 +206,7 @@ def steps_here(
     with recorded(0, 1):
         group = dist.group.WORLD
         assert group is not None
-        engine = TorchEngine(spec, student, layout, Device(torch.device("cpu"), torch.float32, group))
+        engine = TorchEngine(spec.engine, student, layout, Device(torch.device("cpu"), torch.float32, group))
         engine.hold_teacher(teacher, "")
         engine.initialise(3)
 

@@ -33,7 +33,9 @@ def test_a_held_reference_gives_the_steps_of_a_given_one(objective: str) -> None
             case = {"model": "gpt-tiny", "objective": objective, "train": {"reference": reference}}
             spec = job(case)
             workload, layout = workload_of(spec), Layout(micro_batch=4)
-            engine = TorchEngine(spec, workload, layout, Device(torch.device("cpu"), torch.float32, group))
+            engine = TorchEngine(
+                spec.engine, workload, layout, Device(torch.device("cpu"), torch.float32, group)
+            )
             engine.hold_reference(3)
             batches = [micro_batches(workload, spec, layout, step) for step in range(3)]
             for each in (batch for step in batches for batch in step):
@@ -62,7 +64,9 @@ def test_a_step_has_no_mean_of_what_it_does_not_predict() -> None:
         for objective in ("kto", "causal_lm"):
             spec, layout = job({"model": "gpt-tiny", "objective": objective}), Layout(micro_batch=4)
             workload = workload_of(spec)
-            engine = TorchEngine(spec, workload, layout, Device(torch.device("cpu"), torch.float32, group))
+            engine = TorchEngine(
+                spec.engine, workload, layout, Device(torch.device("cpu"), torch.float32, group)
+            )
             engine.initialise(3)
             batches = micro_batches(workload, spec, layout, 0)
             for batch in batches:
@@ -86,7 +90,7 @@ def test_an_engine_that_is_closed_has_no_memory_though_others_refer_to_it(zero: 
         assert group is not None
         spec = job({"model": "gpt-tiny", "train": {"optimizer": {"name": "adamw", "lr": 1e-3}}})
         workload, layout = workload_of(spec), Layout(dp=2, zero=zero, micro_batch=2)
-        engine = TorchEngine(spec, workload, layout, Device(torch.device("cpu"), torch.float32, group))
+        engine = TorchEngine(spec.engine, workload, layout, Device(torch.device("cpu"), torch.float32, group))
         engine.initialise(3)
         engine.train_step(micro_batches(workload, spec, layout, 0), 1e-3)
         held = {kind: list(tensors) for kind, tensors in engine.held().items()}
@@ -121,7 +125,7 @@ def test_experts_of_a_class_that_is_run_as_it_is_are_parameters_of_their_own(
     with recorded(0, 1):
         group = dist.group.WORLD
         assert group is not None
-        engine = TorchEngine(spec, workload, layout, Device(torch.device("cpu"), torch.float32, group))
+        engine = TorchEngine(spec.engine, workload, layout, Device(torch.device("cpu"), torch.float32, group))
         engine.initialise(3)
         (batch,) = micro_batches(workload, spec, layout, 0)
         ours = dict(engine._stages[0].named_parameters())
@@ -175,7 +179,7 @@ def test_groups_and_smoothed_labels_train_as_plain_torch_does() -> None:
     with recorded(0, 1):
         group = dist.group.WORLD
         assert group is not None
-        engine = TorchEngine(spec, workload, layout, Device(torch.device("cpu"), torch.float32, group))
+        engine = TorchEngine(spec.engine, workload, layout, Device(torch.device("cpu"), torch.float32, group))
         engine.initialise(3)
         model = copy.deepcopy(engine._stages[0])
         named = dict(model.named_parameters())
@@ -216,7 +220,7 @@ def test_a_rank_alone_waits_for_no_other(zero: int, monkeypatch: pytest.MonkeyPa
         assert group is not None
         spec, layout = job({"model": "gpt-tiny"}), Layout(micro_batch=4, zero=zero)
         workload = workload_of(spec)
-        engine = TorchEngine(spec, workload, layout, Device(torch.device("cpu"), torch.float32, group))
+        engine = TorchEngine(spec.engine, workload, layout, Device(torch.device("cpu"), torch.float32, group))
         engine.initialise(1)
         for collective in ("all_reduce", "all_gather_single", "reduce_scatter_single"):
             if zero != 3:  # FSDP2 calls them whatever the size of the group

@@ -13,10 +13,10 @@ import transformers
 from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.groups import groups_of, rates_of
 from orchestrator.parallel.partition import Cut
-from workloads.hf.checkpoint import hf_config_of
-from workloads.hf.convert import row_of, used
-from workloads.hf.families import family_of
-from workloads.hf.parity_table import CASES, LENGTH, VOCABULARY, Case
+from workloads.hf.check.parity_table import CASES, LENGTH, VOCABULARY, Case
+from workloads.hf.convert.checkpoint import hf_config_of
+from workloads.hf.tables.convert import row_of, used
+from workloads.hf.tables.families import family_of
 from workloads.load import load
 from workloads.objectives.causal_lm import CausalLM
 from workloads.transformer_workload import TransformerWorkload

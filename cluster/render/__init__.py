@@ -1,1 +1,0 @@
-"""Make files that create clusters elsewhere (KubeRay, Ray's cluster launcher, Slurm, SkyPilot), and check manifests."""

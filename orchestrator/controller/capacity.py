@@ -1,0 +1,50 @@
+"""How many workers of a run could run at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence, Set
+
+from cluster.workers.gang import Bundle, Gang
+from orchestrator.controller.health import Failure, excluded
+from orchestrator.controller.state import Phase
+
+COUNT_EVERY = 2.0
+"""Seconds between two counts while ranks run."""
+
+
+class Capacity:
+    """Counts the workers that could run, for ranks of one size.
+
+    Attributes:
+        avoid: addresses of nodes that get no ranks because too many have failed there. Nodes are avoided only while the
+            others have room for `least` ranks.
+    """
+
+    def __init__(self, gang: Gang, bundle: Bundle, least: int) -> None:
+        self._gang = gang
+        self._bundle = bundle
+        self._least = least
+        self._count = 0
+        self._counted_at = 0.0
+        self.avoid: Set[str] = frozenset()
+
+    def count(self, phase: Phase, failures: Sequence[Failure], now: float, beside: Callable[[], int]) -> int:
+        """Return how many workers could run. In phases in which it does not matter, return the last count.
+
+        Args:
+            phase: the phase of the run.
+            failures: recent faults, which say what nodes to avoid.
+            now: monotonic time.
+            beside: returns how many workers an evaluation beside the run occupies; they are included.
+        """
+        waited = time.monotonic() - self._counted_at
+        if phase == "wait" or (phase in ("train", "evaluate") and waited > COUNT_EVERY):
+            self._counted_at = time.monotonic()
+            self.avoid = excluded(failures, now)
+            occupied = beside()
+            self._count = self._gang.capacity(self._bundle, self.avoid) + occupied
+            if self.avoid and self._count < self._least:
+                self.avoid = frozenset()
+                self._count = self._gang.capacity(self._bundle) + occupied
+        return self._count

@@ -1,0 +1,52 @@
+"""The planner of a run on its cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from cluster.workers.cluster import Cluster
+from orchestrator.controller.background_trace import verdicts_before
+from orchestrator.parallel.layout import ModelShape
+from orchestrator.planner.demand import Demand
+from orchestrator.planner.host_memory import check_workers_memory, state_bytes
+from orchestrator.planner.machines import machine_for
+from orchestrator.planner.planner import Planner
+
+
+def planner_on(
+    cluster: Cluster,
+    demand: Demand,
+    shape: ModelShape,
+    *,
+    job: str,
+    is_stopped: Callable[[], bool],
+    is_busy: Callable[[], bool],
+) -> Planner:
+    """Return a planner for the smallest of a cluster's workers.
+
+    Args:
+        cluster: where the run's workers are.
+        demand: what the job asks of the planner.
+        shape: the model.
+        job: the job as YAML, which the process that traces layouts reads.
+        is_stopped: returns whether the run is to stop, which ends traces of layouts.
+        is_busy: returns whether ranks run, so that no layout is traced.
+
+    Raises:
+        InputError: the host memory of the workers cannot hold the training state that a commit saves.
+    """
+    bundle = demand.resources.per_worker.bundle
+    offer = cluster.offer(bundle, demand.resources.workers.max)
+    if offer:
+        state = state_bytes(demand.optimizer, demand.ema, shape, pruned=demand.pruned)
+        check_workers_memory(demand.resources, state, offer.memory)
+    machine = machine_for(offer, bundle, demand.precision)
+    return Planner(
+        demand,
+        shape,
+        machine,
+        host=offer.memory if offer else None,
+        confirm=partial(verdicts_before, job, machine, is_stopped),
+        is_busy=is_busy,
+    )

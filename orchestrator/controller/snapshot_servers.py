@@ -1,0 +1,53 @@
+"""The servers that keep snapshots of a run in the memory of its nodes."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Set
+
+from cluster.workers.cluster import Cluster
+from orchestrator.checkpoint.config import CheckpointSpec
+from orchestrator.checkpoint.snapshot_server import LIMIT
+from orchestrator.optim.config import OptimizerSpec
+from orchestrator.parallel.layout import ModelShape
+from orchestrator.planner.host_memory import HELD, state_bytes
+from orchestrator.train.task import SNAPSHOT_SERVER
+
+
+class SnapshotServers:
+    """The snapshot servers of one run, one on each node. Clients authenticate with `token`."""
+
+    def __init__(
+        self, checkpoint: CheckpointSpec, optimizer: OptimizerSpec, cluster: Cluster, pruned: float = 0.0
+    ) -> None:
+        """`pruned` is as in `state_bytes`."""
+        self._pruned = pruned
+        self._every = checkpoint.snapshot_every
+        self._ema = checkpoint.ema
+        self._optimizer = optimizer
+        self.token = secrets.token_hex(16)
+        self._services = cluster.services(SNAPSHOT_SERVER, self.token) if self._every else None
+
+    def places(self, shape: ModelShape, lost: Set[str] = frozenset()) -> list[dict[str, str]]:
+        """Start missing servers, and return {"node", "address"} of each.
+
+        With `snapshot_every: auto` the result is empty on a single node, whose loss would take the snapshots along, and
+        on nodes without enough memory.
+
+        Args:
+            shape: the model, which says how large a snapshot is.
+            lost: addresses of nodes to leave out, because they do not answer; Ray may not know that yet.
+        """
+        if self._services is None:
+            return []
+        is_auto = self._every == "auto"
+        servers = self._services.ensure_running(min_nodes=2 if is_auto else 1)
+        servers = [server for server in servers if server["node"] not in lost]
+        state = state_bytes(self._optimizer, self._ema, shape, pruned=self._pruned)
+        fits = HELD * state <= LIMIT * len(servers)
+        return servers if fits or not is_auto else []
+
+    def stop(self) -> None:
+        """Stop the servers."""
+        if self._services is not None:
+            self._services.stop()

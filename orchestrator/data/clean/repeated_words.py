@@ -1,0 +1,113 @@
+"""The rules of Gopher about repeated words (Rae et al., 2021, appendix A1.1).
+
+datatrove's filter joins the words of an n-gram before it compares them, so that "ab c" equals "a bc", and removes
+tables of numbers in which nothing repeats. Here two n-grams are equal only if each of their words is.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from orchestrator.data.clean.config import GopherRepetition
+from orchestrator.data.clean.words import counted
+
+
+def repeated_words(text: str, rule: GopherRepetition) -> str:
+    """Return which rule about repeated words removes a text; empty if none does."""
+    found = counted(text)
+    total = len(found.numbers)
+    # ends[i] is the number of characters before word i, without spaces.
+    ends = np.concatenate([[0], np.cumsum(found.lengths)])
+    rows = _Rows(found.numbers)
+    for length, share in sorted(rule.top):
+        if total < length or not share:
+            continue
+        at, times = rows.most_frequent(length)
+        characters = ends[at + length] - ends[at] + length - 1  # with the spaces between words
+        if characters * times / len(text) > share:
+            return f"the most frequent {length} words"
+    least = min((share for _, share in rule.repeated if share), default=1.0)
+    for length, share in sorted(rule.repeated):
+        if total < length or rows.characters(length, ends) / len(text) <= least:
+            break  # longer n-grams repeat within repeated shorter ones, so they cover no more
+        if share and _repeated_characters(rows.of(length), ends, length) / len(text) > share:
+            return f"repeated {length} words"
+    return ""
+
+
+class _Repeated(NamedTuple):
+    """The n-grams that occur more than once.
+
+    Attributes:
+        places: index of each one's first word, ascending, int64.
+        rows: a number for each, equal for equal n-grams, int64.
+    """
+
+    places: np.ndarray
+    rows: np.ndarray
+
+
+class _Rows:
+    """The repeated n-grams of a text, computed from the number of each word.
+
+    A repeated n-gram begins with a repeated (n-1)-gram. Each length is therefore derived from the one before.
+    """
+
+    def __init__(self, numbers: np.ndarray) -> None:
+        self._numbers = numbers
+        self._words = int(numbers.max(initial=0)) + 1
+        self._repeated = [_Repeated(np.arange(len(numbers)), numbers)]  # all single words are candidates
+
+    def of(self, length: int) -> _Repeated:
+        """Return the repeated n-grams of `length` words, at least 2."""
+        while len(self._repeated) < length:
+            (places, rows), size = self._repeated[-1], len(self._repeated)
+            there = np.searchsorted(places, len(self._numbers) - size)
+            # The pair (number of the prefix, next word) identifies an n-gram without hashing.
+            keys = rows[:there] * self._words + self._numbers[places[:there] + size]
+            self._repeated.append(_repeated(places[:there], keys))
+        return self._repeated[length - 1]
+
+    def characters(self, length: int, ends: np.ndarray) -> int:
+        """Return the characters covered by repeated n-grams of `length` words; overlaps count once."""
+        places = self.of(length).places
+        begins = places.copy()
+        begins[1:] = np.maximum(places[1:], places[:-1] + length)
+        return int((ends[places + length] - ends[begins]).sum())
+
+    def most_frequent(self, length: int) -> tuple[int, int]:
+        """Return the first place of the most frequent n-gram of `length` words, and its count."""
+        places, rows = self.of(length)
+        if not len(rows):
+            return 0, 1
+        counts = np.bincount(rows)
+        most = int(counts.max())
+        return int(places[(counts[rows] == most).argmax()]), most
+
+
+def _repeated(places: np.ndarray, rows: np.ndarray) -> _Repeated:
+    """Keep the n-grams that occur more than once, and renumber them from 0."""
+    ordered = np.sort(rows)
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    if not len(twice):
+        return _Repeated(twice, twice)
+    found = np.minimum(np.searchsorted(twice, rows), len(twice) - 1)
+    there = twice[found] == rows
+    return _Repeated(places[there], found[there])
+
+
+def _repeated_characters(found: _Repeated, ends: np.ndarray, length: int) -> int:
+    """Return the characters of n-grams that repeat an earlier one; overlapping repetitions count once."""
+    seen: set[int] = set()
+    characters = at = 0
+    for place, row in zip(found.places.tolist(), found.rows.tolist(), strict=True):
+        if place < at:
+            continue
+        if row in seen:
+            characters += int(ends[place + length] - ends[place])
+            at = place + length
+        else:
+            seen.add(row)
+    return characters

@@ -1,0 +1,118 @@
+"""Export with quantised linear layers in the form of compressed-tensors, which transformers and vLLM load.
+
+config.json names the format in `quantization_config`; each quantised weight is stored as integers and scales.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workloads.errors import WorkloadError
+from workloads.hf.export.dcp_export import copy_others
+from workloads.hf.files.hf_config import GENERATOR
+from workloads.hf.files.weight_files import Weights, write
+from workloads.model.fake_quantise import quantise
+from workloads.model.scheme import Scheme
+
+HINT = "export it without quantisation"
+WEIGHT = ".weight"
+
+
+def export_compressed(plain: str, folder: str, scheme: Scheme, chosen: Collection[str]) -> list[str]:
+    """Write the export in `plain` to `folder` with quantised weights.
+
+    Args:
+        plain: an export for transformers.
+        folder: where to write.
+        scheme: the format, int8 or int4.
+        chosen: transformers' names of the weights to quantise.
+
+    Returns the linear layers that stay in full precision. Raises WorkloadError if the class stores one of the weights
+    in something other than a linear layer, or if rows have no whole groups.
+    """
+    config = json.loads((Path(plain) / "config.json").read_text())
+    if (Path(plain) / GENERATOR).exists():
+        raise WorkloadError(f"a pair of two networks is exported in full precision; {HINT}")
+    linear = _linear_layers(plain, config)
+    layers = {name.removesuffix(WEIGHT) for name in chosen}
+    if others := sorted(layers - linear):
+        raise WorkloadError(
+            f"{config['architectures'][0]} of transformers stores {others[0]} in no linear layer, and "
+            f"compressed-tensors quantises those; {HINT}"
+        )
+    kept = sorted(linear - layers)
+    described = _described(scheme, kept)
+    weights = Weights(plain)
+    write(_tensors(weights, frozenset(chosen), scheme, described), folder)
+    copy_others(plain, folder)
+    config["quantization_config"] = described.to_dict()
+    (Path(folder) / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    return kept
+
+
+def _linear_layers(plain: str, config: dict[str, Any]) -> set[str]:
+    """Return the names of the linear layers of transformers' class."""
+    import transformers
+
+    read = transformers.AutoConfig.from_pretrained(plain, local_files_only=True)
+    with torch.device("meta"):
+        model: nn.Module = getattr(transformers, config["architectures"][0])(read)
+    return {name for name, module in model.named_modules() if type(module) is nn.Linear}
+
+
+def _described(scheme: Scheme, kept: list[str]) -> Any:
+    """Return compressed-tensors' configuration of a scheme."""
+    from compressed_tensors.quantization import (
+        QuantizationArgs,
+        QuantizationConfig,
+        QuantizationScheme,
+        QuantizationStatus,
+    )
+
+    how = {"strategy": "group", "group_size": scheme.group} if scheme.group else {"strategy": "channel"}
+    weights = QuantizationArgs(num_bits=scheme.bits, symmetric=True, **how)
+    tokens = QuantizationArgs(num_bits=8, symmetric=True, strategy="token", dynamic=True)
+    in_bytes = scheme.activations and scheme.bits == 8
+    form = "int-quantized" if in_bytes else "pack-quantized"
+    group = QuantizationScheme(
+        targets=["Linear"],
+        weights=weights,
+        input_activations=tokens if scheme.activations else None,
+        format=form,
+    )
+    return QuantizationConfig(
+        config_groups={"group_0": group},
+        format=form,
+        ignore=kept,
+        quantization_status=QuantizationStatus.COMPRESSED,
+    )
+
+
+def _tensors(
+    weights: Weights, chosen: frozenset[str], scheme: Scheme, described: Any
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of the export, one weight after another."""
+    from compressed_tensors.compressors import BaseCompressor
+
+    group = described.config_groups["group_0"]
+    compressor = BaseCompressor.get_value_from_registry(described.format)
+    for name in weights.names:
+        if name not in chosen:
+            yield name, weights.read(name)
+            continue
+        weight = weights.read(name).float()
+        if not scheme.fits(weight.shape[1]):
+            raise WorkloadError(
+                f"{name} has rows of {weight.shape[1]}, which is no multiple of the group of {scheme.group}; choose "
+                "another group"
+            )
+        state = {"weight": weight, "weight_scale": quantise(weight, scheme)[1].squeeze(-1)}
+        layer = name.removesuffix(WEIGHT)
+        for leaf, tensor in compressor.compress(state, group).items():
+            yield f"{layer}.{leaf}", tensor

@@ -1,0 +1,1 @@
+"""Export as one GGUF file for llama.cpp."""

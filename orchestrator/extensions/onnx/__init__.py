@@ -1,0 +1,1 @@
+"""Export of an encoder as an ONNX model, for onnxruntime and others."""

@@ -1,0 +1,138 @@
+"""Export an encoder as an ONNX model, for onnxruntime and others."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workloads.errors import WorkloadError
+from workloads.hf.export.dcp_export import copy_others
+from workloads.hf.files.hf_config import GENERATOR
+from workloads.hf.files.weight_files import Weights
+
+FILE = "model.onnx"
+ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert", "ernie", "albert", "electra")
+OPSET = 17
+LARGEST = 2 * 2**30 - 2**20
+"""Bytes of weights that a protobuf file can hold."""
+TOLERANCE = 1e-4
+"""Largest difference of the outputs, as a share of the largest number above one, because runtimes order sums
+differently.
+"""
+LENGTHS = (1, 7, 32, 61)
+
+
+def export_onnx(plain: str, folder: str) -> None:
+    """Write the export in `plain` to `folder`/model.onnx (fp32), for batches of any size and length, with
+    configuration and tokenizer.
+
+    Inputs and outputs have transformers' names. Raises WorkloadError if it is not an encoder, RuntimeError if
+    onnxruntime's results differ from torch's.
+    """
+    import transformers
+
+    config = json.loads((Path(plain) / "config.json").read_text())
+    check_onnx(config, (Path(plain) / GENERATOR).exists())
+    _check_size(plain)
+    kind = getattr(transformers, config["architectures"][0])
+    model = kind.from_pretrained(
+        plain, local_files_only=True, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    inputs = ["input_ids", "attention_mask"]
+    if model.config.model_type != "distilbert" and getattr(model.config, "type_vocab_size", 0) > 1:
+        inputs.append("token_type_ids")
+    tried = _batch(model, inputs, 8)
+    with torch.no_grad():
+        outputs = [name for name, value in model(**tried).items() if isinstance(value, Tensor)]
+        of_tokens = [name for name in outputs if model(**tried)[name].shape[:2] == tried["input_ids"].shape]
+    axes = {name: {0: "batch", 1: "sequence"} for name in (*inputs, *of_tokens)}
+    axes |= {name: {0: "batch"} for name in outputs if name not in of_tokens}
+    wrapped = _Named(model, inputs, outputs).eval()  # the exporter restores this mode for all modules
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # warnings of the tracer about sizes, which are dynamic axes
+        torch.onnx.export(
+            wrapped, tuple(tried.values()), str(Path(folder) / FILE), input_names=inputs, output_names=outputs,
+            dynamic_axes=axes, opset_version=OPSET, dynamo=False,
+        )  # fmt: skip
+    copy_others(plain, folder)
+    _compare(model, inputs, outputs, Path(folder) / FILE)
+
+
+def check_onnx(config: Mapping[str, Any], paired: bool) -> None:
+    """Raise WorkloadError if the model of this config.json, or a pair of models, cannot be exported."""
+    if config["model_type"] not in ENCODERS or paired:
+        raise WorkloadError(
+            f"ONNX models are written of single encoders ({', '.join(ENCODERS)}), and this is "
+            f"{config['architectures'][0]}; export it for transformers"
+        )
+
+
+def _check_size(plain: str) -> None:
+    weights = Weights(plain)
+    if (size := sum(4 * weights.shape(name).numel() for name in weights.names)) > LARGEST:
+        raise WorkloadError(
+            f"the weights are {size / 2**30:.1f} GiB, and a file of ONNX holds 2; export it for transformers"
+        )
+
+
+class _Named(nn.Module):
+    """A transformers model with inputs and outputs by position."""
+
+    def __init__(self, model: nn.Module, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        super().__init__()
+        self.model = model
+        self.inputs = inputs
+        self.outputs = outputs
+
+    def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
+        """Return the outputs of a batch."""
+        found = self.model(**dict(zip(self.inputs, values, strict=True)))
+        return tuple(found[name] for name in self.outputs)
+
+
+def _batch(model: Any, inputs: Sequence[str], length: int) -> dict[str, Tensor]:
+    return tried_batch(model.config.vocab_size, model.config.pad_token_id, inputs, length)
+
+
+def tried_batch(size: int, padding: int | None, inputs: Sequence[str], length: int) -> dict[str, Tensor]:
+    """Return three rows of a vocabulary: a full one, one padded at its end, and one with a single token."""
+    pad = padding or 0
+    tokens = (torch.arange(3 * length).view(3, length) * 7 + 11) % size
+    tokens = torch.where(tokens == pad, (pad + 1) % size, tokens)
+    ends = torch.tensor([length, (length + 1) // 2, 1])
+    mask = torch.arange(length) < ends[:, None]
+    types = (torch.arange(length) >= length // 2).expand(3, -1)
+    made = {"input_ids": tokens.masked_fill(~mask, pad), "attention_mask": mask.long()}
+    made["token_type_ids"] = types.long()
+    return {name: made[name] for name in inputs}
+
+
+def _compare(model: Any, inputs: Sequence[str], outputs: Sequence[str], path: Path) -> None:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    longest = getattr(model.config, "max_position_embeddings", LENGTHS[-1]) - 2
+    for length in sorted({min(length, longest) for length in LENGTHS}):
+        batch = _batch(model, inputs, length)
+        with torch.no_grad():
+            wanted = model(**batch)
+        found = session.run(outputs, {name: tensor.numpy() for name, tensor in batch.items()})
+        for name, value in zip(outputs, map(torch.from_numpy, found), strict=True):
+            one = wanted[name]
+            if one.shape[:2] == batch["input_ids"].shape:
+                real = batch["attention_mask"].bool()
+                one = one[real]
+                value = value[real]
+            apart = float((one - value).abs().max() / one.abs().max().clamp(min=1))
+            if not apart <= TOLERANCE:
+                raise RuntimeError(
+                    f"onnxruntime's {name} of {length} tokens differ by {apart:.2e}; nothing was published"
+                )

@@ -1,0 +1,1 @@
+"""Files that start a job on other clusters: manifests for KubeRay, Ray's launcher, Slurm and SkyPilot."""

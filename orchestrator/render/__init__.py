@@ -1,1 +1,0 @@
-"""Manifests and scripts that start a run on another cluster: KubeRay, Slurm, SkyPilot."""

@@ -1,0 +1,324 @@
+"""One rank of a gang: it restores a commit, then trains step by step, evaluates and commits."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cluster.workers.clock import wall
+from cluster.workers.injected_faults import FaultSpec
+from cluster.workers.worker_context import WorkerContext
+from orchestrator.data.samples.batches import Prefetch, StepSamples
+from orchestrator.evaluate.config import StopWhen
+from orchestrator.parallel.layout import Layout
+from orchestrator.parallel.rank_messages import agree
+from orchestrator.resolve.training_inputs import TrainingInputs
+from orchestrator.storage.row_types import EvaluationRow
+from orchestrator.train.commits import Commits
+from orchestrator.train.committed_state import TrainingProgress
+from orchestrator.train.computed_values import ComputedValues
+from orchestrator.train.engines.engine import Engine, Metrics
+from orchestrator.train.evaluation import Evaluator, MakeEvaluator
+from orchestrator.train.profile import StepProfiler
+from orchestrator.train.rank_record import RankRecord, step_row
+from orchestrator.train.restore import Restorer
+from orchestrator.train.step_samples import MakeReader, StepPlan, seed_step
+from orchestrator.train.task import Task
+from workloads.workload import Batch
+
+LONGEST_PAUSE = 0.5
+"""Maximum seconds between two checks for new samples."""
+
+
+def await_samples(prefetched: Prefetch[Any], context: WorkerContext) -> bool:
+    """Wait until all ranks have the samples of the next step.
+
+    The wait has no limit here: the controller ends a gang that waits while no data is being prepared.
+
+    Returns:
+        False if any rank must stop before the samples are ready. All ranks get the same answer.
+    """
+    context.set_waiting(True)
+    pause = LONGEST_PAUSE / 128
+    while not (agreed := agree(0, context.stop_requested(), ready=prefetched.is_ready)).ready:
+        if agreed.stop:
+            break
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
+    context.set_waiting(False)
+    return agreed.ready
+
+
+def is_growing(streaming: bool, is_complete: bool) -> bool:
+    """Whether streamed data is still incomplete on some rank. All ranks get the same answer."""
+    return streaming and not agree(0, False, ready=is_complete).ready
+
+
+class Rank:
+    """One rank of a gang, from the restored commit to the end of its task.
+
+    All ranks take the same decisions at the same step, because each follows from values that `agree` has combined.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        plan: StepPlan,
+        layout: Layout,
+        context: WorkerContext,
+        inputs: TrainingInputs,
+        make_engine: Callable[[int], Engine],
+        make_evaluator: MakeEvaluator,
+        make_commits: Callable[[Engine], Commits],
+        make_reader: MakeReader,
+        restorer: Restorer,
+        stop_when: StopWhen | None,
+        memory_before: int = 0,
+        values: Sequence[ComputedValues] = (),
+        growing: bool = False,
+    ) -> None:
+        """Build the engine and restore the commit, or initialise the weights.
+
+        Args:
+            task: what this gang does, from which commit to which step.
+            plan: what a step reads.
+            layout: how the ranks divide the work.
+            context: this rank's number and its connection to the controller.
+            inputs: the workload and its batches.
+            make_engine: returns the engine that continues after the given number of steps.
+            make_evaluator: returns what evaluates an engine.
+            make_commits: returns what saves the state of an engine.
+            make_reader: returns what reads the samples of steps that continue from a progress.
+            restorer: restores commits.
+            stop_when: when a run ends early; None for never.
+            memory_before: bytes in use before the model was built.
+            values: what other models say of every sample, as far as the objective needs it.
+            growing: whether some of the data is still being prepared.
+        """
+        self._task = task
+        self._plan = plan
+        self._stop_when = stop_when
+        self._layout = layout
+        self._context = context
+        self._make_engine = make_engine
+        self._restorer = restorer
+        self._growing = growing
+        self._engine = make_engine(task.restore or 0)
+        self._faults = [FaultSpec.parse(text) for text in task.faults]
+        self._stopped = False  # whether a stop came while values were computed that training needs
+        for each in values:
+            inputs = self._with_values(inputs, each)
+        self._make_evaluator: Callable[[Engine], Evaluator] = lambda engine: make_evaluator(
+            engine=engine, inputs=inputs, between=lambda step: self._inject(step, in_evaluation=True)
+        )
+        self._evaluator = self._make_evaluator(self._engine)
+        self._last = min(-(-task.until // plan.together) * plan.together, plan.train.steps)
+        self._record = RankRecord(memory_before)
+        self._commits = make_commits(self._engine)
+        self._weight_facts: dict[
+            str, Any
+        ] = {}  # facts about the restored weights, for an evaluation-only row
+        self._progress = self._restore()
+        self._reader = make_reader(inputs.batches, self._progress)
+        self._evaluations: list[EvaluationRow] = []  # evaluations since the last step's row
+
+    def train(self) -> dict[str, Any]:
+        """Train to the end of the task. The last commit is published when this returns."""
+        profiler = self._profiler = StepProfiler(self._context, self._task, lambda: self._engine.clock)
+        prefetch = Prefetch(self._reader, self._progress.step, self._reader.ahead, self._last)
+        with self._commits, profiler, prefetch as prefetched:
+            # An evaluation may be due now: before the first step, or because a stop cut it short in the last attempt.
+            stop = self._stopped or (not self._is_over and not self._evaluate())
+            if not self._is_over:
+                self._commits.before_training(dataclasses.asdict(self._progress))
+            while not self._is_over and not stop:
+                stop = self._growing and not await_samples(prefetched, self._context)
+                stop = stop or self._step(prefetched)
+                if not stop and not self._is_over and self._progress.step in self._plan.train.thaw:
+                    self._thaw()
+            self._commits.finish(dataclasses.asdict(self._progress))
+        step = self._progress.step
+        if step >= self._plan.train.steps:
+            ended = "steps"
+        elif stop:
+            ended = "stop"
+        elif self._progress.is_on_plateau(self._stop_when):
+            ended = "plateau"
+        else:
+            ended = "until"
+        return {"step": step, "ended": ended}
+
+    def close(self) -> None:
+        """Free the engine's memory."""
+        self._engine.close()
+
+    def _thaw(self) -> None:
+        """Continue with more trained parameters.
+
+        Waits for the commit of this step and restores it into a new engine, exactly as another attempt would.
+        """
+        step = self._progress.step
+        self._commits.finish(dataclasses.asdict(self._progress))
+        self._context.set_waiting(True)
+        self._engine.close()
+        self._engine = self._make_engine(step)
+        self._evaluator = self._make_evaluator(self._engine)
+        self._commits.go_on(self._engine)
+        self._engine.load(self._restorer.open(step)[1])
+        self._context.set_waiting(False)
+
+    def _with_values(self, inputs: TrainingInputs, values: ComputedValues) -> TrainingInputs:
+        """Return the inputs with what another model says of every sample; compute what is missing now.
+
+        A stop cuts the computation short. The values so far are kept, and this gang does not train.
+        """
+        if not values.are_complete:
+            values.compute(
+                self._engine,
+                self._layout,
+                self._context,
+                not self._task.evaluate_only,
+                lambda: self._inject(0, in_evaluation=True),
+            )
+            self._stopped = not values.are_complete
+        return values.joined(inputs)
+
+    def evaluate(self) -> dict[str, Any]:
+        """Evaluate the restored commit, whether or not an evaluation is due."""
+        step = self._progress.step
+        row = self._evaluator.evaluate(step, self._task.attempt, heeds_stop=False)
+        evaluation = {**(row or {}), **self._weight_facts}
+        return {"step": step, "ended": "last_evaluation_step", "evaluation": evaluation}
+
+    @property
+    def _is_over(self) -> bool:
+        progress = self._progress
+        return progress.step >= self._last or progress.is_on_plateau(self._stop_when)
+
+    def _restore(self) -> TrainingProgress:
+        """Load the commit that the task names, or initialise the weights."""
+        if self._task.restore is None:
+            self._engine.initialise(self._plan.seed)
+            return TrainingProgress.of_new_run(self._task.skips)
+        progress, self._weight_facts = self._restorer.restore(self._task.restore, self._engine)
+        return progress
+
+    def _step(self, prefetched: Prefetch[StepSamples]) -> bool:
+        """Do one optimizer step, write its row and, if due, evaluate and commit. Return whether to stop now."""
+        started = time.perf_counter()
+        done = self._progress.step  # steps before this one
+        self._inject(done + 1)
+        self._profiler.next(done + 1)
+        self._context.set_waiting(True)
+        samples = prefetched.next()
+        self._context.set_waiting(False)
+        waited = time.perf_counter() - started
+        made = self._reader.rows(samples, self._engine, self._progress.step, self._task)
+        lr = self._progress.learning_rate(self._plan.train)
+        seed_step(self._plan.seed, done, self._context.rank_info.rank)
+        metrics = self._compute(made.batches, lr)
+        parts = self._engine.clock.take()
+        computed = time.perf_counter()
+        busy = waited + metrics.busy_seconds if metrics.busy_seconds else 0.0
+        # One small all-gather on the CPU. After it every rank knows the same, and so decides the same.
+        agreed = agree(
+            digest=made.digest,
+            stop=self._context.stop_requested(),
+            failures=self._commits.failures,
+            ready=self._commits.ready,
+            held=self._commits.held,
+            failed_step=self._commits.failed_step,
+            busy=busy,
+            memory=self._record.memory,
+        )
+        self._commits.note_agreed(agreed)
+        if len(agreed.busy) > 1:
+            parts["agreement"] = time.perf_counter() - computed
+        stability = self._plan.train.stability
+        self._progress.check_stable(metrics.loss, metrics.grad_norm, stability, self._plan.samples)
+        self._progress = self._progress.after_step(
+            metrics.loss,
+            agreed.digest,
+            samples=self._plan.samples,
+            tokens=self._plan.tokens,
+            stability=stability,
+        )
+        row = step_row(
+            metrics,
+            self._progress,
+            self._plan,
+            self._layout,
+            self._task,
+            lr=lr,
+            seconds=time.perf_counter() - started,
+            data_seconds=waited,
+        )
+        if samples.padding is not None:
+            row["padding"] = samples.padding
+        row |= made.metrics
+        row["busy_seconds"] = agreed.busy if busy else ()
+        row |= self._record.row(agreed.memory)
+        row |= {f"{part}_seconds": round(seconds, 6) for part, seconds in parts.items()}
+        stop = agreed.stop and not self._is_within_rollout
+        if not stop or self._progress.step == self._last:
+            stop |= not self._evaluate()
+            row["time"] = wall()
+        row["evaluation_seconds"] = sum(each["seconds"] for each in self._evaluations)
+        if self._evaluations:
+            row["evaluations"] = self._evaluations
+            self._evaluations = []
+        progress = dataclasses.asdict(self._progress)
+        final = stop or self._is_over
+        row["commit_seconds"] = self._commits.after_step(
+            progress, row, agreed, final=final, may_save=not self._is_within_rollout
+        )
+        row["saves"] = self._commits.outcomes()
+        self._context.report(
+            self._progress.step,
+            row if self._context.rank_info.rank == 0 else None,
+            hold=0 if final else self._commits.rows_to_hold(self._progress.step),
+        )
+        return stop
+
+    def _evaluate(self) -> bool:
+        """Evaluate if an evaluation is due after this step and not done yet.
+
+        Returns:
+            False if a stop cut the evaluation short, on all ranks alike. Training must then end at this step, and the
+            next attempt evaluates its commit.
+        """
+        step = self._progress.step
+        # A task that does not commit is a replay, which compares training only.
+        is_due = self._task.commit and self._evaluator.is_due(step)
+        if not is_due or self._progress.last_evaluation_step == step:
+            return True
+        # No attempt follows the last step, so a stop does not cut its evaluation short.
+        heeds_stop = step < self._last and not self._is_within_rollout
+        row = self._evaluator.evaluate(step, self._task.attempt, heeds_stop=heeds_stop)
+        if row is not None:
+            self._evaluations.append(row)
+            self._progress = self._progress.with_evaluation(row["sets"], self._evaluator.stop_when(step))
+        return row is not None
+
+    def _inject(self, step: int, in_evaluation: bool = False) -> None:
+        """Apply the injected faults of this rank and step. A fault that asks for it sets the weights to NaN."""
+        info = self._context.rank_info
+        for fault in self._faults:
+            if fault.apply(info.rank, info.world_size, step, self._task.attempt, in_evaluation):
+                self._engine.poison()
+
+    def _compute(self, micro_batches: list[Batch], lr: float) -> Metrics:
+        """Run the engine's step; add a note with the step and the pipeline stage to an error."""
+        try:
+            with self._record.watch_step():
+                return self._engine.train_step(micro_batches, lr)
+        except Exception as error:
+            stage = self._layout.coordinate(self._context.rank_info.rank)["pp"]
+            error.add_note(f"at step {self._progress.step + 1}, pipeline stage {stage}")
+            raise
+
+    @property
+    def _is_within_rollout(self) -> bool:
+        return self._progress.step % self._plan.together != 0

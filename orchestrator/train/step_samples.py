@@ -1,0 +1,169 @@
+"""Which samples a rank reads in each step, and the tensors that they become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from orchestrator.data.samples.batches import Batches, StepSamples, slices
+from orchestrator.data.samples.own_samples import OwnBatches
+from orchestrator.data.samples.receipt import add
+from orchestrator.data.samples.skips import start_of
+from orchestrator.parallel.layout import Layout
+from orchestrator.train.committed_state import TrainingProgress
+from orchestrator.train.config import TrainSpec
+from orchestrator.train.engines.engine import Engine
+from orchestrator.train.rollouts.rollouts import Rollouts
+from orchestrator.train.sequence_warmup import shortened
+from orchestrator.train.task import Task
+from workloads.model.dropout import KEYS, row_keys
+from workloads.workload import Batch
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What a step reads, the same on every rank.
+
+    Attributes:
+        seed: seeds the random numbers of rows.
+        train: how the run trains: its steps, the rows of each, their learning rates, and what counts as unstable.
+        samples: samples of data that a step reads: rows, or prompts, each of which has several rows.
+        sequence_length: tokens of a row.
+        draws: whether rows need keys for random numbers.
+        together: number of steps that one rollout serves; 1 without rollouts. Between them nothing is saved, and no
+            task ends.
+    """
+
+    seed: int
+    train: TrainSpec
+    samples: int
+    sequence_length: int
+    draws: bool
+    together: int = 1
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step, those that a warm-up of the sequence length leaves out included."""
+        return self.train.global_batch * self.sequence_length
+
+    def row_length(self, step: int) -> int | None:
+        """Return the tokens of a row in the step after `step` steps; None without a warm-up of the sequence length."""
+        warmup = self.train.sequence_warmup
+        return warmup.at(step, self.sequence_length) if warmup else None
+
+
+class StepRows(NamedTuple):
+    """The rows that a rank trains on in a step, the sum of their receipt digests, and further fields of the step's
+    row.
+    """
+
+    batches: list[Batch]
+    digest: int
+    metrics: dict[str, float]
+
+
+class StepReader:
+    """Reads one rank's samples of any step."""
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        layout: Layout,
+        rank: int,
+        batches: Batches | OwnBatches,
+        origin: TrainingProgress,
+        pinned: Callable[[Batch], Batch] = lambda batch: batch,
+        rollouts: Rollouts | None = None,
+    ) -> None:
+        """Make ready to read.
+
+        Args:
+            plan: what a step reads.
+            layout: how the ranks divide the work.
+            rank: this rank's number.
+            batches: the samples by position.
+            origin: the progress from which the steps of this task continue.
+            pinned: moves a batch into page-locked memory if the device is a GPU.
+            rollouts: makes the rows of a step from prompts, if the objective learns from rewards.
+        """
+        self._plan = plan
+        self._batches = batches
+        self._layout = layout
+        self._rank = rank
+        self._origin = origin
+        self._pinned = pinned
+        self._rollouts = rollouts
+
+    @property
+    def ahead(self) -> int:
+        """Number of steps whose samples may be read ahead."""
+        return self._batches.ahead
+
+    def __call__(self, step: int) -> StepSamples:
+        """Return this rank's samples of a step. `Prefetch` calls this in a background thread.
+
+        The ranks of a tensor, context or pipeline group read the same samples, so only the first of them counts the
+        digest. The share of padding is computed here too, because the order of samples is not thread-safe.
+        """
+        size = self._plan.samples
+        coordinate = self._layout.coordinate(self._rank)
+        origin = self._origin
+        start = start_of(origin.position, step - origin.step, size, origin.skips)
+        if self._rollouts is not None:
+            assert isinstance(self._batches, Batches)  # own samples have an objective of their own
+            starts = self._starts_of_rollout(step)
+            return StepSamples(
+                [], 0, None, [self._rollouts.prompts(self._batches, each, size) for each in starts]
+            )
+        mine = slices(start, size, coordinate["dp"], self._layout.dp, self._layout.micro_batch)
+        parts = [self._batches.batch(position, count) for position, count in mine]
+        if self._plan.draws:
+            for (position, count), (batch, _) in zip(mine, parts, strict=True):
+                batch[KEYS] = row_keys(self._plan.seed, position, count)
+        if length := self._plan.row_length(step):
+            parts = [(shortened(batch, length), digest) for batch, digest in parts]
+        is_first = coordinate["pp"] == coordinate["cp"] == coordinate["tp"] == 0
+        reports_padding = self._batches.packed and self._rank == 0
+        return StepSamples(
+            batches=[self._pinned(batch) for batch, _ in parts],
+            digest=add(digest for _, digest in parts) if is_first else 0,
+            padding=self._batches.padding(start, size) if reports_padding else None,
+        )
+
+    def _starts_of_rollout(self, step: int) -> list[int]:
+        """Return the positions at which the steps of a rollout begin, if one begins after `step` steps."""
+        together = self._plan.together
+        size = self._plan.samples
+        origin = self._origin
+        if step % together:
+            return []
+        numbers = range(step - origin.step, step - origin.step + together)
+        return [start_of(origin.position, number, size, origin.skips) for number in numbers]
+
+    def rows(self, samples: StepSamples, engine: Engine, step: int, task: Task) -> StepRows:
+        """Return the rows that a step trains on: its samples, or the answers to its prompts.
+
+        Args:
+            samples: what the step reads.
+            engine: generates the answers.
+            step: steps done.
+            task: says whether rollouts are kept, and where.
+        """
+        if self._rollouts is None:
+            return StepRows(samples.batches, samples.digest, {})
+        made = self._rollouts.rows(engine, step, samples.prompts)
+        self._rollouts.keep(step + 1, made, task)
+        batches = [self._pinned(batch) for batch in made.batches]
+        return StepRows(batches, made.digest, made.metrics)
+
+
+MakeReader = Callable[[Batches | OwnBatches, TrainingProgress], StepReader]
+"""Returns what reads the samples of the steps that continue from a progress."""
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Seed torch for a step. Randomness depends on (seed, step, rank) only, so commits need no random state."""
+    torch.manual_seed(((seed * 1_000_003 + step) * 65_537 + rank) % 2**63)

@@ -1,0 +1,1 @@
+"""Classes of transformers that train unchanged."""

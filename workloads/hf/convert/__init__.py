@@ -1,0 +1,1 @@
+"""Our models from and to Hugging Face folders, by the tables."""

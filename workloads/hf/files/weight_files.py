@@ -1,0 +1,295 @@
+"""The tensors of a checkpoint folder: read one at a time or in parts, and written as safetensors."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from workloads.errors import WorkloadError
+from workloads.hf.files.compressed_weights import Expanded
+from workloads.hf.files.dcp import METADATA, DcpTensors
+from workloads.hf.files.hf_config import FOLDER, check_no_adapter, root
+from workloads.hf.files.mxfp4 import Unpacked
+from workloads.hf.files.name_maps import places
+from workloads.hf.tables.families import by_model_type
+from workloads.model.stored import Part
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+NAMED = "transformers_weights"
+"""The key of a config.json that names the file of the weights, or their index."""
+DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
+"""Files of transformers' own sharded training, which it prefers to all others."""
+UNREAD = re.compile(
+    r"(?!adapter_model).+\.(safetensors|gguf|h5|msgpack)|(pytorch_model|consolidated).*\.(bin|pt|pth)(\.index\.json)?"
+)
+"""Names of weight files that `Weights` does not read, unless they are the file or the shards that it looks for."""
+SHARD_BYTES = 5_000_000_000
+"""Maximum bytes of an export's file, as in transformers."""
+
+
+class Weights:
+    """The checkpoint in `folder`: safetensors, or torch.distributed.checkpoint with transformers' names.
+
+    MXFP4 is read as bf16, other quantised weights in the dtype of their scales.
+
+    Pickled code never runs. Raises WorkloadError if the folder has neither, or if its files cannot be read.
+    """
+
+    def __init__(self, folder: str) -> None:
+        place = Path(folder)
+        self._source: Expanded | _Dcp
+        if (file := _file_of(place)) is not None:
+            self._source = Expanded(Unpacked(_Safetensors(place, file)))
+        elif (place / METADATA).exists():
+            self._source = _Dcp(place)
+        else:
+            raise WorkloadError(f"{folder} has no {SINGLE}; convert the checkpoint to safetensors")
+        self._stored = {_modern(name): name for name in self._source.names}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._stored
+
+    def read(self, name: str) -> Tensor:
+        """Return the tensor `name` on CPU in its own dtype."""
+        return self._source.part(self._stored[name], tuple(slice(0, n) for n in self.shape(name)))
+
+    def part(self, name: str, part: Part) -> Tensor:
+        """Return a part of the tensor `name`, on CPU in its own dtype, without reading the rest."""
+        return self._source.part(self._stored[name], part)
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of all tensors."""
+        return list(self._stored)
+
+    def shape(self, name: str) -> torch.Size:
+        """Return the shape of the tensor `name`."""
+        return torch.Size(self._source.shapes[self._stored[name]])
+
+    def blank(self, name: str) -> Tensor:
+        """Return a tensor of the same shape on the meta device."""
+        return torch.empty(self.shape(name), device="meta")
+
+
+class _Safetensors:
+    """One file, or several with an index. All tensors in them count, as in transformers."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder = folder
+        self._files: dict[str, str] = {}
+        for part in _shards_of(folder / name) if name.endswith(".json") else [name]:
+            with self._open(part) as file:
+                self._files |= dict.fromkeys(file.keys(), part)
+        self.names = list(self._files)
+
+    @contextlib.contextmanager
+    def _open(self, name: str) -> Iterator[Any]:
+        """Open one of the files. Raises WorkloadError if it cannot be read."""
+        try:
+            with safe_open(self._folder / name, "pt") as file:
+                yield file
+        except (SafetensorError, OSError) as error:
+            raise WorkloadError(f"{self._folder / name} cannot be read ({error})") from None
+
+    def part(self, name: str, part: Part) -> Tensor:
+        """Return a part of a tensor."""
+        with self._open(self._files[name]) as file:
+            if not part:
+                scalar: Tensor = file.get_tensor(name)
+                return scalar
+            found: Tensor = file.get_slice(name)[part]
+            return found.clone()  # without this, the whole file stays mapped
+
+    @cached_property
+    def shapes(self) -> Mapping[str, Sequence[int]]:
+        """Return the shape of each tensor."""
+        found: dict[str, list[int]] = {}
+        for file_name in sorted(set(self._files.values())):
+            with self._open(file_name) as file:
+                names = [name for name in file.keys() if self._files[name] == file_name]  # noqa: SIM118
+                found |= {name: file.get_slice(name).get_shape() for name in names}
+        return found
+
+
+class _Dcp:
+    """A folder of torch.distributed.checkpoint beside the model's config.json, with the names of transformers or of
+    another project.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._tensors = DcpTensors(folder)
+        config = _config_of(folder)
+        family = by_model_type(str(config.get("model_type")))
+        tokens = (
+            next((row.hf_name for row in family.rows if row.names == ("tokens.weight",)), "")
+            if family
+            else ""
+        )
+        self._places = places(self._tensors.shapes, config, tokens)
+        self.names = list(self._places)
+        self.shapes = {
+            name: self._tensors.shapes[place.name][0 if place.expert is None else 1 :]
+            for name, place in self._places.items()
+        }
+
+    def part(self, name: str, part: Part) -> Tensor:
+        """Return a part of a tensor."""
+        place = self._places[name]
+        if place.expert is not None:
+            return self._tensors.part(place.name, (slice(place.expert, place.expert + 1), *part))[0]
+        if not place.head:
+            return self._tensors.part(place.name, part)
+        stored, order = place.rows(range(part[0].start, part[0].stop))
+        return self._tensors.part(place.name, (slice(stored.start, stored.stop), *part[1:]))[order]
+
+
+def _config_of(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / "config.json").read_text())
+    except FileNotFoundError:
+        found = {}
+    except (OSError, ValueError) as error:
+        raise WorkloadError(f"{folder / 'config.json'} cannot be read ({error})") from None
+    return found if isinstance(found, dict) else {}
+
+
+def _file_of(folder: Path) -> str | None:
+    """Return the name of the safetensors file, or of the index of several, that transformers reads in `folder`.
+
+    This is the one that the configuration names, else a single whole file, else an index. An index beside a whole
+    file is a leftover of an earlier save. Raises WorkloadError if the configuration names a file that is not in the
+    folder.
+    """
+    named = _config_of(folder).get(NAMED)
+    if named is None:
+        return next((name for name in (SINGLE, INDEX) if (folder / name).exists()), None)
+    here = os.path.abspath(folder)  # links are not followed, because a Hub cache folder consists of them
+    inside = isinstance(named, str) and Path(os.path.abspath(folder / named)).is_relative_to(here)
+    if not inside or not named.endswith((".safetensors", ".safetensors.index.json")):
+        raise WorkloadError(
+            f"{NAMED} {named!r} in {folder / 'config.json'} is no file of safetensors in this folder; name one"
+        )
+    return str(named)
+
+
+def stale_in(folder: Path) -> set[Path]:
+    """Return the leftover files of an earlier save in `folder`: an index beside a whole file, and its shards."""
+    if _file_of(folder) != SINGLE or not (folder / INDEX).exists():
+        return set()
+    with contextlib.suppress(WorkloadError):  # whatever it contains
+        return {folder / INDEX, *(folder / name for name in _shards_of(folder / INDEX) if name != SINGLE)}
+    return {folder / INDEX}
+
+
+def _shards_of(index: Path) -> list[str]:
+    try:
+        return sorted(set(map(str, json.loads(index.read_text())["weight_map"].values())))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WorkloadError(f"{index} is no index of weights ({type(error).__name__}: {error})") from None
+
+
+def _modern(name: str) -> str:
+    """Return the modern name of a tensor. Checkpoints converted from TensorFlow call a norm's weight and bias gamma
+    and beta.
+    """
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+
+
+def has_weights(folder: str) -> bool:
+    """Return whether `folder` holds a checkpoint that `Weights` reads. Raises WorkloadError if there is only a
+    pickled one.
+    """
+    if _file_of(Path(folder)) is not None or (Path(folder) / METADATA).exists():
+        return True
+    if pickled := next((name for name in PICKLED if (Path(folder) / name).exists()), None):
+        raise WorkloadError(
+            f"{folder} has its weights in {pickled}, and nothing is unpickled here; "
+            "convert the checkpoint to safetensors"
+        )
+    return False
+
+
+def check_none_unread(folder: str) -> None:
+    """Raise WorkloadError if `folder` holds weights under names that `Weights` does not read, or if transformers
+    would read others.
+
+    A model would otherwise begin with other weights than intended.
+    """
+    check_no_adapter(folder)
+    names = sorted(path.name for path in Path(folder).glob("*") if path.is_file())
+    first = next(filter(DISTRIBUTED.fullmatch, names), None)
+    if first is None and not has_weights(folder):
+        first = next(filter(UNREAD.fullmatch, names), None)
+    if first is not None:
+        raise WorkloadError(
+            f"{folder} has weights in {first}, which is not read here; load the folder with transformers and save it "
+            f"with save_pretrained, which writes {SINGLE}, or take the file away to begin anew"
+        )
+
+
+def check_of_class(folder: str) -> None:
+    """Raise WorkloadError if an unchanged transformers class cannot read the weights in `folder`."""
+    if has_weights(folder) and _file_of(Path(folder)) is None:
+        raise WorkloadError(
+            f"{folder} has weights of torch.distributed.checkpoint, and its class is run as that of transformers; "
+            "convert them to safetensors"
+        )
+
+
+def weights_of_model(model: str) -> str | None:
+    """Return the folder with the weights of the model `hf:<folder>`; None for a preset, and for a configuration
+    without weights.
+
+    Raises WorkloadError as `has_weights` does.
+    """
+    if not model.startswith(FOLDER):
+        return None
+    folder = str(root(model.removeprefix(FOLDER)))
+    return folder if has_weights(folder) else None
+
+
+def write(tensors: Iterable[tuple[str, Tensor]], folder: str, shard_bytes: int = SHARD_BYTES) -> None:
+    """Write `tensors` as model.safetensors, or as numbered files with an index if they exceed `shard_bytes`."""
+    shards: list[dict[str, Tensor]] = [{}]
+    files: list[Path] = []
+    size = total = 0
+    place = Path(folder)
+
+    def flush() -> None:
+        files.append(place / f"shard-{len(files)}.tmp")
+        save_file(shards[-1], files[-1], metadata={"format": "pt"})
+        names.append(list(shards[-1]))
+        shards[-1] = {}
+
+    names: list[list[str]] = []
+    for name, tensor in tensors:
+        amount = tensor.numel() * tensor.element_size()
+        if shards[-1] and size + amount > shard_bytes:
+            flush()
+            size = 0
+        shards[-1][name] = tensor.detach().cpu().contiguous()
+        size = size + amount
+        total = total + amount
+    flush()
+    if len(files) == 1:
+        files[0].rename(place / SINGLE)
+        return
+    index: dict[str, str] = {}
+    for number, file in enumerate(files, 1):
+        final = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        file.rename(place / final)
+        index |= dict.fromkeys(names[number - 1], final)
+    (place / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": index}, indent=2))
