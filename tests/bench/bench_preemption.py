@@ -235,7 +235,7 @@ def measured(peer: str, kind: str, root: Path, options: argparse.Namespace) -> R
     try:
         last = 0
         for share in AT:
-            run.wait(max(int(share * options.steps), last + 3))
+            run.wait(min(max(int(share * options.steps), last + 3), options.steps - 1))
             # The controller may be on any node; the loss of its node is another matter.
             busy: list[Any] = []
             while not busy:  # between two attempts there are no ranks

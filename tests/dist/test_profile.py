@@ -92,10 +92,7 @@ def test_a_gang_that_hangs_leaves_the_collectives_that_it_waits_in(tmp_path: Pat
 
 @pytest.mark.slow
 def test_the_rank_that_the_others_wait_for_is_named(tmp_path: Path) -> None:
-    """Rank 1 is alive and busy with something else in step 5: it beats, and makes no step.
-
-    Asked for in ray#58878.
-    """
+    """Rank 1 is alive and busy with something else in step 5: it beats, and makes no step."""
     text, run = write_text(tmp_path, 20_000), tmp_path / "run"
     summary = drive_here(document(text), str(run), tmp_path / "cache", faults=("slow@1:5=60",))
     assert (summary["state"], summary["attempts"]) == ("done", 2)
