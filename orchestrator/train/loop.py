@@ -207,7 +207,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         inputs = training_inputs(spec, tokens, task.sets, reopened_base, folder_config)
     inputs = with_chosen_parts(inputs, task.run, device.device, context, patience, writes=task.commit)
 
-    # A task that only evaluates tells how good the student is, which needs no teacher.
+    # A task that only evaluates measures the student, which needs no teacher.
     distilled = None if task.evaluate_only else distilled_of(spec.distill, inputs, tokens, patience)
     if distilled is not None:
         inputs = distilled.inputs
@@ -369,7 +369,7 @@ class Rank:
         self._context.set_waiting(False)
 
     def _with_values(self, inputs: TrainingInputs, values: References | StoredLogits) -> TrainingInputs:
-        """Return the inputs with what another model says of every sample; compute what is missing now.
+        """Return the inputs with another model's outputs for every sample; compute what is missing now.
 
         A stop cuts the computation short. The values so far are kept, and this gang does not train.
         """
@@ -492,7 +492,7 @@ class Rank:
         """Evaluate if an evaluation is due after this step and not done yet.
 
         Returns:
-            False if a stop cut the evaluation short, on all ranks alike. Training must then end at this step, and the
+            False, on all ranks, if a stop cut the evaluation short. Training must then end at this step, and the
             next attempt evaluates its commit.
         """
         step = self._progress.step
@@ -536,7 +536,7 @@ class Rank:
         origin = self._origin
         start = start_of(origin.position, step - origin.step, size, origin.skips)
         if self._rollouts is not None:
-            assert isinstance(self._batches, Batches)  # own samples have an objective of their own
+            assert isinstance(self._batches, Batches)  # own samples come with their own objective
             starts = self._starts_of_rollout(step)
             return StepSamples(
                 [], 0, None, [self._rollouts.prompts(self._batches, each, size) for each in starts]

@@ -172,7 +172,7 @@ def references_of(
     if spec.workload.objective not in REFERENCED:
         return None
     if base is None:
-        what = f"{spec.workload.objective} compares with the model that the run began with, and there is none"
+        what = f"{spec.workload.objective} compares with the initial model, and this run has none"
         raise InputError(what, "workload.init_from", "name a run or an export")
     if spec.train.reference != "precomputed":
         return None
