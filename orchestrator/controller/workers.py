@@ -37,7 +37,7 @@ from orchestrator.train.task import ENTRY, ENTRY_OF, PREEMPTION_NOTICES, SNAPSHO
 from workloads.hf.hf_config import FolderConfig
 
 REQUEST = "profiles/request.json"
-"""The latest profile request: {"id", "ranks", "steps"}. Results go to the folder beside it that is named by the id."""
+"""The latest profile request: {"id", "ranks", "steps"}. Results go to the folder next to it that is named by the id."""
 WAITS = 30.0
 """Seconds that the end of a run waits at most for a read that storage does not answer."""
 
@@ -74,7 +74,7 @@ class ProfileRequests:
 
 
 HELD = 2 + 1
-"""Snapshots that the servers hold at once: two generations, and the one that arrives."""
+"""Snapshots that the servers keep at the same time: two generations, and the one that arrives."""
 
 
 class SnapshotServers:
@@ -236,7 +236,7 @@ class Workers:
         return readings
 
     def start(self, layout: Layout, task: Task) -> None:
-        """Start a gang on a task. What its ranks print goes to the run directory.
+        """Start a gang on a task. The output of its ranks goes to the run directory.
 
         Args:
             layout: the layout, which gives the number of ranks and the engine.
