@@ -10,7 +10,8 @@ from orchestrator.config.strict import Positive, StrictModel
 
 
 class AverageSpec(StrictModel):
-    """An average of the weights over training, evaluated and exported in place of them. Give one of the keys."""
+    """An average of the weights over training, which is evaluated and exported instead of them. Give one of the
+    keys."""
 
     ema: float | None = Field(
         default=None,
@@ -74,7 +75,7 @@ class CheckpointSpec(StrictModel):
     export: Literal["hf", "adapter", "safetensors", "dcp", "gguf", "onnx"] | None = Field(
         default="hf",
         description="what to export: hf, a model for transformers, with an adapter merged; adapter, the adapter "
-        "alone, for peft; safetensors, the weights of your own model under its own names; dcp, gguf "
+        "alone, for peft; safetensors, the weights of your own model under their names; dcp, gguf "
         "and onnx, other formats made from hf",
     )
     export_names: Literal["hf", "torchtitan", "olmo"] | None = Field(

@@ -76,7 +76,7 @@ class SharedBuffer:
         self._pinned = False
 
     def fill(self, pieces: Sequence[TensorPiece]) -> dict[str, Any]:
-        """Copy the pieces in. Return the size and the place of each piece, for the writing process."""
+        """Copy the pieces in. Return the size and the offset of each piece, for the writing process."""
         entries: list[tuple[Any, ...]] = []
         size = 0
         for piece in pieces:
