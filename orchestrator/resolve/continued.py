@@ -70,7 +70,7 @@ OF_A_NEW_RUN: dict[str, Any] = {
     "stale": 0,
     "best_of": "",
 }
-"""Fields of a commit about its run's attempts, rows and evaluations, for a run that has none yet."""
+"""Fields of a checkpoint about its run's attempts, rows and evaluations; these are the values of a new run."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,9 @@ def source_of(spec: JobSpec, run: RunDir) -> Source | None:
     except InputError as error:
         hint = "put it back; or remove it: the run has no commit yet, and begins from what the job names now"
         raise InputError(error.what, error.where, hint) from None
-    commit = commit_at(uri, tag if begun is None else begun, WHERE, "has no commit to go on from", BEGUN)
+    commit = commit_at(
+        uri, tag if begun is None else begun, WHERE, "has no checkpoint to continue from", BEGUN
+    )
     source = Source(uri, commit)
     _check(spec, source)
     return source
@@ -199,7 +201,7 @@ def check_length(train: TrainSpec, step: int, source: str) -> None:
 
 
 def check_keys(spec: JobSpec, theirs: JobSpec, source: str) -> None:
-    """Raise InputError if the job differs from that of the `source` in what must not change between phases."""
+    """Raise InputError if the job differs from that of the `source` in a key that must not change between phases."""
     assert spec.train.continue_from is not None
     keeps = spec.train.continue_from.position == "keep"
     differing = differences(spec.identity(), theirs.identity())
