@@ -1,3 +1,3 @@
-"""Importers: the weights in checkpoints of DeepSpeed and Megatron-LM, as a folder in the Hugging Face format. What they
-have pickled is read in a process of its own.
+"""Importers: the weights in checkpoints of DeepSpeed and Megatron-LM, as a folder in the Hugging Face format. A
+separate process reads their pickles.
 """
