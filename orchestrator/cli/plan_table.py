@@ -49,7 +49,7 @@ def show(spec: JobSpec, shape: ModelShape, plan: Plan, traced: TracedMemory) -> 
     table(title, ["", "layout", "memory a rank", "step", "speed", "because"], rows)
     if more := len(plan.candidates) + plan.passed_over - SHOWN:
         print(
-            f"  and {more} more legal layouts, beside those that cannot be faster" if more > 0 else "",
+            f"  and {more} more legal layouts, besides those that cannot be faster" if more > 0 else "",
             end="\n" if more > 0 else "",
         )
     reasons: dict[str, int] = {}
@@ -140,7 +140,7 @@ def show_frontier(points: list[Point]) -> None:
         for point in points
     ]
     columns = ["workers", "layout", "step", "all steps", "worker hours", "USD"]
-    table("Time and cost: no other number of workers is better in both", columns, rows)
+    table("Time and cost of numbers of workers that no other beats", columns, rows)
     if any(point.usd is None for point in points):
         print("USD is unknown: limits.usd_per_worker_hour is not set.")
 

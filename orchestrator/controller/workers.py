@@ -114,7 +114,7 @@ class Workers:
         return readings
 
     def start(self, layout: Layout, task: Task) -> None:
-        """Start a gang on a task. What its ranks print goes to the run directory.
+        """Start a gang on a task. The output of its ranks goes to the run directory.
 
         Args:
             layout: the layout, which gives the number of ranks and the engine.
