@@ -27,7 +27,7 @@ SHOWN = 10
 def show(spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
     """Print the chosen layout, the next best ones, and why others were rejected."""
     from orchestrator.cli.options import table
-    from orchestrator.observe.page import size
+    from orchestrator.observe.pages.page import size
     from orchestrator.planner.demand import demand_of
 
     title = f"{spec.workload.model}: {count(shape.parameters)} parameters, {count(plan.tokens)} tokens a step"
