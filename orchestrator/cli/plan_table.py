@@ -30,7 +30,7 @@ def show(spec: JobSpec, shape: ModelShape, plan: Plan, traced: TracedMemory) -> 
     The memory of the chosen layout is traced, if it could be. The closed formula gives that of the others.
     """
     from orchestrator.cli.options import table
-    from orchestrator.observe.page import size
+    from orchestrator.observe.pages.page import size
     from orchestrator.planner.demand import demand_of
 
     title = f"{spec.workload.model}: {count(shape.parameters)} parameters, {count(plan.tokens)} tokens a step"

@@ -260,8 +260,8 @@ def test_libraries_that_no_image_has_by_itself_are_pointed_out(
     words = ["--set", "sinks={wandb: {project: a}}", "--set", "data.clean=[{near_duplicates: {}}]"]
     assert code_of(target, job, *TARGETS[target], *words) == 0
     assert capsys.readouterr().err == (
-        "note: data.clean.near_duplicates needs rensa, sinks.wandb needs wandb: install the extras data,sinks "
-        "there; infra/Dockerfile has --build-arg EXTRAS=data,sinks\n"
+        "note: data.clean.near_duplicates needs datatrove, data.clean.near_duplicates needs rensa, sinks.wandb needs "
+        "wandb: install the extras clean,data,sinks there; infra/Dockerfile has --build-arg EXTRAS=clean,data,sinks\n"
     )
     assert code_of(target, job, *TARGETS[target]) == 0
     assert capsys.readouterr().err == ""
