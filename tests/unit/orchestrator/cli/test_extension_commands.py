@@ -46,11 +46,13 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 def run(*words: str) -> int:
-    """The exit code of a program with a command `verify`, a group `cluster` and what packages add."""
-    app, cluster = typer.Typer(), typer.Typer()
+    """The exit code of a program with a command `verify`, its groups, and what packages add, this one's among them."""
+    app = typer.Typer()
     app.command()(verify)
-    cluster.command()(verify)
-    app.add_typer(cluster, name="cluster")
+    for name in ("cluster", "checkpoint"):
+        group = typer.Typer()
+        group.command()(verify)
+        app.add_typer(group, name=name)
     add_commands(app)
     return _guarded(lambda: app(args=list(words), standalone_mode=False), debug=False)
 
