@@ -174,6 +174,6 @@ def finish(
 
 
 def _report(root: RunDir) -> str:
-    from orchestrator.chain.report import report
+    from orchestrator.observe.pages.chain_report import report
 
     return report(root)

@@ -58,9 +58,9 @@ def bench(
     from orchestrator.bench.export_folder import read_exports
     from orchestrator.bench.inputs import comparable_metric, read_inputs
     from orchestrator.bench.measure import measure_exports, to_json
-    from orchestrator.bench.page import page
     from orchestrator.launch.preparation import prepared_with_progress
     from orchestrator.observe.console import ProgressDisplay
+    from orchestrator.observe.pages.exports_page import page
 
     if output is not None and not output.parent.is_dir():
         raise InputError("is in no folder", f"--html {output}", "name a file in a folder that exists")
@@ -94,7 +94,7 @@ def bench(
 def _print(rows: list[dict[str, Any]], metric: str) -> None:
     """Print what was measured, an export a line."""
     from orchestrator.observe.formatting import count, duration
-    from orchestrator.observe.page import size
+    from orchestrator.observe.pages.page import size
 
     columns = ["export", metric, "share", "parameters", "weights", "memory"]
     for speed in rows[0]["speeds"]:

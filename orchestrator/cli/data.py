@@ -187,7 +187,7 @@ def show_removed(steps: list[dict[str, Any]]) -> None:
     """Print what each step of data.clean removed."""
     from orchestrator.cli.options import table
     from orchestrator.observe.formatting import count
-    from orchestrator.observe.page import size
+    from orchestrator.observe.pages.page import size
 
     rows = []
     for step in steps:
@@ -305,7 +305,7 @@ def report(
     """Write a page about prepared data: lengths, languages, sources, duplicates, rejected and removed documents."""
     from orchestrator.config.paths import absolute
     from orchestrator.data.store.census import census
-    from orchestrator.observe.data_report import page
+    from orchestrator.observe.pages.data_report import page
 
     counts = census(absolute(data, Path.cwd()))
     if as_json:

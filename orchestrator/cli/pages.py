@@ -30,7 +30,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare runs: numbers, curves on one scale, and differences of their job files."""
-    from orchestrator.observe import compare as made
+    from orchestrator.observe.pages import compare as made
 
     comparison = made.compared([existing_run(run)[0] for run in runs])
     labels = [run.label for run in comparison]
@@ -64,7 +64,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="port; 0 picks a free one")] = 0,
 ) -> None:
     """Show all runs of a folder in a browser on this machine, at an address with a token, until Ctrl-C."""
-    from orchestrator.observe.page_server import PageServer
+    from orchestrator.observe.pages.page_server import PageServer
 
     place = existing_folder(folder)
     try:

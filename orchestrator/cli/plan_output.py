@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def write_page(path: Path, planned: PlannedJob) -> None:
     """Write the page of a plan. Raises InputError."""
-    from orchestrator.observe.plan_page import plan_page
+    from orchestrator.observe.pages.plan_page import plan_page
     from orchestrator.planner.demand import demand_of
 
     plan, on_cpu = planned.plan, planned.on_cpu
@@ -32,6 +32,8 @@ def write_page(path: Path, planned: PlannedJob) -> None:
                 plan,
                 fits=fits,
                 needed=needed,
+                peaks=planned.traced.peaks(plan.by_stage),
+                traced=not planned.traced.reasons,
             )
         )
     except OSError as error:
@@ -43,7 +45,7 @@ def show_audit(folder: str, as_json: bool) -> None:
     run."""
     from orchestrator.observe.audit import audit_of
     from orchestrator.observe.formatting import duration
-    from orchestrator.observe.page import size
+    from orchestrator.observe.pages.page import size
     from orchestrator.storage.run_directory import runs_in
 
     found = []

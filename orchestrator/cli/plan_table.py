@@ -87,7 +87,7 @@ def show(spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
 def show_memory(plan: Plan, traced: TracedMemory, on_cpu: bool) -> None:
     """Print the peak memory of the traced ranks of the chosen layout, by category."""
     from orchestrator.cli.options import table
-    from orchestrator.observe.page import size
+    from orchestrator.observe.pages.page import size
 
     rows = [
         [

@@ -38,7 +38,7 @@ def top(
     as_json: Json = False,
 ) -> None:
     """Show the state of all runs of a cluster or a folder. On a terminal, update it until Ctrl-C."""
-    from orchestrator.observe.runs_page import listed
+    from orchestrator.observe.pages.runs_page import listed
 
     if as_json:
         emit(_plain(listed(_runs(folder, address))))
@@ -51,7 +51,7 @@ def top(
 def _watch(folder: str | None, address: str | None, every: float) -> None:
     from rich.live import Live
 
-    from orchestrator.observe.runs_page import listed
+    from orchestrator.observe.pages.runs_page import listed
 
     try:
         with Live(screen=True, auto_refresh=False) as live:
@@ -65,7 +65,7 @@ def _watch(folder: str | None, address: str | None, every: float) -> None:
 def _runs(folder: str | None, address: str | None) -> Mapping[str, RunDir | InputError]:
     """The runs by name: those of the folder, or the newest submission of each name on the cluster. A run that cannot be
     read here has the reason instead."""
-    from orchestrator.observe.runs_page import Runs
+    from orchestrator.observe.pages.runs_page import Runs
 
     if folder is not None:
         return Runs(existing_folder(folder)).find()

@@ -126,7 +126,7 @@ _KEYS: Mapping[str, str] = {
         "lora_target_linear exclude_modules "
         "layers_to_transform layers_pattern target_parameters lora_target_parameters"
     ),
-    "adapters have no dropout of their own; workload.dropout is the model's": "lora_dropout",
+    "adapters have no dropout; workload.dropout is the model's": "lora_dropout",
     "workload.adapter.quantize: nf4": "load_in_4bit bnb_4bit_quant_type quantization_config",
     "quantize, as in {weights: int4, group: 128}": "qat fake_quantize quantization quantizer",
     "prune.sparsity, with the first and the last step in prune.steps": (
@@ -212,7 +212,7 @@ _KEYS: Mapping[str, str] = {
     "limits.hours": "max_time time_limit max_hours walltime",
     "evaluations compute in train.precision": "bf16_full_eval fp16_full_eval",
     "train.optimizer has betas, eps, weight_decay and momentum as keys": "optim_args",
-    "train.optimizer.groups has patterns of parameters with a learning rate of their own": (
+    "train.optimizer.groups sets another learning rate for patterns of parameters": (
         "loraplus_lr_ratio loraplus_lr_embedding embedding_lr embedding_lr_scale lr_groups "
         "optim_target_modules"
     ),
@@ -380,7 +380,7 @@ _KEYS: Mapping[str, str] = {
     "not here, because rewards are added by their weights and compared within their group": (
         "reward_clip_range normalize_advantages multi_objective_aggregation"
     ),
-    "not here, because an unfinished answer is rewarded as it is; a reward of kind length tells it apart": (
+    "not here, because an unfinished answer is rewarded as it is; a reward of kind length recognises it": (
         "mask_truncated_completions"
     ),
     "not here, because an evaluation takes the most likely answer": "num_generations_eval",
@@ -443,7 +443,7 @@ _KEYS: Mapping[str, str] = {
     "your own objective is named as module:name, see docs/guides/own-components.md": (
         "use_eaft eaft_alpha eaft_k ebft"
     ),
-    "Prometheus gets metrics from Ray's nodes, see docs/guides/tracking.md; sinks.opentelemetry sends traces": (
+    "Prometheus gets metrics from Ray's nodes, see docs/guides/mlflow.md; sinks.opentelemetry sends traces": (
         "use_otel_metrics otel_metrics_host otel_metrics_port"
     ),
     "not here, because MLflow gets plan, job, report and summary anyway": "hf_mlflow_log_artifacts",
@@ -459,7 +459,7 @@ _KEYS: Mapping[str, str] = {
     "not here, because checkpoint.export: hf merges an adapter, and adapter exports it alone": (
         "merge_lora merge_method"
     ),
-    "not here, because an adapter is not merged and begun anew during a run": (
+    "not here, because a run does not merge an adapter and restart it": (
         "relora relora_prune_ratio relora_prune_method relora_cpu_offload jagged_restart_steps "
         "jagged_restart_warmup_steps jagged_restart_anneal_steps"
     ),

@@ -111,7 +111,7 @@ def draw(run: RunDir, report: Callable[[RunDir], str]) -> str | None:
 
 
 def _report(run: RunDir, rows: RunTotals) -> str:
-    from orchestrator.observe.report import report
+    from orchestrator.observe.pages.report import report
 
     return report(run, rows)
 

@@ -54,14 +54,14 @@ class Workers:
         self.bundle = demand.resources.per_worker.bundle
         self.running = False
         self.status = GangStatus()
+        self._run = run
         self._profiles = ProfileRequests(run)
         self._snapshots = SnapshotServers(checkpoint, demand.optimizer, cluster, demand.pruned)
         source = demand.resources.notices
         self._notices = cluster.services(PREEMPTION_NOTICES, source) if source else None
         self._gang = cluster.gang()
         self._capacity = self._new_capacity()
-        self._hang_at = ("", 0)
-        """Run directory and attempt of the gang, which say where ranks write what they hang in."""
+        self._attempt = 0
         self._readings: tuple[dict[str, Any], ...] = ()
         """Readings of nodes that `take_readings` has not returned yet."""
 
@@ -123,7 +123,7 @@ class Workers:
             TimeoutError: the ranks cannot be placed. No rank is left running.
         """
         self.status = GangStatus()
-        self._hang_at = (task.run, task.attempt)
+        self._attempt = task.attempt
         if self._notices is not None:
             self._notices.ensure_running()
         try:
@@ -160,7 +160,7 @@ class Workers:
         missing: list[str] = []
         if fault.cause.end == "still":
             nodes = {each.rank: each.node for each in self.ranks}
-            missing = missing_ranks(*self._hang_at, nodes)
+            missing = missing_ranks(self._run.uri, self._attempt, nodes)
         return [*missing, *last_lines(redact(self._gang.output(rank)))]
 
     def prewarm_first(self, workers: int) -> None:

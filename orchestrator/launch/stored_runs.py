@@ -13,7 +13,7 @@ from orchestrator.checkpoint.pins import held, holders, without_dead_readers
 from orchestrator.config.errors import InputError
 from orchestrator.controller.events import EventHistory
 from orchestrator.observe.last_status import ControllerState, controller_state, last_status, state_of
-from orchestrator.observe.runs_page import UNREADABLE, Runs
+from orchestrator.observe.pages.runs_page import UNREADABLE, Runs
 from orchestrator.storage.file_names import COMMITS
 from orchestrator.storage.lease import is_locked
 from orchestrator.storage.row_line import EVENTS

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.observe.charts import Thinned
 from orchestrator.observe.energy import Measured, measured
+from orchestrator.observe.pages.charts import Thinned
 from orchestrator.observe.step_parts import LATEST, StepParts
 from orchestrator.storage.row_line import EVALS, EVENTS, LARGEST, METRICS, NODES, Row, evaluations_in
 from orchestrator.storage.run_directory import ORIGIN, RunDir

@@ -121,7 +121,6 @@ class StepTrace:
     """One rank's step: `events` in the order in which they run, for all micro-batches.
 
     Attributes:
-        memory_curve: (number of events so far, bytes) whenever memory has changed visibly, ascending.
         assumed: assumptions about the data, one line each ("experts are equally loaded").
         saved: bytes that this rank copies to the host's memory for a commit.
         batch_bytes: bytes of one micro-batch of the step's input.
@@ -132,7 +131,6 @@ class StepTrace:
     layout: dict[str, Any]
     events: tuple[Event, ...]
     memory: Memory
-    memory_curve: tuple[tuple[int, int], ...] = ()
     assumed: tuple[str, ...] = ()
     saved: int = 0
     batch_bytes: int = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from orchestrator.checkpoint.identity import read_job
@@ -12,10 +11,11 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.metric_names import by_name
 from orchestrator.config.redact import redact
 from orchestrator.observe.formatting import run_name
-from orchestrator.observe.page import render
+from orchestrator.observe.pages import search_charts
+from orchestrator.observe.pages.page import render
 from orchestrator.storage.row_line import evaluations_in
 from orchestrator.storage.run_directory import Row, RunDir
-from orchestrator.tune import charts, lineage
+from orchestrator.tune import lineage
 from orchestrator.tune.config import Dimension, TuneSpec
 from orchestrator.tune.space import Config, distribution_of
 
@@ -72,7 +72,7 @@ def report(sweep: RunDir) -> str:
     trained = [trial for trial in found["trials"] if trial["value"] is not None]
     if trained and found["best"] is not None:
         content |= _charts(sweep, tune, trained, found["best"]["trial"])
-    return render(Path(__file__).with_name("search_report.html.j2"), content)
+    return render("search_report", content)
 
 
 def _charts(sweep: RunDir, tune: TuneSpec, trained: list[dict[str, Any]], best: str) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def _charts(sweep: RunDir, tune: TuneSpec, trained: list[dict[str, Any]], best: 
         mine = rows[trial["trial"]]
         means = _smooth([row[tune.metric] for row in mine], window)
         points = [(float(row["step"]), mean) for row, mean in zip(mine, means, strict=True)]
-        lines.append(charts.Curve(trial["trial"], trial["state"], points))
+        lines.append(search_charts.Curve(trial["trial"], trial["state"], points))
     shared = max(min(t["step"] for t in trained), *(mine[0]["step"] for mine in rows.values() if mine))
     values = [
         _smooth([r[tune.metric] for r in rows[t["trial"]] if r["step"] <= shared], window)[-1]
@@ -97,9 +97,9 @@ def _charts(sweep: RunDir, tune: TuneSpec, trained: list[dict[str, Any]], best: 
     shares = importance(tune.space, [t["config"] for t in trained], values) if several else {}
     kinds = {key: dimension.kind for key, dimension in tune.space.items()}
     return {
-        "parallel": charts.parallel(trained, kinds, tune.metric, tune.direction, best),
-        "curves": charts.curves(lines, best),
-        "shares": [(charts.short_key(key), share) for key, share in shares.items()],
+        "parallel": search_charts.parallel(trained, kinds, tune.metric, tune.direction, best),
+        "curves": search_charts.curves(lines, best),
+        "shares": [(search_charts.short_key(key), share) for key, share in shares.items()],
         "compared_at": shared,
         "compared": len(trained),
     }

@@ -95,7 +95,7 @@ def measure(phase: str, uri: str, rows: int) -> dict[str, float]:
     from orchestrator.config.spec import parse
     from orchestrator.controller import finish
     from orchestrator.controller.run_history import RunHistory
-    from orchestrator.observe import report
+    from orchestrator.observe.pages import report
     from orchestrator.observe.totals import totals_of
     from orchestrator.storage.run_directory import RunDir
 

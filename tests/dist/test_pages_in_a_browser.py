@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from run_directories import run_of
 
-from orchestrator.observe.page_server import PageServer
+from orchestrator.observe.pages.page_server import PageServer
 
 WIDE, NARROW = {"width": 1200, "height": 900}, {"width": 400, "height": 800}
 LOOKS: dict[str, dict[str, Any]] = {

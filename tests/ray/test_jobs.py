@@ -114,7 +114,7 @@ def test_a_stopped_job_is_gone_on_with_and_its_log_is_read(
     package = ["--package", *longer, "--until", step + 4]
     more = said(local, folder, "submit", "job.yaml", *package, "--wait", code=3)
     assert (more["id"], more["exit_code"]) == ("longer-2", 3)
-    assert sent(local, "py_modules_files/*/orchestrator/observe/report.html.j2").exists()
+    assert sent(local, "py_modules_files/*/orchestrator/observe/pages/report.html.j2").exists()
     assert [row["step"] for row in rows(run)] == list(range(1, step + 5))
     assert any(f"from the commit at step {step}" in e["reason"] for e in rows(run, "events.jsonl"))
     assert {"longer-1", "longer-2"} <= {j["id"] for j in said(local, folder, "list")}

@@ -88,9 +88,7 @@ def deepened(few: StepTrace, more: StepTrace, times: float) -> StepTrace:
     memory = Memory(
         sum(at_peak.values()), at_peak, steady=steady, phase=phase, stage=stage, micro_batch=micro_batch
     )
-    return dataclasses.replace(
-        more, memory=memory, crests=(), memory_curve=(), saved=_on(few.saved, more.saved, times)
-    )
+    return dataclasses.replace(more, memory=memory, crests=(), saved=_on(few.saved, more.saved, times))
 
 
 def further(found: StepTrace, few: StepTrace, more: StepTrace, times: float) -> StepTrace:
@@ -108,7 +106,7 @@ def further(found: StepTrace, few: StepTrace, more: StepTrace, times: float) -> 
         at_peak=at_peak,
         steady=_grown(found.memory.steady, few.memory.steady, more.memory.steady, times),
     )
-    return dataclasses.replace(found, memory=memory, crests=(), memory_curve=())
+    return dataclasses.replace(found, memory=memory, crests=())
 
 
 def with_batches(found: StepTrace, count: int) -> StepTrace:

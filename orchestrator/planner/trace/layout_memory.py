@@ -75,6 +75,10 @@ class TracedMemory:
         each = self.layout.world // self.layout.pp
         return [value for value in self.by_stage(formula, of) for _ in range(each)]
 
+    def peaks(self, formula: Sequence[float]) -> Sequence[float]:
+        """Return the peak bytes of tensors at each index of the pipeline axis; the `formula` unless all were traced."""
+        return formula if self.reasons else self.by_stage(formula, lambda each: each.memory.peak)
+
     def told(self, plan: Plan, on_cpu: bool) -> dict[str, Any]:
         """Return the plan's JSON with the traced memory in place of the formula's, and with the formula's error."""
         found = plan.to_json()

@@ -115,10 +115,6 @@ class HeldBytes:
             self.at_peak = dict(self.now)
 
 
-CURVE_STEP = 1 / 256
-"""Change of memory, as a share of the peak, that adds a point to its curve."""
-
-
 class Recorder(TorchDispatchMode):
     """Counts the memory of all tensors on a device while it is entered, and records events while `events` is a list.
 
@@ -130,7 +126,6 @@ class Recorder(TorchDispatchMode):
         updates_elsewhere: whether tensors of the update are in host memory, which is not counted.
         is_backward: whether a pipeline's backward pass runs; parts of it are outside of autograd.
         crests: peaks between two operators, each with its phase and place.
-        curve: (number of events, bytes) whenever memory has changed by CURVE_STEP.
         steady: bytes by category between two steps.
         micro_batch: micro-batch that runs now, without a pipeline.
         in_pipeline: stage that runs now, within a pipeline.
@@ -159,7 +154,6 @@ class Recorder(TorchDispatchMode):
         self.is_backward = False
         self.updates_elsewhere = False
         self.crests: list[Crest] = []
-        self.curve: list[tuple[int, int]] = []
         self.steady: dict[str, int] = {}
         self.micro_batch = -1
         self.in_pipeline: int | None = None
@@ -192,7 +186,6 @@ class Recorder(TorchDispatchMode):
     def begin(self) -> None:
         """Look for the peak from here on."""
         self.crests.clear()
-        self.curve.clear()
         self.held.begin_peak()
 
     @property
@@ -256,15 +249,10 @@ class Recorder(TorchDispatchMode):
         self.look()
 
     def look(self) -> None:
-        """Note the peak since the last call, and a point of the curve if memory has changed enough."""
+        """Note the peak since the last call."""
         held = self.held
         self.crests.append(((self.phase, *self.place), held.peak, tuple(held.at_peak.values())))
         held.begin_peak()
-        if self.events is not None:
-            now = self.held.total
-            last = self.curve[-1][1] if self.curve else -1
-            if last < 0 or abs(now - last) > CURVE_STEP * max(self.held.peak, 1):
-                self.curve.append((len(self.events), now))
 
     def _record(
         self,

@@ -132,6 +132,5 @@ def _step_trace(rank: int, layout: Layout, recorder: Recorder) -> StepTrace:
         layout.to_json(),
         tuple(recorder.events or ()),
         memory,
-        tuple(recorder.curve),
         crests=tuple(recorder.crests),
     )

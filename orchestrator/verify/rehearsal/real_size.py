@@ -43,7 +43,7 @@ class Real:
 
     def looked_at(self, job: ResolvedJob) -> tuple[str, str, str]:
         """Trace the ranks that matter. Return a line, or a problem and its fix; the others are empty."""
-        from orchestrator.observe.page import size
+        from orchestrator.observe.pages.page import size
         from orchestrator.planner.trace.layout_memory import traced_memory
 
         traced = self.traced or traced_memory(job, self.layout, SECONDS)

@@ -23,7 +23,7 @@ from orchestrator.data.config import DataSpec
 from orchestrator.data.prepare.prepare import prepare
 from orchestrator.data.store.census import census
 from orchestrator.data.store.tokens import Tokens
-from orchestrator.observe.data_report import page
+from orchestrator.observe.pages.data_report import page
 
 pytestmark = pytest.mark.usefixtures("two_cpus")
 STEPS = [

@@ -151,6 +151,10 @@ def test_a_rank_that_is_traced_counts_where_another_could_not_be() -> None:
     small = Machine(memory=float(one.memory.peak), flops=1e12)
     predicted, _ = some.beside([1.0, 1.0], 1.0, small, False)
     assert predicted == {"memory_bytes": one.memory.peak, "fits": False}
+    assert some.peaks([1.0, 2.0]) == [1.0, 2.0]
+    last = traced({"pp": 2}, 1)
+    both = TracedMemory(Layout(pp=2), (one, last), 0.0)
+    assert both.peaks([1.0, 2.0]) == [one.memory.peak, last.memory.peak]
     untraced = TracedMemory(Layout(), (NotTraced(0, "no"),), 0.0)
     with_commit = dataclasses.replace(untraced, saved=1e9)  # which a processor has in the same memory
     assert with_commit.needed(1e9, True) > untraced.needed(1e9, True) + 1e9

@@ -12,8 +12,8 @@ from fsspec.implementations.local import LocalFileSystem
 from run_directories import run_of
 
 from orchestrator.cli.app import call
-from orchestrator.observe.page_server import PageServer
-from orchestrator.observe.runs_page import listed as listed_rows
+from orchestrator.observe.pages.page_server import PageServer
+from orchestrator.observe.pages.runs_page import listed as listed_rows
 from orchestrator.storage.run_directory import RunDir
 
 

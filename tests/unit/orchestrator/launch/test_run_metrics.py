@@ -61,5 +61,5 @@ def test_a_run_that_has_failed_says_so(
 
 
 def test_the_guide_names_them_all() -> None:
-    guide = (Path(__file__).parents[4] / "docs/guides/tracking.md").read_text()
+    guide = (Path(__file__).parents[4] / "docs/guides/mlflow.md").read_text()
     assert [name for name in (*GAUGES, PARTS) if f"`ray_{name}`" not in guide] == []

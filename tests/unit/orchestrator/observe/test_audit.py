@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.config.errors import InputError
 from orchestrator.observe.audit import audit, audit_of, memory_audit
-from orchestrator.observe.charts import stacked
+from orchestrator.observe.pages.charts import stacked
 from orchestrator.storage.run_directory import RunDir, runs_in
 
 PLAN: dict[str, Any] = {

@@ -17,7 +17,7 @@ from orchestrator.api.run import load_run
 from orchestrator.cli.app import call
 from orchestrator.config.spec import dump, parse
 from orchestrator.observe.last_status import ControllerState, controller_state
-from orchestrator.observe.report import report
+from orchestrator.observe.pages.report import report
 from orchestrator.storage.process_identity import process_identity
 from orchestrator.storage.run_directory import RunDir
 

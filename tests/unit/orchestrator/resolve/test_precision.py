@@ -16,7 +16,7 @@ from orchestrator.controller.run_history import RunHistory
 from orchestrator.launch import preflight as checks
 from orchestrator.launch.job_checks import check_preparable
 from orchestrator.launch.preflight import preflight
-from orchestrator.observe.report import report
+from orchestrator.observe.pages.report import report
 from orchestrator.planner.device import Machine
 from orchestrator.planner.profile import load
 from orchestrator.resolve.precision import as_its_run, choice_of, in_chosen_precision, record_choice

@@ -8,9 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from datatrove.utils.text import ngrams, simplify_text
 
 from orchestrator.data.clean import grams
 from orchestrator.data.clean.config import Decontaminate
+from orchestrator.data.clean.removed import Removed
 from orchestrator.data.store.data_folder import DataFolder
 
 
@@ -36,3 +38,18 @@ def test_text_that_is_cut_into_parts_is_indexed_whole(
     whole = index(2**25)
     assert len(whole) == 1200 - documents * (rule.words - 1)
     assert index(700) == whole
+
+
+def test_an_evaluation_text_shorter_than_an_n_gram_is_found_where_datatrove_has_nothing_to_look_for(
+    tmp_path: Path,
+) -> None:
+    asked = "Which river runs through the old town of Passau?"
+    (tmp_path / "eval.txt").write_text(asked)
+    rule = Decontaminate.model_validate({"sources": [{"uri": str(tmp_path / "eval.txt")}]})
+    assert list(ngrams(simplify_text(asked).split(), rule.words)) == []
+    step: Any = SimpleNamespace(rule=rule, key="short", name="decontaminate")
+    folder = DataFolder(str(tmp_path / "cache"))
+    grams.write_index(folder, step)
+    decide = grams.decontaminate(folder, step)
+    assert isinstance(decide(f"They were told: {asked.lower()} Nobody knew.", {}), Removed)
+    assert decide("Which river runs through the old town?", {}) == "Which river runs through the old town?"
