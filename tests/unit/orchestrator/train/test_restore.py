@@ -34,9 +34,7 @@ def restorer(folder: Path, peers: Any) -> Restorer:
     store.publish(880, shard, {"position": 0, "receipt": ""})
     run = str(folder)
     task = Task(job={}, layout=Layout().to_json(), run=run, data="", attempt=1, restore=None, until=900)
-    return Restorer(
-        task, peers, CheckpointSpec(), Retry(), measured={}, own_code={}, accepted=[], distill=None
-    )
+    return Restorer(task, peers, CheckpointSpec(), Retry(), measured={}, own_code={}, accepted=[])
 
 
 def test_a_snapshot_that_nodes_took_along_is_passed_over_and_ends_no_run(tmp_path: Path) -> None:
