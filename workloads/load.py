@@ -124,7 +124,8 @@ def load(
     """
     if mup is not None and model.startswith(FOLDER):
         raise WorkloadError(
-            f"mup scales weights that begin anew, and {model} has its own; use a preset or set mup to null"
+            f"mup scales weights that start from random values, and {model} has weights; use a preset or set "
+            f"mup to null"
         )
     if described is None:
         described = describe(model, changes, vocabulary.size, implementation=implementation, kept=kept)
@@ -214,7 +215,7 @@ def _with_decoder_start(
     if (vocabulary.decoder_start or 0) >= config.vocab_size:
         raise WorkloadError(
             f"the decoder of {model} begins with token {vocabulary.decoder_start}, and the model has "
-            f"{config.vocab_size}; mend decoder_start_token_id in its config.json"
+            f"{config.vocab_size}; fix decoder_start_token_id in its config.json"
         )
     return vocabulary
 

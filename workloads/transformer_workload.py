@@ -159,7 +159,7 @@ class TransformerWorkload:
         new = {n for n in self.shapes if base is not None and base.find(n) is None}
         adapted = replace(self, adapter=adapter)
         if beginning := adapted.quantised & new:
-            raise WorkloadError(f"{min(beginning)} begins anew, and is no base to keep in 4 bits")
+            raise WorkloadError(f"cannot store {min(beginning)} in 4 bits: it starts from random values")
         names = [name for name in parameters_of(adapted) if not adapter.trains(name) and name not in new]
         return replace(adapted, frozen=frozenset(names))
 
@@ -305,7 +305,7 @@ class TransformerWorkload:
         if ends_in_eos:
             raise WorkloadError(
                 "transformers finds the last token of a text by the padding behind it, and this tokenizer pads with "
-                "the token that ends a text; give it a pad token of its own, or set checkpoint.export to null"
+                "the token that ends a text; add a separate pad token, or set checkpoint.export to null"
             )
 
     def to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:

@@ -17,7 +17,7 @@ from workloads.workload import Batch, Workload
 
 @dataclass(frozen=True)
 class Trial:
-    """What the trainer hands to `check_trial`.
+    """The arguments that the trainer passes to `check_trial`.
 
     Attributes:
         seed: the seed of the run.

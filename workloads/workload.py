@@ -37,7 +37,7 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What an objective needs to know about the tokenizer. Ids that the tokenizer lacks are None.
+    """The facts about the tokenizer that an objective needs. Ids that the tokenizer lacks are None.
 
     Attributes:
         sentinels: the ids of `<extra_id_0>`, `<extra_id_1>`, ... in that order (T5, GLM).

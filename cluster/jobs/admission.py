@@ -29,7 +29,7 @@ class QueuedJob:
     since: float
     """When it began to wait, unix seconds."""
     bundle: Bundle
-    """What one of its workers occupies."""
+    """The resources that one of its workers occupies."""
     least: int
     """The smallest number of workers that it can run on."""
     most: int
@@ -54,7 +54,7 @@ class Admission:
     room: int = 0
     """How many workers an admitted job may have."""
     waits_for: str = ""
-    """What a job that is not admitted waits for, for people."""
+    """The reason why a job waits, as text for people."""
     yield_to: str = ""
     """The job for which it should commit and end; empty without one."""
     possible: bool = True
@@ -161,4 +161,4 @@ def _victims(
 def _waits_for(ticket: QueuedJob, fitting: int, running: Sequence[QueuedJob]) -> str:
     """The message about what the first job in line waits for."""
     others = ", ".join(sorted(t.short for t in running)) or "nobody"
-    return f"{ticket.least} workers of {ticket.bundle}; there is room for {fitting}, and at work: {others}"
+    return f"{ticket.least} workers of {ticket.bundle}; there is room for {fitting}; running: {others}"

@@ -146,7 +146,7 @@ class Jobs:
     ) -> str:
         """Submit a job under its next number, and return the submission's id.
 
-        After an interruption `find` tells whether the job is submitted.
+        After an interruption `find` says whether the job is submitted.
 
         Args:
             name: the name of the job.

@@ -4,7 +4,7 @@ FOLDER`.
 Slurm or SkyPilot gives the number of the task in the environment. Task 0 is the head, at that address. Each node, with
 all of Ray, lives while the script that started it holds the other end of its standard input. SIGTERM does not end it:
 at a preemption, Slurm sends SIGTERM to all tasks but not to the script, and the run on them still has to commit.
-Instead, a file in the folder tells the script.
+Instead, a file in the folder informs the script.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> None:
 def short_folder(usual: str) -> str:
     """Return the usual folder of temporary files, or /tmp if paths of sockets below the usual one would be too long.
 
-    Some sites give each Slurm job a folder of its own.
+    Some sites give each Slurm job its own folder.
     """
     return usual if len(usual) <= LONGEST_FOLDER else "/tmp"
 

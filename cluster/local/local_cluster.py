@@ -197,12 +197,12 @@ def claimed(name: str, purpose: str) -> Iterator[None]:
     parent = folder_of(name).parent
     parent.mkdir(mode=0o700, exist_ok=True)
     if parent.stat().st_uid != os.getuid():
-        raise ClusterError(f"{parent} belongs to someone else; set TMPDIR to a folder of your own")
+        raise ClusterError(f"{parent} belongs to someone else; set TMPDIR to a folder that you own")
     try:
         with exclusive_lock(parent / f"{name}.{purpose}.lock"):
             yield
     except BlockingIOError:
-        what = f"another command is at work with the cluster {name!r}"
+        what = f"another command is using the cluster {name!r}"
         raise ClusterError(f"{what}; wait until it has ended, or choose another name") from None
     finally:
         with contextlib.suppress(OSError):
@@ -317,8 +317,8 @@ def with_addresses(cluster: LocalCluster, nodes: Sequence[NodeSpec]) -> list[Nod
     for node in nodes:
         ip = next(free, None)
         if ip is None:
-            what = f"the cluster has had {len(places)} nodes, and no address is left"
-            raise ClusterError(f"{what}; end it with `cluster down`, and start it anew")
+            what = f"the cluster has had {len(places)} nodes, and all addresses are used"
+            raise ClusterError(f"{what}; end it with `cluster down`, and start it again")
         found.append(dataclasses.replace(node, folder=cluster.folder, ip=ip, head_address=cluster.address))
     return found
 

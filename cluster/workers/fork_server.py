@@ -62,7 +62,7 @@ class Standby:
         self.channel.settimeout(TAKE_TIMEOUT)
 
     def is_ready(self) -> bool:
-        """Whether its device is ready, or it has ended. `take` tells which."""
+        """Whether its device is ready, or it has ended. `take` returns which."""
         return bool(select.select([self.channel], [], [], 0)[0])
 
     def take(self, rank: dict[str, Any]) -> bool:

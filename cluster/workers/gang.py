@@ -96,7 +96,7 @@ class RankStatus:
     failed_at: float = 0.0
     """When it ended."""
     result: Any = None
-    """What its entry point returned."""
+    """The return value of its entry point."""
     last_heartbeat: float = 0.0
     waiting: bool = False
     """Whether it waits for storage."""
@@ -107,7 +107,7 @@ class RankStatus:
     modules: int = 0
     """How many Python modules it has imported. An import may take longer than a step, on a slow file system."""
     work: Work | None = None
-    """What it does between two steps, None while it trains."""
+    """Its activity between two steps; None while it trains."""
     cause: Cause = UNKNOWN
     """How it ended."""
 
@@ -130,7 +130,7 @@ class GangStatus:
 
 @dataclass(frozen=True)
 class Bundle:
-    """What one rank occupies: CPUs, GPUs, and a SELECTOR for each label that its node must have."""
+    """The resources that one rank occupies: CPUs, GPUs, and a SELECTOR for each label that its node must have."""
 
     cpu: float = 1.0
     gpu: float = 0.0
@@ -240,7 +240,7 @@ class Gang(Protocol):
         """Ask the ranks to profile their next steps, see `orchestrator.train.profile`."""
 
     def output(self, rank: int) -> str:
-        """Return the last of what a rank printed, even if it has ended; empty if its node does not answer at once.
+        """Return the last output of a rank, even if it has ended; empty if its node does not answer at once.
 
         Not available after `stop`.
         """

@@ -159,7 +159,7 @@ class HeartbeatServer:
     def _accept(self) -> Iterator[socket.socket]:
         """Accept every connection that waits.
 
-        A turn of the loop reads all ranks that beat. With one connection a turn, the last of a thousand ranks would
+        One pass of the loop reads all ranks that beat. With one connection a pass, the last of a thousand ranks would
         wait for minutes.
         """
         with contextlib.suppress(OSError):  # none waits any more, or one was given up
@@ -170,7 +170,7 @@ class HeartbeatServer:
                 yield accepted
 
     def _ping(self) -> None:
-        """Tell the ranks every PING_INTERVAL that the run goes on, and how many rows are saved.
+        """Tell the ranks every PING_INTERVAL that the run continues, and how many rows are saved.
 
         This happens in the listening thread, because the thread that polls may wait long for storage.
         """

@@ -84,7 +84,7 @@ def remaining_faults(faults: tuple[str, ...], begun: int) -> tuple[str, ...]:
 
     Args:
         faults: the faults as text.
-        begun: the last step that the failed attempt may have begun.
+        begun: the last step that the failed attempt may have started.
     """
     parsed = ((text, FaultSpec.parse(text)) for text in faults)
     return tuple(text for text, fault in parsed if fault.attempt is not None or fault.step > begun)

@@ -31,7 +31,7 @@ DRIVER_TIMEOUT = 30.0
 
 @dataclass(frozen=True)
 class Offer:
-    """What a node offers one worker."""
+    """The resources that a node offers one worker."""
 
     memory: float
     """Bytes of host memory."""
@@ -66,8 +66,9 @@ def this_machine() -> dict[str, Any]:
 def smallest_offer(bundle: Bundle, most: int) -> Offer | None:
     """Return what the worst alive node offers one worker; None if no node can hold one.
 
-    A node's host memory is divided among the workers that fit on it, at most `most`. Of several kinds of GPUs, the one
-    with the least memory counts, by its driver, because Ray's names do not tell variants with different memory apart.
+    A node's host memory is divided among the workers that fit on it, at most `most`. If there are several kinds of
+    GPUs, the one with the least memory counts, as its driver reports it: Ray's names do not distinguish variants with
+    different memory.
 
     Args:
         bundle: what one worker occupies.

@@ -100,8 +100,8 @@ class RankOutput:
     def _copy(self) -> None:
         last = False
         while not last:
-            last = self._ends.wait(INTERVAL)  # the last turn copies all output before the end
-            with contextlib.suppress(Exception):  # the next turn tries again after an error
+            last = self._ends.wait(INTERVAL)  # the last pass copies all output before the end
+            with contextlib.suppress(Exception):  # the next pass tries again after an error
                 self._copy_new()
         with self._lock:
             self._last = self._end()

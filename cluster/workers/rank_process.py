@@ -231,4 +231,4 @@ def die_with_parent(parent: int) -> None:
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(1)  # the parent died before the kernel could be told
+        os._exit(1)  # the parent died before this process could register with the kernel

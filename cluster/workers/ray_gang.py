@@ -43,8 +43,8 @@ NODE_CHECK_INTERVAL = 1.0
 class RayGang:
     """`Gang` on Ray. Ranks are numbered group by group, and groups by the address of their node.
 
-    Worker groups stay between attempts. Those that `prewarm` asks for beyond the ones in use are made while the ranks
-    run. All of them belong to the process that made this object: if it dies, Ray and the kernel end the rest.
+    Worker groups stay between attempts. Groups that `prewarm` requests beyond those in use are created while the
+    ranks run. All of them belong to the process that made this object: if it dies, Ray and the kernel end the rest.
     """
 
     def __init__(self, shared: str = "") -> None:

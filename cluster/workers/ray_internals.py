@@ -84,7 +84,8 @@ NODE_TIMEOUT = 60
 def free_resources_by_node() -> dict[str, dict[str, float]]:
     """Return the free resources by node id.
 
-    Without it only the total of the cluster is known. Gangs could not tell whether ranks that share a node fit on one.
+    Ray's public API gives only the cluster's total, from which a gang cannot know whether ranks that share a node fit
+    on one.
     """
     from ray._private.state import available_resources_per_node
 

@@ -201,7 +201,7 @@ def _interrupt_when_unwanted(channel: Connection) -> None:
 
 
 def _asked(name: str, do: str) -> socket.socket:
-    """Connect to a copy of the process of that name, and send it the task and this process's place. Raises OSError."""
+    """Connect to a copy of the process of that name, and send it the task and this process's rank. Raises OSError."""
     place = {"do": do, "environment": environment_of_ranks(), "folder": os.getcwd(), "path": sys.path}
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -1,4 +1,5 @@
-"""The context of a rank's entry point: its rank, the place of the c10d store, and ways to report and to be stopped."""
+"""The context of a rank's entry point: its rank, the address of the c10d store, and ways to report and to be
+stopped."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ STORE_PORT_TIMEOUT = 180.0
 
 @dataclass(frozen=True)
 class RankInfo:
-    """The place of a rank in its gang."""
+    """The position of a rank in its gang."""
 
     rank: int
     world_size: int
@@ -34,9 +35,9 @@ class Work:
     """Work of a rank between two optimizer steps, such as an evaluation, and how much of it is done."""
 
     name: str
-    """What the rank does, for people."""
+    """The rank's activity, as text for people."""
     unit: str
-    """What is counted, in the plural: batches or tokens."""
+    """The unit that is counted, in the plural: batches or tokens."""
     done: int
     """How many of them are done."""
     of: int
@@ -54,7 +55,7 @@ class WorkerContext:
     """The state that a rank's training thread writes and its heartbeat threads read. All methods are thread-safe.
 
     Attributes:
-        rank_info: the place of the rank in its gang.
+        rank_info: the position of the rank in its gang.
         store: the c10d store if this process serves it (rank 0), else None.
         changed: set when there is something to send.
         on_hang: called, in a separate thread, when the gang is about to be killed because it hangs.
@@ -187,7 +188,7 @@ class WorkerContext:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether this process was told that it will be taken away."""
+        """Whether this process got notice that it will be preempted."""
         return self._preempted
 
     @property

@@ -95,7 +95,7 @@ class WorkerHost:
                 self._output.close()
 
     def output(self) -> str:
-        """Return the last of what the rank printed."""
+        """Return the last output of the rank."""
         return self._output.tail() if self._output is not None else ""
 
     def print_stacks(self) -> None:
@@ -121,12 +121,12 @@ class WorkerHost:
 
 
 class GroupSpec(NamedTuple):
-    """What kind of worker group an attempt needs. Groups of an equal spec can be used again."""
+    """The kind of worker group that an attempt needs. Groups of an equal spec can be used again."""
 
     ranks: int
     """Ranks that should share a node."""
     bundle: Bundle
-    """What one rank occupies."""
+    """The resources that one rank occupies."""
     target: str
     """The entry point, "module:function", whose module the workers import."""
 

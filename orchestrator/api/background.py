@@ -1,4 +1,4 @@
-"""A run in a process of its own on this machine, as a submission that a `Run` can look at."""
+"""A run in a separate process on this machine, as a submission that a `Run` can query."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orchestrator.config.outcome import Outcome
 from orchestrator.storage.run_directory import RunDir
 
 PROGRAM = "orchestrator: "
-"""What the line begins with in which a command says why it ended."""
+"""The prefix of the line in which a command says why it ended."""
 
 
 class BackgroundRun:
@@ -31,7 +31,7 @@ class BackgroundRun:
         words += ["--priority", str(priority)] if priority else []
         self._output = tempfile.TemporaryFile()  # noqa: SIM115
         path = os.pathsep.join(filter(None, sys.path))  # the command finds own code where this process does
-        # A session of its own: an interrupt of the notebook's or the terminal's processes does not reach it.
+        # A new session: an interrupt of the notebook's or the terminal's processes does not reach it.
         self._process = subprocess.Popen(
             words,
             stdin=subprocess.PIPE,
@@ -70,7 +70,7 @@ class BackgroundRun:
         return self.submission
 
     def stop(self, _: str) -> None:
-        """Ask the command to save a checkpoint and end, once: it ends at once when it is asked again."""
+        """Ask the command once to save a checkpoint and end. A second request would end it at once."""
         if not self._is_stopped:
             self._is_stopped = True
             self._process.terminate()

@@ -1,4 +1,4 @@
-"""A checkpoint as a Python object: its weights, for a loop of one's own."""
+"""A checkpoint as a Python object: its weights, for the user's own training loop."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ from orchestrator.config.spec import JobSpec, dump, parse
 
 
 class Job:
-    """What a job file says, given as keyword arguments: `Job(name="a", workload={...}, data={...}, train={...})`.
+    """A job, with the keys of a job file as keyword arguments: `Job(name="a", workload={...}, data={...},
+    train={...})`.
 
     Relative paths are relative to the current folder. Raises InputError, with the line of the command, for what is
     wrong.

@@ -67,12 +67,12 @@ class CommitOfRun:
     def says(
         self, prompts: Sequence[str], tokens: int, sampling: Sampling, bare: bool
     ) -> tuple[list[str], bool]:
-        """Return its text after each prompt, and whether the prompts were a user's turns. `bare` prompts are not.
+        """Return its text after each prompt, and whether the prompts were a user's messages. `bare` prompts are not.
 
         Raises InputError.
         """
         if self._spec.data.samples is not None:
-            what = "a model of own samples continues no text"
+            what = "a model of own samples cannot continue text"
             raise InputError(what, self._run.uri, "load it by load_run(..).model()")
         found = model_of_commit(self._run, self._spec, self._commit, self._raw)
         chat = None if bare else chat_of(found.spec.data, found.spec.workload.objective, found.tokens)

@@ -32,7 +32,7 @@ class PlannedLayout:
 
 @dataclass(frozen=True)
 class JobPlan:
-    """What the planner predicts of a job, as `orchestrator plan` shows it.
+    """The planner's predictions for a job, as `orchestrator plan` shows them.
 
     Attributes:
         layout: the chosen layout.

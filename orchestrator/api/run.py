@@ -78,8 +78,8 @@ class Run:
 
     @property
     def state(self) -> str:
-        """The state of the run: "done", "failed" or "stopped" at its end, "waiting" while it waits for its turn or for
-        workers, else its phase; "unknown" before it begins, "lost" if its controller ended without a word.
+        """The state of the run: "done", "failed" or "stopped" at its end, "waiting" while it waits in the queue or
+        for workers, else its phase; "unknown" before it begins, "lost" if its controller ended without a word.
 
         Before a submitted run begins, this is the state of its submission.
         """
@@ -128,7 +128,7 @@ class Run:
             except InputError:
                 if step in store.steps():
                     raise
-                continue  # a run at work has removed it since
+                continue  # a running job has removed it since
             told = (
                 commit.position,
                 commit.receipt,
@@ -243,7 +243,7 @@ class Run:
     ) -> list[str]:
         """Continue prompts with the model of a commit, the newest sound one by default, in this process.
 
-        A model trained on conversations answers each prompt as a user's turn, unless `bare`.
+        A model trained on conversations answers each prompt as a user's message, unless `bare`.
 
         Args:
             prompts: one text, or several.
@@ -314,7 +314,9 @@ class Run:
                 if self.summary or now - ended > FINAL:
                     break
             elif is_silent:
-                raise RunFailed(f"{not_driven(self.uri)}; the same command goes on from its last commit")
+                raise RunFailed(
+                    f"{not_driven(self.uri)}; the same command continues from its last checkpoint"
+                )
             if deadline is not None and now > deadline:
                 raise TimeoutError(f"{self.uri} is at {state} after {timeout:g} s")
             time.sleep(EVERY)

@@ -26,7 +26,7 @@ def run(
 ) -> Run:
     """Train a job to its end, here or on the Ray cluster at `address`, or resume it from its last checkpoint.
 
-    Ctrl-C saves a checkpoint and ends the run. With block=False the run trains in a process of its own, and this
+    Ctrl-C saves a checkpoint and ends the run. With block=False the run trains in a separate process, and this call
     returns at once: `Run.status` follows it, `Run.wait` waits for it, and `Run.stop` ends it. It goes on when this
     process ends.
 

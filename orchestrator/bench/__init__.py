@@ -1,1 +1,1 @@
-"""Measure exports beside each other: quality, bytes, memory and speed, each in the runtime that it was written for."""
+"""Compare exports: quality, bytes, memory and speed, each in the runtime that it was written for."""

@@ -47,7 +47,7 @@ class ExportFolder:
 
 
 def read_exports(places: list[str]) -> list[ExportFolder]:
-    """Return the exports in these folders, named by as much of their paths as tells them apart.
+    """Return the exports in these folders, named by the shortest ends of their paths that differ.
 
     Raises InputError for a folder that holds no export which can be measured here, and for a folder named twice.
     """

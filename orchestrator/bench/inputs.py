@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from orchestrator.config.spec import JobSpec
 
 Prepare: TypeAlias = "Callable[[JobSpec, RunDir, PreparedData], PreparedData]"
-"""Makes the data of a job as far as it is missing, given its run directory and what was prepared before."""
+"""Prepares the missing data of a job, given its run directory and the data prepared before."""
 SET = "held_out"
 """The name of the held-out set in the job that prepares it."""
 TOKENS = "tokens"
@@ -81,7 +81,7 @@ class Inputs:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The metrics that are computed of them, the most telling one first."""
+        """The metrics computed from them, the most informative first."""
         found = metrics_of(self.objective)
         return tuple(name for name in found if name != BITS or self.tokens_per_byte)
 
@@ -120,7 +120,7 @@ def read_inputs(
 
 
 def metrics_of(objective: str) -> tuple[str, ...]:
-    """Return the metrics that are measured of exports of an objective, the most telling one first; none of another."""
+    """Return the metrics to measure for exports of an objective, the most informative first; none of another."""
     if objective in OF_CLASSES:
         return "accuracy", "f1", "loss"
     return ("perplexity", "loss", "accuracy", BITS) if objective in OF_TOKENS else ()
@@ -129,7 +129,7 @@ def metrics_of(objective: str) -> tuple[str, ...]:
 def comparable_metric(
     exports: Sequence[ExportFolder], inputs: Sequence[Inputs], asked: str | None, where: str
 ) -> str:
-    """Return the metric by which exports are compared: `asked`, named at the key `where`, or the most telling one.
+    """Return the metric by which exports are compared: `asked`, named at the key `where`, or the most informative one.
 
     A mean over tokens is comparable only if they are the same tokens: longer ones are harder to predict.
 
@@ -139,7 +139,7 @@ def comparable_metric(
     for export, each in zip(exports, inputs, strict=True):
         if sorted(each.labels) != sorted(first.labels) or each.objective != first.objective:
             what = f"predicts something else than {exports[0].name} ({each.objective}, {first.objective})"
-            raise InputError(what, export.path, "measure exports of one task beside each other")
+            raise InputError(what, export.path, "compare exports of one task")
         if each.predicts_classes and each.samples != first.samples:
             what = f"reads {each.samples} of the rows, and {exports[0].name} {first.samples}"
             raise InputError(what, export.path, "give rows that both can read")
@@ -163,7 +163,7 @@ def _spec(export: ExportFolder, uri: str, overrides: Sequence[str]) -> JobSpec:
         hint = "compare it with `orchestrator evaluate`"
         raise InputError(f"was trained with {objective}, and what is measured is {known}", export.path, hint)
     if objective in ("causal_lm", "conversation"):
-        # A runtime of its own knows nothing of packed rows: one text a row, and no document within another's context.
+        # An export's runtime does not support packed rows: one text a row, and no document within another's context.
         options = {"pack": "no"} if objective == "conversation" else {"documents": "pack"}
         spec = spec.model_copy(
             update={

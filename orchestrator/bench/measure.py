@@ -1,4 +1,4 @@
-"""Measure exports in turns: each in a process of its own, all on the same rows, a few passes at a time."""
+"""Measure exports in alternating rounds: each in its own process, all on the same rows, a few passes at a time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ TOKENS_AT_ONCE = 4
 SAMPLES_AT_ONCE = 32
 """Samples of a classifier that are scored at once."""
 PASSES = 5
-"""Passes of a single sample in each turn of an export. Those of larger batches are as long, and one of them is made."""
+"""Passes of a single sample in each round of an export. A larger batch takes as long as these together, so it makes
+one pass."""
 Tell = Callable[[Mapping[str, Any]], None]
 """Shows how far the measurement is, with the keys of `ProgressDisplay.update`."""
 
@@ -147,16 +148,16 @@ def measure_exports(
 ) -> list[Measured]:
     """Return what was measured of each export.
 
-    Speeds are measured in turns: in each of so many rounds every export makes a few passes, over the same rows. So
-    whatever else the machine does slows all of them. Nothing else computes while an export does.
+    Speeds are measured in alternating rounds: in each round every export makes a few passes over the same rows. So
+    whatever else the machine does slows all of them. Only one export computes at a time.
 
     Args:
         exports: the exports.
         inputs: their held-out samples, in the same order.
         batches: numbers of samples in a batch.
-        rounds: number of turns of each export; 0 to measure no speed.
+        rounds: number of rounds of each export; 0 to measure no speed.
         threads: number of threads of each process.
-        tell: shows how far the measurement is.
+        tell: shows the progress.
         known: metrics on these samples that were measured before, by the export's folder; they are not measured again.
 
     Raises:

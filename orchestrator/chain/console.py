@@ -37,7 +37,7 @@ class ChainDisplay:
         self._phases = phases
         self._printed_at = time.monotonic()
         text = "  |  ".join(line(name, found) for name, found in stages.items())
-        with contextlib.suppress(BrokenPipeError):  # the reader has gone; the chain goes on
+        with contextlib.suppress(BrokenPipeError):  # the reader has gone; the chain continues
             if self._terminal:
                 print(f"\r\x1b[2K{text}", end="", file=self._stream, flush=True)
             elif text:

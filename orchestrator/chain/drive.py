@@ -71,7 +71,7 @@ def run(
         priority: the priority in the cluster's queue.
 
     Raises:
-        InputError: one of the jobs is wrong, or belongs to another run. Nothing has been written then.
+        InputError: one of the jobs is wrong, or belongs to another run. Nothing has been written in that case.
     """
     from orchestrator.chain.mlflow_chain import followed
 
@@ -296,10 +296,10 @@ class Driver:
         bad = [name for name, each in found.items() if each.outcome != Outcome.STOPPED]
         if not (found or left):
             if self._are_exports_left:
-                return Outcome.STOPPED, "the exports are not compared yet; the same command goes on"
+                return Outcome.STOPPED, "the exports are not compared yet; the same command continues"
             return Outcome.DONE, ""
         if self._fallen:
-            return Outcome.FAILED, f"{self._fallen}; the same command goes on from the last commits"
+            return Outcome.FAILED, f"{self._fallen}; the same command continues from the last checkpoints"
         if not bad:
             return self._stopped(found, left)
         lines = []
@@ -319,5 +319,5 @@ class Driver:
             line += f"; still to come: {', '.join(left)}"
         committed = any((each.summary or {}).get("commit") is not None for each in found.values())
         if committed or any(each.outcome == Outcome.DONE for each in self._ended.values()):
-            return Outcome.STOPPED, f"{line}; the same command goes on"
-        return Outcome.FAILED, f"{line}; there is no commit yet, and the same command begins anew"
+            return Outcome.STOPPED, f"{line}; the same command continues"
+        return Outcome.FAILED, f"{line}; no checkpoint yet; the same command starts from the beginning"

@@ -78,7 +78,8 @@ def shares(chain: ChainSpec, root: RunDir) -> dict[str, float]:
 
 
 def compared(chain: ChainSpec) -> tuple[str, ...]:
-    """Return the names of what is compared, the teacher first: stages, or the folder of an export for the teacher."""
+    """Return the names of the compared exports, the teacher first: stages, or the folder of an export for the
+    teacher."""
     if chain.compress is None:
         return ()
     return tuple(dict.fromkeys([str(chain.compress.teacher), *(stage.name for stage in chain.exporting)]))
@@ -91,7 +92,8 @@ def rows_of(chain: ChainSpec, root: RunDir) -> list[dict[str, Any]]:
 
 
 def shortfall(chain: ChainSpec, root: RunDir, name: str) -> str:
-    """Return why a stage fails because of what its export keeps; empty if it keeps enough, or was not measured."""
+    """Return why a stage fails because its export keeps too little of the teacher's metric; empty if it keeps enough,
+    or was not measured."""
     share = shares(chain, root).get(name)
     if chain.compress is None or share is None or share >= chain.compress.keep:
         return ""
@@ -112,7 +114,7 @@ class ExportTable:
             stages: its stages, by name.
             root: its directory.
             prepare: prepares held-out rows on the cluster that the chain runs on.
-            tell: shows how far a measurement is.
+            tell: shows the progress.
         """
         self._chain = chain
         self._stages = stages
@@ -135,7 +137,7 @@ class ExportTable:
             self._measure(wanted, rounds=0)
 
     def measure_all(self) -> None:
-        """Measure the metrics and the speeds of all exports, in turns, unless that was done before."""
+        """Measure the metrics and speeds of all exports in alternating rounds, unless they were measured before."""
         if self._chain.compress is not None and not self._are_measured():
             self._measure(compared(self._chain), self._chain.compress.rounds)
 
@@ -197,7 +199,7 @@ class ExportTable:
 
     @cached_property
     def _rows(self) -> list[tuple[str, str]]:
-        """What identifies the content of the held-out rows."""
+        """The key of the held-out rows' content."""
         assert self._chain.compress is not None
         files = resolve([Source(uri=self._chain.compress.held_out)], HELD_OUT)
         return [(file.uri, file.content) for file in files]
@@ -218,7 +220,7 @@ def export_of(stage: StageRun) -> str:
 
 
 def _asked(compress: CompressSpec) -> dict[str, Any]:
-    """Return what numbers in exports.json are about, beside the metric."""
+    """Return the context of the numbers in exports.json, besides the metric."""
     return {"held_out": compress.held_out, "teacher": compress.teacher, "samples": compress.samples}
 
 

@@ -59,7 +59,7 @@ def check_chain(
     """
     for name, what in ((TRIALS, "the folder of a search"), (EVENTS, "the directory of a run")):
         if root.rows(name):
-            raise InputError(f"is {what}, and no chain", root.uri, "give another name or --run-dir")
+            raise InputError(f"is {what}, not a chain", root.uri, "give another name or --run-dir")
     done: set[str] = set()
     resolved: dict[str, ResolvedJob] = {}
     problems = Problems()
@@ -171,7 +171,7 @@ def _check_same_source(stage: StageRun, begun: Mapping[str, Any], done: set[str]
     source, asked = stage.stage.continues, stage.job.train.continue_from
     if source is None or asked is None:
         return
-    what = f"it went on from {_of(source.stage, begun['step'])}"
+    what = f"it continued from {_of(source.stage, begun['step'])}"
     if source.stage not in done:
         raise InputError(f"{what}, and {source.stage} trains on", CONTINUE, AGAIN)
     try:
@@ -185,7 +185,7 @@ def _check_same_source(stage: StageRun, begun: Mapping[str, Any], done: set[str]
 def _check_same_teacher(stage: StageRun, known: Mapping[str, Any], done: set[str]) -> None:
     """Check that the stage would still learn from the same teacher, `known` by its step and checksum.
 
-    A missing teacher is allowed: it is missed when the stage goes on.
+    A missing teacher is allowed here; the stage reports it when it continues.
     """
     teacher, distill = stage.stage.learns_from, stage.job.distill
     if teacher is None or distill is None:

@@ -18,7 +18,7 @@ AVERAGE = "average."
 
 
 class AveragedReader(Reader):
-    """Reads averages in place of the tensors `model.<name>` of a commit; other tensors as they are.
+    """Reads averages instead of the tensors `model.<name>` of a checkpoint; other tensors as they are.
 
     An average is the moving average in the commit, or the mean over several commits, summed in fp64. Buffers, such as
     the biases of routers, have no moving average, so their trained values are read.

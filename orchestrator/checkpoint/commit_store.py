@@ -58,7 +58,9 @@ def merge_records(
     }
     sizes = {record["block_bytes"] for record in records}
     if len(sizes) > 1:
-        raise InputError(f"writers used blocks of {sorted(sizes)} bytes", where, "open all stores alike")
+        raise InputError(
+            f"writers used blocks of {sorted(sizes)} bytes", where, "open all stores with the same block size"
+        )
     created = datetime.now(UTC).isoformat(timespec="milliseconds")
     block_bytes = sizes.pop() if sizes else 1 << 20
     commit = CommitManifest(
@@ -92,7 +94,7 @@ def _tensors(records: list[dict[str, Any]], where: str) -> dict[str, TensorEntry
 
 
 READ_BYTES = 16 << 20
-"""Bytes that are read at once to verify a file."""
+"""Bytes of a file that are read at a time to verify it."""
 
 Span = tuple[int, int, str, str]
 """A range of bytes with a checksum: the first byte, the byte after the last, the checksum, and what it covers."""
@@ -349,7 +351,7 @@ class Store:
             found, is_gone = self._newest(at_most, deep)
             if not is_gone:
                 return found
-        raise InputError("a run at work removes each commit while it is read", self.location, KEEP_MORE)
+        raise InputError("a running job removes each checkpoint while it is read", self.location, KEEP_MORE)
 
     def _newest(self, at_most: int | None, deep: bool) -> tuple[CommitManifest | None, bool]:
         """As `latest`, and whether a running job removed a listed commit, so that the list must be read again."""

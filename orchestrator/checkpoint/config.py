@@ -39,7 +39,8 @@ class RunIdentity:
 
 
 class AverageSpec(StrictModel):
-    """An average of the weights over training, evaluated and exported in place of them. Give one of the keys."""
+    """An average of the weights over training, which is evaluated and exported instead of them. Give one of the
+    keys."""
 
     ema: float | None = Field(
         default=None,
@@ -113,7 +114,7 @@ class CheckpointSpec(StrictModel):
         default="hf",
         json_schema_extra=_forms,
         description="what to export: hf, a model for transformers, with an adapter merged; adapter, the adapter "
-        "alone, for peft; safetensors, the weights of your own model under its own names; dcp, gguf "
+        "alone, for peft; safetensors, the weights of your own model under their names; dcp, gguf "
         "and onnx, other formats made from hf",
     )
     export_names: Literal["hf", "torchtitan", "olmo"] | None = Field(

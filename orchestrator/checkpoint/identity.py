@@ -80,7 +80,7 @@ def read_job(run: RunDir) -> JobSpec | None:
         raise InputError(error.what, error.where, DAMAGED) from None
     places = [run.at(str(stage["name"])) for stage in document[STAGES]]
     hint = f"name one of its stages: {', '.join(places)}"
-    raise InputError("is the directory of a chain, and no run", run.uri, hint)
+    raise InputError("is the directory of a chain, not of a run", run.uri, hint)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def check_same_sets(
     """Raise InputError if the job reads a held-out set differently than before.
 
     Args:
-        sets: its sets with text of their own, see `JobSpec.set_sources`.
+        sets: its sets with their own text, see `JobSpec.set_sources`.
         known: those of the run so far.
     """
     for name, (where, sources) in sets.items():
@@ -175,7 +175,7 @@ def extension_of(identity: Mapping[str, Any], run: RunDir, commit: CommitManifes
         hint = "set it back; a run under schedule wsd can be extended"
         if commit is not None:
             hint += (
-                f". Or go on in a directory of its own, under the schedule begun anew: orchestrator run JOB --run-dir "
+                f". Or continue in another directory with the schedule restarted: orchestrator run JOB --run-dir "
                 f"{run.uri}-longer --set 'train.continue_from={{run: \"{run.uri}\", schedule: restart}}' "
                 f"--set {LENGTH}={wanted}"
             )
@@ -188,7 +188,9 @@ def extension_of(identity: Mapping[str, Any], run: RunDir, commit: CommitManifes
         commit = Store(run.commits).latest(settled, deep=False)
     if commit is None:
         hint = "put it back; or set train.steps back, or begin a run of that length under another name"
-        raise InputError(f"{what}: no commit up to step {settled} is left to go on from", run.uri, hint)
+        raise InputError(
+            f"{what}: no checkpoint up to step {settled} is left to continue from", run.uri, hint
+        )
     return Extension(was, wanted, settled, commit.step)
 
 

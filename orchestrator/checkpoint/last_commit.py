@@ -14,7 +14,7 @@ from orchestrator.storage.file_names import MANIFEST
 from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 
-HINT = "put a copy of one back, or begin anew in another run directory"
+HINT = "put a copy of one back, or start again in another run directory"
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def refuse_lost(run: RunDir, unsound: Mapping[int, str]) -> None:
         raise InputError(f"no commit of the run is sound ({reasons})", where, HINT)
     # The store is listed after the rows are read, because a running job may make its first commit in between.
     if (step := _newest_published(run)) > first_step and not Store(run.commits).steps():
-        what = f"the commits of the run are gone, of which one was at step {step} (no {MANIFEST} is left)"
+        what = f"the checkpoints of the run are gone; one was at step {step} (no {MANIFEST} is left)"
         raise InputError(what, where, HINT)
 
 

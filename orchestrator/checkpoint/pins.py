@@ -49,7 +49,7 @@ def hold(store: Store, step: int, by: str, process: Mapping[str, Any] | None = N
         process: the identity of the process with which the hold ends; None if it lasts until `release`.
 
     Returns:
-        Whether the commit exists and is held.
+        Whether the checkpoint exists and is pinned.
 
     Raises:
         OSError: storage refuses the file, for example because it is read-only.
@@ -130,7 +130,7 @@ def without_dead_readers(store: Store, paths: Iterable[str]) -> list[str]:
 
 
 def held(paths: Iterable[str]) -> set[int]:
-    """Return the steps of the commits that are held, in a store with these paths."""
+    """Return the steps of the pinned checkpoints, in a store with these paths."""
     known = list(paths)
     return _steps(filter(_is_hold, known)) & set(published_steps(known))
 

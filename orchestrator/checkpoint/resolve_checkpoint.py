@@ -19,7 +19,7 @@ from orchestrator.storage.run_directory import RunDir
 
 T = TypeVar("T")
 TRIES = 3
-"""How many commits are tried in turn when each is removed while it is read."""
+"""Maximum number of checkpoints to try if each is removed while it is read."""
 
 
 def chosen(store: Store, step: int | None) -> int:
@@ -78,7 +78,8 @@ def read_chosen(
 ) -> T:
     """Choose a commit and return what `read` returns for its step.
 
-    The commit is held while it is read, so that a run at work does not remove it. If it is removed all the same, since
+    The checkpoint is pinned while it is read, so that a running job does not remove it. If it is removed all the
+    same, since
     nothing may be written there, another one is chosen, unless the caller asks for a `step`.
 
     Args:
@@ -104,5 +105,5 @@ def read_chosen(
             is_there = chosen_step in before & after
             if is_there and (before <= after or isinstance(error, InputError)):
                 raise
-    message = f"a run at work has removed step {chosen_step} while it was read"
+    message = f"a running job removed the checkpoint at step {chosen_step} while it was read"
     raise InputError(message, store.location, KEEP_MORE) from last_error

@@ -22,7 +22,7 @@ class Doubted:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._problems: dict[int, list[str]] = {}
-        """What is wrong with each commit that was verified; empty for a sound one."""
+        """The problems of each verified checkpoint; empty for a sound one."""
 
     def damaged(self, steps: Set[int]) -> tuple[dict[int, str], list[str]]:
         """Return why each of these commits that is damaged or gone cannot be used, and a line for each of `steps`."""

@@ -86,7 +86,7 @@ def call(arguments: list[str] | None = None) -> None:
     given = [argument for argument in given if argument != "--debug"]
     interrupted = "interrupted"
     if given[:1] in (["run"], ["tune"]):
-        interrupted += "; the same command goes on from the last commit, if there is one"
+        interrupted += "; the same command continues from the last checkpoint, if there is one"
     sys.exit(
         _guarded(
             lambda: app(args=given, prog_name="orchestrator", standalone_mode=False),

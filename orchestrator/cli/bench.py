@@ -53,7 +53,7 @@ def bench(
     address: Address = None,
     as_json: Json = False,
 ) -> None:
-    """Measure exports in turns: metric, share of the first's, bytes, memory, latency, tokens a second."""
+    """Compare exports in alternating rounds: metric, share of the first's, bytes, memory, latency, tokens a second."""
     from cluster.local.ray_session import processors_here
     from orchestrator.bench.export_folder import read_exports
     from orchestrator.bench.inputs import comparable_metric, read_inputs
@@ -79,7 +79,7 @@ def bench(
             tell=progress.update,
         )
     rows = to_json(measured, chosen)
-    about = f"{inputs[0].samples} held-out samples of {on}; {count} threads, {rounds} rounds in turns"
+    about = f"{inputs[0].samples} held-out samples of {on}; {count} threads, {rounds} alternating rounds"
     if output is not None:
         output.write_text(page(rows, about))
     if as_json:

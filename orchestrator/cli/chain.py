@@ -155,7 +155,7 @@ def stop_stages(root: RunDir, chain: ChainSpec, stop: Callable[[RunDir], None], 
     summary = found_of(root, chain)
     working = [each for each in summary["stages"] if each["state"] not in (*ENDED, WAITING, LOST)]
     if not working:
-        raise InputError("no stage of this chain is at work", root.uri, "see `orchestrator status`")
+        raise InputError("no stage of this chain is running", root.uri, "see `orchestrator status`")
     for each in working:
         stop(_run(each["run_dir"]))
     names = [each["stage"] for each in working]

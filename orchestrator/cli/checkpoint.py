@@ -170,7 +170,7 @@ def prune(
     run_dir: Run, keep: Annotated[int, typer.Option(min=1, help="number of newest checkpoints to keep")] = 1
 ) -> None:
     """Remove old checkpoints. Keep the newest, the newest undamaged one, and those that `checkpoint list` shows as
-    held."""
+    pinned."""
     from orchestrator.checkpoint.commit_store import Store
     from orchestrator.checkpoint.retention import prune as prune_commits
     from orchestrator.checkpoint.retention import retention_of
@@ -200,13 +200,13 @@ def rollback(
     if as_json:
         emit(done.to_json())
     else:
-        print(f"{done.line}; the same command goes on from there")
+        print(f"{done.line}; the same command continues from there")
 
 
 def _looked_at(
     workload: WorkloadSpec, reads_base: bool, store: Store, step: int
 ) -> tuple[list[str], str | None]:
-    """The problems of a checkpoint or of the weights that it lacks, and the place of its data if it is undamaged.
+    """The problems of a checkpoint or of the weights that it lacks, and the location of its data if it is undamaged.
 
     Raises FileNotFoundError if the checkpoint was removed meanwhile."""
     from orchestrator.resolve.base import base_of_commit

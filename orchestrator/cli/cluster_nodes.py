@@ -113,7 +113,7 @@ def up(
         return
     if local is None:
         raise InputError(
-            "how many nodes is missing",
+            "the number of nodes is missing",
             "--local",
             "say for example --local 2, or name machines: --hosts FILE",
         )
@@ -205,12 +205,12 @@ def down(name: Name = "local", as_json: Json = False) -> None:
         ended, silent = ssh_cluster.down(name)
         elsewhere = loopback.elsewhere(name)
     for line in silent:
-        print(f"not ended there, but by itself as it misses the head: {line}", file=sys.stderr)
+        print(f"not ended from here; it ends by itself because the head is gone: {line}", file=sys.stderr)
     for folder, count in elsewhere.items() if not ended else ():
         place = Path(folder).parents[1]
         hint = f"end it with TMPDIR={place} orchestrator cluster down --name {name}"
         raise InputError(
-            f"there is none here, and {count} processes of one of that name elsewhere",
+            f"is not running here; {count} processes of a cluster with that name run elsewhere",
             f"cluster {name}",
             hint,
         )

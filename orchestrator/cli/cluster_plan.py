@@ -48,7 +48,7 @@ def show_forecast(train: TrainSpec, result: dict[str, Any]) -> None:
         for name, each in result["markets"].items()
     ]
     columns = ["market", "ends", "takes", "goodput", "USD", "kWh", "kg CO2e", "failures", "spares"]
-    table("Forecast: the mean of some lives, with the controller's own decisions", columns, rows)
+    table("Forecast: the mean of some simulated runs, with the controller's own decisions", columns, rows)
     for name, each in result["markets"].items():
         best, parts = each["young_daly"], each["share_of_time"]
         spent = ", ".join(f"{part} {share:.1%}" for part, share in parts.items() if share >= 0.0005)

@@ -172,7 +172,7 @@ def _held_out_samples(data: DataSpec, seed: int, uri: str) -> tuple[dict[str, di
 
 
 def _removed(uri: str) -> list[dict[str, Any]]:
-    """What each step of data.clean removed, without samples."""
+    """The number of documents that each step of data.clean removed, without samples."""
     from orchestrator.data.clean.totals import read_totals
     from orchestrator.data.store.census import with_tokens
     from orchestrator.data.store.data_folder import DataFolder
@@ -254,7 +254,7 @@ def inspect(
         "--count": count > 1,
     }
     if any(options.values()) and removed_by is None:
-        look(absolute(data, Path.cwd()), None)  # raises where there is no data either
+        look(absolute(data, Path.cwd()), None)  # raises if there is no data either
         _refuse(
             options,
             data,

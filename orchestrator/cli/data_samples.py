@@ -30,7 +30,7 @@ STYLES = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which samples are shown: `count` from a position on, or one by its number in that turn."""
+    """The samples to show: `count` of them from a position on, or one by its number in that pass."""
 
     at: int | None
     sample: int | None
@@ -39,8 +39,8 @@ class Wanted:
 
 
 def inputs_of(target: str) -> tuple[TrainingInputs, Tokens, Source | None] | None:
-    """What the job of a job file or a run directory trains on, its prepared data, and what it goes on from, if from
-    anything; None for a folder of prepared data. Raises InputError, also if the data is not there."""
+    """The data of a job file or a run directory, its prepared shards, and the run that it continues, if any; None for
+    a folder of prepared data. Raises InputError, also if the data is not there."""
     from orchestrator.api.place import place_of
     from orchestrator.checkpoint.commit_store import Store
     from orchestrator.checkpoint.identity import read_job
@@ -161,7 +161,7 @@ def _places(
 
 
 def _shown(inputs: TrainingInputs, train: TrainSpec, place: dict[str, Any], decode: Decode) -> dict[str, Any]:
-    """A sample with its rows, of which there are several in a warm-up of the sequence length."""
+    """A sample with its rows; a warm-up of the sequence length makes several rows of one sample."""
     from orchestrator.data.samples.inspect import answers_apart, others, plain, spots
     from orchestrator.train.sequence_warmup import shortened
 

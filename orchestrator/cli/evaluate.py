@@ -115,7 +115,7 @@ def generate(
     raw_weights: RawWeights = False,
     as_json: Json = False,
 ) -> None:
-    """Continue prompts with a model. A model trained on conversations answers each prompt as a user's turn."""
+    """Continue prompts with a model. A model trained on conversations answers each prompt as a user's message."""
     from workloads.workload import Sampling
 
     sampling = Sampling(temperature=temperature, seed=seed)
@@ -166,7 +166,7 @@ class _Export:
 
         self._folder, self._overrides = folder, overrides
         self.model = f"hf:{folder}"
-        spec_of_export(folder, {}, overrides)  # what is wrong with it is told before anything starts
+        spec_of_export(folder, {}, overrides)  # report problems with it before anything starts
 
     def on_text(self, texts: dict[str, str], address: str | None) -> EvaluationRow:
         """Return the metrics on these sets, whose data is prepared for this evaluation only."""
@@ -239,7 +239,7 @@ def _measured(
     raw: bool,
     measure: Callable[[CommitOfRun | _Export], T],
 ) -> T:
-    """What the call returns of what is named: of an export, if it is a folder with a config.json, else of a commit."""
+    """Call `export` for a folder with a config.json, else `commit`, and return the result."""
     from orchestrator.api.measured import CommitOfRun
     from orchestrator.api.place import place_of
     from orchestrator.checkpoint.commit_store import Store

@@ -78,7 +78,9 @@ def init(
             left = f"; left out: {', '.join(rows.left)}" if rows.left else ""
             print(f"{uri}: {spec.workload.objective} reads {named}{left}")
     if spec.data.chat_template:
-        print(f"{template} is written, a chat template to your taste: the tokenizer has none")
+        print(
+            f"{template} is written: a chat template, because the tokenizer has none; change it as you like"
+        )
     typed = shlex.quote(str(path))
     print(f"{path} is written; next: orchestrator plan {typed}, then orchestrator run {typed}")
 
@@ -133,7 +135,7 @@ def doctor(
 
 
 def _needs(path: Path, overrides: list[str] | None) -> list[Finding]:
-    """Of each optional library that a job, or a stage of a chain, needs, whether it is here."""
+    """Whether each optional library that a job or a stage of a chain needs is installed."""
     from orchestrator.config.chain import ChainSpec
     from orchestrator.launch.job_needs import needed_libraries
 
@@ -268,7 +270,7 @@ def _plan(
     if as_json:
         more: dict[str, Any] = {"frontier": [point.to_json() for point in points]} if by_workers else {}
         return planned.to_json() | more | ({"cluster": prediction} if prediction else {})
-    plan_table.show(spec, shape, planned.plan)
+    plan_table.show(spec, shape, planned.plan, planned.traced)
     plan_table.show_memory(planned.plan, planned.traced, planned.on_cpu)
     plan_table.show_precision(planned.choice)
     for line in planned.assumed:

@@ -148,7 +148,7 @@ def attach(name: Target, address: Cluster = None, progress: Progress = None, as_
 
 
 def _watch(run: RunDir, as_json: bool, how: str | None) -> None:
-    """Follow a run that a command drives elsewhere, by what it writes into its run directory."""
+    """Follow a run that another command controls, by the files in its run directory."""
     from orchestrator.observe.console import ProgressDisplay, final_table
     from orchestrator.observe.last_status import last_status
 
@@ -226,6 +226,6 @@ def _follow(jobs: Jobs, submission: Submission, as_json: bool) -> None:
 def _ended(outcome: Outcome, can_go_on: Callable[[], bool]) -> typer.Exit:
     """The end of a command that has followed something to its end; stopped is what can go on from a commit."""
     if outcome == Outcome.STOPPED and not can_go_on():
-        print("orchestrator: there is no commit yet, and the same job begins anew", file=sys.stderr)
+        print("orchestrator: no checkpoint yet; the same job starts from the beginning", file=sys.stderr)
         outcome = Outcome.FAILED
     return typer.Exit(outcome.exit_code)

@@ -152,7 +152,7 @@ def existing_run(run_dir: str) -> tuple[RunDir, JobSpec]:
 
 
 def existing_folder(folder: str) -> str:
-    """The absolute path or URI of a folder of run directories. Raises InputError for a path where there is none."""
+    """The absolute path or URI of a folder of run directories. Raises InputError if the folder does not exist."""
     from orchestrator.config.paths import absolute
     from orchestrator.storage.uri import check_uri, is_local
 
@@ -197,7 +197,7 @@ def words(texts: list[str] | None) -> list[str] | None:
 
 @contextlib.contextmanager
 def at_its_end() -> Iterator[None]:
-    """What a command prints after its work, by which it ends: who reads that may have enough of it, as `head` has."""
+    """Print the last output of a command. The reader may close the pipe early, as `head` does."""
     with contextlib.suppress(BrokenPipeError):
         yield
         sys.stdout.flush()

@@ -24,18 +24,22 @@ if TYPE_CHECKING:
 SHOWN = 10
 
 
-def show(spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
-    """Print the chosen layout, the next best ones, and why others were rejected."""
+def show(spec: JobSpec, shape: ModelShape, plan: Plan, traced: TracedMemory) -> None:
+    """Print the chosen layout, the next best ones, and why others were rejected.
+
+    The memory of the chosen layout is traced, if it could be. The closed formula gives that of the others.
+    """
     from orchestrator.cli.options import table
-    from orchestrator.observe.page import size
+    from orchestrator.observe.pages.page import size
     from orchestrator.planner.demand import demand_of
 
     title = f"{spec.workload.model}: {count(shape.parameters)} parameters, {count(plan.tokens)} tokens a step"
+    most = max(traced.peaks(plan.by_stage))
     rows = [
         [
             "chosen" if candidate is plan.chosen else "",
             str(candidate.layout),
-            f"{candidate.memory / 2**30:.2f} GiB",
+            f"{(most if candidate is plan.chosen else candidate.memory) / 2**30:.2f} GiB",
             duration(candidate.seconds),
             f"{count(plan.tokens / candidate.seconds)} tokens/s",
             "" if candidate is plan.chosen else _loses(candidate, plan.chosen),
@@ -45,7 +49,7 @@ def show(spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
     table(title, ["", "layout", "memory a rank", "step", "speed", "because"], rows)
     if more := len(plan.candidates) + plan.passed_over - SHOWN:
         print(
-            f"  and {more} more legal layouts, beside those that cannot be faster" if more > 0 else "",
+            f"  and {more} more legal layouts, besides those that cannot be faster" if more > 0 else "",
             end="\n" if more > 0 else "",
         )
     reasons: dict[str, int] = {}
@@ -136,7 +140,7 @@ def show_frontier(points: list[Point]) -> None:
         for point in points
     ]
     columns = ["workers", "layout", "step", "all steps", "worker hours", "USD"]
-    table("Time and cost: no other number of workers is better in both", columns, rows)
+    table("Time and cost of numbers of workers that no other beats", columns, rows)
     if any(point.usd is None for point in points):
         print("USD is unknown: limits.usd_per_worker_hour is not set.")
 

@@ -76,10 +76,10 @@ def _show(rehearsal: Rehearsal) -> None:
     ]
     table(
         f"Rehearsed in {duration(sum(each.seconds for each in rehearsal.stages))}",
-        ["stage", "verdict", "took", "what", "mend"],
+        ["stage", "verdict", "took", "what", "fix"],
         rows,
     )
     for note in rehearsal.notes:
         print(f"Not as in the job: {note}.")
     bad = [each.name for each in rehearsal.stages if each.verdict == "failed"]
-    print(f"{', '.join(bad)} failed: mend this before the job is run." if bad else "Nothing failed.")
+    print(f"{', '.join(bad)} failed: fix this before you run the job." if bad else "Nothing failed.")

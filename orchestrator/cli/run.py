@@ -84,7 +84,7 @@ def run(
     if isinstance(spec, ChainSpec):
         if until is not None or smoke:
             option = "--until" if until is not None else "--smoke"
-            raise InputError("is about one run, and this is a chain of them", option, "leave it out")
+            raise InputError("needs one run, and this is a chain of runs", option, "leave it out")
         directory = run_of(spec.name, run_dir)
         if dry_run:
             check(spec, directory, address, as_json)
@@ -232,8 +232,8 @@ def _stop_job(jobs: Jobs, job: Submission, wait: bool, as_json: bool) -> None:
         emit(job.to_json())
     elif job.has_ended:
         known = {
-            True: "goes on from its last commit",
-            False: "begins anew: there is no commit yet",
+            True: "continues from its last checkpoint",
+            False: "starts from the beginning: no checkpoint yet",
             None: "goes on",
         }
         print(f"{job.id}: {job.state}; the same job {known[has_commit(job)]}")
@@ -307,7 +307,7 @@ def _stop_controller(directory: RunDir, address: str | None) -> None:
                 ray.get(controller.request_stop.remote(STOPPED), timeout=ANSWER)
             except (
                 ray.exceptions.RayError
-            ) as error:  # what it was not told when this command ends, it is never told
+            ) as error:  # what it has not received when this command ends, it never receives
                 what = f"its controller, which starts or is very busy, has not heard of the stop in {ANSWER:.0f} s"
                 hint = "give the command again"
                 raise InputError(f"{what} ({type(error).__name__})", directory.uri, hint) from None
@@ -360,7 +360,7 @@ def _where_next(run_dir: str, tracking: str | None, form: str | None, summary: d
     _say(f"  orchestrator verify-resume {typed}      replay steps from a commit and compare")
     _say(f"  orchestrator checkpoint list {typed}    the commits")
     if tracking:
-        # A server shows its runs itself; a database or a folder is shown by a server of one's own.
+        # A server shows its runs itself; for a database or a folder the user starts a server.
         served = tracking.startswith(("http://", "https://"))
         uri = redact(tracking)
         _say(f"  {uri}" if served else f"  mlflow ui --backend-store-uri {shlex.quote(uri)}")

@@ -30,13 +30,13 @@ def runs(
     ] = RUNS,
     remove: Annotated[
         list[str] | None,
-        typer.Option(metavar="RUN", help="remove this run, by its name in the folder or its place; repeat"),
+        typer.Option(metavar="RUN", help="remove this run: its name in the folder, or its path; repeat"),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="remove without asking")] = False,
     as_json: Json = False,
 ) -> None:
-    """List the run directories in a folder, with their sizes. With --remove, remove some: never one at work, nor one
-    with a checkpoint that something holds."""
+    """List the run directories in a folder, with their sizes. With --remove, remove some: never one that is running,
+    nor one with a pinned checkpoint."""
     from orchestrator.launch.stored_runs import stored_runs
 
     found = stored_runs(existing_folder(folder))
@@ -65,7 +65,8 @@ def _remove(found: Sequence[StoredRun], wanted: Sequence[str], yes: bool, as_jso
 
 
 def _ask(chosen: Sequence[StoredRun], as_json: bool) -> None:
-    """Ask whether to remove these runs. Raises InputError where nobody can answer, and ends the command after a no."""
+    """Ask whether to remove these runs. Raises InputError if no terminal can answer, and ends the command after a
+    no."""
     if as_json or not sys.stdin.isatty():
         raise InputError("asks first, which needs a terminal and no --json", "--remove", "give --yes")
     table("", COLUMNS, _cells(chosen))

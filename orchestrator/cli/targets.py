@@ -34,7 +34,7 @@ def job_at(target: str, address: str | None) -> tuple[Jobs, Submission]:
         jobs = jobs_at(address)
         return jobs, existing(jobs, target)
     except Absent:
-        existing_run(target)  # which raises: there is neither such a run nor a cluster
+        existing_run(target)  # raises, because neither such a run nor a cluster exists
         raise
 
 
@@ -57,7 +57,7 @@ def run_at(target: str) -> RunDir | None:
 def is_waiting(job: Submission) -> bool:
     """Whether a job that the cluster runs trains nothing yet: its run waits for its turn or for workers.
 
-    False where its run directory is not readable from this machine. A chain waits if none of its stages is at work.
+    False where its run directory is not readable from this machine. A chain waits if none of its stages is running.
     """
     from orchestrator.chain.results import WAITING as NOT_BEGUN
     from orchestrator.observe.last_status import WAITING, last_status, state_of
@@ -78,7 +78,7 @@ def is_waiting(job: Submission) -> bool:
 
 
 def shown_of(job: Submission) -> dict[str, Any]:
-    """What `list` and `status` show of a job: Ray calls it running, whatever its run does."""
+    """The state that `list` and `status` show for a job. Ray says only that the job runs, whatever its run does."""
     from orchestrator.observe.last_status import WAITING
 
     waits = is_waiting(job)

@@ -63,8 +63,8 @@ def _watch(folder: str | None, address: str | None, every: float) -> None:
 
 
 def _runs(folder: str | None, address: str | None) -> Mapping[str, RunDir | InputError]:
-    """The runs by name: those of the folder, or the newest submission of each name on the cluster. A run that cannot be
-    read here has the reason instead."""
+    """The runs by name: those of the folder, or the newest submission of each name on the cluster. For a run that
+    cannot be read here, the value is the reason."""
     from orchestrator.observe.pages.runs_page import Runs
 
     if folder is not None:

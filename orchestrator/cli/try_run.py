@@ -74,7 +74,7 @@ def begun_anew(directory: RunDir) -> Iterator[None]:
         with directory.lock():  # so that nobody begins there meanwhile
             directory.remove_all()
     elif directory.holds_a_run():
-        raise InputError("a run is here, and no earlier try", directory.uri, "give another --run-dir")
+        raise InputError("this is a run, not an earlier try", directory.uri, "give another --run-dir")
     made = directory.create()
     directory.write_json(SMOKE, {})
     try:
@@ -106,9 +106,9 @@ def dry_run_of(
     found = planned_of(
         spec.train, job, worker_at(address)(job.spec.resources, job.spec.train.dtype) if address else None
     )
-    begins = "does nothing: it is finished" if done else "begins anew"
+    begins = "does nothing: it is finished" if done else "starts from the beginning"
     if commit is not None and not done:
-        begins = f"goes on from step {commit.step}" + (f" of {source.uri}" if source else "")
+        begins = f"continues from step {commit.step}" + (f" of {source.uri}" if source else "")
     if as_json:
         emit(
             {
@@ -120,7 +120,7 @@ def dry_run_of(
             }
         )
     else:
-        plan_table.show(job.spec, job.shape, found.plan)
+        plan_table.show(job.spec, job.shape, found.plan, found.traced)
         plan_table.show_memory(found.plan, found.traced, found.on_cpu)
         plan_table.show_precision(found.choice)
         print(f"{directory.uri} {begins}; nothing was started or written")

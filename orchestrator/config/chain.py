@@ -67,7 +67,7 @@ class CompressSpec(StrictModel):
         "with an export",
     )
     samples: Positive = Field(default=2000, description="most held-out samples to read")
-    rounds: Count = Field(default=20, description="turns in which each export is timed; 0 times none")
+    rounds: Count = Field(default=20, description="rounds in which each export is timed; 0 times none")
 
 
 class Input(NamedTuple):
@@ -243,11 +243,11 @@ def schema() -> str:
     compress = CompressSpec.model_json_schema()
     stage = own | {
         "additionalProperties": False,
-        "description": "a job; its other keys are those beside stages",
+        "description": "a job; its other keys are the top-level keys of the file",
     }
     chain = {
         "title": "Chain",
-        "description": "Several jobs, each of which may start from an earlier one's results.",
+        "description": "Several jobs; each may start from an earlier one's results.",
         "type": "object",
         "required": ["name", STAGES],
         "properties": keys | {STAGES: {"type": "array", "minItems": 1, "items": stage}, COMPRESS: compress},
@@ -375,7 +375,7 @@ def _check_together(chain: ChainSpec, where: str) -> None:
     for stage in chain.stages:
         if target := stage.job.checkpoint.export_to:
             if target in exports:
-                problem = f"{exports[target]} and {stage.name} are exported to the same place"
+                problem = f"{exports[target]} and {stage.name} are exported to the same folder"
                 raise InputError(
                     problem, f"{where}: checkpoint.export_to", "give each stage its own, or none"
                 )
@@ -384,5 +384,5 @@ def _check_together(chain: ChainSpec, where: str) -> None:
         (each.job.tracking.uri, each.job.tracking.experiment) for each in chain.stages if each.job.tracking
     }
     if len(tracked) > 1:
-        problem = "the stages of a chain are under one run in MLflow, and these name several places"
-        raise InputError(problem, f"{where}: tracking", "give uri and experiment once, beside the stages")
+        problem = "the stages of a chain share one MLflow run, and these name several servers or experiments"
+        raise InputError(problem, f"{where}: tracking", "set uri and experiment once, at the top level")

@@ -1,4 +1,4 @@
-"""Errors about the user's input: one line with the problem, its place and a hint."""
+"""Errors about the user's input: one line with the problem, where it is, and a hint."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class InputError(Exception):
 
 
 class Problems:
-    """Collects problems, so that a user reads all of them at once."""
+    """Collects problems, so that a user sees all of them together."""
 
     def __init__(self) -> None:
         self._found: list[InputError] = []

@@ -23,7 +23,7 @@ from orchestrator.config.errors import InputError
 
 PREFIX = "ext:"
 GROUP = "training_orchestrator."
-"""What the name of every group of entry points begins with."""
+"""The prefix of the name of every group of entry points."""
 KEYS = {
     ("workload", "model"): "models",
     ("workload", "objective"): "objectives",
@@ -38,7 +38,7 @@ KEYS = {
 
 
 def with_extensions(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The document with `module:name` in place of each `ext:NAME`.
+    """Return the document with each `ext:NAME` replaced by its `module:name`.
 
     Raises:
         InputError: no installed package has an entry point of that name, or several have.
@@ -54,7 +54,7 @@ def points(group: str) -> list[EntryPoint]:
 
 
 def offered() -> dict[str, dict[str, str]]:
-    """What installed packages offer: by group, `module:name` by name."""
+    """The entry points of installed packages: by group, `module:name` by name."""
     groups = sorted(set(KEYS.values()))
     return {
         group: {point.name: point.value for point in entry_points(group=GROUP + group)} for group in groups

@@ -12,7 +12,7 @@ from orchestrator.config.yaml_text import read_yaml, yaml_problem
 
 
 def override(document: dict[str, Any], text: str) -> None:
-    """Apply one override of the form `a.b=c` to the document, in place. Raises InputError."""
+    """Apply one override of the form `a.b=c` to the document in place. Raises InputError."""
     key, equals, value = text.partition("=")
     place = f"--set {text}"
     if not equals or not key:

@@ -43,7 +43,7 @@ def problem_of(spec: Any) -> str:
         if getattr(spec.train, key):
             return f"train.{key} is for losses of this project, and {workload.model} has its own; set it to 0"
     if spec.evaluate and (spec.evaluate.samples or spec.evaluate.tasks):
-        return f"evaluate.samples and tasks need a model that generates, and {workload.model} is an own one"
+        return f"evaluate.samples and tasks need a model that generates, and {workload.model} is an own model"
     if spec.parallel != "auto" and spec.parallel.engine != "torch":
         return f"own models are run by the torch engine, and parallel.engine is {spec.parallel.engine}; leave it out"
     return ""

@@ -75,7 +75,7 @@ def cleaning_function(rule: Own) -> Callable[..., Any]:
     except WorkloadError as error:
         raise InputError(str(error), where) from None
     if not callable(found):
-        hint = "mend it; it must be importable where the data is made"
+        hint = "fix it; it must be importable where the data is made"
         raise InputError("is no function", where, hint)
     called: Callable[..., Any] = found
     return called
@@ -94,7 +94,7 @@ def cleaning_code(rule: Own) -> str:
     try:
         alone = len(sources(rule.function)) == 1
         return found if alone else _hash([found, code_hash(rule.function)])
-    except WorkloadError:  # a module of which nothing more can be followed
+    except WorkloadError:  # a module whose imports cannot be followed further
         return found
 
 
@@ -106,7 +106,7 @@ def check_same_cleaning(
     mend: str = "",
 ) -> None:
     """Raise InputError if the job's own steps of cleaning are not those that cleaned the run's text `before`, and the
-    job does not accept that the text stays as those left it; `mend` is told instead where it cannot."""
+    job does not accept that the text stays as those left it; If that is impossible, the error's hint is `mend`."""
     rules = [step.options for step in steps or ()] if before else []
     for rule in rules:
         if not isinstance(rule, Own) or rule.function not in before:
@@ -114,7 +114,7 @@ def check_same_cleaning(
         now = cleaning_code(rule)
         if now == before[rule.function] or (now in accepted and not mend):
             continue
-        accept = f"go on with the text as it was cleaned by accept_code: [{now}]; or begin another run"
+        accept = f"continue with the text as it was cleaned by accept_code: [{now}]; or begin another run"
         what = f"the code of {rule.function} is not that which cleaned the run's text"
         raise InputError(what, where, f"put it back; or {mend or accept}")
 

@@ -136,7 +136,7 @@ def redact_message(text: str) -> str:
 
 
 def hidden_at(value: Any) -> str:
-    """Return the place of the first secret in a document, its keys joined by dots; empty without one."""
+    """Return the key of the first secret in a document, joined by dots; empty without one."""
     return _difference(value, redact(value), "")
 
 

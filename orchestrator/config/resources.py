@@ -58,7 +58,7 @@ class PerWorker(StrictModel):
 
 
 class ResourceSpec(StrictModel):
-    """What the run may use of a cluster."""
+    """The resources of a cluster that the run may use."""
 
     workers: Workers = Field(
         default=Workers(min=1, max=1), description="number of ranks; a single number is both min and max"

@@ -71,20 +71,18 @@ class JobSpec(StrictModel):
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="also the run directory's name"
     )
-    seed: Count = Field(default=0, description="of the first weights, the order of samples, and dropout")
+    seed: Count = Field(
+        default=0, description="seed of the initial weights, the order of samples, and dropout"
+    )
     workload: WorkloadSpec
     data: DataSpec
     train: TrainSpec
     rollout: RolloutSpec | None = Field(
         default=None, description="how answers are generated, for grpo and reinforce"
     )
-    rewards: Rewards = Field(
-        default_factory=list, description="what generated answers are rewarded for; the rewards add up"
-    )
+    rewards: Rewards = Field(default_factory=list, description="rewards for generated answers; they add up")
     distill: DistillSpec | None = Field(default=None, description="learn from a teacher, a trained model")
-    prune: PruneSpec | None = Field(
-        default=None, description="which weights are set to zero while the run trains"
-    )
+    prune: PruneSpec | None = Field(default=None, description="sets weights to zero while the run trains")
     quantize: QuantizeSpec | None = Field(
         default=None,
         description="train linear layers with weights that are rounded to few bits, as in the export",
@@ -93,19 +91,21 @@ class JobSpec(StrictModel):
         default="auto", description="the layout: chosen by the planner, or given whole or in part"
     )
     resources: ResourceSpec = Field(default_factory=ResourceSpec)
-    evaluate: EvaluateSpec | None = Field(default=None, description="how good the model is on held-out text")
+    evaluate: EvaluateSpec | None = Field(default=None, description="evaluations on held-out text")
     stop_when: StopWhen | None = Field(default=None, description="end the run early, as done")
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
     tracking: TrackingSpec | None = None
-    sinks: SinkSpec | None = Field(default=None, description="where rows and events go beside MLflow")
-    notify: NotifySpec | None = Field(default=None, description="who is told how the run goes")
+    sinks: SinkSpec | None = Field(
+        default=None, description="further places that get rows and events, besides MLflow"
+    )
+    notify: NotifySpec | None = Field(default=None, description="where messages about the run are sent")
     limits: LimitSpec = Field(default_factory=LimitSpec)
     tune: TuneSpec | None = Field(
         default=None, description="a search over keys of this job, for `orchestrator tune`"
     )
     accept_code: list[str] = Field(
         default_factory=list,
-        description="hashes of own code with which the run goes on although it has changed since it began",
+        description="hashes of changed own code that the run may continue with",
     )
 
     @model_validator(mode="before")
@@ -174,7 +174,8 @@ class JobSpec(StrictModel):
             )
         if self.evaluates_beside and not self.set_names:
             raise ValueError(
-                "evaluate.where beside is for held-out text, and there is none; leave it out, tasks come after training"
+                "evaluate.where beside needs held-out text, and this job has none; leave it out, tasks come "
+                "after training"
             )
         given = metrics_of(self.metrics_objective)
         lacking = {
@@ -207,7 +208,7 @@ class JobSpec(StrictModel):
             return self
         if self.workload.objective != "causal_lm":
             raise ValueError(
-                f"train.sequence_warmup is of causal_lm, and the objective is {self.workload.objective}; leave it out"
+                f"train.sequence_warmup needs causal_lm, and the objective is {self.workload.objective}; leave it out"
             )
         if not asked.fits(whole):
             raise ValueError(
@@ -221,8 +222,8 @@ class JobSpec(StrictModel):
         early = "stop_when" if self.stop_when else "tune" if self.tune else ""
         if early and self.evaluates_beside:
             raise ValueError(
-                f"{early} decides by a value at its step, which evaluate.where beside has some steps later, never "
-                "equally many; set evaluate.where to gang"
+                f"{early} decides by a value at its step, but with evaluate.where beside the value arrives some "
+                "steps later, at no fixed step; set evaluate.where to gang"
             )
         return self
 
@@ -260,7 +261,7 @@ class JobSpec(StrictModel):
             )
         if asked is not None and self.tune is not None:
             raise ValueError(
-                "tune searches over runs that begin anew; leave out train.continue_from, or begin with weights alone, "
+                "tune searches over new runs; leave out train.continue_from, or start from weights alone, "
                 "by workload.init_from"
             )
         return self
@@ -277,14 +278,16 @@ class JobSpec(StrictModel):
     @model_validator(mode="after")
     def what_thaws_was_frozen(self) -> JobSpec:
         if self.train.thaw and not self.reads_base:
-            raise ValueError("train.thaw is about frozen parameters, and there are none; set train.freeze")
+            raise ValueError(
+                "train.thaw thaws frozen parameters, and this job freezes none; set train.freeze"
+            )
         if self.train.thaw and self.workload.adapter and self.workload.adapter.quantize != "none":
             raise ValueError(
                 "train.thaw would train weights that workload.adapter.quantize keeps in 4 bits; leave one of them out"
             )
         if self.train.thaw and self.checkpoint.averaged:
             raise ValueError(
-                "checkpoint.average.last is a mean of commits, of which those before a thaw lack weights; use ema"
+                "checkpoint.average.last is a mean of checkpoints, and those before a thaw lack weights; use ema"
             )
         return self
 
@@ -322,12 +325,12 @@ class JobSpec(StrictModel):
 
     @property
     def metrics_objective(self) -> str:
-        """The objective by which metrics are told: of an own model its own loss."""
+        """The objective that names the metrics; an own model's loss counts as its objective."""
         return SAMPLES if is_object_reference(self.workload.model) else self.workload.objective
 
     @property
     def samples_per_step(self) -> int:
-        """Samples of data that a step reads: rows, or prompts, each of which has several rows."""
+        """The number of samples that a step reads: rows, or prompts with several rows each."""
         return self.train.global_batch // (self.rollout.group if self.rollout else 1)
 
     @property
@@ -399,7 +402,7 @@ class JobSpec(StrictModel):
 
     @property
     def evaluates_beside(self) -> bool:
-        """Whether commits are evaluated beside the run, by one worker more."""
+        """Whether one more worker evaluates checkpoints beside the run."""
         return self.evaluate is not None and self.evaluate.is_beside
 
     @property
@@ -411,7 +414,7 @@ class JobSpec(StrictModel):
 
     @property
     def set_sources(self) -> dict[str, tuple[str, list[Source]]]:
-        """The sets that have text of their own: by name, the key of the job file that says so, and the sources."""
+        """The evaluation sets with their own text: by name, their key in the job file and their sources."""
         if self.evaluate is None:
             return {}
         validation = self.data.validation.sources if self.data.validation else []
@@ -458,8 +461,8 @@ class JobSpec(StrictModel):
         `train.stability` is left out: what was done about an instability is recorded, and the rules may change for the
         next one; so are `data.encode_with`, which changes no id, `data.streaming`, which changes no order, and
         `workload.implementation`, which the names of committed weights tell. Of `data.validation` only the share
-        counts, since its documents are missing from training. What follows from other keys counts by its value, as a
-        warm-up that is a share of the steps. A moving average of the weights cannot begin later, so it
+        counts, since its documents are missing from training. A value that depends on other keys, such as a warm-up
+        as a share of the steps, counts by its result. A moving average of the weights cannot begin later, so it
         counts too. The URIs of text are without credentials, which may be renewed, and which others would read.
         """
         found = self.model_dump(

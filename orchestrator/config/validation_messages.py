@@ -48,7 +48,7 @@ def input_error(error: ValidationError, where: str, root: type[BaseModel]) -> In
 
 
 class WrongKeys(InputError):
-    """Some keys of a document are wrong. `rest` is the document with defaults in their place."""
+    """Some keys of a document are wrong. `rest` is the document with defaults filled in."""
 
     rest: Any
 
@@ -100,7 +100,7 @@ def _problem(
         return InputError(f"is no name{got}", location, f"use {PATTERNS[names[-1]]}")
     message = WORDS.get(found["type"]) or str(found["msg"]).removeprefix("Value error, ")
     message = message.removeprefix("Input ")
-    hint = "give one of these, or module:name of your own" if names in own else ""
+    hint = "choose one of these, or your own module:name" if names in own else ""
     hint = VALUES.get(value.lower(), hint) if isinstance(value, str) else hint
     return InputError(message[:1].lower() + message[1:] + got, location, hint)
 

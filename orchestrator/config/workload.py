@@ -1,4 +1,4 @@
-"""What to train: the model, its initial weights, and the objective."""
+"""The model to train, its initial weights, and the objective."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ELSEWHERE = {
 
 
 class AdapterSpec(StrictModel):
-    """A small set of parameters that is trained beside a frozen base.
+    """A small set of parameters that is trained next to a frozen base.
 
     lora, rslora and dora are low-rank matrices. prefix adds keys and values before the tokens in every layer. prompt
     adds vectors at the input; with p_tuning a small network computes them. houlsby adds bottlenecks after sub-layers.
@@ -183,7 +183,7 @@ class WorkloadSpec(StrictModel):
     def only_a_folder_has_another_implementation(self) -> WorkloadSpec:
         if self.implementation == "transformers" and not self.model.startswith("hf:"):
             raise ValueError(
-                f"implementation transformers is of a model in hf:<folder>, and this is {self.model}; leave it out"
+                f"implementation transformers needs a model in hf:<folder>, and this is {self.model}; leave it out"
             )
         return self
 
@@ -201,13 +201,13 @@ class WorkloadSpec(StrictModel):
             return self
         if self.init_from is None and not self.model.startswith("hf:"):
             raise ValueError(
-                "shrink keeps parts of a base, and there is none; set init_from, or model to hf:<folder>"
+                "shrink keeps parts of a base model, and this job names no base; set init_from, or model to hf:<folder>"
             )
         for key in ("grow", "adapter", "mup"):
             if getattr(self, key) is not None:
                 raise ValueError(
-                    f"shrink and {key} do not go together; make the smaller model by a run of its own, and begin "
-                    "another with it"
+                    f"shrink and {key} do not go together; make the smaller model by a separate run, and start "
+                    "another run from it"
                 )
         if self.implementation == "transformers":
             raise ValueError(
@@ -226,7 +226,8 @@ class WorkloadSpec(StrictModel):
             return self
         if self.init_from is None and not self.model.startswith("hf:"):
             raise ValueError(
-                f"adapter is for a model that has weights, and {self.model} begins anew; set init_from, or model to "
+                f"an adapter needs a model with weights, and {self.model} starts from random values; set "
+                f"init_from, or model to "
                 "hf:<folder>"
             )
         if self.objective in REFERENCED and self.adapter.kind in ("prefix", "prompt", "p_tuning", "houlsby"):

@@ -38,7 +38,7 @@ class _Loader(yaml.SafeLoader):
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key '{key.value}' stands twice; remove one", key.start_mark
+                    None, None, f"the key '{key.value}' appears twice; remove one", key.start_mark
                 )
             seen.add(key.value)
             if key.tag == "tag:yaml.org,2002:bool":

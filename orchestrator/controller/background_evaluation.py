@@ -81,7 +81,7 @@ class EvaluationBeside:
         self._steps = steps
         self._retention = retention
         self._faults = faults
-        # Replaced, never changed in place, because `status` reads it from another thread.
+        # Replaced and never modified, because `status` reads it from another thread.
         self._waiting: dict[int, WaitingCommit] = {}
         """The waiting commits by step, including the one in evaluation."""
         self._gang: Gang | None = None
@@ -95,7 +95,7 @@ class EvaluationBeside:
         self._moved = 0.0
         """The monotonic time of the last progress: a batch, a start, or the request for a worker."""
         self._waits_for = ""
-        """What an evaluation waits for, as last reported."""
+        """The last reported reason why an evaluation waits."""
         self._news: list[str] = []
         """Lines that `news` has not returned yet."""
         self._tried: set[int] = set()
@@ -139,7 +139,7 @@ class EvaluationBeside:
         return self._gang.held() if self._gang is not None else 0
 
     def find(self, history: RunHistory) -> None:
-        """Find the waiting commits. An evaluation in progress goes on if its commit is still among them.
+        """Find the waiting commits. An evaluation in progress continues if its checkpoint is still among them.
 
         If evals.jsonl has the row of a commit that does not hold it, the row is attached to the commit.
         """

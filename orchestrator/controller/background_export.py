@@ -117,7 +117,7 @@ def export_commit(run_uri: str, step: int, target: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to export: the commit at `step`, or with `best` the best commit up to there."""
+    """The checkpoint to export: the one at `step`, or with `best` the best one up to there."""
 
     step: int
     best: bool = False
@@ -227,7 +227,7 @@ class BackgroundExport:
                 self.done = task.result()
                 self._exported = exported if exported.best else Wanted(self.done["step"])
                 self._failures.pop(exported, None)
-            except Exception as error:  # any error, since training goes on
+            except Exception as error:  # any error, since training continues
                 why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
                 self._failures[exported] = why
                 self._tell(f"the export of step {exported.step} failed: {why}")

@@ -1,4 +1,4 @@
-"""Predict the memory of layouts by tracing their program, in a process of its own, and write plan.json."""
+"""Predict the memory of layouts by tracing their program in a separate process, and write plan.json."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOOK = 0.2
 def verdicts_before(
     job: str, machine: Machine, is_stopped: Callable[[], bool], workers: int
 ) -> dict[Layout, Verdict]:
-    """Trace layouts before a start, in a process of its own, and return the verdicts.
+    """Trace layouts before a start, in a separate process, and return the verdicts.
 
     Returns nothing if the process fails or takes too long, or if the run is stopped. The formula decides then.
 
@@ -167,7 +167,7 @@ class TraceBeside:
         self._answer = tempfile.TemporaryFile()  # noqa: SIM115
         try:
             self._process = _start_tracer(self._request, self._answer)
-        except OSError:  # the formula stands
+        except OSError:  # the formula's value stays
             self.stop()
             self._tried.add(self._layout)
 

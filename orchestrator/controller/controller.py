@@ -106,15 +106,15 @@ class Controller:
 
         self._state = State(phase="queue" if queue else "prepare")
         self._policy = Policy(spec, choose=lambda workers: None, until_reason=until_reason)
-        """What `decide` plans by. Has no layouts before the data is prepared."""
+        """The planner of `decide`. Has no layouts before the data is prepared."""
         self._useful_workers = spec.resources.workers.max
         """The most workers that any layout of the job uses."""
         self._stop: Stop | None = None
         """Why the run was asked to stop."""
         self._restored: int | None = None
-        """The step of the commit that the gang started from; None except in the turn after a start."""
+        """The step of the commit that the gang started from; None except in the pass after a start."""
         self._placement_failed = ""
-        """Why the gang could not be placed; empty except in the turn after that."""
+        """Why the gang could not be placed; empty except in the pass after that."""
 
         demand = demand_of(spec)
         self._workers = Workers(cluster, run, demand, spec.checkpoint)
@@ -137,7 +137,7 @@ class Controller:
         self._stragglers = Stragglers()
 
         self._note = ""
-        """What the controller does at present, for people."""
+        """The controller's present activity, as text for people."""
         self._status_written = 0.0
         """The monotonic time at which status.json was last written."""
 
@@ -173,7 +173,7 @@ class Controller:
         history = self._history = self._retry_storage(self._open_history)
         events = history.event_history
         self._state = resume(self._spec.limits, history.state(self._state.phase), events.died_last)
-        if self._died and events.stop_asked:  # whoever asked the dead controller may be gone
+        if self._died and events.stop_asked:  # the process that asked the dead controller may be gone
             self._stop = Stop("request", events.stop_asked)
         self._write_status(force=True)
         try:
@@ -226,7 +226,7 @@ class Controller:
         return self._stop is not None
 
     def _advance(self, history: RunHistory) -> None:
-        """Run one turn of the loop: observe, decide, act, record."""
+        """Run one pass of the loop: observe, decide, act, record."""
         before = self._state
         self._hears_stop()
         observation = self._observe(history)
@@ -355,7 +355,7 @@ class Controller:
                 self._pause(history, "export", action.reason)
 
     def _pause(self, history: RunHistory, phase: Phase, reason: str, **more: Unpack[EventFields]) -> None:
-        """Wait for one turn. The first turn of a phase adds an event instead."""
+        """Wait until the next pass. The first pass of a phase adds an event instead."""
         self._note = reason
         if history.events[-1]["phase"] == phase:
             time.sleep(POLL)

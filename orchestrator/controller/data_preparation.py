@@ -27,8 +27,8 @@ class StorageWait:
 
         Args:
             unsaved: seconds for which storage may fail.
-            give_up: returns whether to try no more, because the run is to stop.
-            tell: gets a line about what the controller waits for.
+            give_up: returns whether to stop trying, because the run must stop.
+            tell: gets a line about the reason of a wait.
         """
         retry = patient(unsaved, give_up)
         self._retry = dataclasses.replace(retry, until_repaired=True)

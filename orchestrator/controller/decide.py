@@ -26,13 +26,13 @@ LONGEST_PAUSE = 600.0
 TRIES = 3
 """Failed evaluations of one commit after which a run that has done all its steps fails."""
 BEGINS = frozenset({"train", "evaluate"})
-"""Phases in which an evaluation beside the run may begin."""
+"""Phases in which an evaluation beside the run may start."""
 GOES_ON = BEGINS | {"start", "stop", "wait"}
-"""Phases in which an evaluation that has begun may go on."""
+"""Phases in which a started evaluation may continue."""
 
 
 def with_evaluation(policy: Policy, state: State, seen: Observation, action: Action) -> State:
-    """Decide what is evaluated beside the run.
+    """Decide which checkpoints are evaluated beside the run.
 
     The first waiting commit is evaluated if training leaves a worker for it. A failed evaluation is tried again after a
     growing pause.
@@ -205,7 +205,7 @@ def _wait(policy: Policy, state: State, seen: Observation) -> tuple[State, Actio
         return _enter(state, "prepare", seen), Action("prepare", "the data is gone, and is made again")
     waited = seen.now - state.since
     room = min(seen.room, workers.max)
-    # Later attempts start at once on the workers there are: waiting costs time, and a small gang can grow later.
+    # Later attempts start at once on the available workers: waiting costs time, and a small gang can grow later.
     settle = SETTLE if state.layout is None or room < workers.min else 0.0
     if room < workers.max and waited < settle:
         return state, Action("wait", f"room for {room} of {workers.max} workers")
@@ -304,7 +304,7 @@ def _resize(policy: Policy, state: State, seen: Observation) -> tuple[State, Act
     if seen.now - state.roomy < ROOMY:
         return state, Action("watch")
     if seen.ready < larger.world:
-        return state, Action("prewarm", f"{larger.world} workers are made ready", workers=larger.world)
+        return state, Action("prewarm", f"{larger.world} workers are being prepared", workers=larger.world)
     reason = f"there is room for {larger.world} workers, which saves {saved:.0f} s"
     return dataclasses.replace(state, resizing=reason), Action("ask_stop", reason)
 
@@ -392,7 +392,7 @@ def _evaluate(policy: Policy, state: State, seen: Observation) -> tuple[State, A
     if not seen.unevaluated:
         return _export(policy, _enter(state, "export", seen), seen)
     first = seen.unevaluated[0]
-    hint = "all commits are in place, and the same command evaluates again"
+    hint = "all checkpoints are in place, and the same command evaluates again"
     if stop := seen.stop or _limit(policy, seen):
         return _finish(
             state, seen, Outcome.STOPPED, f"{stop.text}; step {first} is not evaluated yet; {hint}"
@@ -410,7 +410,8 @@ def _evaluate(policy: Policy, state: State, seen: Observation) -> tuple[State, A
 def _export(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
     """Export the model if the job asks for it, then evaluate its tasks, then end the run."""
     if seen.export_failed:
-        text = f"the export failed: {seen.export_failed}; all commits are in place, and the same command exports again"
+        why = f"the export failed: {seen.export_failed}"
+        text = f"{why}; all checkpoints are in place, and the same command exports again"
         return _finish(state, seen, Outcome.FAILED, text)
     if policy.spec.checkpoint.export and not seen.exported:
         if not seen.stop:

@@ -145,7 +145,7 @@ class EventHistory:
         Args:
             attempt: the attempt that it belongs to.
             step: the step that it belongs to.
-            phase: the phase that begins or goes on.
+            phase: the phase that starts or continues.
             reason: a line for people.
             more: further fields, which replace those that every event has.
 
@@ -249,7 +249,7 @@ def fault_event(
 def market(limits: LimitSpec, machines: Sequence[Mapping[str, str]], began: float) -> tuple[EventFields, str]:
     """Return the fields that describe the machines of a gang and their price, and a problem with the price table.
 
-    The table at limits.prices was valid when the run began. If it no longer is, training goes on without prices.
+    The table at limits.prices was valid when the run began. If it no longer is, training continues without prices.
 
     Args:
         limits: the limits of the job.
@@ -298,7 +298,7 @@ class Spending:
         self._history = history
         self._counted_at = 0.0
         """Unix time of the last count."""
-        # The events of ended attempts change no more, so their sum is kept.
+        # The events of ended attempts no longer change, so their sum is kept.
         self._closed_spending = (0.0, 0.0)
         """Hours and USD of the events before index `_closed_events`."""
         self._closed_events = 0

@@ -91,7 +91,7 @@ def young_daly(stall: float, between: float) -> float:
 
 
 def live(policy: Policy, fleet: Fleet, seed: int) -> Life:
-    """Simulate a run under `policy` on a fleet. Its job must have no export and no evaluation."""
+    """Simulate a run under `policy` on a set of nodes. Its job must have no export and no evaluation."""
     run = _Run(policy, fleet, random.Random(seed))
     for _ in range(MOST):
         if run.advance():

@@ -39,9 +39,9 @@ class Failure:
     where: str
     """The rank and its node, for people."""
     why: str
-    """What happened, for people. Nothing decides by it, except that two of them are compared."""
+    """The event, as text for people. No decision depends on it, except that two of them are compared."""
     cause: Cause = UNKNOWN
-    """What is decided by."""
+    """The value that decisions depend on."""
     node: str = ""
     """The address of the node at fault, empty if none is known to be."""
     rank: int = -1

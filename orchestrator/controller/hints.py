@@ -1,13 +1,13 @@
-"""Explain a fault to people in one line: what it means and what to do. Nothing decides by it."""
+"""Explain a fault to people in one line: what it means and what to do. No decision depends on it."""
 
 from __future__ import annotations
 
 from cluster.workers.gang import Cause, End, ErrorKind
 
-KILLED = "look for who did: a scheduler, or a person"
+KILLED = "find out who did it: a scheduler, or a person"
 EXITS: dict[int, tuple[str, str]] = {
     -9: ("the process was killed from outside", KILLED),
-    -15: ("the process was told to end", KILLED),
+    -15: ("the process was asked to end", KILLED),
     -7: ("shared memory ended", "enlarge /dev/shm"),
     -6: ("native code gave up", "the rank's log says why"),
     **dict.fromkeys((-11, -8, -4), ("native code crashed",
@@ -16,8 +16,8 @@ EXITS: dict[int, tuple[str, str]] = {
 """The meaning of an exit code, negative for a signal, and a hint."""
 ENDS: dict[End, tuple[str, str]] = {
     "starved": ("the machine's memory ended", "give workers more memory, or run fewer of them on a node"),
-    "lost": ("the place is gone, or its whole node",
-     "nothing to do: the run goes on with what is left, and grows again when there is room"),
+    "lost": ("the worker is gone, or its whole node",
+     "nothing to do: the run continues with the workers that are left, and grows again when there is room"),
     "silent": ("the process or its machine is frozen, or the network between is cut",
      "if it repeats on one node, take that node out"),
     "still": ("the ranks wait for each other", "if it repeats, see the stacks of the ranks with py-spy"),
@@ -35,7 +35,7 @@ ERRORS: dict[ErrorKind, tuple[str, str]] = {
     "peer_lost": ("a connection between ranks broke", "if it repeats, look at the network between their nodes"),
     "gpu": ("a GPU failed", "if it repeats on one node, take that node out"),
     "input": ("the job is wrong", "change what the line names"),
-    "": ("the program raised it", "its last line names the place"),
+    "": ("the program raised it", "its last line says where"),
 }  # fmt: skip
 """The meaning of an exception, by its kind, and a hint."""
 

@@ -8,7 +8,7 @@ from orchestrator.storage.background_reader import BackgroundReader
 from orchestrator.storage.run_directory import RunDir
 
 REQUEST = "profiles/request.json"
-"""The latest profile request: {"id", "ranks", "steps"}. Results go to the folder beside it that is named by the id."""
+"""The latest profile request: {"id", "ranks", "steps"}. Results go to the folder next to it that is named by the id."""
 WAITS = 30.0
 """Seconds that the end of a run waits at most for a read that storage does not answer."""
 

@@ -63,7 +63,7 @@ def find(
 ) -> dict[int, Row]:
     """Find copies of lost rows of metrics.jsonl.
 
-    Three sources are tried in order: rows that are in the file but out of place, the rows that the kept commits carry,
+    Three sources are tried in order: rows that are in the file but out of order, the rows that the kept commits carry,
     and the metrics in MLflow. MLflow holds numbers only, so the text fields of its rows come from events and commits.
 
     Args:
@@ -313,9 +313,9 @@ class RunHistory:
             launched: unix time of the command that started the run, 0 if unknown.
 
         Raises:
-            InputError: the directory belongs to another run. Nothing has been written then.
+            InputError: the directory belongs to another run. Nothing has been written in that case.
         """
-        # Raises if the precision is not chosen yet. What is written below fixes it for good.
+        # Raises if the precision is not chosen yet. The document written below makes it permanent.
         _ = spec.train.dtype
         self._spec = spec
         self._run = run
@@ -345,7 +345,7 @@ class RunHistory:
         self.spending = Spending(spec.limits, self.event_history)
         self.trace = TraceBeside(dump(spec), write=self.planned)
         self.predicted_memory: float | None = None
-        # Replaced, never changed in place, because `status` reads it from another thread.
+        # Replaced and never modified, because `status` reads it from another thread.
         self.recent: tuple[Row, ...] = tuple(self._metrics.latest(RECENT))
         self.saved = 0
 
@@ -468,7 +468,7 @@ class RunHistory:
         Args:
             attempt: the attempt that the event belongs to.
             step: the step that the event belongs to.
-            phase: the phase that begins or goes on.
+            phase: the phase that starts or continues.
             reason: a line for people.
             more: further fields of the row.
         """

@@ -101,7 +101,7 @@ class State:
     evaluating: int | None = None
     """The step of the commit that is being evaluated beside the run."""
     evaluation_waits: str = ""
-    """What the next evaluation waits for; empty if it does not wait."""
+    """The reason why the next evaluation waits; empty if it does not wait."""
     evaluation_since: float = 0.0
     """Since when it waits."""
     evaluation_failures: int = 0
@@ -112,7 +112,7 @@ class State:
 
 @dataclass(frozen=True)
 class Observation:
-    """What the controller observes in one turn of its loop."""
+    """The observations of the controller in one pass of its loop."""
 
     now: float
     """The monotonic time of the observation, by the same clock as `RankStatus.last_heartbeat`."""
@@ -170,7 +170,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Action:
-    """What the controller does next."""
+    """The controller's next action."""
 
     do: Do
     reason: str = ""
@@ -185,7 +185,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Policy:
-    """What stays the same during a run: the job, and the planner of its model."""
+    """The constants of a run: the job, and the planner of its model."""
 
     spec: JobSpec
     choose: Callable[[int], Layout | None]

@@ -54,7 +54,7 @@ def status_of(
         ranks: the ranks that run.
         until: the last step to train to, which gives the remaining time.
         note: what the controller does at present, for people.
-        evaluation: what is evaluated beside the run, for people.
+        evaluation: the evaluation beside the run, as text for people.
         processes: the controller's process and its ancestors, see `process_identity.lineage`.
     """
     work = next((rank.work for rank in ranks if rank.work), None)

@@ -61,7 +61,8 @@ class Workers:
         self._notices = cluster.services(PREEMPTION_NOTICES, source) if source else None
         self._gang = cluster.gang()
         self._capacity = self._new_capacity()
-        self._attempt = 0
+        self._hang_at = ("", 0)
+        """Run directory and attempt of the gang, which say where ranks write what they hang in."""
         self._readings: tuple[dict[str, Any], ...] = ()
         """Readings of nodes that `take_readings` has not returned yet."""
 
@@ -113,7 +114,7 @@ class Workers:
         return readings
 
     def start(self, layout: Layout, task: Task) -> None:
-        """Start a gang on a task. What its ranks print goes to the run directory.
+        """Start a gang on a task. The output of its ranks goes to the run directory.
 
         Args:
             layout: the layout, which gives the number of ranks and the engine.
@@ -123,7 +124,7 @@ class Workers:
             TimeoutError: the ranks cannot be placed. No rank is left running.
         """
         self.status = GangStatus()
-        self._attempt = task.attempt
+        self._hang_at = (task.run, task.attempt)
         if self._notices is not None:
             self._notices.ensure_running()
         try:
@@ -160,7 +161,7 @@ class Workers:
         missing: list[str] = []
         if fault.cause.end == "still":
             nodes = {each.rank: each.node for each in self.ranks}
-            missing = missing_ranks(self._run.uri, self._attempt, nodes)
+            missing = missing_ranks(*self._hang_at, nodes)
         return [*missing, *last_lines(redact(self._gang.output(rank)))]
 
     def prewarm_first(self, workers: int) -> None:

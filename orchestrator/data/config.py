@@ -79,19 +79,19 @@ class Source(StrictModel):
         default=None,
         gt=0.0,
         le=1.0,
-        description="share of the training tokens that come from this source, in place of weight; give all "
+        description="share of the training tokens that come from this source, instead of weight; give all "
         "sources a share, or none",
     )
     max_passes: float | None = Field(
         default=None,
         ge=1.0,
-        description="maximum passes over this source in a mixture by shares; afterwards the other sources take "
-        "its place",
+        description="maximum passes over this source in a mixture by shares; afterwards the other sources "
+        "replace it",
     )
 
     own: ObjectReference | None = Field(
         default=None,
-        description="your own pipeline as module:name, in place of uri: a function that returns a "
+        description="your own pipeline as module:name, instead of uri: a function that returns a "
         "ray.data.Dataset. Its rows are written once, as Parquet files in data.cache; see the guide",
     )
     fingerprint: Annotated[str, Field(min_length=1)] | None = Field(
@@ -111,7 +111,7 @@ class Source(StrictModel):
                 "own needs fingerprint, your name for its rows, such as fingerprint: news-2026-11"
             )
         if not self.name.endswith(own_rows(self.own.model_dump(), self.fingerprint)):
-            raise ValueError("own takes the place of uri, and is for data.sources; leave uri out")
+            raise ValueError("own replaces uri, and is only for data.sources; leave uri out")
         return self
 
     @property
@@ -121,7 +121,7 @@ class Source(StrictModel):
 
     @property
     def name(self) -> str:
-        """Return what the source names, as one text."""
+        """Return the source's files or function as one text."""
         return ", ".join(self.places)
 
     @field_validator("field")
@@ -165,7 +165,7 @@ class ValidationSpec(StrictModel):
     @model_validator(mode="after")
     def is_either_a_share_or_sources(self) -> ValidationSpec:
         if (self.share is None) == (not self.sources):
-            raise ValueError("give either share, as in 0.01, or sources of its own")
+            raise ValueError("set either share, as in 0.01, or separate sources")
         refuse_weights(self.sources)
         return self
 
@@ -195,7 +195,7 @@ SHORTEST = 8
 
 
 def _placed(source: Any, cache: Any) -> Any:
-    """Return a source as it is given, with the place of its rows if a function makes them."""
+    """Return a source as given, with the URI of its rows if a function makes them."""
     own = source.get("own") if isinstance(source, dict) else None
     if not isinstance(own, str | dict):
         return source
@@ -222,7 +222,7 @@ class DataSpec(StrictModel):
 
     samples: ObjectReference | None = Field(
         default=None,
-        description="your own dataset as module:name, in place of sources, tokenizer and sequence_length, for "
+        description="your own dataset as module:name, instead of sources, tokenizer and sequence_length, for "
         "your own model; see the guide",
     )
     sources: list[Source] = Field(description="the training text, in files of any supported format")
@@ -262,7 +262,7 @@ class DataSpec(StrictModel):
         default="fail",
         description="what to do with input that cannot be used: fail ends the command, skip leaves it out, repair "
         "fixes what it can (U+FFFD for invalid UTF-8, NULs removed) and leaves out the rest. "
-        "rejected.jsonl beside the prepared data lists everything",
+        "rejected.jsonl next to the prepared data lists everything",
     )
     max_rejected: int | str | None = Field(
         default=None,
@@ -295,7 +295,7 @@ class DataSpec(StrictModel):
         "options, as in [gopher_quality, {near_duplicates: {threshold: 0.8}}]",
     )
     cache: str | None = Field(
-        default=None, description="folder of the token shards; unset: beside the run directory"
+        default=None, description="folder of the token shards; unset: next to the run directory"
     )
 
     node_cache: float | None = Field(
@@ -401,7 +401,7 @@ class DataSpec(StrictModel):
     def ceiling_is_of_what_is_left_out(self) -> DataSpec:
         if self.max_rejected is not None and self.on_error == "fail":
             raise ValueError(
-                "max_rejected is of a policy that leaves something out; set on_error to skip or repair"
+                "max_rejected needs a policy that leaves something out; set on_error to skip or repair"
             )
         return self
 
@@ -428,7 +428,8 @@ class DataSpec(StrictModel):
         for number, source in enumerate(self.sources):
             if self.is_mixed and source.weight != 1.0:
                 raise ValueError(
-                    f"sources.{number}.weight is of an epoch, and a mixture by shares has none; leave it out"
+                    f"sources.{number}.weight counts passes of an epoch, and a mixture by shares has no epochs; "
+                    f"leave it out"
                 )
             if source.max_passes is not None and not self.is_mixed:
                 raise ValueError(

@@ -1,4 +1,4 @@
 """The quality of a commit's model: its metrics on held-out text, and its text after prompts.
 
-The input is a commit, or a `read(name)` that returns its tensors. Nothing of a run is changed.
+The input is a commit, or a `read(name)` that returns its tensors. A run is not changed.
 """

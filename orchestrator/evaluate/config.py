@@ -47,7 +47,7 @@ class SamplesSpec(StrictModel):
         min_length=1,
         max_length=32,
         description="texts that a decoder continues, or that an encoder-decoder reads and answers; for a model "
-        "that learns from conversations, turns of a user",
+        "that learns from conversations, messages of a user",
     )
     tokens: int = Field(
         default=40,
@@ -60,7 +60,7 @@ class SamplesSpec(StrictModel):
         ge=0.0,
         description="0 takes the most likely token; otherwise tokens are drawn at this temperature",
     )
-    seed: Count = Field(default=0, description="of what is drawn")
+    seed: Count = Field(default=0, description="of the draws")
 
 
 class EvaluateSpec(StrictModel):

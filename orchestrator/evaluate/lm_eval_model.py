@@ -1,10 +1,12 @@
 """A model of ours behind lm-eval's interface: likelihoods of texts, and generated texts.
 
 Scores and generated texts are those of lm-eval's own `hf` model with the same weights in the Hugging Face format: the
-same tokens, cut at the same places. There are three differences. Before a text without a context, this model uses the
+same tokens, cut at the same positions. There are three differences. Before a text without a context, this model uses
+the
 token with which training begins a text; `hf` uses the tokenizer's bos, which many models have never seen. An
-encoder-decoder generates `max_gen_toks` tokens; `hf` adds those of the prompt. Of a whole text
-(`loglikelihood_rolling`), only its own tokens are predicted; `hf` counts the bos that the tokenizer adds as text,
+encoder-decoder generates `max_gen_toks` tokens; `hf` adds those of the prompt. For a whole text
+(`loglikelihood_rolling`), only the text's own tokens are predicted; `hf` counts the bos that the tokenizer adds as
+text,
 predicted from another bos.
 """
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from workloads.workload import Workload
 
 DEFAULT_LENGTH = 2048
-"""Tokens that a model without a limit reads at once, as in lm-eval."""
+"""Tokens that a model without a limit reads in one pass, as in lm-eval."""
 
 
 class WorkloadLM(TemplateLM):
@@ -82,7 +84,7 @@ class WorkloadLM(TemplateLM):
         return [(each.total, each.greedy) for each in found]
 
     def _fitted(self, context: list[int], continuation: list[int]) -> tuple[list[int], list[int]]:
-        """Return context and continuation, cut from the left to what the model reads at once."""
+        """Return context and continuation, cut from the left to the model's maximum length."""
         if not continuation:
             raise InputError("a choice is empty", "doc_to_choice", "give each a text")
         if len(continuation) > self.max_length:

@@ -114,7 +114,7 @@ def spec_of_export(
     if objective not in TALKING and day == known.get("chat_date"):  # no template asks for it
         document["data"]["chat_date"] = None
     if named and objective in REFERENCED:
-        what = f"was trained with {objective}, by a reference that an export does not have"
+        what = f"was trained with {objective}, whose reference an export lacks"
         raise InputError(
             what, folder, "evaluate the run's commit, or by another --set workload.objective=NAME"
         )
@@ -189,7 +189,7 @@ def tokenizer_of_export(data: DataSpec, workload: WorkloadSpec) -> Tokenizer:
 
 
 def chat_of_export(data: DataSpec, workload: WorkloadSpec, tokenizer: Tokenizer) -> Chat | None:
-    """Return how prompts are written as turns for the model of a job from `spec_of_export`.
+    """Return how to write prompts as messages for the model of a job from `spec_of_export`.
 
     None if it learnt from texts, or if its folder has no chat template. If export.json is silent, a model with a
     template counts as trained on conversations.
@@ -252,7 +252,7 @@ def _rounding(folder: str, quantised: Mapping[str, Any]) -> dict[str, Any] | Non
             return None
         if not quantised:
             what = "rounds the inputs of layers in a way that is known of exports here alone"
-            raise InputError(what, folder, "evaluate it by the library that made it")
+            raise InputError(what, folder, "evaluate it with the library that made it")
         return {key: quantised[key] for key in ("weights", "group", "activations", "match", "keep")}
     return None
 

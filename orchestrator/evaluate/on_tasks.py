@@ -43,8 +43,8 @@ from orchestrator.storage.row_types import EvaluationRow
 
 @dataclass(frozen=True)
 class Subject:
-    """What is evaluated: a model with its weights, its transformers tokenizer, its step, and the facts of `facts_of`
-    about the weights.
+    """The model to evaluate: its weights, its transformers tokenizer, its step, and the facts of `facts_of` about the
+    weights.
     """
 
     workload: Workload
@@ -317,7 +317,7 @@ def _check_examples(loaded: Any, where: str) -> None:
     """
     several = loaded.OUTPUT_TYPE == "generate_until" and loaded.multiple_target
     if several and (others := sorted(loaded.aggregation().keys() - {"exact_match"})):
-        what = f"{others[0]} of several targets is not what its name says"
+        what = f"{others[0]} is not defined for several targets"
         raise InputError(what, f"{where}: doc_to_target", "give one target, or exact_match alone")
     for number, example in enumerate(loaded.eval_docs):
         label = loaded.doc_to_target(example)
@@ -329,7 +329,7 @@ def _check_examples(loaded: Any, where: str) -> None:
         for one in label if isinstance(label, list) else [label]:
             known = one in choices if isinstance(one, str) else one in range(len(choices))
             if not known:
-                what = f"the label {one!r} of example {number} is none of its {len(choices)} choices"
+                what = f"the label {one!r} of example {number} is not one of its {len(choices)} choices"
                 raise InputError(what, f"{where}: doc_to_target", "choices are counted from 0")
 
 

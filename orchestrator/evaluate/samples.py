@@ -32,7 +32,7 @@ def continue_prompts(
     """Return the model's text after each prompt: at most `max_tokens` tokens, without the prompt.
 
     A decoder continues the prompt; an encoder-decoder reads it, and its decoder answers. With `chat`, each prompt is
-    a user's turn, and the text ends with the answer. Otherwise the objective's special tokens surround the prompt;
+    a user's message, and the text ends with the answer. Otherwise the objective's special tokens surround the prompt;
     nothing in it is masked, so T5 fills in `<extra_id_0>`. With a temperature in `sampling`, the same seed gives the
     same text for the same weights. With a `scheme`, linear layers are fake-quantised. `read(name)` returns a tensor of
     the model, from a commit's reader or an engine. Raises WorkloadError, see `workloads.model.generate`.

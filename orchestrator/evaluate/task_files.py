@@ -67,7 +67,7 @@ class TaskFile:
 
 
 class FunctionName(str):
-    """The name in a tag !function, in place of the function."""
+    """The name in a tag !function, instead of the function."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -114,7 +114,7 @@ def read_task(path: str, where: str = "--tasks") -> TaskFile:
     name = document.get("task")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         problem = "is no single task with a name of letters, digits, _ . and -"
-        raise InputError(problem, f"{place}: task", "give each task a file of its own")
+        raise InputError(problem, f"{place}: task", "give each task its own file")
     if "class" in document:
         raise InputError("a task that is a Python class cannot be checked", f"{place}: class", "leave it out")
     _check_data(document, file.parent, place)

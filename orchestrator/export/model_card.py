@@ -68,7 +68,7 @@ def model_card(
     phase = f"; the first {before['step']:,} steps in `{redact(before['run'])}`" if before else ""
     averaged = weights.get("averaged_steps")
     rows = {
-        "model": f"`{spec.workload.model}`, {size:,} weights" + (f", begun with `{base}`" if base else ""),
+        "model": f"`{spec.workload.model}`, {size:,} weights" + (f", starting from `{base}`" if base else ""),
         "objective": spec.workload.objective,
         "data": f"{', '.join(f'`{uri}`' for uri in uris[:SHOWN])}{more}: {amount}",
         "trained": f"{commit.step:,} of {spec.train.steps:,} steps, {seen} {batches}{phase}",

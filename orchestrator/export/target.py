@@ -116,7 +116,7 @@ def new_folder(target: str) -> Iterator[str]:
 
 
 def _remove_drafts(parent: str, name: str) -> None:
-    """Remove the drafts of killed exports, whose lock nobody holds."""
+    """Remove the drafts of killed exports: no process holds their locks."""
     pattern = re.compile(rf"\.{re.escape(name)}\.[a-z0-9_]{{8}}\.tmp")
     for found in filter(pattern.fullmatch, os.listdir(parent)):
         folder = os.path.join(parent, found)
@@ -165,7 +165,7 @@ def publish(folder: str, target: str, retry: Retry) -> None:
     for name in there.keys() - {
         *names,
         MARK,
-    }:  # an old index or an old whole file would be read in place of the new one
+    }:  # an old index or an old whole file would be read instead of the new one
         if name.partition("/")[0] in before or WEIGHTS.fullmatch(name):
             retry(files.remove, name)
     for name in sorted(names, key=lambda name: name == MARK):

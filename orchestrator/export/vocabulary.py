@@ -26,7 +26,7 @@ from workloads.objectives.records import CLOSE, MARK
 
 SETTINGS = "tokenizer_config.json"
 BESIDE = ("special_tokens_map.json", "chat_template.jinja", "chat_template.json")
-"""Files beside a tokenizer that name no ids, and are copied."""
+"""Files of a tokenizer that name no ids and are copied unchanged."""
 AT_ONCE = 2**22
 """Words of prepared data that are compared at once."""
 
@@ -36,8 +36,8 @@ def without_unused_tokens(
 ) -> dict[str, Any]:
     """Write a pretrained model and its tokenizer to `target`, with only the tokens that the data of a job uses.
 
-    The data is prepared with the smaller tokenizer too, and every word of it is compared. Nothing is written if one is
-    another token than before.
+    The data is prepared with the smaller tokenizer too, and every word of it is compared. Nothing is written if an id
+    stands for another token than before.
 
     Args:
         model: the job's workload.model.
@@ -136,7 +136,7 @@ def _check_same_tokens(before: str, after: str) -> None:
             flags = ours & np.int64(MARK | CLOSE)
             token = ours ^ flags
             mapped = numbers[np.minimum(token, len(numbers) - 1)] | flags
-            # Labels and lengths stand between the tokens of records, and are not renumbered.
+            # Records have labels and lengths between their tokens; these are not renumbered.
             same &= bool(((theirs == mapped) | (records & (theirs == ours))).all())
         if not same:
             raise InputError(

@@ -24,7 +24,7 @@ RESUMED_WITHIN = 30.0
 
 
 class Signs:
-    """Signs of life of a run, for a command that waits for it."""
+    """The signs of activity of a run, for a command that waits for it."""
 
     def __init__(self) -> None:
         self._status_time: float | None = None
@@ -33,7 +33,8 @@ class Signs:
         """When that time last changed."""
 
     def are_gone(self, status: Row) -> bool:
-        """Whether no controller drives the run any more, by its present status, empty without one."""
+        """Whether the present status shows that no controller is active for the run; the status is empty without
+        one."""
         status_time = status.get("time")
         if status_time != self._status_time:
             self._status_time = status_time
@@ -43,7 +44,7 @@ class Signs:
 
 
 def not_driven(run: str) -> str:
-    """Return the message for a run without signs of life."""
+    """Return the message for a run without signs of activity."""
     return f"no controller drives {run} any more"
 
 

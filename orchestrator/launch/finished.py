@@ -30,7 +30,7 @@ OF_THE_COURSE = (
     "evaluate", "stop_when", "checkpoint", "tracking", "sinks", "notify", "limits",
     "train.stability", "data.validation",
 )  # fmt: skip
-"""Parts of a job that do not change its steps. A job file may change them while the run goes on."""
+"""Parts of a job that do not change its steps. A job file may change them while the run continues."""
 
 
 def finished_summary(run_dir: RunDir) -> dict[str, Any] | None:

@@ -45,13 +45,13 @@ AS_MESSAGES = 'write them as {"role": "user", "content": "..."}'
 
 @dataclass(frozen=True)
 class Rows:
-    """What a job reads of rows.
+    """The columns that a job reads from rows.
 
     Attributes:
         objective: the objective that the rows fit; empty for plain text.
         field: the `field` of a source in the job; None if the default does, for example for text in the column text.
         left: the columns, or paths into them, that the job does not read.
-        talks: whether the rows have turns, which need a chat template.
+        talks: whether the rows are conversations, which need a chat template.
     """
 
     objective: str
@@ -81,7 +81,7 @@ def rows_at(uri: str) -> Rows | None:
     )
     named = ["text"] if field is None else [field] if isinstance(field, str) else [*field.values()]
     taken = {column for each in named for column in columns_of(each)}
-    # a message that stands alone, such as chosen, has leaves of its own
+    # a single message, such as chosen, has its own leaves
     left = [path for path, _, _ in leaves if not {path, path.partition(".")[0]} & taken]
     talks = objective == "conversation" or any(
         isinstance(row.get(name), list | Mapping) for name in taken - {TOOLS}
@@ -178,7 +178,7 @@ def _first_row(uri: str) -> Mapping[str, Any] | None:
         row = _row_of(fs, names[0], kind.kind, kind.compression)
     except (OSError, ValueError, csv.Error) as error:
         what = f"its first row cannot be read ({' '.join(str(error).split())[:200]})"
-        raise InputError(what, uri, "write the file anew") from None
+        raise InputError(what, uri, "write the file again") from None
     return row and {name: messages_in(value) for name, value in row.items()}
 
 

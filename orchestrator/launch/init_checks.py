@@ -29,7 +29,7 @@ def check_begins(job: ResolvedJob, run_dir: RunDir, commit: CommitManifest | Non
 
 
 def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
-    """Check the weights of workload.init_from, and those of a folder of which the model is a part.
+    """Check the weights of workload.init_from, and those of a folder that contains the model.
 
     - They exist and fit the model. For a run with a `commit` they are also the ones that the run began with.
     - An adapter has base weights.
@@ -51,7 +51,7 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
         if spec.workload.adapter and weights_of_model(model) is None:
             hint = "give a folder with safetensors, or set workload.init_from"
             where = f"workload.model {model.removeprefix('hf:')}"
-            raise InputError("has no weights, which an adapter is for", where, hint)
+            raise InputError("has no weights, which an adapter needs", where, hint)
         if commit is None and model.startswith(FOLDER):
             _check_tables(
                 spec.workload,

@@ -1,6 +1,6 @@
 """The checks of a job, independent of its run and of where it runs: a loop over what its components check.
 
-A component's check stands in the component's own room and gets its part of the job. Here are the lists, in the order in
+A component's check is in the component's package and gets its part of the job. Here are the lists, in the order in
 which problems are shown. Every check raises InputError with the key of the job file that is wrong.
 """
 
@@ -44,7 +44,7 @@ from workloads.hf.files.hf_config import FolderConfig
 from workloads.own.object_reference import is_object_reference
 
 Check = Callable[[], object]
-"""A check of a component with what it needs bound. It raises InputError, and its result means nothing."""
+"""A check of a component with its arguments bound. It raises InputError, and its result means nothing."""
 
 
 def check_job(

@@ -57,7 +57,9 @@ def with_vocabulary(
         return spec, []
     if is_object_reference(workload.model):  # its vocabulary is as large as the tokenizer
         hint = "write data.tokenizer: {train_bpe: N} with the size of its vocabulary"
-        raise InputError("is not here, and an own model has as many tokens", f"data.tokenizer {named}", hint)
+        raise InputError(
+            "is not here, and it determines the size of an own model", f"data.tokenizer {named}", hint
+        )
     with wrong_input("workload.model"):
         size = describe(workload.model, workload.changes, implementation=workload.implementation).vocab_size
     size += len(spec.data.add_tokens)

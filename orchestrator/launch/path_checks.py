@@ -29,7 +29,7 @@ def check_written(checkpoint: CheckpointSpec, data: DataSpec, run_dir: RunDir, a
     with problems.noted():
         run_dir.check_ours()
     target = checkpoint.export_to
-    # An export is drafted beside its target.
+    # An export is drafted next to its target.
     beside = os.path.dirname(target) if target and is_local(target) else target
     for where, uri in {"data.cache": data.cache, "checkpoint.export_to": beside}.items():
         if address is None and uri and (why := unwritable(uri)):
@@ -73,7 +73,7 @@ def check_sample_cache(data: DataSpec, seed: int, run_dir: RunDir) -> None:
 
 
 def check_all_places(spec: JobSpec, run_dir: RunDir) -> None:
-    """Check the places that every component of a job names, one component after the other. Raises InputError."""
+    """Check the paths and URIs of every component of a job, one component after the other. Raises InputError."""
     check_places(spec.data, spec.checkpoint.export_to, spec.every_source, run_dir)
     check_sample_cache(spec.data, spec.seed, run_dir)
     check_tracking_server(spec.tracking)

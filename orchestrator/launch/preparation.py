@@ -15,7 +15,7 @@ from orchestrator.storage.run_directory import RunDir
 def prepared_with_progress(
     spec: JobSpec, run: RunDir, before: PreparedData, address: str | None
 ) -> PreparedData:
-    """Return the job's prepared data, made with Ray as far as it is missing, with its progress on standard error.
+    """Return the job's prepared data. Ray prepares missing parts; the progress is shown on standard error.
 
     Args:
         spec: the job.

@@ -84,7 +84,7 @@ def loop_config(
     spec = resolve_paths(spec, Path.cwd())
     if spec.evaluates_beside:
         hint = "set it to gang, or use `orchestrator run`"
-        raise InputError("Ray Train keeps no worker beside its own", "evaluate.where", hint)
+        raise InputError("Ray Train reserves no worker besides its own", "evaluate.where", hint)
     run = RunDir(absolute(run_dir or f"runs/{spec.name}", Path.cwd()))
     spec = spec.with_parts(train=as_its_run(spec.train, run))
     begun = continuation_of(spec).begun_from(run, check_same_run(spec.run_identity, run))[1]
@@ -256,7 +256,8 @@ class RankZeroHistory:
         return self._history.recent[-1]
 
     def last_commit(self) -> dict[str, Any]:
-        """Return the place of the last commit. Ray Train gets this instead of a checkpoint, which it would copy."""
+        """Return the location of the last checkpoint. Ray Train gets this instead of a checkpoint, which it would
+        copy."""
         commit, _ = self._history.last_commit()
         assert commit is not None
         return {"step": commit.step, "uri": f"{self._history.store.uri}/{commit_folder(commit.step)}"}

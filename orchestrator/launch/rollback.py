@@ -30,7 +30,8 @@ NOT_AT_WORK = (ControllerState.ENDED, ControllerState.GONE)
 
 @dataclass(frozen=True)
 class RolledBack:
-    """What a rollback did: from which step to which, the steps of the removed commits, and how many steps are lost."""
+    """The result of a rollback: from which step to which, the steps of the removed checkpoints, and the number of
+    lost steps."""
 
     run_dir: str
     before: int
@@ -60,7 +61,7 @@ def roll_back(run: RunDir, step: int) -> RolledBack:
 
     Raises:
         InputError: a controller drives the run, the commit is missing, damaged or of no use to the job, the run is not
-            further than that, or something holds a later commit. Nothing has changed then.
+            further than that, or something holds a later commit. Nothing has changed in that case.
     """
     if run.read_json_or_empty("status.json") and controller_state(last_status(run)) not in NOT_AT_WORK:
         raise InputError("a controller drives this run", run.uri, "`orchestrator stop` ends it with a commit")
@@ -99,7 +100,7 @@ def _refuse_held(run: RunDir, store: Store, step: int) -> None:
     ]
     for each in sorted(later):
         by = " and ".join(holders(store, each)) or "somebody"
-        hint = "let it end, or name that step; the reference of the run directory says how to end a hold"
+        hint = "let it end, or name that step; the reference of the run directory says how to remove a pin"
         raise InputError(f"the commit of step {each} is held by {by}", run.uri, hint)
 
 
@@ -143,7 +144,7 @@ def _status(status: Row, commit: CommitManifest, reason: str, event: Row) -> Row
         "attempt": event["attempt"],
         "loss": commit.meta.get("loss"),
         "eta_seconds": None,
-        "note": f"{reason}; the same command goes on from there",
+        "note": f"{reason}; the same command continues from there",
         "events": event["number"],
         "ranks": [],
         "time": time.time(),

@@ -84,7 +84,7 @@ def run(
         launched: unix time at which the run's ledger begins, 0 for now.
 
     Raises:
-        InputError: the job is wrong or belongs to another run. Nothing has been written then.
+        InputError: the job is wrong or belongs to another run. Nothing has been written in that case.
     """
     if address is None:
         refuse_if_at_work(run_dir)
@@ -253,7 +253,7 @@ class WatchedRun:
             line = f"the controller is gone: {why}"
             if isinstance(error, GetTimeoutError) and not folder:
                 ends = f"`orchestrator stop {self._run_dir.uri}` ends it"
-                line = f"the controller has not answered for {SILENCE:.0f} s, and may go on; {ends}"
+                line = f"the controller has not answered for {SILENCE:.0f} s, and may still run; {ends}"
             return RunOutcome(Outcome.FAILED, None, line)
         except RayError as error:
             why = " ".join(str(error).strip().splitlines()[-1:])[:300]
@@ -295,7 +295,7 @@ class WatchedRun:
 def _watch(begin: Callable[[], WatchedRun], show: Callable[[dict[str, Any]], None]) -> RunOutcome:
     """Begin a run and watch it to its end.
 
-    The run goes on without this process. So from its beginning on, the first interruption asks the run to stop and
+    The run continues without this process. So from its beginning on, the first interruption asks the run to stop and
     waits for that.
     """
     run: WatchedRun | None = None
@@ -317,7 +317,7 @@ def _watch(begin: Callable[[], WatchedRun], show: Callable[[dict[str, Any]], Non
 
 
 def _turn(run: WatchedRun, show: Callable[[dict[str, Any]], None]) -> RunOutcome | None:
-    """Ask for the status of a run and show it. Return how the run has ended, None while it goes on.
+    """Ask for the status of a run and show it. Return how the run has ended; None while it continues.
 
     Raises what `show` has raised, once the run has ended.
     """
@@ -348,7 +348,7 @@ def _fallen(run: WatchedRun, gone: str, show: Callable[[dict[str, Any]], None]) 
     if not run.stopping:
         time.sleep(ENDED_TOGETHER)  # a signal that ended Ray may also interrupt this process now
         show({**run.status, "phase": "wait", "note": f"Ray's {gone} has died; Ray is started again"})
-        line = f"Ray's {gone} on this machine has died; the same command goes on from the last commit"
+        line = f"Ray's {gone} on this machine has died; the same command continues from the last checkpoint"
         return RunOutcome(Outcome.FAILED, None, line, fallen=gone)
     return run.left_by_ray(gone)
 
@@ -437,7 +437,7 @@ def _as_text(value: Any) -> str:
 
 def _another_job(run_dir: RunDir) -> InputError:
     hint = "stop it first, or attach with the same job and --until"
-    return InputError("this run is at work with another job file", run_dir.uri, hint)
+    return InputError("this run is active with another job file", run_dir.uri, hint)
 
 
 def _outcome(status: dict[str, Any]) -> RunOutcome:
@@ -447,6 +447,6 @@ def _outcome(status: dict[str, Any]) -> RunOutcome:
     outcome = Outcome(summary["state"])
     line = summary["reason"] or ""
     if outcome == Outcome.STOPPED and summary.get("commit") is None:  # "stopped" promises a commit
-        line = f"{line}; there is no commit yet, and the same command begins anew"
+        line = f"{line}; no checkpoint yet; the same command starts from the beginning"
         return RunOutcome(Outcome.FAILED, summary, line)
     return RunOutcome(outcome, summary, line)

@@ -37,7 +37,7 @@ class StoredRun:
         bytes: the size of all its files.
         checkpoint_bytes: the size of its checkpoints.
         time: when its status was last written, unix seconds; 0 if unknown.
-        held: a line for each checkpoint that something holds.
+        held: a line for each pinned checkpoint.
         referred: a line for each run of the folder that refers to it.
         problem: why its files cannot be read; empty for other runs.
     """

@@ -68,9 +68,7 @@ def no_cluster(error: Exception, address: str | None) -> InputError:
     from cluster.local.address import Connected, NoAddress, WrongToken
 
     if isinstance(error, Connected):
-        return InputError(
-            str(error), "", "wait for it, call ray.shutdown(), or do this in a process of its own"
-        )
+        return InputError(str(error), "", "wait for it, call ray.shutdown(), or use another process")
     hint = "give another --address, or start a cluster with `orchestrator cluster up --local 2`"
     if isinstance(error, WrongToken):
         hint = "set RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH, to the cluster's token"
@@ -180,7 +178,7 @@ def submit(
     if before is not None and not before.has_ended:
         if before.entrypoint != command:
             hint = "stop it first, or submit under another name"
-            raise InputError("this job is at work with another job file or run directory", before.id, hint)
+            raise InputError("this job is active with another job file or run directory", before.id, hint)
         return before, False
     try:
         return jobs.get(jobs.submit(spec.name, run.uri, command, runtime_env, priority)), True

@@ -39,7 +39,7 @@ def check_trial(spec: JobSpec, workload: Workload, prepared: str = "") -> None:
         hint = "name them in blocks() if it is an own model, or set it to false"
         raise InputError(what, "train.compile", hint)
     if workload.compares and spec.train.global_batch < 2:
-        what = f"{workload.name} compares the samples of a global batch, and there is one"
+        what = f"{workload.name} compares the samples of a global batch, and this batch has only one"
         raise InputError(what, "train.global_batch", "make it larger")
     metrics = spec.evaluate.own_metrics if spec.evaluate else ()
     trial = trials.Trial(
@@ -58,7 +58,7 @@ def check_trial(spec: JobSpec, workload: Workload, prepared: str = "") -> None:
         *((spec.evaluate and spec.evaluate.metrics) or ()),
     }
     if values is not None and chosen - values:
-        what = f"the loss of {workload.name} gives no value of the name {min(chosen - values)}"
+        what = f"the loss of {workload.name} returns no value named {min(chosen - values)}"
         raise InputError(what, "workload.model", "return it, or choose by loss")
 
 
@@ -100,7 +100,7 @@ def _limits(data: DataSpec, seed: int, prepared: str) -> Mapping[str, int]:
 
 
 def _first(data: DataSpec, seed: int, workload: Workload, prepared: str) -> Batch:
-    """Return two samples. For text, the objective makes them from the ids of ordinary tokens in turn."""
+    """Return two samples. For text, the objective makes them from the ids of ordinary tokens, one after the other."""
     if data.samples is not None:
         from orchestrator.data.samples.own_samples import first_samples
 

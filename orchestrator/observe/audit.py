@@ -25,8 +25,8 @@ PARTS = {
     "commit": ("commit",),
     "other": ("other",),
 }
-"""The compared parts of a step, each with its measured parts (see `step_parts.PARTS`). Of `other`, only offload is
-predicted.
+"""The compared parts of a step, each with its measured parts (see `step_parts.PARTS`). Only offload is predicted of
+`other`.
 """
 
 

@@ -1,4 +1,4 @@
-"""Where a run is shown, and who is told how it goes: `tracking` (MLflow) and `notify`."""
+"""Where a run is shown, and where messages about it are sent: `tracking` (MLflow) and `notify`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class TrackingSpec(StrictModel):
         default=None,
         min_length=1,
         description="model name in MLflow's registry: the exported model becomes a version of it; if "
-        "checkpoint.keep_best is a metric, the version gets the alias best if it is better than the "
-        "present holder",
+        "checkpoint.keep_best is a metric, the version gets the alias best if it is better than the version "
+        "that has it",
     )
 
 

@@ -139,8 +139,9 @@ def _lost_steps(events: Sequence[Row], lost: Counter[Any]) -> int:
 def timeline(events: Sequence[Row], rows: RunTotals, now: float | None = None, since: int = 0) -> list[Phase]:
     """Return the run as contiguous phases, each from its event to the next.
 
-    If a clock was set back, time stands still; `since`, in microseconds, is the latest time of earlier events. If a
-    run was restarted ("prepare", reason "resumed ..."), the phase in which it died ends at the last sign of life: its
+    If a clock was set back, no time passes; `since`, in microseconds, is the latest time of earlier events. If a
+    run was restarted ("prepare", reason "resumed ..."), the phase in which it died ends at the last sign of "
+    "activity: its
     last row, or the event's `last_seen` (unix seconds). The rest is a phase named "down". If the run had ended, the
     time until the restart is a phase named BETWEEN_COMMANDS.
     """
@@ -190,7 +191,8 @@ def _launched(down: Phase, event: Row) -> list[Phase]:
 
 
 def _until_death(phase: Phase, following: Row | None, rows: RunTotals) -> list[Phase]:
-    """Return the phase, split at the last sign of life if no controller ran from there until the event `following`."""
+    """Return the phase, split at the last sign of activity if no controller ran from there until the event
+    `following`."""
     if phase.name in ENDED:
         return [dataclasses.replace(phase, name=BETWEEN_COMMANDS)] if following else []
     if not following or following.get("phase") != "prepare" or not _resumed(following):

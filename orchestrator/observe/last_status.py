@@ -16,7 +16,7 @@ from orchestrator.storage.run_directory import RunDir
 LOST = "lost"
 """The state of a run that has not ended and that no controller drives any more."""
 WAITING = "waiting"
-"""The state of a run that waits for its turn in the cluster's queue, or for workers."""
+"""The state of a run that waits in the cluster's queue, or for workers."""
 WAITS = ("queue", "wait")
 """The phases of such a run."""
 SILENT_AFTER = 15.0
@@ -27,7 +27,7 @@ may take minutes."""
 
 
 class ControllerState(StrEnum):
-    """What is known of the controller of a run."""
+    """The known state of a run's controller."""
 
     UNKNOWN = "not heard of"
     """It has not written a status yet."""
@@ -100,7 +100,7 @@ def state_of(status: Mapping[str, Any]) -> str:
 def if_lost(run: RunDir) -> dict[str, Any]:
     """Return the state and the reason of a run that no controller drives any more; empty for other runs.
 
-    The events alone cannot tell such a run from one that trains.
+    The events alone cannot distinguish such a run from one that trains.
     """
     status = last_status(run)
     return {"state": LOST, "reason": status["note"]} if status.get("phase") == LOST else {}

@@ -50,7 +50,7 @@ class LiveScreen:
         self._live.stop()
 
     def render(self, status: Mapping[str, Any]) -> Any:
-        """Return the lines as they are drawn."""
+        """Return the lines to draw."""
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.spinner import Spinner

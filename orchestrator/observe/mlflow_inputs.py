@@ -48,7 +48,7 @@ class NamedData:
 
 
 def data_in(run: RunDir, share: float | None = None) -> list[NamedData]:
-    """Return the data that a run has begun with; empty before it begins. Unreadable data is left out.
+    """Return the data that a run started with; empty before it begins. Unreadable data is left out.
 
     If a `share` of the training data is held out, it is a separate dataset.
     """

@@ -1,6 +1,7 @@
 """End in MLflow the runs that no controller drives any more. A controller that was killed could not do that itself.
 
-Three occasions settle such a run: `status` and `report` of it, and the start of another run in its experiment. A resume
+Three commands end such a run in MLflow: `status` and `report` of it, and the start of another run in its experiment.
+A resume
 makes it RUNNING again.
 """
 

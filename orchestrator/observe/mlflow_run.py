@@ -363,7 +363,7 @@ def _experiment(client: Any, uri: str, name: str) -> str:
 
 
 def _artifacts(uri: str, experiment: str) -> str | None:
-    """Return the artifact folder: beside a database file, whatever the current folder; None if a server decides
+    """Return the artifact folder: next to a database file, whatever the current folder; None if a server decides
     itself.
     """
     database = SQLITE.fullmatch(uri)

@@ -48,7 +48,7 @@ OTHER = "feature-extraction"
 
 
 def write_flavor(export: str, folder: str) -> bool:
-    """Write the files that `mlflow.transformers.load_model` and `mlflow.pyfunc.load_model` need beside an export to
+    """Write the files that `mlflow.transformers.load_model` and `mlflow.pyfunc.load_model` need besides an export to
     `folder`.
 
     Returns False for a folder that names no class, such as an adapter's. Nothing is loaded: MLflow's own `save_model`
@@ -171,7 +171,7 @@ def register(
     client: Any, name: str, run_id: str, model: Candidate, source: Callable[[], str], **tags: str
 ) -> None:
     """Register the model as a version, unless its run has one of that step. It gets the alias if it is better than
-    the holder.
+    the version that has it.
 
     `source` returns where MLflow finds the model, and puts it there if needed.
     """

@@ -11,7 +11,7 @@ from orchestrator.storage.row_line import Row
 KEPT = 64
 """Number of last steps whose samples are remembered: more than the retries of an instability go back."""
 DIGITS = 16
-"""Of a receipt."""
+"""The length of a receipt."""
 
 
 @dataclass(frozen=True)

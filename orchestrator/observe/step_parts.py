@@ -32,7 +32,7 @@ STALLS = {
     "optimizer": "shard it over the replicas with parallel.zero: 1",
     "other": "`orchestrator profile` shows the operators",
 }
-"""What helps against each part in which the model is not computed."""
+"""The advice for each part in which the model is not computed."""
 A_STALL = 0.15
 """From this share of a step on, a stall is named as the reason for its slowness."""
 A_STRAGGLER = 1.3
@@ -131,7 +131,7 @@ def _verdict(means: Mapping[str, float], whole: float, rows: Sequence[Row]) -> s
 
 
 def straggler(rows: Sequence[Row]) -> tuple[int, float] | None:
-    """Return the rank that computes longest, and how many times the median over all; None if none stands out."""
+    """Return the rank that computes longest, and how many times the median over all; None if no part stands out."""
     busy = [row["busy_seconds"] for row in rows if row.get("busy_seconds")]
     if not busy or len(busy[0]) < 2 or len({len(each) for each in busy}) > 1:
         return None

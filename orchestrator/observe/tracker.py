@@ -64,7 +64,7 @@ class Delivery:
 
 @dataclass
 class _Waiting:
-    """What the run directory has and the server may lack, besides rows.
+    """The data that the run directory has and the server may lack, besides rows.
 
     Attributes:
         documents: names of text files.

@@ -24,7 +24,7 @@ of, see `ParameterShard.slices`."""
 
 @dataclass(frozen=True)
 class OptimizerContext:
-    """What an optimizer is built from.
+    """The arguments from which an optimizer is built.
 
     Attributes:
         spec: the job's `train.optimizer`.

@@ -21,7 +21,7 @@ def _steps_or_share(given: Any, steps: ValidatorFunctionWrapHandler) -> Any:
     if isinstance(given, str) and re.match(SHARE, given):
         return given
     if isinstance(given, str) and not given.strip().isdecimal():
-        raise ValueError("is neither steps nor a share of them such as 5%")
+        raise ValueError("is neither a number of steps nor a share of them such as 5%")
     return steps(given)
 
 
@@ -65,7 +65,7 @@ class ParameterGroup(StrictModel):
     )
     lr_scale: float = Field(default=1.0, gt=0.0, description="factor of their learning rate")
     weight_decay: float | None = Field(
-        default=None, ge=0.0, description="in place of the optimizer's, of those of them that are matrices"
+        default=None, ge=0.0, description="overrides the optimizer's, for those that are matrices"
     )
 
     @model_validator(mode="after")
@@ -77,14 +77,14 @@ class ParameterGroup(StrictModel):
 
 class OptimizerSpec(StrictModel):
     """AdamW (Loshchilov and Hutter, 2019), LAMB (You et al., 2020), LARS (You et al., 2017), Lion (Chen et al., 2023),
-    Muon (Jordan et al., 2024) for the matrices of the layers beside AdamW for the rest.
+    Muon (Jordan et al., 2024) for the matrices of the layers, with AdamW for the rest.
 
     LARS uses the first of betas as its momentum. An own one is `module:name`, see `workloads.own.protocols`; betas, eps
     and momentum are not for it.
     """
 
     name: OptimizerName | ObjectReference = Field(
-        default="adamw", description="the optimiser, or module:name of your own"
+        default="adamw", description="the optimizer, or your own module:name"
     )
     lr: float = Field(default=3e-4, gt=0.0, description="the largest learning rate of the schedule")
     betas: tuple[Fraction, Fraction] = Field(
@@ -104,7 +104,7 @@ class OptimizerSpec(StrictModel):
     )
     groups: list[ParameterGroup] = Field(
         default_factory=list,
-        description="parameters with a learning rate or a weight decay of their own; the first that matches counts",
+        description="parameters with another learning rate or weight decay; the first that matches counts",
     )
     clip: float | None = Field(default=1.0, gt=0.0, description="largest global gradient norm")
     warmup: Steps = Field(

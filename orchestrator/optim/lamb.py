@@ -35,6 +35,7 @@ class Lamb(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update the weights from the gradients."""
         weights = [group["params"][0] for group in self.param_groups]
+        # All updates before any norm: the norms need one all-reduce for all tensors instead of one for each.
         updates = [self._update(group) for group in self.param_groups]
         # A matrix w with Adam's update u: w -= lr * |w| / |u| * u. The norms are of full tensors, so they are summed
         # over the ranks that hold shards. The update u includes the decay.
@@ -43,6 +44,7 @@ class Lamb(torch.optim.Optimizer):
             self.param_groups, weights, updates, sizes, strict=True
         ):
             if shard.matrix:
+                # A tensor that starts at zero would stay there with a ratio of 0; a zero update would divide by zero.
                 ratio = torch.where((weight > 0) & (size > 0), weight / size, 1.0)
                 shard.multiply(update, ratio * group["lr"])
             else:
@@ -55,6 +57,7 @@ class Lamb(torch.optim.Optimizer):
         state.setdefault("exp_avg", torch.zeros_like(p))
         state.setdefault("exp_avg_sq", torch.zeros_like(p))
         state["step"] = state.get("step", torch.tensor(0.0)) + 1
+        # The bias correction needs the count of this parameter's own updates, since thawed parameters begin later.
         steps = float(state["step"])
         mean, square = state["exp_avg"], state["exp_avg_sq"]
         mean.lerp_(p.grad, 1 - first)

@@ -43,6 +43,7 @@ class Lars(torch.optim.Optimizer):
             state, decay = self.state[p], group["weight_decay"]
             state.setdefault("momentum", torch.zeros_like(p))
             state["step"] = state.get("step", torch.tensor(0.0)) + 1
+            # The decay is part of the change and so scaled by the same local rate (algorithm 1), unlike AdamW's.
             change = p.grad + decay * p
             if shard.matrix:
                 # A matrix w with gradient g: the rate is lr * eta * |w| / (|g| + decay * |w| + eps), with norms of full
@@ -52,5 +53,7 @@ class Lars(torch.optim.Optimizer):
                 shard.multiply(change, ratio * group["lr"])
             else:
                 change.mul_(group["lr"])
+            # The learning rate is inside of the momentum, as in the paper: a change of the rate then acts on new
+            # gradients only.
             momentum = state["momentum"].mul_(group["betas"][0])
             p.sub_(momentum.add_(change))

@@ -57,7 +57,7 @@ def own_share(named: ObjectReference, step: int, steps: int) -> float:
         raise InputError(str(error), WHERE) from None
     except Exception as error:  # whatever the user's code raises
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise InputError(f"{named} failed at update {step} ({reason})", WHERE, "mend it") from None
+        raise InputError(f"{named} failed at update {step} ({reason})", WHERE, "fix it") from None
     if not (math.isfinite(found) and found >= 0.0):
         raise InputError(f"{named} gives {found} at update {step}", WHERE, "give a share of lr, 0 or more")
     return found

@@ -35,6 +35,8 @@ class Lion(torch.optim.Optimizer):
                 state.setdefault("exp_avg", torch.zeros_like(p))
                 state["step"] = state.get("step", torch.tensor(0.0)) + 1
                 average = state["exp_avg"]
+                # The update looks nearer at this gradient (beta1) than the stored average does (beta2), and is made
+                # before the average takes the gradient.
                 update = torch.lerp(p.grad, average, near).sign_()
                 p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"])
                 average.lerp_(p.grad, 1 - far)

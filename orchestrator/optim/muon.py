@@ -41,6 +41,7 @@ def build(context: OptimizerContext) -> torch.optim.Optimizer:
         groups += [
             {**group, "muon": is_matrix} for group in groups_of_shards(context.spec, shards, context.rate)
         ]
+    # Its `step` is collective: ranks without a matrix must still take part in every reduce and broadcast of `full`.
     if not groups:  # a rank without a shard still helps to gather the other ranks' matrices
         groups = [{"params": [], "lr": 0.0, "lr_scale": 1.0, "weight_decay": 0.0, "muon": True}]
     return Muon(groups, context.spec, full, context.matmul_dtype)
@@ -73,6 +74,7 @@ class Muon(torch.optim.Optimizer):
         for shard, update in self._full.changed(self._direction, self._orthogonal):
             p = shard.parameter
             group, (rows, columns) = group_of[p], shard.cut.shape[-2:]
+            # Decoupled decay before the update, as in AdamW, so that decay means the same for both parts.
             p.mul_(1 - group["lr"] * group["weight_decay"])
             # An orthogonal matrix [rows, columns] has elements of root mean square 1 / sqrt(max(rows, columns)), so
             # this factor makes it RMS.
@@ -85,6 +87,8 @@ class Muon(torch.optim.Optimizer):
         state = self.state[p]
         state["step"] = state.get("step", torch.tensor(0.0)) + 1
         momentum = state.setdefault("momentum_buffer", torch.zeros_like(p))
+        # An average and not a sum, so that gradient and momentum have one scale in the mixture below. The scale of the
+        # result does not matter, since the update is made orthogonal.
         momentum.lerp_(p.grad, 1 - self._momentum)
         return p.grad.lerp(momentum, self._momentum)
 
@@ -98,6 +102,8 @@ def orthogonal(matrix: Tensor, dtype: torch.dtype) -> Tensor:
     The singular values of the result are between about 0.7 and 1.2.
     """
     a, b, c = COEFFICIENTS
+    # bf16 suffices: the iteration corrects errors of earlier ones, and the result need only be near orthogonal (Jordan
+    # et al., 2024).
     x = matrix.to(dtype)
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
@@ -106,5 +112,7 @@ def orthogonal(matrix: Tensor, dtype: torch.dtype) -> Tensor:
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=LEAST_NORM)
     for _ in range(ITERATIONS):
         gram = x @ x.mT
+        # a x + b (x x^T) x + c (x x^T)^2 x: each singular value s becomes a s + b s^3 + c s^5, and the singular
+        # vectors stay.
         x = a * x + (b * gram + c * (gram @ gram)) @ x
     return (x.mT if tall else x).to(matrix.dtype)

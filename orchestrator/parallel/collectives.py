@@ -70,6 +70,7 @@ def summed(x: Tensor, group: ProcessGroup) -> Tensor:
     """Return the sum over the group, without a gradient."""
     if group.size == 1:
         return x
+    # An all-reduce works in place, and `x` is an activation that autograd may still need.
     total = x.clone(memory_format=torch.contiguous_format)
     with group.communicating():
         dist.all_reduce(total, group=group.handle)
@@ -80,6 +81,7 @@ def gathered(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """Return the equal parts of all ranks along `dim`, in rank order, without a gradient."""
     if group.size == 1:
         return x
+    # The collective concatenates along the first dimension, so `dim` moves there and back.
     part = x.movedim(dim, 0).contiguous()
     whole = part.new_empty(group.size * part.shape[0], *part.shape[1:])
     with group.communicating():
@@ -110,6 +112,7 @@ class _Copy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
+        # A new tensor: autograd must not see an input returned as it is.
         return x.view_as(x)
 
     @staticmethod

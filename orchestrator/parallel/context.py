@@ -62,6 +62,8 @@ def slice_batch(batch: Batch, config: TransformerConfig, cp: ProcessGroup) -> Ba
     if cp.size == 1:
         return batch
     rows, length = batch["tokens"].shape[:2]
+    # All ranks of the group read the same whole batch. Cutting it here instead of in the data keeps samples and
+    # receipt independent of the layout.
     mine = positions_of(length, cp, batch["tokens"].device)
     sliced = {
         name: tensor.index_select(1, mine) if name in ALONG_LENGTH else tensor
@@ -69,17 +71,21 @@ def slice_batch(batch: Batch, config: TransformerConfig, cp: ProcessGroup) -> Ba
     }
     positions = batch_positions(config, batch)
     if "positions" not in batch:
+        # Rotary angles and learned positions must be those of the whole sequence, not 0 .. L / ranks - 1.
         positions = positions.expand(rows, -1)
     sliced["positions"] = positions.index_select(-1, mine)
     # Dropout is a function of the position in the whole sequence.
     sliced[PLACES] = mine.expand(rows, -1)
+    # It has become part of `visible`, and its shape [B, L, L] would not fit the slice.
     sliced.pop("attention", None)
     if "padding" in batch:
+        # The router needs the padding of the whole sequence [B, L]; attention gets it through its mask.
         sliced.setdefault(REAL, batch["padding"])
     # Whether what a query sees is one run of keys, which kernels take as bounds in place of a mask.
     in_runs = config.causal and "attention" not in batch and not config.is_sparse
     if SEGMENTS in batch and in_runs:
         sliced[WHOLE_SEGMENTS] = batch[SEGMENTS]
+        # Padding counts as a document of its own, so the segments already hide it.
         sliced.pop("padding", None)
         sliced.pop(SEGMENTS)
         return sliced
@@ -89,6 +95,7 @@ def slice_batch(batch: Batch, config: TransformerConfig, cp: ProcessGroup) -> Ba
     if config.full_every:
         masks["visible_in_full"] = self_mask(config, batch, length, windowed=False)
     for name, mask in masks.items():
+        # A causal mask without exceptions follows from the positions; `ContextCore` makes it for each chunk.
         if mask.is_plain:
             continue
         whole = mask.dense(length, batch["tokens"].device)
@@ -106,6 +113,8 @@ def apply_context(model: nn.Module, cp: ProcessGroup) -> None:
     for module in list(model.modules()):
         for leaf, child in list(module.named_children()):
             if isinstance(child, AttentionCore):
+                # The core has no parameters, so replacing the module changes no parameter's name and checkpoints stay
+                # as they are.
                 setattr(module, leaf, ContextCore(child, cp))
             elif isinstance(child, Router):
                 child.forward = GlobalRouter(child, cp).forward  # type: ignore[method-assign]
@@ -130,8 +139,12 @@ class ContextCore(nn.Module):
         sinks: Tensor | None = None,
     ) -> Tensor:
         """Return [B, heads, L / ranks, D of the values]; query, key and value are [B, heads, L / ranks, D] each."""
+        # A bias [heads, L, L] by distance would have to be cut by queries and reordered by keys. Layouts refuse such
+        # models.
         assert bias is None
         # [B, heads, L, D], in the order of the sequence; their gradients are reduce-scattered.
+        # All-gather instead of a ring: with grouped queries, keys and values are small beside the queries, and any
+        # mask works on whole keys (Llama 3: Grattafiori et al., 2024, section 3.3.2).
         key = in_order(gather(key, 2, self._cp), 2, self._cp)
         value = in_order(gather(value, 2, self._cp), 2, self._cp)
         if mask.documents is not None:
@@ -147,6 +160,7 @@ class ContextCore(nn.Module):
             mine = slice(half * chunk, (half + 1) * chunk)
             end = (number + 1) * chunk
             rows = query[:, :, mine]
+            # Dropout keys belong to queries, so they are cut as the queries are.
             dropout_keys = None if keys is None else keys[:, mine]
             allowed = self._until_own_end(rows, end, self._whole.drops(keys))
             parts.append(
@@ -176,6 +190,7 @@ class ContextCore(nn.Module):
         device = query.device
         is_plain = not (self._whole.cap or self._whole.drops(keys))
         if is_plain and sinks is None and documents.bounds is not None:
+            # The kernel takes one range of queries, but this rank's two chunks are apart: one call for each.
             chunk = length // (2 * self._cp.size)
             parts: list[Tensor] = []
             for half, number in enumerate(self._chunks()):
@@ -191,6 +206,7 @@ class ContextCore(nn.Module):
                     window=documents.window,
                     scale=self._whole.scale,
                 )
+                # The kernel is there for both chunks or for neither, so the first answer decides and no work is lost.
                 if mixed is None:  # no such kernel here
                     break
                 parts.append(mixed)
@@ -274,6 +290,7 @@ class GlobalRouter:
 
 def in_order(whole: Tensor, dim: int, cp: ProcessGroup) -> Tensor:
     """Reorder 2 x ranks chunks along `dim` from the order of ranks (0, 2n-1, 1, 2n-2, ..) to that of the sequence."""
+    # Rank r's gathered part is its chunks r and 2n - 1 - r, in this order, so pieces 2r and 2r + 1 of `whole`.
     chunks: list[Any] = [None] * (2 * cp.size)
     for number, chunk in enumerate(whole.chunk(2 * cp.size, dim)):
         rank, second = divmod(number, 2)

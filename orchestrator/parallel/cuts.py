@@ -25,7 +25,7 @@ def cuts(
 ) -> tuple[tuple[int, int], ...]:
     """Return (first_less, last_less) of the cuts to try, those first whose busiest rank has least to compute.
 
-    `first` and `head` are the times of embedding and head in layers. Of equal cuts the usual one comes first.
+    `first` and `head` are the times of embedding and head in layers. Among equal cuts the usual one comes first.
     """
     by_rank: dict[tuple[int, ...], tuple[int, int]] = {}
     usual = Layout(pp, schedule=schedule, virtual=virtual)

@@ -38,6 +38,7 @@ class DeterministicReduction:
         ]
         size = sum(h.parameter.numel() for h in held)
         ways = self._group.size
+        # Padded, so that the all-to-all has equal slices.
         self._flat = torch.zeros(-(-size // ways) * ways, device=device)
         offset = 0
         for h in held:
@@ -71,6 +72,8 @@ class DeterministicReduction:
             self._flat.copy_(total)
             return
         slices = torch.empty_like(total)
+        # And not a reduce-scatter, whose order of additions belongs to the library and changes with the number of
+        # ranks.
         dist.all_to_all_single(slices, total, group=self._group.handle)
         mine = tree_sum(slices.view(ways, -1))
         dist.all_gather_single(self._flat, mine, group=self._group.handle)
@@ -83,6 +86,7 @@ class DeterministicReduction:
         if not self._computed:
             return
         level = 0
+        # The next micro-batch accumulates into the same memory.
         total = self._flat.clone()
         while self._sums and self._sums[-1][0] == level:
             total.add_(self._sums.pop()[1])

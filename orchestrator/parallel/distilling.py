@@ -138,6 +138,7 @@ class Distilling:
             total, parts = self._of_classes(own, output, batch, trains)
         sums = {name: (value.detach(), own.count) for name, value in parts.items()}
         if not trains:
+            # An evaluation reports it as `loss` already.
             sums.pop(LABEL_LOSS)  # which is the loss of an evaluation
         found = replace(own, total=total, sums={**own.sums, **sums})
         return self._with_inner(found, output, batch) if trains and output.shown else found
@@ -168,6 +169,7 @@ class Distilling:
         real = real_of(batch)
         taught = [batch[name] for name in sorted(n for n in batch if n.startswith(TEACHER_SHOWN))]
         pairs = list(zip(taught, output.shown, strict=True))
+        # `output.shown` has the hidden states first and then the relations, in the order of `Shows`.
         first = len(self._shows.hidden)
         metrics = dict(own.metrics)
         added = torch.zeros((), device=real.device)
@@ -189,6 +191,7 @@ class Distilling:
 
     def _of_heads(self, teacher: Tensor, student: Tensor, real: Tensor, squared: bool) -> Tensor:
         """Return the difference of relations, averaged over the heads of all tensor-parallel ranks."""
+        # Heads are divided over tensor-parallel ranks, and the loss is a mean over all of them.
         found = reduce(of_relations(teacher, student, real, squared), self._tp)
         return found / (student.shape[1] * self._tp.size)
 
@@ -215,6 +218,7 @@ def _aligned(teacher: Tensor, labels: Tensor, selects: bool) -> Tensor:
         return teacher if selects else teacher.flatten(0, -2)
     if selects:
         return teacher[predicted]
+    # A student that returns all rows: those without a label get zeros, and the labels mask them out of the sum.
     rows = teacher.new_zeros(predicted.numel(), teacher.shape[-1])
     rows[predicted.flatten()] = teacher
     return rows

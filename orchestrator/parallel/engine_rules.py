@@ -31,7 +31,7 @@ def engine_problems(
             "set train.compile to false"
         )
     if layout.offload != "none" and not on_gpu:
-        found.append("offload takes state off a GPU, and workers have none; set offload to none")
+        found.append("offload moves state off a GPU, and these workers have no GPU; set offload to none")
     if train.sequence_warmup:
         found += _with_sequence_warmup(train, layout)
     if layout.engine == "deepspeed":
@@ -53,7 +53,7 @@ def engine_problems(
         for axis in cut
     ]
     if layout.zero:
-        found.append("determinism bitwise sums gradients in a tree of its own; set zero to 0")
+        found.append("determinism bitwise sums gradients in a fixed tree; set zero to 0")
     whole = train.global_batch // train.virtual_shards
     if layout.micro_batch != whole or train.virtual_shards % layout.dp:
         found.append(
@@ -77,7 +77,7 @@ def _with_sequence_warmup(train: TrainSpec, layout: Layout) -> list[str]:
         )
     if train.compile:
         found.append(
-            "train.sequence_warmup would compile every block anew for each length; set train.compile to false"
+            "train.sequence_warmup would compile every block again for each length; set train.compile to false"
         )
     if layout.sequence and train.sequence_warmup and train.sequence_warmup.length % layout.tp:
         found.append(
@@ -107,7 +107,7 @@ def _by_deepspeed(train: TrainSpec, layout: Layout) -> list[str]:
         )
     if train.reference == "held":
         found.append(
-            "DeepSpeed's weights cannot be exchanged for those of a reference that is held; set train.reference to "
+            "DeepSpeed cannot swap its weights with those of a held reference; set train.reference to "
             "precomputed, or parallel.engine to torch"
         )
     if layout.zero == 3 and train.compile:

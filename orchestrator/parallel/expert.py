@@ -45,17 +45,22 @@ class Exchange:
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Return [R, hidden] like `Experts.forward`, for rows [R, hidden] sorted by expert and counts [all experts]."""
+        # [ranks, experts of a rank]: experts are numbered by rank, rank 0 has the first ones.
         sent = counts.view(self._group.size, -1)
         received = torch.empty_like(sent)
+        # The numbers must travel first: without padding a receiver cannot know how much memory the rows need.
         with self._group.communicating():
             dist.all_to_all_single(received, sent.contiguous(), group=self._group.handle)
         outgoing, incoming = rows_by_rank(sent, received, rows)
+        # Differentiable: its backward pass is the all-to-all with the sizes swapped, so each gradient returns to its
+        # token's rank.
         arrived = exchange(rows, incoming, outgoing, self._group)
         # Rows arrive sorted by (rank, expert), and the experts need them sorted by (expert, rank). Each arrived row
         # gets the number of its expert; a stable sort by it keeps the ranks in order.
         experts = torch.arange(received.shape[1], device=rows.device).repeat(self._group.size)
         order = experts.repeat_interleave(received.flatten(), output_size=sum(incoming)).argsort(stable=True)
         results = self._local(arrived[order], received.sum(0))
+        # The inverse permutation by one scatter; a second argsort would cost R log R.
         inverse = torch.empty_like(order)
         inverse[order] = torch.arange(len(order), device=order.device)
         return exchange(results[inverse], outgoing, incoming, self._group)

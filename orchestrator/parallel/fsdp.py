@@ -54,6 +54,8 @@ def shard_fully(model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, zero:
     kind = device.device.type
     compute = device.compute
     dense = _device_mesh(mesh, mesh.data, mesh.shard, kind)
+    # Under ZeRO 2 parameters stay gathered from the first forward pass to the end of the step: only gradients and
+    # optimizer state are sharded.
     free = zero == 3  # whether gathered parameters are freed after a forward pass
     # `low` gathers parameters in the compute dtype and reduces gradients in fp32; `full` does both in fp32.
     low = MixedPrecisionPolicy(compute, torch.float32, cast_forward_inputs=False)

@@ -65,6 +65,8 @@ class FullMatrices:
             for owner, (name, cut) in enumerate(matrices):
                 full = mine if mine is not None and group.index == owner else self._buffer(cut, torch.empty)
                 if group.size > 1:
+                    # All ranks of the group run the same broadcasts in the same order, also those without a shard of
+                    # the matrix.
                     dist.broadcast(full, group.ranks[owner], group=group.handle)
                 if (shard := self._shards.get(name)) is not None:
                     found = torch.empty_like(shard.parameter)
@@ -97,6 +99,8 @@ class FullMatrices:
         if not self._is_sharded and group.index != owner:
             return None
         full = self._buffer(cut, torch.zeros)
+        # Under HSDP every copy of the model has all boxes: one copy fills them, or the sum would count them several
+        # times.
         if part is not None and self._mesh.copies.index == 0:
             shard, given = part
             for box, view in shard.views(given):
@@ -121,6 +125,7 @@ class FullMatrices:
         mine = (*(slice(None) for _ in range(experts)), *cut.slices()[experts:])
         full = local.new_zeros(shape)
         full[mine] = local
+        # Orthogonalisation needs the whole matrix: that of a part is not the part of the whole's.
         dist.all_reduce(full, group=tp.handle)
         return change(full)[mine].contiguous()
 

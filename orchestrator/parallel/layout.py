@@ -223,7 +223,7 @@ def split_problems(layout: Layout, shape: ModelShape) -> list[str]:
 
 
 def _teacher_problems(layout: Layout, shape: ModelShape) -> list[str]:
-    """Return why the teacher of a distilled student cannot be held at its layout."""
+    """Return why the teacher of a distilled student cannot run in its layout."""
     teacher = shape.teacher
     if teacher is None:
         return []
@@ -327,7 +327,7 @@ def _cut(layout: Layout, shape: ModelShape) -> list[str]:
         )
     if layout.recompute_layers and layout.recompute == "none":
         found.append(
-            "recompute_layers says how many layers of a stage are recomputed, and recompute is none; set recompute to "
+            "recompute_layers is the number of recomputed layers of a stage, but recompute is none; set recompute to "
             "full or selective, or leave it out"
         )
     if (layout.first_less, layout.last_less) == (0, 1):

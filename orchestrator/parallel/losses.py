@@ -134,8 +134,11 @@ class StepLosses:
         self.baseline = 0.0
         self.scale = 1.0
         self.chunks_head = True
+        # A comparison has one loss a row, and GRPO's other weightings count answers. DAPO divides by tokens.
         of_rows = self._compares or (self._rewarded is not None and self._rewarded.loss_type != "dapo")
         labels_per_sample = 1 if of_rows else sequence_length
+        # Any constant would do unless the loss has means, since the engine replaces it by the count. This one gives
+        # gradients about their usual size, which fp16 needs.
         self.expected = float(train.global_batch * labels_per_sample)
         # Whether the loss has a term that is a mean over tokens or samples (router balance, sentence head, generator,
         # hidden states of a teacher).
@@ -151,6 +154,7 @@ class StepLosses:
         vocabulary = table[0] if mesh.tp.size > 1 and table else 0
         self._token_loss = VocabularyLoss(vocabulary, mesh.tp, train.z_loss, train.label_smoothing)
         # Context parallelism splits an answer's tokens over ranks; a comparison needs their sum on each of them.
+        # log sigmoid of a sum is no sum of log sigmoids, so each rank needs the whole answer's log-probability.
         is_answer_split = self._compares and mesh.cp.size > 1
         self._loss_of_logits = self._answer_loss if is_answer_split else self._token_loss
         # Ranks with the same values must enter a sum once. Tensor-parallel ranks have equal losses; context-parallel
@@ -249,14 +253,18 @@ class StepLosses:
         else:
             of_spans = getattr(self._workload.config, "head", "") == "span"
             labels = sum(_labels_in(batch, of_spans) for batch in micro_batches)
+        # int64: a count must be exact, and fp32 ends at 2^24.
         total = torch.tensor([labels if is_first else 0])
         if self._layout.world > 1:
+            # On the CPU with gloo: a GPU would have to be synchronised for one number, before its work has begun.
             dist.all_reduce(total)
         return int(total)
 
     def take_baseline(self, sums: EvaluationSums) -> None:
         """Set `baseline` from an evaluation of the same samples."""
         total, count = sums.sums[DIVERGENCE]
+        # Clamped at 0 as in KTO: a divergence is never negative, but its estimate from a few pairs can be (Ethayarajh
+        # et al., 2024, section 4.1).
         self.baseline = max(total / max(count, 1.0), 0.0)
 
     def prepare(self, batch: Batch) -> Batch:
@@ -308,10 +316,13 @@ class StepLosses:
             return self._add_exactly(
                 self._own_metrics.beside(loss, output, batch) if self._own_metrics else loss
             )
+        # `extra` is a mean: its average over micro-batches and ranks is the mean over the global batch.
+        # Context-parallel ranks have equal values, so each adds its 1 / cp.
         share = 1.0 / (parts * self._layout.dp * self._layout.cp)
         self._add(
             {"loss": loss.total.detach(), "count": loss.count, **_flat(loss)}, weight=float(self._is_counted)
         )
+        # Tensor-parallel ranks have equal values too, so only one of them adds.
         self._add(loss.metrics, weight=share if self._is_first_of_tp else 0.0)
         total = loss.total / self.expected
         total = total if loss.extra is None else total + loss.extra * share
@@ -329,6 +340,8 @@ class StepLosses:
     def _sum_of_row(self, values: Tensor) -> Tensor:
         """Sum [B, L] over the tokens of whole rows, of which the context-parallel ranks hold parts."""
         total = values.sum(-1)
+        # copy then reduce: forward the sum over ranks, backward also a sum, since each rank's loss depends on every
+        # rank's tokens.
         return reduce(copy(total, self._mesh.cp), self._mesh.cp) if self._mesh.cp.size > 1 else total
 
     def _keep_by_token(self, output: Any, batch: Batch) -> Tensor:
@@ -338,6 +351,8 @@ class StepLosses:
         log_p = log_p.where(batch["labels"] != IGNORED, 0.0)
         if self._mesh.cp.size > 1:
             whole = log_p.new_zeros(len(log_p), log_p.shape[1] * self._mesh.cp.size)
+            # Each rank writes its positions into zeros [B, L] and the sum fills the gaps: all ranks get whole rows
+            # with one all-reduce.
             log_p = reduce(whole.scatter(1, batch[PLACES], log_p), self._mesh.cp)
         self._by_token.append(log_p)
         return log_p.sum()
@@ -367,12 +382,15 @@ class StepLosses:
         if self._predictions is not None and loss.each is not None and self._is_counted:
             self._predictions.append(loss.each.double())
         summed = {"loss": loss.total, **_flat(loss)}
+        # Division by a power of two is exact, so only `round` rounds, by at most 2^-21 nats a micro-batch.
         exact = {name: (value.double() / EXACT).round() * EXACT for name, value in summed.items()}
         self._add({**exact, "count": loss.count, "correct": correct}, weight=float(self._is_counted))
         return loss.total
 
     def _add(self, values: Mapping[str, Tensor], weight: float) -> None:
         for name, value in values.items():
+            # Kept apart until the end of the step: `tree_sum` adds them in one fixed order, and no value is read from
+            # the device in between.
             self._parts.setdefault(name, []).append(value.detach().double() * weight)
 
     def over_ranks(self, square: Tensor) -> tuple[float | None, dict[str, float], float, float]:
@@ -390,6 +408,7 @@ class StepLosses:
         count = metrics.pop("count")
         mean = loss / count if count else None
         if mean is not None:
+            # The reported loss of a distilled student includes its means, as the differentiated one does.
             mean += metrics.pop(EXTRA, 0.0)
         return mean, {**means(_summed(metrics)), **metrics}, max(count, 1.0), total
 
@@ -422,6 +441,8 @@ class StepLosses:
     def _sums(self, square: Tensor) -> tuple[float, dict[str, float]]:
         names = self._agreed_names()
         zero = torch.zeros((), dtype=torch.float64, device=self._device.device)
+        # A tree: adding two micro-batches of one rank or one micro-batch of two ranks gives the same bits, so a metric
+        # does not depend on dp.
         sums = {name: tree_sum(torch.stack(parts)) for name, parts in self._parts.items()}
         mine = torch.stack([square.to(zero), *(sums.get(name, zero) for name in names)])
         everyone = mine
@@ -452,6 +473,7 @@ def _labels_in(batch: Batch, of_spans: bool = False) -> int:
     labels = batch.get("labels", batch.get("sequence_labels"))
     if labels is None:
         return 0
+    # A regression's labels are numbers, and NaN marks a missing one.
     is_label = ~labels.isnan() if labels.is_floating_point() else labels != IGNORED
     if of_spans:
         is_label = is_label.all(-1)

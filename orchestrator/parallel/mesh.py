@@ -110,7 +110,7 @@ class Mesh:
         found = self._group(self.layout.rank(**{**place, "pp": stage}) for stage in stages)
         if len(pipeline_ranks) > 1 and not is_member and pipeline_ranks not in self._counted:
             # torch names a group by its ranks and the number of groups that the process has made. That number must not
-            # differ between the members of a later group, so ranks outside of this one make one of their own.
+            # differ between the members of a later group, so ranks outside of this group make a group of one rank.
             dist.new_group([self.rank], COLLECTIVE_TIMEOUT, use_local_synchronization=True)
         self._counted.add(pipeline_ranks)
         return found

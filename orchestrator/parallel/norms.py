@@ -20,6 +20,7 @@ def squared_norm(shards: Iterable[ParameterShard]) -> Tensor:
     counted = [s.parameter.grad for s in shards if s.counted and s.parameter.grad is not None]
     if not counted:
         return torch.zeros((), dtype=torch.float64)
+    # Each tensor's norm by one fused kernel in its own dtype; only the sum over tensors needs fp64.
     return torch.stack(torch._foreach_norm(counted)).double().square().sum()
 
 
@@ -55,12 +56,14 @@ class GlobalNorms:
 
     def __call__(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """Return fp32 norms for each shard in their order, one for each of its `slices`; `parts` are as large."""
+        # fp64: the order in which an all-reduce adds changes the sum far below the rounding of the fp32 result.
         squares = torch.zeros(self._size, dtype=torch.float64, device=self._counted.device)
         slices = [
             each for shard, part in zip(self._shards, parts, strict=False) for each in shard.slices(part)
         ]
         if slices:
             mine = torch.stack(torch._foreach_norm(slices)).to(squares).square() * self._counted
+            # Several shards of a rank may belong to one parameter, as on tied stages, hence a sum and no assignment.
             squares.index_add_(0, self._places, mine)
         dist.all_reduce(squares)
         return list(squares[self._places].sqrt().float().split(self._lengths))

@@ -93,8 +93,8 @@ def check_sharding(workload: Workload, model: nn.Module, batch: Batch, ways: int
     hints = ("", "")
     if by == SHARDING:
         hints = (
-            "; a layer that gives several things side by side (query, key and value) is to be several layers",
-            "; if its module reads what a column-cut layer gives, call it shared",
+            "; split a layer that returns several things side by side (query, key and value) into several layers",
+            "; if its module reads the output of a column-cut layer, give it the style shared",
         )
     _check_same(told, whole, [loss for loss, _ in found], added, hints)
 
@@ -146,7 +146,7 @@ def _check_same(
     for name, gradient in gradients.items():
         other = found.get(name, torch.zeros_like(gradient))
         if not float((other - gradient).norm()) <= CLOSE * float(gradient.norm()) + 1e-5 * most:
-            raise WorkloadError(f"{told}, the gradient of {name} is another one{hints[1]}")
+            raise WorkloadError(f"{told}, the gradient of {name} differs{hints[1]}")
 
 
 def _by_layers(workload: Workload, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:

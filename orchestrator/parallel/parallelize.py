@@ -163,12 +163,15 @@ def parallelize(
 def _divide(model: nn.Module, workload: Workload, layout: Layout, mesh: Mesh) -> dict[str, Cut]:
     """Reduce a stage to this rank's part of its tensors, and return the cut of every parameter."""
     styles = workload.sharding()
+    # Before the cut: cut parameters are new tensors and take over `requires_grad`.
     freeze(model, workload)
     cuts = cut_parameters(model, styles, mesh, workload.stacks)
     if mesh.tp.size > 1 and isinstance(model, OwnNetwork | HuggingFaceNetwork):
         apply_own_tensor(model, styles, mesh.tp)
     elif mesh.tp.size > 1:
         apply_tensor(model, styles, mesh.tp, layout.sequence)
+    # After tensor parallelism, so that the exchange wraps the experts with their sums over tensor-parallel ranks
+    # inside.
     if mesh.expert.size > 1:
         apply_expert(model, mesh.expert)
     if mesh.cp.size > 1:
@@ -191,6 +194,7 @@ def _prepare(
         multiply_in_8_bits(workload.blocks(model))
     recompute(workload.blocks(model), layout, train.compile)
     if layout.zero >= 2 and mesh.data.size > 1:
+        # On the meta device: sharded first and allocated afterwards, a rank never holds the whole model.
         shard_fully(model, workload.blocks(model), mesh, layout.zero, device)
     model.to_empty(device=device.device)
     model.train()
@@ -234,6 +238,7 @@ def multiply_in_8_bits(blocks: Iterable[nn.Module]) -> None:
             if not isinstance(weight, nn.Parameter) or weight.dim() != 2 or not float8.fits(weight):
                 continue
             if type(module) is nn.Linear and not is_router(block, name):
+                # The class and not the module is exchanged, since other modules and tied heads refer to this object.
                 module.__class__ = Float8Linear
             elif isinstance(module, RowLinear | LoraLinear):
                 module.product = float8.linear
@@ -275,6 +280,7 @@ def _largest_over(tp: ProcessGroup, values: torch.Tensor) -> torch.Tensor:
 
 def plain_stage(workload: Workload, layout: Layout, number: int) -> nn.Module:
     """Return stage `number` of the workload's model, uncut, on the meta device."""
+    # A model may be larger than a rank's memory; only its shapes are needed until it is cut.
     with torch.device("meta"):
         model = workload.build()
     return _kept(model, workload, layout, number) if layout.pp > 1 else model
@@ -294,7 +300,7 @@ def _stages_with(workload: Workload, layout: Layout) -> dict[str, list[int]]:
         return stages
     with torch.device("meta"):
         whole = workload.build()
-    # Layers of these models may change when the model is cut, so every stage is built anew.
+    # Layers of these models may change when the model is cut, so every stage is built separately.
     is_foreign = isinstance(whole, OwnNetwork | HuggingFaceNetwork)
     same = {id(each): each for each in (*workload.blocks(whole), *whole.parameters(), *whole.buffers())}
     for number in range(layout.stages):
@@ -327,8 +333,9 @@ def recompute(blocks: Sequence[nn.Module], layout: Layout, compiled: bool = Fals
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
     own = _OwnCode()
     for layer in blocks[:recomputed]:
-        # A checkpoint is not compiled, nor what is around it: what is compiled stands inside. Of one shape both passes
-        # take the same program; one for all shapes, made between the two, keeps other tensors.
+        # The compiled code is inside the checkpoint: torch compiles neither a checkpoint nor the code around it. With
+        # static shapes both passes run the same program; a program for all shapes, compiled between the two passes,
+        # would save other tensors.
         forward = torch.compile(own.of(layer), dynamic=False) if compiled else layer.forward
         if dropouts := [each for each in layer.modules() if isinstance(each, CountedDropout)]:
             layer.forward = partial(_of_micro_batch, forward, dropouts, options)

@@ -75,7 +75,7 @@ class ParameterShard:
         return [part for _, view in self.views(tensor) for part in view.unbind()]
 
     def multiply(self, tensor: Tensor, factors: Tensor) -> Tensor:
-        """Multiply each of the `slices` of `tensor` in place by its factor, and return `tensor`."""
+        """Multiply each of the `slices` of `tensor` by its factor in place, and return `tensor`."""
         if not self.cut.stack:
             return tensor.mul_(factors[0])
         first = 0

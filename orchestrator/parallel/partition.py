@@ -50,6 +50,7 @@ class Cut:
 
 def span(size: int, index: int, ways: int) -> tuple[int, int]:
     """Return (start, length) of part `index` of `size` elements in `ways` parts that differ by at most one."""
+    # Sizes need not divide: the rounding spreads the remainder, and every rank can compute every other rank's part.
     start = size * index // ways
     return start, size * (index + 1) // ways - start
 
@@ -98,10 +99,13 @@ def cut_of(
         if tp.size > 1 and not leaf.endswith(narrow) and dim < len(shape):
             take(dim, tp.index, tp.size)
             over = True
+        # That matrix of the pair is whole on every rank, but each rank's products see only its part of the inner
+        # dimension.
         whole_in_parts = leaf.endswith(narrow)
     elif tp.size > 1 and (style in FIRST or (style == "row" and leaf == "weight")):
         take(1 if style == "row" else 0, tp.index, tp.size)
         over = True
+    # Norms and row biases act on this rank's slice of the sequence, so their gradients are partial sums over tokens.
     in_slices = mesh.layout.sequence and style in ("sequence", "row") and not over and is_sliced(module)
     partial = tp.size > 1 and (whole_in_parts or in_slices)
     return Cut(

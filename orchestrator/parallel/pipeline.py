@@ -71,6 +71,7 @@ class DeferredGradients:
 
     def take(self) -> Callable[[], None]:
         """Return a function that computes the weight gradients of the last backward pass (torch's `dw_builder`)."""
+        # A copy: the next micro-batch's backward pass fills the same list before this one's W runs.
         waiting = list(self._waiting)
         self._waiting.clear()
         return partial(_add_gradients, waiting)
@@ -85,6 +86,7 @@ class DeferredGradients:
         """Compute x @ weight.T + bias, as `F.linear` or `float8.linear`, and postpone the weight's gradient."""
         if isinstance(weight, QuantisedWeight):
             return product(x, weight)
+        # In an evaluation, and for a frozen weight, nothing is left to postpone.
         if not (torch.is_grad_enabled() and weight.requires_grad):
             return (float8.linear if in_8_bits else F.linear)(x, weight, bias)
         output: Tensor = _Linear.apply(x, weight, bias, self._waiting.append, in_8_bits)
@@ -109,6 +111,7 @@ class _Linear(torch.autograd.Function):
     ) -> Tensor:
         kind = x.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        # The backward pass runs outside of autocast, so its factors are cast here already.
         x = x.to(dtype)
         ctx.save_for_backward(x)
         # Not through save_for_backward: recomputation would return another tensor than the parameter, whose `grad` is
@@ -142,6 +145,7 @@ def _add_gradients(waiting: list[Waiting]) -> None:
     """
     while waiting:
         x, gradient, weight, bias = waiting.pop(0)
+        # One product over all tokens, as autograd makes it: a sum over several products would round differently.
         rows = gradient.flatten(0, -2)  # [tokens, out]
         _add(weight, rows.t() @ x.flatten(0, -2))
         if bias is not None and bias.requires_grad:
@@ -170,10 +174,13 @@ class Stage(PipelineStage):
     def __init__(self, *given: Any, sends_alone: bool, **named: Any) -> None:
         super().__init__(*given, **named)
         self._sends_alone = sends_alone
+        # P2P works own their tensors until they are waited for, so an entry here keeps an output [B, L, hidden] in
+        # memory.
         self._outputs: dict[int, list[dist.Work]] = {}  # sends of outputs, by micro-batch
         self._gradients: list[dist.Work] = []  # sends of gradients
 
     def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
+        # Shapes are equal for all micro-batches, so torch sets up one and the others copy it without its buffer.
         super()._setup_forward_recv_info(1, has_backward)
         first = self.args_recv_info[0]
         for number in range(num_microbatches):
@@ -181,6 +188,7 @@ class Stage(PipelineStage):
 
     def _setup_backward_recv_info(self, num_microbatches: int) -> None:
         super()._setup_backward_recv_info(1)
+        # torch has set it to the 1 above, and refuses numbers of micro-batches beyond it.
         self.chunks = num_microbatches
         first = self.grad_recv_info[0]
         for number in range(num_microbatches):
@@ -196,6 +204,8 @@ class Stage(PipelineStage):
         ops = super().get_fwd_send_ops(fwd_chunk_id)
         if not self._sends_alone:
             return ops
+        # Drop finished sends at each new one, where the backend reports them: otherwise all outputs of the step would
+        # stay in memory.
         self._outputs = {
             number: unfinished
             for number, works in self._outputs.items()
@@ -221,12 +231,15 @@ class Stage(PipelineStage):
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         """Return the receives of the gradient of a micro-batch's output, into new buffers."""
+        # The last stage computes its loss itself and receives no gradient.
         if self.has_backward and not self.is_last:
             self._allocate(self.grad_recv_info[bwd_chunk_id])
         return super().get_bwd_recv_ops(bwd_chunk_id)
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: tuple[Tensor | None, ...], mb_index: int) -> None:
         """Take the gradients of an output that another stage of this rank has read; a missing one becomes zeros."""
+        # Under ZB-V a rank has two stages, and the turn of the V passes a gradient within the rank instead of by a
+        # message.
         infos = zip(self.grad_recv_info[mb_index], next_stage_bwd_outputs, strict=True)
         self._allocate(tuple(info for info, gradient in infos if gradient is None))
         super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
@@ -333,6 +346,8 @@ class Pipeline:
         schedule, stages = self._schedule(self._batches[0])
         with self._device.casting_once():
             # torch's schedules must cut a target into micro-batches. It is a dummy: `_forward_of` computes the loss.
+            # `return_outputs=False`: the losses are summed in `StepLosses`, and merged outputs of all micro-batches
+            # would only take memory.
             schedule.step(target=torch.empty(len(self._batches)), return_outputs=False)
         for stage in stages:
             stage.wait_for_sends()
@@ -374,6 +389,8 @@ class Pipeline:
         receives: list[dist.P2POp] = []
         for number, output in outputs.items():
             if number + 1 < self._layout.stages:
+                # Interleaved schedules and ZB-V put neighbouring stages on one rank, where the output needs no
+                # message.
                 target = self._rank_of(number + 1)
                 if target == self._mesh.rank:
                     arrived[number + 1] = output
@@ -385,6 +402,7 @@ class Pipeline:
                 continue
             source = self._rank_of(number - 1)
             if source != self._mesh.rank:
+                # A receive needs the shape before the message comes: lengths vary between batches of an evaluation.
                 carried = self._carried(number, self._batches[index])
                 arrived[number] = tuple(torch.empty_like(t, device=self._device.device) for t in carried)
                 receives += [self._message(dist.irecv, t, source) for t in arrived[number]]
@@ -434,6 +452,8 @@ class Pipeline:
                 stages if several else stages[0],
                 n_microbatches=len(self._batches),
                 loss_fn=lambda loss, _: loss,
+                # torch would divide gradients by the number of micro-batches, but `StepLosses` already divides by the
+                # labels of the global batch.
                 scale_grads=False,
             )
             self._schedules[key] = schedule, stages
@@ -442,6 +462,7 @@ class Pipeline:
     def _pipeline_stage(self, stage: nn.Module, number: int, batch: Batch) -> Stage:
         """Return torch's stage. Shapes are passed in; else torch runs the model and pickles shapes between ranks."""
         last = number == self._layout.stages - 1
+        # The last stage returns a scalar, the loss of its micro-batch.
         leaving = (torch.empty((), device="meta"),) if last else self._carried(number + 1, batch)
         pipeline_stage = Stage(
             stage,

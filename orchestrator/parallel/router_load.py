@@ -27,7 +27,7 @@ class RouterLoad:
 
     @torch.no_grad()
     def take(self, stages: Sequence[nn.Module]) -> dict[str, Tensor]:
-        """What `Workload.routing` gives of each router since the last call, summed. Called by all ranks together.
+        """The sums of `Workload.routing` for each router since the last call. Called by all ranks together.
 
         Taken in every step, also in one that is skipped, so that no step sees anything of another.
         """

@@ -1,4 +1,4 @@
-"""Frozen weights, held once in memory by all processes of a machine that train on the same base.
+"""One copy of frozen weights in memory for all processes of a machine that train on the same base.
 
 These are the ranks of a run, and of other trials of a search. The memory is an anonymous file (memfd). The kernel frees
 it when the last process that holds it ends, however it ends. A small file in the user's temporary folder lists the

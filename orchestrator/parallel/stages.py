@@ -10,8 +10,8 @@ def layers_of(
     layers: int, stage: int, stages: int, first_less: int = 0, last_less: int = 1
 ) -> tuple[int, int]:
     """(first layer, number of layers) of a stage. Layers are dealt out evenly, where the embedding counts as
-    `first_less` layers of the first stage and the head as `last_less` of the last one. Of fewer layers than stages
-    neither counts, and the first stages have none."""
+    `first_less` layers of the first stage and the head as `last_less` of the last one. With fewer layers than stages
+    neither counts, and the first stages have no layers."""
     counts = layers_by_stage(layers, stages, first_less, last_less)
     return sum(counts[:stage]), counts[stage]
 

@@ -52,12 +52,16 @@ def apply_tensor(model: nn.Module, styles: Mapping[str, str], tp: ProcessGroup, 
         elif style == "vocab" and isinstance(module, nn.Embedding):
             setattr(model.get_submodule(parent), leaf, VocabularyEmbedding(module, tp))
         elif style == "vocab":
+            # Every rank multiplies the same hidden states by its rows of the vocabulary, so their gradient is a sum
+            # over ranks.
             module.register_forward_pre_hook(copy_first(tp))
             if name.startswith(
                 "generator"
             ):  # ELECTRA samples from the generator's logits, and needs all of them
                 module.register_forward_hook(lambda _, __, out: join(out, -1, tp))
         elif style == "column" and isinstance(module, nn.Linear | LoraLinear) and parent not in entered:
+            # Query, key and value (or gate and up) share one input, so its gradient is summed once for the block and
+            # not once for each layer.
             entered.add(parent)
             _number_heads(model.get_submodule(parent), tp)
             model.get_submodule(parent).register_forward_pre_hook(_enter(tp, sliced))
@@ -83,7 +87,10 @@ class RowLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, L, out], or this rank's slice of L, for x [B, L, in / ranks]."""
         partial = self.product(x, self.weight)
+        # With sequence parallelism the sum is a reduce-scatter: an all-reduce is one followed by an all-gather, which
+        # the next block makes anyway (Korthikanti et al., 2022, figure 6).
         y = scatter(partial, LENGTH, self._group) if self._sequence else reduce(partial, self._group)
+        # After the sum, or each rank would add the bias.
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
@@ -110,6 +117,7 @@ class VocabularyEmbedding(nn.Module):
         """Return [B, L, hidden] for tokens int64 [B, L]; rows of other ranks contribute zeros to the sum."""
         local = tokens - self._start
         outside = (local < 0) | (local >= self._rows)
+        # Row 0 stands in for other ranks' tokens and is masked out again, so that its gradient gets zeros.
         vectors = F.embedding(local.masked_fill(outside, 0), self.weight)
         return reduce(vectors.masked_fill(outside.unsqueeze(-1), 0.0), self._group)
 
@@ -133,7 +141,9 @@ class VocabularyLoss:
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Loss:
         """Return the sums of `losses.token_loss`, for logits [B, L, V] or [predicted, V] and labels int64 [B, L]."""
+        # A head that computes masked positions alone returns logits [predicted, V]; labels are [B, L] in either case.
         labels = labels[labels != IGNORED] if logits.dim() == 2 else labels.flatten()
+        # In fp32 also under autocast: bf16 has 8 bits, and log Z of 50,000 terms needs more.
         logits = logits.flatten(0, -2).float()
         cut = self._tp.size > 1 and logits.shape[-1] < self._vocabulary
         if cut:
@@ -145,6 +155,8 @@ class VocabularyLoss:
         total = (value * predicted).sum()
         if self._z:
             pull = self._z * (log_z.square() * predicted).sum()
+            # pull - pull.detach() is 0 with the gradient of pull: reported losses stay comparable between jobs with
+            # and without z-loss.
             total = total + (pull - pull.detach())
         if self._smoothing:
             chosen = log_z - value if cut else _at(logits, labels.where(predicted, 0))
@@ -166,6 +178,7 @@ class VocabularyLoss:
             return logits
         found = logits.new_full((len(logits), self._vocabulary), -math.inf)
         found[:, self._start : self._start + logits.shape[-1]] = logits
+        # Each rank has -inf outside its part, so the maximum joins the parts, also if they differ in size.
         torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX, group=self._tp.handle)
         return found
 
@@ -174,17 +187,23 @@ class VocabularyLoss:
         everywhere = highest.clone()
         if self._tp.handle is not None:
             torch.distributed.all_reduce(everywhere, torch.distributed.ReduceOp.MAX, group=self._tp.handle)
+        # Ranks without the maximum answer with a number beyond the vocabulary; the minimum is then the first of equal
+        # tokens, as argmax has it on one rank.
         found = torch.where(highest == everywhere, local + self._start, self._vocabulary)
         if self._tp.handle is not None:
             torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MIN, group=self._tp.handle)
         return found
 
     def _over_ranks(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        # Subtracted before exp, or exp overflows in fp32 above 88. The result does not depend on it, hence detached.
         highest = logits.detach().amax(-1)
         if self._tp.handle is not None:
             torch.distributed.all_reduce(highest, torch.distributed.ReduceOp.MAX, group=self._tp.handle)
+        # log Z = m + log sum_v exp(l_v - m); the ranks exchange [tokens] numbers instead of logits [tokens, V]
+        # (Shoeybi et al., 2019, section 3).
         log_z = reduce((logits - highest.unsqueeze(-1)).exp().sum(-1), self._tp).log() + highest
         local = labels - self._start
+        # Exactly one rank has the label's logit; the others add 0 to the sum.
         outside = (local < 0) | (local >= logits.shape[-1])
         found = _at(logits, local.masked_fill(outside, 0))
         return log_z - reduce(found.masked_fill(outside, 0.0), self._tp), log_z
@@ -195,24 +214,28 @@ def _at(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _number_heads(block: nn.Module, tp: ProcessGroup) -> None:
-    """Dropout of a part of the heads draws what it draws of all."""
+    """Number a rank's heads globally, so that dropout of a part of the heads draws the numbers that one process draws
+    for them."""
     core = getattr(block, "core", None)
     if isinstance(core, AttentionCore):
         core.part = tp.index
 
 
 def copy_first(tp: ProcessGroup) -> Any:
-    """A hook before a layer that is cut over its outputs: the gradients of its input are summed."""
+    """Return a hook before a layer that is cut over its outputs; it sums the gradients of the layer's input."""
     return lambda _, args: (copy(args[0], tp), *args[1:])
 
 
 def _enter(tp: ProcessGroup, sequence: bool) -> Any:
-    """What all column-cut layers of a block share: their input, and the memory of cross-attention."""
+    """Return a hook for the shared inputs of a block's column-cut layers: the hidden states, and the memory of
+    cross-attention."""
 
     def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         hidden = gather(args[0], LENGTH, tp) if sequence else copy(args[0], tp)
         rest = args[1:]
         if rest and isinstance(rest[0], Context) and rest[0].memory is not None:
+            # Cross-attention's keys and values are column-cut layers of the encoder output, which needs the same
+            # treatment as the hidden states.
             memory = gather(rest[0].memory, LENGTH, tp) if sequence else copy(rest[0].memory, tp)
             rest = (dataclasses.replace(rest[0], memory=memory), *rest[1:])
         return (hidden, *rest)
@@ -221,7 +244,7 @@ def _enter(tp: ProcessGroup, sequence: bool) -> Any:
 
 
 def _inside_experts(experts: nn.Module, tp: ProcessGroup) -> None:
-    """Each expert is cut inside like a feed-forward: gate and up by column, down by row."""
+    """Add the sums inside experts, which are cut like a feed-forward block: gate and up by column, down by row."""
     assert isinstance(experts, Experts)
     forward = experts.forward
     experts.total = lambda rows: reduce(rows, tp)
@@ -229,7 +252,7 @@ def _inside_experts(experts: nn.Module, tp: ProcessGroup) -> None:
 
 
 def _slice_sequence(model: nn.Module, entered: set[str], tp: ProcessGroup) -> None:
-    """Residuals are sliced from the embeddings to the head; blocks that are not cut work on the whole."""
+    """Slice the residuals from the embeddings to the head. Blocks that are not cut work on the whole sequence."""
     for name, module in model.named_modules():
         leaf = name.rpartition(".")[2]
         if leaf in ("embeddings", "projection") and (leaf == "projection" or not _projected(model, name)):
@@ -241,6 +264,7 @@ def _slice_sequence(model: nn.Module, entered: set[str], tp: ProcessGroup) -> No
             module.register_forward_pre_hook(_split_keys(tp))
     last = getattr(model, "norm", None)
     if last is None and (getattr(model, "head", None) or getattr(model, "sentence_head", None)):
+        # A model without a final norm has its heads directly behind the last layer, so that layer's output is joined.
         last = list(model.layers.values())[-1]  # type: ignore[operator]
     if last is not None:
         last.register_forward_hook(_join_out(tp))
@@ -256,7 +280,7 @@ def _join_first(tp: ProcessGroup) -> Any:
 
 
 def _split_keys(tp: ProcessGroup) -> Any:
-    """Dropout of a slice draws from the keys of its tokens."""
+    """Return a hook that gives a slice the dropout keys of its tokens."""
 
     def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         hidden, context = args
@@ -276,5 +300,5 @@ def _join_out(tp: ProcessGroup) -> Any:
 
 
 def _first(out: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A module's output with its hidden states changed; the router's loss may follow them."""
+    """Return a module's output with its hidden states changed; a router's loss may follow them in the tuple."""
     return (change(out[0]), *out[1:]) if isinstance(out, tuple) else change(out)

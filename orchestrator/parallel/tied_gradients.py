@@ -1,4 +1,4 @@
-"""Gradients of parameters that several ranks hold, each of which computes a part of the gradient."""
+"""Gradients of parameters that several ranks have, where each rank computes a part of the gradient."""
 
 from __future__ import annotations
 

@@ -81,6 +81,7 @@ class _Part:
                 begin = max(offset, low)
                 end = min(offset + count, low + size)
                 if begin < end:
+                    # A view of the bucket: the optimizer's update writes straight into what `gather` sends.
                     mine = nn.Parameter(weights[begin:end])
                     mine.grad = flat[begin:end]
                     boxes = boxes_of(h.cut, begin - offset, end - offset)
@@ -97,6 +98,8 @@ class _Part:
                             saved=is_first,
                         )
                     )
+                # Members are laid end to end in the bucket without alignment, as `GradientBuckets` lays the gradients,
+                # so that both slices have the same bounds.
                 offset += count
 
     def gather(self) -> list[dist.Work]:

@@ -153,7 +153,7 @@ def plan(
 ) -> Plan:
     """Return the fastest legal layout that fits on at most `workers` ranks.
 
-    A searched layout uses at least `workers.min` ranks if there are so many. A traced layout that fits rules out
+    A searched layout uses at least `workers.min` ranks if that many exist. A traced layout that fits rules out
     layouts on no more ranks that were not traced. `planner.planned` applies the job's objective.
 
     Args:

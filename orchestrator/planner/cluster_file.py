@@ -61,7 +61,7 @@ class ClusterFile(StrictModel):
     nodes: Annotated[int, Field(ge=1, le=10**6)]
     spares: Annotated[int, Field(ge=0, le=10**6)] | None = Field(
         default=None,
-        description="nodes beside them, ready to step in; as many as are worth it if it is not said",
+        description="spare nodes, ready to step in; default: as many as pay off",
     )
     hours_between_failures: Failures = Failures()
     repair_hours: PositiveAmount = 12.0

@@ -1,4 +1,4 @@
-"""What the planner is asked for: the properties of a job that decide which layouts it may have and what they cost."""
+"""The planner's input: the properties of a job that decide which layouts it may have and what they cost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from orchestrator.train.config import Precision, TrainSpec
 
 @dataclass(frozen=True)
 class Demand:
-    """What a plan must satisfy, and what a step computes besides the model.
+    """The constraints on a plan, and the work of a step besides the model.
 
     Attributes:
         parallel: the layout that is asked for, or the pinned part of it.
@@ -32,7 +32,7 @@ class Demand:
         shards: virtual shards of a batch under bitwise determinism; 0 without it.
         ema: the decay of a moving average of the weights; None without one.
         compares: whether the objective compares answers, so that the head computes all tokens at once.
-        generated: answers that a rank decodes at once; 0 if the model generates none.
+        generated: answers that a rank decodes in one batch; 0 if the model generates none.
         steps: steps of the run.
         hours: hours within which it should finish; None for no limit.
         pruned: bytes of masks and scores for each parameter of the layers; 0 if none is pruned.

@@ -96,9 +96,7 @@ def told(machine: Machine, precision: str) -> list[str]:
     if not machine.stands_for:
         return []
     taken = f"the {machine.name} with {machine.memory / 1e9:.0f} GB"
-    return [
-        f"no profile is known of {machine.stands_for}: it is taken as {taken}, of which all predictions are"
-    ]
+    return [f"no profile of {machine.stands_for} is known; all predictions are for {taken} instead"]
 
 
 def on_paper(resources: ResourceSpec, device: str) -> ResourceSpec:

@@ -106,6 +106,8 @@ def needed_bytes(layout: Layout, tensors: float, saved: float, on_cpu: bool) -> 
     """
     if not on_cpu:
         return tensors
+    # On a CPU the ranks of a node share one memory: snapshots and gloo's buffers of all of them count, not only this
+    # rank's.
     copies = SNAPSHOTS + COPIES[layout.zero] * layout.replicas
     return (1.0 + SLACK) * tensors + copies * saved + PROCESS
 
@@ -138,6 +140,7 @@ def held(demand: Demand, shape: ModelShape, layout: Layout, indices: Sequence[in
             _layer(demand.precision, shape, whole, tokens) + _scores(demand, shape, "none", rows)[0]
         )
     layer += _rounded_inputs(demand, shape, layout, tokens)
+    # ELECTRA trains a second, smaller network on the same tokens; `generator` is its size as a share.
     layer *= 1.0 + shape.generator
     # A recomputed layer holds all its activations during its own backward pass.
     recomputed = (
@@ -169,13 +172,18 @@ def held(demand: Demand, shape: ModelShape, layout: Layout, indices: Sequence[in
             # This rank's layers, and the tables that it holds: of the embedding, of the head, or one for both.
             inner = max(mean * layout.pp - tables, 0.0) * layers / max(shape.layers, 1)
             parameters = inner + table * (min(first + last, 1) if shape.tied else first + last)
+        # GPipe keeps the activations of every micro-batch, which is why 1F1B exists (Narayanan et al., 2021, section
+        # 2.2).
         all_forward = layout.schedule == "gpipe" and layout.pp > 1  # before any backward pass
         kept = accumulation if all_forward else min(_ahead(layout, index), accumulation)
         passes = accumulation if all_forward else 1
         head = _head(demand, shape, tokens, passes) / layout.tp if last else 0.0
+        # These never exist at the same time: the head runs outside of layers, and a layer is recomputed before its
+        # backward pass.
         at_once = max(head, scores_at_once, recomputed)
         at_once += _gathered(demand.precision, shape, layout, mean) + _rounding(demand, shape, layout)
         # The embedding's backward pass creates gradients after the activations of its micro-batch are freed.
+        # Minus the micro-batch that has just been freed, since `peak` adds it for every one in flight.
         made = _embedded(shape, first, last) / layout.tp - layers * layer
         at_once = max(at_once, made, summed * parameters - kept * layers * layer)
         at_once = max(
@@ -232,6 +240,7 @@ def _ahead(layout: Layout, index: int) -> float:
     for 1 / v of the rank's layers (Narayanan et al., 2021, section 2.2). Others: p.
     """
     if layout.schedule == "1f1b":
+        # The first rank is p - 1 micro-batches ahead of the last, so it holds most and limits the layout.
         return layout.pp - index
     if layout.schedule == "interleaved":
         parts = layout.stages // layout.pp
@@ -278,6 +287,8 @@ def _summed_anew(layout: Layout, accumulation: int, shape: ModelShape) -> float:
     """
     if accumulation > 1 or layout.zero < 2 or layout.pp > 1 or layout.engine != "torch":
         return 0.0
+    # With two or more micro-batches, gradients of the first exist while the second runs its forward pass, so nothing
+    # is saved.
     return 4.0 * shape.trained_share / divided(shape, layout, layout.sharded)
 
 
@@ -337,6 +348,7 @@ def _layer(precision: Precision, shape: ModelShape, layout: Layout, tokens: floa
         residual += 8.0 if full else 11.0
     # The input that sequence parallelism gathers for attention and for the feed-forward block is kept whole.
     gathered = 8.0 if full else 4.0 if not none else 10.0 if shape.gated else 8.0
+    # Without sequence parallelism every tensor-parallel rank keeps the whole residual part.
     whole = gathered if layout.sequence else residual
     inner = width * 2.0 * (shape.heads + shape.kv_heads) * shape.head_size
     each = width * (2.0 if none else 1.0) * (2.0 if shape.gated else 1.0)
@@ -406,6 +418,7 @@ def _head(demand: Demand, shape: ModelShape, tokens: float, passes: int) -> floa
         tokens = min(tokens, at_once)
     copies = 4.0 if shape.capped_logits else 3.0
     copies += 0.0 if chunked else KEPT_LOGITS * (passes - 1)
+    # An unchunked head makes its weight's gradient in the backward pass, when the logits are already freed.
     gradients = 2 if shape.generator else passes * chunked  # ELECTRA's two networks share the table
     return 4.0 * (copies * tokens * shape.vocabulary + gradients * shape.table)
 
@@ -419,6 +432,7 @@ def _generation(demand: Demand, shape: ModelShape) -> tuple[float, float]:
     width = 4.0 if demand.precision == "fp32" else 2.0
     head = shape.head_dim or shape.hidden // shape.heads
     tokens = demand.generated * shape.sequence_length
+    # 2: keys and values.
     return 4.0 * shape.parameters, 2.0 * width * tokens * shape.layers * shape.kv_heads * head
 
 
@@ -443,6 +457,7 @@ def _embedded(shape: ModelShape, first: bool, last: bool) -> float:
 
     They are one table on a rank with the embedding; three if it also has the tied head: both gradients and their sum.
     """
+    # The lookup's gradient is a dense table, and autograd adds it to the head's into a third one.
     tables = 0 if not first else 3 if last and shape.tied and shape.head_share else 1
     return 4.0 * tables * shape.trained_share * shape.table
 
@@ -484,8 +499,11 @@ def _states(demand: Demand, shape: ModelShape, layout: Layout) -> float:
     weights = 4.0 * (1.0 - small) / (ways if layout.zero >= 3 else 1) + NF4 * small
     if layout.zero >= 3 and layout.pp > 1:
         low = demand.precision in ("bf16", "fp8") and layout.schedule not in SPLIT
+        # Gathered weights in bf16 take 2 bytes; schedules that split the backward pass gather fp32, since W adds up in
+        # the weight's dtype.
         weights += (2.0 if low else 4.0) * (1.0 - small)
     if layout.offload == "none":
         return weights + gradients + optimizer
+    # DeepSpeed moves each bucket of gradients to the host as soon as it is reduced.
     gradients *= 0.0 if deepspeed and layout.zero >= 2 else 1.0
     return gradients + (weights if layout.offload == "optimizer" else 0.0)

@@ -13,9 +13,9 @@ from orchestrator.config.strict import StrictModel
 from orchestrator.config.yaml_text import read_yaml
 
 LEAST, MOST = 1e-15, 1e30
-"""Nothing that is measured lies beyond these bounds, within which no step overflows."""
+"""Real measurements are within these bounds, and within them no step overflows."""
 PositiveAmount = Annotated[float, Field(ge=LEAST, le=MOST)]
-"""A number in SI units that something is divided by."""
+"""A divisor in SI units."""
 Amount = Annotated[float, Field(ge=0, le=MOST)]
 """A number in SI units that may be nothing."""
 

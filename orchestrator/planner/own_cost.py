@@ -1,6 +1,6 @@
-"""The user's own planner cost: seconds that a layout takes beside those that are predicted, or why it is refused.
+"""The user's own planner cost: seconds to add to a layout's prediction, or the reason to refuse it.
 
-Torch-free and ray-free, but for what the user's module imports.
+It imports neither torch nor Ray, except through the user's module.
 """
 
 from __future__ import annotations
@@ -56,9 +56,7 @@ def with_own(
     if isinstance(found, str) and found.strip():
         return Refusal(f"{' '.join(found.split())} (by {named})")
     if type(found) not in (int, float) or not 0.0 <= found < math.inf:
-        what = (
-            f"{named} gives {str(found)[:40]!r} for {layout}, which is neither seconds from 0 on nor a reason"
-        )
+        what = f"{named} returns {str(found)[:40]!r} for {layout}, neither seconds from 0 on nor a reason"
         raise InputError(what, WHERE, "see orchestrator.planner.own_cost.Cost")
     return dataclasses.replace(step, own=float(found))
 
@@ -76,9 +74,7 @@ def check_own_cost(parallel: ParallelChoice, workers: int) -> None:
     for width in range(1, min(workers, MOST_ASKED) + 1):
         first, second = (with_own(named, Layout(dp=width), step, 2.0**30) for _ in range(2))
         if first != second:
-            what = (
-                f"{named} answers the same question in two ways, so that a restart would plan another layout"
-            )
+            what = f"{named} returns different results for the same arguments, so a restart could plan another layout"
             raise InputError(what, WHERE, "let it depend on its arguments alone")
 
 
@@ -90,4 +86,4 @@ def _asked(named: ObjectReference, layout: Layout, step: StepTime, memory: float
         raise InputError(str(error), WHERE) from None
     except Exception as error:  # whatever the user's code raises
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise InputError(f"{named} failed on {layout} ({reason})", WHERE, "mend it") from None
+        raise InputError(f"{named} failed on {layout} ({reason})", WHERE, "fix it") from None

@@ -45,7 +45,7 @@ def planned(
 
     Objective `time`: the fastest layout. Objective `cost`: of the best layouts on `workers.min` workers, twice as many
     and so on, the one that takes least worker time (seconds x workers) and finishes within `limits.hours` as
-    predicted; the fastest if none does. Of layouts with equal cost the faster one is chosen.
+    predicted; the fastest if none does. Among layouts with equal cost the faster one is chosen.
 
     Arguments and errors are those of `plan`.
     """

@@ -44,7 +44,7 @@ class Choice:
     def __str__(self) -> str:
         """Return the choice and its reasons as one line."""
         if not self.plans:
-            return f"{self.precision}, which the run has begun with"
+            return f"{self.precision}, which the run started with"
         plans = dict(self.plans)
         line = f"{self.precision}: {_told(plans.pop(self.precision))}"
         for precision, found in plans.items():

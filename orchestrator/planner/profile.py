@@ -163,7 +163,7 @@ class Profile(StrictModel):
         description="how much longer a collective takes behind computation, as a share of that, up to 4 ms of it",
     )
     message: Figure | None = Field(
-        default=None, description="of what a stage of a pipeline sends; as of a collective if it is not told"
+        default=None, description="for messages between pipeline stages; default: that of a collective"
     )
     per_node: Annotated[int, Field(gt=0)]
     inside: Connection
@@ -276,7 +276,7 @@ def check_stores(path: Path) -> None:
         try:
             read(path)
         except InputError as error:
-            what = f"a file is there that is no profile ({error.what})"
+            what = f"this file is not a profile ({error.what})"
             raise InputError(what, str(path), "remove it, or give another with --to") from None
 
 

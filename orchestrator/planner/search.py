@@ -99,7 +99,7 @@ def least_time(
 
 
 BEST = 10
-"""Minimum number of layouts that are predicted in full, if so many are legal."""
+"""Minimum number of layouts that are predicted in full, if that many are legal."""
 TIE = 0.05
 """Relative difference of step times within which two layouts count as equally fast: predictions are no more precise."""
 

@@ -31,7 +31,7 @@ def check_prune(prune: PruneSpec | None, workload: Any) -> None:
         what = (
             f"{workload.name} runs as a class of transformers, some of which store the input dimension first"
         )
-        raise InputError(what, "prune.pattern", "give prune.sparsity in place of it")
+        raise InputError(what, "prune.pattern", "set prune.sparsity instead")
     of = prune.group[1]
     for name in names:
         shape = workload.shapes[name]

@@ -33,7 +33,7 @@ class PruneSpec(StrictModel):
     pattern: str | None = Field(
         default=None,
         pattern=r"^[1-9][0-9]?:[1-9][0-9]?$",
-        description="N:M in place of a share, as in 2:4: of M neighbours along the input dimension N are kept",
+        description="N:M instead of a share, such as 2:4: keep N of M neighbours along the input dimension",
     )
     steps: tuple[Positive, Positive] | None = Field(
         default=None,
@@ -61,7 +61,7 @@ class PruneSpec(StrictModel):
             raise ValueError("prune lacks the steps at which weights are chosen; give steps: [first, last]")
         if self.steps and not self.grows:
             raise ValueError(
-                "prune.steps chooses weights, and there is no share of them; give sparsity or pattern"
+                "prune.steps chooses weights, and the job sets no share of them; give sparsity or pattern"
             )
         if self.steps and self.steps[0] > self.steps[1]:
             raise ValueError("prune.steps ends before it begins; give [first, last]")
@@ -109,7 +109,8 @@ class PruneSpec(StrictModel):
         return first <= step <= last and ((step - first) % self.choose_every == 0 or step == last)
 
     def shortened(self, before: int, after: int) -> dict[str, Any]:
-        """Return plain data for a run of `after` steps in place of `before`: the steps keep their shares of them."""
+        """Return plain data for a run of `after` steps instead of `before`; the pruning steps keep their shares of
+        the run."""
         found = self.model_dump(mode="json")
         if self.steps is not None:
             found["steps"] = [max(1, round(step / before * after)) for step in self.steps]
@@ -144,7 +145,7 @@ def problem_of(prune: PruneSpec | None, workload: WorkloadSpec, train: TrainSpec
         return f"prune.steps ends after step {train.steps}, the last of train.steps; change one of them"
     if workload.adapter is not None:
         return (
-            "prune sets trained weights to zero, and an adapter leaves those of the base as they are; prune in a run "
+            "prune sets trained weights to zero, and an adapter does not train those of the base; prune in a run "
             "without an adapter before or after this one"
         )
     if train.thaw:

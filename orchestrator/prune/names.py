@@ -12,7 +12,7 @@ from workloads.workload import Workload
 NOT_PRUNED = re.compile(
     r"(^|\.)(router|classifier|shared_gate|shared_expert_gate|relative)\.|(mlp|block_sparse_moe)\.gate\."
 )
-"""Names of what is no layer's linear map: routers and gates of experts, and biases of relative keys."""
+"""Names of weights that are not linear maps of layers: routers and gates of experts, and biases of relative keys."""
 
 
 def pruned_names(prune: PruneSpec | None, workload: Workload) -> list[str]:

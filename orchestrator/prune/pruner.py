@@ -115,6 +115,8 @@ class Pruner:
             if gradient is None:
                 continue
             if self._moves:
+                # Before the gradient is masked: a pruned weight's gradient is the only way in which its score can rise
+                # again. Its value stands in `hidden`, since the parameter is 0.
                 state.product = gradient * (shard.parameter + state.slots["hidden"])
             gradient.mul_(state.mask)
 
@@ -134,16 +136,21 @@ class Pruner:
             return
         for state in self._states.values():
             if state.product is not None:
+                # `scale` makes it the gradient that the optimizer got: with clipping, steps of large gradients must
+                # not count more for the scores than for the weights.
                 state.slots["score"].sub_(state.product, alpha=scale)
                 state.product = None
         chosen = self._spec.is_due(step)
         if chosen:
+            # Scores may have changed places, so hidden weights return first and the new choice hides them again.
             self._restore_hidden()
             self._choose(step)
         for shard in self._shards:
             state = self._states[shard.name]
             if chosen and self._moves:
+                # Only a choice stores hidden values: between two choices the parameters of pruned weights are zero.
                 torch.mul(shard.parameter, ~state.mask, out=state.slots["hidden"])
+            # At every update: an optimizer may move a weight whose gradient is zero, as Muon does.
             _zero(shard.parameter, state.mask)
             if chosen:
                 _zero_all(shard.parameter, state.mask, optimizer, averages)
@@ -160,7 +167,8 @@ class Pruner:
 
     @torch.no_grad()
     def restore(self, reader: Reader) -> None:
-        """Load this rank's part of a commit's masks. Those that it lacks, of a run without pruning, begin anew."""
+        """Load this rank's part of a commit's masks. Masks that it lacks, because its run did not prune, start with
+        all weights."""
         self.begin()
         for shard in self._shards:
             state = self._states[shard.name]
@@ -191,6 +199,8 @@ class Pruner:
             for shard, mask in self._full.changed(self._score, partial(_n_of_m, kept=kept, of=of)):
                 self._take(shard, mask != 0)
             return
+        # All ranks must have the same units in the same order, those of other stages included, since `smallest` counts
+        # collectively.
         units = [self._names] if self._spec.scope == "global" else [[name] for name in self._names]
         size = dict(zip(self._names, self._sizes, strict=True))
         share = self._spec.share(step)
@@ -213,6 +223,7 @@ class Pruner:
         device = self._full.device
         found = torch.zeros(2, len(number), dtype=torch.int64, device=device)
         for shard in self._shards:
+            # Copies of a shard on other ranks would be counted twice.
             if shard.counted:
                 mask = self._states[shard.name].mask
                 found[0, number[shard.name]] += mask.numel()
@@ -225,6 +236,7 @@ class Pruner:
 def _n_of_m(scores: Tensor, kept: int, of: int) -> Tensor:
     """Return 1 for the `kept` largest of every `of` scores along the last dimension, else 0; of equal ones the last."""
     groups = scores.unflatten(-1, (-1, of))
+    # Stable, so that equal scores are decided by their index and not by the kernel.
     pruned = groups.argsort(dim=-1, stable=True)[..., : of - kept]
     return torch.ones_like(groups).scatter_(-1, pruned, 0.0).flatten(-2)
 

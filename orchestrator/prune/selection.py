@@ -22,6 +22,7 @@ def ordered(values: Tensor) -> Tensor:
     The bits of a float, read as sign and magnitude, have the order of the floats; of negative ones the magnitude is
     inverted.
     """
+    # -0.0 + 0.0 is 0.0, so that both zeros have one key.
     bits = (values + 0.0).view(torch.int32)
     return torch.where(bits < 0, bits ^ MOST, bits)
 
@@ -33,10 +34,11 @@ def smallest(
     counts: Sequence[int],
     device: torch.device,
 ) -> list[Tensor]:
-    """Return, for each shard, which of its elements are among the smallest of their unit, bool like the keys.
+    """Return for each shard a bool mask of its elements that are among the smallest of their unit.
 
     The k-th smallest key of a unit is found by bisection over the 32 bits of a key: the ranks count the keys up to a
-    bound, and one all-reduce of a number per unit adds the counts. Of equal keys those first in the order of (position
+    bound, and one all-reduce of a number per unit adds the counts. Among equal keys those first in the order of
+    (position
     of the tensor in the unit, index in the whole tensor) are taken, so the choice depends on the values alone.
 
     Args:
@@ -71,6 +73,7 @@ def smallest(
         lambda bound: summed(count(lambda n: keys[n] <= bound[unit_of[tensors[n]]].int())) >= wanted,
     )
     bound = [bounds[unit_of[tensor]].int() for tensor in tensors]
+    # Everything below the bound is taken; only ties at it must be shared out.
     below = summed(count(lambda n: keys[n] < bound[n]))
     ties = count(lambda n: keys[n] == bound[n])
     taken = _shared_out(ties, wanted - below, unit_of)
@@ -100,6 +103,7 @@ def smallest(
 def _least_bounds(low: Tensor, high: Tensor, reached: Callable[[Tensor], Tensor]) -> Tensor:
     """Return the least integer of each entry in [low, high] at which `reached` is true, which it is at `high`."""
     while bool((low < high).any()):
+        # int64: the sum of two int32 bounds overflows int32. Floor, since bounds may be negative.
         middle = torch.div(low + high, 2, rounding_mode="floor")
         enough = reached(middle)
         low, high = (

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 INIT = "workload.init_from"
 MODEL = "workload.model"
 PLACES = "give a run directory, or an export's folder"
-BACK = "restore them, or set their new place in the run's job.yaml"
+BACK = "restore them, or set their new path in the run's job.yaml"
 PUT_BACK = "restore the original weights, or start a new run"
 
 DEPTH = ("layers", "decoder_layers")
@@ -82,7 +82,7 @@ def base_of(workload: WorkloadSpec, needs_base: bool, begun: Mapping[str, Any], 
     Args:
         workload: the job's model.
         needs_base: whether the run needs the weights that it began with at every start.
-        begun: the base that the run began with, as JSON; empty for a new run.
+        begun: the base that the run started from, as JSON; empty for a new run.
         settled: whether the run no longer needs it, because a commit has all weights.
 
     Raises InputError if the weights are missing or have changed.
@@ -105,7 +105,7 @@ def base_of(workload: WorkloadSpec, needs_base: bool, begun: Mapping[str, Any], 
         settled_before = settled and not needs_base and named.step is None
         if settled_before and _digest_of(named.uri, stale_too=True) == begun["digest"]:
             return named
-        problem = "the weights that the run began with are not the same any more"
+        problem = "the weights that the run started from have changed"
         raise InputError(problem, f"{where} {begun['uri']}", PUT_BACK)
     return named
 
@@ -157,7 +157,7 @@ def named_base(workload: WorkloadSpec, step: int | None) -> Base | None:
     folder = root(uri)
     if is_local(uri) and not (folder / "config.json").exists() and (folder / METADATA).exists():
         problem = f"{uri} has weights of torch.distributed.checkpoint and no config.json"
-        raise InputError(problem, INIT, "put the config.json of the model beside them")
+        raise InputError(problem, INIT, "put the config.json of the model into that folder")
     if is_local(uri) and any((folder / name).exists() for name in ("config.json", "own.json")):
         if tag:
             raise InputError(f"{uri} is an export, which has no step", INIT, "leave out what follows the @")
@@ -483,13 +483,13 @@ def _refuse_other_make(
         config: the model of `ours`.
         where: the run of `theirs`.
         converted: its weights are of transformers' class and are converted to this project's.
-        kept: the configuration that it has kept of its folder; None if it has none or has not begun.
+        kept: the configuration that it has kept of its folder; None if it has none or has not started.
     """
     from workloads.describe import describe
 
     if is_object_reference(theirs.model):
         raise WorkloadError(
-            f"{where} is a run of {theirs.model}, an own model; only an own one begins with it"
+            f"{where} is a run of {theirs.model}, an own model; only an own model can start from it"
         )
     if theirs.adapter and theirs.adapter.kind != "bitfit":
         raise WorkloadError(f"{where} was trained with an adapter; export it, and begin with the export")
@@ -515,7 +515,7 @@ def _refuse_unlike(theirs: Any, ours: TransformerConfig, where: str, free: Seque
 
     if not (their_config := theirs.as_transformer):
         raise WorkloadError(
-            f"{where} is a class of transformers that is run as it is; name it in workload.model"
+            f"{where} is a class of transformers that runs as it is; name it in workload.model"
         )
     one = structure(ours)
     other = structure(their_config)

@@ -1,4 +1,4 @@
-"""Prompts as a user's turns, written by the chat template of the training conversations."""
+"""Prompts as a user's messages, written by the chat template of the training conversations."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from orchestrator.data.store.tokens import Tokens
 
 LOOKED_AT = 4096
-"""Number of tokens of the data in which to look for a turn."""
+"""Number of tokens of the data in which to search for a message."""
 WHERE = "data.chat_template"
 
 
 class Chat:
-    """Writes prompts as turns, and knows the token that ends an answer."""
+    """Writes prompts as messages, and knows the token that ends an answer."""
 
     def __init__(self, template: str, tokens: Mapping[str, str], tokenizer: Tokenizer) -> None:
         """`tokens` are the special tokens that the template may use."""
@@ -31,7 +31,7 @@ class Chat:
         self._tokenizer = tokenizer
 
     def row(self, prompt: str) -> list[int]:
-        """Return the tokens of a user's turn, up to the answer. Raises InputError if the template fails."""
+        """Return the tokens of a user's message, up to the answer. Raises InputError if the template fails."""
         ids: list[int] = self._tokenizer.encode(self._written(prompt), add_special_tokens=False).ids
         return ids
 
@@ -56,7 +56,7 @@ class Chat:
         return any(number in added for number in self._tokenizer.encode(tail, add_special_tokens=False).ids)
 
     def wrote(self, text: str) -> bool:
-        """Return whether `text` contains a user's turn as the template writes it, ignoring whitespace."""
+        """Return whether `text` contains a user's message as the template writes it, ignoring whitespace."""
         before = self._written(PROBE).partition(PROBE)[0].strip()
         opening = before.splitlines()[-1] if before else ""
         return bool(opening) and "".join(opening.split()) in "".join(text.split())
@@ -65,7 +65,7 @@ class Chat:
         try:
             return self._template.prompt(prompt)
         except ValueError as error:
-            raise InputError(str(error), WHERE, "mend the template") from None
+            raise InputError(str(error), WHERE, "fix the template") from None
 
 
 def unclosed(chat: Chat | None) -> list[str]:
@@ -77,7 +77,7 @@ def unclosed(chat: Chat | None) -> list[str]:
 
 
 def chat_of(data: DataSpec, objective: str, tokens: Tokens) -> Chat | None:
-    """Return how to write a job's prompts as turns; None for a model that learns from texts.
+    """Return how to write a job's prompts as messages; None for a model that learns from texts.
 
     Raises InputError if the chat template is missing, for data of an earlier version.
     """

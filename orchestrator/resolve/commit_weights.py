@@ -60,7 +60,7 @@ class CommitWeights:
         left = sorted(self._names.keys() - shapes.keys())
         refuse_strange([n for n in left if not n.startswith((*HEADS, "generator."))], where, hint)
         copied = (
-            [f"layers are stacked: those that {where} lacks begin as copies of its own"]
+            [f"layers are stacked: those that {where} lacks start as copies of its layers"]
             if self._grown
             else []
         )
@@ -88,7 +88,7 @@ class CommitWeights:
 
     @cached_property
     def _names(self) -> dict[str, str]:
-        """Map the model's tensor names to the commit's. Of ELECTRA, only the discriminator is trained further."""
+        """Map the model's tensor names to the commit's. For ELECTRA, only the discriminator is trained further."""
         names = [n.removeprefix("model.") for n in self._shapes if n.startswith("model.")]
         found = {name.removeprefix("discriminator."): f"model.{name}" for name in names}
         if not self._grown:

@@ -72,7 +72,7 @@ OF_A_NEW_RUN: dict[str, Any] = {
     "stale": 0,
     "best_of": "",
 }
-"""Fields of a commit about its run's attempts, rows and evaluations, for a run that has none yet."""
+"""Fields of a checkpoint about its run's attempts, rows and evaluations; these are the values of a new run."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,9 @@ class Continuation:
                 "put it back; or remove it: the run has no commit yet, and begins from what the job names now"
             )
             raise InputError(error.what, error.where, hint) from None
-        commit = commit_at(uri, tag if begun is None else begun, WHERE, "has no commit to go on from", BEGUN)
+        commit = commit_at(
+            uri, tag if begun is None else begun, WHERE, "has no checkpoint to continue from", BEGUN
+        )
         source = Source(uri, commit)
         self._check(continue_from, source)
         return source

@@ -30,7 +30,7 @@ def commit_at(
         uri: the run directory.
         tag: a step, last or best, or empty.
         where: the key of the job file, for errors.
-        none, hint: the error if the place has no commits.
+        none, hint: the error if the run has no checkpoints.
 
     Raises InputError.
     """

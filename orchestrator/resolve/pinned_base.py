@@ -62,7 +62,7 @@ def read_base(
 ) -> T:
     """Return `read(base)` for the base that `base_of` returns.
 
-    If the base is a run's newest commit and the active run has removed it meanwhile, the next newest is used. Raises
+    If the base is a run's newest checkpoint and the active run has just removed it, the next newest is used. Raises
     as `base_of` and `read_chosen`.
     """
     base = base_of(workload, needs_base, begun, settled)
@@ -150,7 +150,7 @@ def release_teacher(run: RunDir, begun: Mapping[str, Any]) -> None:
 
 
 def release_base(needs_base: bool, run: RunDir, begun: Mapping[str, Any]) -> None:
-    """Unpin the commit that a finished run has `begun` with, unless it is needed permanently."""
+    """Unpin the checkpoint `begun` that a finished run started from, unless it is needed permanently."""
     if not needs_base and begun.get("step") is not None:
         base = Base(**begun)
         assert base.step is not None

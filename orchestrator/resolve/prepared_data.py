@@ -29,7 +29,7 @@ EXCERPT = "excerpt"
 
 
 def data_cache(data: DataSpec, run: RunDir) -> str:
-    """Return the folder of token shards: the job's, else one beside the runs, so that they share it."""
+    """Return the folder of token shards: the job's, else one next to the runs, so that they share it."""
     return data.cache or f"{run.uri.rsplit('/', 1)[0]}/_data"
 
 
@@ -43,7 +43,7 @@ def prepared_before(data: DataSpec, run: RunDir, commit: CommitManifest | None) 
 
 
 def format_at(place: str) -> int:
-    """Return the format of the prepared data at a place; the format of new data if there is none."""
+    """Return the format of the prepared data in a folder; the format of new data if there is none."""
     from orchestrator.data.store.manifest import FORMAT
 
     stored = _manifest_at(place) if place else None
@@ -51,7 +51,7 @@ def format_at(place: str) -> int:
 
 
 def _manifest_at(place: str) -> DataManifest | None:
-    """Return the manifest at a place; None if it cannot be read, in which case the run prepares the data again."""
+    """Return the manifest in a folder; None if it cannot be read, in which case the run prepares the data again."""
     from orchestrator.data.store import manifest
     from orchestrator.data.store.data_folder import DataFolder
 
@@ -281,10 +281,10 @@ def place_of_data(asked: DataSpec, run: RunDir, data: str, retry: Retry | None =
 
 
 def tokens_of(asked: DataSpec, run: RunDir, data: str, retry: Retry | None = None) -> Tokens:
-    """Return the prepared data that a commit names: at its old place, or in the run's present cache, as both may have
-    moved.
+    """Return the prepared data that a checkpoint names: in its old folder or in the run's present cache, as both may
+    have moved.
 
-    Raises InputError if it is in neither place.
+    Raises InputError if it is in neither folder.
     """
     from orchestrator.data.store.tokens import Tokens
 

@@ -27,7 +27,7 @@ class Prompts:
 
     Attributes:
         texts: the prompts of the job.
-        rows: their token ids, with special tokens as in training, or as a user's turns before an answer.
+        rows: their token ids, with special tokens as in training, or as a user's messages before an answer.
         start: the first token of an encoder-decoder's answer; None for a decoder, which continues its row.
         generation: the end tokens, and processors for the other tokens.
         decode: returns the text of token ids, without special tokens.
@@ -68,7 +68,7 @@ def generates(job: ResolvedJob) -> bool:
 
 
 def prompts_of(job: ResolvedJob, workload: Workload, tokens: Tokens) -> Prompts | None:
-    """Return the prompts of a job, None without samples. They are a user's turns if the model learns from
+    """Return the prompts of a job, None without samples. They are a user's messages if the model learns from
     conversations.
 
     Raises InputError if the model does not generate text, or if a prompt plus the tokens to generate exceeds a
@@ -120,7 +120,7 @@ def settings_notes(model: str) -> list[str]:
 
 
 def spoken(tokenizer: Tokenizer, ids: Sequence[int], chat: Chat | None) -> str:
-    """Return the generated text, without special tokens and the end of the turn."""
+    """Return the generated text, without special tokens and the end of the message."""
     answer_ids = ids[:-1] if chat and {*ids[-1:]} & chat.ends else ids
     return str(tokenizer.decode(list(answer_ids), skip_special_tokens=True))
 
@@ -129,7 +129,7 @@ def framed(workload: Workload, tokenizer: Tokenizer, prompt: str, chat: Chat | N
     """Return the prompt's tokens as in training, but open at the end for a decoder to continue.
 
     An empty prompt is a document's end, after which the next document begins. With `chat`, the prompt is a user's
-    turn, open for the answer.
+    message, open for the answer.
     """
     if not is_unicode(prompt):
         raise InputError("has an unpaired surrogate", f"{WHERE} {prompt!a}", "give text")

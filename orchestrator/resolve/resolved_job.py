@@ -129,14 +129,14 @@ def resolve(
                 shape, no_context_split=f"every rank's tokens attend to a {named} that none of them holds"
             )
         if kind in ("prompt", "p_tuning"):
-            shape = replace(shape, no_sequence_split="a prompt stands before the sequence")
+            shape = replace(shape, no_sequence_split="a prompt precedes the sequence")
     return ResolvedJob(spec, model, special, size, shape, kept=kept)
 
 
 def _with_teacher(
     shape: ModelShape, model: Description, distill: DistillSpec, workload: WorkloadSpec, divides: bool
 ) -> ModelShape:
-    """Return the student's shape with its teacher, and with what cannot be divided because both are compared.
+    """Return the student's shape with its teacher and with the axes that cannot be divided because both are compared.
 
     Args:
         shape: the student's sizes.

@@ -109,12 +109,12 @@ def check_vocabularies(student: Workload, teacher: Workload, where: str) -> None
     theirs, ours = teacher.config.vocab_size, student.config.vocab_size
     if theirs != ours:
         what = f"{where} predicts over {theirs} tokens, and the student over {ours}"
-        hint = "give both the same tokenizer and vocab_size; a teacher's probabilities are of its own tokens"
+        hint = "give both the same tokenizer and vocab_size; a teacher's probabilities are for the teacher's tokens"
         raise InputError(what, WHERE, hint)
 
 
 def compared(distill: DistillSpec, student: Workload, teacher: Workload) -> tuple[Workload, Workload]:
-    """Return both models with what their layers show, if the loss compares it.
+    """Return both models with their inner states, if the loss compares these.
 
     Raises:
         InputError: if a layer does not exist, or the layers cannot be compared.

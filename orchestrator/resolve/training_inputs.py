@@ -1,4 +1,4 @@
-"""What a run computes with: the workload over the vocabulary of prepared data, its batches, and its held-out sets."""
+"""The inputs of a run: the workload over the vocabulary of prepared data, its batches, and its held-out sets."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _check_ends(objective: Objective, tokens: Tokens) -> None:
     if not count or getattr(objective, "documents", "pack") != "isolate":
         return
     name = tokens.tokenizer().id_to_token(tokens.manifest.roles["eos"])
-    problem = f"tells documents apart by {name}, which stands {count} times within texts too"
+    problem = f"separates documents by {name}, which also appears {count} times within texts"
     hint = "set documents to pack, or data.special_tokens to text"
     raise InputError(problem, "workload.options.documents", hint)
 
@@ -218,7 +218,7 @@ def resolve_over(
 
 
 class Beginning(NamedTuple):
-    """What a run begins from: the base of its weights, and the run that it continues; each None if there is none."""
+    """The origin of a run: the base of its weights, and the run that it continues; each None if there is none."""
 
     base: Base | None
     source: Source | None
@@ -482,7 +482,7 @@ def no_vocabulary() -> Vocabulary:
 
 
 def vocabulary_before_data(job: ResolvedJob, data_format: int = FORMAT) -> Vocabulary:
-    """Return the vocabulary as far as it is known before the data, of that format, exists."""
+    """Return the part of the vocabulary that is known before the data of that format exists."""
     if job.spec.data.samples is not None:
         return no_vocabulary()
     import numpy as np

@@ -11,7 +11,7 @@ from orchestrator.config.strict import Count, Positive, StrictModel
 from workloads.own.object_reference import PATTERN
 
 WAYS = ("kind", "own", "model")
-"""The keys of which a reward has exactly one."""
+"""A reward has exactly one of these keys."""
 LIMITS = ("timeout", "memory")
 OPTIONS: dict[str, tuple[str, ...]] = {
     "column": ("exact_match", "math", "unit_tests"),
@@ -31,7 +31,8 @@ class LengthSpec(StrictModel):
     most: Positive | None = Field(default=None, description="most tokens that get 1.0")
     margin: Count = Field(
         default=0,
-        description="tokens outside within which the reward falls linearly to 0.0; with 0 it is 0.0 at once",
+        description="tokens beyond the bounds over which the reward falls linearly to 0.0; with 0 it drops to 0.0 at "
+        "the bounds",
     )
 
     @model_validator(mode="after")
@@ -44,7 +45,7 @@ class LengthSpec(StrictModel):
 
 
 class RewardSpec(StrictModel):
-    """One reward: a rule (kind), a function of your own (own), or a trained reward model (model)."""
+    """One reward: a rule (kind), your function (own), or a trained reward model (model)."""
 
     kind: Literal["exact_match", "regex", "math", "unit_tests", "length"] | None = Field(
         default=None,
@@ -54,7 +55,7 @@ class RewardSpec(StrictModel):
     own: str | None = Field(
         default=None,
         pattern=PATTERN,
-        description="module:function of your own, called with prompt, answer and the columns by name",
+        description="your module:function, called with prompt, answer and the columns by name",
     )
     model: str | None = Field(
         default=None, min_length=1, description="run or export of a reward model, which scores the answers"
@@ -102,7 +103,7 @@ class RewardSpec(StrictModel):
 
     @property
     def rule(self) -> dict[str, Any]:
-        """The reward as plain data, with what follows from its keys, for the process that computes it."""
+        """The reward as plain data, with derived values, for the process that computes it."""
         return {**self.model_dump(), "column": self.read_column}
 
     @model_validator(mode="after")
@@ -121,7 +122,7 @@ class RewardSpec(StrictModel):
         for key, kinds in OPTIONS.items():
             if self.kind not in kinds and key not in self.at_default(key):
                 places = " and ".join(f"kind: {kind}" for kind in kinds)
-                raise ValueError(f"{key} is for {places}, and this is {what}; remove it")
+                raise ValueError(f"{key} is only for {places}, and this is {what}; remove it")
         if self.model is not None and (said := set(LIMITS) - self.at_default(*LIMITS)):
             raise ValueError(f"{min(said)} is for kind and own, and this is model; remove it")
         return self

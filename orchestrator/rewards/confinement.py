@@ -1,4 +1,4 @@
-"""Limits of a process that scores: memory, life, network and writable folders. Linux; elsewhere some are missing.
+"""Limits of a process that scores: memory, lifetime, network and writable folders. Linux; elsewhere some are missing.
 
 This keeps honest mistakes in. It is no sandbox for hostile code.
 """
@@ -134,7 +134,7 @@ def isolate() -> bool:
 
 
 def _end_as(status: int) -> NoReturn:
-    """End this process as `os.waitpid` tells of another."""
+    """End this process with the status of another, as `os.waitpid` returns it."""
     if os.WIFSIGNALED(status):
         with contextlib.suppress(OSError, ValueError):
             signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
@@ -151,7 +151,7 @@ def landlock_version() -> int:
 
 
 def write_only_in(folder: str) -> bool:
-    """Let this process and its children change files in `folder` alone, and signal nobody else (Landlock).
+    """Restrict this process and its children: they may write only in `folder` and signal only each other (Landlock).
 
     Returns False where the kernel has no Landlock.
     """

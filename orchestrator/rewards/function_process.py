@@ -1,4 +1,4 @@
-"""What a process does that calls one reward: answers come in as JSON lines, numbers go out. A worker forks it."""
+"""The program of a process that calls one reward: answers come in as JSON lines, numbers go out. A worker forks it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def scored(rule: Rule, answer: Mapping[str, Any]) -> dict[str, Any]:
 def _checked(value: Any) -> dict[str, Any]:
     """Return the value if it is a finite number, or the problem."""
     if value is None or isinstance(value, str | bytes) or not hasattr(value, "__float__"):
-        return {"problem": f"returned {_shown(value)}, which is no number"}
+        return {"problem": f"returned {_shown(value)}, which is not a number"}
     number = float(value)
     return {"value": number} if math.isfinite(number) else {"problem": f"returned {number}"}
 

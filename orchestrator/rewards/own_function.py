@@ -70,7 +70,7 @@ def seed(number: str) -> None:
 
 
 def problem_of(error: BaseException) -> str:
-    """Return one line about an error of the user's code: its class, its message and its place."""
+    """Return one line about an error of the user's code: its class, its message and where it was raised."""
     place = ""
     trace = error.__traceback__
     while trace is not None:

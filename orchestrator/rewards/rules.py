@@ -1,4 +1,4 @@
-"""The built-in rewards, each a function from (reward, answer) to a number. Standard library only, but for math."""
+"""The built-in rewards, each a function from (reward, answer) to a number. Standard library only, except for math."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXTRA = "rl"
 
 
 class Refused(Exception):
-    """A reward cannot score anything as it stands; arguments: the problem, and what to do."""
+    """A reward can score nothing with these options; arguments: the problem, and what to do."""
 
 
 class NoAnswer(Exception):

@@ -20,7 +20,7 @@ from orchestrator.rewards.rules import EXTRA, is_instant, rule_of
 from orchestrator.rewards.worker_process import WorkerProcess
 
 ANSWERS = 180.0
-"""Seconds beside the time limit of an answer after which a worker is stuck: it may have to start and to import."""
+"""Seconds after the time limit of an answer when a worker counts as stuck: it may have to start and to import."""
 TRIES = 5
 """How often an answer is scored if something kills the process that scores it."""
 
@@ -79,7 +79,7 @@ class _Task:
 
 
 class Scorer:
-    """Scores answers: by worker processes, which start when they are first needed and stay until `close`, or at once.
+    """Scores answers in worker processes, which start on first use and stay until `close`, or in this process.
 
     It is used by one thread at a time.
 

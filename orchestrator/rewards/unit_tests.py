@@ -27,7 +27,7 @@ PREPARES = (
     | ast.Assign
     | ast.AnnAssign
 )
-"""Statements that test nothing by themselves."""
+"""Statements that alone test nothing."""
 
 
 def code_of(text: str) -> str:

@@ -30,11 +30,11 @@ from orchestrator.rewards.rules import NoAnswer, Refused, as_reply, expected
 START_TIMEOUT = 120.0
 """Seconds for a process to import what it needs on a busy machine."""
 MARK = "ORCHESTRATOR_REWARD_WORKER"
-"""A variable of the environment that tells the processes below a worker, even when that is gone."""
+"""An environment variable that marks a worker's descendants, even after the worker is gone."""
 LONGEST = 1 << 20
 """Bytes of a reply, which code that is scored may try to write as well."""
 LOOK_EVERY = 1.0
-"""Seconds between looks whether the parent is alive, if the kernel has not told."""
+"""Seconds between checks whether the parent is alive, if the kernel does not notify."""
 
 
 class Child:
@@ -68,7 +68,7 @@ class Child:
         self.lines = Lines(replies, LONGEST)
         self.is_ready = False
         self.status: int | None = None
-        """How it ended, as `os.waitpid` tells; None while it runs."""
+        """How it ended, as `os.waitpid` returns it; None while it runs."""
 
     def ended(self) -> bool:
         """Return whether it has ended."""

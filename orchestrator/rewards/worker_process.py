@@ -51,7 +51,7 @@ class WorkerProcess:
         self._lines = Lines(self._process.stdout.fileno())
         self._unsent = memoryview(line_of({"rewards": rewards, "roots": roots, "folder": self._folder}))
         self.task: Any = None
-        """What it is busy with; None if it is free."""
+        """Its present task; None if it is free."""
         self.deadline = 0.0
 
     @property
@@ -73,7 +73,7 @@ class WorkerProcess:
 
     @property
     def descriptors(self) -> tuple[int, int | None]:
-        """What to wait for: the descriptor to read from, and that to write to if something is unsent."""
+        """The descriptors to wait for: one to read from, and one to write to if data is unsent."""
         return self._lines.source, self._requests if self._unsent else None
 
     def reply(self) -> dict[str, Any] | None:
@@ -103,7 +103,7 @@ class WorkerProcess:
 
 
 def _kill_marked(mark: bytes) -> None:
-    """Kill the processes that have the mark in their environment, and those that they start meanwhile (Linux)."""
+    """Kill the processes that have the mark in their environment, and those that they start during the kill (Linux)."""
     deadline, found = time.monotonic() + GRACE, True
     while found and time.monotonic() < deadline:
         found = False

@@ -30,7 +30,7 @@ class DocumentWriter:
         return bool(self._waiting) and time.monotonic() - self._refused >= PAUSE
 
     def flush(self) -> None:
-        """Write the waiting documents. What storage refuses keeps waiting."""
+        """Write the waiting documents. Documents that storage refuses keep waiting."""
         while self.due:
             name, value = self._waiting.popitem()
             try:

@@ -141,7 +141,7 @@ class RemoteFileSystem:
         return dict(self._call("glob", path, detail=detail, seconds=LISTING_FACTOR * self.timeout))
 
     def ukey(self, path: str) -> str:
-        """What identifies the content of a file, as far as the store can tell."""
+        """The identity of a file's content, as far as the store reports it."""
         return self._in_thread(lambda: str(self._plain.ukey(path)), "ukey", path, self.timeout)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
@@ -194,7 +194,7 @@ class RemoteFileSystem:
             raise
 
     def rm_file(self, path: str) -> None:
-        """Remove a file. Some stores raise FileNotFoundError where there is none."""
+        """Remove a file. Some stores raise FileNotFoundError if the folder does not exist."""
         self._call("rm_file", path)
 
     def rmdir(self, path: str) -> None:

@@ -52,7 +52,7 @@ class FolderLock:
         self._file = file
 
     def require(self) -> None:
-        """Raise LeaseLost if the folder was moved or removed. The lock moved with it, so writing at the old place
+        """Raise LeaseLost if the folder was moved or removed. The lock moved with it, so writing to the old path
         would create a second, incomplete run without a lock.
         """
         try:
@@ -64,7 +64,7 @@ class FolderLock:
         if inode != os.fstat(self._file.fileno()).st_ino:
             raise LeaseLost(
                 f"{self._folder} was moved or removed during the run; continue it with --run-dir and its new "
-                "place"
+                "path"
             )
 
 
@@ -275,7 +275,7 @@ def _has_ended(record: bytes) -> bool:
 
 def _already_running(where: str) -> InputError:
     return InputError(
-        "another controller is at work on this run",
+        "another controller is active for this run",
         where,
         "press Ctrl-C in its terminal, or attach to it with --address",
     )

@@ -22,7 +22,7 @@ def own_folder(kind: str) -> Path:
 
 
 def own_folder_or_another(kind: str) -> Path:
-    """Return `own_folder`, or another folder if that one belongs to somebody else. Prints one line when it creates
+    """Return `own_folder`, or another folder if that one belongs to another user. Prints one line when it creates
     the other.
     """
     try:
@@ -33,12 +33,12 @@ def own_folder_or_another(kind: str) -> Path:
         if existing := next(filter(_is_own, candidates), None):
             return existing
         made = Path(tempfile.mkdtemp(prefix=start))
-        print(f"{error}; {made} is used in its place", flush=True)
+        print(f"{error}; {made} is used instead", flush=True)
         return made
 
 
 def _is_own(folder: Path) -> bool:
-    """Return whether a folder is this user's and nobody else can write in it. Makes it unreadable for others."""
+    """Return whether a folder is this user's and no other user can write in it. Makes it unreadable for others."""
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         return False

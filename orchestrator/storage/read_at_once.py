@@ -22,7 +22,7 @@ def read_at_once(
     Args:
         read: reads one item.
         items: the items.
-        held: maximum number of results in memory that are not yet consumed, for large results; None for no limit.
+        held: maximum number of unconsumed results in memory, for large results; None for no limit.
     """
     left = iter(items)
     with ThreadPoolExecutor(AT_ONCE) as pool:

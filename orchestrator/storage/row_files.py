@@ -22,7 +22,7 @@ from orchestrator.storage.retry import storage_failed
 MERGE_COUNT = 8
 """Number of parts of similar size that are merged; sizes are similar within this factor."""
 MERGE_AT_MOST = 64
-"""Maximum number of parts that are merged at once."""
+"""Maximum number of parts in one merge."""
 MERGED_BYTES = 4 << 20
 """Parts of this size, in bytes, are not merged further."""
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from orchestrator.storage.row_line import Row, decode, encode
 
 BLOCK, MAX_BLOCK = 1 << 16, 1 << 22
-"""Bytes that are read at once: initially, and at most after doubling."""
+"""Bytes of one read: initially, and at most after doubling."""
 
 
 class View(Protocol):

@@ -14,11 +14,11 @@ class StepRow(TypedDict, total=False):
     """A row of metrics.jsonl: one optimizer step of one attempt.
 
     Times are unix seconds, durations are seconds. A metric without a value in the step is absent, except that `loss`
-    is null. Objectives and routers add metrics of their own, which this type cannot name. Some of the keys:
+    is null. Objectives and routers add further metrics, which this type cannot name. Some of the keys:
 
     - `samples`: the receipt after the step.
     - `saves`: the outcome of each commit that ended since the row before.
-    - `busy_seconds`: the time that each rank computed by itself.
+    - `busy_seconds`: the time that each rank computed without waiting for others.
     - `machine`, `attention_kernels`: of rank 0, in the first row of an attempt.
     - `memory_bytes_by_rank`: the peak of each rank, if it changed since the row before.
     - `evaluations`: results on held-out text since the row before.
@@ -93,7 +93,8 @@ class EventFields(TypedDict, total=False):
     - `data`, `sets`: the prepared data, and that of each separate held-out set.
     - `base`, `teacher`: the initial weights, and those of the teacher.
     - `missing_rows`, `missing_events`: gaps in metrics.jsonl, and in events.jsonl by event number.
-    - `last_seen`: the last sign of life of the controller before. `controller_died`: the step of the newest commit when
+    - `last_seen`: the last sign of activity of the controller before. `controller_died`: the step of the newest
+      commit when
       Ray restarted the controller.
     - `launched`: when the command that began the run was given.
     - `ceiling`: a limit that is near.

@@ -99,7 +99,7 @@ class RunDir:
         first.
 
         Raises InputError if it cannot be written, or if it has entries but none of a run. A run may remove its files
-        later, so it must not share a directory with somebody else's files.
+        later, so it must not share a directory with other files.
         """
         self.check_ours()
         made = tuple(_missing(self.path)) if self.local else ()
@@ -157,7 +157,7 @@ class RunDir:
             return set()
         except Exception as error:  # fsspec backends raise various errors
             reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
-            hint = "check the place, its permissions and credentials"
+            hint = "check the path, its permissions and credentials"
             raise Unreachable(f"the run directory cannot be read ({reason})", self.uri, hint) from None
         return {
             path.rstrip("/").rsplit("/", 1)[-1] for path in paths if path.rstrip("/") != self.path.rstrip("/")

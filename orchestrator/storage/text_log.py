@@ -1,7 +1,7 @@
 """Text that grows at its end, such as a rank's output: files of bounded size in a folder of a run directory.
 
-`rank-0.log` continues in `rank-0.log.1`, `rank-0.log.2` and so on. Of a long text, the beginning and the end are
-kept. Objects in a store cannot grow, so there the last file is rewritten as a whole.
+`rank-0.log` continues in `rank-0.log.1`, `rank-0.log.2` and so on. A long text is shortened to its beginning and its
+end. Objects in a store cannot grow, so there the last file is rewritten as a whole.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a path or URI says by itself: whether it is valid, whether it is local, and its path."""
+"""Properties of a path or URI without access to storage: whether it is valid, whether it is local, and its path."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def local_path(uri: str) -> str:
 def check_uri(uri: str, where: str = "") -> None:
     """Check that a path or URI is not empty, not too long, not a loop of symbolic links, and of a known protocol.
 
-    Remote places are not contacted. Raises InputError; `where` says where the URI was given.
+    Remote stores are not contacted. Raises InputError; `where` says where the URI was given.
     """
     shown = uri.encode(errors="backslashreplace").decode()[:200]
     store = LIBRARIES.get(protocol_of(uri))
@@ -84,7 +84,7 @@ def _problem(uri: str) -> str:
 
 
 def unwritable(uri: str) -> str:
-    """Return why a local place cannot be created or written; empty if it can. Remote places are not contacted."""
+    """Return why a local path cannot be created or written; empty if it can. Remote stores are not contacted."""
     if not is_local(uri):
         return ""
     folder = local_path(uri)

@@ -67,7 +67,7 @@ class Commits:
             layout: how the ranks divide the work.
             context: this rank's number and its connection to the controller.
             engine: has the state.
-            placement: where snapshots are held, see `placement_of`; None without snapshots.
+            placement: where snapshots are held in the memory of nodes; None without snapshots.
             identity: what makes two runs the same run, see `JobSpec.identity`.
             checkpoint: when to save, and what is kept.
             train: the steps after which a commit is needed whatever `checkpoint` says.
@@ -311,20 +311,3 @@ class Commits:
                 self.failures = self.failures + 1 if failed else 0
                 self._latest = (outcome.step, outcome.reason or "no reason given" if failed else "")
                 self._outcomes.append(outcome)
-
-
-def placement_of(task: Task, context: WorkerContext) -> Placement:
-    """Return where a rank's part of each snapshot is held: on its own node, and as a copy on another one.
-
-    Without another node, this node's server is the only one.
-    """
-    info = context.rank_info
-    own = [server["address"] for server in task.snapshot_servers if server["node"] == info.node]
-    others = [server["address"] for server in task.snapshot_servers if server["node"] != info.node]
-    return Placement(
-        token=task.snapshot_token,
-        own=own[0] if own else "",
-        other=others[info.rank % len(others)] if others else "",
-        attempt=task.attempt,
-        group=task.token,
-    )

@@ -133,13 +133,13 @@ class TrainSpec(StrictModel):
     freeze: list[str] = Field(
         default_factory=list,
         description="patterns, as for file names, of parameters to freeze. They have no gradients and no "
-        "optimizer state, and commits leave them out: they are read from where the run began",
+        "optimizer state, and checkpoints leave them out: they are read from the base",
     )
     reference: Literal["precomputed", "held"] = Field(
         default="precomputed",
-        description="for dpo, ipo and kto: how to get the log-probabilities of the initial model. Either they are "
-        "computed before the first step and stored beside the data, or a copy of the weights is kept, "
-        "at the cost of another forward pass in every step",
+        description="for dpo, ipo and kto: how to get the log-probabilities of the initial model. Either they "
+        "are computed before the first step and stored next to the data, or a copy of the weights is kept, at "
+        "the cost of another forward pass in every step",
     )
     thaw: dict[Positive, list[str]] = Field(
         default_factory=dict,

@@ -34,7 +34,7 @@ RETRY = Retry(attempts=3, first=0.2, cap=2.0, deadline=120.0)
 def write_collectives(run: str, attempt: int, rank: int) -> None:
     """Print the last collectives, and write all recorded ones to the run directory at the URI `run`.
 
-    The file is `profiles/hang-attempt-1/rank-0.gloo.json`, for example. Nothing happens if no collective was recorded.
+    The file is `profiles/hang-attempt-1/rank-0.gloo.json`, for example. Does nothing if no collective was recorded.
     Never raises, because the worker group is lost anyway.
     """
     try:

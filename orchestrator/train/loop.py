@@ -19,13 +19,13 @@ from orchestrator.prune.structure import with_chosen_parts
 from orchestrator.resolve.base import base_of
 from orchestrator.resolve.training_inputs import check_digest, training_inputs
 from orchestrator.storage.retry import patient
-from orchestrator.train.commits import Commits, placement_of
+from orchestrator.train.commits import Commits
 from orchestrator.train.distillation.compose import distilled_of
 from orchestrator.train.engines.make import EngineMaker
 from orchestrator.train.evaluation import Evaluator
 from orchestrator.train.rank import Rank, is_growing
 from orchestrator.train.reference_model import references_of
-from orchestrator.train.restore import Restorer, peers_of
+from orchestrator.train.restore import Restorer, peers_of, placement_of
 from orchestrator.train.rollouts.compose import rollouts_of
 from orchestrator.train.step_samples import StepPlan, StepReader
 from orchestrator.train.task import Task
@@ -96,7 +96,6 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         teacher=(in_every_step, distilled.base.digest) if distilled and in_every_step else None,
     )
     measured = measure_of(spec.evaluate, spec.checkpoint.averaged)
-    peers = peers_of(task, context)
     plan = StepPlan(
         seed=spec.seed,
         train=spec.train,
@@ -130,7 +129,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
             task,
             layout,
             context,
-            placement=placement_of(task, context) if task.snapshot_servers else None,
+            placement=placement_of(task, context),
             identity=spec.identity(),
             checkpoint=spec.checkpoint,
             train=spec.train,
@@ -144,7 +143,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         ),
         restorer=Restorer(
             task,
-            peers,
+            peers_of(task, context),
             spec.checkpoint,
             retry=patience,
             measured=measured,

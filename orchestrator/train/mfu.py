@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def model_flops_per_second(flops_per_token: float, tokens_per_second: float, share: float = 1.0) -> float:
-    """Return the FLOPs that the model needs for what was trained in a second, over all ranks.
+    """Return the model's FLOPs in a second, over all ranks.
 
     Recomputed activations do not count.
 
@@ -17,5 +17,5 @@ def model_flops_per_second(flops_per_token: float, tokens_per_second: float, sha
 
 
 def mfu(flops_per_second: float, peak_flops: float, ranks: int) -> float:
-    """Return the share of what `ranks` devices of `peak_flops` FLOPs a second could compute at most."""
+    """Return the share of the peak of `ranks` devices with `peak_flops` FLOPs a second each."""
     return flops_per_second / (peak_flops * ranks)

@@ -170,7 +170,7 @@ class Rank:
         self._context.set_waiting(False)
 
     def _with_values(self, inputs: TrainingInputs, values: ComputedValues) -> TrainingInputs:
-        """Return the inputs with what another model says of every sample; compute what is missing now.
+        """Return the inputs with another model's outputs for every sample; compute what is missing now.
 
         A stop cuts the computation short. The values so far are kept, and this gang does not train.
         """
@@ -286,7 +286,7 @@ class Rank:
         """Evaluate if an evaluation is due after this step and not done yet.
 
         Returns:
-            False if a stop cut the evaluation short, on all ranks alike. Training must then end at this step, and the
+            False, on all ranks, if a stop cut the evaluation short. Training must then end at this step, and the
             next attempt evaluates its commit.
         """
         step = self._progress.step

@@ -39,5 +39,5 @@ def check_preferences(workload: WorkloadSpec, train: TrainSpec, shuffle: str) ->
     with wrong_input("workload.model"):
         folder = weights_of_model(workload.model)
     if folder is None:
-        what = f"{name} compares with the model that the run begins with, and this one begins anew"
+        what = f"{name} compares with the initial model, and this run starts from random weights"
         raise InputError(what, "workload.init_from", "name a run or an export, or a model with weights")

@@ -1,4 +1,4 @@
-"""What identifies the log-probabilities of a reference model, so that a run finds those that it has computed."""
+"""The key of a reference model's log-probabilities, by which a run finds those that it has computed."""
 
 from __future__ import annotations
 

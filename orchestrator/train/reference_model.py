@@ -190,7 +190,7 @@ def references_of(
     if workload.objective not in REFERENCED:
         return None
     if base is None:
-        what = f"{workload.objective} compares with the model that the run began with, and there is none"
+        what = f"{workload.objective} compares with the initial model, and this run has none"
         raise InputError(what, "workload.init_from", "name a run or an export")
     if train.reference != "precomputed":
         return None

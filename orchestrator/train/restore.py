@@ -13,6 +13,7 @@ from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.identity import CODE
 from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit
 from orchestrator.checkpoint.reader import Reader
+from orchestrator.checkpoint.snapshot_writer import Placement
 from orchestrator.checkpoint.snapshots import PeerMemory
 from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import check_same_code
@@ -27,9 +28,27 @@ def peers_of(task: Task, context: WorkerContext) -> PeerMemory | None:
     """Return the memory of nodes, this node's first; None if the task has no snapshot servers."""
     if not task.snapshot_servers:
         return None
-    node = context.rank_info.node
-    nearest = sorted(task.snapshot_servers, key=lambda server: server["node"] != node)
+    nearest = sorted(task.snapshot_servers, key=lambda server: server["node"] != context.rank_info.node)
     return PeerMemory(task.snapshot_token, [server["address"] for server in nearest])
+
+
+def placement_of(task: Task, context: WorkerContext) -> Placement | None:
+    """Return where a rank's part of each snapshot is held: on its own node, and as a copy on another one.
+
+    Without another node, this node's server is the only one. None if the task has no snapshot servers.
+    """
+    if not task.snapshot_servers:
+        return None
+    info = context.rank_info
+    own = [server["address"] for server in task.snapshot_servers if server["node"] == info.node]
+    others = [server["address"] for server in task.snapshot_servers if server["node"] != info.node]
+    return Placement(
+        token=task.snapshot_token,
+        own=own[0] if own else "",
+        other=others[info.rank % len(others)] if others else "",
+        attempt=task.attempt,
+        group=task.token,
+    )
 
 
 class Restorer:

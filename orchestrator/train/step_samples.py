@@ -113,7 +113,7 @@ class StepReader:
         origin = self._origin
         start = start_of(origin.position, step - origin.step, size, origin.skips)
         if self._rollouts is not None:
-            assert isinstance(self._batches, Batches)  # own samples have an objective of their own
+            assert isinstance(self._batches, Batches)  # own samples come with their own objective
             starts = self._starts_of_rollout(step)
             return StepSamples(
                 [], 0, None, [self._rollouts.prompts(self._batches, each, size) for each in starts]

@@ -14,7 +14,7 @@ EVALUATION_PATIENCE = 900.0
 ENTRY = "orchestrator.train.loop:main"
 """The entry point of the rank program."""
 ENTRY_OF = {"torch": ENTRY, "deepspeed": "orchestrator.train.engines.deepspeed_rank:main"}
-"""The entry point of each engine. They differ in what they import first."""
+"""The entry point of each engine. They differ in their first imports."""
 PREEMPTION_NOTICES = "cluster.workers.preemption:PreemptionNotices"
 """The node service that watches for preemption notices."""
 SNAPSHOT_SERVER = "orchestrator.checkpoint.snapshot_server:SnapshotServer"

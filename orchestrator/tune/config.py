@@ -142,7 +142,7 @@ class TuneSpec(StrictModel):
         default=None, description="number of trials; a grid has one for each point"
     )
     concurrency: Positive | None = Field(
-        default=None, description="trials that run at once; unset: as many as fit the cluster"
+        default=None, description="trials that run at the same time; unset: as many as fit the cluster"
     )
     grace: Positive | None = Field(
         default=None,
@@ -157,8 +157,8 @@ class TuneSpec(StrictModel):
     promote: list[Promotion] = Field(default_factory=list, description="layouts for trials that continue")
     register_as: str | None = Field(
         default=None,
-        description="model name in MLflow's registry: the best model becomes a version of it, and gets the alias "
-        "best if it is better than the present holder",
+        description="model name in MLflow's registry: the best model becomes a version of it, and gets the "
+        "alias best if it is better than the version that has it",
     )
     limits: SweepLimits = Field(default_factory=SweepLimits)
 

@@ -46,7 +46,7 @@ class SearchDisplay:
         self._last_news = news
         self._printed_at = time.monotonic()
         text = line(progress)
-        with contextlib.suppress(BrokenPipeError):  # the reader has gone; the search goes on
+        with contextlib.suppress(BrokenPipeError):  # the reader has gone; the search continues
             print(
                 f"\r\x1b[2K{text}" if self._terminal else text,
                 end="" if self._terminal else "\n",

@@ -2,7 +2,7 @@
 
 Parker-Holder et al., 2020, "Provably Efficient Online Hyperparameter Optimization with Population-Based Bandits". The
 process models the gain of a trial from one decision to the next as a function of its values and of the step. The step
-is a further input of the kernel, in place of the paper's rate of forgetting.
+is a further input of the kernel; it replaces the paper's rate of forgetting.
 
 Ray Tune has PB2, too. Its values depend on NumPy's global generator, so a search is not the same again under the same
 seed. It scales values linearly, and it takes ranges only, so neither layouts nor other listed values.

@@ -26,7 +26,7 @@ LEAST_TRIALS = 4
 def importance(
     space: Mapping[str, Dimension], configs: Sequence[Config], values: Sequence[float]
 ) -> dict[str, float]:
-    """Return the share of the variance of the values, 0 to 1, that each key explains by itself. The shares sum to 1.
+    """Return the share of the variance of the values, 0 to 1, that each key explains alone. The shares sum to 1.
 
     fANOVA (Hutter et al., 2014, "An Efficient Approach for Assessing Hyperparameter Importance") as Optuna computes
     it, most important key first. Empty for too few trials, or if all values are equal.

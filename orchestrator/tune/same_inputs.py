@@ -30,7 +30,7 @@ TEXTS = "texts"
 """Its key for the digests of texts."""
 BASE = "base"
 """Its key for the digest of the pretrained weights."""
-HINT = "put it back as it was, or search under another name"
+HINT = "restore it, or search under another name"
 
 
 def measured_otherwise(spec: JobSpec, before: JobSpec) -> Iterator[tuple[str, Any, Any]]:

@@ -33,7 +33,7 @@ from orchestrator.tune.trial_records import TrialRecords
 
 
 def scheduler_of(tune: TuneSpec, train: TrainSpec, seed: int) -> TrialScheduler:
-    """Return the scheduler of a search, for trials that train as `train` says but for the keys of the search."""
+    """Return the scheduler of a search, for trials that train as in `train`, except for the keys of the search."""
     steps = train.steps
     warmup = longest_warmup(tune, train)
     if tune.scheduler == "asha":
@@ -95,7 +95,7 @@ class Asha(FIFOScheduler):
         if result["failed"]:
             return
         reached: int | None = result[STEP]
-        if result.get("ended"):  # a run that ended by itself between two rungs is compared at the next one
+        if result.get("ended"):  # a run that ended between two rungs is compared at the next one
             reached = next((rung for rung in self._values if rung >= result[STEP]), None)
         if reached in self._values:
             self._values[reached][trial] = self._sign * result[VALUE]

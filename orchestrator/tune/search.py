@@ -59,7 +59,7 @@ TUNE_ENDS = signal.SIGUSR1
 HEAD = "node:__internal_head__"
 """A resource that only the head node has. Trials are driven there, as other runs are."""
 HEAD_SHARE = 0.99
-"""The amount of it that all trials share, which limits how many run at once."""
+"""The amount of it that all trials share, which limits how many run in parallel."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ def tune(
         show: gets `SearchProgress.to_json()` when it changes.
 
     Raises:
-        InputError: the job or its search is wrong, or the directory belongs to another. Nothing is written then.
+        InputError: the job or its search is wrong, or the directory belongs to another. Nothing is written in that
+        case.
     """
     spec = spec.with_parts(train=as_its_run(spec.train, sweep))
     search = check_space(spec)
@@ -136,7 +137,7 @@ def check_same_sweep(spec: JobSpec, sweep: RunDir) -> None:
     assert spec.tune is not None
     hint = "set it back, or give another name or --run-dir"
     if before.tune is None or sweep.exists("events.jsonl"):
-        raise InputError("a run is here, and no search", sweep.uri, "give another name or --run-dir")
+        raise InputError("this is a run, not a search", sweep.uri, "give another name or --run-dir")
     problems = Problems()
     ours, theirs = (each.model_dump(mode="json", include=set(SAME)) for each in (spec.tune, before.tune))
     ours["mode"], theirs["mode"] = spec.tune.direction, before.tune.direction
@@ -203,7 +204,7 @@ def _search(
     found = finish(spec, sweep, records, progress)
     if len(records.ended) < wanted:
         line = progress.limit() or "interrupted"
-        return SearchOutcome(Outcome.STOPPED, found, f"{line}; the same command goes on")
+        return SearchOutcome(Outcome.STOPPED, found, f"{line}; the same command continues")
     if found["best"] is None:
         reason = next(iter(records.ended.values())).reason
         return SearchOutcome(
@@ -261,7 +262,7 @@ def _fit(
             assignment_of(name, lineage.config_of(sweep, name, records.configs[name])) for name in names
         ]
         space, samples = {"assignment": ray_tune.grid_search(points)}, 1
-    # A scheduler that pauses trials needs all of them to exist; how many run at once is limited by their shares.
+    # A scheduler that pauses trials needs all of them to exist; their shares limit how many run in parallel.
     pausing = search.scheduler in (*POPULATION, "asha", "hyperband")
     tuner = Tuner(
         ray_tune.with_resources(Trial, ray_tune.PlacementGroupFactory([{HEAD: _share(at_once)}])),

@@ -53,7 +53,7 @@ def check_metric(workload: WorkloadSpec, metric: str) -> None:
     others = ", ".join(sorted(known - set(NAMED_FIRST)))
     hint = f"name one of {', '.join(NAMED_FIRST)}; {others}"
     if metric in {*get_args(Metric), *metrics_of(objective)}:
-        hint = f"it is of evaluations: name a set and it, as in validation.{metric}"
+        hint = f"it is a metric of evaluations: add the set's name, as in validation.{metric}"
     raise InputError(f"no step has the metric {metric!r}", "tune.metric", hint)
 
 
@@ -129,7 +129,7 @@ def job_of(spec: JobSpec, config: Mapping[str, Any], **more: Any) -> JobSpec:
     Args:
         spec: the job with the search.
         config: the values of the trial, by dotted key.
-        more: further values, by key with __ in place of the dots.
+        more: further values, by key with __ instead of dots.
 
     Raises:
         InputError: the result is not a valid job.
@@ -191,7 +191,7 @@ def _check_values(spec: JobSpec, tune: TuneSpec, key: str) -> None:
         if tune.sampler == "grid" and made.index(made[-1]) < len(made) - 1:
             raise InputError(f"has {value} twice, and both trials would be the same", where, "name it once")
         if value == "auto" and key == PRECISION:
-            what = "auto would be chosen for each trial anew"
+            what = "auto would be chosen again for each trial"
             raise InputError(what, where, "name precisions, or set train.precision: auto for all trials")
 
 

@@ -148,7 +148,7 @@ class Trial(ray_tune.Trainable):
         return spec
 
     def _drive(self, spec: JobSpec, run: RunDir, rung: int) -> tuple[int, str, bool]:
-        """Train to the rung, or until a limit is reached or the run ends by itself.
+        """Train to the rung, or until a limit is reached or the run ends.
 
         Returns the step reached, why it ended there, and whether the search's limit on hours ended it. Raises
         RunFailed.
@@ -258,7 +258,7 @@ class Trial(ray_tune.Trainable):
         }
 
     def _begun_otherwise(self, reason: str) -> dict[str, Any]:
-        """Return the result of a trial that has not begun, because a file that the job names has changed. It ends the
+        """Return the result of a trial that did not start because a file that the job names has changed. It ends the
         search, and the next command continues the trial.
         """
         return self._failed("") | {"limited": True, "changed": reason}

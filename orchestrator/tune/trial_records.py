@@ -72,7 +72,7 @@ class TrialRecords:
             self.ended[trial] = TrialEnd(**{key: row[key] for key in TrialEnd.__dataclass_fields__})
 
     def begin(self) -> None:
-        """Record that the search begins, unless it has begun. The time of the first row is the time of its begin."""
+        """Record the start of the search, unless it has started. The time of the first row is the time of its begin."""
         if not self._is_begun:
             self.record_hours(0.0)
             self._rows.drain(PATIENCE)

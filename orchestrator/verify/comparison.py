@@ -43,7 +43,8 @@ class RunComparison:
     """The comparison of a run with faults with the undisturbed one.
 
     `receipt` and `losses` are "same" or the difference; `back_after` is the seconds from a fault to the next new step,
-    None if training never paused; `left` is what still ran or was held afterwards; `missed` counts faults that did not
+    None if training never paused; `left` lists what still ran or was still locked afterwards; `missed` counts faults
+    that did not
     happen, in which case the comparison proves nothing.
     """
 

@@ -103,7 +103,7 @@ def undone(profile: Profile) -> Profile:
         except (KeyError, TypeError, ValidationError):
             what = f"says that {change.figure} was {change.before:g}, which it cannot have been"
             raise InputError(
-                what, "the last record of a run", "orchestrator calibrate measures anew"
+                what, "the last record of a run", "orchestrator calibrate measures again"
             ) from None
     return found
 

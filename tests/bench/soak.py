@@ -4,8 +4,9 @@
 
 Each round is one run of a tiny job on real Ray nodes of this machine, with a hundred faults at random moments, and is
 compared with the quiet twin: the receipt of every step, losses and gradient norms bit by bit, every tensor of the last
-commit. What was done stands in FOLDER/rounds.jsonl, so the same command goes on where it was; a round that did not end
-or is not the same run is a finding, and its folder is kept. Ends with a table by kind, and exit code 1 on findings.
+commit. What was done stands in FOLDER/rounds.jsonl, so the same command continues where it was. A round that did not
+end or is not the same run is a finding, and its folder is kept. Ends with a table by kind, and exit code 1 on
+findings.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def test_what_is_wrong_with_an_adapter_is_one_line(
 
 def test_an_adapter_without_a_base_is_refused(text: str, base: Path, tmp_path: Path) -> None:
     adapter = {"kind": "lora"}
-    with pytest.raises(InputError, match="gpt-tiny begins anew"):
+    with pytest.raises(InputError, match="gpt-tiny starts from random values"):
         parse(document(text, adapter=adapter))
     with pytest.raises(InputError, match="dpo compares with the base"):
         parse(document(text, init_from="run", objective="dpo", adapter={"kind": "prefix"}))
@@ -128,7 +128,7 @@ def test_an_adapter_without_a_base_is_refused(text: str, base: Path, tmp_path: P
     export(str(base), STEPS, str(bare))
     (bare / "model.safetensors").unlink()
     spec = parse(document(text, model=f"hf:{bare}", changes={}, adapter=adapter))
-    with pytest.raises(InputError, match="has no weights, which an adapter is for"):
+    with pytest.raises(InputError, match="has no weights, which an adapter needs"):
         check_base(check_job(spec), None)
     with pytest.raises(InputError, match="has no commit"):
         check_base(check_job(parse(document(text, init_from=str(tmp_path / "no"), adapter=adapter))), None)

@@ -209,7 +209,7 @@ def test_the_merged_export_of_an_adapter_is_a_base_to_come(tmp_path: Path, text:
 
 
 def test_a_run_of_another_kind_is_no_chain(mine: Path, text: str) -> None:
-    with pytest.raises(InputError, match="is the directory of a run, and no chain"):
+    with pytest.raises(InputError, match="is the directory of a run, not a chain"):
         check(document(text), mine / "base", text)
 
 
@@ -235,7 +235,7 @@ def test_commands_on_the_directory_of_a_chain_say_what_it_is(
         ("checkpoint", "list", mine),
     ):
         code, out, err = said(capsys, *words)
-        line = f"orchestrator: {mine}: is the directory of a chain, and no run; name one of its stages: {stages}\n"
+        line = f"orchestrator: {mine}: is the directory of a chain, not of a run; name one of its stages: {stages}\n"
         assert (code, out, err) == (2, "", line)
     code, out, _ = said(capsys, "status", mine, "--json")
     assert (code, [stage["state"] for stage in json.loads(out)["stages"]]) == (0, ["done"] * 3)
@@ -247,4 +247,4 @@ def test_commands_on_the_directory_of_a_chain_say_what_it_is(
     assert (code, out) == (0, f"{mine}/report.html\n")
     assert (mine / "report.html").exists()
     code, _, err = said(capsys, "stop", mine)
-    assert (code, err.endswith("no stage of this chain is at work; see `orchestrator status`\n")) == (2, True)
+    assert (code, err.endswith("no stage of this chain is running; see `orchestrator status`\n")) == (2, True)

@@ -122,7 +122,7 @@ def test_a_full_disk_pauses_saving_and_nothing_else(disk: Path, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_disk_that_stays_full_stops_the_run_at_its_limit(disk: Path, tmp_path: Path) -> None:
-    """With room for all rows but for no commit; where room is made, the same command goes on from the last commit."""
+    """With room for all rows but no checkpoint; once there is room, the same command continues from the last one."""
     filler, run = Filler(disk, frees=False, room=200_000), disk / "run"
     summary = drive(disk, filler, tmp_path, steps=150, unsaved=0.3)
     assert summary["state"] == "stopped", (filler, told(run))

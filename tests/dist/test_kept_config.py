@@ -176,7 +176,7 @@ def test_an_evaluation_and_a_controller_take_the_configuration_of_the_commit(mad
     has_weights = (made.folder / "model.safetensors").exists()
     with made.edited(rotary):
         if has_weights:  # the digest of the base has its configuration
-            with pytest.raises(InputError, match="the weights that the run began with are not the same"):
+            with pytest.raises(InputError, match="the weights that the run started from have changed"):
                 made.resumed("edited")
         else:
             assert made.resumed("edited") == made.losses

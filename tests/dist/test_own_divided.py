@@ -133,7 +133,7 @@ def test_an_adapter_beside_the_weights_of_another_run(document: dict[str, Any], 
     moved = module.layers[0].query.weight - before.read("model.network.layers.0.query.weight")
     assert float(moved.detach().abs().max()) > 1e-4
     document["workload"] |= {"changes": {"depth": 2}}
-    with pytest.raises(InputError, match=r"this model has no place for|is missing"):
+    with pytest.raises(InputError, match=r"which this model lacks|is missing"):
         run(document, tmp_path / "unlike", {"workers": 1, "micro_batch": 8})
 
 

@@ -1,4 +1,4 @@
-"""One road: whatever dies, the run goes on from its last commit and stays the same run."""
+"""One road: whatever dies, the run continues from its last checkpoint and stays the same run."""
 
 from __future__ import annotations
 

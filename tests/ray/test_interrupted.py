@@ -90,7 +90,7 @@ def test_data_that_is_damaged_is_made_again_by_the_processors_of_the_gang(tmp_pa
 
 @pytest.mark.slow
 def test_a_stop_outlives_a_controller_that_is_killed_in_its_middle(tmp_path: Path) -> None:
-    """Ray starts another, which was never asked: the command asks again. Then the same command goes on."""
+    """Ray starts another, which was never asked: the command asks again. Then the same command continues."""
     path, run = write_job(tmp_path, job(write_text(tmp_path / "corpus"))), tmp_path / "runs/small"
     with started("run", path, "--fault", "stop@1:7", cwd=tmp_path) as process:
         wait_for(lambda: is_frozen(rank_pid(run, 1)), "rank 1 to freeze at step 7")
@@ -123,7 +123,7 @@ def test_a_kill_of_all_in_the_middle_of_a_stop_loses_nothing(tmp_path: Path) -> 
 @pytest.mark.timeout(2400)
 def test_ctrl_c_at_any_moment_leaves_nothing(tmp_path: Path) -> None:
     """Twenty moments from 0.1 s on, spread over what a whole run takes here: before there is a commit exit code 130 and
-    no run directory, or one that the same command goes on from; after it 3, and what has ended is done."""
+    no run directory, or one that the same command continues from; after it 3, and what has ended is done."""
     document = job(write_text(tmp_path / "corpus", 40_000))
     path = write_job(tmp_path, document)
     began = time.monotonic()

@@ -34,7 +34,7 @@ def test_two_commands_at_once_on_a_new_directory_and_the_one_at_work_is_killed(t
         winner = two if loser is one else one
         said = (tmp_path / "output.txt").read_text()
         assert loser.returncode == 2, said
-        assert "another controller is at work on this run" in said
+        assert "another controller is active for this run" in said
         before = files(run)
         assert {"job.yaml", "events.jsonl", ".lock"} <= before.keys()
         wait_for(lambda: status(run).get("step", 0) >= 1, "the first step")

@@ -42,7 +42,7 @@ def test_a_lower_job_makes_room_with_a_commit_and_goes_on(
     assert orchestrator("submit", low, *at, cwd=tmp_path).returncode == 0
     wait_for(lambda: status(runs["low"]).get("step", 0) >= 3, "the first job's steps", 120)
     assert orchestrator("submit", same, *at, cwd=tmp_path).returncode == 0
-    waits = "waits for its turn: 2 workers of 1 CPU; there is room for 0, and at work: low"
+    waits = "waits for its turn: 2 workers of 1 CPU; there is room for 0; running: low"
     wait_for(lambda: status(runs["same"]).get("note") == waits, "an equal to wait and say for what", 60)
     done = orchestrator("submit", high, *at, "--priority", 5, "--wait", cwd=tmp_path, timeout=600)
     assert done.returncode == 0, done.stderr

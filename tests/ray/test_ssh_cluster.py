@@ -78,7 +78,7 @@ def test_a_run_on_two_hosts_and_nothing_left_of_them(servers: Servers) -> None:
     servers.stop(SECOND)
     done = orchestrator("cluster", "down", "--name", NAME, cwd=servers.folder)
     assert done.returncode == 0
-    assert f"by itself as it misses the head: {SECOND}: ssh: connect to host {SECOND}" in done.stderr
+    assert f"by itself because the head is gone: {SECOND}: ssh: connect to host {SECOND}" in done.stderr
     wait_for(lambda: not of_hosts() and folders() == before, "the node to end by itself", 120)
 
 

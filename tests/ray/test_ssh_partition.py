@@ -81,7 +81,7 @@ def test_a_run_over_two_machines_outlives_one_of_them(net: tuple[Network, Server
     began = time.monotonic()
     done = told(network, tmp_path, "cluster", "down", "--name", NAME)
     assert done.returncode == 0
-    assert f"by itself as it misses the head: {ip_of(2)}: ssh: connect to host {ip_of(2)}" in done.stderr
+    assert f"by itself because the head is gone: {ip_of(2)}: ssh: connect to host {ip_of(2)}" in done.stderr
     assert time.monotonic() - began < 60
     assert [p for p in network.spaces[1].processes() if "sshd" not in p.name()] == []
     assert [row[3] for row in curve(run)] == [row[3] for row in curve(undisturbed(tmp_path))]

@@ -82,7 +82,7 @@ def test_a_failing_trial_is_explained_and_the_search_goes_on(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_text_that_is_edited_between_two_trials_ends_the_search(tmp_path: Path) -> None:
-    """Until it is put back, when the same command goes on with the trial that had not begun."""
+    """Until it is put back, when the same command continues with the trial that had not begun."""
     text = Path(write_text(tmp_path / "corpus"))
     before = text.read_text()
     path = write_job(tmp_path, sweep_job(str(text), "edited", sampler="random", concurrency=1, trials=2))

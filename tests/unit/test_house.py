@@ -304,6 +304,17 @@ def test_a_package_imports_only_those_below_it(package: str) -> None:
     assert upward == []
 
 
+def test_every_module_that_is_imported_is_there() -> None:
+    """Within a function too, where nobody would notice before it is called."""
+    wrong = [
+        f"{name_of(path)} imports {module}"
+        for path in SOURCES
+        for module in imported(parsed(path))
+        if module.split(".")[0] in PACKAGES and module not in MODULES
+    ]
+    assert wrong == []
+
+
 def test_no_imports_run_in_a_circle() -> None:
     """Leaf after leaf is taken away; what is left is a circle."""
     left = {module: imports_of(module) for module in MODULES}

@@ -66,9 +66,12 @@ class LoraLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [.., in] to [.., out]."""
+        # Two narrow products, in -> rank -> out: B A itself would be as large as W.
         y = self.product(x, self.weight) + self.lora_b(self.lora_a(x)) * self.scale
         if self.magnitude is not None:
             # m / |row of W + scale * B A|, so each row has the norm m.
+            # Before the sum over ranks and before the bias: the factor belongs to rows of the weight, which are the
+            # same on all ranks.
             y = y * self.magnitude(self._norms()).to(y.dtype)
         y = self.gather(y)
         return y if self.bias is None else y + self.bias.to(y.dtype)
@@ -76,6 +79,7 @@ class LoraLinear(nn.Module):
     @torch.no_grad()
     def _norms(self) -> Tensor:
         """Return the norms of the rows of W + scale * B A, without a gradient (DoRA, section 4.3)."""
+        # In fp32: the norm of a row sums thousands of squares, and its error would rescale the whole output.
         with torch.autocast(self.lora_a.weight.device.type, enabled=False):
             kept = self.weight
             weight = kept.values(torch.float32) if isinstance(kept, QuantisedWeight) else kept

@@ -3,7 +3,8 @@
 All answers of a call are decoded together with a key-value cache. A prompt is read once for all of its answers. Rows
 whose answer has ended leave the batch, so that the longest answers do not keep the others' rows busy.
 
-Every draw uses one uniform number that depends only on (seed, number of the answer, place of the token). The same call
+Every draw uses one uniform number that depends only on (seed, number of the answer, position of the token). The same
+call
 on the same kind of machine therefore gives the same tokens, wherever and whenever it is made.
 """
 
@@ -23,7 +24,7 @@ from workloads.model.generate import check_generates, evaluating, padded, unifor
 from workloads.workload import Batch, Ended, Sampling
 
 FULL = 0.75
-"""Rows of ended answers are removed when at most this share of the rows goes on."""
+"""Rows of ended answers are removed when at most this share of the rows continues."""
 
 
 class Drawn(NamedTuple):
@@ -118,7 +119,7 @@ def draw_answers(
 
 
 class _Rows:
-    """The answers of a call, and which of them the rows of the batch are."""
+    """The answers of a call, and the answer that each row of the batch belongs to."""
 
     def __init__(
         self,
@@ -173,7 +174,8 @@ class _Rows:
         return chosen
 
     def remaining(self) -> list[int]:
-        """Return the places of the rows that stay in the batch: all of them, or those that go on if they are few."""
+        """Return the indices of the rows that stay in the batch: all of them, or only those that continue if they are
+        few."""
         if self.going > FULL * len(self._rows):
             return list(range(len(self._rows)))
         kept = [place for place, row in enumerate(self._rows) if not self._is_over[row]]

@@ -146,7 +146,9 @@ class AttentionCore(nn.Module):
                 sinks=sinks,
             )
         heads = query.shape[1]
+        # Heads have global numbers, so that a tensor-parallel rank drops what one process drops for the same head.
         numbers = torch.arange(self.part * heads, (self.part + 1) * heads, device=keys.device)
+        # [B, heads, L]: one counter-based key for each head and query; `drop` adds the number of the key.
         of_heads = keyed(keys.unsqueeze(1), numbers.unsqueeze(-1))
         dropped = partial(drop, rate=self.dropout, keys=of_heads, site=self.site)
         return attend_unfused(
@@ -206,6 +208,7 @@ class Attention(nn.Module):
     def forward(self, hidden: Tensor, context: Context) -> Tensor:
         """Map hidden states [B, L, hidden] to [B, L, hidden]."""
         query = self.query(hidden)
+        # Before heads are parted: OLMo 2 normalises over all heads together, Qwen 3 each head alone.
         if self.norms_whole and self.query_norm is not None:
             query = self.query_norm(query)
         query = self._heads(query)
@@ -213,15 +216,19 @@ class Attention(nn.Module):
         if self.query_norm is not None and self.key_norm is not None and not self.norms_whole:
             query, key = self.query_norm(query), self.key_norm(key)
         if context.rotary is not None and not self.cross:
+            # Rotated before the cache stores them: a key's angle depends on its own position alone, and is computed
+            # once.
             query, key = rotate(query, context.rotary), rotate(key, context.rotary)
         if not self.cross:
             key, value = context.with_read(key, value)
         if self.prefix is not None:
+            # After the rotation: the prefix's vectors have no position (Li and Liang, 2021).
             key, value = self.prefix(key, value)
         mask, bias = (context.memory_mask, None) if self.cross else (context.mask, context.bias)
         if context.between is not None:
             query, scores = self._by_distance(query, key, context.between)
             allowed = mask.dense(query.shape[2], query.device)
+            # One additive tensor: fused kernels take a mask or a bias, not both.
             bias = scores if allowed is None else scores.masked_fill(~allowed, -torch.inf)
         sinks = None if self.sinks is None else self.sinks.weight
         mixed = self.core(query, key, value, mask, bias, keys=context.score_keys, sinks=sinks)
@@ -247,6 +254,8 @@ class Attention(nn.Module):
         if context.kept is None:
             return self._of(context.memory)
         if context.kept.memory is None:
+            # The encoder's output does not change while the decoder generates, so its keys and values are computed at
+            # the first token only.
             context.kept.memory = self._of(context.memory)
         return context.kept.memory
 
@@ -306,6 +315,8 @@ class LatentMultiHeadAttention(nn.Module):
             self._heads(self.key_value(self.latent_norm(low)))
             .split((latent.nope_dim, latent.value_dim), dim=-1)
         )  # fmt: skip
+        # One rotated key for all heads (DeepSeek-V2, equation 15): the latent vector cannot carry a position, since
+        # the up-projection does not commute with a rotation.
         shared = rotate(shared.unsqueeze(1), context.rotary).expand(-1, self.heads, -1, -1)
         key, value = context.with_read(torch.cat((key, shared), dim=-1), value)
         mixed = self.core(query, key, value, context.mask, context.bias, keys=context.score_keys)

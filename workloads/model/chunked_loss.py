@@ -81,10 +81,12 @@ class _Chunked(torch.autograd.Function):
         gradients = _Gradients(hidden, weight.to(dtype), bias, ctx.wanted)
         sums: list[Tensor] = []
         with torch.autocast(kind, enabled=False):
+            # At least one chunk: a batch without a label still needs sums, and gradients of zeros.
             for start in range(0, max(len(labels), 1), how.tokens):
                 at = slice(start, start + how.tokens)
                 found, ctx.slope = gradients.of_chunk(hidden[at].to(dtype), at, labels[at], how)
                 sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else found
+        # Not through save_for_backward, which forbids that the backward pass scales them in place.
         ctx.found = gradients.hidden, gradients.of_weight, gradients.of_bias
         ctx.mark_non_differentiable(*sums[1:])
         return tuple(sums)
@@ -118,6 +120,8 @@ class _Gradients:
         if not any(self._wanted):
             return _sums(how.of_tokens(logits.unsqueeze(0), labels.unsqueeze(0))), None
         with torch.enable_grad():
+            # A fresh graph for this chunk alone, which autograd.grad frees, so that one chunk's logits exist at a
+            # time.
             logits.requires_grad_()
             loss = how.of_tokens(logits.unsqueeze(0), labels.unsqueeze(0))
             gradient, slope = torch.autograd.grad(how.weighed(loss.total), (logits, loss.total))

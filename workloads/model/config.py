@@ -1,4 +1,4 @@
-"""The configuration of a transformer; imports no torch, so that planning starts at once."""
+"""The configuration of a transformer; imports no torch, so planning starts quickly."""
 
 from __future__ import annotations
 
@@ -242,7 +242,8 @@ class TransformerConfig:
             self.latent or self.full_every or self.block_positions
         ):
             raise WorkloadError(
-                "a bias by distance needs plain attention, alike in all layers, and one position a token; set latent "
+                "a bias by distance needs plain attention, the same in all layers, and one position a token; "
+                "set latent "
                 "to null, full_every to 0 and block_positions to false"
             )
 

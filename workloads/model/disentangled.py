@@ -39,6 +39,7 @@ class Distances(nn.Module):
     def forward(self, positions: Tensor) -> Between:
         """Return the distances between tokens at `positions` int64 [1 or B, L]."""
         apart = positions[:, :, None] - positions[:, None, :]
+        # Shifted to 0 .. 2 x buckets - 1, since negative distances come first in the table.
         numbers = bucket(apart, self.buckets, self.farthest) + self.buckets
         return Between(self.norm(self.weight), numbers.clamp(0, 2 * self.buckets - 1))
 
@@ -50,6 +51,7 @@ def bucket(distance: Tensor, buckets: int, farthest: int) -> Tensor:
     """
     exact = buckets // 2
     away = distance.abs()
+    # Clamped: `where` discards the share of near distances, but log 0 = -inf has no meaning as an integer.
     share = torch.log(away.clamp(min=exact) / exact) / torch.log(torch.tensor((farthest - 1) / exact))
     far = torch.ceil(share * (exact - 1)).long() + exact
     return torch.where(away <= exact, distance, far * distance.sign())
@@ -61,6 +63,7 @@ def scores(query: Tensor, key: Tensor, of_queries: Tensor, of_keys: Tensor, numb
     query and key are [B, heads, L, D]; of_queries and of_keys, the projected distances, [1, heads, 2 * buckets, D];
     numbers as in `Between`.
     """
+    # expand allocates nothing: `gather` reads the same [L, L] numbers for every head.
     numbers = numbers.unsqueeze(1).expand(*query.shape[:2], -1, -1)
     # Scores of all distances, [B, heads, L, 2 * buckets], of which each pair takes that of its own distance. The second
     # product is indexed [key, query], so its result is transposed.

@@ -59,6 +59,7 @@ def token_keys(model: nn.Module, batch: Batch, length: int, stack: int = 0) -> T
     rows = batch[KEYS].unsqueeze(1)
     places = batch.get(PLACES)
     places = torch.arange(length, device=rows.device) if places is None else places
+    # One stream a stack, so that encoder and decoder tokens at the same position do not drop alike.
     return keyed(keyed(rows, stack), places)
 
 
@@ -98,6 +99,7 @@ def skip(x: Tensor, before: Tensor, rate: float, keys: Tensor | None) -> Tensor:
     """
     if keys is None:
         return x
+    # The same comparison as in `drop`, so that rates round alike.
     kept = _numbers(keys, 1).unsqueeze(-1) >= round(rate * NUMBERS) - NUMBERS // 2
     return torch.where(kept, x, before)
 
@@ -105,6 +107,7 @@ def skip(x: Tensor, before: Tensor, rate: float, keys: Tensor | None) -> Tensor:
 def _numbers(keys: Tensor, count: int) -> Tensor:
     """Return `count` random numbers for each key of [..]: int16 [.., count], uniform over the range of the type."""
     # Each draw of 64 bits gives four numbers.
+    # Features are numbered from 0: dropout acts on whole hidden vectors, which no layout cuts.
     draws = keyed(keys.unsqueeze(-1), torch.arange(-(-count // 4), device=keys.device))
     return draws.view(torch.int16)[..., :count]
 

@@ -44,6 +44,8 @@ def extremes(weight: Tensor, scheme: Scheme) -> Tensor:
     if scheme.is_of_gguf:
         return torch.maximum(low.neg(), high)
     half = 2.0 ** (scheme.bits - 1)
+    # The range is asymmetric, -8 .. 7 in 4 bits: whichever end needs the larger scale decides, so that nothing is
+    # clipped.
     return torch.maximum(low / _on_device(low, -half), high / _on_device(high, half - 1)).clamp_(min=0)
 
 
@@ -60,6 +62,7 @@ def quantise(weight: Tensor, scheme: Scheme, extreme: Tensor | None = None) -> t
     if scheme.is_of_gguf:
         return _of_gguf(groups, extreme, scheme.weights == "q4_0")
     half = 2.0 ** (scheme.bits - 1)
+    # A group of zeros would divide 0 by 0.
     scale = torch.where(extreme == 0, torch.finfo(extreme.dtype).eps, extreme)
     return groups.div(scale).clamp_(-half, half - 1).round_(), scale
 
@@ -73,7 +76,10 @@ def _of_gguf(groups: Tensor, extreme: Tensor, in_4_bits: bool) -> tuple[Tensor, 
     else:
         size = found.abs()
         floor = size.floor()
+        # C's roundf, ties away from zero: torch's round takes ties to even, and the file would differ from gguf's own
+        # in those.
         found = found.sign().mul_(floor + size.sub_(floor).mul_(2).floor_())
+    # The integers above used the unrounded step, as gguf's writer does; only the stored scale is fp16.
     return found, step.half().float()
 
 
@@ -136,6 +142,7 @@ class FakeQuantiser:
         """Return the fake-quantised weight, and what the backward pass needs to compute it again."""
         if self.scheme.group or extreme is not None:
             return fake_quantised(weight, self.scheme, extreme), extreme
+        # A scale for a whole row needs the row's maximum, of which a tensor-parallel rank may have a part.
         extreme = self.over_ranks(extremes(weight, self.scheme))
         return fake_quantised(weight, self.scheme, extreme), extreme
 
@@ -168,6 +175,8 @@ class _Linear(torch.autograd.Function):
             rounded, _ = ctx.quantiser.rounded(weight, extreme)
             of_x = gradient @ rounded.to(gradient.dtype)
         if ctx.needs_input_grad[1]:
+            # Straight-through: the rounding counts as the identity, so this is the gradient of the rounded weight,
+            # given to the full-precision one.
             of_weight = (gradient.flatten(0, -2).t() @ x.flatten(0, -2)).to(weight.dtype)
         return of_x, of_weight, None, None
 

@@ -41,6 +41,8 @@ def product(x: Tensor, weight: Tensor, exact: bool = False) -> Tensor:
 
     With `exact`, tensor cores accumulate in fp32 instead of with fewer bits, which is slower.
     """
+    # Both are scaled along the summed dimension `in`, so that the scales are constant within each dot product and
+    # factor out of it.
     (rows, of_rows), (columns, of_columns) = quantise(x), quantise(weight)
     by_row, fast = ScalingType.RowWise, not exact
     return F.scaled_mm(
@@ -65,6 +67,8 @@ def forward(x: Tensor, weight: Tensor) -> Tensor:
 def backward(gradient: Tensor, weight: Tensor) -> Tensor:
     """Return the gradient of `forward`'s x [.., in], given that of its output [.., out]."""
     rows = gradient.flatten(0, -2).contiguous()
+    # The weight is quantised again by columns, since this product sums over `out`. Gradients need the exact sum:
+    # errors of fast accumulation add up over layers.
     found = product(rows, weight.to(gradient.dtype).t().contiguous(), exact=True)
     return found.view(*gradient.shape[:-1], weight.shape[1])
 
@@ -102,5 +106,7 @@ class _Linear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             of_x = backward(gradient, weight)
         if ctx.needs_input_grad[1]:
+            # Not in 8 bits: the sum runs over all tokens, whose sizes differ by orders of magnitude, and small ones
+            # would be lost.
             of_weight = (gradient.flatten(0, -2).t() @ x.flatten(0, -2)).to(weight.dtype)
         return of_x, of_weight

@@ -39,7 +39,8 @@ class Drawn:
     """A tensor of normal values that can be drawn in parts: a `StoredTensor`.
 
     Each tile of ROWS x COLUMNS elements, or the same number of elements of a vector, depends only on (seed, name,
-    place). A tensor of at most this size is one tile. `std` is the standard deviation. Values are truncated at `beyond`
+    position). A tensor of at most this size is one tile. `std` is the standard deviation. Values are truncated at
+    `beyond`
     standard deviations.
     """
 

@@ -1,4 +1,4 @@
-"""Which parts inside a transformer are shown beside its results. Imports no torch."""
+"""The inner states of a transformer that a forward pass returns besides its results. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAPS = "distill"
 
 @dataclass(frozen=True)
 class Shows:
-    """What a model shows.
+    """The inner states that a model returns.
 
     Attributes:
         hidden: the layers whose outputs it shows, counted from 1; 0 is what enters the first.

@@ -79,6 +79,7 @@ def attend(
         return _attend_with_sinks(
             query, key, value=value, allowed=allowed, causal=causal, scale=scale, sinks=sinks
         )
+    # Only with a mask: without one the flash kernel reads grouped keys directly.
     if allowed is not None and query.is_cuda:
         key, value = _for_each_query(query, key), _for_each_query(query, value)
     if _is_causal_bias(allowed) and torch.is_autocast_enabled(query.device.type):
@@ -123,6 +124,7 @@ def attend_unfused(
     _note(lambda: UNFUSED)
     key, value = _for_each_query(query, key), _for_each_query(query, value)
     scores = query @ key.transpose(-2, -1) * scale
+    # Before the mask: tanh would turn -inf into a finite score.
     scores = capped(scores, cap) if cap else scores
     if causal:
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
@@ -148,6 +150,7 @@ def attend_documents(
     """
     if query.is_cuda:
         return _attend_flash(query, key, value, documents, scale)
+    # Only set on a CPU, where the lengths can be read without a synchronisation.
     found = documents.by_length
     if torch.compiler.is_compiling() or found is None:
         return None
@@ -228,6 +231,7 @@ def attend_flash(
     length = query.shape[2]
     most = key.shape[2]
     # The kernel counts the keys before a query, without the key at its own position.
+    # -1: no limit on keys before; 0: no key after, which is the causal mask.
     inside = (window - 1 if window else -1, 0)
     q, k, v = (each.transpose(1, 2).flatten(0, 1) for each in (query, key, value))
     grouped = query.shape[1] != key.shape[1]
@@ -273,7 +277,9 @@ def _attend_with_sinks(
     scores = F.pad((sinks / scale).to(query.dtype)[:, None, None], (0, SINK_WIDTH - 1))
     query = torch.cat((query, scores.expand(*query.shape[:3], -1)), -1)
     first = F.pad(key.new_ones(1), (key.shape[-1], SINK_WIDTH - 1)).expand(*key.shape[:2], 1, -1)
+    # In front, because a causal query sees every key before it: the sink is then seen by all.
     key = torch.cat((first, F.pad(key, (0, SINK_WIDTH))), 2)
+    # A row of zeros for the sink's value, and as wide as the keys, which kernels require.
     value = F.pad(value, (0, SINK_WIDTH, 1, 0))
     if causal:  # one more query keeps the diagonal in place
         query = F.pad(query, (0, 0, 1, 0))
@@ -282,6 +288,7 @@ def _attend_with_sinks(
 
         allowed = causal_lower_right(length, key.shape[2])
     elif allowed is not None:
+        # A column for the sink that hides nothing: True in a mask, 0 in a bias.
         allowed = F.pad(allowed, (1, 0), value=1 if allowed.dtype is torch.bool else 0)
     return attend(query, key, value=value, allowed=allowed, causal=causal, scale=scale)[:, :, -length:, :size]
 

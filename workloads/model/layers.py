@@ -36,6 +36,7 @@ class CutRMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [.., size / ranks] to the same shape. Computes in fp32."""
+        # The sum over thousands of squares loses too many bits in 16-bit numbers.
         wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
         squares = self.total(wide.square().sum(-1, keepdim=True))
         return (wide * torch.rsqrt(squares / self.size + self.eps)).to(x.dtype) * self.weight

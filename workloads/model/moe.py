@@ -62,14 +62,21 @@ class Router(nn.Module):
         """Return the routes of hidden [B, L, hidden]. real is bool [B, L], False at padding; None without padding."""
         with torch.autocast(hidden.device.type, enabled=False):
             bias = None if self.logit_bias is None else self.logit_bias.float()
+            # fp32, outside of autocast: rounding to bf16 changes which experts win, and the change would depend on the
+            # layout (Switch, section 2.4).
             logits = F.linear(hidden.float(), self.weight.float(), bias)
         scores = logits.sigmoid() if self.moe.gate == "sigmoid" else logits.softmax(-1)
+        # The bias steers the choice only. If it also weighed the outputs, balancing would change what the model
+        # computes (DeepSeek-V3, section 2.1.2).
         choice = scores if self.bias is None else scores + self.bias
+        # topk has no useful gradient: the router learns through `weights` alone.
         experts = self._among_groups(choice.detach()).topk(self.moe.top_k, dim=-1, sorted=False).indices
         weights = scores.gather(-1, experts)
         if self.moe.normalise:
+            # 1e-20 as DeepSeek's reference code: sigmoid scores can all round to 0.
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         extra = self._extra(logits, scores, experts, real)
+        # After the balancing loss, which counts what the router wanted, dropped or not.
         kept = self._within_capacity(experts, real)
         if real is not None:
             kept = kept.masked_fill(~real.unsqueeze(-1), PADDING)
@@ -95,6 +102,8 @@ class Router(nn.Module):
         if capacity is None:
             return experts
         chosen = self._chosen(experts, real).flatten(1, 2)
+        # chosen is [B, L x top_k, experts] with a single 1 in each row. The running count at that 1 is the place of
+        # the choice in its expert's queue, from 1.
         place = (chosen.cumsum(1) * chosen).sum(-1).view_as(experts)
         return experts.masked_fill(place > capacity, DROPPED)
 
@@ -113,8 +122,11 @@ class Router(nn.Module):
         moe = self.moe
         extra = logits.new_zeros(())
         if moe.auxiliary:
+            # f_i is a count without a gradient; the gradient flows through the mean score P_i.
             share = _mean(self._chosen(experts, real).sum(2).float(), real) / moe.top_k
+            # Sigmoid scores do not sum to 1, so they are normalised first (DeepSeek-V3, equation 19).
             score = _mean(scores / scores.sum(-1, keepdim=True), real)
+            # 1 x auxiliary for an even load: both share and score are then 1 / experts.
             extra = extra + moe.auxiliary * moe.experts * (share * score).sum(-1).mean()
         if moe.z_loss:
             squares = logits.logsumexp(-1).square()
@@ -165,6 +177,7 @@ class Experts(nn.Module):
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Return [R, hidden] for rows [R, hidden] sorted by expert and counts int64 [experts] with sum R."""
+        # One synchronisation for the three products below.
         sizes = rows_by_expert(counts, rows) if _asks_for_sizes(rows) else None
         up = self._biased("up", self._product("up", rows, counts, sizes), counts)
         if self.gate is None:
@@ -178,6 +191,7 @@ class Experts(nn.Module):
         bias: Tensor | None = getattr(self, f"{name}_bias", None)
         if bias is None:
             return rows
+        # `output_size` is given, or torch would read the sum of the counts from the device.
         return rows + bias.to(rows.dtype).repeat_interleave(counts, 0, output_size=len(rows))
 
     def _product(self, name: str, rows: Tensor, counts: Tensor, sizes: list[int] | None) -> Tensor:
@@ -211,8 +225,11 @@ class MixtureOfExperts(nn.Module):
         """Return [B, L, hidden] for hidden [B, L, hidden], and the router's extra loss; `real` as for `Router`."""
         routes = self.router(hidden, real)
         flat, experts = hidden.flatten(0, 1), routes.experts.flatten()
+        # Stable: equal experts keep the order of tokens, so the products have the same rows in the same order in every
+        # run.
         order = experts.argsort(stable=True)
         counts = torch.zeros(self.moe.experts - PADDING, dtype=torch.int64, device=flat.device)
+        # Shifted by two, so that padding (-2) and dropped choices (-1) are counted in entries 0 and 1.
         counts.index_add_(0, experts - PADDING, torch.ones_like(experts))
         if self.moe.at_length(hidden.shape[1]) is not None or real is not None:
             # Padding and dropped choices sort first. Without them this synchronisation with the device is avoided.
@@ -220,8 +237,10 @@ class MixtureOfExperts(nn.Module):
         seen = torch.cat((counts[1:].double(), routes.entropy.double())).detach()
         self.seen = seen if self.seen is None else self.seen + seen
         counts = counts[2:]
+        # Choice c belongs to token c // top_k, since each token has top_k neighbouring choices.
         rows = self.experts(flat[order // self.moe.top_k], counts)
         # Each row is written to its own place, so that a token's experts are summed in a fixed order on any device.
+        # Zeros for dropped choices and padding, whose routed part is 0: the residual passes them on.
         placed = rows.new_zeros(len(experts), rows.shape[-1]).index_copy(0, order, rows)
         weights = routes.weights.to(rows.dtype).unsqueeze(-1)
         mixed = (placed.view(*routes.weights.shape, -1) * weights).sum(2)
@@ -239,6 +258,7 @@ class MixtureOfExperts(nn.Module):
         assert self.router.bias is not None
         assert self.moe.bias_rate is not None
         load = load.float()
+        # Only the sign: the step does not depend on the batch's size, and any multiple of the load will do.
         self.router.bias += self.moe.bias_rate * (load.mean() - load).sign()
 
 
@@ -302,8 +322,10 @@ def _in_few_sizes(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     Compiling a kernel takes a millisecond, and torch keeps a thousand of them, which take a gigabyte.
     """
     padded = (counts + ROWS - 1) // ROWS * ROWS
+    # How far each expert's rows move: the padding of all experts before it.
     before = (padded.cumsum(0) - padded) - (counts.cumsum(0) - counts)
     places = torch.arange(len(rows), device=rows.device)
     places = places + before.repeat_interleave(counts, output_size=len(rows))
+    # The largest size that padding can need, so that the shape depends on the number of rows alone.
     apart = rows.new_zeros(len(rows) + (ROWS - 1) * len(counts), rows.shape[1]).index_copy(0, places, rows)
     return F.grouped_mm(apart, weight.transpose(-2, -1), offs=_ends(padded))[places]

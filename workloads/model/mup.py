@@ -68,12 +68,15 @@ def lr_scale(name: str, shape: Sequence[int], base: Sequence[int]) -> float:
     """Return the learning-rate factor of tensor `name` [.., outputs, inputs]; `base` is its shape in the base model."""
     is_embedding = name in ("tokens.weight", "distances.weight") or "embeddings." in name
     is_vector = len(shape) < 2 or name.endswith("_bias")  # expert biases are one vector per expert
+    # Adam's update has size 1 in every element, so a product with it sums `inputs` terms and grows with them: the rate
+    # shrinks by the same factor (Yang et al., 2022, table 8).
     return 1.0 if is_vector or is_embedding else base[-1] / shape[-1]
 
 
 def std_scale(name: str, shape: Sequence[int], base: Sequence[int]) -> float:
     """Return the factor of the standard deviation of a tensor's initial values."""
     scale = lr_scale(name, shape, base)
+    # An output layer of fixed width has variance 1 / inputs^2, hidden ones 1 / inputs (table 8).
     return scale if len(shape) > 1 and shape[-2] == base[-2] else sqrt(scale)
 
 
@@ -82,6 +85,8 @@ def score_scale(config: TransformerConfig) -> float:
     base = config.base or config
     products = 3 if config.disentangled else 1
     own = base.attention_scale or (products * base.head_dim) ** -0.5
+    # 1 / d instead of 1 / sqrt(d): query and key become correlated in training, so their product grows with d (Yang et
+    # al., 2022, definition 4.1).
     return own * (base.head_dim / config.head_dim)
 
 
@@ -139,7 +144,7 @@ def _last_norm(config: TransformerConfig) -> str:
         return f"{stack}norm"
     if config.norm_position == "pre" or config.shared_layers:
         raise WorkloadError(
-            "mup scales the logits of a tied head, and no norm stands in front of it that could take the scale; "
+            "mup scales the logits of a tied head, and no norm before it could absorb the scale; "
             "set tied: false or checkpoint.export to null"
         )
     return f"{stack}layers.{(config.decoder_layers if seq2seq else config.layers) - 1}.feedforward_norm"

@@ -119,8 +119,8 @@ class MoE:
             raise WorkloadError("moe.shared_gate needs shared experts; set moe.shared")
         if self.experts % self.groups or not 1 <= self.top_groups <= self.groups:
             raise WorkloadError(
-                f"moe.experts {self.experts} do not divide into {self.groups} groups of which "
-                f"{self.top_groups} are kept; choose moe.groups that divide moe.experts and moe.top_groups "
+                f"moe.experts {self.experts} cannot be divided into {self.groups} groups from which "
+                f"{self.top_groups} are chosen; choose moe.groups that divide moe.experts and moe.top_groups "
                 "up to moe.groups"
             )
         if self.top_k > self.experts // self.groups * self.top_groups:
@@ -129,7 +129,7 @@ class MoE:
             raise WorkloadError("moe.capacity_factor must be positive; give null for a dropless router")
         if self.capacity is not None and (self.capacity < 1 or self.capacity_factor is not None):
             raise WorkloadError(
-                "moe.capacity is a number of tokens of at least 1 and stands in for capacity_factor; "
+                "moe.capacity is a number of tokens, at least 1, and replaces capacity_factor; "
                 "set one of the two to null"
             )
 

@@ -29,13 +29,18 @@ def rotary(config: TransformerConfig, positions: Tensor, windowed: bool = False)
     gain = 1.0
     if config.rope_scaling and not near:
         frequencies, gain = _scaled(frequencies, config.rope_scaling, config)
+    # fp32: in bf16 a position beyond 256 is rounded to its neighbours.
     angles = positions[:, None, :, None].float() * frequencies
+    # Halves and not neighbours are pairs (as Hugging Face's Llama has them), so each angle stands at i and i + d / 2.
     angles = torch.cat((angles, angles), dim=-1)
+    # The gain on query and key alike multiplies every score by gain^2 (YaRN's temperature), without a change of the
+    # attention kernel.
     return angles.cos() * gain, angles.sin() * gain
 
 
 def rotate(x: Tensor, table: Rotary) -> Tensor:
     """Rotate x [B, heads, L, rotary_dim] in the pairs (i, i + rotary_dim / 2), as in Llama."""
+    # The tables are cast and not x: a product in fp32 would double the memory of queries and keys.
     cos, sin = (t.to(x.dtype) for t in table)
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin

@@ -1,4 +1,5 @@
-"""What layers of a transformer show beside its results: hidden states, and relations within attention.
+"""The inner states that a transformer's layers return besides the results: hidden states, and relations within
+attention.
 
 A student is compared with its teacher by them. They leave the model with its output, so that sharding hooks on the
 model see their gradients.
@@ -78,7 +79,7 @@ class _Taken:
     def attend(
         self, wanted: Sequence[tuple[Relation, int]], core: AttentionCore, given: tuple[Any, ...], _: Any
     ) -> None:
-        # Recomputation in the backward pass comes here again, and must save as many tensors as the first time.
+        # Recomputation in the backward pass runs this again, and must save as many tensors as the first pass.
         # A tensor-parallel rank has its share of the attention heads, and of the relation heads made of them.
         heads = self._shows.heads * given[0].shape[1] // self._heads
         found = {each: relation_of(each[0], core.scale, given, heads) for each in wanted}
@@ -103,7 +104,7 @@ def relation_of(kind: Relation, scale: float, given: tuple[Any, ...], heads: int
 
     attention: log softmax(q k^T scale + bias). scores: the same before the softmax, 0 where attention does not see.
     queries, keys, values: log softmax(x x^T / sqrt(width of a head)) (MiniLM; Wang et al., 2020, equation 7), of
-    `heads` relation heads into which all heads are divided anew (MiniLMv2; Wang et al., 2021, section 3.1).
+    `heads` relation heads into which all heads are regrouped (MiniLMv2; Wang et al., 2021, section 3.1).
 
     Args:
         kind: the relation.

@@ -107,7 +107,7 @@ def _check_heads(config: TransformerConfig, theirs: TransformerConfig) -> None:
 
 
 def chosen_layers(asked: Layers, there: int, wanted: int) -> list[int]:
-    """Return which of the `there` layers of a stack are kept, ascending.
+    """Return the numbers of the layers that are kept of a stack of `there` layers, ascending.
 
     uniform is layer i * there // wanted for the i-th of `wanted` layers: every other layer for half of them (Fan et
     al., 2020, "Reducing Transformer Depth on Demand with Structured Dropout", section 3.3).
@@ -169,7 +169,7 @@ def kept_units(
 ) -> Kept:
     """Return the layers, and of each of them the columns and groups of heads with the largest scores.
 
-    Every layer keeps equally many. Of equal scores the first numbers are kept.
+    Every layer keeps equally many. Among equal scores the first numbers are kept.
 
     Args:
         config: the smaller model.
@@ -218,7 +218,7 @@ class Shrunk:
 
     @property
     def has_choice(self) -> bool:
-        """Whether columns or heads are to be chosen, beside the layers."""
+        """Whether columns or heads are chosen too, besides layers."""
         return self.config.intermediate < self.base.intermediate or self.config.kv_heads < self.base.kv_heads
 
     def keeping(self, kept: Kept) -> Shrunk:
@@ -303,7 +303,7 @@ class KeptPart:
 
 @dataclass(frozen=True)
 class _Unchosen:
-    """A tensor of which only the shape is known yet."""
+    """A tensor whose shape alone is known yet."""
 
     shape: torch.Size
 

@@ -19,7 +19,7 @@ from workloads.model.config import TransformerConfig
 
 
 def near(config: TransformerConfig, query: Tensor, key: Tensor, length: int) -> Tensor:
-    """Return whether a query attends to a key, causality aside: bool. query and key are positions, int64, that
+    """Return whether a query attends to a key, bool, ignoring causality. query and key are positions, int64, that
     broadcast, below `length`.
     """
     apart = query - key

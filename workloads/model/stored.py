@@ -1,4 +1,4 @@
-"""The weights that initialise a model: which of them fit it, and tables with rows for added tokens."""
+"""The weights that initialise a model: the ones that fit it, and tables with rows for added tokens."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class StoredWeights(Protocol):
 
 
 class NoWeights:
-    """No weights: every tensor begins anew, see `StoredWeights`."""
+    """No weights: every tensor starts from random values, see `StoredWeights`."""
 
     notes: tuple[str, ...] = ()
 
@@ -187,7 +187,7 @@ def refuse_misfits(found: Sequence[Misfit], where: str, hint: str) -> None:
 def refuse_strange(names: Sequence[str], where: str, hint: str) -> None:
     """Raise WorkloadError if the checkpoint at `where` has tensors, by these names, that the model lacks."""
     if names:
-        raise WorkloadError(f"{where} has {listed(sorted(names))}, which this model has no place for; {hint}")
+        raise WorkloadError(f"{where} has {listed(sorted(names))}, which this model lacks; {hint}")
 
 
 def told(
@@ -201,10 +201,10 @@ def told(
     tables = {name: there[0] for name in shapes if (there := stored(name)) and there[0] < shapes[name][0]}
     lines = []
     if fresh:
-        lines.append(f"{listed(fresh)} begin anew: {where} has none")
+        lines.append(f"{listed(fresh)} start from random values: {where} has none")
     if tables:
         name, rows = next(iter(tables.items()))
-        lines.append(f"tokens {rows} to {shapes[name][0] - 1} begin anew: {where} has {rows}")
+        lines.append(f"tokens {rows} to {shapes[name][0] - 1} start from random values: {where} has {rows}")
     if left_out:
         lines.append(f"{listed(left_out)} of {where} are left out: they are of another head")
     return tuple(lines)

@@ -1,4 +1,4 @@
-"""Divergences between the predictions of a teacher and a student, and differences of what they hold inside.
+"""Divergences between the predictions of a teacher and a student, and differences between their inner states.
 
 The loss of a distilled model is a weighted sum of parts (Hinton et al., 2015, section 2):
 
@@ -32,13 +32,13 @@ LOG_SUM = "teacher_log_sum"
 """The batch entry with log sum exp(logits / T) over the whole vocabulary, fp32 [B, L]."""
 STORED = (TOP_TOKENS, TOP_LOGITS, LOG_SUM)
 TEACHER_SHOWN = "teacher_shown"
-"""The beginning of the names of batch entries with what layers of the teacher show, by number."""
+"""The prefix of the names of batch entries with the inner states of the teacher's layers, by number."""
 LABEL_LOSS = "label_loss"
 LOGIT_LOSS = "logit_loss"
 HIDDEN_LOSS = "hidden_loss"
 RELATION_LOSS = "relation_loss"
 FLOOR = 1e-7
-"""The least probability of all tokens that are not stored: a sum of fp32 probabilities is no more exact."""
+"""The least probability of all tokens that are not stored; a sum of fp32 probabilities is not more exact."""
 
 
 def _same(values: Tensor) -> Tensor:
@@ -99,11 +99,14 @@ def of_logits(
         if kind == "forward":
             p = log_p.exp()
             value = shards.total(_dot(p, log_p.sub_(log_q)))
+            # d KL(p || q) / d z = (q - p) / T. The memory of log q is used again, since nothing reads it any more.
             return value, log_q.exp_().sub_(p) if differentiates else None
         q = log_q.exp()
         if kind == "reverse":
             value = shards.total(_dot(q, log_q.sub_(log_p)))
+            # d KL(q || p) / d z = q (log q/p - KL) / T; `log_q` already holds log q/p.
             return value, q.mul_(log_q.sub_(value.unsqueeze(-1))) if differentiates else None
+        # log((p + q) / 2) from logarithms: p and q themselves underflow for most of a vocabulary.
         log_m = torch.logaddexp(log_p, log_q).sub_(math.log(2.0))
         p = log_p.exp()
         of_teacher = _dot(p, log_p.sub_(log_m))
@@ -123,8 +126,8 @@ def of_top(top: Top, student: Tensor, temperature: float, kind: Divergence, shar
         sum over the k tokens of p log(p / q) + r log(r / s),    r = 1 - sum p,  s = 1 - sum q
 
     and likewise for the other divergences. Merging classes never raises an f-divergence (log-sum inequality; Cover and
-    Thomas, 2006, theorem 2.7.1), so this is a lower bound of the whole divergence, equal to it for k = V, and the
-    student keeps as much probability outside of the k tokens as its teacher. Renormalising over the k tokens instead
+    Thomas, 2006, theorem 2.7.1), so this is a lower bound of the whole divergence, equal to it for k = V, and it
+    teaches the student how much probability to leave outside the k tokens. Renormalising over the k tokens instead
     would teach that all others are impossible (Anshumann et al., 2025, "Sparse logit sampling", section 3).
 
     Args:
@@ -140,12 +143,14 @@ def of_top(top: Top, student: Tensor, temperature: float, kind: Divergence, shar
         local = top.tokens.long() - shards.start
         outside = (local < 0) | (local >= log_q.shape[-1])
         local = local.masked_fill(outside, 0)
+        # log_sum is over all classes at this temperature, so these are the teacher's true probabilities and not
+        # renormalised ones.
         theirs = _with_rest(top.logits / temperature - top.log_sum.unsqueeze(-1))
         ours = _with_rest(shards.total(log_q.gather(-1, local).masked_fill(outside, 0.0)))
         value, slope = _of_few(theirs, ours, kind)  # [n], [n, k + 1]
         if not differentiates:
             return value, None
-        # dD / dz = q (f - sum q f) with f = dD / dq. Of all classes but the k, f is that of what is left.
+        # dD / dz = q (f - sum q f) with f = dD / dq. All classes outside the k share the f of the remainder.
         centre = (ours.exp() * slope).sum(-1, keepdim=True)
         q = log_q.exp_()
         of_top = q.gather(-1, local) * (slope[:, :-1] - slope[:, -1:])
@@ -170,7 +175,7 @@ def _of_few(teacher: Tensor, student: Tensor, kind: Divergence) -> tuple[Tensor,
 
 
 def _log_softmax(logits: Tensor, temperature: float, shards: Shards) -> Tensor:
-    """Return log-probabilities at a temperature, fp32 [n, V of this rank], in memory of their own."""
+    """Return log-probabilities at a temperature, fp32 [n, V of this rank], in new memory."""
     scaled = logits.float() if temperature == 1.0 else logits.float() / temperature
     if shards is WHOLE:
         return scaled.log_softmax(-1)
@@ -183,6 +188,7 @@ def _dot(one: Tensor, other: Tensor) -> Tensor:
 
 def _with_rest(log_p: Tensor) -> Tensor:
     """Append the log-probability of all other classes to log-probabilities [n, k]: [n, k + 1]."""
+    # 1 - sum may round to 0 or below when the k tokens have nearly all probability.
     rest = (1.0 - log_p.exp().sum(-1, keepdim=True)).clamp_min(FLOOR)
     return torch.cat((log_p, rest.log()), -1)
 
@@ -206,6 +212,7 @@ class _Rows(torch.autograd.Function):
         ctx: Any, student: Tensor, temperature: float, compute: Compute, differentiates: bool
     ) -> Tensor:
         value, gradient = compute(student, differentiates and ctx.needs_input_grad[0])
+        # compute gives T x dD/dz; times T makes it the gradient of T^2 D.
         ctx.gradient = gradient if gradient is None else gradient.mul_(temperature)
         ctx.dtype = student.dtype
         return value * temperature**2
@@ -248,6 +255,8 @@ def of_relations(teacher: Tensor, student: Tensor, real: Tensor, squared: bool) 
     squared difference, averaged over the pairs of real tokens (TinyBERT, equation 7).
     """
     if not squared:
+        # Relations of padding are excluded through `real`; hidden pairs have equal log-probabilities in both and add
+        # 0.
         apart = (teacher.exp() * (teacher - student)).sum(-1).sum(1)
         return _by_sample(apart, real)
     pairs = (student - teacher).square().sum(1)

@@ -94,7 +94,7 @@ class SpanMasking(SampledObjective):
     """SpanBERT's spans (Joshi et al. 2020, section 3.1): whole words, length geometric, fate per span.
 
     Lengths in words follow Geo(`p`) up to `longest`. The span boundary objective (section 3.2) is left out:
-    it needs a head of its own that reads the two tokens around a span.
+    it needs a separate head that reads the two tokens around a span.
     """
 
     name = "span_masking"

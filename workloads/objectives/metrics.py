@@ -105,7 +105,9 @@ def _number(value: Any) -> float:
     except (TypeError, ValueError):
         found = math.nan
     if math.isnan(found):
-        raise WorkloadError(f"spearman ranks numbers, and {str(value)[:40]!r} is none; name another metric")
+        raise WorkloadError(
+            f"spearman ranks numbers, and {str(value)[:40]!r} is not a number; name another metric"
+        )
     return found
 
 

@@ -1,4 +1,4 @@
-"""Objectives over people's preferences: the data says which of two answers is better, or whether one is good.
+"""Objectives over preferences: the data says which of two answers is better, or whether one answer is good.
 
 A sample is two answers to one prompt, each after the prompt: the first in the first half of the row, the second in
 the second half. Each sees only itself (attention, bool [length, length]), and its positions begin at 0. So one
@@ -185,9 +185,11 @@ class Dpo(SampledObjective):
 
     def compare(self, said: Tensor, batch: Batch) -> Loss:
         """Return the loss for log-probabilities [B, 2]."""
+        # Rewards up to a term of the prompt alone, which cancels in the margin (Rafailov et al., 2023, equation 5).
         rewards = self.beta * (said - batch[REFERENCE])
         margin = rewards[:, 0] - rewards[:, 1]
         smooth = self.label_smoothing
+        # logsigmoid and not log(sigmoid): for margins below -90 sigmoid is 0 in fp32.
         right = -F.logsigmoid(margin)
         wrong = -F.logsigmoid(-margin)
         each = (1 - smooth) * right + smooth * wrong
@@ -196,6 +198,7 @@ class Dpo(SampledObjective):
         elif self.loss == "robust":
             each = ((1 - smooth) * right - smooth * wrong) / (1 - 2 * smooth)
         if self.sft:
+            # Per token: a sum would weigh long answers more, and outgrow the pair's loss, which is of order one.
             each = each - self.sft * said[:, 0] / batch["answer_tokens"][:, 0].clamp(min=1)
         return judged(each, rewards, batch, said)
 
@@ -221,6 +224,8 @@ class Ipo(SampledObjective):
     def compare(self, said: Tensor, batch: Batch) -> Loss:
         """Return the loss for log-probabilities [B, 2]."""
         ratios = said - batch[REFERENCE]
+        # Per token, unlike the paper's sums, as TRL does: the target 1 / (2 beta) then does not depend on the answers'
+        # length.
         mean = ratios / batch["answer_tokens"].clamp(min=1)
         each = (mean[:, 0] - mean[:, 1] - 1 / (2 * self.beta)).square()
         return judged(each, self.beta * ratios, batch, said)
@@ -250,7 +255,9 @@ class Orpo(SampledObjective):
         """Return the loss for log-probabilities [B, 2]."""
         mean = said / batch["answer_tokens"].clamp(min=1)
         mean = mean.where(batch["compared"][:, None], -1.0)  # samples that are left out may have no token
+        # A mean of 0 is probability 1, whose odds are infinite.
         mean = mean.clamp(max=CERTAIN)
+        # log(p / (1 - p)) from log p; 1 - exp(log p) would cancel where p is near 1, hence expm1.
         odds = mean - torch.log(-torch.expm1(mean))
         each = -mean[:, 0] - self.beta * F.logsigmoid(odds[:, 0] - odds[:, 1])
         return judged(each, self.beta * mean, batch, said)
@@ -317,6 +324,7 @@ class Kto(SampledObjective):
         ratio, apart = (said - batch[REFERENCE]).unbind(1)
         good = batch["desirable"]
         compared = batch["compared"]
+        # A bad answer should lie below the baseline, so its distance counts with the other sign (equation 8).
         above = (ratio - batch[BASELINE]) * torch.where(good, 1.0, -1.0)
         weight = torch.where(good, self.desirable_weight, self.undesirable_weight)
         each = weight * (1 - torch.sigmoid(self.beta * above))

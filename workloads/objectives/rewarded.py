@@ -112,6 +112,8 @@ class Grpo(SampledObjective):
         """Return the loss of each token without the divergence, and whether it was clipped; all are [B, L]."""
         low = 1.0 - self.epsilon
         high = 1.0 + (self.epsilon_high or self.epsilon)
+        # Only where the clipped branch is the minimum: a clip in the other direction changes neither loss nor
+        # gradient.
         clipped = ((ratio < low) & (advantage < 0)) | ((ratio > high) & (advantage > 0))
         return -torch.min(ratio * advantage, ratio.clamp(low, high) * advantage), clipped
 
@@ -161,6 +163,8 @@ def loss_of(
         predicted: where a token is predicted, bool [B, L].
         row_sum: sums over the tokens of whole rows.
     """
+    # Padding's log-probabilities may be -inf, and -inf x 0 is NaN; zeros before any product are safe, in the gradient
+    # too.
     log_p = log_p.where(predicted, 0.0)
     ratio = _log_ratio(objective, log_p, batch, predicted, row_sum).exp()
     each, clipped = objective.surrogate(log_p, ratio, batch[ADVANTAGE])
@@ -173,8 +177,12 @@ def loss_of(
             divergence * ratio if objective.use_bias_correction_kl else divergence
         )
     if DRAWN in batch and SAMPLED not in batch:
+        # Only in the first update after a rollout do both belong to the same weights, so that the difference measures
+        # the sampler's arithmetic.
         apart = (log_p.detach() - batch[DRAWN]).abs().where(predicted, 0.0)
         sums["sampler_difference"] = (apart.sum(), tokens)
+    # Weights and counts are data of each token, so any cut of rows over ranks or micro-batches gives the same
+    # quotient.
     return Loss((each * batch[WEIGHT]).where(predicted, 0.0).sum(), batch[COUNTED].sum(), sums=sums)
 
 
@@ -182,6 +190,8 @@ def _log_ratio(
     objective: Rewarded, log_p: Tensor, batch: Batch, predicted: Tensor, row_sum: RowSum
 ) -> Tensor:
     """Return the log-ratio of each token's probability to what it was when the answer was generated, [B, L]."""
+    # In the first update the ratio is 1, but its gradient is that of log_p: hence log_p minus its detached copy and no
+    # constant.
     of_tokens = (log_p - batch.get(SAMPLED, log_p.detach())).where(predicted, 0.0)
     if isinstance(objective, Reinforce) or objective.importance_sampling_level == "token":
         return of_tokens
@@ -194,6 +204,7 @@ def _divergence(estimate: str, log_ratio: Tensor) -> Tensor:
         return -log_ratio
     if estimate == "k2":
         return log_ratio.square() / 2
+    # expm1: exp(r) - 1 loses all digits for small r, and training begins at r = 0.
     return log_ratio.expm1() - log_ratio
 
 
@@ -205,6 +216,8 @@ def token_log_probabilities(output: Any, batch: Batch, of_tokens: Callable[[Tens
     labels = batch["labels"]
     logits = output.logits
     if TEMPERATURE in batch:
+        # Answers were drawn from the tempered distribution; the ratio of untempered probabilities would not be 1
+        # before the first update.
         logits = logits / batch[TEMPERATURE].view(-1, 1, 1)
     each = of_tokens(logits, labels).each_token
     if each is None:

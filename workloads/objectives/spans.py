@@ -1,4 +1,4 @@
-"""Stretches of a token window: how to find them, and how to place random ones.
+"""Spans of a token window: how to find them, and how to place random ones.
 
 A stretch is a half-open range; a set of them is a pair of int64 arrays (starts, stops) in order.
 """

@@ -63,7 +63,8 @@ def check_trained(workload: OwnWorkload) -> None:
     frozen = (name for name, p in workload.config.bare.named_parameters() if not p.requires_grad)
     if left := [name for name in frozen if f"{NETWORK}{name}" not in workload.frozen]:
         raise WorkloadError(
-            f"{workload.name} sets requires_grad of {left[0]} to False, and a run trains all but train.freeze; "
+            f"{workload.name} sets requires_grad of {left[0]} to False, but only train.freeze excludes "
+            f"parameters from training; "
             f"add {NETWORK}{left[0]} to train.freeze, which takes patterns"
         )
 
@@ -96,7 +97,7 @@ def check_model(
     loss, metrics = _run(workload, model, batch, 1)
     again, _ = _run(workload, model, batch, 2)
     if not loss.isfinite():
-        raise WorkloadError(f"{name}: its loss on the first samples is {loss.item()}; mend it")
+        raise WorkloadError(f"{name}: its loss on the first samples is {loss.item()}; fix it")
     if not torch.equal(loss, again):
         raise WorkloadError(
             f"{name} draws random numbers in its loss, which depend on the layout; take out dropout, and let the "
@@ -152,7 +153,7 @@ def _gradients(name: str, model: nn.Module, loss: Tensor) -> list[str]:
     try:
         found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
     except Exception as error:  # whatever the user's code raises
-        why = f"its backward pass failed on the first samples ({_line(error)}); mend it"
+        why = f"its backward pass failed on the first samples ({_line(error)}); fix it"
         if "use_reentrant" in str(error):
             why = (
                 "its checkpoints are reentrant, which have no gradients by parameter; give torch.utils.checkpoint "
@@ -210,7 +211,7 @@ def _is_whole_without(
 def _with(
     places: list[tuple[nn.Module, str, nn.Parameter]], away: Mapping[nn.Parameter, Tensor]
 ) -> Callable[..., None]:
-    """Return a hook that replaces the parameter at each place by its stand-in."""
+    """Return a hook that replaces each parameter by its stand-in."""
 
     def put(*_: object) -> None:
         for module, leaf, parameter in places:
@@ -263,7 +264,7 @@ def _run(workload: OwnWorkload, model: nn.Module, batch: Batch, seed: int) -> tu
             raise
         except Exception as error:  # whatever the user's code raises
             raise WorkloadError(
-                f"{workload.name}: its loss failed on the first samples ({_line(error)}); mend it"
+                f"{workload.name}: its loss failed on the first samples ({_line(error)}); fix it"
             ) from None
     return loss.total, set(loss.sums)
 

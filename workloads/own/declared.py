@@ -1,4 +1,4 @@
-"""Read what an own model declares: its layers, its pipeline stages, and which of its tensors may be sharded."""
+"""Read the declarations of an own model: its layers, its pipeline stages, and the tensors that may be sharded."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _declared(model: nn.Module, method: str) -> Any:
         return named()
     except Exception as error:  # whatever the user's code raises
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise WorkloadError(f"{method}() fails ({reason}); mend it") from None
+        raise WorkloadError(f"{method}() fails ({reason}); fix it") from None
 
 
 def _check_tensors(model: nn.Module) -> None:
@@ -162,8 +162,8 @@ def _check_tensors(model: nn.Module) -> None:
             raise WorkloadError(f"the parameter {name} is of {parameter.dtype}; make it of real numbers")
         if parameter.dtype is not torch.float32:
             raise WorkloadError(
-                f"the parameter {name} is of {parameter.dtype}, and weights are kept in fp32; make it so, and let "
-                "train.precision say in what is computed"
+                f"the parameter {name} is of {parameter.dtype}, and weights are kept in fp32; make it fp32; "
+                "train.precision sets the dtype of computation"
             )
         if not parameter.numel():
             raise WorkloadError(
@@ -187,7 +187,7 @@ def is_of_hf(model: nn.Module) -> bool:
 
 
 def checked(reference: str, found: Any) -> nn.Module:
-    """Return the model that was made.
+    """Check the object that the user's class made, and return it as a model.
 
     Raises WorkloadError if it is not a model, has neither a loss nor features, or both compares samples and is sharded.
     """

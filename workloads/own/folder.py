@@ -16,13 +16,13 @@ from workloads.own.model import NETWORK, OwnModel
 
 FREE = frozenset(
     {"architectures", "bos_token_id", "pad_token_id", "logit_scale_init_value", "mask_ratio", "norm_pix_loss"}
-    | {"projection_dim"}  # tensors use it, but a configuration does not hold it in every place
+    | {"projection_dim"}  # tensors use it, but a configuration may lack it
 )
 """Fields of a configuration that may differ between runs with the same weights."""
 
 
 class FolderWeights:
-    """The weights in a local folder, see `workloads.model.stored.StoredWeights`. All are read at once.
+    """The weights in a local folder, see `workloads.model.stored.StoredWeights`. All are read together.
 
     Raises WorkloadError if they do not have the model's shapes, or if the folder's configuration computes something
     else.

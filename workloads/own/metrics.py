@@ -47,7 +47,7 @@ class OwnMetrics:
                 value = torch.as_tensor(function(given, batch)).float()
             except Exception as error:  # whatever the user's code raises
                 reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-                raise WorkloadError(f"{name} failed ({reason}); mend it") from None
+                raise WorkloadError(f"{name} failed ({reason}); fix it") from None
             rows = there(batch)
             if value.shape != rows.shape:
                 raise WorkloadError(

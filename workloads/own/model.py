@@ -69,7 +69,7 @@ class OwnModel:
     ends_in_head: ClassVar[bool] = False
 
     def training_notes(self, name: str, length: int, dropout: float) -> list[str]:
-        """Return no lines: an own model trains as it is written."""
+        """Return no lines: an own model trains as written."""
         return []
 
     def make(self) -> nn.Module:
@@ -329,7 +329,7 @@ class OwnWorkload:
         ended: Ended | None = None,
     ) -> list[list[int]]:
         """Raise WorkloadError: own models do not generate text."""
-        raise WorkloadError(f"{self.name} is an own model, of which nothing is generated")
+        raise WorkloadError(f"{self.name} is an own model and cannot generate text")
 
     has_own_values: ClassVar[bool] = True
     tables: ClassVar[frozenset[str]] = frozenset()

@@ -20,7 +20,7 @@ from workloads.errors import WorkloadError
 
 PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 NOT_OWN = ("hf:", "ext:")
-"""Prefixes with a meaning of their own: a model folder, and an entry point of an installed package."""
+"""Prefixes with a special meaning: a model folder, and an entry point of an installed package."""
 HOME = Path(__file__).resolve().parents[2]
 """The folder that holds this project's packages."""
 PACKAGES = ("orchestrator", "workloads", "cluster")
@@ -66,7 +66,7 @@ def _found(reference: str) -> Any:
         found = importlib.import_module(module)
     except (Exception, SystemExit) as error:  # a script may end the process
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise CannotImport(f"{reference} cannot be imported ({reason}); mend it") from None
+        raise CannotImport(f"{reference} cannot be imported ({reason}); fix it") from None
     if not hasattr(found, name):
         raise WorkloadError(f"{module} has no {name}; name something in {found.__file__}")
     return getattr(found, name)
@@ -78,7 +78,7 @@ def call(reference: str, made: Any, options: dict[str, Any]) -> Any:
         return made(**options)
     except (Exception, SystemExit) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise WorkloadError(f"{reference} cannot be made with its options ({reason}); mend it") from None
+        raise WorkloadError(f"{reference} cannot be made with its options ({reason}); fix it") from None
 
 
 def code_hash(reference: str) -> str:
@@ -171,7 +171,7 @@ def _imports(module: str, path: Path) -> Iterator[str]:
     try:
         tree = ast.parse(path.read_bytes(), str(path))
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise WorkloadError(f"{path} is not Python ({error}); mend it") from None
+        raise WorkloadError(f"{path} is not Python ({error}); fix it") from None
     package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""What the user's own code must provide, by the key of the job file that names it.
+"""The protocols of the user's own code, by the key of the job file that names it.
 
 Everything is checked before a run starts. All functions must depend only on their arguments, so that a run draws the
 same numbers under every layout and after every restart.
@@ -118,13 +118,13 @@ class Samples(Protocol):
         """Return the arrays of a sample. Names and shapes are the same for all samples.
 
         number: counts from 0. rng: the source of all random numbers (noise, crops, masks). It depends only on (seed,
-        number, turn), where turn is how many times the sample has been read before.
+            number, pass), where the pass counts how many times the sample has been read before.
         """
 
     def prepare(self, folder: str, most: int | None) -> Mapping[str, Any]:
         """Optional: write the data of at most `most` samples into a local folder, from which it is read afterwards.
 
-        Returns `count`, and `rejected` by what was done and by kind. It is called once, in the data stage; `open` is
+        Returns `count`, and `rejected` by action and by kind. It is called once, in the data stage; `open` is
         called in every process after it. A dataset with this method has a `fingerprint`, which together with its
         options names the folder.
         """

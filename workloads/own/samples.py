@@ -116,7 +116,7 @@ class OwnSamples:
             found = {str(name): _array(value) for name, value in read(number, rng).items()}
         except Exception as error:  # whatever the user's code raises
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            raise WorkloadError(f"{self.reference} failed on sample {number} ({reason}); mend it") from None
+            raise WorkloadError(f"{self.reference} failed on sample {number} ({reason}); fix it") from None
         if not found or COUNTED in found:
             raise WorkloadError(
                 f"{self.reference}: sample {number} has {sorted(found)}; give it names other than counted"

@@ -105,8 +105,8 @@ class Clip(nn.Module):
         ends = caption.max(1).values if end == LEGACY_END else torch.full_like(caption[:, 0], end)
         if (caption[:, -1] != ends).any():
             raise ValueError(
-                f"captions end with the token {int(caption[0, -1])}, and text.eos_token_id, whose place "
-                f"gives the vector of a text, is {end}; use a tokenizer that ends texts with that, or change it"
+                f"captions end with the token {int(caption[0, -1])}, and text.eos_token_id, at whose position "
+                f"the vector of a text is read, is {end}; use a tokenizer that ends texts with that, or change it"
             )
 
     def image_embeddings(self, pixels: Tensor) -> Tensor:

@@ -99,7 +99,7 @@ class Mae(nn.Module):
         The batch has `pixels` [B, channels, size, size] and `noise` [B, patches]. The patches with the smallest noise
         are visible.
         """
-        # order: the patches by noise. restore: the place of each patch in that order. Both are [B, patches].
+        # order: the patches by noise. restore: the index of each patch in that order. Both are [B, patches].
         order = batch["noise"].argsort(dim=1, stable=True)
         restore, seen = order.argsort(1), order[:, : self.kept]
         hidden = (restore >= self.kept).float()

@@ -143,7 +143,7 @@ class Clusters(NamedTuple):
     kept: np.ndarray
 
     def of_part(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the places of a part's removed documents, and the documents kept instead of them."""
+        """Return the positions of a part's removed documents, and the documents kept instead of them."""
         begin, end = np.searchsorted(self.document, [np.uint64(number << 32), np.uint64((number + 1) << 32)])
         removed = self.document[begin:end] != self.kept[begin:end]
         mine = self.document[begin:end][removed] & np.uint64(0xFFFFFFFF)

@@ -242,7 +242,7 @@ class CleanStep(StrictModel):
         return {self.name: self.options.model_dump(mode="json")}
 
     def located(self, place: Callable[[str], str]) -> CleanStep:
-        """Return the step with each path replaced by `place` of it."""
+        """Return the step with each path replaced by the result of `place`."""
         changes: dict[str, Any] = {}
         for key in ("against", "sources"):
             if texts := getattr(self.options, key, None):

@@ -1,4 +1,4 @@
-"""Rules that the filters of datatrove decide: those of Gopher, C4 and FineWeb, and personal data.
+"""Rules that the filters of datatrove decide: repeated lines (Gopher), C4, FineWeb, and personal data.
 
 This is the only module that imports datatrove's filters, an optional library. A filter takes a tokenizer in place of a
 language, so it judges the words and sentences of `words` here, and not those of spaCy.
@@ -13,29 +13,18 @@ from typing import Any
 from datatrove.data import Document
 from datatrove.pipeline.filters.c4_filters import C4QualityFilter
 from datatrove.pipeline.filters.fineweb_quality_filter import FineWebQualityFilter
-from datatrove.pipeline.filters.gopher_quality_filter import GopherQualityFilter
 from datatrove.pipeline.filters.gopher_repetition_filter import GopherRepetitionFilter
 from datatrove.pipeline.formatters.pii import PIIFormatter, PIIReplacer
-from datatrove.utils.text import PUNCTUATION_SET
 from datatrove.utils.word_tokenizers import WordTokenizer
 
 from orchestrator.data.clean.config import C4, FineWeb, GopherQuality, GopherRepetition, Pii
+from orchestrator.data.clean.gopher_quality import quality
 from orchestrator.data.clean.removed import Removed
 from orchestrator.data.clean.repeated_words import repeated_words
 from orchestrator.data.clean.text_steps import Decide, Row
 from orchestrator.data.clean.words import sentences, words
 
 REASONS = {
-    "gopher_short_doc": "too few words",
-    "gopher_long_doc": "too many words",
-    "gopher_below_avg_threshold": "words too short",
-    "gopher_above_avg_threshold": "words too long",
-    "gopher_too_many_hashes": "too many hashes",
-    "gopher_too_many_ellipsis": "too many ellipses",
-    "gopher_too_many_bullets": "too many bullets",
-    "gopher_too_many_end_ellipsis": "too many lines end with an ellipsis",
-    "gopher_below_alpha_threshold": "too few words with a letter",
-    "gopher_enough_stop_words": "too few stop words",
     "dup_para_frac": "repeated paragraphs",
     "dup_para_char_frac": "characters of repeated paragraphs",
     "dup_line_frac": "repeated lines",
@@ -78,28 +67,8 @@ def _words() -> _Words:
 
 
 def gopher_quality(rule: GopherQuality) -> Decide:
-    """Return a step with the quality rules of Gopher."""
-    judge = GopherQualityFilter(
-        min_doc_words=rule.min_words,
-        max_doc_words=rule.max_words,
-        min_avg_word_length=rule.min_word_length,
-        max_avg_word_length=rule.max_word_length,
-        max_symbol_word_ratio=rule.max_symbols,
-        max_bullet_lines_ratio=rule.max_bullet_lines,
-        max_ellipsis_lines_ratio=rule.max_ellipsis_lines,
-        max_non_alpha_words_ratio=rule.min_alphabetic,  # datatrove names the minimum so
-        min_stop_words=rule.min_stop_words,
-        stop_words=rule.stop_words,
-        language=_words(),
-    )
-
-    def decide(text: str, row: Row) -> str | Removed:
-        # The filter divides by the number of words.
-        if all(map(PUNCTUATION_SET.issuperset, words(text))):
-            return Removed("too few words" if rule.min_words else "no words")
-        return _judged(judge, text)
-
-    return decide
+    """Return a step with the quality rules of Gopher, which are decided here, see `gopher_quality`."""
+    return lambda text, row: Removed(reason) if (reason := quality(text, rule)) else text
 
 
 def gopher_repetition(rule: GopherRepetition) -> Decide:

@@ -219,7 +219,7 @@ def compare_part(uri: str, step: PlannedStep, before: Sequence[PlannedStep], key
     """Store the comparison data of a part of text that is not trained on under `key`, after the steps `before` changed
     it.
 
-    A document that one of these steps would remove is compared as it was before that step.
+    A document that one of these steps would remove is compared in its form before that step.
     """
     os.environ["RAYON_NUM_THREADS"] = "1"
     comparing = _Comparing(step)

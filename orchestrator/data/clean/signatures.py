@@ -146,7 +146,7 @@ def algorithm() -> str:
 
 def damaged(folder: DataFolder, name: str) -> InputError:
     """Return the error for a damaged file of comparison data."""
-    return InputError("is damaged", folder.at(name), "remove it; the same command makes it anew")
+    return InputError("is damaged", folder.at(name), "remove it; the same command makes it again")
 
 
 @dataclass(frozen=True)

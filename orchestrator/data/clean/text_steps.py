@@ -150,7 +150,7 @@ def own(rule: Own) -> Decide:
         if found is None:
             return Removed(rule.function)
         if not isinstance(found, str) or not is_unicode(found):
-            raise _wrong(rule, f"returned {type(found).__name__} and no text on {text[:80]!r}")
+            raise _wrong(rule, f"returned {type(found).__name__} instead of text for {text[:80]!r}")
         return found
 
     return decide
@@ -158,5 +158,5 @@ def own(rule: Own) -> Decide:
 
 def _wrong(rule: Own, what: str) -> InputError:
     return InputError(
-        what, f"data.clean.own {rule.function}", "mend it; it must be importable where the data is made"
+        what, f"data.clean.own {rule.function}", "fix it; it must be importable where the data is made"
     )

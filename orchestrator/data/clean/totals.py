@@ -1,6 +1,6 @@
 """Totals of cleaning: what each step removed from each source, with samples.
 
-Stored as clean.json beside the manifest.
+Stored as clean.json next to the manifest.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def totals(text: CleanedText, parts: Sequence[Part], sources: int) -> list[dict[
     if not sum(count["documents"] - count["removed"] for count in found[-1]["sources"]):
         most = max(found, key=lambda entry: sum(entry["reasons"].values()))
         what = f"removes every document, {most['step']} most of them"
-        raise InputError(what, "data.clean", "loosen it, or look whether the sources are what was meant")
+        raise InputError(what, "data.clean", "relax it, or check the sources")
     return found
 
 

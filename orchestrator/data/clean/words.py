@@ -41,31 +41,42 @@ class Counted(NamedTuple):
     Attributes:
         numbers: equal for equal words of this text, int64.
         lengths: in characters, int64.
+        symbols: whether the word is punctuation alone, bool.
+        letters: whether the word has a letter, bool.
     """
 
     numbers: np.ndarray
     lengths: np.ndarray
+    symbols: np.ndarray
+    letters: np.ndarray
 
 
 class _Numbers(dict[str, int]):
-    """Numbers words, and keeps their lengths. Words recur, so each is numbered once."""
+    """Numbers words, and encodes their kind: four times the length, plus 2 for a symbol, plus 1 for a letter.
+
+    Words recur, so each is classified once.
+    """
 
     def __init__(self) -> None:
-        self._lengths = np.zeros(KEPT, np.int64)
+        from datatrove.utils.text import PUNCTUATION_SET
+
+        self._kinds = np.zeros(KEPT, np.int64)
+        self._punctuation = PUNCTUATION_SET
 
     def __missing__(self, word: str) -> int:
         number = self[word] = len(self)
-        if number == len(self._lengths):
-            self._lengths = np.concatenate([self._lengths, np.zeros_like(self._lengths)])
-        self._lengths[number] = len(word)
+        if number == len(self._kinds):
+            self._kinds = np.concatenate([self._kinds, np.zeros_like(self._kinds)])
+        kind = 4 * len(word) + 2 * self._punctuation.issuperset(word) + any(map(str.isalpha, word))
+        self._kinds[number] = kind
         return number
 
-    def of(self, words: Sequence[str]) -> Counted:
-        """Return the numbers and lengths of words."""
+    def of(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers of words and their kinds, int64 [words] each."""
         if len(self) > KEPT:
             self.clear()
         found = np.fromiter(map(self.__getitem__, words), np.int64, len(words))
-        return Counted(found, self._lengths[found])
+        return found, self._kinds[found]
 
 
 @lru_cache(maxsize=1)
@@ -73,9 +84,11 @@ def _numbers() -> _Numbers:
     return _Numbers()
 
 
+@lru_cache(maxsize=2)
 def counted(text: str) -> Counted:
-    """Return the numbers and lengths of a text's words."""
-    return _numbers().of(words(text))
+    """Return the properties of a text's words that the rules use. Cached like `words`."""
+    numbers, kinds = _numbers().of(words(text))
+    return Counted(numbers, kinds >> 2, (kinds & 2) > 0, (kinds & 1) > 0)
 
 
 def sentences(line: str) -> int:

@@ -13,7 +13,7 @@ from orchestrator.config.errors import InputError
 
 KINDS = ("BPE", "WordPiece", "Unigram", "WordLevel")
 MARKS = ("##", "▁", "</w>")
-"""What pieces begin or end with, besides their text."""
+"""Prefixes and suffixes of pieces, besides their text."""
 
 
 @dataclass(frozen=True)

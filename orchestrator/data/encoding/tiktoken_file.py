@@ -31,7 +31,7 @@ def tokenizer_of(folder: DataFolder, name: str, where: str) -> Tokenizer | None:
     try:
         return convert(ranks_of(data), pattern, special)
     except ValueError as error:
-        raise InputError(f"is no file of tiktoken ({error})", where, "get it anew") from None
+        raise InputError(f"is no file of tiktoken ({error})", where, "download it again") from None
 
 
 def _settings(folder: DataFolder, name: str, where: str) -> tuple[str, dict[str, int]]:
@@ -41,13 +41,13 @@ def _settings(folder: DataFolder, name: str, where: str) -> tuple[str, dict[str,
         if beside is not None:
             return str(beside["pat_str"]), {str(k): int(v) for k, v in beside["special_tokens"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        what = f"{name}.json beside it does not give pat_str and special_tokens ({error!r})"
+        what = f"{name}.json beside it lacks pat_str or special_tokens ({error!r})"
         raise InputError(
             what, where, "give the pattern as text and the special tokens with their ids"
         ) from None
     known = ENCODINGS.get(name.removesuffix(SUFFIX))
     if known is None:
-        hint = f"give both in {name}.json beside it, or name it as one of {', '.join(ENCODINGS)}"
+        hint = f"write both into {name}.json next to it, or name it as one of {', '.join(ENCODINGS)}"
         raise InputError("has a pattern and special tokens that are unknown", where, hint)
     return known
 
@@ -64,7 +64,7 @@ def ranks_of(data: bytes) -> dict[bytes, int]:
             raise ValueError(f"line {number}") from None
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing or len(set(ranks.values())) != len(ranks):
-        raise ValueError("a rank stands twice" if not missing else f"byte {missing[0]} has no rank")
+        raise ValueError("a rank appears twice" if not missing else f"byte {missing[0]} has no rank")
     return ranks
 
 

@@ -110,7 +110,7 @@ def load(
     if found is None:
         eos = named.get("eos_token")
         what = f"its eos_token {eos!r} is not in its vocabulary" if eos else "no token ends a document"
-        raise InputError(what, where, "name eos_token in a tokenizer_config.json beside it")
+        raise InputError(what, where, "name eos_token in a tokenizer_config.json next to it")
     if data_format < 6:
         return found[0], dict(found[1])
     config = folder.read_json("tokenizer_config.json") or {}
@@ -243,7 +243,7 @@ def size_in(text: str) -> int:
 
 
 def sentinels_in(text: str) -> tuple[int, ...]:
-    """Return the ids of `<extra_id_0>`, `<extra_id_1>`, ..., as many as a tokenizer's JSON has."""
+    """Return the ids of all `<extra_id_0>`, `<extra_id_1>`, ... in a tokenizer's JSON."""
     return _size_and_sentinels(text)[1]
 
 
@@ -285,7 +285,7 @@ def around_text(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def sentinels(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of `<extra_id_0>`, `<extra_id_1>`, ..., as many as exist."""
+    """Return the ids of all existing `<extra_id_0>`, `<extra_id_1>`, ..."""
     ids: list[int] = []
     while (token := tokenizer.token_to_id(f"<extra_id_{len(ids)}>")) is not None:
         ids.append(token)

@@ -21,7 +21,7 @@ from orchestrator.data.encoding.patterns import GPT4
 UNKNOWN = "<unk>"
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 CHARACTERS = 6000
-"""Maximum number of characters with a token of their own; also at most a quarter of the vocabulary."""
+"""Maximum number of characters that are tokens; also at most a quarter of the vocabulary."""
 SAMPLE_BYTES = {"bpe": 2**26, "wordpiece": 2**26, "unigram": 2**23}
 """Maximum bytes of training text for each kind, taken evenly from all parts. A unigram model takes minutes for more."""
 DIGITS = 4

@@ -146,7 +146,7 @@ class ImageSource:
             )
             try:
                 if kind == CAPTION:
-                    raise Unfit("caption", "is a caption, and no image of its name is beside it")
+                    raise Unfit("caption", "is a caption without an image of the same name")
                 if kind not in IMAGES:
                     raise Unfit("type", f"is no image by the end of its name ({path.suffix})")
                 said = next(contents) if stem in captions else None
@@ -175,7 +175,7 @@ def decoded(data: bytes, size: int, channels: int) -> np.ndarray:
     except Unfit:
         raise
     except UnidentifiedImageError:
-        raise Unfit("image", f"cannot be decoded (it is none of {', '.join(FORMATS)})") from None
+        raise Unfit("image", f"cannot be decoded (its format is not one of {', '.join(FORMATS)})") from None
     except Exception as error:  # the decoder of each format raises its own errors
         reason = " ".join(str(error).split())[:100] or type(error).__name__
         raise Unfit("image", f"cannot be decoded ({reason})") from None
@@ -187,7 +187,7 @@ def _check_image(width: int, height: int, mode: str) -> None:
     if width * height > PIXELS:
         raise Unfit("large", f"has {width} x {height} pixels, more than {PIXELS}", "scale it down")
     if mode in ("I", "F"):
-        what = f"has numbers of 32 bits (mode {mode}), of which it is not said what is white"
+        what = f"has 32-bit numbers (mode {mode}), whose value for white is unknown"
         raise Unfit("image", what, "save it with 8 or 16 bits")
 
 

@@ -144,7 +144,9 @@ def _check_sizes(size: int, channels: int, tokens: int, patches: int, crop: floa
     if tokens and tokens < 3:
         raise ValueError("tokens has start and end; give at least 3, or 0 for no captions")
     if not 0.0 < crop <= 1.0:
-        raise ValueError(f"crop is a share of the area, and {crop:g} is none; give 0.5, for example")
+        raise ValueError(
+            f"crop is a share of the area, and {crop:g} is not between 0 and 1; set 0.5, for example"
+        )
 
 
 def _check_rejection(on_error: str, max_rejected: int | str | None) -> None:
@@ -154,7 +156,7 @@ def _check_rejection(on_error: str, max_rejected: int | str | None) -> None:
     if max_rejected is not None:
         ceiling_of(max_rejected)
         if on_error == "fail":
-            raise ValueError("max_rejected is of a policy that leaves something out; set on_error to skip")
+            raise ValueError("max_rejected needs a policy that leaves something out; set on_error to skip")
 
 
 WHERE = "data.samples.options"
@@ -220,7 +222,7 @@ class Images:
         _check_sizes(size=size, channels=channels, tokens=tokens, patches=patches, crop=crop)
         _check_rejection(on_error, max_rejected)
         if caption and "{}" not in caption:
-            raise ValueError(f"caption {caption!r} has no place for the class; put {{}} there")
+            raise ValueError(f"caption {caption!r} has no placeholder for the class; put {{}} there")
         self._source = ImageSource(uri, on_error, f"{WHERE}.uri")
         self._size = size
         self._channels = channels
@@ -262,7 +264,7 @@ class Images:
             self._named,
         )
         with warnings.catch_warnings():
-            # Image size has a limit of our own, and nothing depends on damaged metadata.
+            # Our own check limits the image size, and nothing depends on damaged metadata.
             warnings.filterwarnings("ignore", module=r"PIL\.")
             for image, pixels in islice(self._decoded(rejected), most):
                 found.add(pixels, image.label, image.caption or "")
@@ -360,7 +362,9 @@ class Images:
         return pixels, caption
 
     def _damaged(self) -> InputError:
-        return InputError("is not as it was prepared", str(self._folder), "remove it: it is then made again")
+        return InputError(
+            "has changed since it was prepared", str(self._folder), "remove it: it is then made again"
+        )
 
     def _row(self, kind: str, number: int) -> np.ndarray:
         part = bisect_right(self._ends, number)
@@ -410,7 +414,7 @@ class Images:
             try:
                 name = self._named[self._known.number_of(label)]
             except Unfit:
-                what = f"has the class {label!r}, which is none of options.classes"
+                what = f"has the class {label!r}, which is not in options.classes"
                 raise Unfit("class", what) from None
             if name != label:
                 rejected.note(image.file, "label", BY_NUMBER, image.row)
@@ -442,7 +446,7 @@ class Images:
         out, (number, share) = sum(totals.get(LEFT_OUT, {}).values()), ceiling_of(self._limit)
         if out > (number if number is not None else (share or 0.0) * (out + count)):
             what = f"{out} of {out + count} images are left out"
-            raise InputError(what, f"{WHERE}.max_rejected {self._limit}", "mend them, or raise it")
+            raise InputError(what, f"{WHERE}.max_rejected {self._limit}", "fix them, or raise it")
 
 
 def _cut_out(pixels: np.ndarray, least: float, rng: np.random.Generator) -> np.ndarray:

@@ -65,7 +65,7 @@ class Answers:
     def of_messages(self, messages: Any, tools: Any = None) -> list[np.ndarray]:
         """Return a conversation as marked tokens, in which the assistant's answers are predicted.
 
-        There are several texts if each answer needs its own, see `turns`. Raises a one-line ValueError.
+        Several texts result if each answer needs its own, see `turns`. Raises a one-line ValueError.
         """
         named = tools_of(tools)
         given = self._given(messages, named)
@@ -130,7 +130,8 @@ class Answers:
         return text, answers
 
     def _rendered(self, given: list[Message], tools: list[Any] | None) -> tuple[str, list[tuple[int, int]]]:
-        """Return the template's text, and the places of the predicted answers in it. Raises a one-line ValueError."""
+        """Return the template's text, and the positions of the predicted answers in it. Raises a one-line
+        ValueError."""
         assert self.template is not None
         text, answers = self.template.render(given, tools)
         only_read = [number for number, each in enumerate(given) if each.get("weight") == 0]
@@ -295,7 +296,9 @@ def _without_prompt(chosen: Any, rejected: Any) -> tuple[list[Any], list[Any], l
     while alike < min(len(chosen), len(rejected)) and chosen[alike] == rejected[alike]:
         alike += 1
     if not alike:
-        raise ValueError("it has no prompt, and its chosen and rejected conversations do not begin alike")
+        raise ValueError(
+            "it has no prompt, and its chosen and rejected conversations have no common beginning"
+        )
     return chosen[:alike], chosen[alike:], rejected[alike:]
 
 

@@ -1,4 +1,4 @@
-"""Conversations as text, by a tokenizer's chat template, with the places of the assistant's answers."""
+"""Conversations as text, by a tokenizer's chat template, with the positions of the assistant's answers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NamedTemplate = tuple[str, tuple[tuple[str, str], ...]]
 def find_template(
     location: str, given: str | None, data_format: int = RECORDS_FORMAT
 ) -> NamedTemplate | None:
-    """Return the chat template of the file `given`, else the one beside the tokenizer at `location`; None without
+    """Return the chat template of the file `given`, else the one next to the tokenizer at `location`; None without
     one.
 
     It is read as prepared data of `data_format` does. Raises InputError if the file is missing.
@@ -51,7 +51,7 @@ def find_template(
 
 
 def find_tool_template(location: str, given: str | None) -> str:
-    """Return the template beside the tokenizer at `location` for conversations with tools.
+    """Return the template next to the tokenizer at `location` for conversations with tools.
 
     Empty if the default template also writes tools, or if the job names a template (`given`).
     """
@@ -144,7 +144,7 @@ def _undefined(text: str, tokens: Mapping[str, str]) -> str:
 
 
 def dated(template: NamedTemplate, day: date | None) -> NamedTemplate:
-    """Return the template with `day` in place of today's date, so that its output does not depend on the clock.
+    """Return the template with `day` instead of today's date, so that its output does not depend on the clock.
 
     Raises InputError if the template asks for the date and `day` is None, or the other way round.
     """
@@ -190,7 +190,7 @@ class Template:
         return self._render(messages, tools, prompt, **variables)[0]
 
     def marked(self, messages: list[Message], tools: list[Any] | None) -> tuple[str, list[tuple[int, int]]]:
-        """Return the conversation as text, and the places that the template marks as generated. Raises a one-line
+        """Return the conversation as text, and the positions that the template marks as generated. Raises a one-line
         ValueError.
         """
         text, places = self._render(messages, tools, marked=True)
@@ -199,9 +199,9 @@ class Template:
     def render(
         self, messages: list[Message], tools: list[Any] | None = None
     ) -> tuple[str, list[tuple[int, int]]]:
-        """Return the conversation as text, and the places of the answers in it, for data in a format before 6.
+        """Return the conversation as text, and the positions of the answers in it, for data in a format before 6.
 
-        These are the places that the template marks as generated. If it marks nothing, an answer is what each
+        These are the positions that the template marks as generated. If it marks nothing, an answer is what each
         assistant message adds after the prompt for it. Later formats use `turns`.
 
         Raises a one-line ValueError.

@@ -24,7 +24,7 @@ from orchestrator.data.sources.table_rows import schema_in
 
 
 class WrongRow(Unfit):
-    """What is wrong with a row for the objective that reads it, and how to fix it."""
+    """The problem of a row for the objective that reads it, and how to fix it."""
 
     def __init__(self, problem: str, hint: str = "fix or remove it") -> None:
         super().__init__("record", problem, hint)

@@ -28,7 +28,7 @@ def gather(
     written: TokenFormat,
     where: str = "data.sources",
 ) -> DataManifest:
-    """Build the manifest of all shards in `folder` from their records, and write rejected.jsonl beside it.
+    """Build the manifest of all shards in `folder` from their records, and write rejected.jsonl next to it.
 
     Args:
         folder: the prepared data.

@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.data.sources.rejected import Unfit
 
 BY_NUMBER = "takes a label by its number"
-"""What a preparation says of a row whose label is a number that no label has as its name."""
+"""The note about a row whose label is a number that is not the name of a label."""
 NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
 TRUTHS = ("true", "false")
 SHOWN = 8
@@ -83,7 +83,7 @@ def _in_range(value: Any, number: int | None, names: Sequence[str]) -> int:
         return names.index(value)
     if number is None:
         shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
-        raise Unfit("record", f"its label {value!r} is none of {shown}", hint)
+        raise Unfit("record", f"its label {value!r} is not one of {shown}", hint)
     if not 0 <= number < len(names):
         raise Unfit("record", f"its label {number} is not among 0 to {len(names) - 1}", hint)
     return number

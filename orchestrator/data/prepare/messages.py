@@ -136,7 +136,7 @@ def _argument_pieces(value: Any) -> list[tuple[str, ...]]:
 
 
 def _spellings(text: str) -> tuple[str, ...]:
-    """Return a text as it is, and as JSON, HTML and Python spell it, all without whitespace."""
+    """Return a text unchanged and as JSON, HTML and Python spell it, all without whitespace."""
     as_json = (json.dumps(text, ensure_ascii=is_ascii)[1:-1] for is_ascii in (False, True))
     as_html = (html.escape(text, quote=quoted) for quoted in (False, True))
     forms = (text, *as_json, *as_html, text.replace("'", r"\'"), repr(text)[1:-1])
@@ -190,7 +190,7 @@ def _message(given: Any, number: int) -> Message:
         raise ValueError(f"has an unpaired surrogate in its message {number}")
     role = message.get("role")
     if role not in ROLES:
-        raise ValueError(f"the role {role!r} of its message {number} is none of {', '.join(ROLES)}")
+        raise ValueError(f"the role {role!r} of its message {number} is not one of {', '.join(ROLES)}")
     if calls:
         if role != "assistant" or not isinstance(calls, list):
             raise ValueError(f"its message {number} has tool_calls that are not a list of an assistant's")

@@ -43,7 +43,7 @@ def results(
     Args:
         run: the function to run.
         given: its inputs.
-        workers: number of tasks at once.
+        workers: number of parallel tasks.
         cpus: CPUs of each task.
         tries: how often a task whose process ends is started in all.
 

@@ -1,4 +1,4 @@
-"""The text of a part as it is tokenised: as read, or as cleaning leaves it."""
+"""The text of a part for tokenisation: as read, or after cleaning."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""What a model learns from a conversation: texts written by a chat template, with the places of the assistant's
-answers.
+"""The training texts of a conversation, written by a chat template, with the positions of the assistant's answers.
 
 One text holds the whole conversation if the template never rewrites a message when others follow. Many templates do:
-they drop the reasoning of an earlier answer, or end it differently. Then each answer gets a text of its own, after
-the conversation that a server would show before it.
+they drop the reasoning of an earlier answer, or end it differently. Then each answer gets its own text, after the
+conversation that a server would show before it.
 
-What the template omits cannot be learnt. So each answer's content, reasoning and calls (names and arguments) are
+The model cannot learn what the template omits. So each answer's content, reasoning and calls (names and arguments) are
 looked for in the text that the answer adds.
 """
 
@@ -29,7 +28,7 @@ HINT = "name one that writes it in data.chat_template, or take it out"
 
 
 class Written(NamedTuple):
-    """A text, and the places of the answers in it that are predicted."""
+    """A text, and the positions of its answers that are predicted."""
 
     text: str
     answers: list[tuple[int, int]]
@@ -96,7 +95,7 @@ def _by_turn(
 def _marked_turn(
     template: Template, messages: list[Message], tools: list[Any] | None, number: int
 ) -> tuple[str, list[tuple[int, int]]]:
-    """Return the conversation up to an answer, and the places that the template marks in that answer."""
+    """Return the conversation up to an answer, and the positions that the template marks in that answer."""
     text, places = template.marked(messages[: number + 1], tools)
     before = template.write(messages[:number], tools) if number else ""
     begin = _alike(before, text)
@@ -133,7 +132,7 @@ def _turn(
 
 
 def _in_thought(shown: str, text: str, before: int, number: int) -> str:
-    """Return the answer of `text`, to stand after the prompt `shown`, which opens a thought after `before`. An answer
+    """Return the answer of `text` for use after the prompt `shown`, which opens a thought after `before`. An answer
     without reasoning closes the thought.
     """
     place = shown.find(THOUGHT, before)

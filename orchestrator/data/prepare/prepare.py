@@ -81,7 +81,7 @@ def prepare(
     """Prepare the token shards of `data` in `cache` unless they exist; return the URI of the prepared data.
 
     Ray must be initialised, and its nodes must see the sources and the cache. At least one CPU must be free. Each
-    task takes one CPU, tasks use only free CPUs, and none is held afterwards.
+    task takes one CPU, tasks use only free CPUs, and all CPUs are released afterwards.
 
     Args:
         data: what to prepare.
@@ -96,7 +96,7 @@ def prepare(
         framed: put the tokenizer's special tokens around each text.
         make: False raises InputError if the data does not exist yet.
         begin: for streamed data, prepare only the first section and those that were published before.
-        leave: CPUs to leave for others. If none remains, a single task runs without a CPU of its own.
+        leave: CPUs to leave for others. If no CPU is free, a single task runs without reserving one.
         data_format: format of new data; 0 for the newest.
 
     Raises InputError for sources or a tokenizer that cannot be used and for a cache that cannot be written,
@@ -376,7 +376,7 @@ def _reach(data_format: int) -> int | None:
 
 
 def _train(uri: str, asked: tuple[list[str], list[Any], int], text: CleanedText | None) -> None:
-    """Train the tokenizer that is chosen on these parts of the text, for data of that format."""
+    """Train the configured tokenizer on these parts of the text, for data of that format."""
     parts, chosen, data_format = asked
     entries, special_tokens, *others = chosen
     recipe = TokenizerRecipe(vocabulary=entries, **(others[0] if others else {}))

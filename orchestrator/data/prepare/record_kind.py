@@ -85,6 +85,6 @@ def check_records(data: DataSpec, name: str, sources: Sequence[tuple[str, Source
         raise InputError(f"{name} reads records, on which no tokenizer is trained", "data.tokenizer", hint)
     kind = kind_of(
         data, name, EARLIER
-    )  # the run may have begun under a version with fewer checks of templates
+    )  # the run may have started under a version with fewer checks of templates
     if data.chat_date is not None and not (kind and kind.template):
-        raise InputError("there is no chat template that could ask for it", "data.chat_date", "leave it out")
+        raise InputError("no chat template is used that could ask for it", "data.chat_date", "leave it out")

@@ -67,7 +67,7 @@ class Record(NamedTuple):
         words: the words of the record, as they are stored.
         tokens: the token ids in the record.
         text: the row's content, which distinguishes it from other rows.
-        goes_on: whether another record of the same row follows. A conversation that is trained turn by turn has
+        goes_on: whether another record of the same row follows. A conversation whose answers are separate records has
             several.
     """
 

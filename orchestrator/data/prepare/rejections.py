@@ -1,5 +1,5 @@
-"""Documents that were left out or repaired, over all parts: rejected.jsonl beside the prepared data, and the limit on
-it.
+"""Documents that were left out or repaired, over all parts: rejected.jsonl next to the prepared data, and the limit
+on it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Finding = dict[str, Any]
 Totals = dict[str, dict[str, int]]
 """Number of documents, by action (left out, repaired) and by kind."""
 LARGE_BYTES = 2**30
-"""Above this size of an uncut part, the user is told that the text could not be cut."""
+"""Above this size of an uncut part, a message says that the text could not be cut."""
 LEAST_BYTES = {".jsonl": 8, ".txt": 14}
 """Minimum bytes of a document in a plain file: `{"a":""}`, or the line that separates it from the next."""
 
@@ -210,7 +210,7 @@ def _check(
     ((worst, of_worst),) = files.most_common(1)
     kinds = ", ".join(f"{kind} {n}" for kind, n in out.items())
     problem = f"{rejected} of {rejected + documents} documents are left out ({kinds}), {of_worst} of them in {worst}"
-    hint = f"see {folder.uri}/{NAME}; mend the text, or raise data.max_rejected"
+    hint = f"see {folder.uri}/{NAME}; fix the text, or raise data.max_rejected"
     raise InputError(problem, f"data.max_rejected {limit}", hint)
 
 

@@ -93,11 +93,11 @@ class PartEncoder:
 
 
 BATCH_BYTES = 2**20
-"""Bytes of text that are tokenised at once. This takes about fifty times as much memory."""
+"""Bytes of text that are tokenised in one call. This takes about fifty times as much memory."""
 BLOCK_BYTES = 2**20
 """Bytes of a shard that one checksum covers."""
 HELD_BYTES = 2**26
-"""Bytes of a part's tokens that are held in memory. More tokens, of a compressed file, wait in an unnamed file."""
+"""Bytes of a part's tokens that are kept in memory. More tokens, of a compressed file, wait in an unnamed file."""
 MOST_TOKENS = 2**32 - 1
 """Maximum number of tokens of a shard, because its index of documents has 32 bits."""
 REFUTED = "engine.json"
@@ -153,7 +153,7 @@ def contents_name(shard: str) -> str:
 
 
 def sizes_beside(shard: str, documents: int, data_format: int) -> dict[str, int]:
-    """Return the sizes in bytes of the files beside a shard with this many documents."""
+    """Return the sizes in bytes of the files next to a shard with this many documents."""
     ends = 4 * documents
     contents = ENTRY.itemsize * (documents + 1)
     beside = {ends_name(shard): (2, ends), contents_name(shard): (3, contents)}
@@ -288,7 +288,7 @@ class _Held:
             self._held.clear()
 
     def all(self) -> np.ndarray:
-        """Return all tokens. Nothing may be appended afterwards."""
+        """Return all tokens. Append nothing afterwards."""
         if self._file is None:
             return np.frombuffer(self._held, self._width)
         self._file.write(self._held)

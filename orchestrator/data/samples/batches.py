@@ -120,7 +120,7 @@ class StepSamples(NamedTuple):
         batches: the micro-batches.
         digest: the sum of the receipt digests of their samples.
         padding: on rank 0, if whole documents are packed, the share of padding in the global batch.
-        prompts: in place of micro-batches, if the model generates the answers: the prompts of each step of a rollout
+        prompts: instead of micro-batches, if the model generates the answers: the prompts of each step of a rollout
             that begins with this step; else empty.
     """
 
@@ -150,7 +150,7 @@ class Batches:
         """Return the samples at positions [position, position + count), collated, and the sum of their receipt
         digests.
 
-        Samples of different turns (see `Order`) are collated separately and put back in order.
+        Samples of different passes (see `Order`) are collated separately and put back in order.
         """
         positions = np.arange(position, position + count)
         turns, ids = self.order.at(positions)

@@ -31,7 +31,7 @@ class HeldOut:
         return len(self.read)
 
     def batch(self, numbers: Sequence[int]) -> Batch:
-        """Return the samples of these numbers, in this order, as in the first turn."""
+        """Return the samples of these numbers, in this order, as in the first pass."""
         return self.read.collate(numbers, turn=0)
 
 

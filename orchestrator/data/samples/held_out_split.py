@@ -187,7 +187,7 @@ def trained_documents(tokens: Tokens, held_out: Tokens, share: float) -> int:
 def _check_sides(
     least_digest: int, most_digest: int, documents: int, held_out: int, share: float, of: str
 ) -> None:
-    """Raise InputError if `held_out` is none or all of the documents; their digests are within the given bounds."""
+    """Raise InputError if `held_out` has no document or every document; their digests are within the given bounds."""
     if 0 < held_out < documents:
         return
     least = least_digest / DIGESTS

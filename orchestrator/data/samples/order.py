@@ -1,7 +1,7 @@
 """The order of samples: a pure function of (seed, epoch, position), in constant memory.
 
 A keyed permutation replaces a shuffled list: position p of an epoch is sample permute(p). Any rank finds any sample
-of any step with a few multiplications. Nothing is stored, and nothing is replayed on resume.
+of any step with a few multiplications. No state is stored or replayed on resume.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Order:
     """The infinite sequence of samples over weighted sources.
 
     An epoch takes floor(weight x samples) of each source, all shuffled together. With a fractional weight, each epoch
-    takes the next part of the source. A sample's randomness depends on its turn, the number of the pass over its
-    source, so that no two passes are alike.
+    takes the next part of the source. A sample's randomness depends on its pass over the source (`turn` in the code),
+    so that no two passes are equal.
 
     Args:
         seed: determines the order.
         samples: number of samples of each source.
         weights: passes over each source in one epoch.
-        by_pass: False for data of format 1. The turn is then the number of the epoch, and a source may be empty.
+        by_pass: False for data of format 1. The pass is then the number of the epoch, and a source may be empty.
 
     Raises InputError if a source or an epoch would be empty.
     """

@@ -1,5 +1,5 @@
-"""The user's own samples in place of prepared text: which of them a step reads, which are held out, and proof that
-they stay the same.
+"""The user's own samples instead of prepared text: the samples of each step, the held-out ones, and a check that they
+stay the same.
 
     <cache>/<fingerprint>/manifest.json    the number of samples, and a checksum of their content
 
@@ -152,7 +152,7 @@ class OwnHeldOut:
         return self.samples
 
     def batch(self, numbers: Sequence[int]) -> Batch:
-        """Return the samples of these numbers, in order, as in the first turn, with the values of the whole set."""
+        """Return the samples of these numbers, in order, as in the first pass, with the values of the whole set."""
         chosen = self.numbers[np.asarray(numbers)]
         batch = self.read.batch(chosen.tolist(), [0] * len(chosen), held_out=True)[0]
         return {**batch, **_of_set(self.read, len(chosen))}

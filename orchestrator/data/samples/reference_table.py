@@ -1,4 +1,5 @@
-"""Log-probabilities of prepared answers under a run's initial model. They are computed once and kept beside the data.
+"""Log-probabilities of prepared answers under a run's initial model. They are computed once and stored next to the
+data.
 
     <prepared data>/reference/<key>/000000.bin    fp32 [samples, 2] of one part, little-endian, after its xxh3_64
 

@@ -1,7 +1,7 @@
 """Windows of samples that are skipped after an instability, as arithmetic on positions.
 
-Everything here is a pure function of recorded events, so that all ranks decide alike, a resumed run decides as the
-original did, and a replay reads the same samples.
+Everything here is a pure function of recorded events, so all ranks make the same decision, a resumed run decides as
+the original did, and a replay reads the same samples.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A teacher's largest logits of prepared samples. They are computed once and kept beside the data.
+"""A teacher's largest logits of prepared samples. They are computed once and stored next to the data.
 
     <prepared data>/teacher/<key>/000000.bin      the samples of one part: a head, then a record for each sample
     <prepared data>/teacher/<key>/manifest.json   k, and the mean probability of the k tokens, once all parts are there
@@ -38,7 +38,7 @@ class TopRecords(NamedTuple):
 
 
 class TeacherTable:
-    """The logits of the samples 0 to `samples` - 1, `k` at each of `length` places. Only one process may write."""
+    """The logits of the samples 0 to `samples` - 1, `k` at each of `length` positions. Only one process may write."""
 
     def __init__(
         self, data: str, key: str, samples: int, length: int, k: int, retry: Retry | None = None

@@ -42,7 +42,7 @@ def saved_files(fs: Any, folder: str, where: str) -> list[str] | None:
         return None
     state = _json(fs, f"{folder}/{STATE}", where)
     if state.get("_indices_data_files"):
-        raise InputError("reads its rows in an order of its own", where, "save it after flatten_indices()")
+        raise InputError("reads its rows in an undefined order", where, "save it after flatten_indices()")
     try:
         return [f"{folder}/{file['filename']}" for file in state["_data_files"]]
     except (KeyError, TypeError):

@@ -25,7 +25,7 @@ def check_sources(
     Args:
         data: the job's data.
         objective: its objective.
-        held_out: the sets that have text of their own: by name, the key of the job file and the sources.
+        held_out: the sets with their own text: by name, the key of the job file and the sources.
         begins: whether the data of a run begins. Then the columns that the sources name are checked too, see
             `check_columns`. A run that began without a column continues.
 

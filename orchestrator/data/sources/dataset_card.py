@@ -1,7 +1,7 @@
 """The label names in a dataset card: `dataset_info` in the README.md of a dataset on Hugging Face's Hub.
 
-Tables hold these names in their schema. JSON lines and CSV hold only the numbers, so the card beside them says which
-label each number is.
+Tables hold these names in their schema. JSON lines and CSV hold only the numbers, so the card in the same folder
+names the label of each number.
 """
 
 from __future__ import annotations

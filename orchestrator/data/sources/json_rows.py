@@ -14,7 +14,7 @@ from orchestrator.data.sources.plain import damage_of
 from orchestrator.data.sources.rejected import Rejected, Unfit
 from orchestrator.data.sources.repair import replaced
 
-_A_LINE_EACH = "write each of its objects on a line of its own, or call the file .json"
+_A_LINE_EACH = "write each of its objects on a separate line, or call the file .json"
 LIST = Unfit("json", "is no object, and begins a list", _A_LINE_EACH)
 NO_OBJECT = Unfit("json", "is no object")
 WHITE = b" \t\r\n"
@@ -118,9 +118,9 @@ class _List:
         if mark == "]":
             self._next += 1
             if self._mark():
-                self._refuse("json", "goes on after the end of its list", "remove what follows it")
+                self._refuse("json", "continues after the end of its list", "remove what follows it")
         elif not damage_of(self._file):
-            self._refuse("torn", "is cut off: the end of its list is missing", "fetch the file anew")
+            self._refuse("torn", "is cut off: the end of its list is missing", "fetch the file again")
 
     def _mark(self) -> str:
         """Return the next character that is not white space; empty at the end of the file."""

@@ -140,7 +140,8 @@ def _is_hidden(name: str, pattern: str) -> bool:
 
 
 def _behind_link(fs: Any, info: dict[str, Any]) -> dict[str, Any]:
-    """Return the target of a link under the link's name, because a listing reports the link; a broken link as it is."""
+    """Return the target of a link under the link's name, because a listing reports the link; a broken link
+    unchanged."""
     if not info.get("islink"):
         return info
     try:

@@ -90,7 +90,7 @@ def _check(part: Part, columns: Sequence[str], where: str) -> None:
     for column in columns:
         if column in lacking:
             what = f"names '{column}', which no row of the first part has, as in {part[0].file.uri}"
-            hint = f"{lacking[column].hint()}; what only later rows have takes a source of its own"
+            hint = f"{lacking[column].hint()}; put rows with other columns into a separate source"
             raise InputError(what, where, hint)
 
 
@@ -147,7 +147,7 @@ class _Place:
         self._found = found
 
     def hint(self) -> str:
-        """Return a hint about what exists in place of what is missing."""
+        """Return a hint that names existing columns instead of the missing one."""
         found = self._found
         before = self._keys[: self._done]
         after = self._keys[self._done + 1 :]

@@ -33,7 +33,7 @@ MADE = ".made.json"
 PART = re.compile(r"part-\d{5,}\.parquet")
 """The name of a file of rows."""
 BATCH = 4096
-"""Rows that are written at once."""
+"""Rows of one write."""
 FILE_BYTES = 2**25
 """Bytes of rows in memory after which the next file begins."""
 

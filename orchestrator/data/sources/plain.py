@@ -28,7 +28,7 @@ MAGIC = {
 }
 """The first bytes of a compressed file; for zstd also those of frames without data."""
 CHUNK = 2**16
-"""Compressed bytes that are read at once, and decompressed bytes that are returned at once."""
+"""Compressed bytes of one read, and decompressed bytes of one result."""
 ERRORS = (zlib.error, lzma.LZMAError, OSError, EOFError, ValueError)
 
 
@@ -183,7 +183,7 @@ def _zstandard(file: BinaryIO, plain: Plain, skip: int = 0, step: int = CHUNK) -
 
 
 def measured(file: BinaryIO, compression: str) -> tuple[int, Damage | None]:
-    """Return how many decompressed bytes of a file can be trusted, and why no more."""
+    """Return how many decompressed bytes of a file are intact, and what ends them."""
     plain = Plain(file, compression)
     while plain.read(CHUNK):
         pass

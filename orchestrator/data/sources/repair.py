@@ -77,4 +77,4 @@ def joined(text: str) -> str:
 
 def _check_share(text: str, wrong: int) -> None:
     if wrong > MOST * len(text) + 1:
-        raise Unfit("binary", f"is no text: {wrong} of {len(text)} characters are none", "remove it")
+        raise Unfit("binary", f"is not text: {wrong} of {len(text)} characters are invalid", "remove it")

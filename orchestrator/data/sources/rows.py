@@ -40,7 +40,7 @@ def read(
             if twice := [name for name in span.file.columns if names.count(name) > 1]:
                 what = f"has several columns called '{twice[0]}'"
                 rejected.refuse(
-                    span.file, Unfit("columns", what, "give each a name of its own"), at, ",".join(values)
+                    span.file, Unfit("columns", what, "give each a different name"), at, ",".join(values)
                 )
                 return
         elif len(values) > len(names) or (len(values) < len(names) and span.file.on_error != "fail"):
@@ -112,7 +112,7 @@ class _Reader:
 
 
 class Row(NamedTuple):
-    """A row of named columns and its place: the byte at which its line begins, in the decompressed text, or its
+    """A row of named columns and its position: the byte at which its line starts in the decompressed text, or its
     number.
 
     `ends` is False for a piece of a document that continues in the next row.
@@ -155,7 +155,7 @@ def rows(
 
 @contextmanager
 def opened_sound(span: Span, rejected: Rejected, checked: bool) -> Iterator[BinaryIO]:
-    """Yield the decompressed bytes of a span's file. If they end early, `rejected` is told after all were read.
+    """Yield the decompressed bytes of a span's file. If they end early, `rejected` gets a note after all were read.
 
     If `checked`, a compressed file is read once before, and then only as far as it can be trusted.
     """
@@ -191,8 +191,8 @@ def _is_sound(span: Span, at: int, values: dict[str, Any], rejected: Rejected) -
 
 def _unfit(damage: Damage) -> Unfit:
     if damage.cut_off:
-        return Unfit("torn", f"is cut off ({damage.reason})", "fetch the file anew")
-    return Unfit("damaged", f"is damaged ({damage.reason})", "fetch the file anew")
+        return Unfit("torn", f"is cut off ({damage.reason})", "fetch the file again")
+    return Unfit("damaged", f"is damaged ({damage.reason})", "fetch the file again")
 
 
 _READERS: dict[str, Callable[..., Iterator[tuple[Any, ...]]]] = {

@@ -1,4 +1,4 @@
-"""Divide files into parts, each of which one task turns into one shard."""
+"""Divide files into parts. One task makes one shard of each part."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _refuse(file: SourceFile, names: list[str], damage: BaseException | None) ->
     if damage:
         kind = "an Arrow" if file.kind == ".arrow" else "a parquet"
         problem = f"is not {kind} file ({' '.join(str(damage).split())[:200]})"
-        raise InputError(problem, file.uri, "write the file anew, or set data.on_error") from None
+        raise InputError(problem, file.uri, "write the file again, or set data.on_error") from None
     for key in file.columns:
         if not top_level(names, [key]) and key not in file.folders:
             raise InputError(f"has no column '{key}'", file.uri, f"set field to one of {', '.join(names)}")

@@ -14,7 +14,7 @@ from orchestrator.data.sources.files import Span, opened
 from orchestrator.data.sources.rejected import Rejected, Unfit
 
 BATCH_ROWS = 256
-"""Rows of a .parquet file that are read at once."""
+"""Rows of a .parquet file in one read."""
 ERRORS = (OSError, ValueError, MemoryError, NotImplementedError, KeyError, TypeError)
 """pyarrow's errors for damaged files. Storage errors are ReadFailed."""
 

@@ -138,7 +138,7 @@ class _Archive:
             if info.type not in EMPTY:
                 self._skip(size + -size % BLOCK)
         if not self.whole and not damage_of(self._file):
-            unfit = Unfit("torn", "is cut off: the end of the archive is missing", "fetch the file anew")
+            unfit = Unfit("torn", "is cut off: the end of the archive is missing", "fetch the file again")
             self._rejected.refuse(self._source, unfit)
 
     def _headers(self) -> Iterator[tuple[tarfile.TarInfo, str, int]]:

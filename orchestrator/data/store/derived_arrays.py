@@ -19,7 +19,7 @@ from orchestrator.data.store.node_copies import locked
 from orchestrator.storage.atomic import draft_of, replace_file
 
 CHUNK = 2**20
-"""Numbers that are hashed at once."""
+"""Numbers hashed in one call."""
 Keep = Callable[[str, np.ndarray], Any]
 """Takes the next piece of a named array."""
 

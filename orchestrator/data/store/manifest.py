@@ -49,7 +49,8 @@ class TokenShard:
         blocks: from format 2 on, the xxh3_64 (16 hexadecimal digits) of every `shards.BLOCK_BYTES`, concatenated.
         ends: from format 2 on, the xxh3_64 of the index of document ends, see `shards.ends_name`.
         contents: from format 3 on, the xxh3_64 of the index of documents' contents, see `shards.contents_name`.
-        turns: for conversations trained on turn by turn: the number of `rows`, how many `more` records than rows
+        turns: for conversations whose answers are separate records: the number of `rows`, how many `more` records
+            than rows
             they have, and the `tokens` of these records; empty without any.
     """
 
@@ -66,8 +67,8 @@ class TokenShard:
 
 @dataclass(frozen=True)
 class PreparedSource:
-    """The shards of one source in the order of its text. `uri` is where the text was when it was prepared, or several
-    places joined by commas.
+    """The shards of one source in the order of its text. `uri` is the location of the text when it was prepared, or
+    several locations joined by commas.
     """
 
     uri: str
@@ -109,7 +110,7 @@ class DataManifest:
         named: how often the text contains each name of a special token, separately for names read as "text" and as
             "tokens".
         inner_ends: number of tokens within documents that look like a document's end; 0 for data of earlier versions.
-        own: checksum of own samples, of which there are `documents`; empty for text.
+        own: checksum of own samples; `documents` is their number; empty for text.
         tokens: tokens of all sources, those of `frame` included.
         bytes_per_token: turns a loss in nats per token into bits per byte: loss / ln 2 / bytes_per_token. Tokens
             before a text are not predicted and do not count, here and in the entropy.
@@ -227,7 +228,9 @@ def read(folder: DataFolder, name: str = NAME) -> DataManifest | None:
         return found
     except (ValueError, KeyError, TypeError) as error:
         what = f"holds a damaged {name} ({error!r})"
-        raise DamagedManifest(what, folder.uri, "run or prepare the job again, which makes it anew") from None
+        raise DamagedManifest(
+            what, folder.uri, "run or prepare the job again, which makes it again"
+        ) from None
 
 
 def write(folder: DataFolder, manifest: DataManifest, name: str = NAME) -> None:

@@ -60,7 +60,7 @@ def import_megatron(
     """Convert the weights of a GPT's Megatron-LM checkpoint (--ckpt-format torch or torch_dist).
 
     One without rotary positions becomes GPT-2, one with rotary positions, SwiGLU and RMSNorm Llama. The files are
-    pickles, of which only tensors and plain data are read. Optimiser state is not imported.
+    pickles; only tensors and plain data are read from them. Optimiser state is not imported.
     """
     from orchestrator.extensions.importers.megatron import import_megatron as take
 

@@ -1,7 +1,7 @@
 """Take the weights out of a sharded checkpoint that Megatron-LM wrote: one file of each rank of tensor and pipeline
 parallelism (`--ckpt-format torch`), or a folder of torch.distributed.checkpoint (`torch_dist`).
 
-The files are pickles. A process of its own reads them, see `megatron_unpickle`; this one unpickles nothing.
+The files are pickles. A separate process reads them, see `megatron_unpickle`; this one unpickles nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tensors of a distributed checkpoint of Megatron-Core (`--ckpt-format torch_dist`), read as they are asked for.
+"""The tensors of a distributed checkpoint of Megatron-Core (`--ckpt-format torch_dist`), read on demand.
 
 It is a folder of torch.distributed.checkpoint; nothing of it is unpickled, see `workloads.hf.files.dcp`. Tensors are
 whole there: those of all layers lie in one, the first dimension of which counts layers, or in one for each layer where
@@ -27,7 +27,8 @@ _NOT_NEEDED = re.compile(r"(chained_\d+\.)?optimizer\..+|.*(_extra_state|inv_fre
 
 
 class StoredModel(Mapping[str, Tensor]):
-    """The tensors of the model by canonical names, each read anew. Raises WorkloadError for what is not known, is there
+    """Return the tensors of the model by canonical names; each access reads the file. Raises WorkloadError for what
+    is not known, is there
     twice, or is no such folder."""
 
     def __init__(self, folder: Path, layers: int) -> None:
@@ -82,7 +83,7 @@ def _check_format(folder: Path) -> None:
         about = json.loads((folder / ABOUT).read_bytes())
         found = about["sharded_backend"], about["sharded_backend_version"]
     except (OSError, ValueError, KeyError, TypeError):
-        raise WorkloadError(f"{ABOUT} does not say in which format it is; copy it again") from None
+        raise WorkloadError(f"{ABOUT} does not state its format; copy it again") from None
     if found != (FORMAT, 1):
         raise WorkloadError(
             f"it is of the format {found[0]!s:.40} version {found[1]!s:.10}, and {FORMAT} version 1 is imported; "

@@ -26,7 +26,7 @@ _OURS_TOGETHER = re.compile(r"(layers\.\d+\.experts)\.all_(up|down)")
 
 
 def expert_name(rest: str) -> str | None:
-    """What a tensor of a layer is called here if it is of experts, None if it is not."""
+    """Return the canonical name of an expert tensor of a layer; None for any other tensor."""
     if found := _ALONE.fullmatch(rest):
         return f"experts.{found[1]}.{_PARTS[found[2]]}.weight"
     if found := _NUMBERED.fullmatch(rest):
@@ -46,7 +46,7 @@ def with_all_experts(ranks: Sequence[Mapping[str, Tensor]], options: Options) ->
             ours = _OURS.fullmatch(name)
             if ours is None:
                 if name in found and not torch.equal(found[name], tensor):
-                    raise WorkloadError(f"{name} is to be the same on all expert-parallel ranks, and is not")
+                    raise WorkloadError(f"{name} differs between expert-parallel ranks, but should be equal")
                 found[name] = tensor
             elif int(ours[2]) >= each:
                 raise WorkloadError(f"{name} is one too many: its options say {each} experts a rank")

@@ -75,7 +75,7 @@ def _flat(tree: Mapping[Any, Any], before: str, seen: set[int]) -> Iterator[tupl
 
 
 def canonical_name(name: str) -> str:
-    """What a tensor is called here. Raises WorkloadError for one that is not known."""
+    """Return the canonical name of a tensor. Raises WorkloadError for one that is not known."""
     if name in _FLAT:
         return _FLAT[name]
     if body := _BODY.fullmatch(name):
@@ -122,7 +122,7 @@ def _checked(whole: _Whole, tensors: Iterator[tuple[str, Tensor]], kept: int) ->
             continue
         if not torch.equal(whole.joined(last, name, 0)[:kept], whole.joined(0, "words", 0)[:kept]):
             raise WorkloadError(
-                f"the {name} of pipeline rank {last} is to be the table of rank 0, and is not"
+                f"the {name} of pipeline rank {last} differs from the table of rank 0, but should be equal"
             )
     for (tp, stage), held in whole.ranks.items():
         if left := sorted(name for name in held if (stage, name) not in whole.used):
@@ -197,8 +197,8 @@ def _llama(whole: _Whole, places: list[tuple[int, str]], rows: int) -> Iterator[
 
 
 def _feed_forwards(experts: int) -> Iterator[tuple[str, tuple[str, str, str]]]:
-    """What the tensors of a layer's feed-forward, or of each of its experts, begin with, and what transformers calls
-    its gate, and its projections up and down."""
+    """Return the prefix of the tensors of a layer's feed-forward block or of its experts, and transformers' names of
+    gate, up and down projections."""
     if not experts:
         yield "", ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
     for number in range(experts):
@@ -231,7 +231,7 @@ class _Whole:
             )
 
     def parts(self, stage: int, name: str) -> list[Tensor]:
-        """What each rank has of a tensor."""
+        """The parts of a tensor, by rank."""
         found = [self.ranks[tp, stage].get(name) for tp in range(self.options.tensor)]
         there = [part for part in found if part is not None]
         self.used.add((stage, name))
@@ -255,7 +255,7 @@ class _Whole:
         """A tensor that all ranks have."""
         first, *others = self.parts(stage, name)
         if any(not torch.equal(first, other) for other in others):
-            raise WorkloadError(f"{name} of pipeline rank {stage} is to be the same on all ranks, and is not")
+            raise WorkloadError(f"{name} of pipeline rank {stage} differs between ranks, but should be equal")
         return first.clone()
 
     def gate_up(self, stage: int, name: str) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from workloads.errors import WorkloadError
 
 @dataclass(frozen=True)
 class Options:
-    """What of a run's options decides the layout of its tensors, and what they compute. groups: key-value heads;
+    """The options of a run that decide the layout of its tensors and their computation. groups: key-value heads;
     experts: of a layer, 0 for none, of which `chosen` compute a token, divided over `expert_parallel` ranks."""
 
     version: float
@@ -70,7 +70,8 @@ def options_of(args: Mapping[str, Any], version: float) -> Options:
     if not (rotary == gated == rms != biases):
         kinds = f"rotary positions {rotary}, swiglu {gated}, RMSNorm {rms} and biases {biases}"
         raise WorkloadError(
-            f"{kinds} are neither GPT-2's (none but biases) nor Llama's (all but biases), which are imported"
+            f"{kinds} are neither GPT-2's (none except biases) nor Llama's (all except biases); only these two "
+            f"are imported"
         )
 
     if said("num_experts", 0) and not gated:
@@ -138,7 +139,7 @@ def number(said: Mapping[str, Any], name: str, missing: Any, least: int | None =
     found = said.get(name)
     found = missing if found is None else found
     if type(found) is not int and (least is not None or type(found) is not float):
-        raise WorkloadError(f"its {name} is {str(found)[:40]!r}, which is no number")
+        raise WorkloadError(f"its {name} is {str(found)[:40]!r}, which is not a number")
     if least is not None and found < least:
         raise WorkloadError(f"its {name} is {found}, which is less than {least}")
     return found

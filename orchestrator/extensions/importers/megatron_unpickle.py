@@ -1,8 +1,9 @@
 """The process that reads checkpoints of Megatron-LM, which are pickles: started by `megatron.py` only.
 
 Reads {"folder", "target", "vocabulary"} as JSON from standard input, writes model.safetensors, config.json and one line
-of JSON. The files are read by torch's own reader of weights alone. Of other objects only the options of the run are
-made; what else is plain data, and what is Megatron's, becomes an inert placeholder, and all else is refused.
+of JSON. The files are read by torch's own reader of weights alone. The options of the run are the only other objects
+that it builds; what else is plain data, and what is Megatron's, becomes an inert placeholder, and all else is
+refused.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ PLAIN = (
     "types.SimpleNamespace",
 )
 """What is plain data among what torch's reader does not know: arrays of a generator's state, states of fp8 layers, and
-options. None of it is needed."""
+options. The import needs none of these."""
 OURS = ("megatron.", "transformer_engine.")
 """Packages whose classes, of which options have a few, become placeholders."""
 
@@ -137,14 +138,14 @@ def _read(folder: Path) -> Shards:
     options, iteration, virtual = about[first]
     if unlike := next((rank for rank in others if about[rank] != about[first]), None):
         raise WorkloadError(
-            f"{_ranks(unlike)} has other options or another iteration than {_ranks(first)}; copy all anew"
+            f"{_ranks(unlike)} has other options or another iteration than {_ranks(first)}; copy all files again"
         )
     degrees = options.tensor, options.pipeline, options.expert_parallel
     every: set[Place] = set(itertools.product(*map(range, degrees)))  # type: ignore[arg-type]
     for what, found in (("is missing", every - about.keys()), ("is one too many", about.keys() - every)):
         if found:
             rank = _ranks(min(found))
-            raise WorkloadError(f"the file of {rank} {what}, of {len(every)}; copy all anew")
+            raise WorkloadError(f"the file of {rank} {what}, of {len(every)}; copy all files again")
     _check_places(said)
     models = {
         # layers go through all ranks of a pipeline before they come back to the first with its next stage
@@ -164,7 +165,7 @@ def _place(numbers: tuple[int, ...], options: Options, where: str) -> Place:
     pipeline = rest.pop(0) if rest and options.pipeline > 1 else 0
     expert = rest.pop(0) if rest and options.expert_parallel > 1 else 0
     if rest and (any(rest) or options.pipeline > 1):
-        raise WorkloadError(f"{where} is of more ranks than its options say; copy all anew")
+        raise WorkloadError(f"{where} is of more ranks than its options say; copy all files again")
     return tensor, pipeline, expert
 
 
@@ -211,7 +212,7 @@ def _ranks(rank: Place) -> str:
 
 def _check_places(said: Mapping[Place, Mapping[str, Any]]) -> None:
     """Raise WorkloadError if files stand in each other's folders: ranks of a run count tensor before expert before
-    pipeline parallelism. Converted checkpoints do not tell."""
+    pipeline parallelism. Converted checkpoints do not say."""
     ranks = {place: args.get("rank") for place, args in said.items()}
     if len(set(map(str, ranks.values()))) < len(ranks) or any(
         type(rank) is not int for rank in ranks.values()
@@ -221,7 +222,7 @@ def _check_places(said: Mapping[Place, Mapping[str, Any]]) -> None:
     for place, rank in zip(places, sorted(ranks.values()), strict=True):  # type: ignore[type-var]
         if ranks[place] != rank:
             raise WorkloadError(
-                f"the file of {_ranks(place)} was written by rank {ranks[place]}, not {rank}; copy all anew"
+                f"the file of {_ranks(place)} was written by rank {ranks[place]}, not {rank}; copy all files again"
             )
 
 
@@ -235,7 +236,7 @@ def _files(folder: Path) -> Iterator[tuple[tuple[int, ...], Path]]:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    """What is in a file, its tensors not read yet."""
+    """The content of a file, without its tensors' data."""
     where = f"{path.parent.name}/{path.name}"
     try:
         with zipfile.ZipFile(path) as file:

@@ -1,4 +1,4 @@
-"""A process of its own that reads pickles of other projects, with an empty environment: it answers in JSON."""
+"""A separate process that reads pickles of other projects, with an empty environment. It answers in JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from orchestrator.config.errors import InputError
 
 
 def ask(module: str, request: dict[str, Any]) -> dict[str, Any]:
-    """What the process of that module answers about `request["folder"]`; it writes to the folder `request["target"]`.
+    """Return the answer of that module's process about `request["folder"]`; it writes to the folder
+    `request["target"]`.
 
     Raises InputError if it refuses, or ends without an answer.
     """

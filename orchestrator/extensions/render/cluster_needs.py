@@ -40,7 +40,7 @@ class NodeGroup:
 
 @dataclass(frozen=True)
 class ClusterNeeds:
-    """What a job needs of a cluster."""
+    """The resources that a job needs on a cluster."""
 
     name: str
     image: str
@@ -54,9 +54,9 @@ class ClusterNeeds:
     gpu: int = 0
     """GPUs of a worker."""
     memory_gib: float = 4.0
-    """GiB of memory of a worker, 0 for what its machine has."""
+    """GiB of memory of a worker; 0 for all of its machine's."""
     disk_gib: float = 0.0
-    """GiB of disk of a node, 0 for what its machine has."""
+    """GiB of disk of a node; 0 for all of its machine's."""
     per_node: int = 1
     """Workers that share a node, which keeps a tensor-parallel group on one machine."""
     accelerators: tuple[str, ...] = ()

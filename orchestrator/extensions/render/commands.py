@@ -444,7 +444,7 @@ def local(
     image: Image,
     head_ip: Annotated[str, typer.Option(callback=word, help="the head's address")],
     worker_ip: Annotated[list[str], typer.Option(callback=words, help="a worker's address; repeat")],
-    ssh_user: Annotated[str, typer.Option(callback=word, help="who logs in on all of them")] = "ubuntu",
+    ssh_user: Annotated[str, typer.Option(callback=word, help="the ssh user of all machines")] = "ubuntu",
     overrides: Set = None,
     to: To = None,
 ) -> None:

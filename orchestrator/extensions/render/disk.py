@@ -25,7 +25,7 @@ def with_disk(
     Args:
         spec: the job.
         needs: what the job needs of its machines.
-        given: the disk of a pod in GiB, None for what the job needs.
+        given: the disk of a pod in GiB; None for the job's need.
         on_store: whether the run directory, and so the shards unless `data.cache` is set, is on a store. Shards on a
             mounted file system are not copied.
 

@@ -82,7 +82,7 @@ def script(runs: str, is_packed: bool = False) -> str:
     file = "/dev/stdin" if is_packed else f"{JOB_FOLDER}/{JOB_FILE}"
     unpacked = f"gzip -dc {JOB_FOLDER}/{JOB_FILE}.gz | " if is_packed else ""
     command = ["orchestrator", "run", file, "--address", "auto", "--run-dir", runs]
-    return f"""# Refused: where a store was down for a moment, that mends by itself.
+    return f"""# Refused: a store that was down for a moment causes a retry, not a failure.
 for attempt in 1 2 3; do
   [ $attempt -eq 1 ] || sleep 60
   {unpacked}{shlex.join(command)}

@@ -132,7 +132,7 @@ def ask_server(files: dict[str, Any], kubeconfig: Path) -> None:
     # One by one, so that the error names the file.
     for name, manifest in files.items():
         if refusal := _kubectl(kubeconfig, words, yaml_of(manifest)):
-            raise InputError(refusal, f"{name}, by the API server of {kubeconfig}", "mend what it names")
+            raise InputError(refusal, f"{name}, by the API server of {kubeconfig}", "fix what it names")
 
 
 def check_queue(queue: str, namespace: str, kubeconfig: Path | None) -> None:

@@ -22,7 +22,7 @@ from orchestrator.launch.job_paths import local, read_paths, written_paths
 
 NOT_TEXT = re.compile(r"[yYnN]|[-+]?\.?\d[\d_.:]*([eE][-+]?\d*)?|0[xXoObB][\da-fA-F_]+")
 """Text that kubectl's YAML parser may read as another type, unlike Python's: n as no, 1e6 as a number."""
-MARK = "# written by `orchestrator cluster render`, which may write it anew"
+MARK = "# written by `orchestrator cluster render`, which may overwrite it"
 """The first line of a file that this command may replace."""
 
 
@@ -44,7 +44,7 @@ def warn_of_local_paths(spec: JobSpec, mounted: str = "") -> None:
     """Print a note about local paths, which exist on one machine only. Paths under `mounted` are shared by all."""
     place = f"a path under {mounted}" if mounted else "a URI"
     if found := local(read_paths(spec), mounted):
-        note(f"every worker reads {', '.join(found)} where it is: the image must hold it, or give {place}")
+        note(f"every worker reads {', '.join(found)} locally: put it into the image, or set {place}")
     written = written_paths(spec)
     if found := [key for key, path in written.items() if local([path], mounted)]:
         note(f"{', '.join(found)} would be of one machine, and gone with it; give {place}")
@@ -139,7 +139,7 @@ def write(files: dict[str, Any], to: Path | None, replaces: str = "") -> None:
     Args:
         files: the documents by file name.
         to: the folder, None for standard output.
-        replaces: the name of a file that is removed if this command wrote it, since these files take its place.
+        replaces: the name of a file that is removed if this command wrote it, since these files replace it.
     """
     texts = {name: yaml_of(document) for name, document in files.items()}
     if to is None:

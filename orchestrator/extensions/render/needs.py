@@ -69,7 +69,7 @@ def needed_machines(
     known = Bundle(labels={key: wanted for key, wanted in worker.labels.items() if key in groups[0]})
     if not any(known.suits(labels) for labels in groups):
         where, hint = "resources.per_worker.labels", "change them, --spot or --accelerator"
-        raise InputError("no worker of what is rendered would have these labels", where, hint)
+        raise InputError("no rendered worker would have these labels", where, hint)
     return needs
 
 
@@ -99,7 +99,7 @@ def of_one_cloud(resources: ResourceSpec, cloud: str | None) -> None:
     notices = resources.notices
     if cloud is not None and notices in CLOUDS.values() and notices != cloud:
         raise InputError(
-            f"{notices} tells nothing on machines of {cloud}",
+            f"{notices} sends no notices on machines of {cloud}",
             "resources.notices",
             f"set it to {cloud} or null",
         )
@@ -110,4 +110,4 @@ def one_value(resources: ResourceSpec, labels: Iterable[str]) -> None:
     for label in labels:
         if resources.per_worker.labels.get(label, "").startswith("in("):
             where, hint = f"resources.per_worker.labels.{label}", "name one of them"
-            raise InputError("no node of what is rendered would have this label", where, hint)
+            raise InputError("no rendered node would have this label", where, hint)

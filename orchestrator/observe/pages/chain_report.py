@@ -52,7 +52,7 @@ def _report_of(root: RunDir, stage: Mapping[str, Any]) -> str:
 
 
 def _described(stage: Mapping[str, Any]) -> dict[str, str]:
-    """What a stage begins with and its measured values, as text."""
+    """The start of a stage and its measured values, as text."""
     base = stage["begins_with"]
     begins = "" if base is None else f"{base['stage']} @{base['tag']}"
     if base and base["step"] is not None:
@@ -66,7 +66,7 @@ def _described(stage: Mapping[str, Any]) -> dict[str, str]:
         if metric in ("loss", "accuracy", "bits_per_byte")
     ]
     return {
-        "begins": "; ".join(filter(None, (begins, tokenizers))) or "anew",
+        "begins": "; ".join(filter(None, (begins, tokenizers))) or "random weights",
         "measured": ", ".join(measured),
     }
 

@@ -72,7 +72,7 @@ def drawn(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class Cost(NamedTuple):
-    """What an export costs: its name, the unit of round numbers, how a value is written, and its value for a row."""
+    """A cost of an export: its name, the unit of round numbers, the format of a value, and its value for a row."""
 
     title: str
     unit: float

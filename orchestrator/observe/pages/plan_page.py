@@ -69,7 +69,10 @@ def plan_page(
         "drawn": (drawn, parts),
         "memories": _memories(demand, shape, plan, played, peaks),
         "traced": traced,
-        "candidates": [c.to_json() for c in plan.candidates[:SHOWN]],
+        "candidates": [
+            {**c.to_json(), **({"memory_bytes": max(peaks)} if c is plan.chosen else {})}
+            for c in plan.candidates[:SHOWN]
+        ],
     }
     return render("plan", content)
 

@@ -60,7 +60,7 @@ class Runs:
 def listed(runs: Mapping[str, RunDir | InputError], words: str = "") -> list[dict[str, Any]]:
     """Return the page's rows for the runs whose name, state or job file contains all the words, training runs first.
 
-    For a place that cannot be used, the row gives the reason.
+    For an unusable folder, the row gives the reason.
     """
     wanted = words.lower().split()
     all_rows = [_row_or_why(name, run) for name, run in runs.items()]

@@ -15,9 +15,7 @@ class WandbSpec(StrictModel):
     """Weights & Biases; the key is in its own environment variable or netrc, never in a job file."""
 
     project: str = Field(min_length=1, description="the project that the run is shown in")
-    entity: str | None = Field(
-        default=None, description="the team or user; that of your key if it is not said"
-    )
+    entity: str | None = Field(default=None, description="the team or user; default: that of your key")
     mode: Literal["online", "offline"] = Field(
         default="online", description="offline: into the run directory, for `wandb sync`"
     )
@@ -32,7 +30,8 @@ class OpenTelemetrySpec(StrictModel):
 
 
 class SinkSpec(StrictModel):
-    """Copies of a run's rows and events beside MLflow. A separate process makes them, and the run never waits for it.
+    """Further copies of a run's rows and events, besides MLflow. A separate process makes them, and the run never
+    waits for it.
 
     Each key but `own` is the name of a module of `orchestrator.observe.sinks`.
     """
@@ -42,7 +41,7 @@ class SinkSpec(StrictModel):
     opentelemetry: OpenTelemetrySpec | None = None
     own: list[ObjectReference] = Field(
         default_factory=list,
-        description="sinks of your own: module:name of a class that takes a `SinkContext` and has the methods of "
+        description="your own sinks: module:name of a class that takes a `SinkContext` and has the methods of "
         "`orchestrator.observe.sinks.sink.Sink`",
     )
 
@@ -52,7 +51,7 @@ OF_WANDB = (
 )
 """The hint for every other argument of `wandb.init`."""
 BY_PLACE: Mapping[str, str] = {"sinks.wandb": OF_WANDB}
-"""The hint for every unknown key of a place that is not a misspelled one."""
+"""The hint for an unknown key that is not a misspelled one."""
 OTHER_NAMES: Mapping[str, str] = {
     "tracking is MLflow; sinks.tensorboard and sinks.wandb work in addition": (
         "report_to logger loggers trackio_space_id trackio_bucket_id trackio_static_space_id use_mlflow "

@@ -45,7 +45,7 @@ class OpenTelemetrySink:
         self._resource = Resource({"service.name": "orchestrator", "orchestrator.run": context.job_name})
         self._exporter = OTLPSpanExporter(endpoint=config.endpoint, timeout=TIMEOUT)
         self.last_event = int(context.run.read_json_or_empty(CURSOR).get("event", 0))
-        self._open: Row | None = None  # the event of the phase that goes on
+        self._open: Row | None = None  # the event of the phase that continues
 
     def rows(self, rows: Sequence[Row]) -> None:
         """See `Sink`; a span a step would be too many."""

@@ -20,7 +20,7 @@ NO_METRICS = frozenset({"time", "step", "attempt", "number"})
 
 @dataclass(frozen=True)
 class SinkContext:
-    """What a sink is built from.
+    """The arguments from which a sink is built.
 
     Attributes:
         config: its part of the job file's `sinks`.
@@ -41,7 +41,8 @@ class Sink(Protocol):
     """Takes the rows and events of a run, each once and in order.
 
     A step that is trained again after a failure may come a second time. Every method may raise what its library
-    raises: the sink is then built anew after a pause, and receives what follows its `last_step` and `last_event`.
+    raises: the sink is then built again after a pause, and receives the rows and events after its `last_step` and
+        `last_event`.
     """
 
     last_step: int

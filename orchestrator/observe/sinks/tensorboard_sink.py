@@ -17,7 +17,8 @@ from orchestrator.storage.run_directory import RunDir
 FOLDER = "tensorboard"
 PREFIX = "events.out.tfevents."
 HEADER = struct.Struct("<QI")
-"""Of a record: the length of its data, and a checksum of that; a checksum of the data is behind it (4 bytes)."""
+"""The header of a record: the length of its data, and a checksum of that; a checksum of the data is behind it (4
+bytes)."""
 RETRY = Retry(attempts=5, first=0.2, cap=5.0, deadline=60.0)
 
 
@@ -32,7 +33,7 @@ def build(context: SinkContext) -> TensorBoardSink:
 class TensorBoardSink:
     """Writes one record a step, all its metrics in it, so that a step is there as a whole or not at all.
 
-    A process begins a file of its own; on an object store, whose objects cannot grow, each call does.
+    Each process starts a new file; on an object store, whose objects cannot grow, each call does.
     """
 
     last_event = 0

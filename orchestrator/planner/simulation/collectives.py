@@ -42,6 +42,7 @@ class Group:
         """
         span = self.size * self.stride
         per_node = self.machine.per_node
+        # As tp 3 on nodes of 8: ranks 6, 7 and 8 lie on two nodes.
         if span < per_node and per_node % span:
             return 1
         return max(1, min(self.size, per_node // self.stride))
@@ -60,6 +61,7 @@ class Group:
 
         gloo, on CPUs, all-reduces the whole tensor and keeps a part of it.
         """
+        # Without NCCL a sharded gradient costs as much as a replicated one.
         return self._ring(size, 1) if self.machine.launches_ahead else self.all_reduce(size)
 
     def all_reduce(self, size: float) -> float:
@@ -83,6 +85,7 @@ class Group:
         """
         if self.size == 1:
             return 0.0
+        # A rank keeps 1 / n of its bytes and sends the others in equal parts, so only the peers' places matter.
         outside = size * (self.size - self.in_node) / self.size
         within = size * (self.in_node - 1) / self.size
         inside = self.machine.inside
@@ -109,6 +112,7 @@ class Group:
         between = self.machine.between
         share = (self.size - 1) / self.size
         seconds = share * size / inside.bandwidth if self.in_node > 1 else 0.0
+        # n - 1 hops: each part passes every other rank once a round.
         latency = (self.size - 1) * inside.latency
         if self.nodes > 1:
             seconds = max(seconds, share * size / (between.bandwidth * self.in_node))

@@ -169,6 +169,7 @@ def layer(
     tokens = sequences * length / cp  # of this rank
     dense = [_Products(tokens, *sizes, dense=True) for sizes in _matrices(shape, tp)]
     products = dense + _expert_products(shape, tokens, tp, ep)
+    # Cross-attention and other layers have more products than the listed ones; their share of FLOPs scales the sum.
     scale = _unlisted(shape)  # for products that are not listed
     forward = scale * sum(
         p.count * machine.matrix(p.rows, p.columns, p.inner, p.width(program, 1)) for p in products
@@ -195,11 +196,13 @@ def layer(
         * sum(p.count * machine.matrix(p.inner, p.columns, p.rows, p.width(program, 3)) for p in products)
     )
     heads = shape.heads / (tp if shape.heads_split else 1)
+    # These options have no fused kernel (`workloads.model.kernels`), so scores travel through memory.
     unfused = shape.capped or shape.biased in ("disentangled", "relative_keys") or program.attention_dropout
     if unfused and not machine.score_bytes:
         drawn = DRAWN_SCORE_BYTES if program.attention_dropout else 0.0
         machine = replace(machine, score_bytes=UNFUSED_SCORE_BYTES + drawn)
     # A fused kernel skips the masked half of a causal mask.
+    # An unfused kernel computes all L^2 scores and masks them afterwards.
     seen = 0.5 if shape.causal and not machine.score_bytes else 1.0
     ahead, back = machine.scores(seen * tokens * length * heads, shape.head_size, program.width)
     element = machine.elements(_moved(shape, tokens, tp, bool(sliced), program))
@@ -239,6 +242,7 @@ def layer(
     teacher = shape.running_teacher
     if teacher is None:
         return times
+    # A teacher only runs forward, so nothing is recomputed, whatever the student does.
     theirs = layer(teacher, machine, _of_teacher(program), part, "none")
     return times.with_forward(theirs, teacher.layers / max(shape.layers, 1))
 
@@ -279,6 +283,7 @@ def ends(shape: ModelShape, machine: Machine, program: Program, part: tuple[int,
     width = program.width
     group = Group(tp, 1, machine)
     # Each rank looks up its part of the vocabulary; the sum over ranks completes the hidden states.
+    # No gradient of the input: tokens have none. The weight's gradient is a scatter-add, read and written.
     embedding = Times(moved, 0.0, 2.0 * moved, sent_forward=group.all_reduce(tokens * shape.hidden * width))
     rows, inner = shape.head_share * tokens, shape.embedding or shape.hidden
     head = Times()

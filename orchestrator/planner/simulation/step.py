@@ -85,6 +85,8 @@ def data_parallel(
         sent = last = back = 0.0
         for share, group in _alike(layout, experts, layout.replicas, machine):
             part = share * gradients
+            # As `GradientBuckets` cuts them: the last bucket starts when the backward pass ends, so its time is always
+            # exposed.
             limit = bucket_bytes(group.size)
             bucket = min(limit, part)
             count = max(min(part / limit, most), 1.0)
@@ -96,6 +98,7 @@ def data_parallel(
         return _felt(sent, backward, last) + back
     of_copy = _alike(layout, experts, layout.sharded, machine)
     # The bytes as one message, and the latencies of the other units.
+    # Bandwidth counts once for all bytes, latency once for each layer's own message.
     scatter = sum(g.scatter(share * gradients) + (units - 1) * g.scatter(0.0) for share, g in of_copy)
     gather = sum(g.gather(share * weights) + (units - 1) * g.gather(0.0) for share, g in of_copy)
     last = of_copy[0][1].scatter(min(bucket_bytes(layout.sharded), gradients))
@@ -103,8 +106,10 @@ def data_parallel(
         wrapped = 1.0 - experts if layout.ep == layout.replicas else 1.0
         gather += machine.elements(FSDP_GATHER * wrapped * weights)
         scatter += machine.elements(FSDP_SCATTER * wrapped * gradients)
+    # ZeRO 3 gathers a second time in the backward pass, since weights are freed after the forward pass.
     again = 2.0 * gather if layout.zero == 3 and layout.pp == 1 else gather
     copies = Group(layout.replicas // layout.sharded, layout.tp * layout.sharded, machine)
+    # Copies exchange only the shard that each rank keeps after its reduce-scatter.
     kept = sum(share / group.size for share, group in of_copy)
     summed = copies.all_reduce(gradients * kept) if copies.size > 1 else 0.0
     others = 0 if layout.pp > 1 else parts - 1
@@ -174,7 +179,7 @@ NOT_PLAYED: Mapping[str, Any] = MappingProxyType(
 )
 """Properties of a layout that its pipeline's passes do not depend on: layouts that differ in these share a result."""
 ROUNDS = 3
-"""A pipeline is simulated for at most so many micro-batches per rank. Each further round of p micro-batches takes as
+"""A pipeline is simulated for at most this many micro-batches per rank. Each further round of p micro-batches takes as
 long as the last simulated one, but no less than the slowest rank works."""
 DEEPSPEED = {1: 1.10, 2: 1.06, 3: 1.12}
 """CPU time of a DeepSpeed step relative to a step of the torch engine, by ZeRO stage, as measured by
@@ -243,6 +248,7 @@ def step_time(
     if layout.pp == 1:
         first, head = ends(shape, machine, program, parts_of(layout))
         compute = parts * (shape.layers * inner.compute + first.compute + head.compute)
+        # Each further micro-batch adds its gradients to those of the first, which are only written.
         compute += (parts - 1) * _added(shape, layout, machine)
         sent = parts * (shape.layers * inner.sent + first.sent + head.sent)
         return with_update(
@@ -270,6 +276,7 @@ def with_update(
     compute = max(compute, _launched(shape, layout, parts, machine, program) - sent)
     inner = inner_layer(shape, layout, machine, program)
     # On a CPU the cores that compute also move the messages, so computation hides none.
+    # In a pipeline gradients are reduced after the last micro-batch, when no computation is left to hide them.
     hides = layout.pp == 1 and machine.launches_ahead
     backward = shape.layers * (inner.inputs + inner.weights + inner.again) if hides else 0.0
     parameters = local_parameters(shape, layout)
@@ -303,7 +310,10 @@ def with_update(
     optimizer = BEGINNING + update_seconds(shape, layout, machine, program, trained / ways)
     price = DEEPSPEED.get(layout.zero, 1.0) if layout.engine == "deepspeed" else 1.0
     compute = price * compute
+    # The CPU updates offloaded state, which `host_seconds` includes; counting both would charge it twice.
     optimizer = price * optimizer if layout.offload == "none" else 0.0  # offloaded: part of `host`
+    # `delay` is the mean of an exponential slowdown of one rank; all wait for the last, whose mean is H(n) times as
+    # large.
     late = machine.delay * (compute + optimizer)
     saved = saved_bytes(shape, layout, program.optimizer) / machine.host_bandwidth
     return StepTime(

@@ -38,10 +38,11 @@ def _gpipe(rank: int, parts: int) -> tuple[Action, ...]:
 
 
 def _one_by_one(rank: int, ranks: int, parts: int) -> tuple[Action, ...]:
-    """1F1B: p - rank forward passes to warm up, then one backward and one forward pass in turn.
+    """1F1B: p - rank forward passes to warm up, then backward and forward passes alternate.
 
     At most p - rank micro-batches are between their forward and backward pass, whatever their number.
     """
+    # The last rank has no warm-up: its backward pass follows its first forward pass at once.
     ahead = min(parts, ranks - rank)
     actions: list[Action] = [("F", rank, part) for part in range(ahead)]
     for part in range(parts):
@@ -54,9 +55,10 @@ def _one_by_one(rank: int, ranks: int, parts: int) -> tuple[Action, ...]:
 def _interleaved(rank: int, ranks: int, parts: int, chunks: int, split: bool) -> tuple[Action, ...]:
     """Interleaved 1F1B (Narayanan et al., 2021, section 2.2); with `split` W fills the bubble (ZB-1P, Qi et al., 2024).
 
-    Rank r has the stages r, r + p, r + 2p, ... It runs `each` micro-batches through one of them before it goes on to
+    Rank r has the stages r, r + p, r + 2p, ... It runs `each` micro-batches through one of them before it moves to
     the next. Warm-up: (v - 1) each + 2 (p - 1 - r) forward passes, with `split` (v - 1) each + (p - 1 - r).
     """
+    # p micro-batches at a time through a chunk; torch also takes numbers that p does not divide.
     each = parts // max(1, parts // ranks)
     total = chunks * parts  # forward passes of this rank
     ahead = min((chunks - 1) * each + (1 if split else 2) * (ranks - 1 - rank), total)
@@ -65,6 +67,7 @@ def _interleaved(rank: int, ranks: int, parts: int, chunks: int, split: bool) ->
         return step // each % chunks * ranks + rank
 
     def backward_stage(step: int) -> int:
+        # Backward passes visit the chunks in the opposite order.
         return (chunks - 1 - (step - ahead) // each % chunks) * ranks + rank
 
     actions: list[Action] = []
@@ -83,6 +86,7 @@ def _interleaved(rank: int, ranks: int, parts: int, chunks: int, split: bool) ->
         if step < ahead:
             continue
         add("I" if split else "B", backward_stage(step))
+        # Rank r lets r of its W wait, which is what fills the bubble at the end (Qi et al., 2024, ZB-1P).
         if split and step - ahead >= rank:
             add("W", backward_stage(ahead + weights))
             weights += 1
@@ -201,9 +205,11 @@ def in_turn(order_of_ranks: Order) -> InTurn:
         while at[rank] < len(actions):
             kind, stage, part = action = actions[at[rank]]
             forward = kind == "F"
+            # Hidden states come from the stage before, gradients from the stage after.
             before = stage - 1 if forward else stage + 1
             needed = 0
             way = None
+            # W needs only what its own I left behind, so it never waits for a message.
             if kind != "W" and before in rank_of:
                 if (forward, before, part) not in made:
                     waiting[forward, before, part] = rank

@@ -65,6 +65,7 @@ def host_seconds(layout: Layout, parameters: float, parts: int, machine: Machine
     """
     if layout.offload == "none":
         return 0.0
+    # fp32 in both directions: weights, gradients and moments are all in fp32 on the host.
     part = 4.0 * parameters
     loads = 2 * parts if layout.offload == "parameters" else 0
     return (2 + loads) * part / machine.host_bandwidth + 7 * part / HOST_MEMORY
@@ -89,6 +90,7 @@ def _orthogonal(
     pp, tp, ep, replicas, zero = degrees
     total = 0.0
     for rows, columns, stack, count in _matrices(shape, ep):
+        # `orthogonal` transposes tall matrices, so the gram matrix is always of the shorter side.
         least, most = sorted((rows, columns))
         # Rows, columns and inner size of the three products.
         products = ((least, least, most), (least, least, least), (least, most, least))
@@ -98,6 +100,7 @@ def _orthogonal(
         size = 4.0 * rows * columns * stack  # bytes in fp32
         among = replicas // ep if stack > 1 else replicas
         group = Group(among, tp * (ep if stack > 1 else 1), machine)
+        # A round has one matrix for each replica; the last round may leave some idle.
         rounds = math.ceil(number / among)
         # With ZeRO the gradients are gathered first; the results are gathered in any case.
         sent = (2 if zero else 1) * number * group.gather(size) / (tp if tp > 1 else 1)
@@ -121,6 +124,7 @@ def _matrices(shape: ModelShape, ep: int) -> list[tuple[float, float, float, flo
         matrices.append((float(shape.feedforward), hidden, 1.0, halves * (1.0 - share)))
     if share:
         columns = float(shape.expert_feedforward)
+        # A rank orthogonalises only its own experts' matrices, as one batched product.
         matrices.append((columns, hidden, shape.experts / ep, halves * share))
         matrices.append((columns, hidden, 1.0, halves * share * shape.shared_experts))
     return [each for each in matrices if each[3]]

@@ -46,7 +46,7 @@ def depths_of(job: ResolvedJob, layout: Layout) -> Depths | None:
         min(stacks) if layout.pp == 1 else min(layout.layers_of(config.layers, n)[1] for n in range(stages))
     )
     unit, first = (config.moe.every, config.moe.first) if config.moe else (1, 0)
-    # all layers after the recomputed ones are alike
+    # all layers after the recomputed ones are equal
     few = max(FEW + layout.recompute_layers, first + 1)
     removed = (thin - few) // unit * unit
     step = -(-MORE // unit) * unit

@@ -323,7 +323,9 @@ def _too_large(found: Plan, traced: TracedMemory, on_cpu: bool) -> Verdict:
     """Return the verdict on a layout that does not fit by its trace, or could not be traced."""
     needed, there = traced.needed(found.chosen.memory, on_cpu), offered(found.machine, on_cpu)
     if needed <= there:
-        return Verdict(f"others do not fit by their traces, and it has none: {traced.reasons[0]}", 1.0)
+        return Verdict(
+            f"other layouts do not fit by their traces, and this one has no trace: {traced.reasons[0]}", 1.0
+        )
     reason = f"needs {needed / 2**30:.2f} GiB a worker by its trace, which offers {there / 2**30:.2f} GiB"
     share = found.chosen.memory / (found.machine.memory * MEMORY_SHARE)
     return Verdict(reason, needed / max(there, 1.0) / share)

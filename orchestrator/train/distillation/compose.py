@@ -1,4 +1,4 @@
-"""What a distilled run trains with: the student with what its layers show, its teacher, and the stored logits."""
+"""The parts of a distilled run: the student with its inner states, its teacher, and the stored logits."""
 
 from __future__ import annotations
 

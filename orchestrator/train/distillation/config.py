@@ -1,4 +1,4 @@
-"""What a job file says of distillation: the teacher, and the parts of the loss that compare with it."""
+"""The distillation keys of a job file: the teacher, and the parts of the loss that compare with it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workloads.own.object_reference import is_object_reference
 
 NEEDS_OTHER = {
     "regression": "a number has no distribution over classes",
-    "span_extraction": "its logits are over the places of a text",
+    "span_extraction": "its logits cover the positions of a text",
     "replaced_token_detection": "ELECTRA trains two networks",
     "next_sentence": "it has a second head, which a teacher of text lacks",
     "sentence_order": "it has a second head, which a teacher of text lacks",
@@ -48,7 +48,7 @@ class LogitsSpec(StrictModel):
     source: Literal["online", "stored"] = Field(
         default="online",
         description="online: the teacher runs in every step; stored: it runs once over the training samples before "
-        "the first step, and its largest logits are kept beside the data",
+        "the first step, and its largest logits are stored next to the data",
     )
     k: Positive = Field(
         default=64, description="stored: logits that are kept of each predicted token; all of a classifier's"
@@ -85,8 +85,8 @@ class RelationsSpec(StrictModel):
     layers: Layers = Field(default="last", description="layers to compare, as in hidden.layers")
     heads: Positive | None = Field(
         default=None,
-        description="relation heads into which queries, keys and values are divided (MiniLMv2); unset: the attention "
-        "heads, of which both models then have equally many",
+        description="relation heads into which queries, keys and values are divided (MiniLMv2); unset: the "
+        "attention heads; both models must then have the same number",
     )
 
     @model_validator(mode="after")

@@ -111,7 +111,7 @@ class StoredLogits:
         heeds_stop: bool,
         between: Callable[[], object] = lambda: None,
     ) -> None:
-        """Compute the missing logits, part by part, and store each part. The engine holds the teacher meanwhile.
+        """Compute the missing logits, part by part, and store each part. The engine keeps the teacher until then.
 
         Args:
             engine: the student's engine.
@@ -187,7 +187,7 @@ class StoredLogits:
 
 
 class _Part:
-    """The logits of a part's samples, of which each rank fills in its own; zeros elsewhere."""
+    """The logits of a part's samples; each rank fills in its own; zeros elsewhere."""
 
     def __init__(self, samples: int, length: int, k: int) -> None:
         self._tokens = torch.zeros(samples, length, k, dtype=torch.int32)

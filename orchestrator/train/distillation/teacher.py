@@ -28,7 +28,7 @@ from workloads.workload import Batch, Workload
 
 
 class PlacedTop(NamedTuple):
-    """A teacher's largest logits [B, l, k] of a micro-batch, at the places int64 [l] of its sequences."""
+    """A teacher's largest logits [B, l, k] of a micro-batch, at the positions int64 [l] of its sequences."""
 
     top: Top
     places: Tensor
@@ -96,7 +96,7 @@ class Teacher:
                         buffer.copy_(workload.initial(name, 0))
 
     def taught(self, micro_batches: Sequence[Batch]) -> Sequence[Batch]:
-        """Return the micro-batches with what the teacher says of them.
+        """Return the micro-batches with the teacher's outputs for them.
 
         The teacher reads a micro-batch when it is asked for, so that its logits live as long as their micro-batch. The
         stages of a pipeline read all of them first.
@@ -153,7 +153,7 @@ class Teacher:
 
 
 class _Taught(Sequence[Batch]):
-    """Micro-batches, each with what the teacher says of it once it is asked for."""
+    """Micro-batches that get the teacher's outputs when they are read."""
 
     def __init__(self, teacher: Teacher, micro_batches: Sequence[Batch]) -> None:
         self._teacher = teacher

@@ -97,6 +97,7 @@ class Partitions:
             for slot in SLOTS:
                 state.setdefault(slot, torch.zeros_like(partition)).zero_()
             fused = isinstance(self.optimizer, torch.optim.AdamW)
+            # torch's fused AdamW reads a tensor on the device; DeepSpeed's CPU Adam a Python number.
             state["step"] = torch.tensor(float(steps), device=partition.device) if fused else steps
 
     @property
@@ -142,6 +143,7 @@ class Partitions:
         self._zero._partition_all_parameters()
         for number in range(len(self._zero.fp16_groups)):
             self._zero._reassign_or_swap_out_partitioned_parameters(number)
+        # Small parameters stay whole on every rank under ZeRO 3, so their gathered copies must be renewed too.
         kept = self._zero.persistent_parameters
         if kept:
             kept[0].all_gather(kept)
@@ -152,6 +154,8 @@ def _flat(zero: Any, named: Mapping[str, nn.Parameter]) -> Iterator[Fragment]:
     names = {id(parameter): name for name, parameter in named.items()}
     for partition, group in zip(zero.single_partition_of_fp32_groups, zero.bit16_groups, strict=True):
         for parameter in group:
+            # DeepSpeed's record of which range of its fp32 partition belongs to which range of a 16-bit parameter (lp:
+            # low, hp: high precision).
             found = parameter._hp_mapping
             if found is None:  # the whole parameter belongs to another rank
                 continue

@@ -73,8 +73,8 @@ class Engine(Protocol):
     ) -> list[Tensor]:
         """Return the log-probabilities of the labels, fp32 [B, L] for each micro-batch; 0 where nothing is predicted.
 
-        Every rank passes its micro-batches of a step. Of a pipeline's stages only the last returns values, the others
-        zeros. No state changes.
+        Every rank passes its micro-batches of a step. In a pipeline only the last stage returns values; the others
+        return zeros. No state changes.
 
         Args:
             micro_batches: rows with generated answers, see `workloads.objectives.rewarded`.

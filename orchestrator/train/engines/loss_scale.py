@@ -33,6 +33,8 @@ class LossScale:
         """
         if not self.enabled or self.value <= LEAST:
             return False
+        # Powers of two: scaling and unscaling change only the exponent, so gradients have the same bits at any scale
+        # that neither over- nor underflows.
         self.value = self.value / 2
         self._good = 0
         return True

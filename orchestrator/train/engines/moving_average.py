@@ -47,6 +47,7 @@ class MovingAverage:
         """Add the weights after an optimizer step."""
         self._updates += 1
         if self._averages:
+            # 1 at the first update, so the average begins as the first weights and never contains the initial ones.
             share = (1 - self._decay) / (1 - self._decay**self._updates)
             torch._foreach_lerp_(self._averages, self._weights, share)
 
@@ -54,6 +55,7 @@ class MovingAverage:
     def swap(self) -> None:
         """Exchange the averages and the weights; a second call restores both. Needs memory for the largest tensor."""
         for average, weight in zip(self._averages, self._weights, strict=True):
+            # Tensor by tensor: a copy of all weights would not fit where the job just fits.
             before = weight.clone()
             weight.copy_(average)
             average.copy_(before)

@@ -1,4 +1,4 @@
-"""When the trained weights are rounded, see `orchestrator.quantize`."""
+"""The steps at which trained weights are rounded, see `orchestrator.quantize`."""
 
 from __future__ import annotations
 

@@ -125,6 +125,8 @@ class TorchEngine:
     def train_step(self, micro_batches: Sequence[Batch], lr: float) -> Metrics:
         """See `Engine.train_step`."""
         micro_batches = self._with_reference(micro_batches)
+        # Before the step: the baseline is a mean over the global batch, which the loss of the first micro-batch
+        # already needs.
         if self._losses.has_baseline:
             self.take_baseline(self.eval_step(micro_batches))
         self.clock.switch(FORWARD)
@@ -135,8 +137,10 @@ class TorchEngine:
         self._runner.train(self._taught(micro_batches))
         watch.stop()
         self.clock.switch(COMMUNICATION if self._layout.world > 1 else OPTIMIZER)
+        # Before the sum over replicas, which then adds complete gradients.
         self.parallel.shared.sum()
         self._data.finish()
+        # Before the norm: gradients of pruned weights are not used, so they must not shrink the others by clipping.
         self._pruner.mask_gradients()
         # The squared norm is computed on shards of gradients and travels with the metrics: one all-gather for both.
         loss, extra, count, square = self._losses.over_ranks(squared_norm(self._data.shards))
@@ -144,6 +148,7 @@ class TorchEngine:
         routed = self._routing.take(self._stages)
         extra = {**extra, **ratios(routed), **self._pruner.metrics}
         # The backward pass differentiated (sum / expected) x scale; this makes it the gradient of sum / count.
+        # One factor for everything, folded with clipping into a single pass over the gradients below.
         factor = self._losses.expected / count / self._scale.value
         if self._scale.enabled:
             extra = {**extra, "loss_scale": self._scale.value, "skipped": 0.0}
@@ -228,7 +233,7 @@ class TorchEngine:
         return self._teacher.top(micro_batches, k, temperature)
 
     def _taught(self, micro_batches: Sequence[Batch]) -> Sequence[Batch]:
-        """Return the micro-batches with what the teacher says of them, if this rank holds one."""
+        """Return the micro-batches with the teacher's outputs for them, if this rank has a teacher."""
         return micro_batches if self._teacher is None else self._teacher.taught(micro_batches)
 
     @torch.no_grad()
@@ -258,6 +263,7 @@ class TorchEngine:
             now = shard.parameter.clone()
             shard.parameter.copy_(held)
             held.copy_(now)
+        # Ranks hold slices of the exchanged weights; the model computes with the gathered ones.
         self._data.publish()
 
     def _evaluate(self, micro_batches: Sequence[Batch]) -> None:
@@ -277,6 +283,8 @@ class TorchEngine:
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
         """See `Engine.initialise`."""
+        # Each element depends on (seed, name, place) alone, so every layout begins with the same weights without a
+        # broadcast.
         fill(self._workload, self._data.shards, seed)
         self._frozen.fill(seed)
         for name, buffer in self._buffers.items():
@@ -306,6 +314,7 @@ class TorchEngine:
         step = reader.manifest.step
         # Parameters that begin to train at this step: the checkpoint has no optimizer state of them yet.
         now = [name for name, at in thawed.items() if at == step]
+        # Before anything is overwritten, so that a commit of another model leaves the engine as it was.
         reader.manifest.check_shapes(committed_shapes(self._workload, now))
         self._frozen.fill(self._seed)
         fill(self._workload, [shard for shard in self._data.shards if shard.name in now], self._seed)
@@ -371,6 +380,7 @@ class TorchEngine:
         """Scale the gradients, step the optimizer and balance the routers by their load in this step."""
         gradients = [s.parameter.grad for s in self._data.shards if s.parameter.grad is not None]
         if scale != 1.0 and gradients:
+            # In place and in one kernel: a copy of all gradients would raise the peak of memory exactly at the update.
             torch._foreach_mul_(gradients, scale)
         set_lr(self._optimizer.param_groups, lr)
         self._optimizer.step()
@@ -380,6 +390,8 @@ class TorchEngine:
         self._average.update()
         self._data.publish()
         for stage in self._stages:
+            # After the update and once a step, from the load of the whole global batch, so that it does not depend on
+            # dp or micro-batches.
             self._workload.balance(stage, routed)
 
     def _make_optimizer(self) -> torch.optim.Optimizer:

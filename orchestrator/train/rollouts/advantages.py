@@ -36,6 +36,8 @@ def advantages(rewards: np.ndarray, baseline: str, scale: str = "none") -> Advan
         scale: what advantages are divided by: the standard deviation of the "group" or of the "batch", or "none".
     """
     is_counted = ~np.isnan(rewards)
+    # Answers without a reward (a reward that failed) leave the group, or a 0 for them would shift the others'
+    # baseline.
     count = is_counted.sum(1, keepdims=True)
     total = np.where(is_counted, rewards, 0.0).sum(1, keepdims=True)
     mean = total / np.maximum(count, 1)
@@ -47,6 +49,7 @@ def advantages(rewards: np.ndarray, baseline: str, scale: str = "none") -> Advan
     if scale == "group":
         above = above / (spread + LEAST)
     elif scale == "batch":
+        # Of the whole global batch, so that the scale does not depend on which rank has which prompt.
         everyone = rewards[is_counted]
         whole = float(everyone.std(ddof=1)) if len(everyone) > 1 else 0.0
         above = above / (whole + LEAST)

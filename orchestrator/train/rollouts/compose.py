@@ -1,4 +1,4 @@
-"""What makes the rollouts of a job, from the job's parts."""
+"""Build the rollouts of a job from the job's parts."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def problem_of(
             else ""
         )
     if rollout is None or not rewards:
-        return f"{objective} learns from rewards, and there are none; list them in rewards"
+        return f"{objective} learns from rewards, and this job has none; list them in rewards"
     if train.global_batch % rollout.group:
         return (
             f"train.global_batch {train.global_batch} counts answers, and is not a multiple of rollout.group "

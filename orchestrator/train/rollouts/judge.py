@@ -99,7 +99,7 @@ class Judge:
         return [list(itertools.islice(scored, len(drawn))) for _, drawn in asked]
 
     def metrics(self, answers: Sequence[Scored]) -> dict[str, float]:
-        """Return the means over answers. Those of rewards leave out answers without one."""
+        """Return the means over answers. Means of rewards leave out answers without a reward."""
         lengths = [len(answer.drawn.tokens) for answer in answers]
         rewards = np.array([answer.reward for answer in answers])
         found = {

@@ -1,4 +1,4 @@
-"""What a rollout consists of."""
+"""The data of a rollout."""
 
 from __future__ import annotations
 

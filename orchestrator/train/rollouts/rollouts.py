@@ -201,7 +201,7 @@ class Rollouts:
         self.seconds.generate += time.perf_counter() - started
         started = time.perf_counter()
         asked = [(prompts[number], drawn) for number, drawn in mine]
-        # Each reward has a time limit of its own, which may be longer than a step's.
+        # Each reward has its own time limit, which may be longer than a step's.
         self.context.set_waiting(True)
         scored = self.judge.score(step, asked, self.context.lives)
         self.seconds.reward += time.perf_counter() - started

@@ -57,7 +57,7 @@ class Rows:
             whole = [*prompt, *drawn.tokens]
             tokens[at, : len(whole)] = whole
             real[at, : len(whole)] = True
-            # A label stands where the model predicts it: one place before its token.
+            # A label is at the position that predicts it: one before its token.
             places = slice(len(prompt) - 1, len(whole) - 1)
             labels[at, places] = drawn.tokens
             floats[DRAWN][at, places] = drawn.log_probabilities

@@ -1,4 +1,4 @@
-"""The protocol of what generates answers, and the project's own generation as its first implementation."""
+"""The protocol of samplers, which generate answers, and the project's own sampler."""
 
 from __future__ import annotations
 

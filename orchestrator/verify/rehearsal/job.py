@@ -137,7 +137,7 @@ def _first_rows(file: SourceFile, size: int) -> pa.Table:
             return pa.Table.from_batches(found)
         except ERRORS as error:
             what = f"cannot be read ({' '.join(str(error).split())[:200]})"
-            raise InputError(what, file.uri, "write the file anew") from None
+            raise InputError(what, file.uri, "write the file again") from None
 
 
 def _read(handle: BinaryIO, size: int) -> Iterator[bytes]:
@@ -431,7 +431,7 @@ def _left_out(spec: JobSpec) -> list[str]:
     """Return the parts of the job that the rehearsal does not try, one line each."""
     found = []
     if spec.resources.per_worker.gpu and not _gpu(spec.resources):
-        found.append("ranks had processors in place of GPUs")
+        found.append("ranks had CPUs instead of GPUs")
         if spec.train.compile:
             found.append("train.compile was false")
     if spec.train.optimizer.groups:

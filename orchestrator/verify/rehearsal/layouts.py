@@ -19,7 +19,7 @@ def smaller(layout: Layout, most: int = MOST) -> Layout:
     """Return the layout with all its axes, on at most `most` ranks or two on each axis, with micro-batches of one
     sequence.
 
-    Data parallelism shrinks first, because its ranks are alike.
+    Data parallelism shrinks first, because its ranks do the same work.
     """
     degrees = {axis: getattr(layout, axis) for axis in AXES} | {"ep": layout.ep}
     degrees["dp"] = max(min(layout.dp, 4 if layout.shard else 2), layout.ep)

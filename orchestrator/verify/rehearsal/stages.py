@@ -72,7 +72,7 @@ def failure(outcome: RunOutcome) -> Failed:
     summary = outcome.summary or {}
     if outcome.outcome == Outcome.STOPPED:
         what = f"the run ended after step {summary.get('step')}: {outcome.line}"
-        return Failed(what, "give this machine less to do meanwhile")
+        return Failed(what, "reduce the load of this machine")
     fault: dict[str, Any] = next(iter(reversed(summary.get("faults") or ())), {})
     meaning, _, hint = str(fault.get("explained") or "").partition("; ")
     last = "; printed last: " + str(fault["output"][-1]).strip() if fault.get("output") else ""
@@ -143,7 +143,7 @@ class Rehearsal:
 def rehearse(job: ResolvedJob, real: Real, checked: float, tell: Callable[[Stage | str], None]) -> Rehearsal:
     """Try a job, whose checks took `checked` seconds, in a temporary folder, and examine its `real` size.
 
-    `tell` gets the name of a stage when it begins, and the stage when it has ended. All files and processes of the
+    `tell` gets the name of a stage at its start, and the stage at its end. All files and processes of the
     stages end with them.
     """
     found = Rehearsal(real.layout)
@@ -205,7 +205,7 @@ class Scene:
     """The shared state of a rehearsal's stages.
 
     The stage data sets `small` and `sets`, the data of sets with their own text; the stage steps sets the run that is
-    `watched`. Ray lives as long as `stack`.
+    `watched`. Ray runs as long as `stack` is open.
     """
 
     job: ResolvedJob
@@ -298,7 +298,7 @@ def _kill(scene: Scene) -> str:
     step, rank = STEPS - 1, scene.small.layout.world - 1
     if not summary["faults"]:
         raise Failed(f"rank {rank} was to be killed at step {step}, and no fault is on record")
-    return f"rank {rank} was killed at step {step}, and the run went on from its last commit"
+    return f"rank {rank} was killed at step {step}, and the run continued from its last checkpoint"
 
 
 def _reload(scene: Scene) -> str:
@@ -375,7 +375,7 @@ def _generate(scene: Scene) -> str:
     said = continue_prompts(
         found.workload, found.read, tokenizer, [prompt], TOKENS, chat=chat, scheme=found.scheme
     )
-    return f"{prompt!r} goes on with {said[0]!r}"
+    return f"{prompt!r} continues with {said[0]!r}"
 
 
 def _real_size(scene: Scene) -> str:

@@ -169,7 +169,7 @@ def test_held_out_text_is_compared_as_the_steps_before_leave_it(tmp_path: Path) 
         prepare(by_address, (), str(tmp_path / "cache"))
     (tmp_path / "rows.jsonl").write_text(json.dumps({"text": texts[0], "url": "https://a.org"}) + "\n")
     rows = type(by_address.sources[0])(uri=str(tmp_path / "rows.jsonl"))
-    with pytest.raises(InputError, match="goes by a column with an address"):
+    with pytest.raises(InputError, match="needs a column with an address"):
         prepare(
             by_address.model_copy(update={"sources": [*by_address.sources, rows]}),
             (),

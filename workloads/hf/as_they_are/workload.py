@@ -121,7 +121,11 @@ class HuggingFaceWorkload:
     @property
     def notes(self) -> Sequence[str]:
         """See Workload.notes."""
-        new = (f"{listed(self.new)} begin anew: {self.config.folder} has none",) if self.new else ()
+        new = (
+            (f"{listed(self.new)} start from random values: {self.config.folder} has none",)
+            if self.new
+            else ()
+        )
         told = notes_of_labels(self._meaning.labels, self._labels, self.config.folder) if self._rows else ()
         return (*new, *told, *self.generation.notes)
 

@@ -107,7 +107,7 @@ CASES = (
     Case("Llama 3.1, stretched rotary", "llama-tiny", {"rope_scaling": _LONG}),
     Case("Llama, linear rotary", "llama-tiny", {"rope_scaling": {"kind": "linear", "factor": 4.0}}),
     Case("Llama, YaRN", "llama-tiny", {"rope_scaling": {**_YARN, "mscale": 0.0, "mscale_all": 0.0}}),
-    Case("Llama, YaRN with a factor of its own", "llama-tiny", {"rope_scaling": _YARN_AS_TOLD}),
+    Case("Llama, YaRN with an explicit attention factor", "llama-tiny", {"rope_scaling": _YARN_AS_TOLD}),
     Case("Qwen 3", "qwen3-tiny", {"head_dim": 16}),
     Case("Mixtral", "mixtral-tiny", {"intermediate": 64}),
     Case("Mixtral, window", "mixtral-tiny", {"intermediate": 64, "window": 6}),

@@ -153,7 +153,7 @@ def check_windows(model: nn.Module, samples: Batch) -> None:
     if differ(
         logits_of(model, {"tokens": tokens}), logits_of(model, {"tokens": tokens, "attention": everything})
     ):
-        raise WorkloadError("it takes a mask in place of its own windows; use another objective")
+        raise WorkloadError("a mask replaces its windows; use another objective")
 
 
 def row_of(samples: Batch, row: int) -> Batch:

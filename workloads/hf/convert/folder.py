@@ -175,7 +175,7 @@ def _with_generator(
     for name in (f.name for f in fields(expected) if f.name not in ("head", "tied", "head_dim", "kv_heads")):
         if getattr(generator, name) != getattr(expected, name):
             raise WorkloadError(
-                f"the generator in {folder} has {name} {getattr(generator, name)!r}, and beside this discriminator "
-                f"{getattr(expected, name)!r} is expected; give a pair that was trained together"
+                f"the generator in {folder} has {name} {getattr(generator, name)!r}, but this discriminator needs "
+                f"{getattr(expected, name)!r}; use a pair that was trained together"
             )
     return pair.changed({"tied": generator.tied})

@@ -23,7 +23,7 @@ from workloads.workload import Vocabulary
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 COPY = re.compile(r"(^|\.)(lm_head|cls\.predictions)(\.decoder)?\.(weight|bias)$")
-"""Names of tensors that some files hold beside a table that they are tied to."""
+"""Names of tensors that some files store besides a table that they are tied to."""
 LISTS = ("suppress_tokens", "begin_suppress_tokens")
 """Keys of a generation's settings that list tokens."""
 BY_TOKENS = ("bad_words_ids", "forced_decoder_ids", "force_words_ids", "sequence_bias")

@@ -219,7 +219,7 @@ def check_no_adapter(folder: str) -> None:
     problem = f"{folder} is an adapter of peft for {base}, and a model is read whole here"
     if kind in BESIDE:
         raise WorkloadError(
-            f"{problem}; {kind} is merged into no weights, so name hf:{base} and train it anew"
+            f"{problem}; {kind} cannot be merged into weights: name hf:{base} and train the adapter again"
         )
     merged = f"{folder.rstrip('/')}-merged"
     more = f", num_labels={count}" if (count := _labels_of(Path(folder), task)) else ""

@@ -118,7 +118,7 @@ def vocabulary_of_folder(
     if len({*said.values()}) > 1:
         told = " and ".join(f"{place} says {token}" for place, token in said.items())
         hint = "name one in workload.options.start" if objective == "seq2seq" else "make them the same"
-        raise WorkloadError(f"the decoder of {meaning.folder} begins with two tokens: {told}; {hint}")
+        raise WorkloadError(f"the decoder of {meaning.folder} starts with two tokens: {told}; {hint}")
     return replace(vocabulary, target=target, decoder_start=next(iter(said.values()), None))
 
 
@@ -185,7 +185,7 @@ def _target(vocabulary: Vocabulary, meaning: FolderMeaning) -> tuple[tuple[int, 
     said = {k: token for k, token in named.items() if token is not None and token not in vocabulary.special}
     if len({*said.values()}) > 1:
         told = " and ".join(f"{place} is {token}" for place, token in said.items())
-        raise WorkloadError(f"{meaning.folder} names two languages of a target: {told}; make them the same")
+        raise WorkloadError(f"{meaning.folder} names two target languages: {told}; make them the same")
     if not said and vocabulary.source_language is None and meaning.model_type not in OF_LANGUAGES:
         return None  # the token is not a language
     if not said:
@@ -222,7 +222,7 @@ def _settings(folder: str, files: FolderConfig) -> dict[str, Any]:
             found = GenerationConfig.from_model_config(found).to_diff_dict()
         found = dict(found)
     except (ValueError, TypeError) as error:
-        raise WorkloadError(f"{place} cannot be read ({error}); mend it") from error
+        raise WorkloadError(f"{place} cannot be read ({error}); fix it") from error
     return {k: v for k, v in found.items() if k not in ("transformers_version", "_from_model_config")}
 
 

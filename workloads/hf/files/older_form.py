@@ -64,7 +64,8 @@ def write_both_forms(folder: str) -> None:
 
 
 def _plain(config: Any) -> Any:
-    """Return a configuration without the old name of a scaling's kind, which version 5 keeps beside the new one."""
+    """Return a configuration without the old name of a scaling's kind, which version 5 keeps in addition to the new
+    one."""
     if not isinstance(config, dict):
         return config
     return {name: _plain(value) for name, value in config.items() if name != "type"}

@@ -125,7 +125,7 @@ class _Safetensors:
 
 
 class _Dcp:
-    """A folder of torch.distributed.checkpoint beside the model's config.json, with the names of transformers or of
+    """A folder of torch.distributed.checkpoint with the model's config.json in it, with the names of transformers or of
     another project.
     """
 
@@ -236,7 +236,7 @@ def check_none_unread(folder: str) -> None:
     if first is not None:
         raise WorkloadError(
             f"{folder} has weights in {first}, which is not read here; load the folder with transformers and save it "
-            f"with save_pretrained, which writes {SINGLE}, or take the file away to begin anew"
+            f"with save_pretrained, which writes {SINGLE}, or remove the file to start from random weights"
         )
 
 

@@ -142,7 +142,7 @@ class Family:
         size = None if "head_dim" in values else getattr(hf_config, "head_dim", None)
         if size not in (None, found.head_dim):  # the class reads it, although it is not one of its fields
             raise WorkloadError(
-                f"head_dim {size} of this {self.model_type} is not hidden / heads, as it is here"
+                f"head_dim {size} of this {self.model_type} is not hidden / heads, which this project requires"
             )
         return found
 

@@ -82,7 +82,7 @@ def _read_t5(hf_config: Any) -> dict[str, Any]:
 
 
 def _read_positions(hf_config: Any) -> dict[str, Any]:
-    # These classes have no limit of their own. Published configurations store it under this name.
+    # These classes have no limit on positions. Published configurations store it under this name.
     return {"max_positions": getattr(hf_config, "n_positions", 512)}
 
 

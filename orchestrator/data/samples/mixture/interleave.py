@@ -32,7 +32,8 @@ class Interleave:
                 left -= weights[source]
 
     def at(self, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the source of each `place`, and how many earlier places have the same source; int64 of its shape."""
+        """Return the source of each position in `place`, and how many earlier positions have the same source; int64
+        of its shape."""
         left = np.array(place, dtype=np.int64).ravel()
         source = np.zeros_like(left)
         before = np.zeros_like(left)
@@ -47,7 +48,7 @@ class Interleave:
         return source.reshape(shape), before.reshape(shape)
 
     def counts(self, places: int) -> list[int]:
-        """Return how many of the first `places` each source has."""
+        """Return how many of the first `places` positions each source has."""
         counts = [0] * len(self.weights)
         for number, weight, total in self._levels:
             counts[number] = (2 * weight * places + total) // (2 * total)
@@ -55,7 +56,7 @@ class Interleave:
         return counts
 
     def reach(self, source: int, count: int) -> int:
-        """Return the smallest number of places that includes `count` of a source with a positive weight."""
+        """Return the smallest number of positions that includes `count` of a source with a positive weight."""
         low = -1
         high = 1
         while self.counts(high)[source] < count:

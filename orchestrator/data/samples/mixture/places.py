@@ -1,4 +1,4 @@
-"""The places of sources in a mixture: which source comes at each position, and how often it came before."""
+"""The positions of sources in a mixture: the source at each position, and how often it came before."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ class SectionedOrder:
 
     An epoch goes through the sections in order. In each section, weight x samples of every source are shuffled
     together. A sample id is index x sources + source, which does not depend on the amount of text. As in
-    `data.samples.order.Order`, a fractional weight takes the next part of a section's samples in each epoch, and the
-    turn is the number of the pass over them. Not thread-safe.
+    `data.samples.order.Order`, a fractional weight takes the next part of a section's samples in each epoch, and
+    `turn` is the number of the pass over them. Not thread-safe.
 
     Args:
         seed: determines the order.

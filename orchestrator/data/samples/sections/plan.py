@@ -57,7 +57,7 @@ class SectionPlan:
         return cls(tuple(stored["parts"]), tuple((some, every) for some, every in stored.get("bytes", ())))
 
     def write(self, folder: DataFolder) -> None:
-        """Write the plan beside the prepared data, unless it is there already."""
+        """Write the plan next to the prepared data, unless it is there already."""
         if self.read(folder) != self:
             folder.write_json(NAME, {"parts": self.parts, "bytes": self.bytes})
 

@@ -27,7 +27,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_second_start_ends_nothing_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(name: str, folder: Path, *_: object, **__: object) -> None:
         (folder / "nodes" / "first").touch()
-        with pytest.raises(ClusterError, match="another command is at work with the cluster 'a'"):
+        with pytest.raises(ClusterError, match="another command is using the cluster 'a'"):
             loopback.up("a", [])
         assert (folder / "nodes" / "first").exists()
         with claimed("b", "up"), claimed("a", "chaos"):
@@ -110,7 +110,9 @@ def test_a_cluster_goes_on_in_the_next_block_of_addresses(tmp_path: Path) -> Non
     ]
     assert len({node.short_name for node in nodes}) == 254
     assert nodes[0].short_name == "2"
-    with pytest.raises(ClusterError, match="4048 nodes, and no address is left; end it with `cluster down`"):
+    with pytest.raises(
+        ClusterError, match="4048 nodes, and all addresses are used; end it with `cluster down`"
+    ):
         loopback.with_addresses(cluster, [NodeSpec("", "")] * 4048)
 
 

@@ -54,7 +54,8 @@ def test_who_waits_for_a_run_that_nobody_drives_is_told(
     monkeypatch.setattr(module, "EVERY", 0.05)
     begun.write_json("status.json", {"phase": "train", "time": 1.0})
     with pytest.raises(
-        RunFailed, match=r"no controller drives .* any more; the same command goes on from its last commit"
+        RunFailed,
+        match=r"no controller drives .* any more; the same command continues from its last checkpoint",
     ):
         load_run(begun.uri).wait()
 

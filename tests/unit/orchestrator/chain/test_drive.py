@@ -143,7 +143,7 @@ def test_a_stop_reaches_all_stages_and_no_further_one_begins(
     assert begun == ["base", "left", "right"]
     ended = driver.finish()
     assert ended.outcome == Outcome.STOPPED
-    assert ended.line == "left: stopped by the user; still to come: end; the same command goes on"
+    assert ended.line == "left: stopped by the user; still to come: end; the same command continues"
 
 
 def test_a_stop_while_the_controller_of_a_stage_is_asked_for_reaches_it(
@@ -167,7 +167,7 @@ def test_a_stop_before_any_commit_says_so(driven: Any) -> None:
     driver.drive()
     ended = driver.finish()
     assert ended.outcome == Outcome.FAILED
-    assert "there is no commit yet, and the same command begins anew" in ended.line
+    assert "no checkpoint yet; the same command starts from the beginning" in ended.line
 
 
 def test_a_second_interrupt_ends_the_command_at_once(driven: Any) -> None:
@@ -192,7 +192,7 @@ def test_what_dies_of_ray_is_started_again_and_then_told(
     gone = iter(["raylet", *[""] * 20])
     monkeypatch.setattr(ray_internals, "dead_main_process", lambda: next(gone))
     assert driver.drive() is True
-    line = "Ray's raylet on this machine has died; the same command goes on from the last commits"
+    line = "Ray's raylet on this machine has died; the same command continues from the last checkpoints"
     assert driver._outcome() == (Outcome.FAILED, line)
     assert driver.drive() is False
     assert begun == ["base", "left", "right", "end"]

@@ -51,4 +51,4 @@ def test_a_stage_that_nobody_drives_is_lost_and_the_chain_too(
         root.write_json(CHAIN, found)
         with pytest.raises(SystemExit):
             call(["stop", root.uri])
-        assert "no stage of this chain is at work" in capsys.readouterr().err
+        assert "no stage of this chain is running" in capsys.readouterr().err

@@ -347,16 +347,16 @@ def test_without_a_commit_before_the_decay_a_run_is_not_extended(copy: tuple[Job
     finished(spec, run, "wsd")
     shutil.rmtree(f"{run.path}/checkpoints/{commit_folder(4)}")
     before = files(run)
-    with pytest.raises(InputError, match="no commit up to step 7 is left to go on from; put it back"):
+    with pytest.raises(InputError, match="no checkpoint up to step 7 is left to continue from; put it back"):
         drive(under(spec, "wsd", 20), run.uri)
     assert files(run) == before
     rewind(Store(run.at("checkpoints")), -1)
-    with pytest.raises(InputError, match="no commit up to step 7 is left"):
+    with pytest.raises(InputError, match="no checkpoint up to step 7 is left"):
         check_same_run(under(spec, "wsd", 20).run_identity, run)
 
 
 def test_a_command_that_dies_while_it_extends_is_given_again(copy: tuple[JobSpec, RunDir]) -> None:
-    """The job is written and the event is told, and nothing more: the same command goes on, the shorter one too."""
+    """The job is written and the event is told, and nothing more: the same command continues, the shorter one too."""
     spec, run = copy
     short, longer = finished(spec, run, "wsd"), under(spec, "wsd", 20)
     history = RunHistory(longer, run)

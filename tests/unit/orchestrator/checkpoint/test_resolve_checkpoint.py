@@ -96,7 +96,8 @@ def test_one_that_is_named_is_told_to_be_gone(store: Store) -> None:
     commit(store, 1)
     run = AtWork(store, 9)
     with pytest.raises(
-        InputError, match=r"a run at work has removed step 1 while it was read; .*checkpoint\.keep"
+        InputError,
+        match=r"a running job removed the checkpoint at step 1 while it was read; .*checkpoint\.keep",
     ):
         read_chosen(store, 1, run)
     assert run.asked == [1]
@@ -105,7 +106,7 @@ def test_one_that_is_named_is_told_to_be_gone(store: Store) -> None:
 def test_a_run_that_commits_faster_than_it_is_read_is_given_up(store: Store) -> None:
     commit(store, 1)
     run = AtWork(store, 99)
-    with pytest.raises(InputError, match="a run at work has removed step 3 while it was read"):
+    with pytest.raises(InputError, match="a running job removed the checkpoint at step 3 while it was read"):
         read_chosen(store, None, run)
     assert len(run.asked) == TRIES
 
@@ -147,5 +148,5 @@ def test_a_newest_that_is_removed_while_it_is_verified_is_no_damaged_one(
     assert newest is not None
     assert (newest.step, store.skipped) == (3, [])
     until = 3 + LOOKS
-    with pytest.raises(InputError, match="a run at work removes each commit while it is read"):
+    with pytest.raises(InputError, match="a running job removes each checkpoint while it is read"):
         store.latest()

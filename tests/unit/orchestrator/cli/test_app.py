@@ -146,7 +146,7 @@ def test_an_interruption_is_told(command, tmp_path: Path, monkeypatch: pytest.Mo
     ended = command("run", tmp_path / "job.yaml", "--dry-run")
     assert (ended.code, ended.err) == (
         130,
-        "orchestrator: interrupted; the same command goes on from the last commit, if there is one\n",
+        "orchestrator: interrupted; the same command continues from the last checkpoint, if there is one\n",
     )
 
 
@@ -164,7 +164,7 @@ def test_an_interruption_is_told(command, tmp_path: Path, monkeypatch: pytest.Mo
         (["status"], "Missing argument 'RUN'"),
         (["submit"], "Missing argument 'job'"),
         (["logs"], "Missing argument 'RUN'"),
-        (["cluster", "up"], "--local: how many nodes is missing"),
+        (["cluster", "up"], "--local: the number of nodes is missing"),
         (["plan", "a.yaml", "--workers", "0"], "Invalid value for '--workers'"),
         (["verify-resume", "a", "--steps", "0"], "Invalid value for '--steps'"),
         (["checkpoint", "prune", "a", "--keep", "0"], "Invalid value for '--keep'"),

@@ -128,7 +128,7 @@ def test_a_named_commit_that_a_run_at_work_removes_is_told(
     assert (said.code, said.out) == (2, "")
     assert said.err.count("\n") == 1
     assert (
-        "a run at work has removed step 4 while it was read; let the run keep more by checkpoint.keep"
+        "a running job removed the checkpoint at step 4 while it was read; let the run keep more by checkpoint.keep"
         in said.err
     )
 
@@ -249,7 +249,7 @@ def test_a_run_goes_back_on_record_and_trains_on_as_before(command: Any, run: Pa
     assert event["rolled_back"]["removed"] == [8, 12]
     shown = json.loads(command("status", run, "--json").out)
     assert (shown["state"], shown["step"], shown["controller"]) == ("stopped", 4, "ended")
-    assert shown["note"].endswith("; the same command goes on from there")
+    assert shown["note"].endswith("; the same command continues from there")
 
     summary = drive(spec, str(run))
     assert (summary["state"], summary["step"], summary["commit"]) == ("done", 12, 12)
@@ -265,7 +265,7 @@ def test_a_rollback_says_what_it_did(command: Any, run: Path) -> None:
     said = command("checkpoint", "rollback", run, "--step", "8")
     assert (said.code, said.out) == (
         0,
-        f"{run} is back at step 8, from step 12, the commits of steps 12 are removed; the same command goes on from "
+        f"{run} is back at step 8, from step 12, the commits of steps 12 are removed; the same command continues from "
         "there\n",
     )
 

@@ -262,7 +262,7 @@ def test_a_plan_tells_which_precision_was_chosen_and_why(command: Any, folder: P
     (run / "job.yaml").write_text(dump(parse(job(str(folder / "topics.txt"), precision="fp16"))))
     for begun in (("plan", "job.yaml"), ("run", "job.yaml", "--dry-run")):
         told = json.loads(command(*begun, "--json").out)["precision"]
-        assert (told["chosen"], told["why"]) == ("fp16", "fp16, which the run has begun with")
+        assert (told["chosen"], told["why"]) == ("fp16", "fp16, which the run started with")
 
 
 def test_a_plan_says_nothing_of_what_libraries_warn_of(
@@ -290,7 +290,7 @@ def test_a_plan_for_a_machine_that_is_not_here(command: Any, folder: Path) -> No
     assert found["machine"]["name"] == "a100-80"
     points = json.loads(command(*words, "--frontier").out)["frontier"]
     assert {point["workers"] for point in points} <= {2, 4}
-    assert "no other number of workers" in command(*words[:-1], "--frontier").out
+    assert "numbers of workers that no other beats" in command(*words[:-1], "--frontier").out
     profile = (FOLDER / "t4.yaml").read_text()
     (folder / "mine.yaml").write_text(profile.replace("name: t4", "name: mine"))
     assert "On mine" in command(*words[:3], "mine.yaml", "--workers", "4", "--html", "plan.html").out
@@ -433,7 +433,7 @@ def test_a_try_begins_anew_and_takes_no_other_run_away(
     tried = RunDir(str(tmp_path / "runs" / "small-smoke"))
     with begun_anew(tried):
         tried.append("events.jsonl", [{"time": 1.0, "attempt": 1, "phase": "done"}])
-    with pytest.raises(InputError, match="at work"), tried.lock(), begun_anew(tried):
+    with pytest.raises(InputError, match="another controller is active"), tried.lock(), begun_anew(tried):
         pass
     assert tried.rows("events.jsonl")
     with begun_anew(tried):
@@ -441,7 +441,7 @@ def test_a_try_begins_anew_and_takes_no_other_run_away(
     other = RunDir(str(tmp_path / "runs" / "other-smoke"))
     other.create()
     other.append("events.jsonl", [{"time": 1.0, "attempt": 1, "phase": "done"}])
-    with pytest.raises(InputError, match="a run is here, and no earlier try"), begun_anew(other):
+    with pytest.raises(InputError, match="this is a run, not an earlier try"), begun_anew(other):
         pass
     assert other.rows("events.jsonl")
     refused = RunDir(str(tmp_path / "runs" / "refused-smoke"))

@@ -112,7 +112,7 @@ def test_a_cluster_of_another_tmpdir_is_told_with_the_command_that_ends_it(
         finally:
             process.kill()
     assert ended.code == 2
-    assert "there is none here, and 1 processes of one of that name elsewhere; " in ended.err
+    assert "is not running here; 1 processes of a cluster with that name run elsewhere; " in ended.err
     assert f"TMPDIR={place} orchestrator cluster down --name t-none" in ended.err
 
 
@@ -338,8 +338,8 @@ class Stopped(OneJob):
 @pytest.mark.parametrize(
     ("commit", "code", "next_time"),
     [
-        (True, 3, "goes on from its last commit"),
-        (False, 1, "begins anew: there is no commit yet"),
+        (True, 3, "continues from its last checkpoint"),
+        (False, 1, "starts from the beginning: no checkpoint yet"),
         (None, 3, "goes on"),
     ],
 )
@@ -359,7 +359,7 @@ def test_a_stopped_job_is_said_to_go_on_from_a_commit_that_is_there(
     monkeypatch.setattr(submission, "jobs_at", lambda address: stopped)
     said = command("attach", "small", "--address", "a:1")
     assert (said.code, said.out) == (code, "small-1: stopped\n")
-    assert ("there is no commit yet" in said.err) == (commit is False)
+    assert ("no checkpoint yet" in said.err) == (commit is False)
     at_work = dataclasses.replace(stopped.get("small"), state="running")
     monkeypatch.setattr(submission, "existing", lambda *_, **__: at_work)
     monkeypatch.setattr(stopped, "stop", lambda _: None)

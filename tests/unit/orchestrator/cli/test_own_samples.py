@@ -62,7 +62,7 @@ def test_the_memory_of_a_plan_is_traced_on_a_sample(
     assert found["memory"]["ranks"][0]["at_peak"]["activations"] > 0
     said = command("run", "--dry-run", path, "--run-dir", tmp_path / "run")
     assert (said.code, said.err) == (0, "")
-    assert "begins anew; nothing was started or written" in said.out
+    assert "starts from the beginning; nothing was started or written" in said.out
 
 
 def test_samples_are_prepared_without_training(
@@ -105,14 +105,14 @@ def test_a_run_may_be_chosen_by_zero_shot(tmp_path: Path, document: dict[str, An
     document["data"]["samples"]["options"] |= {"caption": ""}
     for path in (tmp_path / "set").rglob("*.png"):
         path.with_suffix(".txt").write_text("an image")
-    with pytest.raises(InputError, match="gives no value of the name zero_shot"):
+    with pytest.raises(InputError, match="returns no value named zero_shot"):
         checked(document, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("place", "changes", "message"),
     [
-        ("train", {"global_batch": 1}, "compares the samples of a global batch, and there is one"),
+        ("train", {"global_batch": 1}, "compares the samples of a global batch, and this batch has only one"),
         ("checkpoint", {"export": "gguf"}, "gguf is not for own models"),
         ("data", {"streaming": True}, "streaming is of text"),
         ("data", {"cache": "s3://bucket/cache"}, "data.cache s3://bucket/cache: prepared samples must"),
@@ -137,4 +137,4 @@ def test_no_text_is_continued(
     monkeypatch.setattr(Store, "manifest", lambda store, step: None)
     said = command("generate", run.uri, "Once")
     assert said.code == 2
-    assert "a model of own samples continues no text" in said.err
+    assert "a model of own samples cannot continue text" in said.err

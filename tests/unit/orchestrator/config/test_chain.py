@@ -125,7 +125,7 @@ def on(reference: str, **more: Any) -> dict[str, Any]:
         ([BASE | {"tune": {"space": {"train.optimizer.lr": {"choice": [1, 2]}}, "trials": 2}}],
          "stages.base.tune: a stage cannot be a search"),
         ([BASE | {"tracking": {"uri": "file:a"}}, {"name": "b", "tracking": {"uri": "file:b"}}],
-         "job: tracking: the stages of a chain are under one run in MLflow"),
+         "job: tracking: the stages of a chain share one MLflow run"),
         ([BASE, on("stage:base", workload={"init_from": "stage:base", "adapter": LORA}),
           {"name": "more", "workload": {"init_from": "stage:next"}, "data": {"tokenizer": "stage:base"}}],
          "next trains an adapter, and its commits lack its base; set checkpoint.export of next to hf"),
@@ -133,7 +133,7 @@ def on(reference: str, **more: Any) -> dict[str, Any]:
           {"name": "more", "workload": {"init_from": "stage:next@8"}, "data": {"tokenizer": "stage:base"}}],
          "next trains an adapter, whose export is that of @last; name that"),
         ([BASE | {"checkpoint": EXPORTED}, {"name": "b", "checkpoint": EXPORTED}],
-         "base and b are exported to the same place"),
+         "base and b are exported to the same folder"),
     ],
 )  # fmt: skip
 def test_what_is_no_chain_is_refused_in_one_line(stages: list[Any], wanted: str) -> None:

@@ -148,7 +148,7 @@ def test_no_name_has_two_answers() -> None:
         ("wandb_entity", "sinks.wandb.entity"),
         ("sinks.wandb.save_code", "not here, because W&B gets the whole job"),
         ("sinks.wandb.projekt", "did you mean 'project'?"),
-        ("workload.adapter.loraplus_lr_ratio", "train.optimizer.groups has patterns"),
+        ("workload.adapter.loraplus_lr_ratio", "train.optimizer.groups sets another learning rate"),
         ("train.num_processes", "resources.workers is the number of ranks"),
         ("base_model", "workload.model"),
         ("data.train_on_inputs", "objective conversation predicts answers only"),

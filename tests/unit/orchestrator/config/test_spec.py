@@ -96,7 +96,11 @@ def refusal(document: dict[str, Any]) -> str:
         ("train.gradient_accumulation", 2, ["unknown key", "it follows from train.global_batch"]),
         ("train.optimizer.name", "adam", ["should be 'adamw'", "adamw with weight_decay 0 is Adam"]),
         ("train.precision", "bfloat16", ["it is bf16 here"]),
-        ("train.optimizer.warmup", "x%", ["train.optimizer.warmup: is neither steps nor a share", "5%"]),
+        (
+            "train.optimizer.warmup",
+            "x%",
+            ["train.optimizer.warmup: is neither a number of steps nor a share", "5%"],
+        ),
         ("seed", True, ["seed: should not be true or false"]),
         ("train.optimizer.lr", True, ["train.optimizer.lr: should not be true or false"]),
         ("name", 7, ["name: should be text, in quotes"]),
@@ -105,10 +109,13 @@ def refusal(document: dict[str, Any]) -> str:
         (
             "evaluate",
             {"metrics": ["accuracy", "precison"]},
-            ["evaluate.metrics.1: should be 'loss', ", "(got 'precison'); give one of these, or module:name"],
+            [
+                "evaluate.metrics.1: should be 'loss', ",
+                "(got 'precison'); choose one of these, or your own module:name",
+            ],
         ),
         ("data.packing", True, ["data.packing: should be 'cut' or 'best_fit' (got True)"]),
-        ("train.optimizer.name", "sgd", ["(got 'sgd'); give one of these, or module:name of your own"]),
+        ("train.optimizer.name", "sgd", ["(got 'sgd'); choose one of these, or your own module:name"]),
         ("train.precision", "tf32", ["train.precision: should be 'fp32'", "(got 'tf32')"]),
         ("parallel", {"tpp": 2}, ["parallel.tpp: unknown key", "did you mean 'tp'?"]),
         ("resources.worker", 2, ["resources.worker: unknown key", "did you mean 'workers'?"]),
@@ -121,7 +128,7 @@ def refusal(document: dict[str, Any]) -> str:
         ("seed", -1, ["seed: should be greater than or equal to 0 (got -1)"]),
         ("workload", "gpt-tiny", ["workload: must be a mapping", "its keys: model, changes, objective"]),
         ("train", None, ["train: must be a mapping", "its keys: steps, global_batch"]),
-        ("data.max_rejected", "1%", ["data: max_rejected is of a policy", "set on_error to skip or repair"]),
+        ("data.max_rejected", "1%", ["data: max_rejected needs a policy", "set on_error to skip or repair"]),
         ("data.chat_date", 20240726, ["data.chat_date: 20240726 is no day; write it as in 2026-11-28"]),
         ("data.chat_date", "26 Jul 2024", ["data.chat_date: should be a valid date"]),
         ("data.max_rejected", "1", ["data.max_rejected: '1' is neither a number of documents"]),
@@ -251,7 +258,7 @@ def test_on_is_a_key_and_not_true() -> None:
 
 def test_a_key_that_stands_twice_is_refused() -> None:
     with pytest.raises(
-        InputError, match=r"job.yaml:2: is not YAML \(the key 'seed' stands twice; remove one\)"
+        InputError, match=r"job.yaml:2: is not YAML \(the key 'seed' appears twice; remove one\)"
     ):
         parse_yaml("seed: 1\nseed: 2\n", "job.yaml")
     assert parse_yaml("a: &x {b: 1}\nc: {<<: *x, b: 2}\n", "job.yaml")["c"] == {"b": 2}

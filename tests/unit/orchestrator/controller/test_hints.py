@@ -12,11 +12,11 @@ from orchestrator.controller.hints import ENDS, ERRORS, EXITS, hint_for
 MEANS = {
     Cause("starved", -9): "the machine's memory",
     Cause("exited", -9): "killed from outside",
-    Cause("exited", -15): "told to end",
+    Cause("exited", -15): "asked to end",
     Cause("exited", -11): "native code crashed",
     Cause("exited", -7): "shared memory",
     Cause("exited", 3): "ended by itself",
-    Cause("lost"): "the place is gone",
+    Cause("lost"): "the worker is gone",
     Cause("silent"): "frozen",
     Cause("still"): "wait for each other",
     Cause("unplaced"): "could not place",

@@ -263,7 +263,7 @@ def test_a_run_whose_commits_are_all_damaged_or_gone_does_not_begin_anew(run: Ru
     with pytest.raises(InputError, match="no commit of the run is sound"):
         RunHistory(parse(job("a.txt")), run)
     shutil.rmtree(Path(run.path, "checkpoints"))
-    with pytest.raises(InputError, match="the commits of the run are gone, of which one was at step 8"):
+    with pytest.raises(InputError, match="the checkpoints of the run are gone; one was at step 8"):
         RunHistory(parse(job("a.txt")), run)
 
 

@@ -30,10 +30,10 @@ SHARE = {"share": 0.1}
         (with_({"tasks": "quiz.yaml"}, None), "evaluate.tasks"),
         (
             with_({"tasks": ["quiz.yaml"], "where": "beside"}, None),
-            "evaluate.where beside is for held-out text",
+            "evaluate.where beside needs held-out text",
         ),
-        (with_(None, {}), "either share, as in 0.01, or sources"),
-        (with_(None, SHARE | SOURCES), "either share, as in 0.01, or sources"),
+        (with_(None, {}), "either share, as in 0.01, or separate sources"),
+        (with_(None, SHARE | SOURCES), "either share, as in 0.01, or separate sources"),
         (with_({"sets": {"validation": SOURCES}}, SHARE), "give the one in evaluate.sets another name"),
         (with_({"sets": {"a.b": SOURCES}}, None), "a.b"),
         (

@@ -93,7 +93,7 @@ def test_an_export_has_no_reference_to_be_compared_with(tmp_path: Path) -> None:
     }
     folder = folder_of("GPT-2", tmp_path / "export", step=12, evaluation=known)
     with pytest.raises(
-        InputError, match="was trained with dpo, by a reference that an export does not have; evaluate the"
+        InputError, match="was trained with dpo, whose reference an export lacks; evaluate the"
     ):
         spec_of_export(folder, {"pairs": "/w/*.jsonl"})
     spec, _ = spec_of_export(folder, {})

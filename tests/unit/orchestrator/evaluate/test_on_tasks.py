@@ -125,16 +125,16 @@ def test_generation_stops_at_its_strings(subject: Subject) -> None:
     ("changes", "told"),
     [
         ({"doc_to_text": "{{question}}"}, "lm-eval cannot take it (UndefinedError: 'question' is undefined)"),
-        ({"doc_to_target": "{{10 * label}}"}, "the label 10 of example 1 is none of its 4 choices; choices"),
-        ({"doc_to_target": "{{label - 1}}"}, "the label '-1' of example 0 is none of its 4 choices"),
-        ({"doc_to_target": "beginning"}, "is none of its 4 choices"),
+        ({"doc_to_target": "{{10 * label}}"}, "the label 10 of example 1 is not one of its 4 choices; choices"),
+        ({"doc_to_target": "{{label - 1}}"}, "the label '-1' of example 0 is not one of its 4 choices"),
+        ({"doc_to_target": "beginning"}, "is not one of its 4 choices"),
         ({"doc_to_choice": "{{['', 'a']}}", "doc_to_target": "1"}, "lm-eval cannot take it (IndexError"),
         (
             {
                 "output_type": "generate_until", "doc_to_choice": None, "doc_to_target": "choices",
                 "metric_list": [{"metric": "rougeL"}, {"metric": "exact_match"}],
             },
-            "doc_to_target: rougeL of several targets is not what its name says; give one target",
+            "doc_to_target: rougeL is not defined for several targets; give one target",
         ),
         (
             {

@@ -183,7 +183,7 @@ ROWS = {"uri": "a.jsonl", "field": {"text": "review", "label": "stars"}}
         (
             "regression",
             {"chat_date": "2024-07-26"},
-            r"data\.chat_date: there is no chat template that could ask for it; leave it out",
+            r"data\.chat_date: no chat template is used that could ask for it; leave it out",
         ),
     ],
 )
@@ -257,7 +257,7 @@ PAIRS = {"uri": "a.jsonl", "field": {"prompt": "p", "chosen": "c", "rejected": "
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"workload": {"init_from": None}}, "compares with the model that the run begins with, and"),
+        ({"workload": {"init_from": None}}, "compares with the initial model, and"),
         ({"workload": {"init_from": None, "model": "hf:"}}, r"workload\.init_from: dpo compares"),
         ({"workload": {"objective": "orpo"}, "train": {"z_loss": 0.1}}, r"train\.z_loss: orpo has no z-loss; set it"),
         (
@@ -394,9 +394,7 @@ def test_a_class_is_divided_where_the_job_says_so_and_a_plan_that_is_wrong_is_re
     # Its activation has numbers of its own, which no entry of the plan names.
     wrong_plan = foreign(tmp_path / "apertus", transformers.ApertusConfig(**sizes))
     check_workload(resolve(spec(workload=wrong_plan)))
-    with pytest.raises(
-        InputError, match=r"by the plan of transformers, .*alpha_p is another one; set parallel"
-    ):
+    with pytest.raises(InputError, match=r"by the plan of transformers, .*alpha_p differs; set parallel"):
         check_workload(resolve(spec(workload=wrong_plan, parallel={"tp": 2})))
 
 

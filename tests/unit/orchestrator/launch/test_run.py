@@ -122,7 +122,7 @@ def test_the_end_of_a_run_is_the_end_of_the_command(state: str) -> None:
 def test_a_stop_before_the_first_commit_is_no_stop_with_a_commit_in_place() -> None:
     ended = _outcome({"summary": {"state": "stopped", "reason": "why", "commit": None}, "error": None})
     assert ended.outcome == Outcome.FAILED
-    assert ended.line == "why; there is no commit yet, and the same command begins anew"
+    assert ended.line == "why; no checkpoint yet; the same command starts from the beginning"
 
 
 class Scripted:

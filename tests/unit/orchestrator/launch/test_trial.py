@@ -283,13 +283,13 @@ def refusal(spec: JobSpec) -> str:
         ("Absent", "Points", "sharding() names middle.in, and no module"),
         ("Kind", "Points", "calls middle column, and it is a Middle; that is for an nn.Linear"),
         ("Fused", "Points", "cut over 2 ranks by sharding(), its loss is"),
-        ("Unshared", "Points", "the gradient of network.middle.scale.weight is another one"),
+        ("Unshared", "Points", "the gradient of network.middle.scale.weight differs"),
         ("Nan", "Points", "its loss on the first samples is nan"),
         ("Behind", "Points", "draws random numbers in its loss"),
         (
             "Frozen",
             "Points",
-            "sets requires_grad of one.weight to False, and a run trains all but train.freeze",
+            "sets requires_grad of one.weight to False, but only train.freeze excludes parameters",
         ),
         ("Attribute", "Points", "table is neither a parameter nor a buffer; use register_buffer"),
         ("Lazy", "Points", "one.weight has no shape before data are seen"),
@@ -305,7 +305,7 @@ def refusal(spec: JobSpec) -> str:
         ("NoList", "Points", "blocks() gives a Middle; return a list of modules"),
         ("Fails", "Points", "blocks() fails (AttributeError: 'Fails' object has no attribute 'layers')"),
         ("Pairs", "Points", "sharding() gives no mapping of patterns to styles"),
-        ("BehindZero", "Points", "the gradient of network.middle.scale.weight is another one"),
+        ("BehindZero", "Points", "the gradient of network.middle.scale.weight differs"),
         ("Line", "Odd", "data.samples: own_things:Odd: samples 0 and 1 differ in names or shapes"),
         ("Line", "Words", "failed on sample 0 (TypeError"),
         ("Line", "half", "cannot be made with its options"),
@@ -320,7 +320,7 @@ def test_what_depends_on_the_layout_is_refused(here: Path, model: str, samples: 
     [
         (
             {"name": "own_things:Whole"},
-            "train.optimizer.name: own_things:Whole updates a part of a parameter otherwise",
+            "train.optimizer.name: own_things:Whole updates a part of a parameter differently",
         ),
         ({"name": "own_things:NoSlots"}, "has no slots and update"),
         ({"name": {"use": "own_things:Sgd", "options": {"less": 1}}}, "cannot be made with its options"),
@@ -426,7 +426,7 @@ def test_the_planner_offers_no_engine_that_own_models_have_not(here: Path) -> No
 def test_a_metric_that_fails_is_refused(here: Path) -> None:
     document = job().model_dump(mode="json", exclude_defaults=True)
     document["data"]["validation"] = {"share": 0.4}
-    wanted = "evaluate.metrics: own_things:fails failed (KeyError: 'no such'); mend it"
+    wanted = "evaluate.metrics: own_things:fails failed (KeyError: 'no such'); fix it"
     assert wanted in refusal(parse(document | {"evaluate": {"metrics": ["loss", "own_things:fails"]}}))
 
 

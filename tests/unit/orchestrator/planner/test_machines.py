@@ -25,7 +25,7 @@ def test_its_memory_is_what_its_driver_says() -> None:
     assert (large.memory, large.name) == (85e9, machine_for(Offer(1e12, "A100-80G"), Bundle(1, 1)).name)
     unknown = machine_for(Offer(1e12, "NVIDIA Z9", 99e9), Bundle(1, 1))
     assert told(unknown, "bf16") == [
-        "no profile is known of NVIDIA Z9: it is taken as the t4 with 99 GB, of which all predictions are"
+        "no profile of NVIDIA Z9 is known; all predictions are for the t4 with 99 GB instead"
     ]
 
 
@@ -37,8 +37,8 @@ def test_an_unknown_gpu_is_the_smallest_known(offer: Offer | None) -> None:
     found = machine_for(offer, Bundle(1, 1))
     assert found.name == smallest.name
     assert told(found, "bf16") == [
-        f"no profile is known of {offer.accelerator if offer else 'a GPU without a name'}: it is taken as the t4 with "
-        "16 GB, of which all predictions are"
+        f"no profile of {offer.accelerator if offer else 'a GPU without a name'} is known; all predictions are for the "
+        "t4 with 16 GB instead"
     ]
 
 

@@ -68,7 +68,7 @@ def test_what_makes_no_sense_is_refused(prune: dict[str, Any], words: str) -> No
     [
         (
             {"workload": {"init_from": "run", "adapter": {"kind": "lora"}}},
-            "an adapter leaves those of the base",
+            "an adapter does not train those of the base",
         ),
         ({"train": {"freeze": ["tokens.*"], "thaw": {4: ["tokens.*"]}}}, "train.thaw changes which are"),
         ({"checkpoint": {"average": {"last": 2}}}, "use ema"),

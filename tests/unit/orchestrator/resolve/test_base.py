@@ -135,7 +135,7 @@ def test_another_head_begins_anew_and_is_named(run: str) -> None:
     (new,) = begun(job(init_from=run, objective="next_sentence")).notes
     head = "sentence_head"
     named = ", ".join(f"{head}.{part}.{leaf}" for part in ("dense", "output") for leaf in ("weight", "bias"))
-    assert new == f"{named} begin anew: {run}@8 has none"
+    assert new == f"{named} start from random values: {run}@8 has none"
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_changed_weights_of_a_folder_are_refused(tmp_path: Path) -> None:
     assert before is not None
     assert base_json(base_of(spec.workload, spec.needs_base, before, True)) == before
     transformers.BertForMaskedLM(config).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="not the same any more"):
+    with pytest.raises(InputError, match="have changed"):
         base_of(spec.workload, spec.needs_base, before, True)
     (tmp_path / "model.safetensors").unlink()
     assert (
@@ -191,7 +191,7 @@ def test_a_run_that_began_beside_a_stale_index_goes_on_unless_it_reads_the_folde
     earlier = now | {"digest": _digest_of(str(tmp_path), stale_too=True)}
     assert earlier != now
     assert base_of(spec.workload, spec.needs_base, earlier, True) is not None
-    with pytest.raises(InputError, match="not the same any more"):
+    with pytest.raises(InputError, match="have changed"):
         base_of(
             (asked := job(model=f"hf:{tmp_path}", changes={}, adapter={"kind": "lora", "rank": 2})).workload,
             asked.needs_base,
@@ -264,7 +264,7 @@ def test_a_distributed_checkpoint_without_its_configuration_says_so(tmp_path: Pa
         InputError, match=r"has weights of torch\.distributed\.checkpoint and no config\.json"
     ) as told:
         base_of((asked := job(init_from=str(tmp_path))).workload, asked.needs_base, {}, False)
-    assert "put the config.json of the model beside them" in str(told.value)
+    assert "put the config.json of the model into that folder" in str(told.value)
 
 
 def test_a_distributed_checkpoint_that_changed_is_noticed(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_a_distributed_checkpoint_that_changed_is_noticed(tmp_path: Path) -> Non
     dcp.save(
         {"bert.embeddings.word_embeddings.weight": torch.zeros(4, 32)}, checkpoint_id=tmp_path, no_dist=True
     )
-    with pytest.raises(InputError, match="not the same any more"):
+    with pytest.raises(InputError, match="have changed"):
         base_of(spec.workload, spec.needs_base, base_json(begun_with) or {}, False)
 
 

@@ -70,7 +70,7 @@ REFUSED = [
     ({"checkpoint": {"average": {"ema": 0.9}}}, r"a moving average cannot begin or end between phases"),
     ({"train__steps": STEP}, r"train\.steps: 10 steps are not more than .*first@10 has done"),
     ({"train__continue_from": "FIRST@7"}, r"first has no commit at 7.*name a step of \[10\]"),
-    ({"train__continue_from": "nowhere"}, r"nowhere has no commit to go on from"),
+    ({"train__continue_from": "nowhere"}, r"nowhere has no checkpoint to continue from"),
     (
         {
             "train__continue_from": {"run": "FIRST", "schedule": "restart"},

@@ -234,7 +234,9 @@ def test_an_end_within_a_text_does_not_divide_it_unseen(folder: Path, tmp_path: 
     spec = parse(document)
     tokens = Tokens.open(prepare_here(spec, str(tmp_path / "cache")))
     assert (tokens.manifest.documents, tokens.manifest.inner_ends) == (1, 1)
-    with pytest.raises(InputError, match=f"apart by {re.escape(END)}, which stands 1 times within texts"):
+    with pytest.raises(
+        InputError, match=f"documents by {re.escape(END)}, which also appears 1 times within texts"
+    ):
         training_inputs(spec, tokens)
     document["workload"]["options"] = {"documents": "pack"}
     read = training_inputs(parse(document), tokens).text[0].read

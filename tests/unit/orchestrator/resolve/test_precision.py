@@ -80,7 +80,7 @@ def test_a_run_keeps_what_it_began_with(tmp_path: Path, before: Any) -> None:
     kept = spec().with_parts(train=as_its_run(spec().train, run))
     assert kept == spec(before)
     assert check_same_run(spec().run_identity, run) is check_same_run(kept.run_identity, run) is None
-    assert str(choice_of(spec().train, resolve(kept))) == f"{before}, which the run has begun with"
+    assert str(choice_of(spec().train, resolve(kept))) == f"{before}, which the run started with"
     other = "bf16" if before == "fp32" else "fp32"
     with pytest.raises(InputError, match=f"train.precision is '{before}' in this run and '{other}'"):
         check_same_run(spec(other).run_identity, run)

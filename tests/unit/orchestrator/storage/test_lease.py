@@ -44,7 +44,7 @@ def test_only_one_process_holds_the_lock(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(lease, "LOCK_TIMEOUT", 0.3)
     before = sorted(os.listdir(tmp_path))
     with (
-        pytest.raises(InputError, match="another controller is at work on this run"),
+        pytest.raises(InputError, match="another controller is active for this run"),
         RunDir(str(tmp_path)).lock(),
     ):
         pytest.fail("two controllers at work")
@@ -160,7 +160,7 @@ def test_only_one_holds_a_lease_and_it_is_free_again_at_once(
     monkeypatch.setattr(lease, "LOCK_TIMEOUT", 0.0)
     with run.lock():
         run.write_text("events.jsonl", "")
-        with pytest.raises(InputError, match="another controller is at work"), RunDir(run.uri).lock():
+        with pytest.raises(InputError, match="another controller is active"), RunDir(run.uri).lock():
             pytest.fail("two controllers at work")
     with RunDir(run.uri).lock():
         run.require_lock()

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.train import commits as module
-from orchestrator.train.commits import Commits, placement_of
+from orchestrator.train.commits import Commits
 
 
 def commits(folder: Path) -> Commits:
@@ -38,20 +38,6 @@ def test_rows_wait_for_the_snapshots_of_their_steps(tmp_path: Path) -> None:
     assert (found.rows_to_hold(9), released) == (2, [7])
     found.note_agreed(SimpleNamespace(held=-1))  # type: ignore[arg-type]
     assert found.rows_to_hold(12) == 2
-
-
-def test_each_part_is_held_on_the_rank_s_own_node_and_on_another() -> None:
-    servers = [{"node": f"n{number}", "address": f"n{number}:1"} for number in range(3)]
-    task = SimpleNamespace(snapshot_servers=servers, snapshot_token="t", attempt=4, token="gang")
-
-    def of(rank: int, node: str) -> tuple[str, str]:
-        place = placement_of(task, SimpleNamespace(rank_info=SimpleNamespace(rank=rank, node=node)))  # type: ignore[arg-type]
-        return place.own, place.other
-
-    assert [of(rank, "n1") for rank in range(3)] == [("n1:1", "n0:1"), ("n1:1", "n2:1"), ("n1:1", "n0:1")]
-    assert of(1, "elsewhere") == ("", "n1:1")
-    task.snapshot_servers = servers[:1]
-    assert of(1, "n0") == ("n0:1", "")
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -66,7 +66,7 @@ def test_an_illegal_one_names_the_rule_and_the_nearest_legal_ones() -> None:
     ("parallel", "train", "words"),
     [
         ({"pp": 2, "schedule": "zero_bubble"}, {"compile": True}, "which compiled blocks cannot"),
-        ({"offload": "optimizer"}, {}, "workers have none; set offload to none"),
+        ({"offload": "optimizer"}, {}, "workers have no GPU; set offload to none"),
         ({"tp": 2}, {"determinism": "bitwise"}, "tp 2 changes the order of sums; set tp to 1"),
         ({"zero": 1}, {"determinism": "bitwise"}, "set zero to 0"),
         ({"micro_batch": 4}, {"determinism": "bitwise"}, "leave micro_batch out or set it to 2"),

@@ -17,7 +17,7 @@ def test_a_second_chaos_is_refused_before_it_writes(tmp_path: Path, monkeypatch:
     (tmp_path / "tmp").mkdir()
     with (
         claimed(chaos.CLUSTER, "chaos"),
-        pytest.raises(InputError, match="another command is at work with the cluster 'chaos'"),
+        pytest.raises(InputError, match="another command is using the cluster 'chaos'"),
     ):
         chaos.chaos(parse(job("a.txt")), tmp_path / "runs", [("kill@1:2",)], lambda news: None)
     assert [path.name for path in tmp_path.iterdir()] == ["tmp"]

@@ -246,7 +246,11 @@ def test_a_scale_that_no_norm_can_take_is_not_exported() -> None:
         ("mixtral-tiny", {"hidden": 32, "moe": {"experts": 2}}, "mup.moe.experts is no width"),
         ("mixtral-tiny", {"moe": 3}, "mup.moe is no width"),
         ("albert-tiny", {"hidden": 32}, "has projection.bias; give it widths at which both have the same"),
-        ("hf:somewhere", {"hidden": 32}, "mup scales weights that begin anew, and hf:somewhere has its own"),
+        (
+            "hf:somewhere",
+            {"hidden": 32},
+            "mup scales weights that start from random values, and hf:somewhere has weights",
+        ),
     ],
 )
 def test_what_is_no_base(model: str, mup: dict[str, Any], words: str) -> None:

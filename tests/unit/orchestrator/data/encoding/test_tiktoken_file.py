@@ -79,11 +79,11 @@ def test_the_faster_engine_reads_it(ranks: dict[bytes, int], tmp_path: Path) -> 
 
 def test_a_pattern_may_be_given_beside_it(ranks: dict[bytes, int], tmp_path: Path) -> None:
     uri = write(tmp_path / "mine.tiktoken", ranks)
-    with pytest.raises(InputError, match=r"unknown; give both in mine.tiktoken.json beside it"):
+    with pytest.raises(InputError, match=r"unknown; write both into mine.tiktoken.json next to it"):
         tokenizer.load(uri, ())
     beside = tmp_path / "mine.tiktoken.json"
     beside.write_text(json.dumps({"pat_str": r"\S+|\s+"}))
-    with pytest.raises(InputError, match="does not give pat_str and special_tokens"):
+    with pytest.raises(InputError, match="lacks pat_str or special_tokens"):
         tokenizer.load(uri, ())
     beside.write_text(json.dumps({"pat_str": r"\S+|\s+", "special_tokens": {"</s>": 3001}}))
     with pytest.raises(InputError, match="does not divide </s>, so that a text may have it"):

@@ -136,7 +136,7 @@ def spoil(folder: Path, kind: str) -> None:
         ("text", "image", "cannot be decoded"),
         ("type", "type", "is no image by the end of its name"),
         ("caption", "caption", "has no caption"),
-        ("orphan", "caption", "no image of its name is beside it"),
+        ("orphan", "caption", "without an image of the same name"),
         ("latin", "encoding", "is not UTF-8"),
         ("giant", "caption", "a caption of 70000 bytes"),
     ],
@@ -190,7 +190,7 @@ def archive_of(target: Path, *members: tuple[str, bytes]) -> Images:
         ([("0.png", png(0)), ("0.jpg", png(1)), ("0.cls", b"1")], r"several images \(jpg, png\)"),
         ([("0.png", png(0)), ("0.PNG", png(1)), ("0.cls", b"1")], "0 has a member twice"),
         ([("0.png", png(0)), ("0.cls", b"1"), ("1.png", b"")], r"1\.png is a link"),
-        ([("0.png", png(0)), ("0.cls", b"2")], "the class '2', which is none of options.classes"),
+        ([("0.png", png(0)), ("0.cls", b"2")], "the class '2', which is not in options.classes"),
         ([("0.cls", b"1")], "0 has no image"),
     ],
 )
@@ -244,7 +244,7 @@ def test_a_number_is_no_index_where_a_class_has_a_number_as_its_name(tmp_path: P
     members = [("0.png", png(0)), ("0.cls", b"5"), ("1.png", png(1)), ("1.cls", b"0")]
     archive_of(tmp_path / "stars.tar", *members)
     stars = {"classes": ["1", "2", "3", "4", "5"]}
-    with pytest.raises(InputError, match=r"the class '0', which is none of options\.classes"):
+    with pytest.raises(InputError, match=r"the class '0', which is not in options\.classes"):
         Images(str(tmp_path / "stars.tar"), **OPTIONS, **stars).prepare(str(tmp_path / "fails"))
     skipping = Images(str(tmp_path / "stars.tar"), **OPTIONS, **stars, on_error="skip")
     assert skipping.prepare(str(tmp_path / "out"))["count"] == 1
@@ -328,8 +328,8 @@ def test_damaged_metadata_takes_no_image_away() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (encoded(Image.fromarray(RAMP.astype(np.float32)), "TIFF"), "numbers of 32 bits"),
-        (encoded(Image.new("RGB", (4, 4)), "EPS"), "is none of JPEG"),  # Pillow runs Ghostscript on it
+        (encoded(Image.fromarray(RAMP.astype(np.float32)), "TIFF"), "32-bit numbers"),
+        (encoded(Image.new("RGB", (4, 4)), "EPS"), "is not one of JPEG"),  # Pillow runs Ghostscript on it
         (encoded(Image.new("1", (12_000, 12_000)), "PNG"), "12000 x 12000 pixels, more than"),
     ],
     ids=["floats", "postscript", "large"],
@@ -451,7 +451,7 @@ def test_what_is_damaged_is_not_believed(folder: Path, tmp_path: Path, name: str
     data = bytearray(path.read_bytes())
     data[-1] ^= 1  # of the last image
     path.write_bytes(data)
-    with pytest.raises(InputError, match="is not as it was prepared; remove it"):
+    with pytest.raises(InputError, match="has changed since it was prepared; remove it"):
         images.open(str(tmp_path / "out")) or images.sample(4, np.random.default_rng())
 
 
@@ -468,7 +468,7 @@ def test_what_is_prepared_is_used_again_and_no_file_is_read(folder: Path, tmp_pa
     ("changes", "message"),
     [
         ({"channels": 2}, "1 or 3 channels"),
-        ({"caption": "a photo"}, "has no place for the class"),
+        ({"caption": "a photo"}, "has no placeholder for the class"),
         ({"crop": 0.0}, "share of the area"),
         ({"on_error": "repair"}, "make it fail or skip"),
         ({"tokens": 2}, "at least 3"),

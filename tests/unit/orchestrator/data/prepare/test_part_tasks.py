@@ -73,7 +73,7 @@ def test_rows_are_done_in_order_and_the_rest_of_one_beside_the_next() -> None:
         def rest() -> None:
             assert number or second_began.wait(10)
             if number == 3:
-                raise InputError("is wrong", "3", "mend it")
+                raise InputError("is wrong", "3", "fix it")
             done.append(f"rest {number}")
 
         done.append(f"task {number}")
@@ -92,7 +92,7 @@ def test_rows_are_done_in_order_and_the_rest_of_one_beside_the_next() -> None:
 def test_a_row_that_fails_ends_its_group_after_what_was_begun() -> None:
     def task(row: dict[str, int]) -> Callable[[], None]:
         if row["n"] == 1:
-            raise InputError("is wrong", "1", "mend it")
+            raise InputError("is wrong", "1", "fix it")
         return lambda: time.sleep(0.05)
 
     many, error = run_rows(task, "cache", [{"n": number} for number in range(4)])

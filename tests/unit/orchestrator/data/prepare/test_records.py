@@ -262,7 +262,7 @@ def wrong() -> Iterator[tuple[str, RecordKind, dict[str, str], dict[str, Any], s
     number, spans = RecordKind("regression"), RecordKind("span_extraction")
     words, pairs = RecordKind("token_classification", ("O", "B")), {"words": "w", "labels": "l"}
     yield "label", KIND, COLUMNS, {"review": "a", "stars": 2}, "its label 2 is not among 0 to 1"
-    yield "name", KIND, COLUMNS, {"review": "a", "stars": "fine"}, "its label 'fine' is none of bad, good"
+    yield "name", KIND, COLUMNS, {"review": "a", "stars": "fine"}, "its label 'fine' is not one of bad, good"
     yield "column", KIND, COLUMNS, {"review": "a"}, "has no 'stars'"
     yield "text", KIND, COLUMNS, {"review": 7, "stars": 1}, "its text is int, not a text"
     yield (

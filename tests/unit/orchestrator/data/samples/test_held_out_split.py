@@ -139,7 +139,7 @@ def test_data_of_an_earlier_format_is_not_divided(
 ) -> None:
     tokens = Tokens.open(prepare_here(["text " * 90 + BREAK + "more"]))
     object.__setattr__(tokens.manifest, "format", data_format)
-    with pytest.raises(InputError, match=f"is of format {data_format}, which does not tell documents apart"):
+    with pytest.raises(InputError, match=f"has format {data_format}, which does not distinguish documents"):
         split(tokens, 0.5)
 
 

@@ -121,7 +121,7 @@ def test_a_dataset_with_an_order_of_its_own_is_refused(mine: Path) -> None:
     state = json.loads((mine / "state.json").read_text())
     (mine / "state.json").write_text(json.dumps(state | {"_indices_data_files": [{"filename": "i.arrow"}]}))
     with pytest.raises(
-        InputError, match=r"reads its rows in an order of its own; save it after flatten_indices"
+        InputError, match=r"reads its rows in an undefined order; save it after flatten_indices"
     ):
         read(mine)
     (mine / "state.json").write_text("[]")

@@ -84,7 +84,7 @@ def test_short_lists(text: str, tmp_path: Path) -> None:
         ('[{"text": "a"},', ["a"], "torn", "is cut off"),
         ("[", [], "torn", "is cut off"),
         ('[{"text": "a"} {"text": "b"}]', ["a"], "json", "has no comma before this"),
-        ('[{"text": "a"}]\n{"text": "b"}', ["a"], "json", "goes on after the end of its list"),
+        ('[{"text": "a"}]\n{"text": "b"}', ["a"], "json", "continues after the end of its list"),
         ('[{"text": "a"}, [1], {"text": "b"}]', ["a", "b"], "json", "is no object"),
         ('[{"text": "a"}, 12, {"text": "b"}]', ["a", "b"], "json", "is no object"),
         ('[{"text": "a"}, {text: 1}, {"text": "b"}]', ["a"], "json", "is not JSON"),
@@ -137,5 +137,5 @@ def test_a_compressed_list_that_is_cut_off(tmp_path: Path) -> None:
 def test_data_of_an_earlier_format_has_no_lists(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('[{"text": "a"}]')
     (part,) = sources.cut(sources.resolve([Source(uri=str(tmp_path / "a.json"))]), 10**9)
-    with pytest.raises(InputError, match="begins a list; write each of its objects on a line"):
+    with pytest.raises(InputError, match="begins a list; write each of its objects on a separate line"):
         list(rows(part[0], data_format=5))

@@ -87,7 +87,7 @@ def test_what_only_some_rows_have_is_no_mistake(tmp_path: Path) -> None:
     for name, row in (("b1", without), ("b2", TALK)):
         write(tmp_path / f"{name}.jsonl", [row])
     check(tmp_path / "b*.jsonl", field, "conversation")
-    with pytest.raises(InputError, match="what only later rows have takes a source of its own"):
+    with pytest.raises(InputError, match="put rows with other columns into a separate source"):
         check(write(tmp_path / "c.jsonl", [without] * 50 + [TALK]), field, "conversation", part_bytes=500)
 
 

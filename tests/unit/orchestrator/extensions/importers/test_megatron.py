@@ -294,7 +294,7 @@ class Bomb:
     ("more", "wanted"),
     [
         ({"num_experts": 8}, "num_experts 8 is imported of Llama's layers, not of GPT-2's"),
-        ({"hidden_size": "32"}, "its hidden_size is '32', which is no number"),
+        ({"hidden_size": "32"}, "its hidden_size is '32', which is not a number"),
         ({"hidden_size": None}, "its hidden_size is 'None'"),
         (
             {"num_query_groups": 0, "group_query_attention": True},
@@ -381,10 +381,10 @@ def test_tensors_that_the_model_has_no_place_for_are_not_lost(tmp_path: Path) ->
         import_megatron(str(source), str(tmp_path / "ours"))
     source = save(tmp_path / "gpt2", gpt2(), 1, 2)
     edited(source, "mp_rank_00_001", lambda s: s["model"]["word_embeddings_for_head"]["weight"].add_(1))
-    with pytest.raises(InputError, match="the tied_head of pipeline rank 1 is to be the table of rank 0"):
+    with pytest.raises(InputError, match="the tied_head of pipeline rank 1 differs from the table of rank 0"):
         import_megatron(str(source), str(tmp_path / "ours"))
     source = save(tmp_path / "tied", llama(), 1, 1, untie_embeddings_and_output_weights=False)
-    with pytest.raises(InputError, match="the head of pipeline rank 0 is to be the table"):
+    with pytest.raises(InputError, match="the head of pipeline rank 0 differs from the table"):
         import_megatron(str(source), str(tmp_path / "ours"))
     assert not (tmp_path / "ours").exists()
 

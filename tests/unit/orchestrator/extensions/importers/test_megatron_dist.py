@@ -245,7 +245,7 @@ def test_other_formats_and_files_that_are_made_to_harm(
 
     zarr = json.dumps({"sharded_backend": "zarr", "sharded_backend_version": 1})
     refused("of the format zarr version 1", lambda f: (f / "metadata.json").write_text(zarr))
-    refused("does not say in which format", lambda f: (f / "metadata.json").write_text("{}"))
+    refused("does not state its format", lambda f: (f / "metadata.json").write_text("{}"))
     refused("there is no checkpoint of Megatron-LM", lambda f: (f / "common.pt").unlink())
     refused("holds no options", lambda f: torch.save({"iteration": 1}, f / "common.pt"))
     refused(r"asks for (posix|nt)\.system", lambda f: torch.save({"args": Bomb()}, f / "common.pt"))

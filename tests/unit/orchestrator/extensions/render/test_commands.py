@@ -209,9 +209,9 @@ def test_a_job_that_carries_a_credential_is_refused(
         ),
         (
             ["kuberay", *TARGETS["kuberay"], "--set", "resources.notices=gcp"],
-            "gcp tells nothing on machines of aws",
+            "gcp sends no notices on machines of aws",
         ),
-        (["aws", *OWN, "--set", "resources.notices=azure"], "azure tells nothing on machines of aws"),
+        (["aws", *OWN, "--set", "resources.notices=azure"], "azure sends no notices on machines of aws"),
         (
             [
                 "kuberay",
@@ -249,7 +249,7 @@ def test_paths_that_only_this_machine_has_are_pointed_out(
     words += ["--set", "tracking={uri: 'sqlite:///mlflow.db'}"]
     assert code_of(target, job, *TARGETS[target], *words) == 0
     read, written = capsys.readouterr().err.splitlines()
-    assert read.startswith("note: every worker reads corpus/*.txt where it is")
+    assert read.startswith("note: every worker reads corpus/*.txt locally")
     assert written.startswith("note: tracking.uri sqlite:///mlflow.db would be of one machine")
 
 
@@ -260,8 +260,8 @@ def test_libraries_that_no_image_has_by_itself_are_pointed_out(
     words = ["--set", "sinks={wandb: {project: a}}", "--set", "data.clean=[{near_duplicates: {}}]"]
     assert code_of(target, job, *TARGETS[target], *words) == 0
     assert capsys.readouterr().err == (
-        "note: data.clean.near_duplicates needs rensa, sinks.wandb needs wandb: install the extras data,sinks "
-        "there; infra/Dockerfile has --build-arg EXTRAS=data,sinks\n"
+        "note: data.clean.near_duplicates needs datatrove, data.clean.near_duplicates needs rensa, sinks.wandb needs "
+        "wandb: install the extras clean,data,sinks there; infra/Dockerfile has --build-arg EXTRAS=clean,data,sinks\n"
     )
     assert code_of(target, job, *TARGETS[target]) == 0
     assert capsys.readouterr().err == ""

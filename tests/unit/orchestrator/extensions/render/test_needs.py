@@ -204,7 +204,7 @@ def labels_are_true(
         (
             {"resources": {"per_worker": {"labels": {"rack": "in(a,b)"}}}},
             {},
-            "rack: no node of what is rendered",
+            "rack: no rendered node would have this label",
         ),
     ],
 )

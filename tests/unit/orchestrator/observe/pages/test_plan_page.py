@@ -55,3 +55,7 @@ def test_the_page_shows_the_plan(parallel: object, bars: int) -> None:
     assert page.count("memory over the step") == (2 if bars else 1)
     assert "at most 5 GiB by the trace" in page
     assert ("at most 7 GiB by the trace" in page) is bool(bars)
+    assert f'<td class="n">{7 if bars else 5} GiB</td>' in page, "the row of the chosen layout"
+    drawn = set(re.findall('<rect class="a-([a-z]+)"', page))
+    assert drawn
+    assert all(f".a-{part} {{" in page for part in drawn), "each part of a step has a colour"

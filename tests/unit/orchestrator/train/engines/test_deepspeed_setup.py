@@ -63,7 +63,7 @@ def test_a_legal_layout_is_taken_whole(asked: dict[str, Any], gpu: int) -> None:
         ({"zero": 1, "tp": 2}, {}, "and tp is 2; set tp to 1"),
         ({"zero": 1, "cp": 2}, {}, "and cp is 2; set cp to 1"),
         ({"zero": 2, "offload": "parameters"}, {}, "set zero to 3, or offload to optimizer"),
-        ({"zero": 2, "offload": "optimizer"}, {}, "workers have none; set offload to none"),
+        ({"zero": 2, "offload": "optimizer"}, {}, "workers have no GPU; set offload to none"),
         ({"zero": 2, "recompute": "selective"}, {}, "set recompute to full or none"),
         ({"zero": 3}, {"compile": True}, "set train.compile to false"),
         ({"zero": 1}, {"optimizer": {"name": "lion"}}, "runs adamw, and the optimizer is lion"),

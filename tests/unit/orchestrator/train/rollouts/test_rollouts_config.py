@@ -55,7 +55,7 @@ def test_rollouts_have_defaults_and_a_divergence_holds_its_reference(tmp_path: A
 @pytest.mark.parametrize(
     ("parts", "told"),
     [
-        ({"rewards": []}, "grpo learns from rewards, and there are none; list them in rewards"),
+        ({"rewards": []}, "grpo learns from rewards, and this job has none; list them in rewards"),
         ({"train": {"global_batch": 12}}, "train.global_batch 12 counts answers, and is not a multiple of"),
         ({"rollout": {"max_tokens": 64}}, "rollout.max_tokens 64 leaves no room for a prompt"),
         ({"rollout": {"max_tokens": 32, "steps": 3}}, "train.steps 8 is not a multiple of rollout.steps 3"),

@@ -263,7 +263,7 @@ def test_heads_that_transformers_leaves_out_are_named(tmp_path: Path) -> None:
     save_file(stored, folder / "model.safetensors")
     new, left = load(f"hf:{folder}", "masked_lm", KNOWN, sequence_length=LENGTH).notes
     assert new.startswith(
-        "head.dense.weight, head.dense.bias, head.norm.weight, head.norm.bias and 1 more begin anew"
+        "head.dense.weight, head.dense.bias, head.norm.weight, head.norm.bias and 1 more start from random values"
     )
     assert left.startswith("lm_predictions.lm_head.bias, mask_predictions.dense.weight of ")
     stored["deberta.encoder.conv.conv.weight"] = torch.zeros(32, 32, 3)
@@ -347,7 +347,7 @@ def test_a_generator_unlike_its_discriminator_is_named(tmp_path: Path) -> None:
     transformers.ElectraForMaskedLM(transformers.ElectraConfig(**narrow)).save_pretrained(
         tmp_path / "generator"
     )
-    with pytest.raises(WorkloadError, match="has activation 'relu', and beside this discriminator 'gelu'"):
+    with pytest.raises(WorkloadError, match="has activation 'relu', but this discriminator needs 'gelu'"):
         load(f"hf:{tmp_path}", "replaced_token_detection", KNOWN, sequence_length=LENGTH)
 
 

@@ -42,7 +42,9 @@ def test_a_new_head_and_what_is_left_out_are_named(bert: Path, tmp_path: Path) -
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text((bert / "config.json").read_text())
     new, left = begun(tmp_path).notes
-    assert new.startswith("head.dense.weight, head.dense.bias, head.norm.weight, head.norm.bias begin anew")
+    assert new.startswith(
+        "head.dense.weight, head.dense.bias, head.norm.weight, head.norm.bias start from random values"
+    )
     assert left.startswith("classifier.bias, classifier.weight of ")
 
 
@@ -59,7 +61,7 @@ def test_a_tensor_without_a_place_is_refused_by_name(bert: Path, tmp_path: Path)
 
 def test_rows_of_added_tokens_depend_on_seed_and_row_alone(bert: Path) -> None:
     workload = begun(bert, GROWN)
-    assert any(line.startswith("tokens 97 to 99 begin anew") for line in workload.notes)
+    assert any(line.startswith("tokens 97 to 99 start from random values") for line in workload.notes)
     name = "tokens.weight"
     whole, stored = workload.initial(name, 5), workload.stored(name, 5)
     assert stored is not None

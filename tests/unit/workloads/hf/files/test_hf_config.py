@@ -91,4 +91,4 @@ def test_an_adapter_beside_a_model_is_not_passed_over(tmp_path: Path) -> None:
 def test_a_prompt_cannot_be_merged(tmp_path: Path) -> None:
     about = {"base_model_name_or_path": "x/base", "peft_type": "PROMPT_TUNING", "task_type": "CAUSAL_LM"}
     (tmp_path / "adapter_config.json").write_text(json.dumps(about))
-    assert "PROMPT_TUNING is merged into no weights, so name hf:x/base" in refused(tmp_path)
+    assert "PROMPT_TUNING cannot be merged into weights: name hf:x/base" in refused(tmp_path)

@@ -191,9 +191,7 @@ def test_two_beginnings_are_refused(tmp_path: Path) -> None:
 
 def test_a_beginning_that_is_no_token_of_the_model_is_refused_where_a_text_is_said(tmp_path: Path) -> None:
     written(tmp_path, "bart", decoder_start_token_id=SIZE)
-    with pytest.raises(
-        WorkloadError, match=r"begins with token 97, and the model has 97; mend decoder_start"
-    ):
+    with pytest.raises(WorkloadError, match=r"begins with token 97, and the model has 97; fix decoder_start"):
         ours(tmp_path)
     load(f"hf:{tmp_path}", "sequence_classification", KNOWN, sequence_length=LENGTH, labels=("a", "b"))
 
@@ -270,7 +268,7 @@ def test_a_language_that_nobody_names_is_asked_for(tmp_path: Path) -> None:
     settled(tmp_path, forced_bos_token_id=language)
     assert ours(tmp_path, known)[0].objective.around_target[0] == (language,)  # type: ignore[attr-defined]
     _, other = with_tokenizer(tmp_path, "nllb", tgt_lang="deu_Latn")
-    with pytest.raises(WorkloadError, match="two languages of a target: tgt_lang of the tokenizer is"):
+    with pytest.raises(WorkloadError, match="two target languages: tgt_lang of the tokenizer is"):
         ours(tmp_path, other)
 
 

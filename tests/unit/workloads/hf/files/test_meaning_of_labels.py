@@ -162,7 +162,7 @@ def test_other_labels_are_refused_by_name_and_a_new_head_takes_any(family: str, 
     bare.save_pretrained(tmp_path / "bare")
     assert folder_meaning(str(tmp_path / "bare")).labels == THEIRS  # of the head that is gone
     workload = begun(tmp_path / "bare", objective, ("poor", "fair", "good"))
-    assert any("begin anew" in note for note in workload.notes)
+    assert any("start from random values" in note for note in workload.notes)
 
 
 @pytest.mark.parametrize("family", ["Bert", "Camembert"])

@@ -78,7 +78,11 @@ def test_whole_weights_are_close_and_leave_none_out(rates: list[Fraction]) -> No
     [
         ([{"share": 0.5}, {}], {}, r"sources\.1 has no share"),
         ([{"share": 0.5}, {"share": 0.4}], {}, "add up to 0.9"),
-        ([{"share": 0.5, "weight": 2.0}, {"share": 0.5}], {}, r"sources\.0\.weight is of an epoch"),
+        (
+            [{"share": 0.5, "weight": 2.0}, {"share": 0.5}],
+            {},
+            r"sources\.0\.weight counts passes of an epoch",
+        ),
         ([{"max_passes": 2.0}], {}, r"sources\.0\.max_passes is of a mixture"),
         ([{"share": 1.0}], {"mixture": {"alpha": 0.5}}, "leave out mixture, or the shares"),
         ([{}], {"mixture": {}}, "one of alpha, temperature and phases"),
