@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestrator.config.spec import JobSpec
+from orchestrator.data.config import DataSpec
 from orchestrator.observe.formatting import count, duration
 from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.choose_layout import Plan
@@ -16,6 +16,7 @@ from orchestrator.planner.search import TIE, Candidate
 from orchestrator.planner.step_trace import CATEGORIES
 
 if TYPE_CHECKING:
+    from orchestrator.planner.demand import Demand
     from orchestrator.planner.frontier import Point
     from orchestrator.planner.precision import Choice
     from orchestrator.planner.trace.layout_memory import TracedMemory
@@ -23,12 +24,19 @@ if TYPE_CHECKING:
 SHOWN = 10
 
 
-def show(spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
-    """Print the chosen layout, the next best ones, and why others were rejected."""
-    from orchestrator.cli.options import table
-    from orchestrator.planner.demand import demand_of
+def show(model: str, demand: Demand, data: DataSpec, shape: ModelShape, plan: Plan) -> None:
+    """Print the chosen layout, the next best ones, and why others were rejected.
 
-    title = f"{spec.workload.model}: {count(shape.parameters)} parameters, {count(plan.tokens)} tokens a step"
+    Args:
+        model: the name of the model.
+        demand: what the job asks of the planner.
+        data: its data, which may be streamed.
+        shape: the model's sizes.
+        plan: the plan.
+    """
+    from orchestrator.cli.options import table
+
+    title = f"{model}: {count(shape.parameters)} parameters, {count(plan.tokens)} tokens a step"
     rows = [
         [
             "chosen" if candidate is plan.chosen else "",
@@ -52,7 +60,7 @@ def show(spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
     if reasons:
         shown = sorted(reasons.items(), key=lambda item: -item[1])[:SHOWN]
         table("Rejected", ["layouts", "because"], [[str(n), reason] for reason, n in shown])
-    for line in told(plan.machine, spec.train.dtype):
+    for line in told(plan.machine, demand.precision):
         print(f"{line[0].upper()}{line[1:]}.")
     if plan.machine.name:
         print(f"On {plan.machine.name}" + ("." if plan.fits else ", whose memory it does not fit."))
@@ -61,11 +69,11 @@ def show(spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
     if plan.machine.delay:
         low, middle, high = map(duration, plan.quantiles.values())
         print(f"Half of the steps take {middle} or less, 5 % less than {low}, 5 % more than {high}.")
-    if (fewer := faster_on_fewer(demand_of(spec), shape, plan)) is not None:
+    if (fewer := faster_on_fewer(demand, shape, plan)) is not None:
         world, takes = fewer.chosen.layout.world, duration(fewer.chosen.seconds)
         workers = "one worker is" if world == 1 else f"{world} workers are"
         print(f"By these predictions {workers} faster, {takes} a step: set resources.workers.max to {world}.")
-    if (fed := feed(spec.data, spec.resources.per_worker, plan)) is not None:
+    if (fed := feed(data, demand.resources.per_worker, plan)) is not None:
         beside = f"{fed.processors} processor{'s' if fed.processors > 1 else ''} beside the workers"
         waits = f"a step waits {duration(fed.stall_seconds)} while text is left to prepare"
         print(

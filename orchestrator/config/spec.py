@@ -330,6 +330,10 @@ class JobSpec(StrictModel):
         """Samples of data that a step reads: rows, or prompts, each of which has several rows."""
         return self.train.global_batch // (self.rollout.group if self.rollout else 1)
 
+    def document(self) -> dict[str, Any]:
+        """Return the job as a job file with all of its keys, as plain data."""
+        return self.model_dump(mode="json")
+
     @property
     def engine(self) -> EngineConfig:
         """What an engine reads of the job."""

@@ -14,8 +14,9 @@ import transformers
 from workloads.adapters.adapter import Adapter
 from workloads.errors import WorkloadError
 from workloads.hf.adapter_folder import check_adapter, write_adapter
-from workloads.hf.behaviour import check_behaviour, move_adapter, reader, trained_model
+from workloads.hf.behaviour import check_behaviour, move_adapter, trained_model
 from workloads.hf.compare import TOLERANCE, difference
+from workloads.hf.made_up_rows import reader
 from workloads.hf.workload import HuggingFaceWorkload
 from workloads.load import load, trained_share
 from workloads.objectives.samples import Samples
