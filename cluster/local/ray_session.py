@@ -25,7 +25,7 @@ from cluster.local.reaped import reaped
 from cluster.workers import ray_internals
 from cluster.workers.environment import put_back
 from cluster.workers.interruptions import kept_interruptions
-from cluster.workers.machine import host_memory
+from cluster.workers.machine import host_memory, processors_here
 from cluster.workers.program import hidden_packages, keeper
 
 NAMESPACE = "orchestrator"
@@ -213,11 +213,6 @@ def _put_back() -> Iterator[None]:
         ray_internals.forget_token()
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)
-
-
-def processors_here() -> int:
-    """Return how many CPUs this process may use, which may be fewer than the machine has (container, `taskset`)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _worker_options(packages: Sequence[str]) -> dict[str, Any]:

@@ -29,6 +29,11 @@ DRIVER_TIMEOUT = 30.0
 """Seconds to wait until the drivers on the nodes have described their GPUs."""
 
 
+def processors_here() -> int:
+    """Return how many CPUs this process may use, which may be fewer than the machine has (container, `taskset`)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @dataclass(frozen=True)
 class Offer:
     """The resources that a node offers one worker."""

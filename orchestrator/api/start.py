@@ -116,10 +116,10 @@ def submit(
         if not folder.is_dir():
             raise InputError("there is no such folder", f"working_dir {working_dir}", "give another")
         environment = submission.sent_along(folder, exclude, "working_dir")
-    submission.entrypoint(job.spec, directory, until, priority)  # refuses a job with a secret
+    command = submission.entrypoint(job.name, job.spec.document(), directory, until, priority)
     jobs = submission.jobs_at(address)
     found, _ = submission.submit(
-        jobs, job.spec, run=directory, until=until, priority=priority, runtime_env=environment
+        jobs, job.name, command, run=directory, priority=priority, runtime_env=environment
     )
     return Run(directory, job.spec, (jobs, found))
 

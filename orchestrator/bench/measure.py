@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from cluster.workers.json_lines import Lines, line_of
 from cluster.workers.program import command_of, environment_of_ranks
 from orchestrator.bench.export_folder import ExportFolder
 from orchestrator.bench.inputs import CLASSES, Inputs
 from orchestrator.config.metric_names import larger_is_better
 from orchestrator.observe.formatting import duration
-from orchestrator.rewards.lines import Lines, line_of
 
 PROGRAM = "orchestrator.bench.worker"
 LOAD_TIMEOUT = 600.0

@@ -26,7 +26,7 @@ from orchestrator.config.outcome import Outcome
 from orchestrator.config.redact import holds_secret
 from orchestrator.data.progress import StageLine
 from orchestrator.launch.active_controller import refuse_if_at_work
-from orchestrator.launch.finished import done_already, put_back
+from orchestrator.launch.finished import PastRun
 from orchestrator.launch.import_prefetch import imports_begun
 from orchestrator.launch.machine_checks import gpus_here
 from orchestrator.launch.own_sources import make_own_sources
@@ -260,8 +260,8 @@ class Driver:
                 self._end(name, RunOutcome(Outcome.WRONG_INPUT, None, str(error)))
 
     def _start(self, name: str, stage: StageRun, shared: str) -> None:
-        if (found := done_already(stage.job, stage.run)) is not None:
-            put_back(stage.job, stage.run)
+        if (found := PastRun(stage.job, stage.run).done()) is not None:
+            PastRun(stage.job, stage.run).put_back()
             self._end(name, RunOutcome(Outcome.DONE, found))
             return
         job = preflight(stage.job, stage.run, None, self._address)
@@ -269,7 +269,7 @@ class Driver:
         faults = self._faults.get(name, ())
         with held_interruptions():
             self._working[name] = attach(
-                job.spec, stage.run, None, faults=faults, priority=self._priority, shared=shared
+                job.spec.document(), stage.run, None, faults=faults, priority=self._priority, shared=shared
             )
         record_choice(job, stage.run)
 

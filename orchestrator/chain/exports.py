@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cluster.local.ray_session import processors_here
+from cluster.workers.machine import processors_here
 from orchestrator.bench.export_folder import ExportFolder, read_exports
 from orchestrator.bench.inputs import Inputs, Prepare, comparable_metric, metrics_of, read_inputs
 from orchestrator.bench.measure import Tell, measure_exports, to_json

@@ -27,7 +27,7 @@ from orchestrator.controller.events import EventHistory
 from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.data.prepare.record_kind import kind_of
-from orchestrator.launch.finished import done_already
+from orchestrator.launch.finished import PastRun
 from orchestrator.launch.init_checks import check_base, check_continues, check_rows
 from orchestrator.launch.job_checks import check_job
 from orchestrator.launch.machine_checks import check_machine
@@ -121,7 +121,7 @@ def check_inputs(stage: StageRun, done: set[str]) -> bool:
     """
     job, run = stage.job, stage.run
     try:
-        commit, is_done = check_same_run(job.run_identity, run), done_already(job, run) is not None
+        commit, is_done = check_same_run(job.run_identity, run), PastRun(job, run).done() is not None
     except InputError as error:
         raise InputError(error.what, error.where, AGAIN) from None
     history = EventHistory(run.rows(EVENTS))

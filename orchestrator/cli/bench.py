@@ -54,7 +54,7 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Compare exports in alternating rounds: metric, share of the first's, bytes, memory, latency, tokens a second."""
-    from cluster.local.ray_session import processors_here
+    from cluster.workers.machine import processors_here
     from orchestrator.bench.export_folder import read_exports
     from orchestrator.bench.inputs import comparable_metric, read_inputs
     from orchestrator.bench.measure import measure_exports, to_json

@@ -74,7 +74,9 @@ def calibrate(
 
 def _refine(run_dir: str | None, undo: bool, path: Path, as_json: bool) -> None:
     """Refine the profile in a file with a run, or undo the last refinement."""
+    from orchestrator.planner.demand import demand_of
     from orchestrator.planner.profile import read, store
+    from orchestrator.resolve.resolved_job import resolve
     from orchestrator.verify import refine
 
     if run_dir is not None and undo:
@@ -84,7 +86,7 @@ def _refine(run_dir: str | None, undo: bool, path: Path, as_json: bool) -> None:
         last = read(path).refined[-1]
     else:
         run, spec = existing_run(run_dir)
-        profile = refine.refine(spec, run, path)
+        profile = refine.refine(demand_of(spec), lambda: resolve(spec).shape, run, path)
         last = profile.refined[-1]
     store(profile, path)
     if as_json:

@@ -43,10 +43,11 @@ def chaos(
     from rich.console import Console
 
     from orchestrator.verify import chaos as verify
+    from orchestrator.verify.chaos_faults import expand
     from orchestrator.verify.comparison import to_json
 
     spec = job_of(job, overrides)
-    disturbed = verify.expand(fault or [], randoms, seed, spec.resources, spec.train)
+    disturbed = expand(fault or [], randoms, seed, spec.resources, spec.train)
     _refuse_old(runs)
     console = Console(stderr=True)
 

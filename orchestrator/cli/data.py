@@ -66,7 +66,7 @@ def prepare(
     as_json: Json = False,
 ) -> None:
     """Make the token shards of a job, without training and without loading its model."""
-    from orchestrator.launch.job_checks import check_preparable
+    from orchestrator.launch.job_checks import JobChecks
     from orchestrator.launch.own_sources import make_own_sources
     from orchestrator.launch.path_checks import check_all_places
     from orchestrator.launch.preparation import prepared_with_progress
@@ -78,7 +78,7 @@ def prepare(
     check_all_places(spec, run)
     with ProgressDisplay() as display:
         make_own_sources(spec.data, address, lambda line: display.update({"phase": "prepare", "note": line}))
-    check_preparable(spec)
+    JobChecks(spec).without_model()
     data = prepared_with_progress(spec, run, PreparedData(), address)
     sets, notes = _held_out(spec, data)
     removed = _removed(data.uri)
@@ -115,13 +115,13 @@ def vocabulary(
     renumbered.
     """
     from orchestrator.export.vocabulary import without_unused_tokens
-    from orchestrator.launch.job_checks import check_preparable
+    from orchestrator.launch.job_checks import JobChecks
     from orchestrator.launch.preparation import prepared_with_progress
     from orchestrator.resolve.prepared_data import PreparedData
 
     spec = job_of(job, overrides)
     run = run_of(spec.name, run_dir)
-    check_preparable(spec)
+    JobChecks(spec).without_model()
 
     def prepare(folder: str) -> PreparedData:
         changed = spec.with_parts(

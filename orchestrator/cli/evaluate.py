@@ -193,7 +193,14 @@ class _Export:
         with tempfile.TemporaryDirectory(prefix="evaluation-") as place:
             run = RunDir(f"{place}/run")
             before = PreparedData(format=format_of_export(self._folder))
-            return evaluate_export(spec, prepared_with_progress(spec, run, before, address), step)
+            return evaluate_export(
+                spec.model_dump(mode="json"),
+                prepared_with_progress(spec, run, before, address),
+                step,
+                model=spec.workload.model,
+                global_batch=spec.train.global_batch,
+                worker=spec.resources.per_worker,
+            )
 
     def on_tasks(self, files: list[TaskFile]) -> EvaluationRow:
         """Return the metrics on these tasks."""

@@ -233,7 +233,7 @@ def _plan(
     there is a `run` directory."""
     from orchestrator.cli import plan_table
     from orchestrator.cli.cluster_plan import read_cluster, show_forecast
-    from orchestrator.controller.forecast_table import forecast
+    from orchestrator.launch.forecast import forecast_of
     from orchestrator.launch.planned_job import planned_here, planned_on_paper
     from orchestrator.planner.demand import demand_of
     from orchestrator.planner.frontier import frontier
@@ -254,7 +254,7 @@ def _plan(
         )
     if html:
         write_page(html, planned)
-    prediction = forecast(spec, shape, planned.plan, cluster) if cluster else None
+    prediction = forecast_of(planned, cluster) if cluster else None
     points = []
     if by_workers:
         most = spec.resources.workers.max
@@ -270,7 +270,15 @@ def _plan(
     if as_json:
         more: dict[str, Any] = {"frontier": [point.to_json() for point in points]} if by_workers else {}
         return planned.to_json() | more | ({"cluster": prediction} if prediction else {})
-    plan_table.show(spec, shape, planned.plan, planned.traced)
+    plan_table.show(
+        spec.workload.model,
+        demand_of(spec),
+        shape,
+        planned.plan,
+        data=spec.data,
+        checkpoint=spec.checkpoint,
+        traced=planned.traced,
+    )
     plan_table.show_memory(planned.plan, planned.traced, planned.on_cpu)
     plan_table.show_precision(planned.choice)
     for line in planned.assumed:

@@ -92,15 +92,14 @@ def submit(
     environment = own_packages(PACKAGES) if package else {}
     if working_dir is not None:
         environment = submission.sent_along(working_dir.absolute(), exclude or (), "--working-dir")
-    submission.entrypoint(
-        spec, run, until, priority
-    )  # refuses a job with a secret before the cluster is contacted
+    # It refuses a job with a secret before the cluster is contacted.
+    command = submission.entrypoint(spec.name, spec.document(), run, until, priority)
     if not isinstance(spec, ChainSpec):
         _check_accelerator(spec)
     jobs = submission.jobs_at(address)
     try:
         found, new = submission.submit(
-            jobs, spec, run=run, until=until, priority=priority, runtime_env=environment
+            jobs, spec.name, command, run=run, priority=priority, runtime_env=environment
         )
     except KeyboardInterrupt as interruption:
         if not interruption.args:

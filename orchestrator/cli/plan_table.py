@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestrator.config.spec import JobSpec
+from orchestrator.checkpoint.config import CheckpointSpec
+from orchestrator.data.config import DataSpec
 from orchestrator.observe.formatting import count, duration
 from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.choose_layout import Plan
@@ -17,6 +18,7 @@ from orchestrator.planner.search import TIE, Candidate
 from orchestrator.planner.step_trace import CATEGORIES
 
 if TYPE_CHECKING:
+    from orchestrator.planner.demand import Demand
     from orchestrator.planner.frontier import Point
     from orchestrator.planner.precision import Choice
     from orchestrator.planner.trace.layout_memory import TracedMemory
@@ -24,16 +26,31 @@ if TYPE_CHECKING:
 SHOWN = 10
 
 
-def show(spec: JobSpec, shape: ModelShape, plan: Plan, traced: TracedMemory) -> None:
+def show(
+    model: str,
+    demand: Demand,
+    shape: ModelShape,
+    plan: Plan,
+    *,
+    data: DataSpec,
+    checkpoint: CheckpointSpec,
+    traced: TracedMemory,
+) -> None:
     """Print the chosen layout, the next best ones, and why others were rejected.
 
-    The memory of the chosen layout is traced, if it could be. The closed formula gives that of the others.
+    Args:
+        model: the name of the model.
+        demand: what the job asks of the planner.
+        shape: the model's sizes.
+        plan: the plan.
+        data: the job's data, which may be streamed.
+        checkpoint: whether snapshots are kept in the memory of nodes.
+        traced: the memory of the chosen layout, if it could be traced. The closed formula gives that of the others.
     """
     from orchestrator.cli.options import table
     from orchestrator.observe.pages.page import size
-    from orchestrator.planner.demand import demand_of
 
-    title = f"{spec.workload.model}: {count(shape.parameters)} parameters, {count(plan.tokens)} tokens a step"
+    title = f"{model}: {count(shape.parameters)} parameters, {count(plan.tokens)} tokens a step"
     most = max(traced.peaks(plan.by_stage))
     rows = [
         [
@@ -58,7 +75,7 @@ def show(spec: JobSpec, shape: ModelShape, plan: Plan, traced: TracedMemory) -> 
     if reasons:
         shown = sorted(reasons.items(), key=lambda item: -item[1])[:SHOWN]
         table("Rejected", ["layouts", "because"], [[str(n), reason] for reason, n in shown])
-    for line in told(plan.machine, spec.train.dtype):
+    for line in told(plan.machine, demand.precision):
         print(f"{line[0].upper()}{line[1:]}.")
     if plan.machine.name:
         print(f"On {plan.machine.name}" + ("." if plan.fits else ", whose memory it does not fit."))
@@ -67,11 +84,11 @@ def show(spec: JobSpec, shape: ModelShape, plan: Plan, traced: TracedMemory) -> 
     if plan.machine.delay:
         low, middle, high = map(duration, plan.quantiles.values())
         print(f"Half of the steps take {middle} or less, 5 % less than {low}, 5 % more than {high}.")
-    if (fewer := faster_on_fewer(demand_of(spec), shape, plan)) is not None:
+    if (fewer := faster_on_fewer(demand, shape, plan)) is not None:
         world, takes = fewer.chosen.layout.world, duration(fewer.chosen.seconds)
         workers = "one worker is" if world == 1 else f"{world} workers are"
         print(f"By these predictions {workers} faster, {takes} a step: set resources.workers.max to {world}.")
-    if (fed := feed(spec.data, spec.resources.per_worker, plan)) is not None:
+    if (fed := feed(data, demand.resources.per_worker, plan)) is not None:
         beside = f"{fed.processors} processor{'s' if fed.processors > 1 else ''} beside the workers"
         waits = f"a step waits {duration(fed.stall_seconds)} while text is left to prepare"
         print(
@@ -79,8 +96,8 @@ def show(spec: JobSpec, shape: ModelShape, plan: Plan, traced: TracedMemory) -> 
             f"{waits if fed.stall_seconds else 'it does not wait'}."
         )
     ranks = plan.chosen.layout.world
-    if spec.checkpoint.snapshot_every is not None and ranks > 1:
-        state = state_bytes(spec.train.optimizer, spec.checkpoint.ema, shape, pruned=spec.pruned_bytes)
+    if checkpoint.snapshot_every is not None and ranks > 1:
+        state = state_bytes(demand.optimizer, checkpoint.ema, shape, pruned=demand.pruned)
         each = size(snapshot_bytes(state, ranks))
         print(
             f"Snapshots, if the workers are on several nodes, take up to {each} more of host memory for each."

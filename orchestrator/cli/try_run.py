@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from orchestrator.config.spec import JobSpec
     from orchestrator.parallel.layout import Layout
     from orchestrator.planner.choose_layout import Verdict
+    from orchestrator.planner.demand import Demand
     from orchestrator.storage.run_directory import RunDir
 
 
@@ -39,10 +40,9 @@ def smoke_of(spec: JobSpec) -> JobSpec:
     from orchestrator.resolve.precision import in_chosen_precision
     from orchestrator.resolve.resolved_job import resolve
 
-    def layout_of(job: JobSpec) -> Layout | None:
-
+    def layout_of(demand: Demand) -> Layout | None:
         try:
-            found = planned(demand_of(job), whole.shape, workers, machine, verdicts=verdicts).chosen.layout
+            found = planned(demand, whole.shape, workers, machine, verdicts=verdicts).chosen.layout
         except InputError:  # there is none: `preflight` says why
             return None
         return replace(found, micro_batch=1)
@@ -58,8 +58,8 @@ def smoke_of(spec: JobSpec) -> JobSpec:
     verdicts: Mapping[Layout, Verdict] = {}
     with suppress(InputError):
         verdicts = confirmed(whole, workers, machine).verdicts
-    wanted = layout_of(spec)
-    return small(spec, lambda job: layout_of(job) == wanted)
+    wanted = layout_of(demand_of(spec))
+    return small(spec, lambda job: layout_of(demand_of(job)) == wanted)
 
 
 @contextmanager
@@ -92,13 +92,14 @@ def dry_run_of(
     """Run the checks of `run`, and show what it would do."""
     from orchestrator.checkpoint.identity import check_same_run
     from orchestrator.cli import plan_table
-    from orchestrator.launch.finished import done_already
+    from orchestrator.launch.finished import PastRun
     from orchestrator.launch.planned_job import planned_of
     from orchestrator.launch.preflight import preflight
     from orchestrator.launch.worker import worker_at
+    from orchestrator.planner.demand import demand_of
     from orchestrator.resolve.continued import continuation_of
 
-    done = done_already(spec, directory) is not None
+    done = PastRun(spec, directory).done() is not None
     job = preflight(spec, directory, until, address)
     source, commit = continuation_of(job.spec).begun_from(
         directory, check_same_run(job.spec.run_identity, directory)
@@ -120,7 +121,15 @@ def dry_run_of(
             }
         )
     else:
-        plan_table.show(job.spec, job.shape, found.plan, found.traced)
+        plan_table.show(
+            job.spec.workload.model,
+            demand_of(job.spec),
+            job.shape,
+            found.plan,
+            data=job.spec.data,
+            checkpoint=job.spec.checkpoint,
+            traced=found.traced,
+        )
         plan_table.show_memory(found.plan, found.traced, found.on_cpu)
         plan_table.show_precision(found.choice)
         print(f"{directory.uri} {begins}; nothing was started or written")

@@ -333,6 +333,10 @@ class JobSpec(StrictModel):
         """The number of samples that a step reads: rows, or prompts with several rows each."""
         return self.train.global_batch // (self.rollout.group if self.rollout else 1)
 
+    def document(self) -> dict[str, Any]:
+        """Return the job as a job file with all of its keys, as plain data."""
+        return self.model_dump(mode="json")
+
     @property
     def engine(self) -> EngineConfig:
         """What an engine reads of the job."""

@@ -37,6 +37,7 @@ from orchestrator.controller.state import (
     Policy,
     State,
     Stop,
+    policy_of,
 )
 from orchestrator.controller.status import STATUS_EVERY, status_of
 from orchestrator.controller.stop_requests import StopRequests
@@ -105,7 +106,7 @@ class Controller:
         """The record of the run, opened by `drive`."""
 
         self._state = State(phase="queue" if queue else "prepare")
-        self._policy = Policy(spec, choose=lambda workers: None, until_reason=until_reason)
+        self._policy = policy_of(spec, lambda workers: None, until_reason=until_reason)
         """The planner of `decide`. Has no layouts before the data is prepared."""
         self._useful_workers = spec.resources.workers.max
         """The most workers that any layout of the job uses."""

@@ -65,7 +65,7 @@ def with_evaluation(policy: Policy, state: State, seen: Observation, action: Act
     if _spare_workers(policy, state, seen, action) < 1:
         evaluating = None
         if state.phase in BEGINS:
-            waits_for = f"room for one more worker of {policy.spec.resources.per_worker.bundle}"
+            waits_for = f"room for one more worker of {policy.resources.per_worker.bundle}"
     elif state.phase in BEGINS and seen.now >= after and evaluating is None and not state.roomy:
         evaluating = first  # not while `roomy`: the gang is about to grow into the room
     since = (state.evaluation_since or seen.now) if waits_for else 0.0
@@ -74,14 +74,14 @@ def with_evaluation(policy: Policy, state: State, seen: Observation, action: Act
 
 def _spare_workers(policy: Policy, state: State, seen: Observation, action: Action) -> int:
     """How many workers there are beyond those that training has or could use."""
-    workers, layout = policy.spec.resources.workers, state.layout
+    workers, layout = policy.resources.workers, state.layout
     if state.phase == "evaluate":
         return seen.capacity
     is_between_gangs = state.phase in ("stop", "wait") or bool(state.resizing)
     if layout is None or (layout.tp > 1 and (is_between_gangs or action.do == "start")):
         return 0  # an evaluation could take the room that workers which must share a node need
     training = max(layout.world, action.workers, workers.max if is_between_gangs else 0)
-    return seen.room - training - policy.spec.resources.spares
+    return seen.room - training - policy.resources.spares
 
 
 def _with(
@@ -166,7 +166,7 @@ def _queue(policy: Policy, state: State, seen: Observation) -> tuple[State, Acti
     waits_for = seen.admission.waits_for
     too_small = 0.0 if seen.admission.possible else state.too_small or seen.now
     waited = seen.now - too_small if too_small else 0.0
-    if waited > policy.spec.limits.wait:
+    if waited > policy.limits.wait:
         text = f"waited {waited:.0f} s for {waits_for}; lower resources.workers.min or add machines"
         return _finish(state, seen, Outcome.FAILED, text)
     return dataclasses.replace(state, too_small=too_small), Action(
@@ -196,7 +196,7 @@ def _prepare(policy: Policy, state: State, seen: Observation) -> tuple[State, Ac
 
 
 def _wait(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
-    workers = policy.spec.resources.workers
+    workers = policy.resources.workers
     if stop := seen.stop or _limit(policy, seen):
         return _finish(state, seen, Outcome.STOPPED, stop.text)
     if other := _yields_to(seen):
@@ -227,7 +227,7 @@ def _wait(policy: Policy, state: State, seen: Observation) -> tuple[State, Actio
     if room == workers.max and waited >= settle:
         text = f"no legal layout uses {workers.min} to {workers.max} workers"
         return _finish(state, seen, Outcome.FAILED, text + "; change resources.workers or train.global_batch")
-    if waited > policy.spec.limits.wait:
+    if waited > policy.limits.wait:
         text = f"waited {waited:.0f} s for {workers.min} workers and there is room for {seen.room}"
         return _finish(state, seen, Outcome.FAILED, text + "; lower resources.workers.min or add machines")
     why = f"the smallest gang has {workers.min}"
@@ -291,11 +291,11 @@ def _resize(policy: Policy, state: State, seen: Observation) -> tuple[State, Act
         return dataclasses.replace(state, resizing=reason), Action("ask_stop", reason)
     if state.layout is None:
         return state, Action("watch")
-    room = min(seen.room, policy.spec.resources.workers.max)
+    room = min(seen.room, policy.resources.workers.max)
     larger = policy.choose(room) if room > state.layout.world else None
     if larger is None or larger.world <= state.layout.world:
         return dataclasses.replace(state, roomy=0.0), Action("watch")
-    left = (policy.spec.train.steps - state.step) * seen.step_seconds
+    left = (policy.train.steps - state.step) * seen.step_seconds
     saved = left * (1 - policy.predict(larger) / policy.predict(state.layout))
     if saved < WORTH * seen.restart_seconds:
         return dataclasses.replace(state, roomy=0.0), Action("watch")
@@ -313,11 +313,11 @@ def _ended(policy: Policy, state: State, seen: Observation) -> tuple[State, Acti
     """All ranks are done, and their last commit is published."""
     result = seen.ranks[0].result
     if result["ended"] == "steps":
-        rest: Phase = "evaluate" if policy.spec.evaluates_beside else "export"
+        rest: Phase = "evaluate" if policy.evaluate and policy.evaluate.is_beside else "export"
         done = _enter(state, rest, seen, step=result["step"], evaluation_failures=0, evaluation_after=0.0)
         return done, Action("halt", "all steps are done")
-    if result["ended"] == "plateau" and policy.spec.stop_when:
-        text = str(policy.spec.stop_when)
+    if result["ended"] == "plateau" and policy.stop_when:
+        text = str(policy.stop_when)
         return _enter(state, "export", seen, step=result["step"], reason=text), Action("halt", text)
     # A stop reaches the gang directly, so the ranks may have ended before this function sees it.
     stopping = state.stopping or seen.stop
@@ -338,7 +338,7 @@ def _ended(policy: Policy, state: State, seen: Observation) -> tuple[State, Acti
 
 def _failed(policy: Policy, state: State, seen: Observation, fault: Failure) -> tuple[State, Action]:
     """Decide what follows from a fault: another attempt from the last commit, or the end of the run."""
-    limits = policy.spec.limits
+    limits = policy.limits
     recent = [f for f in state.failures if seen.now - f.time < limits.restart_window]
     cause = fault.cause
     is_repeated = fault.repeats(recent)
@@ -368,8 +368,8 @@ def _skip_samples(policy: Policy, state: State, fault: Failure) -> dict[str, Any
 
     Ranks raise an instability before they commit, so the last commit is before it.
     """
-    stability, cause = policy.spec.train.stability, fault.cause
-    skip = next_skip(stability, policy.spec.samples_per_step, state.skips, cause.step, cause.position)
+    stability, cause = policy.train.stability, fault.cause
+    skip = next_skip(stability, policy.samples_per_step, state.skips, cause.step, cause.position)
     if skip is not None:
         ending = {"outcome": Outcome.STOPPED, "reason": state.stopping.text} if state.stopping else {}
         return {"skips": (*state.skips, skip), **ending}
@@ -401,7 +401,7 @@ def _evaluate(policy: Policy, state: State, seen: Observation) -> tuple[State, A
         text = f"the evaluation of step {first} failed {TRIES} times; {hint}"
         return _finish(state, seen, Outcome.FAILED, text)
     waited = seen.now - max(state.evaluation_since, state.since) if state.evaluation_since else 0.0
-    if waited > policy.spec.limits.wait:
+    if waited > policy.limits.wait:
         text = f"waited {waited:.0f} s for {state.evaluation_waits} to evaluate step {first}; {hint}"
         return _finish(state, seen, Outcome.FAILED, text)
     return state, Action("evaluate", "the commits that wait are evaluated")
@@ -413,7 +413,7 @@ def _export(policy: Policy, state: State, seen: Observation) -> tuple[State, Act
         why = f"the export failed: {seen.export_failed}"
         text = f"{why}; all checkpoints are in place, and the same command exports again"
         return _finish(state, seen, Outcome.FAILED, text)
-    if policy.spec.checkpoint.export and not seen.exported:
+    if policy.checkpoint.export and not seen.exported:
         if not seen.stop:
             return state, Action("export", f"the commit at step {state.step}")
         text = (
@@ -421,7 +421,7 @@ def _export(policy: Policy, state: State, seen: Observation) -> tuple[State, Act
         )
         return _finish(state, seen, Outcome.STOPPED, text)
     not_evaluated = ""
-    if policy.spec.evaluate and policy.spec.evaluate.tasks and not seen.tasks_done:
+    if policy.evaluate and policy.evaluate.tasks and not seen.tasks_done:
         if not seen.stop:
             return state, Action("tasks", "the tasks of the job")
         not_evaluated = "; its tasks are not evaluated, and `orchestrator evaluate --tasks` does it"
@@ -450,14 +450,14 @@ def _fault(policy: Policy, state: State, seen: Observation) -> Failure | None:
             gap=seen.gap,
             starting=state.phase == "start",
             ending=bool(state.stopping or state.resizing),
-            limits=limits_of(policy.spec.resources.per_worker.gpu, policy.spec.train.compile),
+            limits=limits_of(policy.resources.per_worker.gpu, policy.train.compile),
         )
     )
 
 
 def _limit(policy: Policy, seen: Observation) -> Stop | None:
     """The stop for a ceiling of the job that is reached, None below all ceilings."""
-    limits = policy.spec.limits
+    limits = policy.limits
     if limits.hours is not None and seen.spent_hours >= limits.hours:
         return Stop("limit", f"limits.hours {limits.hours:g} is reached")
     if limits.cost_usd is not None and seen.spent_usd >= limits.cost_usd:

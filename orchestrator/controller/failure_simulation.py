@@ -197,7 +197,7 @@ class _Run:
     @property
     def _each(self) -> float:
         """Seconds of a step, with its share of the stall of commits."""
-        return self.seconds + self.fleet.stall / self.policy.spec.checkpoint.every
+        return self.seconds + self.fleet.stall / self.policy.checkpoint.every
 
     def _train(self) -> None:
         """Train until the next failure, return of a node, growth of the gang, or the last step."""
@@ -207,7 +207,7 @@ class _Run:
         rates = (fleet.breaks, fleet.software, fleet.taken)
         failing = sum(rates) * self.up / HOUR
         at = self.now + (self.draw.expovariate(failing) if failing else math.inf)
-        done = self.now + (self.policy.spec.train.steps - self.step) * self._each
+        done = self.now + (self.policy.train.steps - self.step) * self._each
         grows = self.state.roomy + ROOMY if self.state.roomy else math.inf
         first = min(at, done, self.back[0] if self.back else math.inf, grows)
         first = max(first, self.now + min(self._each, done - self.now))
@@ -219,7 +219,7 @@ class _Run:
         self.step += gone / self._each
         self.rank = self._running("running")
         if first >= done:
-            self.step = self.committed = self.policy.spec.train.steps
+            self.step = self.committed = self.policy.train.steps
             self.rank = self._running("done", result={"ended": "steps", "step": int(self.step)})
         elif first >= at:
             self._fail(rates, in_use)
@@ -235,11 +235,11 @@ class _Run:
         if not is_in_use:
             return
         self.life.failures += 1
-        if kind == "taken" and self.policy.spec.resources.notices:
+        if kind == "taken" and self.policy.resources.notices:
             self.rank = self._running("running", leaving=True)
             return
         self._lose()
-        silence = limits_of(self.policy.spec.resources.per_worker.gpu).silence
+        silence = limits_of(self.policy.resources.per_worker.gpu).silence
         self._pass(self.now + silence, "restarts")
         # Each failure hits another rank, so `decide` does not take the program to be the cause.
         number = self.life.failures
@@ -257,7 +257,7 @@ class _Run:
 
     def _lose(self) -> None:
         """Lose the steps since the last published commit."""
-        every = self.policy.spec.checkpoint.every
+        every = self.policy.checkpoint.every
         published = self.step - self.fleet.write / self._each
         self.committed = max(self.committed, self.begun, int(published // every * every))
         lost = (self.step - self.committed) * self.seconds
@@ -276,8 +276,8 @@ class _Run:
 
     def _wait(self) -> None:
         """Wait for more workers, at most as long as the job allows."""
-        most = self.policy.spec.limits.wait + 1.0
+        most = self.policy.limits.wait + 1.0
         until = self.now + SETTLE
-        if self.up * self.fleet.per_node < self.policy.spec.resources.workers.min:
+        if self.up * self.fleet.per_node < self.policy.resources.workers.min:
             until = min(max(self.back[0], until) if self.back else math.inf, self.now + most)
         self._pass(until, "waiting")

@@ -8,16 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.config.outcome import Outcome
-from orchestrator.config.spec import JobSpec
 from orchestrator.controller.failure_simulation import HOUR, Fleet, live, young_daly
 from orchestrator.controller.state import Policy
-from orchestrator.parallel.config import ParallelSpec
-from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.choose_layout import Plan
 from orchestrator.planner.cluster_file import ClusterFile, Market
-from orchestrator.planner.demand import demand_of
-from orchestrator.planner.host_memory import state_bytes
-from orchestrator.planner.planner import Planner
 
 SPARES = (0, 1, 2, 4, 8, 16, 32)
 """The numbers of spare nodes that are tried if the cluster file names none."""
@@ -26,23 +20,20 @@ LIVES = 5
 DAY = 24.0 * HOUR
 
 
-def forecast(spec: JobSpec, shape: ModelShape, plan: Plan, cluster: ClusterFile) -> dict[str, Any]:
+def forecast(policy: Policy, plan: Plan, cluster: ClusterFile, state: float) -> dict[str, Any]:
     """Forecast the run of a plan's chosen layout on a cluster.
 
     Args:
-        spec: the job.
-        shape: its model.
-        plan: its plan for the cluster's workers.
+        policy: the policy of the run, which chooses that layout.
+        plan: the plan for the cluster's workers.
         cluster: the cluster, with its rates of failure and its prices.
+        state: bytes of a commit.
 
     Returns:
         The forecast as plain data.
     """
     chosen, machine = plan.chosen, plan.machine
-    pinned = _pinned(spec, chosen.layout)
-    planner = Planner(demand_of(pinned), shape, machine)
-    policy = Policy(pinned, planner.choose, planner.seconds)
-    steps, every = spec.train.steps, spec.checkpoint.every
+    steps, every = policy.train.steps, policy.checkpoint.every
     stall = chosen.time.commit * every
     failures = cluster.hours_between_failures
     in_use = -(-chosen.layout.world // machine.per_node)
@@ -54,9 +45,7 @@ def forecast(spec: JobSpec, shape: ModelShape, plan: Plan, cluster: ClusterFile)
         repair=cluster.repair_hours * HOUR,
         restart=cluster.restart_seconds,
         stall=stall,
-        write=state_bytes(spec.train.optimizer, spec.checkpoint.ema, shape, pruned=spec.pruned_bytes)
-        / in_use
-        / cluster.write_bandwidth,
+        write=state / in_use / cluster.write_bandwidth,
     )
     return {
         "device": cluster.device,
@@ -91,8 +80,8 @@ def _market(policy: Policy, fleet: Fleet, cluster: ClusterFile, market: Market, 
     ]
     done = [case for case in found if case["ends"] == Outcome.DONE.value] or found
     chosen = min(done, key=lambda case: (case["usd"] or case["days"], case["days"]))
-    often = policy.spec.checkpoint.model_copy(update={"every": best})
-    other = dataclasses.replace(policy, spec=policy.spec.model_copy(update={"checkpoint": often}))
+    often = policy.checkpoint.model_copy(update={"every": best})
+    other = dataclasses.replace(policy, checkpoint=often)
     return {
         **chosen,
         "hours_between_failures": between / HOUR,
@@ -141,19 +130,3 @@ def _case(
 
 def _mean(values: Sequence[float]) -> float:
     return statistics.fmean(values)
-
-
-def _pinned(spec: JobSpec, layout: Layout) -> JobSpec:
-    """The job with the layout pinned, without evaluations, exports and limits: the forecast covers its steps only."""
-    limits = spec.limits.model_copy(update={"hours": None, "cost_usd": None})
-    checkpoint = spec.checkpoint.model_copy(update={"export": None})
-    return spec.model_copy(
-        update={
-            "parallel": ParallelSpec(**layout.pins),
-            "evaluate": None,
-            "stop_when": None,
-            "limits": limits,
-            "checkpoint": checkpoint,
-            "resources": spec.resources.model_copy(update={"must_fit": False}),
-        }
-    )

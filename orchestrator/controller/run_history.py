@@ -31,7 +31,7 @@ from orchestrator.data.samples.skips import is_before, merged
 from orchestrator.observe.config import TrackingSpec
 from orchestrator.observe.mlflow_lost import settle_others
 from orchestrator.observe.notifier import TELLING, Notifier
-from orchestrator.observe.sinks.follow import SinkProcess
+from orchestrator.observe.sinks.sink_process import SinkProcess
 from orchestrator.observe.totals import RunTotals, is_number, longest_step, median_step, totals_of
 from orchestrator.observe.tracker import Tracker, rows_on_server
 from orchestrator.storage.background_writer import BackgroundWriter

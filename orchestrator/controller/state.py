@@ -7,15 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from cluster.jobs.admission import Admission
 from cluster.workers.gang import RankStatus
+from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.outcome import ENDED, Outcome
+from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec
+from orchestrator.controller.config import LimitSpec
 from orchestrator.controller.health import Failure
 from orchestrator.data.samples.skips import Skip
+from orchestrator.evaluate.config import EvaluateSpec, StopWhen
 from orchestrator.parallel.layout import Layout
+from orchestrator.train.config import TrainSpec
 
 Phase = Literal[
     "queue", "prepare", "wait", "start", "train", "stop", "evaluate", "export", "done", "failed", "stopped"
@@ -187,10 +192,38 @@ class Action:
 class Policy:
     """The constants of a run: the job, and the planner of its model."""
 
-    spec: JobSpec
+    resources: ResourceSpec
+    limits: LimitSpec
+    train: TrainSpec
+    checkpoint: CheckpointSpec
+    evaluate: EvaluateSpec | None
+    stop_when: StopWhen | None
+    samples_per_step: int
+    """Samples of data that a step reads."""
     choose: Callable[[int], Layout | None]
     """Returns the best layout for a number of workers, None if no layout is legal and fits."""
     predict: Callable[[Layout], float] = lambda layout: 1.0 / layout.world
     """Returns the seconds of a step under a layout."""
     until_reason: str = "as asked by --until"
     """Why the run ends before its last step, for people."""
+
+
+def policy_of(job: JobSpec, choose: Callable[[int], Layout | None], **more: Any) -> Policy:
+    """Return the policy of a run of a job.
+
+    Args:
+        job: the job.
+        choose: returns the best layout for a number of workers.
+        more: further fields of the policy.
+    """
+    return Policy(
+        resources=job.resources,
+        limits=job.limits,
+        train=job.train,
+        checkpoint=job.checkpoint,
+        evaluate=job.evaluate,
+        stop_when=job.stop_when,
+        samples_per_step=job.samples_per_step,
+        choose=choose,
+        **more,
+    )

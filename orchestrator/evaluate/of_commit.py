@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cluster.workers.run_local_gang import run_to_the_end
-from orchestrator.checkpoint.identity import check_commit, check_shards
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.config.resources import PerWorker
 from orchestrator.config.spec import JobSpec
 from orchestrator.parallel.layout import Layout
-from orchestrator.resolve.base import base_json, base_of_commit
-from orchestrator.resolve.kept_config import check_read_config, config_json, kept_config
-from orchestrator.resolve.prepared_data import tokens_of
-from orchestrator.resolve.training_inputs import digest_of
+from orchestrator.resolve.commit_task import inputs_of_commit
 from orchestrator.storage.row_types import EvaluationRow
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.task import ENTRY, EVALUATION_PATIENCE, Task
@@ -27,21 +23,20 @@ def evaluate_commit(
     `sets` are the URIs of sets with separate text. The weights are averaged, if the job has an average, unless `raw`.
     The run is not changed. Raises InputError if its data is missing, RuntimeError if the evaluation fails.
     """
-    check_commit(commit, spec.identity(), spec.own_code, spec.accept_code, run.at("job.yaml"))
-    tokens = tokens_of(spec.data, run, commit.meta["data"])
-    check_shards(commit, digest_of(spec.data, tokens), tokens.folder.uri)
+    given = inputs_of_commit(
+        run,
+        commit,
+        spec.run_identity,
+        workload=spec.workload,
+        data=spec.data,
+        reads_base=spec.reads_base,
+    )
     if raw:
         trained = spec.checkpoint.model_copy(update={"average": None})
         spec = spec.model_copy(update={"checkpoint": trained})
     size = Layout.from_json(commit.meta["layout"]).micro_batch
-    check_read_config(spec.workload, commit, run.uri)
-    given = {
-        "sets": dict(sets),
-        "base": base_json(base_of_commit(spec.workload, spec.reads_base, commit)),
-        "folder_config": config_json(kept_config(commit)),
-    }
     task = Task.of_evaluation(
-        spec.model_dump(mode="json"), size, run=run.uri, data=tokens.folder.uri, restore=commit.step, **given
+        spec.model_dump(mode="json"), size, restore=commit.step, sets=dict(sets), **given
     )
     return row_of(spec.resources.per_worker, task)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.config.errors import InputError
 from orchestrator.config.overrides import override
 from orchestrator.config.records import LABELLED, REFERENCED, TALKING
+from orchestrator.config.resources import PerWorker
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec
@@ -207,19 +208,28 @@ def chat_of_export(data: DataSpec, workload: WorkloadSpec, tokenizer: Tokenizer)
     return Chat(template, dict(tokens), tokenizer)
 
 
-def evaluate_export(spec: JobSpec, data: PreparedData, step: int) -> EvaluationRow:
+def evaluate_export(
+    job: dict[str, Any], data: PreparedData, step: int, *, model: str, global_batch: int, worker: PerWorker
+) -> EvaluationRow:
     """Return the metrics of the model of a job from `spec_of_export`, on its sets, whose prepared data is `data`.
 
-    Raises RuntimeError if the evaluation fails.
+    Args:
+        job: the job as JSON, which the evaluating process reads.
+        data: the prepared data of its sets.
+        step: the step of the model.
+        model: the model's folder, as the job names it.
+        global_batch: samples of a global batch.
+        worker: what the process occupies.
+
+    Raises:
+        RuntimeError: if the evaluation fails.
     """
-    micro_batch = (_facts(spec.workload.model.removeprefix("hf:")).get("evaluation") or {}).get("micro_batch")
-    size = min(micro_batch or spec.train.global_batch, spec.train.global_batch)
+    micro_batch = (_facts(model.removeprefix("hf:")).get("evaluation") or {}).get("micro_batch")
+    size = min(micro_batch or global_batch, global_batch)
     with tempfile.TemporaryDirectory(prefix="evaluation-") as folder:
         run = RunDir(folder).uri
-        task = Task.of_evaluation(
-            spec.model_dump(mode="json"), size, run=run, data=data.uri, restore=None, sets=data.sets
-        )
-        return {**row_of(spec.resources.per_worker, task), "step": step}
+        task = Task.of_evaluation(job, size, run=run, data=data.uri, restore=None, sets=data.sets)
+        return {**row_of(worker, task), "step": step}
 
 
 def _facts(folder: str) -> dict[str, Any]:

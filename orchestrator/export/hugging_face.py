@@ -6,8 +6,9 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
@@ -15,7 +16,6 @@ import numpy as np
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.records import TALKING
-from orchestrator.config.spec import JobSpec
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding.auto_tokenizer import FILE, class_to_read
@@ -88,6 +88,9 @@ def export(
     weights = facts_of(found.reader)
     step = commit.step
     own = is_object_reference(spec.workload.model)
+    write_plain = partial(
+        write, tokens, asked=spec.workload, data=spec.data, seed=spec.seed, own_code=spec.own_code
+    )
     rounded = None
     quantised: dict[str, Any] = {}
     if own and (isinstance(form, Conversion) or form == "adapter"):
@@ -98,15 +101,13 @@ def export(
         form = _form_of_own(found.workload) if own else resolved_form(form, spec.checkpoint, spec.quantize)
         if isinstance(form, Conversion):
             with tempfile.TemporaryDirectory(prefix="hf-", dir=folder) as plain:
-                difference = write(spec, tokens, found.workload, found.read, plain)
+                difference = write_plain(found.workload, found.read, plain)
                 tried = batches(spec.data, tokens, found.workload)
                 written, quantised = write_converted(found, form, plain, folder, tried)
             difference = difference if written.difference is None else written.difference
             rounded = written.rounding
         else:
-            difference = write(
-                spec, tokens, workload=found.workload, read=found.read, folder=folder, form=form
-            )
+            difference = write_plain(found.workload, found.read, folder, form)
         facts = {"step": step, "receipt": commit.receipt, "run": spec.name, "logits_difference": difference}
         if not own:
             facts["evaluation"] = _evaluation_facts(
@@ -184,25 +185,43 @@ def _chat_facts(data: DataSpec, objective: str, tokens: Tokens) -> dict[str, Any
 
 
 def write(
-    spec: JobSpec,
     tokens: Tokens,
     workload: Workload,
     read: Callable[[str], Tensor],
     folder: str,
     form: Form = "hf",
+    *,
+    asked: WorkloadSpec,
+    data: DataSpec,
+    seed: int,
+    own_code: Mapping[str, str],
 ) -> float | None:
-    """Write model and tokenizer to the local `folder`.
+    """Write model and tokenizer to a folder.
 
-    Returns the largest difference to the outputs of transformers; None for an own model that transformers lacks.
-    `read` returns a tensor of the commit by its name. Raises RuntimeError if the difference is too large.
+    Args:
+        tokens: the prepared data, with the tokenizer.
+        workload: the model and its objective.
+        read: returns a tensor of the commit by its name.
+        folder: a local folder.
+        form: the form of the export.
+        asked: the model as the job names it.
+        data: the data as the job names it.
+        seed: the seed of the run.
+        own_code: the user's own code, see `JobSpec.own_code`.
+
+    Returns:
+        The largest difference to the outputs of transformers; None for an own model that transformers lacks.
+
+    Raises:
+        RuntimeError: the difference is too large.
     """
-    if is_object_reference(spec.workload.model):
+    if is_object_reference(asked.model):
         from orchestrator.export.own_model import write_own
 
         return write_own(
-            data=spec.data,
-            seed=spec.seed,
-            own_code=spec.own_code,
+            data=data,
+            seed=seed,
+            own_code=own_code,
             tokens=tokens,
             workload=cast("OwnWorkload", workload),
             read=read,
@@ -211,13 +230,13 @@ def write(
     if form == "adapter":
         with wrong_input("checkpoint.export"):
             check_adapter_export(workload)
-        write_tokenizer(tokens, workload, spec.data, folder)
-        tried = batches(spec.data, tokens, workload)
-        return write_adapter(spec.workload, cast("TransformerWorkload", workload), read, folder, tried)
+        write_tokenizer(tokens, workload, data, folder)
+        tried = batches(data, tokens, workload)
+        return write_adapter(asked, cast("TransformerWorkload", workload), read, folder, tried)
     with wrong_input("checkpoint.export"):
         workload.to_hf(read, folder)
-    write_tokenizer(tokens, workload, spec.data, folder)
-    return _compare(spec.data, tokens, workload, read, folder)
+    write_tokenizer(tokens, workload, data, folder)
+    return _compare(data, tokens, workload, read, folder)
 
 
 def _compare(

@@ -38,48 +38,79 @@ def finished_summary(run_dir: RunDir) -> dict[str, Any] | None:
     return run_dir.read_json_or_empty("summary.json") or None
 
 
-def done_already(spec: JobSpec, run_dir: RunDir) -> dict[str, Any] | None:
-    """Return the summary of a run that has nothing left to do for the job, None if it has.
+class PastRun:
+    """What the run in a directory has done of a job already."""
 
-    - A run whose last commit is damaged or gone has steps to repeat from the commit before.
-    - A run without any commits stays done, because users remove commits to save space.
-    - A run is not done if the job asks for more steps, for an export that does not exist, or for steps after a plateau
-      that is no plateau by the present job.
+    def __init__(self, job: JobSpec, run_dir: RunDir) -> None:
+        self._job = job
+        self._run = run_dir
 
-    Raises:
-        InputError: the directory belongs to another run, or its job.yaml is damaged.
-    """
-    summary = finished_summary(run_dir)
-    if not summary or summary.get("state") != "done":
-        return None
-    if run_dir.read_json_or_empty("status.json").get("phase", "done") != "done":
-        return None  # another command has resumed the run since
-    commit = check_same_run(spec.run_identity, run_dir)
-    steps = summary.get("steps")
-    if isinstance(steps, int) and steps < spec.train.steps:
-        return None
-    if commit is None:
+    def done(self) -> dict[str, Any] | None:
+        """Return the summary of a run that has nothing left to do for the job, None if it has.
+
+        - A run whose last commit is damaged or gone has steps to repeat from the commit before.
+        - A run without any commits stays done, because users remove commits to save space.
+        - A run is not done if the job asks for more steps, for an export that does not exist, or for steps after a
+          plateau that is no plateau by the present job.
+
+        Raises:
+            InputError: the directory belongs to another run, or its job.yaml is damaged.
+        """
+        job = self._job
+        summary = finished_summary(self._run)
+        if not summary or summary.get("state") != "done":
+            return None
+        if self._run.read_json_or_empty("status.json").get("phase", "done") != "done":
+            return None  # another command has resumed the run since
+        commit = check_same_run(job.run_identity, self._run)
+        steps = summary.get("steps")
+        if isinstance(steps, int) and steps < job.train.steps:
+            return None
+        if commit is None:
+            return summary
+        last = summary.get("commit")
+        is_older = isinstance(last, int) and commit.step < last
+        if (
+            is_older
+            or _has_steps_left(job.train.steps, job.checkpoint, job.evaluate, job.stop_when, commit)
+            or _lacks_export(job.checkpoint, self._run, summary)
+        ):
+            return None
         return summary
-    last = summary.get("commit")
-    is_older = isinstance(last, int) and commit.step < last
-    if (
-        is_older
-        or _has_steps_left(spec.train.steps, spec.checkpoint, spec.evaluate, spec.stop_when, commit)
-        or _lacks_export(spec.checkpoint, run_dir, summary)
-    ):
-        return None
-    return summary
 
+    def line(self) -> str:
+        """Return the line for a finished run. It names the keys that have changed in the job file without effect."""
+        line = f"{self._run.uri} is finished: nothing to do"
+        before = read_job(self._run)
+        changed = (
+            _changed(self._job.model_dump(mode="json"), before.model_dump(mode="json")) if before else []
+        )
+        if not changed:
+            return line
+        hint = "`orchestrator evaluate` and `generate` work with its commits"
+        return f"{line}; changes of {', '.join(changed)} in the job file have no effect; {hint}"
 
-def finished_line(spec: JobSpec, run_dir: RunDir) -> str:
-    """Return the line for a finished run. It names the keys that have changed in the job file without effect."""
-    line = f"{run_dir.uri} is finished: nothing to do"
-    before = read_job(run_dir)
-    changed = _changed(spec.model_dump(mode="json"), before.model_dump(mode="json")) if before else []
-    if not changed:
-        return line
-    hint = "`orchestrator evaluate` and `generate` work with its commits"
-    return f"{line}; changes of {', '.join(changed)} in the job file have no effect; {hint}"
+    def beyond(self, until: int) -> str:
+        """Return a line for a run that would continue from a commit after the step `until`; empty for other runs.
+
+        Raises InputError if the directory belongs to another run.
+        """
+        commit = check_same_run(self._job.run_identity, self._run)
+        extension = extension_of(self._job.identity(), self._run, commit)
+        step = extension.step if extension else commit.step if commit else 0
+        return (
+            f"step {step} is committed, beyond --until {until}: nothing was started" if step > until else ""
+        )
+
+    def put_back(self) -> None:
+        """Restore lost files of a finished run from its commits: job.yaml, and ORIGIN of a run that continued another
+        one.
+        """
+        commit = Store(self._run.commits).latest(deep=False)
+        restore_origin(self._run, commit)
+        if commit is not None and not self._run.exists(JOB):
+            text = dump(self._job.with_parts(train=as_its_run(self._job.train, self._run)))
+            self._run.write_text(JOB, text, private=holds_secret(text))
 
 
 def _changed(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
@@ -108,26 +139,6 @@ def _names(value: Any) -> Any:
     if isinstance(value, list):
         return [_names(each) for each in value]
     return base_name(value) if isinstance(value, str) else value
-
-
-def beyond(spec: JobSpec, run_dir: RunDir, until: int) -> str:
-    """Return a line for a run that would continue from a commit after the step `until`; empty for other runs.
-
-    Raises InputError if the directory belongs to another run.
-    """
-    commit = check_same_run(spec.run_identity, run_dir)
-    extension = extension_of(spec.identity(), run_dir, commit)
-    step = extension.step if extension else commit.step if commit else 0
-    return f"step {step} is committed, beyond --until {until}: nothing was started" if step > until else ""
-
-
-def put_back(spec: JobSpec, run_dir: RunDir) -> None:
-    """Restore lost files of a finished run from its commits: job.yaml, and ORIGIN of a run that continued another."""
-    commit = Store(run_dir.commits).latest(deep=False)
-    restore_origin(run_dir, commit)
-    if commit is not None and not run_dir.exists(JOB):
-        text = dump(spec.with_parts(train=as_its_run(spec.train, run_dir)))
-        run_dir.write_text(JOB, text, private=holds_secret(text))
 
 
 def _has_steps_left(

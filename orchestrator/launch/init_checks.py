@@ -10,7 +10,8 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.resolve.base import Base, base_of
-from orchestrator.resolve.continued import WEIGHTS_ALONE, WHERE, continuation_of
+from orchestrator.resolve.continued import continuation_of
+from orchestrator.resolve.continued_keys import WEIGHTS_ALONE, WHERE
 from orchestrator.resolve.pinned_base import read_base
 from orchestrator.resolve.prepared_data import format_at
 from orchestrator.resolve.resolved_job import ResolvedJob, wrong_input

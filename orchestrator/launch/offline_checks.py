@@ -6,8 +6,11 @@ from collections.abc import Callable
 
 from orchestrator.config.errors import InputError, Problems
 from orchestrator.config.spec import JobSpec
+from orchestrator.config.workload import WorkloadSpec
+from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding.config import TrainBpe
-from orchestrator.launch.job_checks import check_objective_of, check_workload, checks_without_text
+from orchestrator.launch.component_checks import ComponentChecks
+from orchestrator.launch.job_checks import check_objective_of, check_workload
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
 
 
@@ -18,11 +21,12 @@ def check_on_paper(spec: JobSpec) -> tuple[ResolvedJob, list[str]]:
     """
     problems = Problems()
     assumed: list[str] = []
-    for check in checks_without_text(spec):
+    for check in ComponentChecks(spec).without_text():
         with problems.noted():
             check()
     with problems.noted():
-        spec, assumed = with_vocabulary(spec)
+        data, assumed = with_vocabulary(spec.data, spec.workload)
+        spec = spec.with_parts(data=data)
         job = resolve(spec)
         with problems.noted():
             check_objective_of(job)
@@ -33,16 +37,17 @@ def check_on_paper(spec: JobSpec) -> tuple[ResolvedJob, list[str]]:
 
 
 def with_vocabulary(
-    spec: JobSpec, is_there: Callable[[str], bool] | None = None
-) -> tuple[JobSpec, list[str]]:
+    data: DataSpec, workload: WorkloadSpec, is_there: Callable[[str], bool] | None = None
+) -> tuple[DataSpec, list[str]]:
     """Replace a tokenizer that does not exist here by one with as many tokens as the model has.
 
     Args:
-        spec: the job.
+        data: the data, which names the tokenizer.
+        workload: the model.
         is_there: returns whether a tokenizer exists, by default as the run looks for it.
 
     Returns:
-        The job, and a line if the tokenizer was replaced.
+        The data, and a line if the tokenizer was replaced.
 
     Raises:
         InputError: the size of the vocabulary does not follow from the model either.
@@ -51,10 +56,9 @@ def with_vocabulary(
     from workloads.describe import describe
     from workloads.own.object_reference import is_object_reference
 
-    named = spec.data.tokenizer
-    workload = spec.workload
-    if spec.data.samples is not None or not isinstance(named, str) or (is_there or tokenizer.is_there)(named):
-        return spec, []
+    named = data.tokenizer
+    if data.samples is not None or not isinstance(named, str) or (is_there or tokenizer.is_there)(named):
+        return data, []
     if is_object_reference(workload.model):  # its vocabulary is as large as the tokenizer
         hint = "write data.tokenizer: {train_bpe: N} with the size of its vocabulary"
         raise InputError(
@@ -62,7 +66,7 @@ def with_vocabulary(
         )
     with wrong_input("workload.model"):
         size = describe(workload.model, workload.changes, implementation=workload.implementation).vocab_size
-    size += len(spec.data.add_tokens)
-    data = spec.data.model_copy(update={"tokenizer": TrainBpe(train_bpe=max(size, 300)), "add_tokens": []})
+    size += len(data.add_tokens)
+    data = data.model_copy(update={"tokenizer": TrainBpe(train_bpe=max(size, 300)), "add_tokens": []})
     line = f"the tokenizer {named} is not here, and taken to have the {size:,} tokens of {workload.model}"
-    return spec.model_copy(update={"data": data}), [line]
+    return data, [line]

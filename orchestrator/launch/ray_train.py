@@ -42,7 +42,7 @@ from orchestrator.controller.decide import decide
 from orchestrator.controller.events import EventHistory, fault_event, start_event
 from orchestrator.controller.health import GRACE
 from orchestrator.controller.run_history import RunHistory
-from orchestrator.controller.state import Observation, Policy, State
+from orchestrator.controller.state import Observation, State, policy_of
 from orchestrator.data.progress import StageLine
 from orchestrator.data.samples.skips import on_record
 from orchestrator.launch.job_checks import check_job
@@ -294,7 +294,7 @@ class RankZeroHistory:
             last_heartbeat=now,
             cause=cause_of(error),
         )
-        policy = Policy(self._spec, lambda workers: None)
+        policy = policy_of(self._spec, lambda workers: None)
         after, action = decide(policy, before, Observation(now=now, ranks=(failed,)))
         commit, _ = history.last_commit()
         lost = history.beyond(commit.step if commit else 0)

@@ -20,7 +20,7 @@ from orchestrator.config.redact import redact_message
 from orchestrator.config.spec import JobSpec
 from orchestrator.launch import preflight_cache
 from orchestrator.launch.active_controller import STOPPED, refuse_if_at_work
-from orchestrator.launch.finished import beyond, done_already, finished_line, finished_summary, put_back
+from orchestrator.launch.finished import PastRun, finished_summary
 from orchestrator.launch.import_prefetch import imports_begun
 from orchestrator.launch.machine_checks import gpus_here
 from orchestrator.launch.own_sources import make_own_sources
@@ -88,11 +88,11 @@ def run(
     """
     if address is None:
         refuse_if_at_work(run_dir)
-    if found := done_already(spec, run_dir):
-        line = finished_line(spec, run_dir)
-        put_back(spec, run_dir)
+    if found := PastRun(spec, run_dir).done():
+        line = PastRun(spec, run_dir).line()
+        PastRun(spec, run_dir).put_back()
         return RunOutcome(Outcome.DONE, found, line)
-    if until is not None and (line := beyond(spec, run_dir, until)):
+    if until is not None and (line := PastRun(spec, run_dir).beyond(until)):
         return RunOutcome(Outcome.STOPPED, None, line)
     launched = launched or wall()
     shared = ""
@@ -153,7 +153,7 @@ def _run(
 
     def begin() -> WatchedRun:
         watched = attach(
-            spec, run_dir, until, faults=faults, priority=queue, launched=launched, shared=shared
+            spec.document(), run_dir, until, faults=faults, priority=queue, launched=launched, shared=shared
         )
         record_choice(job, run_dir)
         return watched
@@ -381,7 +381,7 @@ def _answer(method: Any) -> Any:
 
 
 def attach(
-    spec: JobSpec,
+    job: dict[str, Any],
     run_dir: RunDir,
     until: int | None,
     faults: tuple[str, ...],
@@ -394,7 +394,7 @@ def attach(
     The caller must hold interruptions until the run is watched.
 
     Args:
-        spec: the job.
+        job: the job file, as plain data.
         run_dir: the run directory.
         until: a step to stop at, None for none.
         faults: faults to inject, for tests.
@@ -409,7 +409,6 @@ def attach(
 
     from orchestrator.launch.controller_actor import controller_of, start_controller
 
-    job = spec.model_dump(mode="json")
     controller = controller_of(run_dir)
     if controller is not None:
         status = _answer(controller.status)

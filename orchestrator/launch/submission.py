@@ -6,18 +6,16 @@ import base64
 import contextlib
 import gzip
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from orchestrator.config.chain import ChainSpec
 from orchestrator.config.errors import Absent, InputError
 from orchestrator.config.outcome import ENDED, Outcome
 from orchestrator.config.packages import PACKAGES
 from orchestrator.config.redact import hidden_at, redact
-from orchestrator.config.spec import JobSpec
 from orchestrator.storage.run_directory import RunDir
 
 if TYPE_CHECKING:
@@ -109,11 +107,12 @@ def sent_along(folder: Path, exclude: Sequence[str], where: str) -> dict[str, An
     return working_tree(folder, exclude)
 
 
-def entrypoint(spec: JobSpec | ChainSpec, run: RunDir, until: int | None, priority: int) -> str:
+def entrypoint(name: str, document: Mapping[str, Any], run: RunDir, until: int | None, priority: int) -> str:
     """Return the shell command that drives the run on the cluster. It contains the job file.
 
     Args:
-        spec: the job or the chain.
+        name: the name of the job or the chain.
+        document: its job file, as plain data.
         run: the run directory.
         until: a step to stop at, None for none.
         priority: the priority in the cluster's queue.
@@ -122,13 +121,12 @@ def entrypoint(spec: JobSpec | ChainSpec, run: RunDir, until: int | None, priori
         InputError: the job or the run directory's address carries a credential, which everyone who lists jobs could
             read; or the job is too long for a command.
     """
-    document = spec.document() if isinstance(spec, ChainSpec) else spec.model_dump(mode="json")
     hint = "take it out, and set it in the environment of the cluster's nodes"
     if where := hidden_at(document):
         if "notify" in where.split("."):
             hint = "write $NAME, and set that variable in the environment of the cluster's nodes"
         what = "the job carries a credential, or what looks like one, and a submitted job can be read by many"
-        raise InputError(what, f"{spec.name}: {where}", hint)
+        raise InputError(what, f"{name}: {where}", hint)
     if (shown := redact(run.uri)) != run.uri:
         raise InputError("carries a credential, and a submitted job can be read by many", shown, hint)
     words = ["python", "-P", "-m", "orchestrator", "run", "/dev/stdin"]
@@ -136,7 +134,7 @@ def entrypoint(spec: JobSpec | ChainSpec, run: RunDir, until: int | None, priori
     words += ["--until", str(until)] if until is not None else []
     words += ["--priority", str(priority)] if priority else []
     # YAML, not JSON: YAML would read JSON's 1e-06 as text.
-    text = yaml.safe_dump(document, sort_keys=False).rstrip("\n")
+    text = yaml.safe_dump(dict(document), sort_keys=False).rstrip("\n")
     end = f"'{END_OF_JOB}'"  # quoted, so that the shell expands nothing in the job
     if len(text) > READABLE:
         packed = base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
@@ -146,21 +144,29 @@ def entrypoint(spec: JobSpec | ChainSpec, run: RunDir, until: int | None, priori
     command = f"exec {shlex.join(words)} <<{end}\n{text}\n{END_OF_JOB}"
     if len(command.encode()) > LONGEST:
         what = f"is too long to be submitted: {len(command.encode()) // 1024} KB packed, of {LONGEST // 1024}"
-        raise InputError(what, spec.name, "name many files by one pattern, such as data/*.jsonl")
+        raise InputError(what, name, "name many files by one pattern, such as data/*.jsonl")
     return command
 
 
 def submit(
     jobs: Jobs,
-    spec: JobSpec | ChainSpec,
+    name: str,
+    command: str,
     run: RunDir,
-    until: int | None,
     priority: int,
     runtime_env: dict[str, Any],
 ) -> tuple[Submission, bool]:
     """Submit a job, or find its submission if it is running already.
 
     A job whose run has ended gets time to end first.
+
+    Args:
+        jobs: the jobs of the cluster.
+        name: the name of the job.
+        command: the shell command that drives its run, see `entrypoint`.
+        run: the run directory.
+        priority: the priority in the cluster's queue.
+        runtime_env: Ray's runtime environment.
 
     Returns:
         The submission, and whether it is new.
@@ -171,8 +177,7 @@ def submit(
     """
     from cluster.local.address import NoCluster
 
-    command = entrypoint(spec, run, until, priority)
-    before = jobs.find(spec.name)
+    before = jobs.find(name)
     if before is not None and _is_ending(before, run):
         before = jobs.wait(before.id, ENDING)
     if before is not None and not before.has_ended:
@@ -181,9 +186,9 @@ def submit(
             raise InputError("this job is active with another job file or run directory", before.id, hint)
         return before, False
     try:
-        return jobs.get(jobs.submit(spec.name, run.uri, command, runtime_env, priority)), True
+        return jobs.get(jobs.submit(name, run.uri, command, runtime_env, priority)), True
     except KeyboardInterrupt:
-        submitted = jobs.find(spec.name)
+        submitted = jobs.find(name)
         if submitted is None or (before is not None and submitted.id == before.id):
             raise
         message = f"{submitted.id} is submitted; `orchestrator stop {submitted.name}` ends it"

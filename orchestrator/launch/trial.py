@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.spec import JobSpec
 from orchestrator.data.config import DataSpec
 from orchestrator.optim.check import check_matrices
+from orchestrator.parallel.config import ParallelChoice
 from orchestrator.resolve.resolved_job import wrong_input
+from orchestrator.train.config import TrainSpec
 
 if TYPE_CHECKING:
     from workloads.workload import Batch, Workload
@@ -19,13 +20,30 @@ TRIED_TOKENS = 64
 """Tokens of the text that own metrics are tried on."""
 
 
-def check_trial(spec: JobSpec, workload: Workload, prepared: str = "") -> None:
+def check_trial(
+    workload: Workload,
+    prepared: str = "",
+    *,
+    data: DataSpec,
+    train: TrainSpec,
+    seed: int,
+    draws: bool,
+    parallel: ParallelChoice,
+    own_metrics: Sequence[str],
+    chosen_by: Collection[str],
+) -> None:
     """Check on a few samples that a model, and the user's own metrics, compute what the run needs.
 
     Args:
-        spec: the job.
-        workload: its model and objective.
+        workload: the model and its objective.
         prepared: the folder with prepared samples, empty if they are not prepared.
+        data: what a sample is made of.
+        train: how the run trains.
+        seed: the seed of the run.
+        draws: whether rows need keys for random numbers.
+        parallel: the layout, which may divide the user's model.
+        own_metrics: the user's own metrics of evaluations.
+        chosen_by: the metrics that the job computes or chooses by, without the names of their sets.
 
     Raises:
         InputError: with the key of the job file.
@@ -33,30 +51,25 @@ def check_trial(spec: JobSpec, workload: Workload, prepared: str = "") -> None:
     from orchestrator.parallel.own_check import check_divided
     from workloads import trial as trials
 
-    check_matrices(spec.train.optimizer, workload)
-    if spec.train.compile and not workload.config.has_blocks:
+    check_matrices(train.optimizer, workload)
+    if train.compile and not workload.config.has_blocks:
         what = f"{workload.name} has no layers that could be compiled alone"
         hint = "name them in blocks() if it is an own model, or set it to false"
         raise InputError(what, "train.compile", hint)
-    if workload.compares and spec.train.global_batch < 2:
+    if workload.compares and train.global_batch < 2:
         what = f"{workload.name} compares the samples of a global batch, and this batch has only one"
         raise InputError(what, "train.global_batch", "make it larger")
-    metrics = spec.evaluate.own_metrics if spec.evaluate else ()
     trial = trials.Trial(
-        seed=spec.seed,
-        first=partial(_first, spec.data, spec.seed, workload, prepared),
-        short=lambda small: _short(spec.data, spec.seed, spec.workload.draws, small, prepared),
-        limits=partial(_limits, spec.data, spec.seed, prepared),
-        check_divided=partial(check_divided, spec.parallel),
-        measure=_measure_of(metrics) if metrics else None,
+        seed=seed,
+        first=partial(_first, data, seed, workload, prepared),
+        short=lambda small: _short(data, seed, draws, small, prepared),
+        limits=partial(_limits, data, seed, prepared),
+        check_divided=partial(check_divided, parallel),
+        measure=_measure_of(own_metrics) if own_metrics else None,
     )
     with wrong_input("workload.model"):
         values = trials.check_trial(workload, trial)
-    chosen = {"accuracy", "zero_shot"} & {
-        (spec.checkpoint.best_metric or "").partition(".")[2],
-        (spec.stop_when.metric if spec.stop_when else "").partition(".")[2],
-        *((spec.evaluate and spec.evaluate.metrics) or ()),
-    }
+    chosen = {"accuracy", "zero_shot"} & {*chosen_by}
     if values is not None and chosen - values:
         what = f"the loss of {workload.name} returns no value named {min(chosen - values)}"
         raise InputError(what, "workload.model", "return it, or choose by loss")

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from orchestrator.evaluate.config import EvaluateSpec
 from orchestrator.parallel.collectives import copy, reduce
 from orchestrator.parallel.context import slice_batch
 from orchestrator.parallel.deterministic_reduction import tree_sum
@@ -21,7 +20,6 @@ from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.mesh import Mesh
 from orchestrator.parallel.rank_messages import gather_json
 from orchestrator.parallel.tensor import VocabularyLoss
-from orchestrator.train.config import TrainSpec
 from orchestrator.train.distillation.config import DistillSpec
 from workloads.model.chunked_loss import ChunkedLoss
 from workloads.model.dropout import PLACES
@@ -103,10 +101,13 @@ class StepLosses:
         mesh: Mesh,
         device: Device,
         *,
-        train: TrainSpec,
+        global_batch: int,
         sequence_length: int,
-        distill: DistillSpec | None = None,
-        evaluate: EvaluateSpec | None = None,
+        z_loss: float,
+        label_smoothing: float,
+        distill: DistillSpec | None,
+        own_metrics: Sequence[str],
+        keeps_predictions: bool,
     ) -> None:
         """Start in no mode.
 
@@ -115,10 +116,12 @@ class StepLosses:
             layout: how the ranks divide the work.
             mesh: its process groups.
             device: this rank's device.
-            train: the global batch, and what is added to the loss of tokens.
+            global_batch: samples of a step.
             sequence_length: tokens of a row.
+            z_loss, label_smoothing: the weights of what is added to the loss of tokens.
             distill: what is learned from a teacher; None without one.
-            evaluate: the metrics of evaluations; None without evaluations.
+            own_metrics: the user's own metrics of evaluations.
+            keeps_predictions: whether evaluations have metrics that need all predictions.
         """
         config = workload.config
         self._workload = workload
@@ -139,7 +142,7 @@ class StepLosses:
         labels_per_sample = 1 if of_rows else sequence_length
         # Any constant would do unless the loss has means, since the engine replaces it by the count. This one gives
         # gradients about their usual size, which fp16 needs.
-        self.expected = float(train.global_batch * labels_per_sample)
+        self.expected = float(global_batch * labels_per_sample)
         # Whether the loss has a term that is a mean over tokens or samples (router balance, sentence head, generator,
         # hidden states of a teacher).
         self._has_means = bool(
@@ -152,7 +155,7 @@ class StepLosses:
         table = workload.shapes.get("tokens.weight")
         # Size of the vocabulary if tensor parallelism splits the logits over it, else 0.
         vocabulary = table[0] if mesh.tp.size > 1 and table else 0
-        self._token_loss = VocabularyLoss(vocabulary, mesh.tp, train.z_loss, train.label_smoothing)
+        self._token_loss = VocabularyLoss(vocabulary, mesh.tp, z_loss, label_smoothing)
         # Context parallelism splits an answer's tokens over ranks; a comparison needs their sum on each of them.
         # log sigmoid of a sum is no sum of log sigmoids, so each rank needs the whole answer's log-probability.
         is_answer_split = self._compares and mesh.cp.size > 1
@@ -163,7 +166,7 @@ class StepLosses:
         self._is_counted = self._is_first_of_tp and (mesh.cp.index == 0 or not self._compares)
         # Adds to the loss what a teacher says of a micro-batch, if the job distils one.
         self._distilling = Distilling(distill, workload, mesh.tp, vocabulary) if distill is not None else None
-        self._own_metrics = OwnMetrics(evaluate.own_metrics if evaluate else ())
+        self._own_metrics = OwnMetrics(own_metrics)
         self._tokens_at_once = HEAD_TOKENS[device.device.type]
         # Values of each metric, one scalar fp64 tensor per micro-batch.
         self._parts: dict[str, list[Tensor]] = {}
@@ -177,7 +180,6 @@ class StepLosses:
         # Mode "tokens": log-probabilities of the labels, [B, L] of each micro-batch's whole rows.
         self._by_token: list[Tensor] | None = None
         # Mode "evaluation": predictions and labels [n, 2] of each micro-batch, if the job asks for metrics of them.
-        keeps_predictions = evaluate is not None and evaluate.of_predictions
         self._predictions: list[Tensor] | None = [] if keeps_predictions else None
 
     def begin(self, micro_batches: Sequence[Batch]) -> None:

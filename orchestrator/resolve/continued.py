@@ -6,8 +6,7 @@ other.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,6 @@ from orchestrator.checkpoint.config import RunIdentity
 from orchestrator.checkpoint.copying import copy_commit
 from orchestrator.checkpoint.evaluations import TO_EVALUATE
 from orchestrator.checkpoint.identity import (
-    ABSENT,
     BASE,
     CLEANED_BY,
     CODE,
@@ -24,9 +22,7 @@ from orchestrator.checkpoint.identity import (
     IDENTITY,
     KEPT,
     SHARDS,
-    differences,
     job_of_commit,
-    shown,
 )
 from orchestrator.checkpoint.last_commit import refuse_anew
 from orchestrator.checkpoint.pins import holding
@@ -36,31 +32,19 @@ from orchestrator.config.own_code import check_same_cleaning, check_same_code, c
 from orchestrator.config.spec import JobSpec
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec
-from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.resolve.base import Base, base_json, base_of
+from orchestrator.resolve.continued_keys import WHERE, check_keys
 from orchestrator.resolve.kept_config import config_json
 from orchestrator.resolve.named_commit import commit_at, place_and_tag
-from orchestrator.resolve.prepared_data import EXCERPT, PreparedData
+from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 from orchestrator.train.config import ContinueFrom, TrainSpec
-from workloads.hf.files.hf_config import FOLDER, FolderConfig
+from workloads.hf.files.hf_config import FolderConfig
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.manifest import CommitManifest
 
-WHERE = "train.continue_from"
-MODEL = re.compile(r"workload\.(model|objective|mup|changes|adapter)\b|train\.(freeze|thaw)\b|data\.labels\b")
-"""Keys that decide which weights exist and what they mean."""
-SIZE = "workload.changes.vocab_size"
-"""Keys that may be written or may follow from the tokenizer. The shapes of the weights show a difference."""
-OPTIMIZER = re.compile(r"train\.optimizer\.name\b")
-DATA = re.compile(r"seed$|data\.")
-"""Keys that decide which sample is at which position."""
 BEGUN = "give a run directory with a commit; an export has only weights, for workload.init_from"
-AVERAGE = "checkpoint.average.ema"
-WEIGHTS_ALONE = "set it back; or start with the weights alone, by workload.init_from"
-OTHER_DATA = "set it back; or read the data from their beginning, by train.continue_from.position restart"
-
 OF_A_NEW_RUN: dict[str, Any] = {
     TO_EVALUATE: False,
     "attempt": 0,
@@ -118,12 +102,6 @@ def check_length(train: TrainSpec, step: int, source: str) -> None:
     if train.continue_from.schedule == "restart" and warmup + max(decay, 1) > left:
         problem = f"warm-up and decay are {warmup + decay} steps, and this phase has {left}"
         raise InputError(problem, "train.optimizer", "shorten them, or raise train.steps")
-
-
-def _draws_what_it_keeps(workload: WorkloadSpec, added: Sequence[str], reads_base: bool) -> bool:
-    """Return whether the job's seed draws some of the untrained weights that commits leave out."""
-    begins_anew = workload.init_from is None and not workload.model.startswith(FOLDER)
-    return reads_base and (begins_anew or bool(added) or "vocab_size" in workload.changes)
 
 
 def check_same_data(train: TrainSpec, source: Source, shards: str, data: str) -> None:
@@ -235,33 +213,15 @@ class Continuation:
         """
         assert self.train.continue_from is not None
         keeps = self.train.continue_from.position == "keep"
-        differing = differences(self.identity.keys, theirs)
-        for key, was, now in differing:
-            hint = ""
-            if MODEL.match(key) and key != SIZE:
-                hint = WEIGHTS_ALONE
-            elif OPTIMIZER.match(key):
-                hint = f"its state is that of {was}: {WEIGHTS_ALONE}"
-            elif key == "seed" and _draws_what_it_keeps(self.workload, self.data.add_tokens, self.reads_base):
-                hint = f"weights that are not trained are drawn by it: {WEIGHTS_ALONE}"
-            elif key == AVERAGE and ABSENT in (was, now):
-                hint = "a moving average cannot begin or end between phases: set it back"
-            elif DATA.match(key) and keeps:
-                hint = OTHER_DATA
-            elif key == "train.global_batch" and keeps and self.data.is_mixed:
-                hint = (
-                    f"where sources are mixed, which sample is at which position depends on it: {OTHER_DATA}"
-                )
-            if hint:
-                raise InputError(
-                    f"{key} is {shown(was)} in {source} and {shown(now)} in the job file", WHERE, hint
-                )
-        if isinstance(self.data.tokenizer, TrainedTokenizer) and any(
-            key.startswith("data.") for key, _, _ in differing
-        ):
-            place = place_and_tag(source)[0]
-            problem = f"a tokenizer trained on other data has other tokens than that of {place}"
-            raise InputError(problem, "data.tokenizer", f"set it to {place}/{EXCERPT}")
+        check_keys(
+            self.identity.keys,
+            theirs,
+            source,
+            workload=self.workload,
+            data=self.data,
+            reads_base=self.reads_base,
+            keeps=keeps,
+        )
 
     def take_over(
         self,

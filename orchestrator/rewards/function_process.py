@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.rewards.lines import Lines, line_of, write
+from cluster.workers.json_lines import Lines, line_of, write
 from orchestrator.rewards.own_function import own_rule, problem_of
 from orchestrator.rewards.rules import NoAnswer, Refused, Rule, as_reply, rule_of
 

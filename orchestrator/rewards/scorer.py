@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import select
 import time
 from collections import deque
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from cluster.workers.machine import processors_here
 from orchestrator.config.errors import InputError
 from orchestrator.config.extras import install
 from orchestrator.rewards.config import RewardSpec
@@ -107,7 +107,7 @@ class Scorer:
         # Rules that need no limit save the way to a process and back, which takes longer than they do.
         self._instant = {n: rule_of(each) for n, each in enumerate(self._rewards) if is_instant(each)}
         self._roots = list(roots)
-        self._most = processes or _processors()
+        self._most = processes or processors_here()
         self._workers: list[WorkerProcess] = []
         self.failures: list[RewardFailure] = []
         self.notes: list[str] = []
@@ -241,10 +241,6 @@ class Scorer:
 def weighted(specs: Sequence[RewardSpec], scores: Sequence[Mapping[str, float]]) -> list[float]:
     """Return the weighted sum of each answer's rewards; NaN if one of them is NaN."""
     return [float(sum(spec.weight * score[spec.title] for spec in specs)) for score in scores]
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _place(failure: RewardFailure) -> str:

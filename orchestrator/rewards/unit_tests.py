@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cluster.workers.json_lines import line_of, write
 from orchestrator.rewards import confinement
-from orchestrator.rewards.lines import line_of, write
 from orchestrator.rewards.rules import NoAnswer
 
 FENCED = re.compile(r"^ {0,3}(`{3,})[^`\n]*\n(.*?)(?:^ {0,3}\1`*[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)

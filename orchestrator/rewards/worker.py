@@ -22,9 +22,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from cluster.workers.json_lines import Lines, line_of, write
 from orchestrator.rewards import confinement, unit_tests
 from orchestrator.rewards.function_process import serve
-from orchestrator.rewards.lines import Lines, line_of, write
 from orchestrator.rewards.rules import NoAnswer, Refused, as_reply, expected
 
 START_TIMEOUT = 120.0

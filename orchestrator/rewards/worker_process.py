@@ -11,9 +11,9 @@ import tempfile
 import time
 from typing import Any
 
+from cluster.workers.json_lines import Lines, line_of
 from cluster.workers.program import command_of, environment_of_ranks
 from orchestrator.rewards.confinement import IS_LINUX
-from orchestrator.rewards.lines import Lines, line_of
 from orchestrator.rewards.unit_tests import remove
 from orchestrator.rewards.worker import MARK
 

@@ -4,34 +4,53 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 from orchestrator.config.redact import holds_secret
-from orchestrator.config.spec import JobSpec, dump
 from orchestrator.controller.finish import draw
 from orchestrator.data.store.data_folder import DataFolder
+from orchestrator.observe.config import TrackingSpec
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import lineage
 from orchestrator.tune.config import TuneSpec
 from orchestrator.tune.mlflow_search import publish
 from orchestrator.tune.progress import SearchProgress
-from orchestrator.tune.space import job_of
+from orchestrator.tune.space import Config
 from orchestrator.tune.trial_records import TrialRecords
 
 
-def finish(spec: JobSpec, sweep: RunDir, records: TrialRecords, progress: SearchProgress) -> dict[str, Any]:
-    """Write sweep.json, best.yaml and report.html, bring MLflow up to date, and return the content of sweep.json."""
+def finish(
+    name: str,
+    tune: TuneSpec,
+    sweep: RunDir,
+    records: TrialRecords,
+    progress: SearchProgress,
+    *,
+    tracking: TrackingSpec | None,
+    job_with: Callable[[Config, str], str],
+) -> dict[str, Any]:
+    """Write sweep.json, best.yaml and report.html, bring MLflow up to date, and return the content of sweep.json.
+
+    Args:
+        name: the name of the search.
+        tune: the search.
+        sweep: its directory.
+        records: the records of its trials.
+        progress: its progress.
+        tracking: the tracking server; None without one.
+        job_with: returns the job of a trial as YAML, given its values and a name.
+    """
     progress.recount()
-    found = summarise(spec.name, spec.tune, sweep, records, progress)
+    found = summarise(name, tune, sweep, records, progress)
     sweep.write_json("sweep.json", found)
     if found["best"] is not None:
-        name = f"{spec.name[:50]}-best"
-        best = job_of(spec, found["best"]["config"], name=name)
+        best = job_with(found["best"]["config"], f"{name[:50]}-best")
         header = f"# the best of {len(records.configs)} trials: {found['best']['trial']}, {found['metric']} "
-        text = f"{header}{found['best']['value']:.6g}\n{dump(best)}"
+        text = f"{header}{found['best']['value']:.6g}\n{best}"
         sweep.write_text("best.yaml", text, private=holds_secret(text))
     found["problem"] = draw(sweep, _report)
-    found["tracking"] = publish(spec.name, spec.tracking, spec.tune, sweep, found)
+    found["tracking"] = publish(name, tracking, tune, sweep, found)
     sweep.write_json("sweep.json", found)
     return found
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import xxhash
 
-from orchestrator.checkpoint.evaluations import measure_of
-from orchestrator.checkpoint.identity import CODE, KEPT, is_other
+from orchestrator.checkpoint.config import RunIdentity
+from orchestrator.checkpoint.identity import CODE, KEPT
 from orchestrator.config.errors import InputError, Problems
 from orchestrator.config.inputs import Input, changed_by
 from orchestrator.config.own_code import check_same_code, code_of
 from orchestrator.config.spec import JobSpec
+from orchestrator.config.workload import WorkloadSpec
+from orchestrator.data.config import DataSpec
 from orchestrator.data.store.tokens import Tokens
 from orchestrator.resolve.base import named_base
 from orchestrator.resolve.kept_config import check_config, config_json, config_to_keep
@@ -33,26 +35,19 @@ BASE = "base"
 HINT = "restore it, or search under another name"
 
 
-def measured_otherwise(spec: JobSpec, before: JobSpec) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the keys in which two jobs measure evaluations differently, each with the value `before` and now.
-
-    These keys are not part of a run's identity, see `measure_of`.
-    """
-    was, now = (
-        measure_of(before.evaluate, before.checkpoint.averaged),
-        measure_of(spec.evaluate, spec.checkpoint.averaged),
-    )
-    for key, name in (("evaluate.batches", "batches"), ("checkpoint.average.last", "averaged")):
-        if is_other(was[name], now[name]):
-            yield key, was[name], now[name]
-
-
 class InputsChanged(InputError):
     """A file that the job names differs from what the trials so far have read."""
 
 
 def check_same_inputs(
-    spec: JobSpec, sweep: RunDir, data: PreparedData, values: Mapping[str, Any] | None = None
+    sweep: RunDir,
+    prepared: PreparedData,
+    *,
+    identity: RunIdentity,
+    workload: WorkloadSpec,
+    data: DataSpec,
+    searched: Collection[str] = (),
+    values: Mapping[str, Any] | None = None,
 ) -> None:
     """Raise InputsChanged if a file that the job names differs from what the trials of this search have read.
 
@@ -60,17 +55,19 @@ def check_same_inputs(
     and for each of the values that change them.
 
     Args:
-        spec: the job, of the whole search or of one trial.
         sweep: the directory of the search.
-        data: the prepared data of the job.
-        values: the trial's values by key; None for the job of the whole search, whose weights and folder are not
-            compared if the search changes them.
+        prepared: the prepared data of the job, of the whole search or of one trial.
+        identity: names the user's own code and the held-out sets of that job.
+        workload: the model of that job.
+        data: the data of that job.
+        searched: the keys that the search varies, for the job of the whole search. Weights and folders that they
+            change are not compared.
+        values: the trial's values by key; None for the job of the whole search.
 
     Raises:
         InputsChanged: with the key of each differing file.
     """
-    searched = spec.tune.space if spec.tune and values is None else {}
-    inputs = _Inputs(spec, sweep.uri, data)
+    inputs = _Inputs(identity, workload, data, where=sweep.uri, prepared=prepared)
     problems = Problems()
     for part, kind in inputs.kinds.items():
         changing = {key: value for key, value in (values or {}).items() if kind in changed_by(JobSpec, key)}
@@ -102,31 +99,32 @@ def _place_of(changing: Mapping[str, Any]) -> str:
 class _Inputs:
     """The inputs of a job in the search at `where`."""
 
-    spec: JobSpec
+    identity: RunIdentity
+    workload: WorkloadSpec
+    data: DataSpec
     where: str
-    data: PreparedData
+    prepared: PreparedData
 
     @property
     def kinds(self) -> dict[str, Input | None]:
         """Return the parts that a search stores, each with the input that keys of the search may change."""
-        text = Input.TEXT if self.spec.data.samples is None else Input.SAMPLES
+        text = Input.TEXT if self.data.samples is None else Input.SAMPLES
         return {TEXTS: text, BASE: Input.WEIGHTS, CODE: None, KEPT: Input.FOLDER}
 
     def now(self, part: str) -> Any:
         """Return an input as plain data; None for weights or a configuration that the job does not have."""
-        spec = self.spec
         if part == CODE:
-            return code_of(spec.own_code)
+            return code_of(self.identity.own_code)
         if part != TEXTS:
             with wrong_input("workload.model"):
                 if part == KEPT:
-                    return config_json(config_to_keep(spec.workload))
-                base = named_base(spec.workload, None)
+                    return config_json(config_to_keep(self.workload))
+                base = named_base(self.workload, None)
                 return base and base.digest
-        key = "data.samples" if spec.data.samples is not None else "data.sources"
-        texts = {key: digest_of(spec.data, Tokens.open(self.data.uri, keep=0))}
-        for name, (where, _) in spec.set_sources.items():
-            texts[where] = Tokens.open(self.data.sets[name], keep=0).manifest.digest
+        key = "data.samples" if self.data.samples is not None else "data.sources"
+        texts = {key: digest_of(self.data, Tokens.open(self.prepared.uri, keep=0))}
+        for name, (where, _) in self.identity.set_sources.items():
+            texts[where] = Tokens.open(self.prepared.sets[name], keep=0).manifest.digest
         return texts
 
     def compare(self, part: str, known: Any, now: Any) -> None:
@@ -140,9 +138,9 @@ class _Inputs:
                     raise InputError("is not the text that this search has read so far", where, HINT)
             problems.raise_noted()
         elif part == CODE:
-            check_same_code(self.spec.own_code, self.spec.accept_code, known, self.where)
+            check_same_code(self.identity.own_code, self.identity.accepted, known, self.where)
         elif part == KEPT:
-            check_config(self.spec.workload, FolderConfig(**known), self.where)
+            check_config(self.workload, FolderConfig(**known), self.where)
         elif known != now:
-            where = "workload.init_from" if self.spec.workload.init_from else "workload.model"
+            where = "workload.init_from" if self.workload.init_from else "workload.model"
             raise InputError("the weights are not those that this search's trials begin with", where, HINT)

@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, get_args, get_type_hints
 
 from orchestrator.config.errors import InputError
@@ -155,7 +155,7 @@ def check(spec: JobSpec) -> TuneSpec:
     check_metric(spec.workload, tune.metric)
     for key in tune.space:
         _check_key(tune, key)
-        _check_values(spec, tune, key)
+        _check_values(lambda values, where: dump(_try(spec, values, where)), tune, key)
     for promotion in tune.promote:
         _try(spec, promotion.set, f"tune.promote.{promotion.at}")
         if promotion.at >= spec.train.steps:
@@ -181,13 +181,19 @@ def _check_key(tune: TuneSpec, key: str) -> None:
         raise InputError(f"{inner[0]} lies within it", where, "search one of them")
 
 
-def _check_values(spec: JobSpec, tune: TuneSpec, key: str) -> None:
-    """Raise InputError if a value of a key makes no valid job, or the job of another trial."""
+def _check_values(dumped: Callable[[Config, str], str], tune: TuneSpec, key: str) -> None:
+    """Raise InputError if a value of a key makes no valid job, or the job of another trial.
+
+    Args:
+        dumped: returns the job of a trial as text, given its values and what to name in errors.
+        tune: the search.
+        key: the key.
+    """
     where = f"tune.space.{key}"
     dimension = tune.space[key]
     made: list[str] = []  # as text, since 1, 1.0 and true are equal in Python
     for value in dimension.listed or dimension.ends:
-        made.append(dump(_try(spec, {key: value}, where)))
+        made.append(dumped({key: value}, where))
         if tune.sampler == "grid" and made.index(made[-1]) < len(made) - 1:
             raise InputError(f"has {value} twice, and both trials would be the same", where, "name it once")
         if value == "auto" and key == PRECISION:

@@ -27,6 +27,7 @@ from orchestrator.config.overrides import set_key
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.controller.controller import Controller
 from orchestrator.evaluate.config import EvaluateSpec, without_tasks
+from orchestrator.observe.config import SummarisedJob
 from orchestrator.observe.formatting import run_name, trial_name
 from orchestrator.observe.summary import summary
 from orchestrator.observe.totals import totals_of
@@ -110,7 +111,9 @@ class Trial(ray_tune.Trainable):
                 return self._failed(str(reason))
             if self._assignment["ended"] is None and _committed(run) < rung:
                 reached, ended, limited = self._drive(spec, run, rung)
-            return self._result(spec, run, rung=rung, reached=reached, limited=limited, why=ended)
+            return self._result(
+                spec.evaluate, spec.train.steps, run, rung=rung, reached=reached, limited=limited, why=ended
+            )
         except InputsChanged as error:
             return self._begun_otherwise(str(error))
         except InputError as error:
@@ -160,7 +163,7 @@ class Trial(ray_tune.Trainable):
                     set_key(document, key, value, "tune.promote")
         hours = math.inf  # of the search
         if (deadline := self._assignment["deadline"]) is not None:
-            hours = self._hours(spec, run) + max(deadline - time.time(), 1.0) / 3600
+            hours = self._hours(spec.summarised, run) + max(deadline - time.time(), 1.0) / 3600
             document["limits"]["hours"] = min(hours, spec.limits.hours or math.inf)
         spec = parse(document, self._name)
         run.create()
@@ -168,7 +171,14 @@ class Trial(ray_tune.Trainable):
         with run.lock():
             commit = Store(run.commits).latest(deep=False)
             job = spec.with_parts(workload=as_begun(spec.workload, commit))
-            same = partial(check_same_inputs, job, self._sweep, values=self._assignment["params"])
+            same = partial(
+                check_same_inputs,
+                self._sweep,
+                identity=job.run_identity,
+                workload=job.workload,
+                data=job.data,
+                values=self._assignment["params"],
+            )
             found = Controller(
                 job, run, rung, cluster, until_reason="a rung of the search", check_data=same
             ).drive()
@@ -176,32 +186,42 @@ class Trial(ray_tune.Trainable):
             raise RunFailed(found["reason"] or "the run failed")
         reached = int(found["commit"] or 0)
         limited = (
-            reached < rung and hours <= (spec.limits.hours or math.inf) and self._hours(spec, run) >= hours
+            reached < rung
+            and hours <= (spec.limits.hours or math.inf)
+            and self._hours(spec.summarised, run) >= hours
         )
         return reached, str(found["reason"] or ""), limited
 
-    def _hours(self, spec: JobSpec, run: RunDir) -> float:
+    def _hours(self, job: SummarisedJob, run: RunDir) -> float:
         """Return the hours of the run so far, counted like `limits.hours`."""
-        found = summary(spec.summarised, None, run.rows("events.jsonl"), totals_of(run))["ledger"]
+        found = summary(job, None, run.rows("events.jsonl"), totals_of(run))["ledger"]
         return float(found["wall_seconds"] - found["seconds"].get("down", 0.0)) / 3600
 
     def _result(
-        self, spec: JobSpec, run: RunDir, rung: int, reached: int, limited: bool, why: str
+        self,
+        evaluate: EvaluateSpec | None,
+        steps: int,
+        run: RunDir,
+        *,
+        rung: int,
+        reached: int,
+        limited: bool,
+        why: str,
     ) -> dict[str, Any]:
-        """The result that the scheduler decides by, from the rows up to the rung.
+        """Return the result that the scheduler decides by, from the rows up to the rung of a run of `steps` steps.
 
         If `limited`, the search's limit on hours ended the run, and the next command continues it. Otherwise a run that
         ended before the rung has ended for good, and `why` is the reason.
         """
         ended = self._assignment["ended"]
         try:
-            value = self._evaluated(spec.evaluate, rung) if "." in self._tune.metric else self._trained(rung)
+            value = self._evaluated(evaluate, rung) if "." in self._tune.metric else self._trained(rung)
         except InputError:
             if not limited:
                 raise
             value = math.nan
         self._at = rung
-        done = rung >= spec.train.steps or reached < rung or (ended is not None and rung >= ended)
+        done = rung >= steps or reached < rung or (ended is not None and rung >= ended)
         return {
             STEP: min(rung, reached),
             VALUE: self._worst if math.isnan(value) else value,
@@ -212,7 +232,7 @@ class Trial(ray_tune.Trainable):
             "cost_usd": run.read_json_or_empty("summary.json").get("cost_usd") or 0.0,
             "limited": limited,
             "ended": why if reached < rung and not limited else "",
-            "finished": rung >= spec.train.steps,  # Tune sets "done" where its scheduler stops a trial
+            "finished": rung >= steps,  # Tune sets "done" where its scheduler stops a trial
             "done": done,
         }
 

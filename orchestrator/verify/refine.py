@@ -7,7 +7,7 @@ import getpass
 import math
 import os
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,11 @@ from pydantic import ValidationError
 
 from cluster.workers.machine import this_machine
 from orchestrator.config.errors import InputError
-from orchestrator.config.spec import JobSpec
 from orchestrator.observe.audit import measured_parts
-from orchestrator.parallel.layout import Layout
+from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.choose_layout import predict
-from orchestrator.planner.demand import demand_of
+from orchestrator.planner.demand import Demand
 from orchestrator.planner.profile import Change, Profile, Refinement, read
-from orchestrator.resolve.resolved_job import resolve
 from orchestrator.storage.row_line import METRICS, Row
 from orchestrator.storage.run_directory import RunDir
 
@@ -141,14 +139,24 @@ MOST = 10_000
 CALIBRATE = "run orchestrator calibrate first"
 
 
-def refine(spec: JobSpec, run: RunDir, path: Path) -> Profile:
-    """Return the profile in the file `path`, refined by this finished run. Raises InputError."""
+def refine(demand: Demand, shape_of: Callable[[], ModelShape], run: RunDir, path: Path) -> Profile:
+    """Return a profile that is refined by a finished run.
+
+    Args:
+        demand: what the run's job asks of the planner.
+        shape_of: returns the model's sizes, which may read its folder.
+        run: the run directory.
+        path: the file of the profile.
+
+    Raises:
+        InputError: the run cannot refine the profile.
+    """
     profile = _profile(path)
     summary, plan = run.read_json_or_empty("summary.json"), run.read_json_or_empty("plan.json")
     means, chosen = summary.get("step_parts") or {}, dict(plan.get("chosen") or {})
     if not means or not chosen:
         raise InputError("has not measured the parts of a step", run.uri, "name a run that has ended")
-    if spec.resources.per_worker.gpu:
+    if demand.on_gpu:
         raise InputError("ran on GPUs, and the profile is of processors", run.uri, "name a run on processors")
     _check_machine(summary.get("machine") or {}, run)
     known = {entry.run for entry in profile.refined}
@@ -159,8 +167,8 @@ def refine(spec: JobSpec, run: RunDir, path: Path) -> Profile:
     if (steps := int(summary.get("step") or 0)) < FEWEST:
         raise InputError(f"has {steps} steps, and {FEWEST} say something", run.uri, "name a longer run")
     layout = Layout.from_json({key: value for key, value in chosen.items() if key != "text"})
-    machine = profile.machine(spec.train.dtype).scaled(spec.resources.per_worker.cpu)
-    time = predict(demand_of(spec), resolve(spec).shape, layout, machine).time
+    machine = profile.machine(demand.precision).scaled(demand.resources.per_worker.cpu)
+    time = predict(demand, shape_of(), layout, machine).time
     late = summary.get("late_seconds")
     measured, predicted = measured_parts(means, late), {**time.to_json(), "delay": profile.delay.value}
     if late is None:  # rank 0's communication time then includes waiting for the last rank

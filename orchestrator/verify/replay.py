@@ -12,18 +12,13 @@ from typing import Any
 
 from cluster.workers.run_local_gang import run_to_the_end
 from orchestrator.checkpoint.commit_store import Store
-from orchestrator.checkpoint.identity import check_commit, check_shards, teacher_of
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.resolve_checkpoint import read_chosen
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
 from orchestrator.data.samples.skips import on_record
 from orchestrator.parallel.layout import Layout
-from orchestrator.resolve.base import base_json, base_of_commit
-from orchestrator.resolve.kept_config import check_read_config, config_json, kept_config
-from orchestrator.resolve.pinned_base import same_teacher
-from orchestrator.resolve.prepared_data import tokens_of
-from orchestrator.resolve.training_inputs import digest_of
+from orchestrator.resolve.commit_task import inputs_of_commit
 from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.train.task import ENTRY, Task
@@ -65,10 +60,61 @@ def replay(spec: JobSpec, run: RunDir, step: int | None, steps: int) -> ReplayRe
 
     Raises InputError if there is no such commit, or nothing recorded after it, and RuntimeError if a rank fails.
     """
+
+    def replay_from(start: int) -> ReplayResult:
+        manifest = Store(run.commits).manifest(start)
+        recorded = _recorded(run, start)
+        first = start + 1
+        layout_text = recorded[first]["layout"]
+        layout = next((c for c in _layouts(run, manifest) if c["text"] == layout_text), None)
+        if layout is None:
+            raise InputError(
+                f"the layout of step {first}, {layout_text}, is not on record",
+                run.uri,
+                "choose another --step",
+            )
+        # When parameters thaw, a run restores the commit of that step. A replay makes no commits.
+        beyond = min((step for step in spec.train.thaw if step >= first), default=first + steps) + 1
+        replayable = itertools.takewhile(
+            lambda n: n in recorded and recorded[n]["layout"] == layout_text,
+            range(first, min(first + steps, beyond)),
+        )
+        last = list(replayable)[-1]
+        task = Task(
+            job=spec.model_dump(mode="json"),
+            layout={k: v for k, v in layout.items() if k != "text"},
+            attempt=0,
+            restore=manifest.step,
+            until=last,
+            commit=False,
+            skips=tuple(skip.to_json() for skip in on_record(run.rows("events.jsonl"))),
+            **inputs_of_commit(
+                run,
+                manifest,
+                spec.run_identity,
+                workload=spec.workload,
+                data=spec.data,
+                reads_base=spec.reads_base,
+            ),
+        )
+        bundle = spec.resources.per_worker.bundle
+        made, _ = run_to_the_end(
+            Layout.from_json(task.layout).world,
+            bundle,
+            entry=ENTRY,
+            config=task.to_json(),
+            patience=TIMEOUT,
+            what="replay",
+        )
+        replayed = {row["step"]: row for row in made}
+        return ReplayResult(
+            manifest.step, [_compare(recorded[n], replayed[n]) for n in range(first, last + 1)]
+        )
+
     return read_chosen(
         Store(run.commits),
         step,
-        lambda start: _replayed(spec, run, start, steps),
+        replay_from,
         lambda store, asked: _choose(store, _recorded(run, min(store.steps(), default=0)), asked),
     )
 
@@ -76,55 +122,6 @@ def replay(spec: JobSpec, run: RunDir, step: int | None, steps: int) -> ReplayRe
 def _recorded(run: RunDir, step: int) -> dict[int, Row]:
     """Return the rows after a step."""
     return {row["step"]: row for row in run.log(METRICS).after(step)}
-
-
-def _replayed(spec: JobSpec, run: RunDir, start: int, steps: int) -> ReplayResult:
-    manifest = Store(run.commits).manifest(start)
-    recorded = _recorded(run, start)
-    first = start + 1
-    layout_text = recorded[first]["layout"]
-    layout = next((c for c in _layouts(run, manifest) if c["text"] == layout_text), None)
-    if layout is None:
-        raise InputError(
-            f"the layout of step {first}, {layout_text}, is not on record", run.uri, "choose another --step"
-        )
-    # When parameters thaw, a run restores the commit of that step. A replay makes no commits.
-    beyond = min((step for step in spec.train.thaw if step >= first), default=first + steps) + 1
-    replayable = itertools.takewhile(
-        lambda n: n in recorded and recorded[n]["layout"] == layout_text,
-        range(first, min(first + steps, beyond)),
-    )
-    last = list(replayable)[-1]
-    check_commit(manifest, spec.identity(), spec.own_code, spec.accept_code, run.at("job.yaml"))
-    tokens = tokens_of(spec.data, run, manifest.meta["data"])
-    check_shards(manifest, digest_of(spec.data, tokens), tokens.folder.uri)
-    check_read_config(spec.workload, manifest, run.uri)
-    teacher = same_teacher(spec.distill, spec.workload, teacher_of(manifest.meta)) if spec.distill else None
-    task = Task(
-        job=spec.model_dump(mode="json"),
-        layout={k: v for k, v in layout.items() if k != "text"},
-        run=run.uri,
-        data=tokens.folder.uri,
-        attempt=0,
-        restore=manifest.step,
-        until=last,
-        commit=False,
-        base=base_json(base_of_commit(spec.workload, spec.reads_base, manifest)),
-        teacher=base_json(teacher),
-        folder_config=config_json(kept_config(manifest)),
-        skips=tuple(skip.to_json() for skip in on_record(run.rows("events.jsonl"))),
-    )
-    bundle = spec.resources.per_worker.bundle
-    made, _ = run_to_the_end(
-        Layout.from_json(task.layout).world,
-        bundle,
-        entry=ENTRY,
-        config=task.to_json(),
-        patience=TIMEOUT,
-        what="replay",
-    )
-    replayed = {row["step"]: row for row in made}
-    return ReplayResult(manifest.step, [_compare(recorded[n], replayed[n]) for n in range(first, last + 1)])
 
 
 def _choose(store: Store, recorded: dict[int, Row], step: int | None) -> int:

@@ -228,7 +228,19 @@ def test_learned_maps_are_committed_by_name_and_left_out_of_exports(
     assert {"distill.hidden.1.weight", "distill.hidden.2.weight"} <= names
     assert not any(name.startswith("model.distill") for name in names)
     made = model_of_run(str(tmp_path / "run"), STEPS)
-    assert write(made.spec, made.tokens, made.workload, made.read, str(tmp_path / "export")) < 1e-4
+    assert (
+        write(
+            made.tokens,
+            made.workload,
+            made.read,
+            str(tmp_path / "export"),
+            asked=made.spec.workload,
+            data=made.spec.data,
+            seed=made.spec.seed,
+            own_code=made.spec.own_code,
+        )
+        < 1e-4
+    )
     row = evaluate_commit(parse(inner), RunDir(str(tmp_path / "run")), store.manifest(STEPS), {})
     assert row["sets"]["validation"]["loss"] == pytest.approx(
         evaluations(tmp_path / "run")[-1]["loss"], rel=1e-5
@@ -255,7 +267,16 @@ def test_a_classifier_learns_from_an_export_with_another_order_of_labels(
     }
     drive_here(found, str(tmp_path / "teacher"), tmp_path / "cache")
     made = model_of_run(str(tmp_path / "teacher"), STEPS)
-    write(made.spec, made.tokens, made.workload, made.read, str(tmp_path / "export"))
+    write(
+        made.tokens,
+        made.workload,
+        made.read,
+        str(tmp_path / "export"),
+        asked=made.spec.workload,
+        data=made.spec.data,
+        seed=made.spec.seed,
+        own_code=made.spec.own_code,
+    )
     found["workload"] |= {"changes": SMALL, "dropout": 0.1}
     found["train"]["precision"] = "bf16"
     losses = []

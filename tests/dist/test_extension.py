@@ -12,7 +12,7 @@ from local_run import LocalGang, drive_here
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.spec import load
 from orchestrator.controller import decide
-from orchestrator.launch.finished import done_already
+from orchestrator.launch.finished import PastRun
 from orchestrator.storage.run_directory import RunDir
 
 SHORT, LONG, DECAY = 12, 20, 4
@@ -55,7 +55,7 @@ def test_an_extended_run_has_the_bits_of_a_long_one(
     assert Store(str(run / "checkpoints")).steps() == sorted({begun, SHORT})
     assert (curve(run) == curve(quiet)[:SHORT]) == (schedule == "constant")
     finished = load(run / "job.yaml")
-    assert done_already(finished, RunDir(str(run)))
+    assert PastRun(finished, RunDir(str(run))).done()
 
     summary = drive_here(
         document(text, schedule, LONG), str(run), cache, gang=lambda: LocalGang([2]), faults=faults
@@ -81,4 +81,4 @@ def test_an_extended_run_has_the_bits_of_a_long_one(
     assert len(starts) == 2 + len(faults)
     longer = load(run / "job.yaml")
     assert longer.train.steps == LONG
-    assert done_already(longer, RunDir(str(run)))
+    assert PastRun(longer, RunDir(str(run))).done()

@@ -248,7 +248,19 @@ def test_every_objective_survives_kills(
     assert last["accuracy"] > 0.6 or objective in ("kto", "reward")
     assert bool(parts(tmp_path / "quiet_cache")) == (objective in ("ipo", "kto"))
     made = model_of_run(str(tmp_path / "quiet"), STEPS)
-    assert write(made.spec, made.tokens, made.workload, made.read, str(tmp_path / "export")) < 1e-4
+    assert (
+        write(
+            made.tokens,
+            made.workload,
+            made.read,
+            str(tmp_path / "export"),
+            asked=made.spec.workload,
+            data=made.spec.data,
+            seed=made.spec.seed,
+            own_code=made.spec.own_code,
+        )
+        < 1e-4
+    )
     config = json.loads((tmp_path / "export/config.json").read_text())
     kind = "GPT2ForSequenceClassification" if objective == "reward" else "GPT2LMHeadModel"
     assert config["architectures"] == [kind]

@@ -322,7 +322,16 @@ def test_a_run_goes_on_under_another_layout_with_the_answers_of_its_next_step(
 
 def test_what_has_learnt_leaves_as_a_language_model(quiet: Path, tmp_path: Path) -> None:
     made = model_of_run(str(quiet), STEPS)
-    written = write(made.spec, made.tokens, made.workload, made.read, str(tmp_path / "export"))
+    written = write(
+        made.tokens,
+        made.workload,
+        made.read,
+        str(tmp_path / "export"),
+        asked=made.spec.workload,
+        data=made.spec.data,
+        seed=made.spec.seed,
+        own_code=made.spec.own_code,
+    )
     assert written is not None
     assert written < 1e-4
     assert json.loads((tmp_path / "export/config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]

@@ -115,5 +115,12 @@ def test_an_export_gives_the_numbers_of_its_commit(kind: str, tmp_path: Path) ->
     assert format_of_export(target) == FORMAT
     data = prepare_here(exported, str(tmp_path / "cache"))
     prepared = PreparedData(data, prepare_sets_here(exported, str(tmp_path / "cache"), data))
-    row = evaluate_export(exported, prepared, step)
+    row = evaluate_export(
+        exported.model_dump(mode="json"),
+        prepared,
+        step,
+        model=exported.workload.model,
+        global_batch=exported.train.global_batch,
+        worker=exported.resources.per_worker,
+    )
     assert (row["step"], row["sets"]) == (2, wanted["sets"])

@@ -35,8 +35,10 @@ def resolved_here(spec: JobSpec) -> ResolvedJob | InputError:
     """
     try:
         # A tokenizer on a store is not read, because this machine need not reach the store.
-        known, _ = with_vocabulary(spec, lambda uri: is_local(uri) and tokenizer.is_there(uri))
-        return in_chosen_precision(resolve(known), lambda *_: BOUNDLESS)
+        data, _ = with_vocabulary(
+            spec.data, spec.workload, lambda uri: is_local(uri) and tokenizer.is_there(uri)
+        )
+        return in_chosen_precision(resolve(spec.with_parts(data=data)), lambda *_: BOUNDLESS)
     except InputError as error:
         model = spec.workload.model
         if spec.own_code or (model.startswith(FOLDER) and not Path(model.removeprefix(FOLDER)).is_dir()):

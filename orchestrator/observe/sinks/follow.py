@@ -1,4 +1,4 @@
-"""The process that copies a run's rows and events to its sinks, and how the controller starts and ends it.
+"""The process that copies a run's rows and events to its sinks.
 
     python -m orchestrator.observe.sinks.follow RUN PARENT [FOLDER ...]
 
@@ -8,14 +8,9 @@ error. A sink that fails is built again after a pause, and continues where it wa
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import logging
-import os
 import select
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +18,6 @@ from typing import Any
 
 import yaml
 
-from cluster.workers.program import command_of
 from cluster.workers.rank_process import die_with_parent
 from orchestrator.config.errors import one_line
 from orchestrator.config.redact import redact
@@ -34,60 +28,14 @@ from orchestrator.observe.sinks.config import SinkSpec
 from orchestrator.observe.sinks.sink import Sink, SinkContext
 from orchestrator.storage.row_line import EVENTS, METRICS
 from orchestrator.storage.run_directory import RunDir
-from workloads.errors import WorkloadError
-from workloads.own.object_reference import load, root_of
+from workloads.own.object_reference import load
 
 EVERY, EVERY_REMOTE = 1.0, 30.0
 """Seconds between looks at the run directory: on a local file system, on an object store."""
 PAUSES = (1.0, 60.0)
 """First and longest wait after a sink has failed."""
-CLOSING = 15.0
-"""Seconds that the end of a run waits for its sinks."""
 LAST_TRIES = 3
 BATCH = 1000
-LOGGER = logging.getLogger("orchestrator.sinks")
-
-
-class SinkProcess:
-    """The sink process, seen from the controller. Does nothing for a job without sinks."""
-
-    def __init__(self, sinks: SinkSpec | None, run: RunDir) -> None:
-        self._process: subprocess.Popen[str] | None = None
-        if sinks is None:
-            return
-        folders: list[str] = []
-        for own in sinks.own:  # found here, so the process finds them too
-            with contextlib.suppress(WorkloadError):  # the process reports what is missing; the run continues
-                folders.append(str(root_of(own.use)))
-        self._process = subprocess.Popen(
-            command_of("orchestrator.observe.sinks.follow", run.uri, str(os.getpid()), *folders),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._reader = threading.Thread(target=self._log, name="sinks", daemon=True)
-        self._reader.start()
-
-    def _log(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            LOGGER.info("sinks: %s", line.rstrip())
-
-    def close(self) -> None:
-        """Wait up to CLOSING seconds until everything is delivered, then end the process."""
-        if self._process is None:
-            return
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(CLOSING)
-        except subprocess.TimeoutExpired:
-            LOGGER.info("sinks: not all was delivered within %.0f s", CLOSING)
-            self._process.kill()
-            self._process.wait()
-        self._reader.join(CLOSING)  # the last lines of the process are logged
 
 
 class Followed:

@@ -8,9 +8,6 @@ import time
 import warnings
 from collections.abc import Sequence
 
-import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-
 from orchestrator.checkpoint.shared_memory import room_for
 from orchestrator.config.errors import InputError
 from orchestrator.data.config import DataSpec
@@ -19,19 +16,16 @@ from orchestrator.parallel.engine_rules import HEAD_TOKENS
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.offload import Offload
 from orchestrator.planner.step_trace import CATEGORIES, Memory, NotTraced, StepTrace
-from orchestrator.planner.trace.fake_values import stand_in, values_assumed
+from orchestrator.planner.trace.fake_values import values_assumed
 from orchestrator.planner.trace.isolation import TooLong, fake_ranks, fixed_collections, within
-from orchestrator.planner.trace.messages import Messages
-from orchestrator.planner.trace.op_cache import Remembered
 from orchestrator.planner.trace.recorded_steps import RecordedSteps
 from orchestrator.planner.trace.recorder import Recorder
-from orchestrator.planner.trace.sample_batch import predicted_share, sample_batch
+from orchestrator.planner.trace.recording import CPU, recording
+from orchestrator.planner.trace.sample_batch import sample_batch
 from orchestrator.train.engines.config import EngineConfig
 from orchestrator.train.engines.torch_engine import TorchEngine
 from workloads.errors import WorkloadError
 from workloads.workload import Batch, Workload
-
-CPU = torch.device("cpu")
 
 
 def traces(
@@ -78,9 +72,7 @@ def traces(
             assumed.append(line)
 
     on_cpu = not config.gpus
-    messages = Messages(on_cpu)
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    recorder = Recorder(CPU, stand_in(predicted_share(batch)), messages, Remembered(fake))
+    fake, recorder, messages = recording(batch, on_cpu)
     try:
         with (
             fake_ranks(rank, layout.world) as group,

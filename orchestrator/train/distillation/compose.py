@@ -16,7 +16,8 @@ from orchestrator.resolve.teacher_weights import teacher_model
 from orchestrator.resolve.training_inputs import TrainingInputs
 from orchestrator.storage.retry import Retry
 from orchestrator.train.distillation.config import DistillSpec
-from orchestrator.train.distillation.stored_logits import StoredLogits, logits_key
+from orchestrator.train.distillation.logits_key import logits_key
+from orchestrator.train.distillation.stored_logits import StoredLogits
 from workloads.workload import Workload
 
 

@@ -7,25 +7,20 @@ read any more.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import xxhash
 
 from cluster.workers.worker_context import WorkerContext
-from orchestrator.config.workload import WorkloadSpec
-from orchestrator.data.config import DataSpec
 from orchestrator.data.samples.teacher_table import TeacherTable, TopRecords
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import gather_json
 from orchestrator.resolve.base import Base
 from orchestrator.resolve.training_inputs import TrainingInputs
 from orchestrator.storage.retry import Retry
-from orchestrator.train.config import Precision
 from orchestrator.train.distillation.config import LogitsSpec
 from orchestrator.train.distillation.teacher import PlacedTop
 from orchestrator.train.engines.engine import Engine
@@ -33,29 +28,6 @@ from orchestrator.train.eval_sharding import compute_passes, shares
 from workloads.model.transformer import IGNORED
 from workloads.objectives.distillation import STORED
 from workloads.workload import Batch, Workload
-
-
-def logits_key(
-    workload: WorkloadSpec, data: DataSpec, seed: int, precision: Precision, logits: LogitsSpec, base: Base
-) -> str:
-    """Return a hash of everything that determines the stored logits besides the data.
-
-    The data is identified by the folder in which they are stored.
-
-    Args:
-        workload: the student's objective and its options, which say how samples are read.
-        data: the student's data.
-        seed: seed of the student's run, which divides held-out text from training text.
-        precision: dtype of the teacher's products.
-        logits: k and the temperature.
-        base: the teacher's weights.
-    """
-    share = data.validation.share if data.validation else None
-    inputs = [
-        *(base.digest, share, workload.objective, workload.options, data.labels),
-        *(data.sequence_length, seed, precision, logits.k, logits.temperature),
-    ]
-    return xxhash.xxh3_64_hexdigest(json.dumps(inputs, sort_keys=True).encode())
 
 
 class StoredLogits:

@@ -89,10 +89,13 @@ class TorchEngine:
             layout,
             self._mesh,
             device,
-            train=config.train,
+            global_batch=config.train.global_batch,
             sequence_length=config.sequence_length,
+            z_loss=config.train.z_loss,
+            label_smoothing=config.train.label_smoothing,
             distill=config.distill,
-            evaluate=config.evaluate,
+            own_metrics=config.evaluate.own_metrics if config.evaluate else (),
+            keeps_predictions=bool(config.evaluate and config.evaluate.of_predictions),
         )
         self._routing = RouterLoad(workload, self._mesh, device.device)
         self._runner = runner_of(

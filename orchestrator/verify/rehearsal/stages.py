@@ -41,13 +41,6 @@ class Failed(Exception):
         self.mend = mend
 
 
-def attached(run: RunDir, spec: JobSpec, until: int | None, *faults: str, shared: str = "") -> WatchedRun:
-    """Return the run in a directory, driven up to a step with these faults. `shared`: see `attach`."""
-    from orchestrator.launch.run import attach
-
-    return attach(spec, run, until, faults, None, shared=shared)
-
-
 def follow(watched: WatchedRun, is_enough: Callable[[], bool]) -> RunOutcome | None:
     """Follow a run until `is_enough()`, or until it has ended; then return its outcome."""
     while not is_enough():
@@ -278,11 +271,12 @@ def _data(scene: Scene) -> str:
 
 def _steps(scene: Scene) -> str:
     """Train three steps, with a commit after each, in a run whose last rank will be killed after them."""
+    from orchestrator.launch.run import attach
+
     assert scene.small is not None
     last, rank = STEPS - MORE, scene.small.layout.world - 1
-    scene.watched = attached(
-        scene.run, scene.spec, STEPS - 1, f"kill@{rank}:{last + 1}/*", shared=scene.shared
-    )
+    faults = (f"kill@{rank}:{last + 1}/*",)
+    scene.watched = attach(scene.spec.document(), scene.run, STEPS - 1, faults, None, shared=scene.shared)
     outcome = follow(scene.watched, lambda: last in scene.steps)
     if outcome is not None and last not in scene.steps:
         raise failure(outcome)
@@ -303,6 +297,7 @@ def _kill(scene: Scene) -> str:
 
 def _reload(scene: Scene) -> str:
     """Resume from the checkpoint under another layout."""
+    from orchestrator.launch.run import attach
     from orchestrator.resolve.resolved_job import resolve
 
     assert scene.small is not None
@@ -310,7 +305,7 @@ def _reload(scene: Scene) -> str:
     other = another(layout, demand_of(scene.spec), resolve(scene.spec).shape)
     if other is None:
         raise LeftOut(f"no layout but {layout} is legal for this job on few ranks")
-    ended(attached(scene.run, scene.small.under(other), None, shared=scene.shared), STEPS)
+    ended(attach(scene.small.under(other).document(), scene.run, None, (), None, shared=scene.shared), STEPS)
     row = scene.run.rows(METRICS)[-1]
     if row["step"] != STEPS or row["layout"] != str(other):
         raise Failed(

@@ -24,7 +24,7 @@ from orchestrator.config.spec import JobSpec, parse
 from orchestrator.controller import controller as controllers
 from orchestrator.controller import decide
 from orchestrator.controller.controller import Controller
-from orchestrator.launch.finished import done_already
+from orchestrator.launch.finished import PastRun
 from orchestrator.planner import machines
 from orchestrator.storage.row_line import EVENTS, METRICS
 from orchestrator.storage.row_log import missing_numbers
@@ -104,7 +104,7 @@ def go_on(
 ) -> dict[str, Any]:
     """What the command `run` does, without Ray."""
     run = RunDir(str(folder))
-    if finished := done_already(spec, run):
+    if finished := PastRun(spec, run).done():
         return finished
     check_same_run(spec.run_identity, run)
     run.create()

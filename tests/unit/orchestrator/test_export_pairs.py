@@ -107,7 +107,16 @@ def test_what_was_trained_leaves_as_it_computes(
         mean.backward()
         optimizer.step()
     state = net.state_dict()
-    apart = export.write(spec, tokens, workload, lambda name: state[name].detach(), str(tmp_path))
+    apart = export.write(
+        tokens,
+        workload,
+        lambda name: state[name].detach(),
+        str(tmp_path),
+        asked=spec.workload,
+        data=spec.data,
+        seed=spec.seed,
+        own_code=spec.own_code,
+    )
     assert apart <= TOLERANCE
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     begins, ends = (
@@ -152,7 +161,19 @@ def test_a_class_that_runs_as_it_is_leaves_too(objective: str, tokens_of: Any, t
     spec = parse(document)
     workload = workload_of(spec.workload, spec.data, spec.train, spec.seed, tokens)
     state = {name: workload.initial(name, 3) for name in workload.shapes}
-    assert export.write(spec, tokens, workload, state.__getitem__, str(tmp_path / "out")) <= TOLERANCE
+    assert (
+        export.write(
+            tokens,
+            workload,
+            state.__getitem__,
+            str(tmp_path / "out"),
+            asked=spec.workload,
+            data=spec.data,
+            seed=spec.seed,
+            own_code=spec.own_code,
+        )
+        <= TOLERANCE
+    )
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length >= 512
 
 

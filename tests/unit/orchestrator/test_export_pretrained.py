@@ -259,7 +259,16 @@ def test_what_came_in_leaves_as_it_computes_and_reads(kind: str, case: str, tmp_
     workload.check_hf()
     read = {name: workload.initial(name, 3) for name in workload.shapes}.__getitem__
     (tmp_path / "out").mkdir()
-    apart = export.write(spec, tokens, workload, read, str(tmp_path / "out"))
+    apart = export.write(
+        tokens,
+        workload,
+        read,
+        str(tmp_path / "out"),
+        asked=spec.workload,
+        data=spec.data,
+        seed=spec.seed,
+        own_code=spec.own_code,
+    )
     assert apart is not None
     assert apart <= TOLERANCE
     shutil.rmtree(folder)  # what left needs nothing of it

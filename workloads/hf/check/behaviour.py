@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -22,6 +21,7 @@ from workloads.errors import WorkloadError
 from workloads.hf.as_they_are.hf_class import auto_class, describe_hf_class
 from workloads.hf.as_they_are.network import HuggingFaceNetwork
 from workloads.hf.as_they_are.workload import HuggingFaceWorkload
+from workloads.hf.check.made_up_rows import samples_of
 from workloads.hf.check.small_copy import fewer_tokens, narrowings
 from workloads.hf.check.visibility import (
     LENGTH,
@@ -37,66 +37,7 @@ from workloads.hf.files.weight_files import has_weights
 from workloads.model.dropout import KEYS, row_keys
 from workloads.model.initialise import normal
 from workloads.model.masks import attends
-from workloads.objectives.preferences import BASELINE, REFERENCE
-from workloads.objectives.records import CLOSE, MARK, pack, to_bits
-from workloads.objectives.samples import Samples
-from workloads.workload import Batch, Objective, Vocabulary
-
-DOCUMENT = 8
-"""Tokens of a document in the trial, with its end token."""
-Reader = Callable[[int], np.ndarray]
-
-
-def reader(objective: Objective, vocabulary: Vocabulary, length: int) -> Reader:
-    """Return a function that reads sample n of random text or records for inputs of `length` tokens.
-
-    Sample 0 has documents of equal length, sample 1 of other lengths, sample 2 a single one.
-    """
-    words = np.array(sorted(set(range(vocabulary.size)) - vocabulary.special)[:200])
-    if objective.reading.unit.startswith("record"):
-        return lambda sample: _record(objective, words, length, sample)
-
-    def read(sample: int) -> np.ndarray:
-        window: int = objective.window(length)
-        tokens = np.random.default_rng(sample).choice(words, window)
-        if sample < 2:
-            tokens[DOCUMENT - 1 - 3 * sample :: DOCUMENT] = vocabulary.eos
-        return tokens
-
-    return read
-
-
-def _record(objective: Objective, words: np.ndarray, length: int, sample: int) -> np.ndarray:
-    """Return a record of the objective. No two have the same length."""
-    rng = np.random.default_rng(sample)
-
-    def text(least: int, size: int) -> np.ndarray:
-        found: np.ndarray = rng.choice(words, least + (2 * sample) % max(size, 1)).astype(np.int64)
-        return found
-
-    name = objective.name
-    half = length // 2
-    if name == "conversation":
-        each = [_answered(text(DOCUMENT - n, 1)) for n in range(1 if sample > 1 else 2)]
-        return np.concatenate([part for talk in each for part in (talk, [CLOSE])])
-    if getattr(objective, "compares", False):
-        answers = [_answered(text(half // 2, half // 2)) for _ in range(2)]
-        return pack([answers[0], [1]] if name == "kto" else answers)
-    if name == "seq2seq":
-        return pack([text(half // 2, half), text(half // 2, half)])
-    if name == "span_extraction":
-        return pack([text(3, 1), text(half // 2, half // 2), [2, 3]])
-    if name == "token_classification":
-        tokens = text(half // 2, half)
-        return pack([tokens, 1 + np.arange(len(tokens)) % max(len(getattr(objective, "labels", ())), 1)])
-    label = to_bits(0.5 * sample) if name == "regression" else sample % 2
-    return pack([text(half // 2, half // 2), [label]])
-
-
-def _answered(words: np.ndarray) -> np.ndarray:
-    """Return a text whose second half is the answer to predict."""
-    return np.concatenate([words[: len(words) // 2], words[len(words) // 2 :] | MARK])
-
+from workloads.workload import Batch
 
 SEEDS = 3
 """Number of random weights with which a class is tried before it is refused."""
@@ -147,7 +88,7 @@ def _check_further(trial: HuggingFaceWorkload, further: Further) -> None:
     model = trained_model(trial, 0)
     if trial.adapter:
         move_adapter(model)
-    further(trial, model, _samples(trial))
+    further(trial, model, samples_of(trial))
 
 
 class TooLarge(Exception):
@@ -225,7 +166,7 @@ def move_adapter(model: nn.Module) -> None:
 
 
 def _check_all(trial: HuggingFaceWorkload, model: HuggingFaceNetwork) -> None:
-    samples = _samples(trial)
+    samples = samples_of(trial)
     logits = _check_determinism(model, samples)
     _check_independence(model, samples, logits)
     check_visibility(trial, model, row_of(samples, 0))
@@ -236,15 +177,6 @@ def _check_all(trial: HuggingFaceWorkload, model: HuggingFaceNetwork) -> None:
     _check_balance(model, samples)
     _check_recomputation(trial, model, samples)
     _check_export(trial, model, samples)
-
-
-def _samples(trial: HuggingFaceWorkload) -> Batch:
-    """Return three samples of the trial, with everything that a run adds to them."""
-    read = reader(trial.objective, trial.vocabulary, LENGTH)
-    batch = trial.objective.collate(Samples(read, 3), [0, 1, 2], 0)
-    if getattr(trial.objective, "compares", False):
-        batch |= {REFERENCE: torch.zeros(3, 2), BASELINE: torch.zeros(())}
-    return batch
 
 
 def _check_determinism(model: nn.Module, samples: Batch) -> Tensor:
@@ -309,7 +241,7 @@ def _gradients(trial: HuggingFaceWorkload, model: nn.Module, samples: Batch) -> 
 def _check_dropout(trial: HuggingFaceWorkload) -> None:
     """Check that dropout has an effect, and depends only on the sample."""
     model = trained_model(trial, 0)
-    samples = _samples(trial)
+    samples = samples_of(trial)
     samples[KEYS] = row_keys(0, 0, 3)
     hint = "set workload.dropout to 0"
     try:

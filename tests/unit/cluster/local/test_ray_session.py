@@ -24,8 +24,8 @@ from cluster.local.ray_session import (
     _put_back,
     _require_token,
     connected_ray,
-    processors_here,
 )
+from cluster.workers.machine import processors_here
 
 MODE, TOKEN, PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 

@@ -10,7 +10,7 @@ from jobs import job
 from orchestrator.config.commit_steps import check_best
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
-from orchestrator.launch.job_checks import check_preparable
+from orchestrator.launch.job_checks import JobChecks
 
 
 def evaluated(evaluations: int, commits: int, steps: int = 40, **parts: dict[str, Any]) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def test_a_best_commit_that_would_be_the_last_is_refused(
         "set checkpoint.every to 10, so that they meet"
     )
     with pytest.raises(InputError) as all_found:  # beside the text that is not there
-        check_preparable(spec)
+        JobChecks(spec).without_model()
     assert str(found.value) in map(str, all_found.value.each())
 
 

@@ -17,7 +17,7 @@ from orchestrator.config.outcome import ENDED
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.controller.decide import ROOMY, SETTLE, decide
 from orchestrator.controller.health import FIRST_STEP, GRACE, STEP_FACTOR, Failure
-from orchestrator.controller.state import Observation, Phase, Policy, State, Stop
+from orchestrator.controller.state import Observation, Phase, Policy, State, Stop, policy_of
 from orchestrator.data.samples.skips import Skip
 from orchestrator.parallel.layout import Layout
 
@@ -40,7 +40,7 @@ def job(**changes: Any) -> JobSpec:
 
 def rules(spec: JobSpec | None = None, fits: bool = True) -> Policy:
     """As many data-parallel ranks as there is room for, or nothing that fits."""
-    return Policy(spec or job(), lambda workers: Layout(dp=workers) if fits else None)
+    return policy_of(spec or job(), lambda workers: Layout(dp=workers) if fits else None)
 
 
 def rank(number: int, state: Any = "running", step: int = 7, **more: Any) -> RankStatus:
@@ -176,7 +176,7 @@ WAIT = (
     ),
     Case(
         "the layout uses too few", in_phase("wait", 60), see(capacity=4), "failed", "finish",
-        rules=Policy(job(), lambda workers: Layout(dp=1)),
+        rules=policy_of(job(), lambda workers: Layout(dp=1)),
     ),
     Case(
         "the next attempt counts on", in_phase("wait", 60, attempt=3), see(capacity=4), "start", "start",

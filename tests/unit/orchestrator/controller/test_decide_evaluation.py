@@ -13,7 +13,7 @@ from cluster.workers.gang import RankStatus
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.controller.decide import RETRY, TRIES, decide
-from orchestrator.controller.state import Observation, Phase, Policy, State, Stop
+from orchestrator.controller.state import Observation, Phase, Policy, State, Stop, policy_of
 from orchestrator.parallel.layout import Layout
 
 NOW = 10_000.0
@@ -46,7 +46,7 @@ SPARED = job(resources={"workers": 2, "spares": 1})
 
 
 def policy(spec: JobSpec = FIXED) -> Policy:
-    return Policy(spec, lambda workers: Layout(dp=workers))
+    return policy_of(spec, lambda workers: Layout(dp=workers))
 
 
 def at(phase: Phase, **more: Any) -> State:
@@ -108,7 +108,7 @@ def test_what_is_evaluated_now(
 
 
 def test_a_group_that_shares_a_node_gets_it_whole() -> None:
-    state, rules = at("wait", **BEGUN, layout=Layout(tp=2)), Policy(FIXED, lambda workers: Layout(tp=2))
+    state, rules = at("wait", **BEGUN, layout=Layout(tp=2)), policy_of(FIXED, lambda workers: Layout(tp=2))
     assert decide(rules, state, see(3))[0].evaluating is None
     assert decide(rules, at("start", **BEGUN, layout=Layout(tp=2)), see(3))[0].evaluating == 5
 

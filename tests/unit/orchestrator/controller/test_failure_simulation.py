@@ -10,15 +10,17 @@ import pytest
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import Outcome
-from orchestrator.config.spec import parse
+from orchestrator.config.spec import JobSpec, parse
 from orchestrator.controller.failure_simulation import HOUR, Fleet, live, young_daly
 from orchestrator.controller.forecast_table import forecast
-from orchestrator.controller.state import Policy
+from orchestrator.controller.state import Policy, policy_of
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.legal_layouts import fit
 from orchestrator.planner.choose_layout import plan
 from orchestrator.planner.cluster_file import Failures, load
 from orchestrator.planner.demand import demand_of
+from orchestrator.planner.host_memory import state_bytes
+from orchestrator.planner.planner import Planner
 from orchestrator.planner.profile import load as load_profile
 from orchestrator.planner.shape_of_model import model_shape
 from workloads.describe import describe
@@ -26,8 +28,8 @@ from workloads.describe import describe
 QUIET = Fleet(nodes=8, per_node=8, breaks=0, software=0, repair=HOUR, restart=60, stall=0, write=5)
 
 
-def policy(steps: int = 20000, workers: int = 64, least: int = 1, **resources: Any) -> Policy:
-    spec = parse(
+def paper(steps: int = 20000, workers: int = 64, least: int = 1, **resources: Any) -> JobSpec:
+    return parse(
         {
             "name": "paper",
             "workload": {"model": "gpt2", "objective": "causal_lm"},
@@ -37,7 +39,14 @@ def policy(steps: int = 20000, workers: int = 64, least: int = 1, **resources: A
             "checkpoint": {"every": 50, "export": None},
         }
     )
-    return Policy(spec, lambda room: fit(Layout(), room, 1024), lambda layout: 64.0 / layout.world)
+
+
+def policy(**changes: Any) -> Policy:
+    return policy_of(
+        paper(**changes),
+        lambda room: fit(Layout(), room, 1024),
+        predict=lambda layout: 64.0 / layout.world,
+    )
 
 
 def test_without_failures_a_run_takes_its_steps_and_one_start() -> None:
@@ -94,9 +103,13 @@ def test_a_cluster_file_and_what_it_forecasts(tmp_path: Path) -> None:
         "device: h100\nnodes: 4\nmarkets: {spot: {usd_per_gpu_hour: 1.0, hours_between_interruptions: 20}}\n"
     )
     cluster = load(path)
-    spec = policy(steps=50000, workers=32).spec
+    spec = paper(steps=50000, workers=32)
     machine, shape = load_profile("h100").machine("fp32"), model_shape(describe("gpt2"), 512)
-    found = forecast(spec, shape, plan(demand_of(spec), shape, 32, machine), cluster)
+    demand = demand_of(spec)
+    planner = Planner(demand, shape, machine)
+    state = state_bytes(demand.optimizer, demand.ema, shape, pruned=demand.pruned)
+    rules = policy_of(spec, planner.choose, predict=planner.seconds)
+    found = forecast(rules, plan(demand, shape, 32, machine), cluster, state)
     spot = found["markets"]["spot"]
     assert spot["ends"] == "done"
     assert spot["days"] >= found["days_without_failures"]

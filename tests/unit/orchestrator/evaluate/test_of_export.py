@@ -160,7 +160,14 @@ def test_a_batch_that_is_lowered_lowers_the_micro_batch(
     found: list[int] = []
     monkeypatch.setattr(of_export.Task, "of_evaluation", lambda spec, size, **more: found.append(size))
     monkeypatch.setattr(of_export, "row_of", lambda spec, task: {})
-    assert evaluate_export(spec, PreparedData("/data"), 12) == {"step": 12}
+    assert evaluate_export(
+        spec.model_dump(mode="json"),
+        PreparedData("/data"),
+        12,
+        model=spec.workload.model,
+        global_batch=spec.train.global_batch,
+        worker=spec.resources.per_worker,
+    ) == {"step": 12}
     assert found == [size]
 
 

@@ -18,7 +18,8 @@ from orchestrator.config.errors import InputError
 from orchestrator.data.encoding import tokenizer as tokenizers
 from orchestrator.evaluate import on_tasks
 from orchestrator.evaluate.lm_eval_model import WorkloadLM
-from orchestrator.evaluate.on_tasks import Subject, evaluate_task
+from orchestrator.evaluate.on_tasks import evaluate_task
+from orchestrator.evaluate.subject import Subject
 from orchestrator.evaluate.task_files import TaskFile, read_task
 from workloads.load import load, with_weights
 from workloads.workload import Vocabulary

@@ -16,7 +16,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.spec import JobSpec, dump, parse
 from orchestrator.launch import run as runs
-from orchestrator.launch.finished import beyond, done_already, finished_line, finished_summary, put_back
+from orchestrator.launch.finished import PastRun, finished_summary
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 
 
@@ -49,17 +49,17 @@ def test_a_run_that_was_done_goes_on_where_its_last_commit_is_gone(
     row = {"step": 12, "attempt": 1, "time": 1.0, "step_seconds": 1.0}
     run_dir.append("metrics.jsonl", [row | {"saves": [{"step": 8, "state": "published"}]}])
     run_dir.write_json("summary.json", {"state": "done", "commit": 12})
-    assert (done_already(parse(document), run_dir) is not None) is done
+    assert (PastRun(parse(document), run_dir).done() is not None) is done
 
 
 def test_a_run_that_was_done_is_extended(document: dict[str, Any], run_dir: RunDir) -> None:
     document["train"]["optimizer"] = {"schedule": "constant"}
     commit(run_dir, parse(document), 12)
     run_dir.write_json("summary.json", {"state": "done", "commit": 12, "steps": 12})
-    assert done_already(parse(document), run_dir) is not None
-    assert done_already(changed(document, train={"steps": 13}), run_dir) is None
+    assert PastRun(parse(document), run_dir).done() is not None
+    assert PastRun(changed(document, train={"steps": 13}), run_dir).done() is None
     with pytest.raises(InputError, match="it cannot be lowered"):
-        done_already(changed(document, train={"steps": 11}), run_dir)
+        PastRun(changed(document, train={"steps": 11}), run_dir).done()
 
 
 @pytest.mark.parametrize("found", [{"commit": 8}, {"state": "stopped", "commit": 8}, {"state": ["done"]}])
@@ -67,7 +67,7 @@ def test_a_summary_that_does_not_say_done_ends_nothing(
     document: dict[str, Any], run_dir: RunDir, found: dict[str, Any]
 ) -> None:
     run_dir.write_json("summary.json", found)
-    assert done_already(parse(document), run_dir) is None
+    assert PastRun(parse(document), run_dir).done() is None
 
 
 def test_a_run_that_ended_on_a_plateau_is_done_where_the_job_still_ends_it_there(
@@ -80,14 +80,14 @@ def test_a_run_that_ended_on_a_plateau_is_done_where_the_job_still_ends_it_there
 
     def is_done(patience: int, metric: str = "held.loss", batches: int | None = None) -> bool:
         asked = {"stop_when": {"metric": metric, "patience": patience}, "evaluate": {"batches": batches}}
-        return done_already(changed(document, **asked), run_dir) is not None
+        return PastRun(changed(document, **asked), run_dir).done() is not None
 
     assert is_done(3)
     assert is_done(2)
     assert not is_done(4)
     assert not is_done(3, "held.accuracy")
     assert not is_done(3, batches=1)
-    assert done_already(parse(document), run_dir) is None  # without stop_when all steps are asked for
+    assert PastRun(parse(document), run_dir).done() is None  # without stop_when all steps are asked for
 
 
 def test_a_run_is_not_done_without_the_export_that_the_job_asks_for(
@@ -99,7 +99,7 @@ def test_a_run_is_not_done_without_the_export_that_the_job_asks_for(
     run_dir.write_json("summary.json", {"state": "done", "commit": 12, "steps": 12, "export": None})
 
     def is_done(**asked: Any) -> bool:
-        return done_already(changed(document, checkpoint=asked), run_dir) is not None
+        return PastRun(changed(document, checkpoint=asked), run_dir).done() is not None
 
     assert is_done(export=None)
     assert not is_done(export="hf")
@@ -118,9 +118,9 @@ def test_a_run_that_was_taken_up_again_is_not_done_by_what_it_was_before(
     commit(run_dir, parse(document), 12)
     run_dir.write_json("summary.json", {"state": "done", "commit": 12, "steps": 12})
     run_dir.write_json("status.json", {"phase": "done"})
-    assert done_already(parse(document), run_dir) is not None
+    assert PastRun(parse(document), run_dir).done() is not None
     run_dir.write_json("status.json", {"phase": "export"})
-    assert done_already(parse(document), run_dir) is None
+    assert PastRun(parse(document), run_dir).done() is None
 
 
 @pytest.mark.parametrize("lost", ["gone", "cut"])
@@ -147,7 +147,7 @@ def test_a_job_file_that_a_finished_run_has_lost_is_written_again(
 
 
 def test_nothing_is_written_of_a_run_that_nothing_tells_of(document: dict[str, Any], run_dir: RunDir) -> None:
-    put_back(parse(document), run_dir)
+    PastRun(parse(document), run_dir).put_back()
     assert list(Path(run_dir.path).iterdir()) == []
 
 
@@ -159,15 +159,15 @@ def test_where_a_run_began_is_written_again_from_its_commit(
     for text in (None, '{"run": "x'):
         if text is not None:
             run_dir.write_text(ORIGIN, text)
-        put_back(parse(document), run_dir)
+        PastRun(parse(document), run_dir).put_back()
         assert run_dir.read_json(ORIGIN) == told
 
 
 def test_a_step_that_is_passed_already_starts_nothing(document: dict[str, Any], run_dir: RunDir) -> None:
     spec = parse(document)
-    assert beyond(spec, run_dir, 1) == ""
+    assert PastRun(spec, run_dir).beyond(1) == ""
     commit(run_dir, spec, 8)
-    assert beyond(spec, run_dir, 8) == ""
+    assert PastRun(spec, run_dir).beyond(8) == ""
     ended = runs.run(spec, run_dir, 7, None, lambda status: pytest.fail("something runs"))
     line = "step 8 is committed, beyond --until 7: nothing was started"
     assert (ended.outcome, ended.line) == (Outcome.STOPPED, line)
@@ -182,6 +182,6 @@ def test_a_finished_run_says_what_has_no_effect_any_more(document: dict[str, Any
         "train": {"stability": {"retries": 7}},
         "data": {"validation": {"sources": [{"uri": "held.txt"}]}},
     }
-    assert finished_line(parse(document), run_dir) == f"{run_dir.uri} is finished: nothing to do"
-    line = finished_line(changed(document, **changes), run_dir)
+    assert PastRun(parse(document), run_dir).line() == f"{run_dir.uri} is finished: nothing to do"
+    line = PastRun(changed(document, **changes), run_dir).line()
     assert "changes of notify, limits.hours, train.stability.retries, data.validation in the job file" in line

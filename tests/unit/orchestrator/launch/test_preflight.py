@@ -20,7 +20,7 @@ from orchestrator.data.clean import check as cleaning_checks
 from orchestrator.data.prepare import record_kind
 from orchestrator.data.sources.check import check_sources
 from orchestrator.evaluate.config import SAMPLES
-from orchestrator.launch.job_checks import check_objective_of, check_preparable, check_workload
+from orchestrator.launch.job_checks import JobChecks, check_objective_of, check_workload
 from orchestrator.launch.path_checks import check_all_places
 from orchestrator.parallel.layout import Layout
 from orchestrator.resolve.prepared_data import data_cache
@@ -312,9 +312,9 @@ def test_what_only_prepares_data_checks_all_but_the_loaded_model(tmp_path: Path)
     code = f"""
 import sys
 from orchestrator.config.spec import load
-from orchestrator.launch.job_checks import check_preparable
+from orchestrator.launch.job_checks import JobChecks
 
-check_preparable(load({str(document)!r}))
+JobChecks(load({str(document)!r})).without_model()
 print("torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
@@ -322,14 +322,14 @@ print("torch" in sys.modules)
     wrong = job(str(tmp_path / "b.txt"))
     wrong["workload"] |= {"model": "gpt-tny"}
     with pytest.raises(InputError) as found:
-        check_preparable(parse(wrong))
+        JobChecks(parse(wrong)).without_model()
     told = [str(error) for error in found.value.each()]
     assert len(told) == 2
     assert "b.txt" in told[0]
     assert "gpt-tny" in told[1]
     wrong = job(str(text)) | {"resources": {"workers": {"min": 3, "max": 3}}}
     with pytest.raises(InputError, match="no legal layout uses 3 to 3 workers"):
-        check_preparable(parse(wrong))
+        JobChecks(parse(wrong)).without_model()
 
 
 def held_out(folder: Path, sources: list[dict[str, Any]], **changes: Any) -> JobSpec:

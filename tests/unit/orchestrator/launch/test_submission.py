@@ -26,7 +26,7 @@ def test_the_shell_becomes_the_command_and_hands_it_the_job(tmp_path: Path, file
     document = job("it's a $HOME of `quotes` 😀.txt")
     document["data"]["sources"] += [{"uri": f"/data/part-{number:05}.jsonl"} for number in range(files)]
     spec = parse({**document, "name": "small"})
-    command = entrypoint(spec, RunDir(str(tmp_path / "a run")), 7, 3)
+    command = entrypoint(spec.name, spec.document(), RunDir(str(tmp_path / "a run")), 7, 3)
     fake = tmp_path / "python"
     fake.write_text('#!/bin/sh\nprintf "%s\\n" $$ "$@"\nfor file; do [ -e "$file" ] && cat "$file"; done\n')
     fake.chmod(0o755)
@@ -51,15 +51,15 @@ def test_a_job_that_no_shell_can_be_given_is_refused() -> None:
     with pytest.raises(
         InputError, match=r"small: is too long to be submitted: \d+ KB packed, of 127; name many files"
     ):
-        entrypoint(parse(document), RunDir("/runs/a"), None, 0)
+        entrypoint("small", parse(document).document(), RunDir("/runs/a"), None, 0)
 
 
 def test_a_webhook_stays_out_of_a_submitted_job() -> None:
     spec = parse({**job("a.txt"), "name": "small", "notify": {"webhook": "https://hooks.example/T1/secret"}})
     with pytest.raises(InputError, match=r"small: notify\.webhook: .*write \$NAME, and set that variable"):
-        entrypoint(spec, RunDir("/runs/a"), None, 0)
+        entrypoint(spec.name, spec.document(), RunDir("/runs/a"), None, 0)
     named = parse({**job("a.txt"), "notify": {"webhook": "$HOOK"}})
-    assert "webhook: $HOOK" in entrypoint(named, RunDir("/runs/a"), None, 0)
+    assert "webhook: $HOOK" in entrypoint(named.name, named.document(), RunDir("/runs/a"), None, 0)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_credential_is_never_submitted(changes: dict[str, dict[str, object]]) 
     for key, value in changes.items():
         document[key] = {**(document[key] or {}), **value}
     with pytest.raises(InputError, match=r"small: .*the job carries a credential") as error:
-        entrypoint(parse(document), RunDir("/runs/small"), None, 0)
+        entrypoint("small", parse(document).document(), RunDir("/runs/small"), None, 0)
     assert "hunter2" not in str(error.value)
     assert "AKIA" not in str(error.value)
 
@@ -110,7 +110,7 @@ def test_other_folders_and_this_program_itself_are_sent_along(tmp_path: Path) ->
 def test_a_credential_of_the_run_directory_is_none_of_others(tmp_path: Path) -> None:
     run = RunDir("memory://x?password=hunter2")
     with pytest.raises(InputError, match="carries a credential, and a submitted job can be read") as error:
-        entrypoint(parse(job("a.txt")), run, None, 0)
+        entrypoint("small", parse(job("a.txt")).document(), run, None, 0)
     assert "hunter2" not in str(error.value)
 
 
@@ -145,19 +145,20 @@ def test_a_job_whose_run_has_ended_is_not_taken_for_one_at_work(
 ) -> None:
     spec, run = parse({**job("a.txt"), "name": "small"}), RunDir(str(tmp_path))
     run.write_json("status.json", {"phase": phase, "time": time})
-    jobs: Any = OneJob(entrypoint(spec, run, None, 0), run)
-    found, new = submit(jobs, spec, run, None, 0, {})
+    jobs: Any = OneJob(entrypoint(spec.name, spec.document(), run, None, 0), run)
+    found, new = submit(jobs, spec.name, entrypoint(spec.name, spec.document(), run, None, 0), run, 0, {})
     assert (found.id, new) == (number, number == "small-2")
 
 
 def test_a_job_whose_run_has_ended_may_go_on_with_another_file(tmp_path: Path) -> None:
     spec, run = parse({**job("a.txt"), "name": "small"}), RunDir(str(tmp_path))
     longer = parse({**job("a.txt", steps=99), "name": "small"})
-    jobs: Any = OneJob(entrypoint(spec, run, None, 0), run)
-    with pytest.raises(InputError, match="active with another job file"):
-        submit(jobs, longer, run, None, 0, {})
+    jobs: Any = OneJob(entrypoint(spec.name, spec.document(), run, None, 0), run)
+    command = entrypoint(longer.name, longer.document(), run, None, 0)
+    with pytest.raises(InputError, match="at work with another job file"):
+        submit(jobs, longer.name, command, run, 0, {})
     run.write_json("status.json", {"phase": "done", "time": 160.0})
-    assert submit(jobs, longer, run, None, 0, {})[0].id == "small-2"
+    assert submit(jobs, longer.name, command, run, 0, {})[0].id == "small-2"
 
 
 def test_a_job_that_was_submitted_when_it_was_interrupted_is_named(tmp_path: Path) -> None:
@@ -165,10 +166,10 @@ def test_a_job_that_was_submitted_when_it_was_interrupted_is_named(tmp_path: Pat
     jobs = OneJob("another", run)
     jobs.jobs = [dataclasses.replace(jobs.jobs[0], state="done")]
     with pytest.raises(KeyboardInterrupt) as nothing:
-        submit(Interrupted(jobs, False), spec, run, None, 0, {})  # type: ignore[arg-type]
+        submit(Interrupted(jobs, False), spec.name, "run", run, 0, {})  # type: ignore[arg-type]
     assert nothing.value.args == ()
     with pytest.raises(KeyboardInterrupt, match="small-2 is submitted; `orchestrator stop small` ends it"):
-        submit(Interrupted(jobs, True), spec, run, None, 0, {})  # type: ignore[arg-type]
+        submit(Interrupted(jobs, True), spec.name, "run", run, 0, {})  # type: ignore[arg-type]
 
 
 class Interrupted:

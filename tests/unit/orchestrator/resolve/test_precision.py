@@ -14,7 +14,7 @@ from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec, dump, parse
 from orchestrator.controller.run_history import RunHistory
 from orchestrator.launch import preflight as checks
-from orchestrator.launch.job_checks import check_preparable
+from orchestrator.launch.job_checks import JobChecks
 from orchestrator.launch.preflight import preflight
 from orchestrator.observe.pages.report import report
 from orchestrator.planner.device import Machine
@@ -132,4 +132,4 @@ def test_no_run_begins_in_a_precision_that_nobody_has_chosen(tmp_path: Path) -> 
 
 
 def test_data_is_prepared_of_a_job_that_leaves_it_open(tmp_path: Path) -> None:
-    check_preparable(spec(text=write_text(tmp_path, 20_000)))
+    JobChecks(spec(text=write_text(tmp_path, 20_000))).without_model()

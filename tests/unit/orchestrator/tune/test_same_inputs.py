@@ -45,12 +45,28 @@ class Search:
 
     def check(self) -> None:
         """What a command does that begins the search, or goes on with it."""
-        check_same_inputs(self.spec, self.sweep, self.prepared(self.spec))
+        spec = self.spec
+        assert spec.tune is not None
+        check_same_inputs(
+            self.sweep,
+            self.prepared(spec),
+            identity=spec.run_identity,
+            workload=spec.workload,
+            data=spec.data,
+            searched=spec.tune.space,
+        )
 
     def trial(self, values: dict[str, Any]) -> None:
         """What a trial with these values does before it trains."""
         spec = job_of(self.spec, values)
-        check_same_inputs(spec, self.sweep, self.prepared(spec), values)
+        check_same_inputs(
+            self.sweep,
+            self.prepared(spec),
+            identity=spec.run_identity,
+            workload=spec.workload,
+            data=spec.data,
+            values=values,
+        )
 
     def prepared(self, spec: JobSpec) -> PreparedData:
         """The data of a job."""

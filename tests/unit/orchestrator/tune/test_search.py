@@ -19,8 +19,8 @@ from orchestrator.config.overrides import set_key
 from orchestrator.config.spec import dump, parse
 from orchestrator.launch import active_controller
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.tune import search
-from orchestrator.tune.search import check_same_sweep
+from orchestrator.tune import drive_trials, preflight, search
+from orchestrator.tune.same_search import check_same_sweep
 from orchestrator.tune.trial_records import TrialEnd, TrialRecords
 
 TUNE: dict[str, Any] = {"space": {"train.optimizer.lr": {"choice": [1e-3, 2e-3]}}, "trials": 2}
@@ -64,7 +64,8 @@ def test_it_is_checked_that_a_model_to_be_registered_can_be_exported(
     document = job("a.txt") | {"tune": TUNE | more, "tracking": {"uri": "http://127.0.0.1:5000"}}
     document["workload"] = {"model": model}
     spec = parse(document)
-    assert search._as_registered(spec, spec).checkpoint.export == form
+    assert spec.tune is not None
+    assert preflight._registered(spec.tune, spec.checkpoint, model).export == form
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def test_a_search_that_is_asked_to_end_ends_as_after_ctrl_c(
     from ray.tune.tune import _setup_signal_catching
 
     def search_() -> None:
-        with search._ends_as_ctrl_c():
+        with drive_trials._ends_as_ctrl_c():
             interrupted = _setup_signal_catching()
             signal.raise_signal(number)
             assert interrupted.is_set()
@@ -104,7 +105,7 @@ def test_a_search_that_is_asked_to_end_ends_as_after_ctrl_c(
 
 def test_a_search_is_asked_to_end_before_tune_hears(as_tune: list[str]) -> None:
     def search_() -> None:
-        with search._ends_as_ctrl_c():
+        with drive_trials._ends_as_ctrl_c():
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(KeyboardInterrupt):
@@ -117,14 +118,14 @@ def test_what_a_search_ignores_it_goes_on_to_ignore(as_tune: list[str]) -> None:
 
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    with search._ends_as_ctrl_c():
+    with drive_trials._ends_as_ctrl_c():
         interrupted = _setup_signal_catching()
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGHUP)
         assert not interrupted.is_set()
         signal.raise_signal(signal.SIGTERM)
         assert interrupted.is_set()
-    assert search.TUNE_HEEDS not in os.environ
+    assert drive_trials.TUNE_HEEDS not in os.environ
 
 
 MEASURED: dict[str, Any] = {

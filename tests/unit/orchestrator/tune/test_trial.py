@@ -107,28 +107,74 @@ def one(tmp_path: Path, losses: Mapping[int, float | None], **more: Any) -> tupl
 def test_a_run_that_ends_itself_before_the_rung_has_ended(tmp_path: Path) -> None:
     """By a plateau, or by the job's own limits: the search does not ask for it again."""
     trial, spec = one(tmp_path, {n: 5.0 - n / 10 for n in range(1, 7)})
-    found = trial._result(spec, RunDir(str(tmp_path / "0001")), 8, 6, False, "no better for 3 evaluations")
+    found = trial._result(
+        spec.evaluate,
+        spec.train.steps,
+        RunDir(str(tmp_path / "0001")),
+        rung=8,
+        reached=6,
+        limited=False,
+        why="no better for 3 evaluations",
+    )
     assert (found["step"], found["done"], found["limited"], found["finished"]) == (6, True, False, False)
     assert (found["value"], found["ended"]) == (pytest.approx(4.4), "no better for 3 evaluations")
 
 
 def test_a_run_that_the_hours_of_the_search_cut_short_has_not_failed(tmp_path: Path) -> None:
     trial, spec = one(tmp_path, {})
-    found = trial._result(spec, RunDir(str(tmp_path / "0001")), 8, 0, True, "limits.hours")
+    found = trial._result(
+        spec.evaluate,
+        spec.train.steps,
+        RunDir(str(tmp_path / "0001")),
+        rung=8,
+        reached=0,
+        limited=True,
+        why="limits.hours",
+    )
     assert (found["failed"], found["limited"], found["value"], found["ended"]) == ("", True, math.inf, "")
     with pytest.raises(InputError, match="no row has the metric"):
-        trial._result(spec, RunDir(str(tmp_path / "0001")), 8, 0, False, "")
+        trial._result(
+            spec.evaluate,
+            spec.train.steps,
+            RunDir(str(tmp_path / "0001")),
+            rung=8,
+            reached=0,
+            limited=False,
+            why="",
+        )
 
 
 def test_what_is_no_number_is_the_worst_value(tmp_path: Path) -> None:
     trial, spec = one(tmp_path, dict.fromkeys(range(1, 9), math.nan))
-    assert trial._result(spec, RunDir(str(tmp_path / "0001")), 8, 8, False, "")["value"] == math.inf
+    assert (
+        trial._result(
+            spec.evaluate,
+            spec.train.steps,
+            RunDir(str(tmp_path / "0001")),
+            rung=8,
+            reached=8,
+            limited=False,
+            why="",
+        )["value"]
+        == math.inf
+    )
 
 
 def test_a_step_that_predicts_nothing_is_left_out_of_the_mean(tmp_path: Path) -> None:
     trial, spec = one(tmp_path, {7: 2.0, 8: None})
     trial._tune = trial._tune.model_copy(update={"window": 2})
-    assert trial._result(spec, RunDir(str(tmp_path / "0001")), 8, 8, False, "")["value"] == 2.0
+    assert (
+        trial._result(
+            spec.evaluate,
+            spec.train.steps,
+            RunDir(str(tmp_path / "0001")),
+            rung=8,
+            reached=8,
+            limited=False,
+            why="",
+        )["value"]
+        == 2.0
+    )
 
 
 def test_nothing_of_a_trial_is_exported_whatever_the_job_exports(tmp_path: Path) -> None:

@@ -74,12 +74,17 @@ def write_rows(run: RunDir, delay: float, attempts: tuple[int, ...] = (1,)) -> N
     run.append("metrics.jsonl", rows)
 
 
+def refine_by(spec: JobSpec, run: RunDir, path: Path) -> Profile:
+    """The profile that a run of the job refines."""
+    return refine(demand_of(spec), lambda: resolve(spec).shape, run, path)
+
+
 def changed(profile: Profile) -> dict[str, float]:
     return {c.figure: c.after / c.before for entry in profile.refined for c in entry.changes}
 
 
 def test_a_run_as_predicted_changes_nothing(tmp_path: Path, spec: JobSpec, profile: Path) -> None:
-    found = refine(spec, run_of(tmp_path, spec), profile)
+    found = refine_by(spec, run_of(tmp_path, spec), profile)
     assert changed(found) == pytest.approx(dict.fromkeys(changed(found), 1.0))
     assert found.refined[0].run == str(tmp_path / "run")
 
@@ -89,12 +94,12 @@ def test_a_slower_run_makes_later_plans_slower_and_is_taken_back(
 ) -> None:
     before = read(profile)
     run = run_of(tmp_path, spec, slower=1.44)
-    found = refine(spec, run, profile)
+    found = refine_by(spec, run, profile)
     assert changed(found)["peak.fp32"] == pytest.approx(1 / 1.2)
     store(found, profile)
     assert read(profile) == found
     with pytest.raises(InputError, match="already"):
-        refine(spec, run, profile)
+        refine_by(spec, run, profile)
     store(undo(profile), profile)
     assert read(profile) == before
     with pytest.raises(InputError, match="no run has refined it"):
@@ -108,13 +113,13 @@ def test_who_has_no_name_is_told_by_number(
         raise KeyError("getpwuid(): uid not found: 4711")
 
     monkeypatch.setattr(getpass, "getuser", nameless)
-    assert refine(spec, run_of(tmp_path, spec), profile).refined[0].by == str(os.getuid())
+    assert refine_by(spec, run_of(tmp_path, spec), profile).refined[0].by == str(os.getuid())
 
 
 def test_how_late_a_rank_is_is_read_off_the_rows(tmp_path: Path, spec: JobSpec, profile: Path) -> None:
     run, before = run_of(tmp_path, spec), load("cpu-core").delay.value
     write_rows(run, 1.44 * before)
-    assert changed(refine(spec, run, profile))["delay.value"] == pytest.approx(1.2, rel=0.05)
+    assert changed(refine_by(spec, run, profile))["delay.value"] == pytest.approx(1.2, rel=0.05)
 
 
 def test_few_steps_say_nothing_of_how_late_a_rank_is() -> None:
@@ -139,19 +144,19 @@ def test_a_run_that_says_little_is_refused(
     tmp_path: Path, spec: JobSpec, profile: Path, changes: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(InputError, match=said):
-        refine(spec, run_of(tmp_path, spec, **changes), profile)
+        refine_by(spec, run_of(tmp_path, spec, **changes), profile)
 
 
 def test_there_is_a_profile_first(tmp_path: Path, spec: JobSpec) -> None:
     with pytest.raises(InputError, match="no profile yet"):
-        refine(spec, run_of(tmp_path, spec), tmp_path / "none.yaml")
+        refine_by(spec, run_of(tmp_path, spec), tmp_path / "none.yaml")
 
 
 @pytest.mark.parametrize("figure", ["peak.nothing", "nothing", "memory.value.deeper", "element_share.value"])
 def test_a_damaged_record_cannot_be_taken_back(
     tmp_path: Path, spec: JobSpec, profile: Path, figure: str
 ) -> None:
-    found = refine(spec, run_of(tmp_path, spec, slower=1.44), profile)
+    found = refine_by(spec, run_of(tmp_path, spec, slower=1.44), profile)
     (last,) = found.refined
     changes = (last.changes[0].model_copy(update={"figure": figure, "before": -1.0}),)
     store(found.model_copy(update={"refined": (last.model_copy(update={"changes": changes}),)}), profile)

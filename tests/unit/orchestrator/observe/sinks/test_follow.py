@@ -17,7 +17,8 @@ from orchestrator.config.spec import JobSpec, dump, parse
 from orchestrator.observe.sinks import check as sinks_check
 from orchestrator.observe.sinks import follow
 from orchestrator.observe.sinks.check import check_sinks
-from orchestrator.observe.sinks.follow import Followed, SinkProcess, sinks_of
+from orchestrator.observe.sinks.follow import Followed, sinks_of
+from orchestrator.observe.sinks.sink_process import SinkProcess
 from orchestrator.storage.run_directory import RunDir
 
 BORN = 1_700_000_000.0

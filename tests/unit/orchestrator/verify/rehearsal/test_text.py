@@ -15,7 +15,7 @@ import yaml
 from orchestrator.config.errors import InputError
 from orchestrator.data.config import Source
 from orchestrator.data.sources import resolve
-from orchestrator.verify.rehearsal.job import LEAST, excerpt
+from orchestrator.verify.rehearsal.text import LEAST, excerpt
 
 LARGE = 3 * LEAST
 

@@ -14,8 +14,9 @@ import transformers
 from workloads.adapters.adapter import Adapter
 from workloads.errors import WorkloadError
 from workloads.hf.as_they_are.workload import HuggingFaceWorkload
-from workloads.hf.check.behaviour import check_behaviour, move_adapter, reader, trained_model
+from workloads.hf.check.behaviour import check_behaviour, move_adapter, trained_model
 from workloads.hf.check.compare import TOLERANCE, difference
+from workloads.hf.check.made_up_rows import reader
 from workloads.hf.export.adapter_folder import check_adapter, write_adapter
 from workloads.load import load, trained_share
 from workloads.objectives.samples import Samples

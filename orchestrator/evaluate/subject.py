@@ -1,0 +1,85 @@
+"""The models that tasks are evaluated on: of a commit, or of an export."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.evaluate.of_export import spec_of_export, tokenizer_of_export, workload_of_export
+
+if TYPE_CHECKING:
+    import torch
+    from tokenizers import Tokenizer
+    from torch import nn
+
+    from workloads.workload import Workload
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The model to evaluate: its weights, its transformers tokenizer, its step, and the facts of `facts_of` about the
+    about the weights.
+    """
+
+    workload: Workload
+    model: nn.Module
+    tokenizer: Any
+    step: int
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def subject_of_commit(
+    run_uri: str, step: int, device: torch.device | None = None, best: bool = False, raw: bool = False
+) -> Subject:
+    """Return the model of a run's commit, with the tokenizer that an export of it would have.
+
+    With `best`, take the best commit by checkpoint.keep_best, if there is one. Weights are averaged, if the job has
+    an average, unless `raw`. Raises InputError if the run or its data is missing.
+    """
+    from tokenizers import Tokenizer
+
+    from orchestrator.checkpoint.averaged import facts_of
+    from orchestrator.data.encoding.auto_tokenizer import FILE
+    from orchestrator.data.encoding.framing import unframed
+    from orchestrator.export.tokenizer import write_tokenizer
+    from orchestrator.resolve.commit_model import model_of_run
+    from orchestrator.resolve.prepared_data import EARLIER
+    from orchestrator.resolve.resolved_job import is_framed
+    from workloads.load import with_weights
+
+    found = model_of_run(run_uri, step, best, raw)
+    workload = found.workload
+    model = with_weights(workload, found.read, device, found.scheme)
+    with tempfile.TemporaryDirectory(prefix="tokenizer-") as folder:
+        write_tokenizer(found.tokens, workload, found.spec.data, folder)
+        tokenizer = Tokenizer.from_file(str(Path(folder, FILE)))
+        if found.tokens.manifest.format <= EARLIER and is_framed(found.spec.data, found.spec.workload):
+            tokenizer = unframed(tokenizer)
+        return Subject(workload, model, _for_lm_eval(tokenizer), found.commit.step, facts_of(found.reader))
+
+
+def subject_of_export(
+    folder: str, overrides: Sequence[str] = (), device: torch.device | None = None
+) -> Subject:
+    """Return the model in a folder in the Hugging Face format. Raises InputError if it cannot be read."""
+    from workloads.load import with_weights
+
+    spec, step = spec_of_export(folder, {}, overrides)
+    workload = workload_of_export(spec)
+    scheme = spec.quantize.scheme if spec.quantize else None
+    model = with_weights(workload, lambda name: workload.initial(name, spec.seed), device, scheme)
+    return Subject(workload, model, _for_lm_eval(tokenizer_of_export(spec.data, spec.workload)), step)
+
+
+def _for_lm_eval(tokenizer: Tokenizer) -> Any:
+    """Return training's tokenizer as a transformers tokenizer.
+
+    transformers' AutoTokenizer may make another one from the folder (see
+    `orchestrator.data.encoding.auto_tokenizer`).
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)

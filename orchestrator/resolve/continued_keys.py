@@ -1,0 +1,82 @@
+"""Which keys of a job may change when its run continues another run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from orchestrator.checkpoint.identity import ABSENT, differences, shown
+from orchestrator.config.errors import InputError
+from orchestrator.config.workload import WorkloadSpec
+from orchestrator.data.config import DataSpec
+from orchestrator.data.encoding.config import TrainedTokenizer
+from orchestrator.resolve.named_commit import place_and_tag
+from orchestrator.resolve.prepared_data import EXCERPT
+from workloads.hf.files.hf_config import FOLDER
+
+WHERE = "train.continue_from"
+MODEL = re.compile(r"workload\.(model|objective|mup|changes|adapter)\b|train\.(freeze|thaw)\b|data\.labels\b")
+"""Keys that decide which weights exist and what they mean."""
+SIZE = "workload.changes.vocab_size"
+"""Keys that may be written or may follow from the tokenizer. The shapes of the weights show a difference."""
+OPTIMIZER = re.compile(r"train\.optimizer\.name\b")
+DATA = re.compile(r"seed$|data\.")
+"""Keys that decide which sample is at which position."""
+AVERAGE = "checkpoint.average.ema"
+WEIGHTS_ALONE = "set it back; or start with the weights alone, by workload.init_from"
+OTHER_DATA = "set it back; or read the data from their beginning, by train.continue_from.position restart"
+
+
+def check_keys(
+    ours: Mapping[str, Any],
+    theirs: Mapping[str, Any],
+    source: str,
+    *,
+    workload: WorkloadSpec,
+    data: DataSpec,
+    reads_base: bool,
+    keeps: bool,
+) -> None:
+    """Raise InputError if a job differs from that of the `source` in what must not change between phases.
+
+    Args:
+        ours: the identity of the job, see `JobSpec.identity`.
+        theirs: that of the job of the source.
+        source: names its run.
+        workload: the model of the job.
+        data: the data of the job.
+        reads_base: whether commits lack weights, which are read from where the run began.
+        keeps: whether the job keeps the position in the data.
+    """
+    differing = differences(ours, theirs)
+    for key, was, now in differing:
+        hint = ""
+        if MODEL.match(key) and key != SIZE:
+            hint = WEIGHTS_ALONE
+        elif OPTIMIZER.match(key):
+            hint = f"its state is that of {was}: {WEIGHTS_ALONE}"
+        elif key == "seed" and _draws_what_it_keeps(workload, data.add_tokens, reads_base):
+            hint = f"weights that are not trained are drawn by it: {WEIGHTS_ALONE}"
+        elif key == AVERAGE and ABSENT in (was, now):
+            hint = "a moving average cannot begin or end between phases: set it back"
+        elif DATA.match(key) and keeps:
+            hint = OTHER_DATA
+        elif key == "train.global_batch" and keeps and data.is_mixed:
+            hint = f"where sources are mixed, which sample is at which position depends on it: {OTHER_DATA}"
+        if hint:
+            raise InputError(
+                f"{key} is {shown(was)} in {source} and {shown(now)} in the job file", WHERE, hint
+            )
+    if isinstance(data.tokenizer, TrainedTokenizer) and any(
+        key.startswith("data.") for key, _, _ in differing
+    ):
+        place = place_and_tag(source)[0]
+        problem = f"a tokenizer trained on other data has other tokens than that of {place}"
+        raise InputError(problem, "data.tokenizer", f"set it to {place}/{EXCERPT}")
+
+
+def _draws_what_it_keeps(workload: WorkloadSpec, added: Sequence[str], reads_base: bool) -> bool:
+    """Return whether the job's seed draws some of the untrained weights that commits leave out."""
+    begins_anew = workload.init_from is None and not workload.model.startswith(FOLDER)
+    return reads_base and (begins_anew or bool(added) or "vocab_size" in workload.changes)
