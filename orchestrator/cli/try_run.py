@@ -96,7 +96,7 @@ def dry_run_of(
     from orchestrator.launch.planned_job import planned_of
     from orchestrator.launch.preflight import preflight
     from orchestrator.launch.worker import worker_at
-    from orchestrator.resolve.continued import continuation_of
+    from orchestrator.models.continued import continuation_of
 
     done = done_already(spec, directory) is not None
     job = preflight(spec, directory, until, address)

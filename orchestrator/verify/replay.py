@@ -18,10 +18,10 @@ from orchestrator.checkpoint.resolve_checkpoint import read_chosen
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
 from orchestrator.data.samples.skips import on_record
+from orchestrator.models.base import base_json, base_of_commit
+from orchestrator.models.kept_config import check_read_config, config_json, kept_config
+from orchestrator.models.pinned_base import same_teacher
 from orchestrator.parallel.layout import Layout
-from orchestrator.resolve.base import base_json, base_of_commit
-from orchestrator.resolve.kept_config import check_read_config, config_json, kept_config
-from orchestrator.resolve.pinned_base import same_teacher
 from orchestrator.resolve.prepared_data import tokens_of
 from orchestrator.resolve.training_inputs import digest_of
 from orchestrator.storage.row_line import METRICS
