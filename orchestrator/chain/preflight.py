@@ -33,15 +33,15 @@ from orchestrator.launch.job_checks import check_job
 from orchestrator.launch.machine_checks import check_machine
 from orchestrator.launch.path_checks import check_all_places
 from orchestrator.launch.worker import worker_at
-from orchestrator.resolve.base import INIT, base_of, check_base_to_come, check_own_base_to_come
-from orchestrator.resolve.base_text import text_notes, text_of_workload
-from orchestrator.resolve.continued import check_length, continuation_of
-from orchestrator.resolve.named_commit import commit_at, place_and_tag
-from orchestrator.resolve.named_teacher import WHERE
+from orchestrator.models.base import INIT, base_of, check_base_to_come, check_own_base_to_come
+from orchestrator.models.base_text import text_notes, text_of_workload
+from orchestrator.models.continued import check_length, continuation_of
+from orchestrator.models.named_commit import commit_at, place_and_tag
+from orchestrator.models.named_teacher import WHERE
+from orchestrator.models.teacher_weights import teacher_model
 from orchestrator.resolve.precision import as_its_run
 from orchestrator.resolve.prepared_data import EXCERPT
 from orchestrator.resolve.resolved_job import ResolvedJob, is_framed, special_tokens_of, wrong_input
-from orchestrator.resolve.teacher_weights import teacher_model
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
 from orchestrator.storage.row_line import EVENTS, TRIALS
 from orchestrator.storage.run_directory import RunDir

@@ -209,7 +209,7 @@ def _looked_at(
     """The problems of a checkpoint or of the weights that it lacks, and the location of its data if it is undamaged.
 
     Raises FileNotFoundError if the checkpoint was removed meanwhile."""
-    from orchestrator.resolve.base import base_of_commit
+    from orchestrator.models.base import base_of_commit
 
     if problems := store.verify(step):
         if step not in store.steps():

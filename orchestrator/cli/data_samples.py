@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from orchestrator.data.samples.inspect import Decode, Spot
     from orchestrator.data.store.tokens import Tokens
-    from orchestrator.resolve.continued import Source
+    from orchestrator.models.continued import Source
     from orchestrator.resolve.training_inputs import TrainingInputs
     from orchestrator.train.config import TrainSpec
 
@@ -47,8 +47,8 @@ def inputs_of(target: str) -> tuple[TrainingInputs, Tokens, Source | None] | Non
     from orchestrator.cli.options import job_of, run_of
     from orchestrator.data.progress import silent
     from orchestrator.data.store.tokens import Tokens
-    from orchestrator.resolve.continued import continuation_of
-    from orchestrator.resolve.kept_config import kept_config
+    from orchestrator.models.continued import continuation_of
+    from orchestrator.models.kept_config import kept_config
     from orchestrator.resolve.prepared_data import PreparedData, prepared, tokens_of
     from orchestrator.resolve.training_inputs import training_inputs
     from orchestrator.storage.run_directory import RunDir

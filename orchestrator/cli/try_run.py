@@ -96,8 +96,8 @@ def dry_run_of(
     from orchestrator.launch.planned_job import planned_of
     from orchestrator.launch.preflight import preflight
     from orchestrator.launch.worker import worker_at
+    from orchestrator.models.continued import continuation_of
     from orchestrator.planner.demand import demand_of
-    from orchestrator.resolve.continued import continuation_of
 
     done = PastRun(spec, directory).done() is not None
     job = preflight(spec, directory, until, address)

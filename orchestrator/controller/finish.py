@@ -14,6 +14,7 @@ from orchestrator.config.metric_names import by_name, larger_is_better
 from orchestrator.config.outcome import Outcome
 from orchestrator.controller.run_history import RunHistory
 from orchestrator.evaluate.config import EvaluateSpec
+from orchestrator.models.pinned_base import release_base, release_teacher
 from orchestrator.observe.config import SummarisedJob, TrackedJob, TrackingSpec
 from orchestrator.observe.goodput import with_end
 from orchestrator.observe.mlflow_client import SQLITE
@@ -21,7 +22,6 @@ from orchestrator.observe.registry import register_export
 from orchestrator.observe.summary import summary
 from orchestrator.observe.totals import RunTotals, is_number
 from orchestrator.observe.tracker import MLFLOW_STATUS
-from orchestrator.resolve.pinned_base import release_base, release_teacher
 from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.run_directory import RunDir
 

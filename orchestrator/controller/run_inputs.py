@@ -16,12 +16,12 @@ from orchestrator.controller.data_preparation import DataPreparation, StorageWai
 from orchestrator.controller.run_history import RunHistory
 from orchestrator.controller.run_planner import planner_on
 from orchestrator.controller.state import State
+from orchestrator.models.base import NO_BASE, Base, base_json, same_base
+from orchestrator.models.continued import continuation_of
+from orchestrator.models.kept_config import config_json, kept_config
+from orchestrator.models.pinned_base import bases_of, not_held, pinned_teacher
 from orchestrator.planner.demand import Demand
 from orchestrator.planner.planner import Planner
-from orchestrator.resolve.base import NO_BASE, Base, base_json, same_base
-from orchestrator.resolve.continued import continuation_of
-from orchestrator.resolve.kept_config import config_json, kept_config
-from orchestrator.resolve.pinned_base import bases_of, not_held, pinned_teacher
 from orchestrator.resolve.prepared_data import PreparedData, is_whole, prepared
 from orchestrator.resolve.training_inputs import Beginning, ShapeOfData, shape_over
 from orchestrator.storage.run_directory import RunDir

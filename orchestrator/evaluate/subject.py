@@ -41,10 +41,10 @@ def subject_of_commit(
     """
     from tokenizers import Tokenizer
 
-    from orchestrator.checkpoint.averaged import facts_of
     from orchestrator.data.encoding.auto_tokenizer import FILE
     from orchestrator.data.encoding.framing import unframed
     from orchestrator.export.tokenizer import write_tokenizer
+    from orchestrator.models.averaged import facts_of
     from orchestrator.resolve.commit_model import model_of_run
     from orchestrator.resolve.prepared_data import EARLIER
     from orchestrator.resolve.resolved_job import is_framed

@@ -74,10 +74,10 @@ def export(
 
     Raises InputError if the commit is missing, and RuntimeError if transformers disagrees.
     """
-    from orchestrator.checkpoint.averaged import facts_of
     from orchestrator.checkpoint.evaluations import metrics_of
     from orchestrator.checkpoint.pins import holding
     from orchestrator.export.model_card import NAME, model_card
+    from orchestrator.models.averaged import facts_of
     from orchestrator.resolve.commit_model import model_of_run
 
     check_target(target)

@@ -9,10 +9,10 @@ from orchestrator.checkpoint.identity import BASE
 from orchestrator.config.errors import InputError
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.encoding.config import TrainedTokenizer
-from orchestrator.resolve.base import Base, base_of
-from orchestrator.resolve.continued import continuation_of
-from orchestrator.resolve.continued_keys import WEIGHTS_ALONE, WHERE
-from orchestrator.resolve.pinned_base import read_base
+from orchestrator.models.base import Base, base_of
+from orchestrator.models.continued import continuation_of
+from orchestrator.models.continued_keys import WEIGHTS_ALONE, WHERE
+from orchestrator.models.pinned_base import read_base
 from orchestrator.resolve.prepared_data import format_at
 from orchestrator.resolve.resolved_job import ResolvedJob, wrong_input
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from orchestrator.config.spec import JobSpec
-from orchestrator.resolve.named_commit import place_and_tag
+from orchestrator.models.named_commit import place_and_tag
 
 
 def read_paths(spec: JobSpec) -> list[str]:

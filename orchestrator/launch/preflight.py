@@ -18,10 +18,10 @@ from orchestrator.launch.job_checks import check_job
 from orchestrator.launch.machine_checks import check_machine, check_room
 from orchestrator.launch.path_checks import check_all_places, check_written
 from orchestrator.launch.worker import worker_at
+from orchestrator.models.continued import continuation_of
+from orchestrator.models.kept_config import check_same_config, kept_config
 from orchestrator.planner.host_memory import check_host_memory, state_bytes
 from orchestrator.resolve.commit_model import as_begun, check_implementation
-from orchestrator.resolve.continued import continuation_of
-from orchestrator.resolve.kept_config import check_same_config, kept_config
 from orchestrator.resolve.precision import as_its_run
 from orchestrator.resolve.prepared_data import prepared_before
 from orchestrator.resolve.resolved_job import ResolvedJob

@@ -47,14 +47,14 @@ from orchestrator.data.progress import StageLine
 from orchestrator.data.samples.skips import on_record
 from orchestrator.launch.job_checks import check_job
 from orchestrator.launch.worker import worker_at
+from orchestrator.models.base import base_json
+from orchestrator.models.continued import continuation_of
+from orchestrator.models.kept_config import check_same_config, config_json, kept_config
+from orchestrator.models.pinned_base import bases_of, pinned_teacher, release_base, release_teacher
 from orchestrator.planner.demand import demand_of
 from orchestrator.planner.machines import machine_for
 from orchestrator.planner.planner import Planner, on_workers
-from orchestrator.resolve.base import base_json
 from orchestrator.resolve.commit_model import as_begun
-from orchestrator.resolve.continued import continuation_of
-from orchestrator.resolve.kept_config import check_same_config, config_json, kept_config
-from orchestrator.resolve.pinned_base import bases_of, pinned_teacher, release_base, release_teacher
 from orchestrator.resolve.precision import as_its_run
 from orchestrator.resolve.prepared_data import PreparedData, prepared
 from orchestrator.resolve.training_inputs import resolve_over

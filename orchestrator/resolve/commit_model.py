@@ -13,10 +13,10 @@ from orchestrator.checkpoint.retention import best_commit
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
 from orchestrator.config.workload import WorkloadSpec
-from orchestrator.resolve.base import base_of_commit
+from orchestrator.models.base import base_of_commit
+from orchestrator.models.commit_weights import of_their_class
+from orchestrator.models.kept_config import check_read_config, kept_config
 from orchestrator.resolve.chat import chat_of
-from orchestrator.resolve.commit_weights import of_their_class
-from orchestrator.resolve.kept_config import check_read_config, kept_config
 from orchestrator.resolve.prepared_data import data_of
 from orchestrator.resolve.prompts import speaking
 from orchestrator.resolve.training_inputs import workload_of
@@ -107,7 +107,7 @@ def model_of_commit(
     """Return the model of a given commit. Raises InputError if its data is missing, or the base of weights that it
     lacks.
     """
-    from orchestrator.checkpoint.averaged import weights_of
+    from orchestrator.models.averaged import weights_of
 
     check_implementation(spec.workload, commit, run.uri)
     spec = spec.with_parts(workload=as_begun(spec.workload, commit))

@@ -9,8 +9,8 @@ from orchestrator.checkpoint.identity import check_commit, check_shards
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec
-from orchestrator.resolve.base import base_json, base_of_commit
-from orchestrator.resolve.kept_config import check_read_config, config_json, kept_config
+from orchestrator.models.base import base_json, base_of_commit
+from orchestrator.models.kept_config import check_read_config, config_json, kept_config
 from orchestrator.resolve.prepared_data import tokens_of
 from orchestrator.resolve.training_inputs import digest_of
 from orchestrator.storage.run_directory import RunDir

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from orchestrator.config.spec import JobSpec
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec, Source
 from orchestrator.data.prepare.record_kind import EARLIER, kind_of
+from orchestrator.data.prepared import EXCERPT, PreparedData
 from orchestrator.resolve.resolved_job import is_framed, special_tokens_of
 from orchestrator.storage.retry import Retry, storage_failed
 from orchestrator.storage.run_directory import RunDir
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from orchestrator.data.progress import Progress
     from orchestrator.data.store.manifest import DataManifest
     from orchestrator.data.store.tokens import Tokens
-
-EXCERPT = "excerpt"
-"""The excerpt of the data in a run directory."""
 
 
 def data_cache(data: DataSpec, run: RunDir) -> str:
@@ -59,19 +56,6 @@ def _manifest_at(place: str) -> DataManifest | None:
         return manifest.read(DataFolder(place))
     except InputError:
         return None
-
-
-@dataclass(frozen=True)
-class PreparedData:
-    """The location of a job's prepared data: that of `data.sources` (empty before it exists), and by name that of the
-    sets with separate text.
-
-    `format` is that of data which does not exist yet; 0 for the newest.
-    """
-
-    uri: str = ""
-    sets: dict[str, str] = field(default_factory=dict)
-    format: int = 0
 
 
 def prepared(

@@ -13,11 +13,11 @@ from orchestrator.config.spec import JobSpec
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding.config import TrainedTokenizer
+from orchestrator.models.kept_config import config_to_keep
+from orchestrator.models.named_teacher import WHERE, named_teacher
 from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.precision import Choice
 from orchestrator.planner.shape_of_model import model_shape
-from orchestrator.resolve.kept_config import config_to_keep
-from orchestrator.resolve.named_teacher import WHERE, named_teacher
 from orchestrator.train.distillation.config import DistillSpec
 from workloads.errors import WorkloadError
 from workloads.hf.files.hf_config import FolderConfig
@@ -38,7 +38,7 @@ class ResolvedJob:
         shape: its sizes, for planning.
         special_tokens: those that the objective needs in a tokenizer.
         precision: how the precision was chosen; None if the job, or the run that it resumes, names it.
-        kept: the configuration of the pretrained folder, see `orchestrator.resolve.kept_config`; None without one.
+        kept: the configuration of the pretrained folder, see `orchestrator.models.kept_config`; None without one.
     """
 
     spec: JobSpec

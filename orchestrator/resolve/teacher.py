@@ -10,8 +10,8 @@ from orchestrator.config.records import OF_CLASSES
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec
 from orchestrator.data.store.manifest import FORMAT
-from orchestrator.resolve.named_teacher import WHERE
-from orchestrator.resolve.teacher_weights import TeacherModel, teacher_model
+from orchestrator.models.named_teacher import WHERE
+from orchestrator.models.teacher_weights import TeacherModel, teacher_model
 from orchestrator.resolve.training_inputs import load_workload
 from orchestrator.storage.retry import Retry
 from orchestrator.train.config import TrainSpec

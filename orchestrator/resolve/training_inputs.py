@@ -14,14 +14,14 @@ from orchestrator.data.config import Source as DataSource
 from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.data.store.manifest import FORMAT
 from orchestrator.evaluate.config import VALIDATION
-from orchestrator.resolve.base import Base, pruned_notes, tokenizer_notes, weights_of
-from orchestrator.resolve.base_text import with_text_of_base
+from orchestrator.models.base import Base, pruned_notes, tokenizer_notes, weights_of
+from orchestrator.models.base_text import with_text_of_base
+from orchestrator.models.continued import Source, check_same_data
+from orchestrator.models.teacher_weights import check_tokens
 from orchestrator.resolve.chat import chat_of, unclosed
-from orchestrator.resolve.continued import Source, check_same_data
 from orchestrator.resolve.prepared_data import EARLIER, PreparedData
 from orchestrator.resolve.prompts import Prompts, prompts_of, settings_notes
 from orchestrator.resolve.resolved_job import ResolvedJob, adapter_of, is_framed, resolve, wrong_input
-from orchestrator.resolve.teacher_weights import check_tokens
 from orchestrator.storage.retry import Retry
 from orchestrator.train.config import TrainSpec
 from workloads.hf.files.hf_config import FolderConfig

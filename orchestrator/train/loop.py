@@ -14,9 +14,9 @@ from orchestrator.checkpoint.evaluations import measure_of
 from orchestrator.config.own_code import find_code
 from orchestrator.config.spec import parse
 from orchestrator.data.store.tokens import Tokens
+from orchestrator.models.base import base_of
 from orchestrator.parallel.device import close_device, make_ready, open_device, peak_memory  # noqa: F401  (standbys call make_ready)
 from orchestrator.prune.structure import with_chosen_parts
-from orchestrator.resolve.base import base_of
 from orchestrator.resolve.training_inputs import check_digest, training_inputs
 from orchestrator.storage.retry import patient
 from orchestrator.train.commits import Commits

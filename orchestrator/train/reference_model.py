@@ -22,8 +22,8 @@ from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec
 from orchestrator.data.samples.reference_table import ReferenceTable
 from orchestrator.data.samples.sample_reader import SampleReader
+from orchestrator.models.base import Base
 from orchestrator.parallel.layout import Layout
-from orchestrator.resolve.base import Base
 from orchestrator.resolve.training_inputs import TrainingInputs
 from orchestrator.storage.retry import Retry
 from orchestrator.train.config import TrainSpec

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cluster.workers.worker_context import WorkerContext
-from orchestrator.checkpoint.averaged import facts_of, weights_of
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.identity import CODE
@@ -17,6 +16,7 @@ from orchestrator.checkpoint.snapshot_writer import Placement
 from orchestrator.checkpoint.snapshots import PeerMemory
 from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import check_same_code
+from orchestrator.models.averaged import facts_of, weights_of
 from orchestrator.storage.file_names import COMMITS
 from orchestrator.storage.retry import Retry
 from orchestrator.train.committed_state import TrainingProgress

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from orchestrator.models.base import Base
 from orchestrator.parallel.layout import Layout
-from orchestrator.resolve.base import Base
 from workloads.hf.files.hf_config import FolderConfig
 
 EVALUATION_PATIENCE = 900.0
@@ -40,14 +40,14 @@ class Task:
         skips: windows of samples to leave out besides those in the commit; see `orchestrator.data.samples.skips.Skip`.
         shards: digest of the prepared data; empty if unknown.
         sets: by name, URIs of the prepared data of separate sets of held-out text.
-        base: the initial weights, see `orchestrator.resolve.base.Base`; None for random initialisation.
+        base: the initial weights, see `orchestrator.models.base.Base`; None for random initialisation.
         folder_config: the configuration of a pretrained folder that the run stored, as JSON, see
-            `orchestrator.resolve.kept_config`; None without such a folder.
+            `orchestrator.models.kept_config`; None without such a folder.
         flops_per_token, peak_flops: FLOPs of a token, forward and backward, without gradients of frozen weights; and
             FLOP/s of a worker in matrix products; 0 if unknown.
         code: hashes of the user's own code, see `orchestrator.config.own_code`; this node's code must have the same.
         cleaned_by: hashes of the user's own code that cleaned the text, from the prepared data.
-        teacher: the weights of a teacher, see `orchestrator.resolve.base.Base`; None without one.
+        teacher: the weights of a teacher, see `orchestrator.models.base.Base`; None without one.
         code_roots: folders in which the controller found that code.
     """
 

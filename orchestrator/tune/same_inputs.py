@@ -18,8 +18,8 @@ from orchestrator.config.spec import JobSpec
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec
 from orchestrator.data.store.tokens import Tokens
-from orchestrator.resolve.base import named_base
-from orchestrator.resolve.kept_config import check_config, config_json, config_to_keep
+from orchestrator.models.base import named_base
+from orchestrator.models.kept_config import check_config, config_json, config_to_keep
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.resolved_job import wrong_input
 from orchestrator.resolve.training_inputs import digest_of

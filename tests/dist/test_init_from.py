@@ -16,7 +16,7 @@ from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.controller import decide
-from orchestrator.resolve.base import base_of
+from orchestrator.models.base import base_of
 
 
 @pytest.fixture(scope="module")

@@ -34,6 +34,7 @@ ROOMS = {
             "data",
             "parallel",
             "planner",
+            "models",
             "resolve",
             "optim",
             "prune",

@@ -6,13 +6,13 @@ import dataclasses
 from dataclasses import dataclass
 
 from orchestrator.data.store.tokens import Tokens
-from orchestrator.resolve.base import Base
+from orchestrator.models.base import Base
+from orchestrator.models.teacher_weights import teacher_model
 from orchestrator.resolve.teacher import (
     check_vocabularies,
     compared,
     teacher_workload,
 )
-from orchestrator.resolve.teacher_weights import teacher_model
 from orchestrator.resolve.training_inputs import TrainingInputs
 from orchestrator.storage.retry import Retry
 from orchestrator.train.distillation.config import DistillSpec

@@ -8,7 +8,7 @@ import xxhash
 
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec
-from orchestrator.resolve.base import Base
+from orchestrator.models.base import Base
 from orchestrator.train.config import Precision
 from orchestrator.train.distillation.config import LogitsSpec
 

@@ -16,9 +16,9 @@ import torch.distributed as dist
 
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.data.samples.teacher_table import TeacherTable, TopRecords
+from orchestrator.models.base import Base
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import gather_json
-from orchestrator.resolve.base import Base
 from orchestrator.resolve.training_inputs import TrainingInputs
 from orchestrator.storage.retry import Retry
 from orchestrator.train.distillation.config import LogitsSpec

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orchestrator.checkpoint.averaged import AVERAGE
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.config.errors import InputError
+from orchestrator.models.averaged import AVERAGE
 from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.groups import Rate, groups_of, rates_of, set_lr
 from orchestrator.parallel.device import Device

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 import torch
 from torch import Tensor
 
-from orchestrator.checkpoint.averaged import AVERAGE
 from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.reader import Reader
+from orchestrator.models.averaged import AVERAGE
 from orchestrator.parallel.parameter_shard import Box, ParameterShard
 from workloads.model.initialise import ROWS
 from workloads.model.inside import is_map

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.config.errors import InputError
-from orchestrator.resolve.named_commit import commit_at, place_and_tag
+from orchestrator.models.named_commit import commit_at, place_and_tag
 from orchestrator.rewards.config import RewardSpec
 
 OBJECTIVE = "reward"

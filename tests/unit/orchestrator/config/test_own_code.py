@@ -20,7 +20,7 @@ from orchestrator.config.own_code import check_same_cleaning, cleaning_code
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.data.store import manifest
 from orchestrator.data.store.data_folder import DataFolder
-from orchestrator.resolve.continued import continuation_of
+from orchestrator.models.continued import continuation_of
 from orchestrator.resolve.prepared_data import PreparedData, prepared
 from orchestrator.storage.run_directory import RunDir
 

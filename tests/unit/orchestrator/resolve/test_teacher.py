@@ -16,13 +16,13 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.paths import resolve_paths
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.launch.job_checks import check_job
+from orchestrator.models.teacher_weights import check_tokens
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import BOUNDLESS
 from orchestrator.planner.memory import held
 from orchestrator.planner.simulation.operators import ends, layer
 from orchestrator.resolve.resolved_job import resolve
-from orchestrator.resolve.teacher_weights import check_tokens
 
 ROWS = len(WORDS)
 

@@ -15,8 +15,8 @@ from orchestrator.checkpoint.pieces import full_piece
 from orchestrator.checkpoint.retention import Retention, prune
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
-from orchestrator.resolve import continued
-from orchestrator.resolve.continued import check_same_data, continuation_of
+from orchestrator.models import continued
+from orchestrator.models.continued import check_same_data, continuation_of
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.storage.run_directory import RunDir
 

@@ -13,8 +13,8 @@ from orchestrator.checkpoint.pins import holders
 from orchestrator.checkpoint.retention import Retention, prune, remove
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
-from orchestrator.resolve.base import Base, base_json, base_of
-from orchestrator.resolve.pinned_base import bases_of, not_held, read_base, release_base
+from orchestrator.models.base import Base, base_json, base_of
+from orchestrator.models.pinned_base import bases_of, not_held, read_base, release_base
 from orchestrator.storage.run_directory import RunDir
 
 ADAPTER = {"kind": "lora", "rank": 4, "targets": "*.attention.*"}

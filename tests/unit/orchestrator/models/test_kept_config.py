@@ -14,7 +14,7 @@ from transformers import ElectraConfig, LlamaConfig
 from orchestrator.checkpoint.identity import KEPT
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
-from orchestrator.resolve.kept_config import (
+from orchestrator.models.kept_config import (
     check_read_config,
     check_same_config,
     config_json,

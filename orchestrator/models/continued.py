@@ -32,11 +32,11 @@ from orchestrator.config.own_code import check_same_cleaning, check_same_code, c
 from orchestrator.config.spec import JobSpec
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec
-from orchestrator.resolve.base import Base, base_json, base_of
-from orchestrator.resolve.continued_keys import WHERE, check_keys
-from orchestrator.resolve.kept_config import config_json
-from orchestrator.resolve.named_commit import commit_at, place_and_tag
-from orchestrator.resolve.prepared_data import PreparedData
+from orchestrator.data.prepared import PreparedData
+from orchestrator.models.base import Base, base_json, base_of
+from orchestrator.models.continued_keys import WHERE, check_keys
+from orchestrator.models.kept_config import config_json
+from orchestrator.models.named_commit import commit_at, place_and_tag
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 from orchestrator.train.config import ContinueFrom, TrainSpec
 from workloads.hf.files.hf_config import FolderConfig

@@ -17,8 +17,8 @@ from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.pieces import full_piece
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, dump, parse
-from orchestrator.resolve.base import Base, _digest_of, base_json, base_of, base_of_commit, tokenizer_notes
-from orchestrator.resolve.pinned_base import bases_of
+from orchestrator.models.base import Base, _digest_of, base_json, base_of, base_of_commit, tokenizer_notes
+from orchestrator.models.pinned_base import bases_of
 from orchestrator.resolve.training_inputs import load_workload
 from orchestrator.storage.run_directory import RunDir
 from workloads.load import load

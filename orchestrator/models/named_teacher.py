@@ -8,7 +8,7 @@ from typing import NamedTuple
 from orchestrator.checkpoint.identity import KEPT, job_of_commit
 from orchestrator.config.errors import InputError
 from orchestrator.config.workload import WorkloadSpec
-from orchestrator.resolve.named_commit import commit_at, place_and_tag
+from orchestrator.models.named_commit import commit_at, place_and_tag
 from orchestrator.storage.uri import is_local
 from workloads.hf.files.hf_config import FOLDER, FolderConfig, root
 

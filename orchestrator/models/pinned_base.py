@@ -14,9 +14,9 @@ from orchestrator.checkpoint.pins import hold_if_allowed, holders, release
 from orchestrator.checkpoint.resolve_checkpoint import read_chosen
 from orchestrator.config.errors import InputError
 from orchestrator.config.workload import WorkloadSpec
-from orchestrator.resolve.base import Base, base_of, check_drawn, named_base
-from orchestrator.resolve.named_teacher import WHERE, named_teacher
-from orchestrator.resolve.teacher_weights import teacher_model
+from orchestrator.models.base import Base, base_of, check_drawn, named_base
+from orchestrator.models.named_teacher import WHERE, named_teacher
+from orchestrator.models.teacher_weights import teacher_model
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.distillation.config import DistillSpec
 

@@ -14,9 +14,9 @@ from orchestrator.checkpoint.identity import BASE, KEPT, TILES, job_of_commit
 from orchestrator.checkpoint.shard import digest
 from orchestrator.config.errors import InputError
 from orchestrator.config.workload import ShrinkSpec, WorkloadSpec
-from orchestrator.resolve.commit_weights import CommitWeights, TheirTensors, of_their_class
-from orchestrator.resolve.named_commit import commit_at, place_and_tag
-from orchestrator.resolve.prepared_data import EXCERPT
+from orchestrator.data.prepared import EXCERPT
+from orchestrator.models.commit_weights import CommitWeights, TheirTensors, of_their_class
+from orchestrator.models.named_commit import commit_at, place_and_tag
 from orchestrator.storage.retry import Retry
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import is_local
@@ -270,7 +270,7 @@ def weights_of(
             whole = workload.model_copy(update={"shrink": None})
             begin = weights_of(base, whole, labels, retry, data_format)
             return _part_of(base, begin, workload.shrink, config, shapes=shapes, tables=tables, added=added)
-        from orchestrator.checkpoint import averaged
+        from orchestrator.models import averaged
         from workloads.describe import describe
         from workloads.hf.convert.load_weights import HuggingFaceWeights, pretrained
 
@@ -383,7 +383,7 @@ def _of_own(
     The code cannot know which tensors have a row for each of the `labels`, so a run with other labels, or with
     another order, is refused.
     """
-    from orchestrator.checkpoint import averaged
+    from orchestrator.models import averaged
     from workloads.own.folder import FolderWeights
 
     if base.step is None:

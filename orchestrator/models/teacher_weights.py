@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.workload import WorkloadSpec
-from orchestrator.resolve.base import Base, named_base, tokens_that_differ
-from orchestrator.resolve.named_teacher import PLACES, WHERE, named_teacher
+from orchestrator.models.base import Base, named_base, tokens_that_differ
+from orchestrator.models.named_teacher import PLACES, WHERE, named_teacher
 from workloads.errors import WorkloadError
 from workloads.hf.files.hf_config import FOLDER, FolderConfig
 

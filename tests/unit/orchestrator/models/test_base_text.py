@@ -16,9 +16,9 @@ from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.pieces import full_piece
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
-from orchestrator.resolve.base import base_of
-from orchestrator.resolve.base_text import text_notes, text_of_workload
-from orchestrator.resolve.kept_config import config_json
+from orchestrator.models.base import base_of
+from orchestrator.models.base_text import text_notes, text_of_workload
+from orchestrator.models.kept_config import config_json
 from orchestrator.resolve.prepared_data import EXCERPT
 from orchestrator.resolve.training_inputs import load_workload
 from workloads.errors import WorkloadError

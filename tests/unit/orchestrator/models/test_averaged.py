@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from orchestrator.checkpoint.averaged import facts_of, weights_of
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.pieces import full_piece
 from orchestrator.checkpoint.retention import Retention, prune
+from orchestrator.models.averaged import facts_of, weights_of
 
 EMA = CheckpointSpec.model_validate({"every": 10, "average": {"ema": 0.9}})
 LAST = CheckpointSpec.model_validate({"every": 10, "average": {"last": 3}})

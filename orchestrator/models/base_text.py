@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from orchestrator.checkpoint.identity import job_of_commit
 from orchestrator.config.errors import InputError
 from orchestrator.config.workload import WorkloadSpec
-from orchestrator.resolve.base import Base, commit_of
-from orchestrator.resolve.kept_config import kept_config
-from orchestrator.resolve.prepared_data import EXCERPT
+from orchestrator.data.prepared import EXCERPT
+from orchestrator.models.base import Base, commit_of
+from orchestrator.models.kept_config import kept_config
 from orchestrator.storage.retry import Retry
 from workloads.errors import WorkloadError
 from workloads.hf.files.hf_config import FOLDER
