@@ -11,8 +11,8 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding.config import TrainedTokenizer
+from orchestrator.data.prepared import EXCERPT
 from orchestrator.models.named_commit import place_and_tag
-from orchestrator.resolve.prepared_data import EXCERPT
 from workloads.hf.files.hf_config import FOLDER
 
 WHERE = "train.continue_from"

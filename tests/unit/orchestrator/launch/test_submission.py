@@ -155,7 +155,7 @@ def test_a_job_whose_run_has_ended_may_go_on_with_another_file(tmp_path: Path) -
     longer = parse({**job("a.txt", steps=99), "name": "small"})
     jobs: Any = OneJob(entrypoint(spec.name, spec.document(), run, None, 0), run)
     command = entrypoint(longer.name, longer.document(), run, None, 0)
-    with pytest.raises(InputError, match="at work with another job file"):
+    with pytest.raises(InputError, match="active with another job file"):
         submit(jobs, longer.name, command, run, 0, {})
     run.write_json("status.json", {"phase": "done", "time": 160.0})
     assert submit(jobs, longer.name, command, run, 0, {})[0].id == "small-2"

@@ -74,24 +74,24 @@ def test_what_is_left_out_follows_from_the_rest() -> None:
         (EXACT | {"most": 10}, "did you mean rewards.0.length.most?"),
         (
             {"own": "a:b", "column": "answer"},
-            "column is for kind: exact_match and kind: math and kind: unit_tests, and this is own; remove it",
+            "column is only for kind: exact_match and kind: math and kind: unit_tests, and this is own; remove it",
         ),
         (
             {"kind": "regex", "pattern": "a", "column": "answer"},
-            "column is for kind: exact_match and kind: math and kind: unit_tests, and this is kind: regex",
+            "column is only for kind: exact_match and kind: math and kind: unit_tests, and this is kind: regex",
         ),
         (
             {"model": "runs/a", "pattern": "(a)"},
-            "pattern is for kind: exact_match and kind: math and kind: regex",
+            "pattern is only for kind: exact_match and kind: math and kind: regex",
         ),
-        ({"kind": "math", "ignore_case": True}, "ignore_case is for kind: exact_match and kind: regex"),
+        ({"kind": "math", "ignore_case": True}, "ignore_case is only for kind: exact_match and kind: regex"),
         (
             {"kind": "math", "strip": False},
-            "strip is for kind: exact_match, and this is kind: math; remove it",
+            "strip is only for kind: exact_match, and this is kind: math; remove it",
         ),
         (
             EXACT | {"length": {"most": 1}},
-            "length is for kind: length, and this is kind: exact_match; remove it",
+            "length is only for kind: length, and this is kind: exact_match; remove it",
         ),
         ({"model": "runs/a", "timeout": 1}, "timeout is for kind and own, and this is model; remove it"),
         ({"model": "runs/a", "memory": 2}, "memory is for kind and own, and this is model; remove it"),

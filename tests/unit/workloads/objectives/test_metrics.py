@@ -74,7 +74,7 @@ def test_bad_input_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         measure("accuracy", [1], [1, 2])
     with pytest.raises(WorkloadError, match="accuracy of 0 predictions and 0 references"):
         measure("accuracy", [], [])
-    with pytest.raises(WorkloadError, match="spearman ranks numbers, and 'red' is none"):
+    with pytest.raises(WorkloadError, match="spearman ranks numbers, and 'red' is not a number"):
         measure("spearman", ["red", "1"], [1, 2])
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     with pytest.raises(WorkloadError, match=r"bleu needs sacrebleu; pip install -e '\.\[eval\]'"):

@@ -82,7 +82,7 @@ def test_a_number_or_a_truth_is_the_label_of_that_name(
 def test_what_no_label_is_called_is_refused_where_labels_are_numbers_or_truths(
     names: tuple[str, ...], value: Any
 ) -> None:
-    with pytest.raises(Unfit, match=r"its label .* is (none of|not among)"):
+    with pytest.raises(Unfit, match=r"its label .* is not (one of|among)"):
         Labels(names).number_of(value)
 
 
