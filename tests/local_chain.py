@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from orchestrator.chain.stage_run import stage_runs
 from orchestrator.config.chain import parse_chain
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import Outcome
-from orchestrator.config.spec import JobSpec
 from orchestrator.launch.run import RunOutcome
 from orchestrator.storage.run_directory import RunDir
 
@@ -24,9 +24,11 @@ from orchestrator.storage.run_directory import RunDir
 class Local:
     """A run in a thread of this process. One gang lasts for all of them, so that only one runs at a time."""
 
-    def __init__(self, spec: JobSpec, run: RunDir, cache: Path, faults: tuple[str, ...], turn: Any) -> None:
+    def __init__(
+        self, job: dict[str, Any], run: RunDir, cache: Path, faults: tuple[str, ...], turn: Any
+    ) -> None:
         self.stopping, self.status = False, {"phase": "start"}
-        self._controller = controller_here(spec.model_dump(mode="json"), run.uri, cache, faults=faults)
+        self._controller = controller_here(deepcopy(job), run.uri, cache, faults=faults)
         self._turn, self._outcome = turn, None
         threading.Thread(target=self._drive, daemon=True).start()
 
@@ -60,9 +62,7 @@ def drive_chain_here(
     stages = stage_runs(chain, place)
     done = check_chain(chain, stages, place, None)
     with monkeypatch.context() as patch:
-        patch.setattr(
-            drive, "attach", lambda spec, run, _, faults, **__: Local(spec, run, cache, faults, turn)
-        )
+        patch.setattr(drive, "attach", lambda job, run, _, faults, **__: Local(job, run, cache, faults, turn))
         place.create()
         driver = Driver(chain, stages, place, done, lambda _: None, None, faults or {}, 0)
         driver.drive()

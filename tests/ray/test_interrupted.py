@@ -67,6 +67,7 @@ def test_a_signal_to_all_of_the_group_ends_the_run_with_a_commit(
     assert json.loads((run / "summary.json").read_text())["commit"] == rows(run)[-1]["step"]
 
 
+@pytest.mark.slow
 def test_data_that_is_damaged_is_made_again_by_the_processors_of_the_gang(tmp_path: Path) -> None:
     """All that there are."""
     workers = len(os.sched_getaffinity(0))

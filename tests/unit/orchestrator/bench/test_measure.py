@@ -56,6 +56,7 @@ def measured(
     )
 
 
+@pytest.mark.slow
 def test_a_classifier_in_both_runtimes_scores_as_a_plain_loop_does(tmp_path: Path) -> None:
     plain = saved(transformers.BertForSequenceClassification(BERT), tmp_path / "plain")
     (tmp_path / "onnx").mkdir()
@@ -104,6 +105,7 @@ def test_a_language_model_scores_as_a_plain_loop_does(tmp_path: Path) -> None:
     assert found.speeds == []
 
 
+@pytest.mark.slow
 def test_metrics_that_are_known_are_not_measured_again(tmp_path: Path) -> None:
     plain = saved(transformers.BertForSequenceClassification(BERT), tmp_path / "plain")
     phases: list[str] = []

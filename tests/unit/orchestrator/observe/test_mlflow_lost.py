@@ -111,6 +111,7 @@ def test_a_run_at_work_and_one_without_tracking_are_left_alone(
     assert settle(bare) == ""
 
 
+@pytest.mark.slow
 def test_a_server_that_is_down_is_asked_again_by_the_next_command(tmp_path: Path, store: str) -> None:
     run = begun(tmp_path / "down", job(store, "down"), [killed()])
     run.write_text("job.yaml", dump(job("http://127.0.0.1:9", "down")))

@@ -101,7 +101,10 @@ def test_own_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert inner("ab", {"meta": {"score": 3}, "more": 1, "null": None}) == "{'meta.score': 3}"
     assert text_steps.own(Own(function="own_steps:told"))("ab", {"more": 1}) == "{}"
     assert keep("a", {}) == Removed("own_steps:keep")
-    for name, problem in (("wrong", "returned int instead of text"), ("half", "returned str instead of text")):
+    for name, problem in (
+        ("wrong", "returned int instead of text"),
+        ("half", "returned str instead of text"),
+    ):
         with pytest.raises(InputError, match=problem):
             text_steps.own(Own(function=f"own_steps:{name}"))("text", {})
     for name, problem in (("value", "is no function"), ("missing", "has no missing")):
