@@ -16,7 +16,7 @@ import psutil
 
 from cluster.local import external_faults as strikes
 from cluster.local.local_cluster import LocalCluster, NodeSpec, add, find, remove
-from cluster.local.node_processes import ClusterError, is_of_cluster
+from cluster.local.node_processes import ClusterError, cluster_of
 
 KINDS = {
     "kill": 200, "all": 20, "pair": 8, "freeze": 12, "fork": 5, "host": 5, "controller": 4, "driver": 4, "node": 2,
@@ -108,9 +108,9 @@ class Stage:
         found: dict[str, list[int]] = {"rank": [], "fork": [], "host": []}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if "cluster.workers.fork_server" not in process.cmdline() or not is_of_cluster(
-                    process, self.local.folder
-                ):
+                if "cluster.workers.fork_server" not in process.cmdline():
+                    continue
+                if cluster_of(process) != self.local.folder:
                     continue
                 parent = process.parent()
                 if parent is not None and "cluster.workers.fork_server" in parent.cmdline():
@@ -124,9 +124,8 @@ class Stage:
         """The process of the run's controller, 0 if there is none."""
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.cmdline()[:1] == ["ray::ControllerActor"] and is_of_cluster(
-                    process, self.local.folder
-                ):
+                is_controller = process.cmdline()[:1] == ["ray::ControllerActor"]
+                if is_controller and cluster_of(process) == self.local.folder:
                     return process.pid
         return 0
 
