@@ -66,6 +66,8 @@ REWARDED = "unit/workloads/objectives/test_rewarded_parity.py"
 CRASH = "unit/orchestrator/checkpoint/test_crash.py"
 CRASH_DCP = "unit/orchestrator/checkpoint/test_crash_dcp.py"
 SETUP = "unit/orchestrator/train/engines/test_deepspeed_setup.py"
+CLEAN = "unit/orchestrator/data/clean/test_datatrove_rules.py"
+REPEATED = "unit/orchestrator/data/clean/test_repeated_words.py"
 OWN_ROWS = "ray/data/test_own_rows.py"
 TABLES = "unit/orchestrator/data/sources/test_table_rows.py"
 ARROW = "unit/orchestrator/data/sources/test_arrow_files.py"
@@ -361,6 +363,22 @@ TOPICS: dict[str, tuple[Difference, ...]] = {
             "lm_eval/models/huggingface.py",
             "The text alone is predicted.",
             (f"{FRAMED}::test_likelihoods_of_tasks_are_those_of_lm_eval_and_a_whole_text_has_no_bos",),
+        ),
+        Difference(
+            "datatrove",
+            "Gopher's rules on repetition compare n-grams whose words are joined without a space. A table of numbers "
+            "in which nothing repeats is removed.",
+            "findings/joined_words_repeat.sh",
+            "Words stay apart, and the table is kept.",
+            (f"{REPEATED}::test_a_table_of_numbers_in_which_nothing_repeats_is_kept",),
+        ),
+        Difference(
+            "datatrove",
+            "`PIIFormatter` takes its replacements in turns, so that a text depends on the documents before it in its "
+            "part.",
+            "datatrove/pipeline/formatters/pii.py",
+            "A replacement is always the same.",
+            (f"{CLEAN}::test_a_replacement_does_not_depend_on_earlier_documents",),
         ),
         Difference(
             "ray",
