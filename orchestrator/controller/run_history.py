@@ -439,7 +439,10 @@ class RunHistory:
     @property
     def teacher(self) -> dict[str, Any]:
         """The weights of the teacher that the run learns from; empty without one, or before the run begins."""
-        return (identity.teacher_of(self.newest.meta) if self.newest else {}) or self.event_history.teacher
+        committed = identity.teacher_of(self.newest.meta) if self.newest else {}
+        noted = self.event_history.teacher
+        # A commit of an earlier version has no step.
+        return noted if committed.get("digest") in (None, noted.get("digest")) else committed
 
     @property
     def mark(self) -> dict[str, int] | None:

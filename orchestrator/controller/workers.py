@@ -54,7 +54,6 @@ class Workers:
         self.bundle = demand.resources.per_worker.bundle
         self.running = False
         self.status = GangStatus()
-        self._run = run
         self._profiles = ProfileRequests(run)
         self._snapshots = SnapshotServers(checkpoint, demand.optimizer, cluster, demand.pruned)
         source = demand.resources.notices

@@ -22,6 +22,7 @@ from orchestrator.checkpoint.identity import (
     IDENTITY,
     KEPT,
     SHARDS,
+    TEACHER,
     job_of_commit,
 )
 from orchestrator.checkpoint.last_commit import refuse_anew
@@ -55,6 +56,7 @@ OF_A_NEW_RUN: dict[str, Any] = {
     "best": None,
     "stale": 0,
     "best_of": "",
+    TEACHER: None,
 }
 """Fields of a checkpoint about its run's attempts, rows and evaluations; these are the values of a new run."""
 

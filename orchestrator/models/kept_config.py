@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from orchestrator.checkpoint.manifest import CommitManifest
 
 MODEL = "workload.model"
-OWN_FOLDER = "workload.changes.folder"
 HINT = "restore the file, or start a new run"
 
 

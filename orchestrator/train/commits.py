@@ -243,6 +243,9 @@ class Commits:
             own = self._latest[1] or f"it was not written within {FINISH_TIMEOUT:.0f} s"
             reason = "; ".join(dict.fromkeys([own, *(why for _, why in told[1:] if why)]))
             raise OSError(f"the commit at step {step} failed: {reason}")
+        if not failures:  # the commit has the steps whose rows wait for a snapshot
+            self._complete = max(self._complete, step)
+            self._context.release(step)
 
     def _open_saver(self) -> Saver:
         rank_info = self._context.rank_info

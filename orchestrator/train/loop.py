@@ -79,7 +79,10 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         inputs = training_inputs(spec, tokens, task.sets, reopened_base, folder_config)
     inputs = with_chosen_parts(inputs, task.run, device.device, context, patience, writes=task.commit)
 
-    distilled = distilled_of(spec.distill, task.parsed_teacher, inputs, tokens, patience)
+    teacher = task.parsed_teacher
+    # Without its teacher's entries a batch trains on labels alone, and nothing would say so.
+    assert teacher is not None or spec.distill is None or task.evaluate_only, "the task names no teacher"
+    distilled = distilled_of(spec.distill, teacher, inputs, tokens, patience)
     if distilled is not None:
         inputs = distilled.inputs
     rollouts = rollouts_of(

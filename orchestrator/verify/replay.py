@@ -12,11 +12,14 @@ from typing import Any
 
 from cluster.workers.run_local_gang import run_to_the_end
 from orchestrator.checkpoint.commit_store import Store
+from orchestrator.checkpoint.identity import teacher_of
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.resolve_checkpoint import read_chosen
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
 from orchestrator.data.samples.skips import on_record
+from orchestrator.models.base import base_json
+from orchestrator.models.pinned_base import same_teacher
 from orchestrator.parallel.layout import Layout
 from orchestrator.resolve.commit_task import inputs_of_commit
 from orchestrator.storage.row_line import METRICS
@@ -80,6 +83,9 @@ def replay(spec: JobSpec, run: RunDir, step: int | None, steps: int) -> ReplayRe
             range(first, min(first + steps, beyond)),
         )
         last = list(replayable)[-1]
+        teacher = (
+            same_teacher(spec.distill, spec.workload, teacher_of(manifest.meta)) if spec.distill else None
+        )
         task = Task(
             job=spec.model_dump(mode="json"),
             layout={k: v for k, v in layout.items() if k != "text"},
@@ -87,6 +93,7 @@ def replay(spec: JobSpec, run: RunDir, step: int | None, steps: int) -> ReplayRe
             restore=manifest.step,
             until=last,
             commit=False,
+            teacher=base_json(teacher),
             skips=tuple(skip.to_json() for skip in on_record(run.rows("events.jsonl"))),
             **inputs_of_commit(
                 run,

@@ -27,6 +27,7 @@ from orchestrator.export.hugging_face import write
 from orchestrator.observe.console import facts
 from orchestrator.resolve.commit_model import model_of_run
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.verify.replay import replay
 
 SMALL = {"hidden": 32, "layers": 2, "heads": 4, "intermediate": 64}
 LARGE = {"hidden": 48, "layers": 4, "heads": 4, "intermediate": 96}
@@ -130,6 +131,12 @@ def test_a_run_goes_on_with_the_commit_of_its_teacher_that_it_began_with(
     same_bits(quiet, run)
     assert Store(str(run / "checkpoints")).manifest(STEPS).meta["teacher"]["step"] == TAUGHT
     assert not list(teacher.glob("checkpoints/*/held-*"))
+
+
+def test_a_replay_learns_from_the_teacher_too(quiet: Path, place: Path) -> None:
+    found = replay(parse(document(place, {})), RunDir(str(quiet)), None, 2)
+    assert found.same
+    assert len(found.rows) == 2
 
 
 def test_stored_logits_are_those_of_every_step_and_a_kill_changes_no_bit(

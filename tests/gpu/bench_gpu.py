@@ -58,7 +58,7 @@ VOCABULARIES = {"1B": 32_000, "8B": 128_256, "moe": 32_000}
 """Tokens of each, whose logits are a good part of a step. The texts use few of them."""
 
 
-def tell(name: str, **found: Any) -> None:
+def tell(name: str, /, **found: Any) -> None:
     """Print a measurement and keep it."""
     line = json.dumps({"measured": name, **found})
     print(line, flush=True)

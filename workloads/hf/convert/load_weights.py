@@ -118,7 +118,6 @@ class HuggingFaceWeights:
     ) -> None:
         self._config = config
         self._shapes = shapes
-        self._folder = folder
         self._family = family_of(config)
         self._weights = weights or Weights(folder)
         find = self._finder(self._weights.blank)

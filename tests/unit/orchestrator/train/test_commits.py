@@ -77,3 +77,31 @@ def test_of_the_last_commit_rank_0_hears_from_the_others_before_it_waits_for_the
     else:
         found.finish({"step": 900})
         assert done == ["close", [900, "it fails"], [-1, 900], 0]
+
+
+def test_the_last_commit_releases_the_rows_that_wait_for_a_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop may come between two steps, where no row says that it is the last."""
+
+    class Writer:
+        failed_step = -1
+
+        def close(self, timeout: float) -> list[Any]:
+            return []
+
+        def tell_failed(self, steps: Any) -> None:
+            pass
+
+    released: list[int] = []
+    monkeypatch.setattr(module, "gather_json", lambda told: [told])
+    monkeypatch.setattr(module, "agree", lambda *told, **_: SimpleNamespace(stop=False, failures=told[2]))
+    found = commits(tmp_path)
+    found._context = SimpleNamespace(  # type: ignore[assignment]
+        rank_info=SimpleNamespace(rank=0), set_waiting=lambda on: None, release=released.append
+    )
+    found._task = SimpleNamespace(restore=None)  # type: ignore[assignment]
+    found._saved, found._saver, found._latest = 900, Writer(), (900, "")  # type: ignore[assignment]
+    found._last_snapshot, found._complete = 900, 898
+    found.finish({"step": 900})
+    assert (released, found.rows_to_hold(900)) == ([900], 0)
