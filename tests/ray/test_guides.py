@@ -50,6 +50,7 @@ ELSEWHERE = {
     "kubectl": "a cluster of Kubernetes",
     "orchestrator status s3://": "a store with a run: test_object_store.py has one",
     "orchestrator stop runs/notes": "a chain that is at work: test_chain.py",
+    "orchestrator stop runs/small": "a run that is under way: test_jobs.py",
     "orchestrator chaos": "several runs on nodes, each broken: minutes, in test_chaos.py",
     "orchestrator calibrate --from": "a profile in the user's home: unit/orchestrator/verify/test_calibrate.py",
     "orchestrator serve": "never ends: tests/unit/orchestrator/cli/test_pages.py asks its pages",
@@ -59,11 +60,16 @@ ELSEWHERE = {
 OF_INIT = {"steps: 200": "steps: 12", "global_batch: 32": "global_batch: 8", "every: 20,": "every: 4,"}
 OF_JOB = {"steps: 300": "steps: 12", "global_batch: 32": "global_batch: 8", "every: 20": "every: 4",
           "warmup: 30": "warmup: 2", "train_bpe: 4096": "train_bpe: 512"}  # fmt: skip
-NAMED = {"RUN RUN...": "runs/small runs/other", "RUN": "runs/small", "JOB": "job.yaml"}
+NAMED = {
+    "RUN RUN...": "runs/small runs/other",
+    "RUN": "runs/small",
+    "JOB": "job.yaml",
+    "--step N": "--step 8",
+}
 OF_TASKS = OF_INIT | {
     "/somewhere/else": "elsewhere", "trials: 8": "trials: 2", "share: 0.01": "share: 0.1", "every: 50": "every: 4",
-    "--until 40": "--until 4", "train.steps=400": "train.steps=24", "RUN": "runs/text", "JOB": "job.yaml",
-    "serve runs": "serve",
+    "--until 40": "--until 4", "--step 100": "--step 8", "train.steps=400": "train.steps=24",
+    "RUN": "runs/text", "JOB": "job.yaml", "serve runs": "serve",
 }  # fmt: skip
 FIRST, UP = ["orchestrator run job.yaml"], ["orchestrator cluster up --local 2"]
 OF_EVALUATION = {
@@ -86,6 +92,7 @@ PAGES: dict[str, tuple[dict[str, str], list[str]]] = {
     "docs/guides/spot-cluster.md": ({"--kubeconfig ~/.kube/config ": "", "job.yaml": "gpu.yaml"}, []),
     "docs/guides/own-code.md": ({}, UP),
     "docs/guides/chains.md": (OF_JOB | {"steps: 100": "steps: 8", "every: 50": "every: 4", "share: 0.02": "share: 0.1",
+                                        "{keep_best: v": "{every: 4, keep_best: v",
                                         "run --dry-run": "run chain.yaml --dry-run", "<chain>": "notes"}, []),
     "docs/guides/failures.md": (NAMED, FIRST),
     "docs/guides/layouts.md": (NAMED, []),
