@@ -16,6 +16,8 @@ from cluster.workers.gang import Bundle, Gang, GangStatus
 from cluster.workers.machine import Offer
 from orchestrator.config.spec import parse
 from orchestrator.controller.controller import Controller
+from orchestrator.export.hugging_face import write
+from orchestrator.resolve.commit_model import CommitModel
 from orchestrator.storage.run_directory import RunDir
 
 
@@ -127,3 +129,17 @@ def controller_here(
         services=SnapshotServers,
     )
     return Controller(spec, place, until, cluster, faults)
+
+
+def export_here(made: CommitModel, folder: Path) -> float | None:
+    """Export the model of a commit. Returns the largest difference of its logits from those of transformers."""
+    return write(
+        made.tokens,
+        made.workload,
+        made.read,
+        str(folder),
+        asked=made.spec.workload,
+        data=made.spec.data,
+        seed=made.spec.seed,
+        own_code=made.spec.own_code,
+    )

@@ -142,20 +142,21 @@ def _not_held(base: Base | None, holder: str) -> list[str]:
 
 def release_teacher(run: RunDir, begun: Mapping[str, Any]) -> None:
     """Unpin the commit that a finished run has learnt from."""
-    if begun.get("step") is not None:
-        base = Base(**begun)
-        assert base.step is not None
-        with contextlib.suppress(OSError):
-            release(_store(base), base.step, _teacher_holder(run))
+    _release(begun, _teacher_holder(run))
 
 
 def release_base(needs_base: bool, run: RunDir, begun: Mapping[str, Any]) -> None:
     """Unpin the checkpoint `begun` that a finished run started from, unless it is needed permanently."""
-    if not needs_base and begun.get("step") is not None:
+    if not needs_base:
+        _release(begun, _holder(run))
+
+
+def _release(begun: Mapping[str, Any], holder: str) -> None:
+    if begun.get("step") is not None:
         base = Base(**begun)
         assert base.step is not None
         with contextlib.suppress(OSError):
-            release(_store(base), base.step, _holder(run))
+            release(_store(base), base.step, holder)
 
 
 def _store(base: Base) -> Store:

@@ -13,7 +13,7 @@ import pytest
 from jobs import curve, job, rows, weights
 from letters import letters, write_tokenizer
 from local_chain import drive_chain_here
-from local_run import LocalGang, controller_here, drive_here
+from local_run import LocalGang, controller_here, drive_here, export_here
 
 from orchestrator.chain.preflight import check_chain
 from orchestrator.chain.stage_run import stage_runs
@@ -23,7 +23,6 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.controller import decide
 from orchestrator.evaluate.of_commit import evaluate_commit
-from orchestrator.export.hugging_face import write
 from orchestrator.observe.console import facts
 from orchestrator.resolve.commit_model import model_of_run
 from orchestrator.storage.run_directory import RunDir
@@ -235,19 +234,7 @@ def test_learned_maps_are_committed_by_name_and_left_out_of_exports(
     assert {"distill.hidden.1.weight", "distill.hidden.2.weight"} <= names
     assert not any(name.startswith("model.distill") for name in names)
     made = model_of_run(str(tmp_path / "run"), STEPS)
-    assert (
-        write(
-            made.tokens,
-            made.workload,
-            made.read,
-            str(tmp_path / "export"),
-            asked=made.spec.workload,
-            data=made.spec.data,
-            seed=made.spec.seed,
-            own_code=made.spec.own_code,
-        )
-        < 1e-4
-    )
+    assert export_here(made, tmp_path / "export") < 1e-4
     row = evaluate_commit(parse(inner), RunDir(str(tmp_path / "run")), store.manifest(STEPS), {})
     assert row["sets"]["validation"]["loss"] == pytest.approx(
         evaluations(tmp_path / "run")[-1]["loss"], rel=1e-5
@@ -274,16 +261,7 @@ def test_a_classifier_learns_from_an_export_with_another_order_of_labels(
     }
     drive_here(found, str(tmp_path / "teacher"), tmp_path / "cache")
     made = model_of_run(str(tmp_path / "teacher"), STEPS)
-    write(
-        made.tokens,
-        made.workload,
-        made.read,
-        str(tmp_path / "export"),
-        asked=made.spec.workload,
-        data=made.spec.data,
-        seed=made.spec.seed,
-        own_code=made.spec.own_code,
-    )
+    export_here(made, tmp_path / "export")
     found["workload"] |= {"changes": SMALL, "dropout": 0.1}
     found["train"]["precision"] = "bf16"
     losses = []

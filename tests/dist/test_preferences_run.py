@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 from jobs import curve, job, rows, weights
 from letters import letters, write_tokenizer
-from local_run import LocalGang, controller_here, drive_here, with_evaluator
+from local_run import LocalGang, controller_here, drive_here, export_here, with_evaluator
 
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.spec import parse
 from orchestrator.controller import decide
 from orchestrator.evaluate.of_commit import evaluate_commit
-from orchestrator.export.hugging_face import write
 from orchestrator.resolve.commit_model import model_of_run
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.verify.replay import replay
@@ -248,19 +247,7 @@ def test_every_objective_survives_kills(
     assert last["accuracy"] > 0.6 or objective in ("kto", "reward")
     assert bool(parts(tmp_path / "quiet_cache")) == (objective in ("ipo", "kto"))
     made = model_of_run(str(tmp_path / "quiet"), STEPS)
-    assert (
-        write(
-            made.tokens,
-            made.workload,
-            made.read,
-            str(tmp_path / "export"),
-            asked=made.spec.workload,
-            data=made.spec.data,
-            seed=made.spec.seed,
-            own_code=made.spec.own_code,
-        )
-        < 1e-4
-    )
+    assert export_here(made, tmp_path / "export") < 1e-4
     config = json.loads((tmp_path / "export/config.json").read_text())
     kind = "GPT2ForSequenceClassification" if objective == "reward" else "GPT2LMHeadModel"
     assert config["architectures"] == [kind]

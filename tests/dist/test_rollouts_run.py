@@ -14,7 +14,7 @@ import pytest
 import torch
 from jobs import curve, job, rows, weights
 from letters import letters, write_tokenizer
-from local_run import LocalGang, controller_here, drive_here
+from local_run import LocalGang, controller_here, drive_here, export_here
 
 from cluster.workers import device_limits
 from orchestrator.checkpoint.commit_store import Store
@@ -22,7 +22,6 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.controller import decide
 from orchestrator.evaluate.of_commit import evaluate_commit
-from orchestrator.export.hugging_face import write
 from orchestrator.resolve.commit_model import model_of_run
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.rollouts.kept import kept_steps, read_kept
@@ -322,16 +321,7 @@ def test_a_run_goes_on_under_another_layout_with_the_answers_of_its_next_step(
 
 def test_what_has_learnt_leaves_as_a_language_model(quiet: Path, tmp_path: Path) -> None:
     made = model_of_run(str(quiet), STEPS)
-    written = write(
-        made.tokens,
-        made.workload,
-        made.read,
-        str(tmp_path / "export"),
-        asked=made.spec.workload,
-        data=made.spec.data,
-        seed=made.spec.seed,
-        own_code=made.spec.own_code,
-    )
+    written = export_here(made, tmp_path / "export")
     assert written is not None
     assert written < 1e-4
     assert json.loads((tmp_path / "export/config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]

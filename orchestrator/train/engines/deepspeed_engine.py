@@ -39,6 +39,7 @@ from orchestrator.train.distillation.teacher import PlacedTop
 from orchestrator.train.engines.config import EngineConfig
 from orchestrator.train.engines.engine import Metrics
 from orchestrator.train.engines.loss_scale import LossScale
+from orchestrator.train.engines.losses import losses_of
 from orchestrator.train.engines.moving_average import MovingAverage
 from orchestrator.train.engines.rounding import Rounding
 from orchestrator.train.engines.state import committed_shapes, initialise
@@ -345,19 +346,7 @@ class DeepSpeedEngine:
         self._seed = config.seed
         self.clock = StepClock(device.device)
         self._mesh = Mesh(layout, self.clock)
-        self._losses = StepLosses(
-            workload,
-            layout,
-            self._mesh,
-            device,
-            global_batch=config.train.global_batch,
-            sequence_length=config.sequence_length,
-            z_loss=config.train.z_loss,
-            label_smoothing=config.train.label_smoothing,
-            distill=config.distill,
-            own_metrics=config.evaluate.own_metrics if config.evaluate else (),
-            keeps_predictions=bool(config.evaluate and config.evaluate.of_predictions),
-        )
+        self._losses = losses_of(config, workload, layout, self._mesh, device)
         self._routing = RouterLoad(workload, self._mesh, device.device)
         self._scale = LossScale(config.train.dtype == "fp16")
         deepspeed = open_deepspeed(device.device)

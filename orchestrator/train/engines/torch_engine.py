@@ -19,7 +19,7 @@ from orchestrator.parallel.device import Device
 from orchestrator.parallel.fsdp import local_of
 from orchestrator.parallel.full_matrices import FullMatrices
 from orchestrator.parallel.layout import Layout
-from orchestrator.parallel.losses import EvaluationSums, StepLosses
+from orchestrator.parallel.losses import EvaluationSums
 from orchestrator.parallel.mesh import Mesh
 from orchestrator.parallel.norms import GlobalNorms, clip_factor, squared_norm
 from orchestrator.parallel.parallelize import parallelize
@@ -36,6 +36,7 @@ from orchestrator.train.engines.config import EngineConfig
 from orchestrator.train.engines.engine import Metrics
 from orchestrator.train.engines.frozen_weights import FrozenWeights, fill
 from orchestrator.train.engines.loss_scale import LossScale
+from orchestrator.train.engines.losses import losses_of
 from orchestrator.train.engines.moving_average import MovingAverage
 from orchestrator.train.engines.rounding import Rounding
 from orchestrator.train.engines.state import committed_shapes, pieces, restore, shards_to_save
@@ -84,19 +85,7 @@ class TorchEngine:
         self._stages = self.parallel.stages
         self.is_pipeline = layout.pp > 1
         self.stage_numbers = layout.stages_of(self._mesh.coordinate["pp"]) if layout.pp > 1 else [0]
-        self._losses = StepLosses(
-            workload,
-            layout,
-            self._mesh,
-            device,
-            global_batch=config.train.global_batch,
-            sequence_length=config.sequence_length,
-            z_loss=config.train.z_loss,
-            label_smoothing=config.train.label_smoothing,
-            distill=config.distill,
-            own_metrics=config.evaluate.own_metrics if config.evaluate else (),
-            keeps_predictions=bool(config.evaluate and config.evaluate.of_predictions),
-        )
+        self._losses = losses_of(config, workload, layout, self._mesh, device)
         self._routing = RouterLoad(workload, self._mesh, device.device)
         self._runner = runner_of(
             stages=self._stages,
