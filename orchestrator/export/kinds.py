@@ -78,7 +78,7 @@ class ExportForm:
         write: writes the form and checks it. It raises WorkloadError if the form does not support the model,
             RuntimeError if the result is wrong.
         packages: installed distributions that it needs, whose versions export.json has.
-        extra: the extra of pyproject.toml with these; empty if there is none.
+        extra: the extra of pyproject.toml that installs them; empty without one.
         numbers: formats of matrices to choose from.
         usual: the one of them that is written unless another is asked for.
         rounded: those of them that are quantised.

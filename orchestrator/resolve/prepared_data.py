@@ -40,7 +40,7 @@ def prepared_before(data: DataSpec, run: RunDir, commit: CommitManifest | None) 
 
 
 def format_at(place: str) -> int:
-    """Return the format of the prepared data in a folder; the format of new data if there is none."""
+    """Return the format of the prepared data in a folder, or the format of new data if the folder has none."""
     from orchestrator.data.store.manifest import FORMAT
 
     stored = _manifest_at(place) if place else None

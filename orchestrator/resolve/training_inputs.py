@@ -218,7 +218,7 @@ def resolve_over(
 
 
 class Beginning(NamedTuple):
-    """The origin of a run: the base of its weights, and the run that it continues; each None if there is none."""
+    """The origin of a run: the base of its weights, and the run that it continues. A run without one has None there."""
 
     base: Base | None
     source: Source | None

@@ -33,7 +33,7 @@ def expand(
         fault = _fault(text)
         if not 1 <= fault.step <= steps or fault.rank >= world:
             what = f"{text} is beyond the job's {steps} steps and {world} workers"
-            raise InputError(what, "--fault", "choose a step and a rank that there are")
+            raise InputError(what, "--fault", f"choose a step up to {steps} and a rank below {world}")
     runs: list[tuple[str, ...]] = [(text,) for text in faults]
     if randoms:
         runs.append(tuple(_random(randoms, seed, steps, world)))

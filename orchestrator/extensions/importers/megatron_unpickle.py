@@ -45,8 +45,8 @@ PLAIN = (
     "signal.Signals",
     "types.SimpleNamespace",
 )
-"""What is plain data among what torch's reader does not know: arrays of a generator's state, states of fp8 layers, and
-options. The import needs none of these."""
+"""Names that torch's reader does not know and that stand for plain data: arrays of a generator's state, states of fp8
+layers, and options. The import does not use them."""
 OURS = ("megatron.", "transformer_engine.")
 """Packages whose classes, of which options have a few, become placeholders."""
 

@@ -49,7 +49,7 @@ def advantages(rewards: np.ndarray, baseline: str, scale: str = "none") -> Advan
     if scale == "group":
         above = above / (spread + LEAST)
     elif scale == "batch":
-        # Of the whole global batch, so that the scale does not depend on which rank has which prompt.
+        # The whole global batch gives the scale, so that it does not depend on which rank has which prompt.
         everyone = rewards[is_counted]
         whole = float(everyone.std(ddof=1)) if len(everyone) > 1 else 0.0
         above = above / (whole + LEAST)

@@ -356,7 +356,7 @@ def test_without_a_commit_before_the_decay_a_run_is_not_extended(copy: tuple[Job
 
 
 def test_a_command_that_dies_while_it_extends_is_given_again(copy: tuple[JobSpec, RunDir]) -> None:
-    """The job is written and the event is told, and nothing more: the same command continues, the shorter one too."""
+    """It has written the job and the event only. The same command continues, and so does the shorter one."""
     spec, run = copy
     short, longer = finished(spec, run, "wsd"), under(spec, "wsd", 20)
     history = RunHistory(longer, run)
