@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -284,11 +284,7 @@ def test_nothing_outlives_who_was_killed(kind: str, victim: str, marked: Path) -
             assert len(workers) == 2
             if victim == "worker":
                 os.kill(workers[0], signal.SIGKILL)
-                deadline = time.monotonic() + 120
-                while (after := left(marked)) and (set(before) <= set(after) or len(after) < len(before)):
-                    assert time.monotonic() < deadline
-                    time.sleep(0.05)
-                assert len(after) == len(before)
+                after = wait_for_processes(len(before), marked, parent, other_than=before)
                 assert len(set(after) & set(before)) == len(before) - 1 - BELOW[kind]
         finally:
             parent.kill()
@@ -296,13 +292,19 @@ def test_nothing_outlives_who_was_killed(kind: str, victim: str, marked: Path) -
     assert os.listdir(marked) == []
 
 
-def wait_for_processes(number: int, folder: Path, parent: subprocess.Popen[bytes]) -> list[int]:
+def wait_for_processes(
+    number: int, folder: Path, parent: subprocess.Popen[bytes], other_than: Sequence[int] = ()
+) -> list[int]:
+    """That many processes, the same ones in two looks: a start forks processes that end at once."""
     deadline = time.monotonic() + 120
-    while len(found := left(folder)) < number and time.monotonic() < deadline:
+    found: list[int] = []
+    while time.monotonic() < deadline:
         assert parent.poll() is None
-        time.sleep(0.05)
-    assert len(found) == number
-    return found
+        seen, found = found, left(folder)
+        if len(found) == number and found == seen and found != list(other_than):
+            return found
+        time.sleep(0.5)
+    raise AssertionError(f"{number} processes were waited for, {found} are there")
 
 
 def _parent(pid: int) -> int:
