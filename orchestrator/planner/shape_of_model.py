@@ -9,7 +9,6 @@ from orchestrator.parallel.layout import ModelShape
 from orchestrator.parallel.model_shape import Bias
 from workloads.describe import Description, flops, parameters
 from workloads.model.config import TransformerConfig
-from workloads.own.declared import compares
 from workloads.predicted import ALL, Predicted
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def _of_class(config: HuggingFaceModel, shape: ModelShape) -> ModelShape:
 
 def _declared(config: OwnModel, shape: ModelShape) -> ModelShape:
     """Return the shape with the ways in which an own model declares that it can be divided."""
-    if compares(config.bare):
+    if config.compares:
         shape = dataclasses.replace(shape, even_shares="its loss compares the samples of all ranks")
     if not config.stages and not config.is_sharded:
         return shape
