@@ -19,6 +19,7 @@ from orchestrator.train.engines.engine import Engine
 from orchestrator.train.rollouts.rollouts import Rollouts
 from orchestrator.train.sequence_warmup import shortened
 from orchestrator.train.task import Task
+from orchestrator.train.unlabelled import filled_up
 from workloads.model.dropout import KEYS, row_keys
 from workloads.workload import Batch
 
@@ -125,10 +126,13 @@ class StepReader:
                 batch[KEYS] = row_keys(self._plan.seed, position, count)
         if length := self._plan.row_length(step):
             parts = [(shortened(batch, length), digest) for batch, digest in parts]
+        made = filled_up(
+            [batch for batch, _ in parts], self._layout.accumulation(size), self._layout.micro_batch
+        )
         is_first = coordinate["pp"] == coordinate["cp"] == coordinate["tp"] == 0
         reports_padding = self._batches.packed and self._rank == 0
         return StepSamples(
-            batches=[self._pinned(batch) for batch, _ in parts],
+            batches=[self._pinned(batch) for batch in made],
             digest=add(digest for _, digest in parts) if is_first else 0,
             padding=self._batches.padding(start, size) if reports_padding else None,
         )

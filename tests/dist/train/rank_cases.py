@@ -25,6 +25,7 @@ from orchestrator.resolve.teacher import compared
 from orchestrator.train.committed_state import CHUNKS_HEAD
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.engines.make import make_engine
+from orchestrator.train.unlabelled import filled_up
 from workloads.adapters.frozen import frozen_by
 from workloads.load import load
 from workloads.model.dropout import KEYS, row_keys
@@ -169,7 +170,7 @@ def micro_batches(
     if ragged:
         for batch, (start, count) in zip(batches, mine, strict=True):
             _pad(batch, start, count)
-    return batches
+    return filled_up(batches, layout.accumulation(size), layout.micro_batch)
 
 
 def answered_row(objective: Any, sample: int) -> dict[str, np.ndarray]:
