@@ -65,7 +65,9 @@ class Life:
     seconds: float = 0.0
     """The duration of the run."""
     parts: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(("steps", "narrow", "lost", "commits", "restarts", "waiting"), 0.0)
+        default_factory=lambda: dict.fromkeys(
+            ("steps", "narrow", "lost", "commits", "restarts", "waiting"), 0.0
+        )
     )
     """How the duration divides. "narrow" is what steps on fewer workers took beyond a step on all of them."""
     failures: int = 0
