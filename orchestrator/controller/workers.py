@@ -88,10 +88,15 @@ class Workers:
         return frozenset(self._gang.lost_nodes())
 
     def capacity(
-        self, phase: Phase, failures: Sequence[Failure], now: float, beside: Callable[[], int]
+        self,
+        phase: Phase,
+        failures: Sequence[Failure],
+        now: float,
+        beside: Callable[[], int],
+        wrong: frozenset[str],
     ) -> int:
         """Return how many workers could run, see `Capacity.count`."""
-        return self._capacity.count(phase, failures, now, beside)
+        return self._capacity.count(phase, failures, now, beside, wrong)
 
     def ready(self) -> int:
         """Return how many workers have all imports done."""

@@ -26,6 +26,7 @@ from orchestrator.train.rank_record import RankRecord, step_row
 from orchestrator.train.restore import Restorer
 from orchestrator.train.step_samples import MakeReader, StepPlan, seed_step
 from orchestrator.train.task import Task
+from orchestrator.train.verification import Verification
 from workloads.workload import Batch
 
 LONGEST_PAUSE = 0.5
@@ -75,6 +76,7 @@ class Rank:
         make_reader: MakeReader,
         restorer: Restorer,
         stop_when: StopWhen | None,
+        verification: Verification,
         memory_before: int = 0,
         values: Sequence[ComputedValues] = (),
         growing: bool = False,
@@ -93,6 +95,7 @@ class Rank:
             make_reader: returns what reads the samples of steps that continue from a progress.
             restorer: restores commits.
             stop_when: when a run ends early; None for never.
+            verification: which steps are computed again.
             memory_before: bytes in use before the model was built.
             values: what other models say of every sample, as far as the objective needs it.
             growing: whether some of the data is still being prepared.
@@ -104,6 +107,7 @@ class Rank:
         self._context = context
         self._make_engine = make_engine
         self._restorer = restorer
+        self._verification = verification
         self._growing = growing
         self._engine = make_engine(task.restore or 0)
         self._faults = [FaultSpec.parse(text) for text in task.faults]
@@ -217,8 +221,7 @@ class Rank:
         waited = time.perf_counter() - started
         made = self._reader.rows(samples, self._engine, self._progress.step, self._task)
         lr = self._progress.learning_rate(self._plan.train)
-        seed_step(self._plan.seed, done, self._context.rank_info.rank)
-        metrics = self._compute(made.batches, lr)
+        metrics = self._compute(made.batches, samples.others, lr)
         parts = self._engine.clock.take()
         computed = time.perf_counter()
         busy = waited + metrics.busy_seconds if metrics.busy_seconds else 0.0
@@ -245,6 +248,9 @@ class Rank:
             tokens=self._plan.tokens,
             stability=stability,
         )
+        is_verified = self._verification.is_due(done + 1)
+        if is_verified:
+            self._progress = dataclasses.replace(self._progress, verified=done + 1)
         row = step_row(
             metrics,
             self._progress,
@@ -258,6 +264,8 @@ class Rank:
         if samples.padding is not None:
             row["padding"] = samples.padding
         row |= made.metrics
+        if is_verified:
+            row["verified_by"] = self._verification.by
         row["busy_seconds"] = agreed.busy if busy else ()
         row |= self._record.row(agreed.memory)
         row |= {f"{part}_seconds": round(seconds, 6) for part, seconds in parts.items()}
@@ -308,12 +316,32 @@ class Rank:
         for fault in self._faults:
             if fault.apply(info.rank, info.world_size, step, self._task.attempt, in_evaluation):
                 self._engine.poison()
+            if not in_evaluation and fault.spoils(info.rank, info.world_size, step, self._task.attempt):
+                self._engine.damage(fault.kind, seed=step)
 
-    def _compute(self, micro_batches: list[Batch], lr: float) -> Metrics:
-        """Run the engine's step; add a note with the step and the pipeline stage to an error."""
+    def _compute(self, micro_batches: list[Batch], others: Sequence[list[Batch]], lr: float) -> Metrics:
+        """Run the engine's step, verified if that is due; add the step and the pipeline stage to an error's notes.
+
+        Args:
+            micro_batches: the rows of this rank.
+            others: those of replicas that this rank computes again.
+            lr: the learning rate.
+        """
+        done = self._progress.step
         try:
             with self._record.watch_step():
-                return self._engine.train_step(micro_batches, lr)
+                check = None
+                if self._verification.is_due(done + 1):
+                    check = self._verification.begin(
+                        self._engine,
+                        micro_batches,
+                        others,
+                        step=done + 1,
+                        verified=self._progress.verified,
+                        seed=lambda role: seed_step(self._plan.seed, done, role),
+                    )
+                seed_step(self._plan.seed, done, self._context.rank_info.rank)
+                return self._engine.train_step(micro_batches, lr, check)
         except Exception as error:
             stage = self._layout.coordinate(self._context.rank_info.rank)["pp"]
             error.add_note(f"at step {self._progress.step + 1}, pipeline stage {stage}")
