@@ -34,10 +34,9 @@ from orchestrator.parallel.between_stages import between_stages
 from orchestrator.parallel.device import Device
 from orchestrator.parallel.layout import SEVERAL_STAGES, SPLIT, Layout
 from orchestrator.parallel.losses import StepLosses
-from orchestrator.parallel.mesh import Mesh
+from orchestrator.parallel.mesh import Mesh, ProcessGroup
 from orchestrator.parallel.step_clock import BACKWARD, FORWARD, PIPELINE, StepClock
 from orchestrator.parallel.tensor import RowLinear
-from orchestrator.parallel.witness import Witness
 from workloads.adapters.lora import Factor, LoraLinear
 from workloads.adapters.nf4 import QuantisedWeight, product
 from workloads.model import float8
@@ -172,10 +171,10 @@ class Stage(PipelineStage):
     waited for at the end of the step.
     """
 
-    def __init__(self, *given: Any, sends_alone: bool, witness: Witness, **named: Any) -> None:
+    def __init__(self, *given: Any, sends_alone: bool, among: ProcessGroup, **named: Any) -> None:
         super().__init__(*given, **named)
         self._sends_alone = sends_alone
-        self._witness = witness
+        self._among = among
         # P2P works own their tensors until they are waited for, so an entry here keeps an output [B, L, hidden] in
         # memory.
         self._outputs: dict[int, list[dist.Work]] = {}  # sends of outputs, by micro-batch
@@ -252,7 +251,7 @@ class Stage(PipelineStage):
         output = super().forward_one_chunk(fwd_chunk_id, *given, **named)
         _free(self.args_recv_info[fwd_chunk_id])
         for tensor in output if isinstance(output, tuple) else (output,):
-            self._witness.sent(tensor)
+            self._among.sent(tensor)
         return output
 
     def backward_one_chunk(self, bwd_chunk_id: int, *given: Any, **named: Any) -> None:
@@ -262,7 +261,7 @@ class Stage(PipelineStage):
         super().backward_one_chunk(bwd_chunk_id, *given, **named)
         for gradient in self.bwd_cache.get(bwd_chunk_id, ()):
             if gradient is not None:
-                self._witness.sent(gradient)
+                self._among.sent(gradient)
         for work in self._outputs.pop(bwd_chunk_id, ()):
             work.wait()  # returns at once: the output arrived, since its gradient is here
         if self.has_backward:
@@ -271,7 +270,7 @@ class Stage(PipelineStage):
     def _see_arrived(self, infos: tuple[Any, ...]) -> None:
         for info in infos:
             if info.buffer is not None:
-                self._witness.received(info.buffer)
+                self._among.received(info.buffer)
 
     def _allocate(self, infos: tuple[Any, ...]) -> None:
         for info in infos:
@@ -488,7 +487,7 @@ class Pipeline:
             output_args=tuple(t.requires_grad_() for t in leaving),
             group=self._mesh.pp.handle,
             sends_alone=self._layout.schedule in SEVERAL_STAGES,
-            witness=self._mesh.witness,
+            among=self._mesh.pp,
             dw_builder=self._deferred[number].take if number in self._deferred else None,
         )
         for method in ("backward_one_chunk", "backward_weight_one_chunk"):

@@ -16,6 +16,8 @@ from torch import Tensor
 
 WIDTH = 1024
 """Columns of the matrix as which a tensor is projected."""
+AT_ONCE = 2**24
+"""Words of a tensor on a GPU that are hashed at once; each takes 16 bytes meanwhile."""
 ODD = 0x9E3779B1
 """2^32 / golden ratio (Knuth, 1998, section 6.4): multiples of it are spread evenly over the 32-bit numbers."""
 
@@ -111,19 +113,27 @@ def bits_of(tensor: Tensor) -> int | Tensor:
 def words_sum(flat: Tensor) -> Tensor:
     """Return the weighted sum of the 32-bit words of a flat tensor, int64."""
     octets = flat.view(torch.uint8)
-    if odd := -len(octets) % 4:
-        octets = torch.cat((octets, octets.new_zeros(odd)))
-    words = octets.view(torch.int32).to(torch.int64)
-    weights = torch.arange(len(words), device=flat.device).mul_(2 * ODD).add_(1)
-    return words.mul_(weights).sum()
+    total = torch.zeros((), dtype=torch.int64, device=flat.device)
+    for number, part in enumerate(octets.split(4 * AT_ONCE)):
+        if odd := -len(part) % 4:
+            part = torch.cat((part, part.new_zeros(odd)))
+        words = part.view(torch.int32).to(torch.int64)
+        first = number * AT_ONCE
+        weights = torch.arange(first, first + len(words), device=flat.device).mul_(2 * ODD).add_(1)
+        total += words.mul_(weights).sum()
+    return total
 
 
 def projection_of(tensor: Tensor) -> Tensor:
     """Return the norm of a tensor and its projection on a vector of signs, fp64 [2], on its device."""
     flat = tensor.detach().reshape(-1).float()
-    rows = torch.nn.functional.pad(flat, (0, -len(flat) % WIDTH)).view(-1, WIDTH)
-    by_row = rows @ _signs(WIDTH, flat.device)
-    projection = torch.dot(by_row.double(), _signs(len(rows), flat.device).double())
+    signs = _signs(WIDTH, flat.device)
+    whole = len(flat) // WIDTH
+    rest = flat[whole * WIDTH :]
+    by_row = torch.cat(
+        (flat[: whole * WIDTH].view(-1, WIDTH) @ signs, (rest * signs[: len(rest)]).sum()[None])
+    )
+    projection = torch.dot(by_row.double(), _signs(len(by_row), flat.device).double())
     return torch.stack((torch.linalg.vector_norm(flat, dtype=torch.float64), projection))
 
 

@@ -29,7 +29,6 @@ from orchestrator.train.restore import Restorer, peers_of, placement_of
 from orchestrator.train.rollouts.compose import rollouts_of
 from orchestrator.train.step_samples import StepPlan, StepReader
 from orchestrator.train.task import Task
-from orchestrator.train.verification import Verification, promise_equal_bits
 from workloads import load as _load  # noqa: F401  (imported before the fork, so that ranks start sooner)
 
 
@@ -108,10 +107,6 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         draws=spec.workload.draws,
         together=spec.rollout.steps if spec.rollout else 1,
     )
-    # A task that writes nothing is a replay, which compares its steps with the record instead.
-    verify = spec.resources.verify if task.commit else None
-    exact = verify is not None and promise_equal_bits(spec.train.determinism, device.device)
-    verification = Verification(verify, layout, context.rank_info.rank, spec.train.dtype, exact)
     rank = Rank(
         task=task,
         plan=plan,
@@ -153,7 +148,6 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
             context.rank_info.rank,
             pinned=device.pinned,
             rollouts=rollouts,
-            others=verification.replicas_to_read,
         ),
         restorer=Restorer(
             task,
@@ -165,7 +159,9 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
             accepted=spec.accept_code,
         ),
         stop_when=spec.stop_when,
-        verification=verification,
+        # A task that writes nothing is a replay, which compares its steps with the record instead.
+        verify=spec.resources.verify if task.commit else None,
+        device=device,
         memory_before=memory_before,
         values=[each for each in (references, distilled.stored if distilled else None) if each is not None],
         growing=is_growing(spec.data.streaming, tokens.sections is None),

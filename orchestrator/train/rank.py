@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cluster.workers.clock import wall
-from cluster.workers.injected_faults import FaultSpec
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.data.samples.batches import Prefetch, StepSamples
 from orchestrator.evaluate.config import StopWhen
@@ -26,7 +25,7 @@ from orchestrator.train.rank_record import RankRecord, step_row
 from orchestrator.train.restore import Restorer
 from orchestrator.train.step_samples import MakeReader, StepPlan, seed_step
 from orchestrator.train.task import Task
-from orchestrator.train.verification import Verification
+from orchestrator.train.verification import Device, Verification, VerifySpec
 from workloads.workload import Batch
 
 LONGEST_PAUSE = 0.5
@@ -76,7 +75,8 @@ class Rank:
         make_reader: MakeReader,
         restorer: Restorer,
         stop_when: StopWhen | None,
-        verification: Verification,
+        verify: VerifySpec | None,
+        device: Device,
         memory_before: int = 0,
         values: Sequence[ComputedValues] = (),
         growing: bool = False,
@@ -95,7 +95,8 @@ class Rank:
             make_reader: returns what reads the samples of steps that continue from a progress.
             restorer: restores commits.
             stop_when: when a run ends early; None for never.
-            verification: which steps are computed again.
+            verify: which steps are computed again, and by whom; None for none.
+            device: this rank's device.
             memory_before: bytes in use before the model was built.
             values: what other models say of every sample, as far as the objective needs it.
             growing: whether some of the data is still being prepared.
@@ -107,10 +108,12 @@ class Rank:
         self._context = context
         self._make_engine = make_engine
         self._restorer = restorer
-        self._verification = verification
+        self._verification = Verification.of_rank(
+            verify, layout, context.rank_info.rank, train=plan.train, device=device
+        )
         self._growing = growing
         self._engine = make_engine(task.restore or 0)
-        self._faults = [FaultSpec.parse(text) for text in task.faults]
+        self._faults = task.parsed_faults
         self._stopped = False  # whether a stop came while values were computed that training needs
         for each in values:
             inputs = self._with_values(inputs, each)
@@ -125,7 +128,7 @@ class Rank:
             str, Any
         ] = {}  # facts about the restored weights, for an evaluation-only row
         self._progress = self._restore()
-        self._reader = make_reader(inputs.batches, self._progress)
+        self._reader = make_reader(inputs.batches, self._progress, self._verification.replicas_to_read)
         self._evaluations: list[EvaluationRow] = []  # evaluations since the last step's row
 
     def train(self) -> dict[str, Any]:

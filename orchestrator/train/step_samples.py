@@ -75,9 +75,9 @@ class StepReader:
         rank: int,
         batches: Batches | OwnBatches,
         origin: TrainingProgress,
+        others: Callable[[int], Sequence[int]] = lambda step: (),
         pinned: Callable[[Batch], Batch] = lambda batch: batch,
         rollouts: Rollouts | None = None,
-        others: Callable[[int], Sequence[int]] = lambda step: (),
     ) -> None:
         """Make ready to read.
 
@@ -87,10 +87,10 @@ class StepReader:
             rank: this rank's number.
             batches: the samples by position.
             origin: the progress from which the steps of this task continue.
-            pinned: moves a batch into page-locked memory if the device is a GPU.
-            rollouts: makes the rows of a step from prompts, if the objective learns from rewards.
             others: returns the indices on the data axis whose samples this rank reads besides its own, for the number
                 of a step. See `Verification.replicas_to_read`.
+            pinned: moves a batch into page-locked memory if the device is a GPU.
+            rollouts: makes the rows of a step from prompts, if the objective learns from rewards.
         """
         self._others = others
         self._plan = plan
@@ -177,8 +177,8 @@ class StepReader:
         return StepRows(batches, made.digest, made.metrics)
 
 
-MakeReader = Callable[[Batches | OwnBatches, TrainingProgress], StepReader]
-"""Returns what reads the samples of the steps that continue from a progress."""
+MakeReader = Callable[[Batches | OwnBatches, TrainingProgress, Callable[[int], Sequence[int]]], StepReader]
+"""Returns what reads the samples of the steps that continue from a progress, with `others` as of `StepReader`."""
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:

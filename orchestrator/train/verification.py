@@ -16,9 +16,11 @@ import torch
 
 from cluster.workers.machine import this_machine
 from orchestrator.config.resources import VerifySpec
+from orchestrator.parallel.device import Device
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import any_rank, gather_json, swap_json
 from orchestrator.parallel.witness import Record, of_rows, to_rows
+from orchestrator.train.config import TrainSpec
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.suspects import Computed, are_alike, suspects
 from workloads.workload import Batch
@@ -79,6 +81,14 @@ class Verification:
         self._by_other = verify is not None and verify.by == "other" and self.replicas > 1
         self.exact = exact
         self.tolerance = 0.0 if exact else TOLERANCE[precision]
+
+    @classmethod
+    def of_rank(
+        cls, verify: VerifySpec | None, layout: Layout, rank: int, train: TrainSpec, device: Device
+    ) -> Verification:
+        """Return that of a rank that trains. All ranks call it together."""
+        exact = verify is not None and promise_equal_bits(train.determinism, device.device)
+        return cls(verify, layout, rank, train.dtype, exact)
 
     @property
     def by(self) -> str:
