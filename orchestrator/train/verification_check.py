@@ -42,7 +42,8 @@ def check_verification(resources: ResourceSpec, parallel: ParallelChoice, worklo
     else:
         axes = {"tp": parallel.tp, "pp": parallel.pp, "cp": parallel.cp, "ep": parallel.ep}
         ranks = (axes["tp"] or 1) * (axes["pp"] or 1) * (axes["cp"] or 1) * (axes["ep"] or 1)
-        degrees = "".join(f" with {axis} {degree}" for axis, degree in axes.items() if (degree or 1) > 1)
+        named = ", ".join(f"{axis} {degree}" for axis, degree in axes.items() if (degree or 1) > 1)
+        degrees = f" with {named}" if named else ""
     if most // ranks < 2:
         what = f"{most} workers{degrees} have one replica, and no second one to compute a step again"
         raise InputError(

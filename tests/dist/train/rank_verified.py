@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import time
 from typing import Any
 
 import torch
@@ -33,6 +35,7 @@ def run_trial(trial: dict[str, Any], device: Device, rank: int) -> dict[str, Any
     verification = Verification(verify, layout, rank, spec.train.precision, exact)
     flaw = trial.get("flaw")
     found: dict[str, Any] = {"found": None, "ranks": [], "error": "", "verified": 0, "losses": []}
+    seconds = []
     for step in range(1, trial["steps"] + 1):
         if flaw is not None and flaw["rank"] == rank and flaw["step"] == step:
             engine.damage(flaw["kind"], flaw["seed"], flaw.get("bit"))
@@ -47,6 +50,7 @@ def run_trial(trial: dict[str, Any], device: Device, rank: int) -> dict[str, Any
                 micro_batches(workload, spec, layout, step, replica=each)
                 for each in verification.replicas_to_read(step)
             ]
+        began = time.perf_counter()
         try:
             if verification.is_due(step):
                 check = verification.begin(
@@ -57,10 +61,15 @@ def run_trial(trial: dict[str, Any], device: Device, rank: int) -> dict[str, Any
         except ComputedWrongly as error:
             found |= {"found": step, "ranks": list(error.ranks), "error": str(error)}
             break
+        seconds.append(time.perf_counter() - began)
+        if metrics.loss is None or not math.isfinite(metrics.loss + metrics.grad_norm):
+            found["error"] = "unstable"  # a run goes back and leaves the samples out
+            break
         found["losses"].append(metrics.loss)
         if check is not None:
             found["verified"] = step
     found["state"] = [hash_of(piece.data) for piece in engine.state()]
+    found["seconds"] = seconds
     engine.close()
     return found
 

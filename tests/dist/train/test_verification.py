@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from harness import MODELS, finished
 
 from cluster.workers.process_gang import ProcessGang
@@ -59,24 +60,49 @@ def test_two_ranks(gang: ProcessGang) -> None:
         2,
         [
             ("decoder", {"layout": {"dp": 2}, "train": BITWISE}),
-            ("decoder", {"layout": {"dp": 2, "zero": 1}}),
             ("decoder", {"layout": {"dp": 2, "zero": 3}}),
-            ("moe", {"layout": {"dp": 2, "zero": 2}}),
         ],
     )
 
 
-def test_four_ranks(gang: ProcessGang) -> None:
+def test_the_one_who_spoilt_a_tensor_parallel_group_is_named(gang: ProcessGang) -> None:
+    check(gang, 4, [("decoder", {"layout": {"dp": 2, "tp": 2}})])
+
+
+def test_the_same_rank_finds_no_error_that_stays(gang: ProcessGang) -> None:
+    """What the guide says of `by: same`; and no false alarm in a layout without replicas."""
+    again = {"verify": {"every": 2, "by": "same"}}
+    flaw = {"kind": "product", "rank": 1, "step": 1, "seed": 3}
+    trials = [
+        trial(**again, layout={"dp": 2}, flaw=flaw),
+        trial(layout={"tp": 2}),
+        trial(**again, layout={"pp": 2}),
+    ]
+    for each in outcomes(gang, 2, trials):
+        assert [(one["found"], one["verified"]) for one in each] == [(None, 2), (None, 2)]
+
+
+@pytest.mark.slow
+def test_every_axis(gang: ProcessGang) -> None:
+    check(
+        gang,
+        2,
+        [
+            ("decoder", {"layout": {"dp": 2, "zero": 1}}),
+            ("moe", {"layout": {"dp": 2, "zero": 2}}),
+        ],
+    )
     check(
         gang,
         4,
         [
             ("decoder", {"layout": {"dp": 4}, "train": BITWISE}),
             ("decoder", {"layout": {"dp": 4, "zero": 3}}),
-            ("decoder", {"layout": {"dp": 2, "tp": 2}}),
             ("modern", {"layout": {"dp": 2, "tp": 2, "sequence": True}, "tolerant": True}),
             ("decoder", {"layout": {"dp": 2, "pp": 2, "zero": 1}}),
+            ("decoder", {"layout": {"dp": 2, "pp": 2, "schedule": "zbv"}}),
             ("moe", {"layout": {"dp": 4, "ep": 2, "zero": 2}}),
             ("decoder", {"layout": {"dp": 2, "cp": 2, "zero": 3}}),
+            ("decoder", {"layout": {"dp": 4, "zero": 3, "shard": 2, "micro_batch": 1}}),
         ],
     )
