@@ -157,13 +157,12 @@ class Workers:
         if fault is None or fault.cause.end == "lost":
             return []  # the output is lost with its node, and asking for it would wait
         rank = max(fault.rank, 0)
+        missing: list[str] = []
+        if fault.cause.end == "silent":
+            rank = int(rank == 0)  # the silent rank is frozen and prints nothing
         if fault.cause.end in ("silent", "still"):
             self._gang.print_stacks()
             time.sleep(DUMP)
-        if fault.cause.end == "silent":
-            rank = int(rank == 0)  # the silent rank is frozen and prints nothing
-        missing: list[str] = []
-        if fault.cause.end == "still":
             nodes = {each.rank: each.node for each in self.ranks}
             missing = missing_ranks(*self._hang_at, nodes)
         return [*missing, *last_lines(redact(self._gang.output(rank)))]
