@@ -123,12 +123,14 @@ class StepSamples(NamedTuple):
         padding: on rank 0, if whole documents are packed, the share of padding in the global batch.
         prompts: instead of micro-batches, if the model generates the answers: the prompts of each step of a rollout
             that begins with this step; else empty.
+        others: the micro-batches of other replicas that this rank computes again, if the step is verified.
     """
 
     batches: list[Batch]
     digest: int
     padding: float | None
     prompts: Sequence[Any] = ()
+    others: Sequence[list[Batch]] = ()
 
 
 class Batches:
