@@ -31,8 +31,8 @@ from orchestrator.launch.import_prefetch import imports_begun
 from orchestrator.launch.machine_checks import gpus_here
 from orchestrator.launch.own_sources import make_own_sources
 from orchestrator.launch.preflight import preflight
-from orchestrator.launch.run import REFRESH, RunOutcome, WatchedRun, attach
 from orchestrator.launch.submission import on_cluster
+from orchestrator.launch.watched_run import REFRESH, RunOutcome, WatchedRun, attach
 from orchestrator.resolve.precision import record_choice
 from orchestrator.resolve.prepared_data import prepared
 from orchestrator.storage.file_names import CHAIN

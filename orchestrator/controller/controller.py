@@ -40,7 +40,7 @@ from orchestrator.controller.state import (
     policy_of,
 )
 from orchestrator.controller.status import STATUS_EVERY, status_of
-from orchestrator.controller.stop_requests import StopRequests
+from orchestrator.controller.stop_file import StopRequests
 from orchestrator.controller.stragglers import Stragglers
 from orchestrator.controller.workers import POLL, Workers
 from orchestrator.parallel.layout import Layout

@@ -19,8 +19,8 @@ from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.evaluations import attach
 from orchestrator.checkpoint.last_commit import LastCommit, last_commit, refuse_lost
 from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit
+from orchestrator.checkpoint.peer_memory import PeerMemory, rewind_all, rewind_memory
 from orchestrator.checkpoint.reverify import Doubted
-from orchestrator.checkpoint.snapshots import PeerMemory, rewind_all, rewind_memory
 from orchestrator.config.redact import holds_secret, redact_message
 from orchestrator.config.spec import JobSpec, dump
 from orchestrator.controller.background_trace import TraceBeside

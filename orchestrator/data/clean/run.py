@@ -22,15 +22,15 @@ import xxhash
 
 from orchestrator.config.errors import InputError
 from orchestrator.data import sources
-from orchestrator.data.clean import clusters, decisions, grams, signatures
+from orchestrator.data.clean import decisions, decontaminate, signatures, similar_documents
 from orchestrator.data.clean.cleaned_text import CleanedText
-from orchestrator.data.clean.clusters import PAIR, Clusters, Slice
 from orchestrator.data.clean.config import Url
 from orchestrator.data.clean.decisions import Decision
 from orchestrator.data.clean.documents import aligned, texts
 from orchestrator.data.clean.passes import FOLDER, compare_part, compared_name, decide_part, kept_of
 from orchestrator.data.clean.plan import CORPUS, VERSION, Cleaning, PlannedStep, lists_of, others
 from orchestrator.data.clean.signatures import EXACT, Compared, Comparison
+from orchestrator.data.clean.similar_documents import PAIR, Clusters, Slice
 from orchestrator.data.prepare.part_tasks import run_alone, run_tasks, together
 from orchestrator.data.progress import Progress
 from orchestrator.data.samples.order import mix
@@ -71,11 +71,11 @@ class Corpus:
         return sum(self.compared(number).rows for number in range(self.count))
 
     def compared(self, number: int) -> Compared:
-        """See `clusters.Parts`. Raises InputError if it is damaged."""
+        """See `similar_documents.Parts`. Raises InputError if it is damaged."""
         return signatures.opened(self.folder, self.files[number])
 
     def alive(self, number: int) -> np.ndarray | None:
-        """See `clusters.Parts`."""
+        """See `similar_documents.Parts`."""
         if number >= len(self.keys) or not self.before:
             return None
         return kept_of(self.folder, self.before, self.keys[number])
@@ -103,7 +103,7 @@ def pairs_name(piece: Slice) -> str:
 
 def write_pairs(corpus: Corpus, step: PlannedStep, piece: Slice) -> None:
     """Find the pairs of a slice and store them."""
-    data = clusters.pairs(corpus, piece, comparison_of(step)).tobytes()
+    data = similar_documents.pairs(corpus, piece, comparison_of(step)).tobytes()
     corpus.folder.write(f"{step.key}/{pairs_name(piece)}", data + xxhash.xxh3_64_digest(data))
 
 
@@ -119,7 +119,7 @@ def decide_alike(corpus: Corpus, step: PlannedStep, pieces: Sequence[Slice], par
     folder = corpus.folder
     found = [_read_pairs(folder, f"{step.key}/{pairs_name(piece)}") for piece in pieces]
     longest = step.options.get("keep") == "longest"
-    chosen = clusters.clusters(found, corpus, len(parts), longest)
+    chosen = similar_documents.clusters(found, corpus, len(parts), longest)
     samples = _samples(chosen, parts)
     for number, key in enumerate(corpus.keys):
         decisions.write(folder, step.key, key, _decision(corpus, chosen, number, samples.get(number, [])))
@@ -230,7 +230,7 @@ def _refuse_text_files(parts: Sequence[Part]) -> None:
 
 
 def _write_index(uri: str, step: PlannedStep) -> None:
-    grams.write_index(DataFolder(uri), step)
+    decontaminate.write_index(DataFolder(uri), step)
 
 
 def _decide_parts(work: Work, number: int, steps: Sequence[PlannedStep]) -> None:
@@ -275,7 +275,7 @@ def _compare(work: Work, step: PlannedStep, before: str) -> None:
         return
     names = [*(compared_name(step.compared, key) for key in keys), *_compare_others(work, step)]
     corpus = Corpus(work.folder.uri, keys, names, before)
-    pieces = clusters.slices(corpus.documents(), comparison_of(step))
+    pieces = similar_documents.slices(corpus.documents(), comparison_of(step))
     there = work.folder.sizes(step.key)
     todo = [piece for piece in pieces if pairs_name(piece) not in there]
     told = f"comparing documents, {step.name}"
@@ -284,7 +284,7 @@ def _compare(work: Work, step: PlannedStep, before: str) -> None:
     uri = work.folder.uri
 
     def task(row: dict[str, Any]) -> None:
-        write_pairs(ray.get(given), step, clusters.Slice(*row["piece"]))
+        write_pairs(ray.get(given), step, similar_documents.Slice(*row["piece"]))
 
     rows = [{"piece": list(piece)} for piece in todo]
     for done in run_tasks(task, rows, uri):
@@ -294,7 +294,9 @@ def _compare(work: Work, step: PlannedStep, before: str) -> None:
     work.progress(told, len(pieces) + 1, len(pieces) + 1)
 
 
-def _choose(corpus: Corpus, step: PlannedStep, of_text: tuple[list[clusters.Slice], list[str]]) -> None:
+def _choose(
+    corpus: Corpus, step: PlannedStep, of_text: tuple[list[similar_documents.Slice], list[str]]
+) -> None:
     """Decide about the texts of these pieces, which consist of these parts."""
     pieces, parts = of_text
     decide_alike(corpus, step, pieces, [from_json(part) for part in parts])

@@ -23,7 +23,7 @@ from orchestrator.data.prepare.chat_template import Template
 from orchestrator.data.sources.fields import value_of
 from orchestrator.launch.doctor import Finding
 from orchestrator.launch.first_job import job_text
-from orchestrator.planner.profile import FOLDER
+from orchestrator.planner.device_profile import FOLDER
 from orchestrator.storage import lease
 from orchestrator.storage.run_directory import RunDir
 

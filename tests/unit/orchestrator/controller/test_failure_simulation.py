@@ -19,9 +19,9 @@ from orchestrator.parallel.legal_layouts import fit
 from orchestrator.planner.choose_layout import plan
 from orchestrator.planner.cluster_file import Failures, load
 from orchestrator.planner.demand import demand_of
+from orchestrator.planner.device_profile import load as load_profile
 from orchestrator.planner.host_memory import state_bytes
 from orchestrator.planner.planner import Planner
-from orchestrator.planner.profile import load as load_profile
 from orchestrator.planner.shape_of_model import model_shape
 from workloads.describe import describe
 

@@ -15,7 +15,7 @@ from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.spec import JobSpec, dump, parse
-from orchestrator.launch import run as runs
+from orchestrator.launch import watched_run as runs
 from orchestrator.launch.finished import PastRun, finished_summary
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 

@@ -17,9 +17,9 @@ from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.choose_layout import plan, predict
 from orchestrator.planner.demand import Demand, demand_of
 from orchestrator.planner.device import Machine
+from orchestrator.planner.device_profile import load
 from orchestrator.planner.memory import MEMORY_SHARE, peak_bytes
 from orchestrator.planner.planner import Planner
-from orchestrator.planner.profile import load
 from orchestrator.planner.search import TIE
 from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.planner.simulation.step import DEEPSPEED

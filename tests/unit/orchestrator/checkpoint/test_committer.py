@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.checkpoint import commit_writer
+from orchestrator.checkpoint import committer
 from orchestrator.checkpoint.commit_store import Store
-from orchestrator.checkpoint.commit_writer import CommitOutcome, Committer
+from orchestrator.checkpoint.committer import CommitOutcome, Committer
 from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.retention import Retention
 from orchestrator.storage import atomic
@@ -110,7 +110,7 @@ def test_a_slow_writer_is_waited_for_while_its_files_come(
             group[1].commit(5, [TensorPiece("model.w", (2, 2), (1, 0), rows).raw()], META)
 
     clock = Clock(work)
-    monkeypatch.setattr(commit_writer, "time", clock)
+    monkeypatch.setattr(committer, "time", clock)
     rows = torch.arange(2.0).reshape(1, 2)
     outcome = group[0].commit(5, [TensorPiece("model.w", (2, 2), (0, 0), rows).raw()], META)
     assert outcome.state == state, outcome.reason

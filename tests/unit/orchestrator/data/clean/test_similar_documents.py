@@ -13,9 +13,9 @@ import pytest
 from datasketch import MinHash, MinHashLSH
 
 from orchestrator.config.errors import InputError
-from orchestrator.data.clean import clusters, signatures
-from orchestrator.data.clean.clusters import PAIR, Clusters
+from orchestrator.data.clean import signatures, similar_documents
 from orchestrator.data.clean.signatures import Compared, Comparison, WordHashes, comparison
+from orchestrator.data.clean.similar_documents import PAIR, Clusters
 from orchestrator.data.store.data_folder import DataFolder
 
 HASHES = 128
@@ -66,8 +66,10 @@ def stored(
 
 
 def clustered(parts: Stored, how: Comparison, documents: int, held_out: int | None = None) -> Clusters:
-    found = [clusters.pairs(parts, piece, how) for piece in clusters.slices(documents, how)]
-    return clusters.clusters(found, parts, parts.count if held_out is None else held_out, longest=True)
+    found = [similar_documents.pairs(parts, piece, how) for piece in similar_documents.slices(documents, how)]
+    return similar_documents.clusters(
+        found, parts, parts.count if held_out is None else held_out, longest=True
+    )
 
 
 def removed(found: Clusters, begins: Sequence[int]) -> set[int]:
@@ -124,7 +126,7 @@ def test_the_same_documents_are_kept_whatever_the_parts_and_slices(
     documents = list(planted(300))
     how, found = comparison(0.7, HASHES), []
     for parts, records in ((1, 2**21), (3, 150)):
-        monkeypatch.setattr(clusters, "RECORDS", records)
+        monkeypatch.setattr(similar_documents, "RECORDS", records)
         made, begins = stored(tmp_path, documents, 0.7, parts)
         found.append(removed(clustered(made, how, len(documents)), begins))
     assert found[0] == found[1]
@@ -148,7 +150,7 @@ def test_copies_in_one_key_need_one_comparison_each(tmp_path: Path) -> None:
     text = [f"w{n}" for n in range(50)]
     parts, begins = stored(tmp_path, [text] * 5000, 0.9, 2)
     how = comparison(0.9, HASHES)
-    found = clusters.pairs(parts, clusters.slices(5000, how)[0], how)
+    found = similar_documents.pairs(parts, similar_documents.slices(5000, how)[0], how)
     assert len(found) == 4999
     assert removed(clustered(parts, how, 5000), begins) == set(range(1, 5000))
 
@@ -170,4 +172,4 @@ def test_a_damaged_file_is_noticed(tmp_path: Path) -> None:
 def test_no_pairs_are_no_clusters(tmp_path: Path) -> None:
     parts, begins = stored(tmp_path, [["one"], ["two", "three"]], 0.8, 1)
     assert removed(clustered(parts, comparison(0.8, HASHES), 2), begins) == set()
-    assert len(clusters.clusters([np.zeros(0, PAIR)], parts, 1, longest=False).document) == 0
+    assert len(similar_documents.clusters([np.zeros(0, PAIR)], parts, 1, longest=False).document) == 0

@@ -15,7 +15,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.controller import decide
 from orchestrator.controller.controller import Controller
-from orchestrator.controller.stop_requests import StopAsked, StopRequests
+from orchestrator.controller.stop_file import StopAsked, StopRequests
 from orchestrator.launch.active_controller import ask_to_stop
 from orchestrator.storage import background_reader
 from orchestrator.storage.process_identity import lineage

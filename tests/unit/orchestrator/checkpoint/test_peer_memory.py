@@ -17,12 +17,12 @@ from sockets import silent
 
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import CorruptCommit
+from orchestrator.checkpoint.peer_memory import PeerMemory, newest_commit
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.shared_memory import SharedBuffer
 from orchestrator.checkpoint.snapshot_server import SnapshotServer
 from orchestrator.checkpoint.snapshot_writer import Placement, SnapshotWriter
-from orchestrator.checkpoint.snapshots import PeerMemory, newest_commit
 
 META = {"position": 0, "receipt": ""}
 TOKEN = "known to the gang"

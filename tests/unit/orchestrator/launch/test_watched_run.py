@@ -15,9 +15,9 @@ from orchestrator.checkpoint.identity import check_same_run
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.spec import dump, parse
-from orchestrator.launch import run as runs
+from orchestrator.launch import watched_run as runs
 from orchestrator.launch.job_checks import check_job
-from orchestrator.launch.run import RunOutcome, _outcome
+from orchestrator.launch.watched_run import RunOutcome, _outcome
 from orchestrator.storage.run_directory import RunDir
 
 

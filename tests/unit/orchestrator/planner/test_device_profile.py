@@ -9,8 +9,16 @@ import pytest
 import yaml
 
 from orchestrator.config.errors import InputError
-from orchestrator.planner import profile
-from orchestrator.planner.profile import Profile, check_stores, load, names, of_accelerator, read, store
+from orchestrator.planner import device_profile
+from orchestrator.planner.device_profile import (
+    Profile,
+    check_stores,
+    load,
+    names,
+    of_accelerator,
+    read,
+    store,
+)
 
 
 @pytest.mark.parametrize("name", names())
@@ -29,7 +37,7 @@ def test_the_devices_that_the_docs_name_are_there() -> None:
 
 
 def test_every_figure_has_a_source() -> None:
-    document = yaml.safe_load((profile.FOLDER / "h100.yaml").read_text())
+    document = yaml.safe_load((device_profile.FOLDER / "h100.yaml").read_text())
     assert all("source" in value for value in document.values() if isinstance(value, dict))
     del document["memory"]["source"]
     with pytest.raises(ValueError, match="source"):
@@ -55,7 +63,7 @@ def test_every_figure_has_a_source() -> None:
     ],
 )
 def test_a_wrong_profile_is_refused_by_the_key(tmp_path: Path, change: dict, said: str) -> None:
-    document = yaml.safe_load((profile.FOLDER / "t4.yaml").read_text()) | change
+    document = yaml.safe_load((device_profile.FOLDER / "t4.yaml").read_text()) | change
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(document))
     with pytest.raises(InputError) as found:

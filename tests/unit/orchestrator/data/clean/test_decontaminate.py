@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from datatrove.utils.text import ngrams, simplify_text
 
-from orchestrator.data.clean import grams
+from orchestrator.data.clean import decontaminate
 from orchestrator.data.clean.config import Decontaminate
 from orchestrator.data.clean.removed import Removed
 from orchestrator.data.store.data_folder import DataFolder
@@ -27,11 +27,11 @@ def test_text_that_is_cut_into_parts_is_indexed_whole(
     rule = Decontaminate.model_validate({"sources": [{"uri": str(tmp_path / "eval.txt")}]})
 
     def index(part_bytes: int) -> Any:
-        monkeypatch.setattr(grams, "PART_BYTES", part_bytes)
+        monkeypatch.setattr(decontaminate, "PART_BYTES", part_bytes)
         step: Any = SimpleNamespace(rule=rule, key=f"cut-{part_bytes}", name="decontaminate")
         folder = DataFolder(str(tmp_path / "cache"))
-        grams.write_index(folder, step)
-        found = grams.read_index(folder, step)
+        decontaminate.write_index(folder, step)
+        found = decontaminate.read_index(folder, step)
         assert found is not None
         return set(found["gram"].tolist())
 
@@ -49,7 +49,7 @@ def test_an_evaluation_text_shorter_than_an_n_gram_is_found_where_datatrove_has_
     assert list(ngrams(simplify_text(asked).split(), rule.words)) == []
     step: Any = SimpleNamespace(rule=rule, key="short", name="decontaminate")
     folder = DataFolder(str(tmp_path / "cache"))
-    grams.write_index(folder, step)
-    decide = grams.decontaminate(folder, step)
+    decontaminate.write_index(folder, step)
+    decide = decontaminate.decontaminate(folder, step)
     assert isinstance(decide(f"They were told: {asked.lower()} Nobody knew.", {}), Removed)
     assert decide("Which river runs through the old town?", {}) == "Which river runs through the old town?"
