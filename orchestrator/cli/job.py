@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import sys
@@ -45,13 +44,18 @@ def init(
         typer.Option(metavar="FOLDER", help="a tokenizer [default: the model's, or a new one is trained]"),
     ] = None,
     name: Annotated[str | None, typer.Option(help="name of the run [default: the name of the file]")] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            help="what to learn, such as sequence_classification [default: what the rows and the model fit]"
+        ),
+    ] = None,
 ) -> None:
     """Write a job file to start from. With --data, check it as `run` would."""
     from orchestrator.config.document import parse_yaml
     from orchestrator.config.paths import resolve_paths
     from orchestrator.config.spec import parse
-    from orchestrator.launch.first_job import CHAT, job_text, name_of, write_job
-    from orchestrator.launch.first_rows import rows_at
+    from orchestrator.launch.first_job import CHAT, first_job, name_of, write_job
     from orchestrator.launch.job_checks import check_job
     from orchestrator.resolve.resolved_job import resolve
     from orchestrator.resolve.training_inputs import vocabulary_before_data
@@ -59,7 +63,10 @@ def init(
     if os.path.lexists(path):
         raise InputError("there is a file already", str(path), "give another name")
     named, template = name_of(path) if name is None else name, path.with_suffix(".jinja")
-    text = job_text(named, data or ["corpus/*.txt"], from_hf, tokenizer, str(template))
+    made = first_job(
+        named, data or ["corpus/*.txt"], from_hf, tokenizer, template=str(template), asked=objective
+    )
+    text = made.text
     where = str(path) if name is None else "the name"
     spec = resolve_paths(parse(parse_yaml(text, where), where), Path.cwd())
     with contextlib.ExitStack() as written:
@@ -72,11 +79,8 @@ def init(
             vocabulary_before_data(resolve(spec))
         write_job(path, text)
         written.pop_all()
-    for uri, source in zip(data or (), spec.data.sources, strict=False):
-        if rows := rows_at(uri):
-            named = source.field if isinstance(source.field, str) else json.dumps(source.field)
-            left = f"; left out: {', '.join(rows.left)}" if rows.left else ""
-            print(f"{uri}: {spec.workload.objective} reads {named}{left}")
+    for line in made.lines if data else ():
+        print(line)
     if spec.data.chat_template:
         print(
             f"{template} is written: a chat template, because the tokenizer has none; change it as you like"
