@@ -50,6 +50,16 @@ def init(
             help="what to learn, such as sequence_classification [default: what the rows and the model fit]"
         ),
     ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            parser=on_this_machine,
+            help="translate a configuration of axolotl, TRL, Hugging Face's Trainer, torchtitan or verl, or the script "
+            "that starts one of them",
+        ),
+    ] = None,
 ) -> None:
     """Write a job file to start from. With --data, check it as `run` would."""
     from orchestrator.config.document import parse_yaml
@@ -62,6 +72,14 @@ def init(
 
     if os.path.lexists(path):
         raise InputError("there is a file already", str(path), "give another name")
+    if source is not None:
+        given = {"--data": data, "--from-hf": from_hf, "--tokenizer": tokenizer, "--objective": objective}
+        if other := next((option for option, value in given.items() if value), None):
+            raise InputError(
+                "does not go with --from", other, "leave it out, and change the job that is written"
+            )
+        _translate(source, path, name)
+        return
     named, template = name_of(path) if name is None else name, path.with_suffix(".jinja")
     made = first_job(
         named, data or ["corpus/*.txt"], from_hf, tokenizer, template=str(template), asked=objective
@@ -84,6 +102,25 @@ def init(
     if spec.data.chat_template:
         print(
             f"{template} is written: a chat template, because the tokenizer has none; change it as you like"
+        )
+    typed = shlex.quote(str(path))
+    print(f"{path} is written; next: orchestrator plan {typed}, then orchestrator run {typed}")
+
+
+def _translate(source: Path, path: Path, name: str | None) -> None:
+    """Write the job of another trainer's configuration, and say what was assumed and what has no place."""
+    from orchestrator.config.spec import parse
+    from orchestrator.launch.first_job import write_job
+    from orchestrator.launch.foreign_jobs.translate import translate
+
+    found = translate(source, name)
+    parse(found.document, str(source))
+    write_job(path, found.text(str(source)))
+    for line in found.lines:
+        print(line)
+    if found.left:
+        table(
+            f"Keys of {found.trainer} without a place", ["key", "nearest"], [[*each] for each in found.left]
         )
     typed = shlex.quote(str(path))
     print(f"{path} is written; next: orchestrator plan {typed}, then orchestrator run {typed}")
