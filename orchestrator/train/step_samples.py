@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -150,9 +149,10 @@ class StepReader:
                 batch[KEYS] = row_keys(self._plan.seed, position, count)
         if length := self._plan.row_length(step):
             parts = [(shortened(batch, length), digest) for batch, digest in parts]
-        batches = [batch for batch, _ in parts]
-        batches = filled_up(batches, self._layout.accumulation(self._plan.samples), self._layout.micro_batch)
-        return list(itertools.zip_longest(batches, [digest for _, digest in parts], fillvalue=0))
+        count = self._layout.accumulation(self._plan.samples)
+        batches = filled_up([batch for batch, _ in parts], count, self._layout.micro_batch)
+        digests = [digest for _, digest in parts] + [0] * (count - len(parts))
+        return list(zip(batches, digests, strict=True))
 
     def _starts_of_rollout(self, step: int) -> list[int]:
         """Return the positions at which the steps of a rollout begin, if one begins after `step` steps."""

@@ -29,6 +29,8 @@ from workloads.own.declared import (
     stages_of,
     styles_of,
 )
+from workloads.own.flat_code import flat_code
+from workloads.own.generate import generate
 from workloads.own.network import Losses, OwnNetwork
 from workloads.own.object_reference import call, load
 from workloads.own.rows import COUNTED, IGNORED, LABELS, there
@@ -333,8 +335,18 @@ class OwnWorkload:
         sampling: Sampling,
         ended: Ended | None = None,
     ) -> list[list[int]]:
-        """Raise WorkloadError: own models do not generate text."""
-        raise WorkloadError(f"{self.name} is an own model and cannot generate text")
+        """See Workload.generate. Raises WorkloadError if the model gives no logits."""
+        assert isinstance(model, OwnNetwork)
+        generation = self.generation.ending(self.vocabulary.eos)
+        return generate(
+            self.name,
+            model.network,
+            prompts,
+            max_tokens,
+            generation=generation,
+            sampling=sampling,
+            ended=ended,
+        )
 
     has_own_values: ClassVar[bool] = True
     tables: ClassVar[frozenset[str]] = frozenset()
@@ -360,10 +372,13 @@ class OwnWorkload:
         raise WorkloadError(f"{self.name} is an own model, and those are exported in full precision")
 
     def check_hf(self) -> None:
-        """Raise WorkloadError if transformers has no class for the model."""
-        if not is_of_hf(self.config.bare):
-            hint = "set checkpoint.export to safetensors, or to null"
-            raise WorkloadError(f"transformers has no class for {self.name}; {hint}")
+        """Raise WorkloadError if transformers has no class for the model, and its code cannot travel with it."""
+        if is_of_hf(self.config.bare):
+            return
+        try:
+            flat_code(self.config.reference)
+        except WorkloadError as error:
+            raise WorkloadError(f"{error}; or set checkpoint.export to safetensors") from None
 
     def to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
         """Raise WorkloadError: see `orchestrator.export.own_model`."""

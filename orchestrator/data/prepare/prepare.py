@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from orchestrator.config.errors import InputError, Unreachable
+from orchestrator.config.errors import Absent, InputError, Unreachable
 from orchestrator.data import sources
 from orchestrator.data.clean.cleaned_text import CleanedText
 from orchestrator.data.clean.config import columns_of_steps
@@ -127,7 +127,7 @@ def prepare(
         if not shards.is_complete(folder):
             if not make:
                 hint = "make it with `orchestrator data prepare`"
-                raise InputError("there is no prepared data", folder.uri, hint)
+                raise Absent("there is no prepared data", folder.uri, hint)
             preparation = _Preparation(
                 data,
                 files,
