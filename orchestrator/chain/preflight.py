@@ -20,8 +20,9 @@ from orchestrator.chain.stage_run import StageRun
 from orchestrator.checkpoint.identity import BASE, CONTINUED, check_same_run, teacher_of
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.config.chain import CONTINUE, ChainSpec
+from orchestrator.config.document import STAGES
 from orchestrator.config.errors import InputError, Problems
-from orchestrator.config.spec import STAGES, JobSpec
+from orchestrator.config.spec import JobSpec
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.controller.events import EventHistory
 from orchestrator.data.config import DataSpec

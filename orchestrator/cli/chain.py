@@ -87,8 +87,7 @@ def chain_at(target: str) -> tuple[RunDir, ChainSpec] | None:
     """The directory of a chain and its job; None if no chain is at that place."""
     from orchestrator.api.place import place_of
     from orchestrator.config.chain import parse_chain
-    from orchestrator.config.document import parse_yaml
-    from orchestrator.config.spec import STAGES
+    from orchestrator.config.document import STAGES, parse_yaml
     from orchestrator.storage.file_names import CHAIN
     from orchestrator.storage.run_directory import RunDir
 

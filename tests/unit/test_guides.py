@@ -19,7 +19,8 @@ import yaml
 
 from orchestrator.cli.app import app
 from orchestrator.config.chain import COMPRESS, CompressSpec
-from orchestrator.config.spec import STAGES, parse
+from orchestrator.config.document import STAGES
+from orchestrator.config.spec import parse
 from orchestrator.evaluate.task_files import read_task
 from orchestrator.launch.first_job import job_text
 from orchestrator.planner import cluster_file
