@@ -132,6 +132,7 @@ def test_a_run_goes_on_with_the_commit_of_its_teacher_that_it_began_with(
     assert not list(teacher.glob("checkpoints/*/held-*"))
 
 
+@pytest.mark.slow
 def test_a_replay_learns_from_the_teacher_too(quiet: Path, place: Path) -> None:
     found = replay(parse(document(place, {})), RunDir(str(quiet)), None, 2)
     assert found.same

@@ -178,6 +178,7 @@ def test_a_controller_that_is_killed_meanwhile(
     same(run, gang)
 
 
+@pytest.mark.slow
 def test_without_room_it_waits_says_so_once_and_is_done_at_the_end(
     gang: Path, text: str, cache: Path, tmp_path: Path
 ) -> None:

@@ -171,6 +171,7 @@ def test_kills_change_no_answer_and_no_bit(quiet: Path, place: Path, tmp_path: P
         assert answers(run, step) == answers(quiet, step)
 
 
+@pytest.mark.slow
 def test_any_width_has_the_same_bits_where_bits_are_asked_for(place: Path, tmp_path: Path) -> None:
     runs = []
     for width in (1, 2):
@@ -211,6 +212,7 @@ def test_a_reward_that_fails_ends_the_run_with_the_prompts_number(place: Path, t
     assert "no reward for row" in why
 
 
+@pytest.mark.slow
 def test_several_steps_learn_from_one_rollout_and_a_kill_between_them_changes_no_bit(
     place: Path, tmp_path: Path
 ) -> None:
@@ -341,9 +343,10 @@ def test_rewards_that_take_longer_than_a_step_may_are_no_hang(
     assert max(row["reward_seconds"] for row in rows(run)) > 3.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parallel",
-    [{"zero": 3}, pytest.param({}, marks=pytest.mark.slow), pytest.param({"tp": 2}, marks=pytest.mark.slow)],
+    [{"zero": 3}, {}, {"tp": 2}],
     ids=str,
 )
 def test_an_adapter_over_a_base_is_what_generates(
@@ -360,6 +363,7 @@ def test_an_adapter_over_a_base_is_what_generates(
     assert run[-1]["reward"] > rows(quiet)[0]["reward"]
 
 
+@pytest.mark.slow
 def test_experts_generate_as_they_are_trained(place: Path, tmp_path: Path) -> None:
     found = document(place)
     found["workload"]["model"] = "mixtral-tiny"
