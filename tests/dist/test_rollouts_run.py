@@ -163,7 +163,7 @@ def test_every_layout_generates_the_same_answers(
 
 
 def test_kills_change_no_answer_and_no_bit(quiet: Path, place: Path, tmp_path: Path) -> None:
-    """Requests: NeMo-RL#3599, trl#5911."""
+    """Requests: NeMo-RL#3599, trl#5911, OpenRLHF#1322, trl#7294, torchtitan#3751."""
     run = run_of(tmp_path, "run", document(place), faults=("kill@0:2", "kill@1:5/2", "kill@1:4e/3"))
     assert curve(run) == curve(quiet)
     assert weights(run, STEPS) == weights(quiet, STEPS)
@@ -172,7 +172,23 @@ def test_kills_change_no_answer_and_no_bit(quiet: Path, place: Path, tmp_path: P
 
 
 @pytest.mark.slow
+def test_a_frozen_rank_is_replaced_and_changes_no_bit(quiet: Path, place: Path, tmp_path: Path) -> None:
+    """Rank 1 freezes as step 5 begins, so that rank 0 waits for it as it takes the weights to generate with.
+
+    Requests: verl#7155, trl#6797.
+    """
+    run = run_of(tmp_path, "run", document(place), faults=("stop@1:5",))
+    assert {row["attempt"] for row in rows(run)} == {1, 2}
+    waits = (run / "logs/attempt-1/rank-0.log").read_text()
+    assert "rollouts/replica.py" in waits, waits
+    assert curve(run) == curve(quiet)
+    assert weights(run, STEPS) == weights(quiet, STEPS)
+    assert answers(run, 8) == answers(quiet, 8)
+
+
+@pytest.mark.slow
 def test_any_width_has_the_same_bits_where_bits_are_asked_for(place: Path, tmp_path: Path) -> None:
+    """Asked for in verl#7216."""
     runs = []
     for width in (1, 2):
         found = document(place, determinism="bitwise", virtual_shards=4)
@@ -195,6 +211,7 @@ def test_the_divergence_from_the_first_weights_is_held_small(
 
 
 def test_an_answer_without_a_reward_is_left_out_and_said(place: Path, tmp_path: Path) -> None:
+    """It does not count as a reward of zero: asked for in NeMo-RL#3589."""
     found = document(place)
     found["rewards"].append({"own": "judges:in_turns", "on_error": "skip", "weight": 0.5})
     run = rows(run_of(tmp_path, "run", found))
@@ -412,6 +429,7 @@ def test_prompts_that_leave_no_room_keep_their_end_and_are_counted(place: Path, 
 
 
 def test_a_commit_is_evaluated_and_replayed_as_the_run_was(quiet: Path, place: Path) -> None:
+    """It has the weights of its step: asked for in NeMo-RL#3312."""
     run, store = RunDir(str(quiet)), Store(str(quiet / "checkpoints"))
     spec = parse(document(place))
     row = evaluate_commit(spec, run, store.manifest(STEPS), {})

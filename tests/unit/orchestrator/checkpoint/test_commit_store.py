@@ -238,7 +238,7 @@ def of_attempt(store: Store, step: int, number: int | None, value: float = 0.0) 
 
 
 def test_an_attempt_that_was_overtaken_commits_nothing(uri: str) -> None:
-    """Its gang may be at work behind a cut network and still reach the store."""
+    """Its gang may be at work behind a cut network and still reach the store. Asked for in kuberay#5211."""
     old, new = Store(uri), Store(uri)
     of_attempt(old, 4, 1)
     new.fence(2)
@@ -362,6 +362,6 @@ def test_a_commit_that_was_moved_with_a_link_in_its_place_is_one_of_the_run(tmp_
 
 
 def test_meta_must_hold_position_and_receipt(uri: str) -> None:
-    """The position is part of a commit, as torchft#309 asks for."""
+    """The position is part of a commit, as torchft#309 and torchtitan#4686 ask for."""
     with pytest.raises(InputError, match="receipt"):
         Store(uri).publish(1, [], {"position": 1})

@@ -42,7 +42,10 @@ def test_of_ranks_with_gpus_those_of_nccl_are_told_too(
 
 
 def test_the_ranks_that_others_wait_for_are_named(tmp_path: Path) -> None:
-    """Rank 2 has not come to the third collective of its group, though it is as far as rank 3 in another group."""
+    """Rank 2 has not come to the third collective of its group, though it is as far as rank 3 in another group.
+
+    Asked for in ray#58878.
+    """
     folder = tmp_path / "profiles" / "hang-attempt-2"
     folder.mkdir(parents=True)
     groups = {0: {"world": 3}, 1: {"world": 3, "tp": 9}, 2: {"world": 2, "pp": 4}, 3: {"world": 3, "pp": 4}}

@@ -71,7 +71,7 @@ def test_a_batch_is_the_samples_at_its_positions(batches: Batches) -> None:
 
 
 def test_a_batch_may_straddle_epochs(batches: Batches) -> None:
-    """A position at the end of an epoch is as any other: asked for in verl#7401."""
+    """A position at the end of an epoch is as any other: asked for in verl#7401 and transformers#40691."""
     size = batches.order.epoch_size
     batch, total = batches.batch(2 * size - 3, 8)
     assert batch["epoch"].tolist() == [1] * 3 + [2] * 5
