@@ -96,7 +96,7 @@ def test_a_file_is_read(text: str, tmp_path: Path) -> None:
         whole = {} if STAGES in document else yaml.safe_load(job_text("text", ["my/*.txt"]))
         whole = within({"data": {"validation": {"share": 0.1}}}, whole)
         if "samples" in document.get("data", {}):
-            whole["workload"] = {"model": "workloads.vision.clip:Clip"}
+            whole["workload"] = {"model": "ext:clip"}
         for each in alternatives(document):
             check_job(within(each, whole))
 
