@@ -116,7 +116,7 @@ def resolve(
         shape = replace(shape, quantised_group=spec.quantize.scheme.group)
     if spec.reads_base:
         from workloads.hf.tables.our_names import told_by_our_names
-        from workloads.load import quantised_share, trained_share
+        from workloads.parameter_shares import quantised_share, trained_share
 
         train = spec.train
         with wrong_input("workload.adapter.targets"), told_by_our_names(model):
