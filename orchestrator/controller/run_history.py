@@ -202,6 +202,8 @@ class RunHistory:
             attempt=self.attempts,
             step=self.step,
             failures=history.failures(self._spec.limits.restart_window, wall(), now, commit),
+            doubtful_after=history.doubtful_after,
+            wrong_nodes=history.wrong_nodes,
             skips=history.skips,
         )
 
@@ -384,7 +386,9 @@ class RunHistory:
             self._peers.close()
         self._peers = PeerMemory(self._peer_token, addresses) if addresses else None
 
-    def last_commit(self, bad: frozenset[int] = frozenset()) -> tuple[CommitManifest | None, list[str]]:
+    def last_commit(
+        self, bad: frozenset[int] = frozenset(), doubtful_after: int | None = None
+    ) -> tuple[CommitManifest | None, list[str]]:
         """Return the newest commit that the run can start from, and a line for each that is passed over or doubted.
 
         Passed over are damaged commits, commits that used samples which must be left out, and commits of the learning
@@ -392,16 +396,24 @@ class RunHistory:
 
         Args:
             bad: steps of commits that a rank reported as damaged. Each is verified first.
+            doubtful_after: the step after which commits may be wrong, see `State`.
         """
-        result, notes = self._last_commit(bad)
+        result, notes = self._last_commit(bad, doubtful_after)
         return result.commit, notes
 
-    def _last_commit(self, bad: frozenset[int]) -> tuple[LastCommit, list[str]]:
+    def _last_commit(self, bad: frozenset[int], doubtful_after: int | None) -> tuple[LastCommit, list[str]]:
         damaged, notes = self._doubted.damaged(bad)
-        result = last_commit(self._peers, self.store, damaged, self._is_usable)
+
+        def is_usable(commit: CommitManifest) -> bool:
+            is_in_doubt = doubtful_after is not None and commit.step > doubtful_after
+            return not is_in_doubt and self._is_usable(commit)
+
+        result = last_commit(self._peers, self.store, damaged, is_usable)
         return result, notes + [note for note in result.notes if note not in notes]
 
-    def roll_back(self, bad: frozenset[int], attempt: int) -> tuple[CommitManifest | None, list[str]]:
+    def roll_back(
+        self, bad: frozenset[int], attempt: int, doubtful_after: int | None = None
+    ) -> tuple[CommitManifest | None, list[str]]:
         """Return to the last sound commit, and remove every row and commit after it.
 
         From now on only `attempt` may commit: processes that are left of earlier attempts are fenced off.
@@ -409,6 +421,7 @@ class RunHistory:
         Args:
             bad: steps of commits that a rank reported as damaged.
             attempt: the attempt that starts from the commit.
+            doubtful_after: the step after which commits may be wrong, see `State`.
 
         Returns:
             As `last_commit`.
@@ -421,7 +434,9 @@ class RunHistory:
         self.store.fence(attempt)
         if bad:  # the copy in memory may be the damaged one
             rewind_memory(self._peers, min(bad) - 1, attempt)
-        result, notes = self._last_commit(bad)
+        if doubtful_after is not None:
+            rewind_memory(self._peers, doubtful_after, attempt)
+        result, notes = self._last_commit(bad, doubtful_after)
         commit = result.commit
         if commit is None and not result.left_out:
             refuse_lost(self._run, result.unsound)

@@ -226,7 +226,8 @@ class DataSpec(StrictModel):
     )
     sources: list[Source] = Field(description="the training text, in files of any supported format")
     tokenizer: TrainBpe | Train | str = Field(
-        description="train_bpe: N, or train: with a recipe, or a tokenizer.json, its folder, or a .tiktoken file"
+        description="train_bpe: N, or train: with a recipe, or a tokenizer.json, its folder, a .tiktoken file, "
+        "or a .model of SentencePiece"
     )
     add_tokens: list[str] = Field(
         default_factory=list,

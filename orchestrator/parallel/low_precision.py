@@ -87,6 +87,8 @@ def fake_quantise(
 def _largest_over(tp: ProcessGroup, values: torch.Tensor) -> torch.Tensor:
     """Return the maximum of values over the ranks of a group."""
     values = values.contiguous()
+    tp.sent(values)
     with tp.communicating():
         torch.distributed.all_reduce(values, torch.distributed.ReduceOp.MAX, group=tp.handle)
+    tp.received(values)
     return values

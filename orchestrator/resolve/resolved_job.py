@@ -110,6 +110,8 @@ def resolve(
             shape = replace(shape, no_model_split="an own metric reads whole outputs")
     if spec.distill:
         shape = _with_teacher(shape, model, spec.distill, spec.workload, divides)
+    if spec.rollout:
+        shape = replace(shape, even_shares="the ranks divide the answers of each prompt evenly")
     if spec.quantize:
         shape = replace(shape, quantised_group=spec.quantize.scheme.group)
     if spec.reads_base:
@@ -175,7 +177,10 @@ def _with_teacher(
         )
     if distill.looks_inside:
         what = "distill.hidden and distill.relations compare whole layers of whole texts"
-        shape = replace(shape, no_pipeline_split=what, no_context_split=what, no_sequence_split=what)
+        even = "a part of its loss is a mean over micro-batches"
+        shape = replace(
+            shape, no_pipeline_split=what, no_context_split=what, no_sequence_split=what, even_shares=even
+        )
     return shape
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from orchestrator.config.errors import InputError, Unreachable
+from orchestrator.config.errors import Absent, InputError, Unreachable
 from orchestrator.data import sources
 from orchestrator.data.clean.documents import aligned
 from orchestrator.data.clean.plan import cleaning_of
@@ -107,7 +107,7 @@ def prepare(
         if not shards.is_complete(folder):
             if not make:
                 hint = "make it with `orchestrator data prepare`"
-                raise InputError("there is no prepared data", folder.uri, hint)
+                raise Absent("there is no prepared data", folder.uri, hint)
             preparation = Preparation(
                 data,
                 files,
