@@ -107,6 +107,13 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         draws=spec.workload.draws,
         together=spec.rollout.steps if spec.rollout else 1,
     )
+    lengths = plan.lengths(
+        inputs.workload,
+        layout,
+        on_gpu=device.device.type == "cuda",
+        packed=inputs.batches.packed,
+        has_means=spec.distill is not None and spec.distill.looks_inside,
+    )
     rank = Rank(
         task=task,
         plan=plan,
@@ -124,6 +131,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
             train=spec.train,
             sequence_length=spec.data.sequence_length,
             classes=len(spec.data.labels),
+            cut=lengths.cut,
             measured=measured,
             has_average=spec.checkpoint.ema is not None,
         ),
@@ -142,7 +150,13 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
             gpus=spec.resources.per_worker.gpu,
         ),
         make_reader=partial(
-            StepReader, plan, layout, context.rank_info.rank, pinned=device.pinned, rollouts=rollouts
+            StepReader,
+            plan,
+            layout,
+            context.rank_info.rank,
+            pinned=device.pinned,
+            rollouts=rollouts,
+            lengths=lengths,
         ),
         restorer=Restorer(
             task,

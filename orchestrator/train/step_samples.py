@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from orchestrator.data.samples.batches import Batches, StepSamples, slices
@@ -17,10 +18,11 @@ from orchestrator.train.committed_state import TrainingProgress
 from orchestrator.train.config import TrainSpec
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.rollouts.rollouts import Rollouts
+from orchestrator.train.row_lengths import WHOLE, RowLengths, dealt, lengths_of
 from orchestrator.train.sequence_warmup import shortened
 from orchestrator.train.task import Task
-from workloads.model.dropout import KEYS, row_keys
-from workloads.workload import Batch
+from workloads.model.dropout import KEYS, position_keys
+from workloads.workload import Batch, Workload
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,12 @@ class StepPlan:
         warmup = self.train.sequence_warmup
         return warmup.at(step, self.sequence_length) if warmup else None
 
+    def lengths(
+        self, workload: Workload, layout: Layout, *, on_gpu: bool, packed: bool, has_means: bool
+    ) -> RowLengths:
+        """Return how the samples of a step become rows, see `row_lengths.lengths_of`."""
+        return lengths_of(workload, layout, self.train, on_gpu=on_gpu, packed=packed, has_means=has_means)
+
 
 class StepRows(NamedTuple):
     """The rows that a rank trains on in a step, the sum of their receipt digests, and further fields of the step's
@@ -77,6 +85,7 @@ class StepReader:
         origin: TrainingProgress,
         pinned: Callable[[Batch], Batch] = lambda batch: batch,
         rollouts: Rollouts | None = None,
+        lengths: RowLengths = WHOLE,
     ) -> None:
         """Make ready to read.
 
@@ -88,6 +97,7 @@ class StepReader:
             origin: the progress from which the steps of this task continue.
             pinned: moves a batch into page-locked memory if the device is a GPU.
             rollouts: makes the rows of a step from prompts, if the objective learns from rewards.
+            lengths: how the samples of a step become rows.
         """
         self._plan = plan
         self._batches = batches
@@ -96,6 +106,7 @@ class StepReader:
         self._origin = origin
         self._pinned = pinned
         self._rollouts = rollouts
+        self._lengths = lengths
 
     @property
     def ahead(self) -> int:
@@ -116,13 +127,16 @@ class StepReader:
             assert isinstance(self._batches, Batches)  # own samples come with their own objective
             starts = self._starts_of_rollout(step)
             return StepSamples(
-                [], 0, None, [self._rollouts.prompts(self._batches, each, size) for each in starts]
+                [], 0, None, prompts=[self._rollouts.prompts(self._batches, each, size) for each in starts]
             )
-        mine = slices(start, size, coordinate["dp"], self._layout.dp, self._layout.micro_batch)
-        parts = [self._batches.batch(position, count) for position, count in mine]
+        mine = self._positions(start, size, coordinate["dp"])
+        parts = [self._batches.at(positions) for positions in mine]
         if self._plan.draws:
-            for (position, count), (batch, _) in zip(mine, parts, strict=True):
-                batch[KEYS] = row_keys(self._plan.seed, position, count)
+            for positions, (batch, _) in zip(mine, parts, strict=True):
+                batch[KEYS] = position_keys(self._plan.seed, torch.from_numpy(positions))
+        whole = sum(_tokens(batch) for batch, _ in parts)
+        parts = [(self._lengths.cut(batch), digest) for batch, digest in parts]
+        share = sum(_tokens(batch) for batch, _ in parts) / max(whole, 1)
         if length := self._plan.row_length(step):
             parts = [(shortened(batch, length), digest) for batch, digest in parts]
         is_first = coordinate["pp"] == coordinate["cp"] == coordinate["tp"] == 0
@@ -131,7 +145,18 @@ class StepReader:
             batches=[self._pinned(batch) for batch, _ in parts],
             digest=add(digest for _, digest in parts) if is_first else 0,
             padding=self._batches.padding(start, size) if reports_padding else None,
+            share=share,
         )
+
+    def _positions(self, start: int, size: int, dp_rank: int) -> list[np.ndarray]:
+        """Return the positions of the samples of each of a data-parallel rank's micro-batches."""
+        layout = self._layout
+        mine = slices(0, size, dp_rank, layout.dp, layout.micro_batch)
+        positions = np.arange(start, start + size)
+        if self._lengths.deals:
+            assert isinstance(self._batches, Batches)  # own samples have no known lengths
+            positions = positions[dealt(self._batches.lengths(positions), layout.micro_batch)]
+        return [positions[first : first + count] for first, count in mine]
 
     def _starts_of_rollout(self, step: int) -> list[int]:
         """Return the positions at which the steps of a rollout begin, if one begins after `step` steps."""
@@ -158,6 +183,11 @@ class StepReader:
         self._rollouts.keep(step + 1, made, task)
         batches = [self._pinned(batch) for batch in made.batches]
         return StepRows(batches, made.digest, made.metrics)
+
+
+def _tokens(batch: Batch) -> int:
+    """Return the tokens of a batch, padding included; 0 if it has none."""
+    return sum(batch[name].numel() for name in ("tokens", "decoder_tokens") if name in batch)
 
 
 MakeReader = Callable[[Batches | OwnBatches, TrainingProgress], StepReader]

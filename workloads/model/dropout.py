@@ -41,11 +41,16 @@ features.
 
 
 def row_keys(seed: int, position: int, count: int) -> Tensor:
-    """Return the keys of `count` samples of the run's sample order from `position` on, int64 [count].
+    """Return the keys of `count` samples of the run's sample order from `position` on, int64 [count]."""
+    return position_keys(seed, torch.arange(position, position + count))
+
+
+def position_keys(seed: int, positions: Tensor) -> Tensor:
+    """Return the keys of the samples at `positions` of the run's sample order, both int64 [count].
 
     A position occurs once in a run, so it identifies step and sample.
     """
-    return keyed(_mixed(torch.tensor([seed])), torch.arange(position, position + count))
+    return keyed(_mixed(torch.tensor([seed])), positions)
 
 
 def token_keys(model: nn.Module, batch: Batch, length: int, stack: int = 0) -> Tensor | None:
