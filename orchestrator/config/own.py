@@ -36,7 +36,7 @@ def problem_of(spec: Any) -> str:
         return f"data.samples are for an own model, and workload.model is {workload.model}; name one as module:name"
     if not is_own:
         return ""
-    for key in ("mup", "dropout", "attention_dropout", "layer_drop", "grow"):
+    for key in ("mup", "dropout", "attention_dropout", "layer_drop", "embedding_noise", "grow"):
         if getattr(workload, key) not in (None, 0.0):
             return f"workload.{key} is for models of this project, and {workload.model} is an own one; leave it out"
     for key in ("z_loss", "label_smoothing"):

@@ -484,7 +484,7 @@ class JobSpec(StrictModel):
                 "workload": {
                     "implementation",
                     "attention_dropout",
-                    *self.workload.at_default("layer_drop", "grow", "adapter", "shrink"),
+                    *self.workload.at_default("layer_drop", "embedding_noise", "grow", "adapter", "shrink"),
                 },
                 "train": dict.fromkeys(("stability", *self.train.at_default(*NEWER_OF_TRAIN)), True)
                 | {"optimizer": self.train.optimizer.at_default(*NEWER)},

@@ -160,6 +160,11 @@ class WorkloadSpec(StrictModel):
         lt=1.0,
         description="probability that a sample skips a layer in training (LayerDrop, stochastic depth)",
     )
+    embedding_noise: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="NEFTune: alpha of the uniform noise that is added to token embeddings in training",
+    )
     adapter: AdapterSpec | None = Field(
         default=None, description="train an adapter and freeze the initial weights"
     )
@@ -167,7 +172,7 @@ class WorkloadSpec(StrictModel):
     @property
     def draws(self) -> bool:
         """Return whether training draws random numbers, for which batches carry keys."""
-        return any(self.dropouts) or bool(self.layer_drop)
+        return any(self.dropouts) or bool(self.layer_drop or self.embedding_noise)
 
     @property
     def dropouts(self) -> tuple[float, float]:

@@ -31,7 +31,7 @@ class RowGradients:
     def _embed(self, module: nn.Embedding, ids: Tensor) -> Tensor:
         weight = module.weight
         if self.active and torch.is_grad_enabled() and weight.is_leaf and weight.grad is not None:
-            found: Tensor = _Rows.apply(weight, ids)  # type: ignore[no-untyped-call]
+            found: Tensor = _Rows.apply(weight, ids)
             return found
         return F.embedding(ids, weight)
 

@@ -105,6 +105,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         samples=spec.samples_per_step,
         sequence_length=spec.data.sequence_length,
         draws=spec.workload.draws,
+        noise=bool(spec.workload.embedding_noise),
         together=spec.rollout.steps if spec.rollout else 1,
     )
     lengths = plan.lengths(

@@ -20,19 +20,13 @@ from orchestrator.parallel.layout import Layout
 from orchestrator.train.config import TrainSpec
 from workloads.model.dropout import KEYS, PLACES
 from workloads.model.masks import QUERIES, SEGMENTS
+from workloads.model.transformer import LABEL_WEIGHTS
 from workloads.objectives.distillation import STORED
 from workloads.workload import Batch, Workload
 
 ALONG_ROW = (
-    "tokens",
-    "labels",
-    "token_types",
-    "task_types",
-    "padding",
-    "targets",
-    QUERIES,
-    SEGMENTS,
-    *STORED,
+    *("tokens", "labels", LABEL_WEIGHTS, "token_types", "task_types", "padding", "targets"),
+    *(QUERIES, SEGMENTS, *STORED),
 )
 """Entries [B, L, ...]."""
 ON_GPU = 8
@@ -47,15 +41,17 @@ class RowLengths:
         cuts: whether rows end with the longest of their micro-batch.
         deals: whether the samples of a step are dealt to micro-batches by length.
         multiple: the layout needs rows of a multiple of this many tokens.
+        parts: texts of a sample, each of which has an equal part of the row.
     """
 
     cuts: bool = False
     deals: bool = False
     multiple: int = 1
+    parts: int = 1
 
     def cut(self, batch: Batch) -> Batch:
         """Return the batch with shorter rows, or unchanged."""
-        return shortened_rows(batch, self.multiple) if self.cuts else batch
+        return shortened_rows(batch, self.multiple, self.parts) if self.cuts else batch
 
 
 WHOLE = RowLengths()
@@ -99,7 +95,8 @@ def lengths_of(
     # A loss with a mean over a micro-batch (experts' balance, a second head) depends on which samples share one.
     adds_up = not (has_means or config.moe or config.sentence_head or config.generator or workload.compares)
     varies = workload.objective.reading.unit != "stream" and not packed
-    return RowLengths(cuts=True, deals=adds_up and varies, multiple=multiple)
+    parts = 2 if getattr(workload.objective, "compares", False) else getattr(workload.objective, "parts", 1)
+    return RowLengths(cuts=True, deals=adds_up and varies, multiple=multiple, parts=parts)
 
 
 def dealt(lengths: np.ndarray, micro_batch: int) -> np.ndarray:
@@ -120,7 +117,7 @@ def dealt(lengths: np.ndarray, micro_batch: int) -> np.ndarray:
     return rows[np.argsort(reversed_, kind="stable")].ravel()
 
 
-def shortened_rows(batch: Batch, multiple: int = 1) -> Batch:
+def shortened_rows(batch: Batch, multiple: int = 1, parts: int = 1) -> Batch:
     """Return the batch with rows cut after the last real token of any row, rounded up to `multiple`.
 
     A batch that does not say what is padding, or that has entries whose length dimension is unknown, stays whole.
@@ -128,9 +125,12 @@ def shortened_rows(batch: Batch, multiple: int = 1) -> Batch:
     if "padding" not in batch:
         return batch
     length = batch["padding"].shape[1]
-    if "compared" in batch:
-        # Dropout counts the positions of a row, and the second answer would begin at another one.
-        return batch if KEYS in batch else _shortened_halves(batch, length, multiple)
+    if parts > 1:
+        # Dropout counts the positions of a row, and the second answer would begin at another one. Texts that are
+        # computed apart count their own.
+        return (
+            batch if KEYS in batch and SEGMENTS in batch else _shortened_parts(batch, length, multiple, parts)
+        )
     kept = _kept(batch["padding"], multiple)
     targets = _kept(batch["decoder_padding"], multiple) if "decoder_padding" in batch else None
     found: Batch = {}
@@ -150,21 +150,21 @@ def shortened_rows(batch: Batch, multiple: int = 1) -> Batch:
     return found
 
 
-def _shortened_halves(batch: Batch, length: int, multiple: int) -> Batch:
-    """Return a batch of pairs of answers, each of which has half a row, with both halves cut alike."""
-    half = length // 2
-    kept = _kept(batch["padding"].view(-1, half), multiple)
-    if kept > half or any(
+def _shortened_parts(batch: Batch, length: int, multiple: int, parts: int) -> Batch:
+    """Return a batch whose rows are equal parts, each with a text, with all parts cut alike."""
+    part = length // parts
+    kept = _kept(batch["padding"].view(-1, part), multiple)
+    if any(
         length in entry.shape[1:] and name not in (*ALONG_ROW, "positions") for name, entry in batch.items()
     ):
         return batch
 
     def cut(entry: Tensor) -> Tensor:
-        return torch.cat([entry[:, :kept], entry[:, half : half + kept]], dim=1)
+        return entry.view(len(entry), parts, part)[:, :, :kept].flatten(1)
 
     found = {name: cut(entry) if length in entry.shape[1:] else entry for name, entry in batch.items()}
     if PLACES in batch:  # where each answer of a reward model ends
-        found[PLACES] = torch.where(batch[PLACES] >= half, batch[PLACES] - (half - kept), batch[PLACES])
+        found[PLACES] = torch.where(batch[PLACES] >= part, batch[PLACES] - (part - kept), batch[PLACES])
     return found
 
 

@@ -21,7 +21,7 @@ from orchestrator.train.rollouts.rollouts import Rollouts
 from orchestrator.train.row_lengths import WHOLE, RowLengths, dealt, lengths_of
 from orchestrator.train.sequence_warmup import shortened
 from orchestrator.train.task import Task
-from workloads.model.dropout import KEYS, position_keys
+from workloads.model.dropout import KEYS, ROW_TOKENS, position_keys
 from workloads.workload import Batch, Workload
 
 
@@ -35,6 +35,7 @@ class StepPlan:
         samples: samples of data that a step reads: rows, or prompts, each of which has several rows.
         sequence_length: tokens of a row.
         draws: whether rows need keys for random numbers.
+        noise: whether embeddings get noise, whose size follows from a row's tokens.
         together: number of steps that one rollout serves; 1 without rollouts. Between them nothing is saved, and no
             task ends.
     """
@@ -45,6 +46,7 @@ class StepPlan:
     sequence_length: int
     draws: bool
     together: int = 1
+    noise: bool = False
 
     @property
     def tokens(self) -> int:
@@ -139,6 +141,9 @@ class StepReader:
         share = sum(_tokens(batch) for batch, _ in parts) / max(whole, 1)
         if length := self._plan.row_length(step):
             parts = [(shortened(batch, length), digest) for batch, digest in parts]
+        if self._plan.noise:
+            for batch, _ in parts:
+                batch[ROW_TOKENS] = batch.get("padding", torch.ones_like(batch["tokens"])).sum(1)
         is_first = coordinate["pp"] == coordinate["cp"] == coordinate["tp"] == 0
         reports_padding = self._batches.packed and self._rank == 0
         return StepSamples(
