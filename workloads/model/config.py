@@ -61,8 +61,8 @@ class TransformerConfig:
     swiglu_limit: clamps gate and up and joins them with swiglu_alpha as in gpt-oss, see `layers.joined`; 0 for plain
     gates. head_bias: whether a language head has a bias. head_activation: the activation of a masked head; the body's
     if empty. dropout, attention_dropout: the rates in training. layer_drop: the rate of skipped layers.
-    embedding_noise: the alpha of NEFTune. See `workloads.model.dropout`. base: the narrow model for muP, None for none; see
-    `workloads.model.mup`.
+    embedding_noise: the alpha of NEFTune. See `workloads.model.dropout`. base: the narrow model for muP, None for none;
+    see `workloads.model.mup`.
     """
 
     family: str
