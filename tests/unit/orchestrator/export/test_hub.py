@@ -120,7 +120,9 @@ def test_an_export_arrives_and_the_token_is_in_no_message(folder: Path, hub: Hub
         return
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("/me/model")
-    assert hub.repo.get("private") is True or hub.repo.get("visibility") == "private"  # an older and a newer client
+    assert (
+        hub.repo.get("private") is True or hub.repo.get("visibility") == "private"
+    )  # an older and a newer client
     assert set(hub.files) == {"README.md", "model.safetensors", "export.json"}
     assert hub.files["model.safetensors"] == b"\x00\x01weights"
     assert hub.message == "Step 12 of small"
