@@ -178,7 +178,7 @@ class Run:
     def _model(self, step: int, raw: bool) -> nn.Module:
         from orchestrator.resolve.commit_model import model_of_run
         from workloads.errors import WorkloadError
-        from workloads.load import with_weights
+        from workloads.inference import with_weights
         from workloads.own.object_reference import is_object_reference
 
         commit = model_of_run(self.uri, step, raw=raw)

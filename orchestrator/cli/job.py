@@ -157,6 +157,16 @@ def doctor(
         ),
     ] = None,
     overrides: Set = None,
+    burn_in: Annotated[
+        bool,
+        typer.Option(
+            "--burn-in",
+            help="also test the devices: products with known bits, patterns in memory, collectives with known sums",
+        ),
+    ] = False,
+    seconds: Annotated[
+        float, typer.Option(min=0, max=86_400, help="how long --burn-in repeats products and collectives")
+    ] = 20.0,
     as_json: Json = False,
 ) -> None:
     """Show what this machine can run and what is missing. With a job, also show the optional libraries it needs."""
@@ -167,11 +177,15 @@ def doctor(
     findings = examine()
     if job is not None:
         findings += _needs(job, overrides)
+    if burn_in:
+        from orchestrator.launch.burn_in import burn_in_findings
+
+        findings += burn_in_findings(seconds)
     if as_json:
         emit([finding.to_json() for finding in findings])
     else:
         table("This machine", ["", "what", "found", "hint"], [f.row() for f in findings])
-    if any(finding.verdict == "missing" for finding in findings):
+    if any(finding.verdict in ("missing", "wrong") for finding in findings):
         raise typer.Exit(1)
 
 

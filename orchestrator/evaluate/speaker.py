@@ -156,7 +156,7 @@ def speaker_of(
     """
     import torch
 
-    from workloads.load import with_weights
+    from workloads.inference import with_weights
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = with_weights(workload, read, device, scheme)

@@ -256,7 +256,7 @@ def _compare(
     (`workloads.hf.check.compare`).
     """
     from workloads.hf.check.compare import TOLERANCE, difference
-    from workloads.load import with_weights
+    from workloads.inference import with_weights
 
     model = with_weights(workload, read)
     found = difference(workload.config, model, folder, batches(data, tokens, workload))

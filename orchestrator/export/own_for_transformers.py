@@ -147,7 +147,7 @@ def _probe(data: DataSpec, seed: int, workload: OwnWorkload, tokens: Tokens) -> 
 
 def _outputs(workload: OwnWorkload, read: Callable[[str], Tensor], batch: Batch) -> dict[str, Tensor]:
     """Return the losses of a batch, and the logits of its tokens if the model gives them."""
-    from workloads.load import with_weights
+    from workloads.inference import with_weights
     from workloads.own.generate import of_tokens
 
     model: Any = with_weights(workload, read).eval()

@@ -69,6 +69,10 @@ KEPT_LOGITS = 1.3
 """Copies of its logits that a pass keeps if the head computes all tokens at once: fitted to a trace of DPO in GPipe."""
 
 
+UPDATED_AT_ONCE = 2.0**26
+"""Bytes of shards that a verified step computes again together, as the engine's `update_again`."""
+
+
 class Held(NamedTuple):
     """Bytes that a rank holds in a step.
 
@@ -189,6 +193,7 @@ def held(demand: Demand, shape: ModelShape, layout: Layout, indices: Sequence[in
         at_once = max(
             at_once, cache - kept * layers * layer
         )  # activations are free while answers are generated
+        at_once = max(at_once, _updated_again(demand, shape, layout) - kept * layers * layer)
         waits = min(_deferred(layout, index), accumulation) * layers * max(waiting - layer, 0.0)
         ranks.append(
             Held(
@@ -315,6 +320,19 @@ def _rounding(demand: Demand, shape: ModelShape, layout: Layout) -> float:
         return 0.0
     largest = shape.hidden * max(shape.feedforward, shape.heads * shape.head_size) / layout.tp
     return (8.0 if demand.precision == "fp32" else 6.0) * largest
+
+
+def _updated_again(demand: Demand, shape: ModelShape, layout: Layout) -> float:
+    """Return the bytes with which a rank computes the update of another rank's largest shard again: weights, gradients
+    and states three times, as sent, as received and as computed.
+    """
+    verify = demand.resources.verify
+    if verify is None or verify.by == "same" or not layout.zero or layout.replicas == 1:
+        return 0.0
+    bytes_of_number = 4.0 * (2.0 + kept_numbers(str(demand.optimizer.name), shape)) / layout.sharded
+    largest = bytes_of_number * shape.table * shape.trained_share / layout.tp
+    everything = bytes_of_number * local_parameters(shape, layout)
+    return 3.0 * min(max(largest, UPDATED_AT_ONCE), everything)
 
 
 def _rounded_inputs(demand: Demand, shape: ModelShape, layout: Layout, tokens: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from orchestrator.train.engines.engine import Engine
 from orchestrator.train.rollouts.rollouts import Rollouts
 from orchestrator.train.sequence_warmup import shortened
 from orchestrator.train.task import Task
+from orchestrator.train.unlabelled import filled_up
 from workloads.model.dropout import KEYS, row_keys
 from workloads.workload import Batch
 
@@ -75,6 +76,7 @@ class StepReader:
         rank: int,
         batches: Batches | OwnBatches,
         origin: TrainingProgress,
+        others: Callable[[int], Sequence[int]] = lambda step: (),
         pinned: Callable[[Batch], Batch] = lambda batch: batch,
         rollouts: Rollouts | None = None,
     ) -> None:
@@ -86,9 +88,12 @@ class StepReader:
             rank: this rank's number.
             batches: the samples by position.
             origin: the progress from which the steps of this task continue.
+            others: returns the indices on the data axis whose samples this rank reads besides its own, for the number
+                of a step. See `Verification.replicas_to_read`.
             pinned: moves a batch into page-locked memory if the device is a GPU.
             rollouts: makes the rows of a step from prompts, if the objective learns from rewards.
         """
+        self._others = others
         self._plan = plan
         self._batches = batches
         self._layout = layout
@@ -118,20 +123,36 @@ class StepReader:
             return StepSamples(
                 [], 0, None, [self._rollouts.prompts(self._batches, each, size) for each in starts]
             )
-        mine = slices(start, size, coordinate["dp"], self._layout.dp, self._layout.micro_batch)
-        parts = [self._batches.batch(position, count) for position, count in mine]
-        if self._plan.draws:
-            for (position, count), (batch, _) in zip(mine, parts, strict=True):
-                batch[KEYS] = row_keys(self._plan.seed, position, count)
-        if length := self._plan.row_length(step):
-            parts = [(shortened(batch, length), digest) for batch, digest in parts]
+        parts = self._parts(step, start, coordinate["dp"])
+        others = [self._parts(step, start, replica) for replica in self._others(step + 1)]
         is_first = coordinate["pp"] == coordinate["cp"] == coordinate["tp"] == 0
         reports_padding = self._batches.packed and self._rank == 0
         return StepSamples(
             batches=[self._pinned(batch) for batch, _ in parts],
             digest=add(digest for _, digest in parts) if is_first else 0,
             padding=self._batches.padding(start, size) if reports_padding else None,
+            others=[[self._pinned(batch) for batch, _ in each] for each in others],
         )
+
+    def _parts(self, step: int, start: int, replica: int) -> list[tuple[Batch, int]]:
+        """Return the micro-batches of a replica, each with the sum of its receipt digests.
+
+        Args:
+            step: steps done.
+            start: position of the first sample of the global batch.
+            replica: index on the data axis.
+        """
+        its = slices(start, self._plan.samples, replica, self._layout.dp, self._layout.micro_batch)
+        parts = [self._batches.batch(position, count) for position, count in its]
+        if self._plan.draws:
+            for (position, count), (batch, _) in zip(its, parts, strict=True):
+                batch[KEYS] = row_keys(self._plan.seed, position, count)
+        if length := self._plan.row_length(step):
+            parts = [(shortened(batch, length), digest) for batch, digest in parts]
+        count = self._layout.accumulation(self._plan.samples)
+        batches = filled_up([batch for batch, _ in parts], count, self._layout.micro_batch)
+        digests = [digest for _, digest in parts] + [0] * (count - len(parts))
+        return list(zip(batches, digests, strict=True))
 
     def _starts_of_rollout(self, step: int) -> list[int]:
         """Return the positions at which the steps of a rollout begin, if one begins after `step` steps."""
@@ -160,8 +181,8 @@ class StepReader:
         return StepRows(batches, made.digest, made.metrics)
 
 
-MakeReader = Callable[[Batches | OwnBatches, TrainingProgress], StepReader]
-"""Returns what reads the samples of the steps that continue from a progress."""
+MakeReader = Callable[[Batches | OwnBatches, TrainingProgress, Callable[[int], Sequence[int]]], StepReader]
+"""Returns what reads the samples of the steps that continue from a progress, with `others` as of `StepReader`."""
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:

@@ -92,6 +92,11 @@ class OwnModel:
             raise WorkloadError(f"{self.reference}: {error}") from None
         return found
 
+    @cached_property
+    def compares(self) -> bool:
+        """Return whether losses depend on the features of the whole global batch."""
+        return compares(self.bare)
+
     @property
     def stages(self) -> int:
         """Return the number of modules between which a pipeline may cut; 0 if the model names none."""
@@ -236,10 +241,10 @@ class OwnWorkload:
             output = output._replace(losses=self.compared(output.losses, batch[COUNTED]))
         return self.criterion(output, batch)
 
-    @cached_property
+    @property
     def compares(self) -> bool:
         """Return whether losses depend on the features of the whole global batch."""
-        return compares(self.config.bare)
+        return self.config.compares
 
     def compared(self, features: Tensor, counted: Tensor) -> Tensor:
         """Return the losses, [G], of compared samples: features fp32 [G, E], counted bool [G].

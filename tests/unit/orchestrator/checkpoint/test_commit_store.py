@@ -286,6 +286,15 @@ def test_commits_that_were_not_rated_are_not_the_best(uri: str) -> None:
     assert prune(store, Retention(keep=1)) == [3]
 
 
+def test_the_newest_commit_that_is_verified_stays(uri: str) -> None:
+    store = Store(uri)
+    for step, verified in [(10, 0), (20, 20), (30, 20), (50, 40)]:
+        commit(store, step, verified=verified)
+    assert prune(store, Retention(keep=1)) == [10, 20], "30 is the newest up to the last verified step, 40"
+    commit(store, 60, verified=0)
+    assert prune(store, Retention(keep=1)) == [30, 50], "a run that verifies nothing keeps nothing for it"
+
+
 def test_the_newest_sound_commit_before_a_step_stays(uri: str) -> None:
     store = Store(uri)
     for step in (10, 20, 30):

@@ -51,7 +51,12 @@ def test_the_ranks_that_others_wait_for_are_named(tmp_path: Path) -> None:
     groups = {0: {"world": 3}, 1: {"world": 3, "tp": 9}, 2: {"world": 2, "pp": 4}, 3: {"world": 3, "pp": 4}}
     for rank, numbers in groups.items():
         entries = [
-            {"process_group": ["0", group], "collective_seq_id": number, "profiling_name": "gloo:all_reduce"}
+            {
+                "process_group": ["0", group],
+                "collective_seq_id": number,
+                "profiling_name": "gloo:all_reduce",
+                "state": "completed" if rank < 2 else "started",
+            }
             for group, last in numbers.items()
             for number in range(1, last + 1)
         ]
@@ -60,7 +65,7 @@ def test_the_ranks_that_others_wait_for_are_named(tmp_path: Path) -> None:
     nodes = {rank: f"node-{rank}" for rank in range(5)}
     lines = missing_ranks(str(tmp_path), 2, nodes)
     assert len(lines) == 2
-    assert lines[0].startswith("rank 4 on node-4 is missing")
+    assert lines[0].startswith("rank 4 on node-4 is missing: others wait in collective 4 of group 0 pp")
     assert lines[1].startswith(
         "rank 2 on node-2 is missing: others wait in collective 3 of group 0 world: gloo:all_"
     )

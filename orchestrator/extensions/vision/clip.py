@@ -12,8 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workloads.vision.folder import load_weights, options_of
-from workloads.vision.layers import Width, check_patches, check_pixels, check_width, linear, stack
+from orchestrator.extensions.vision.folder import load_weights, options_of
+from orchestrator.extensions.vision.layers import (
+    Width,
+    check_patches,
+    check_pixels,
+    check_width,
+    linear,
+    stack,
+)
 from workloads.workload import Batch
 
 LEGACY_END = 2

@@ -11,8 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workloads.vision.folder import load_weights, options_of
-from workloads.vision.layers import Width, check_patches, check_pixels, check_width, linear, stack
+from orchestrator.extensions.vision.folder import load_weights, options_of
+from orchestrator.extensions.vision.layers import (
+    Width,
+    check_patches,
+    check_pixels,
+    check_width,
+    linear,
+    stack,
+)
 from workloads.workload import Batch
 
 SIZES: dict[str, Any] = {

@@ -17,7 +17,7 @@ BICUBIC = 3
 
 
 def processor_config(size: int, channels: int, mean: Sequence[float], std: Sequence[float]) -> dict[str, Any]:
-    """Return the image processor that does what `orchestrator.data.images.files.decoded` does, and normalises."""
+    """Return the image processor that does what `orchestrator.extensions.vision.files.decoded` does, and normalises."""
     return {
         "image_processor_type": "CLIPImageProcessor",
         "do_convert_rgb": channels == 3,

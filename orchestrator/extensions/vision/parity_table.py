@@ -1,6 +1,6 @@
 """The parity table of `workloads.hf.check.parity_table`, extended by the image models, compared with transformers.
 
-`python -m workloads.vision.parity_table [FILE]` prints the table, or writes it to FILE.
+`python -m orchestrator.extensions.vision.parity_table [FILE]` prints the table, or writes it to FILE.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from orchestrator.extensions.vision.clip import Clip
+from orchestrator.extensions.vision.mae import Mae
 from workloads.hf.check import parity_table
-from workloads.vision.clip import Clip
-from workloads.vision.mae import Mae
 
+COMMAND = "python -m orchestrator.extensions.vision.parity_table"
 SIDE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 TEXT = {**SIDE, "vocab_size": 258, "max_position_embeddings": 12, "eos_token_id": 257}
 VISION = {**SIDE, "image_size": 8, "patch_size": 2, "num_channels": 1}
@@ -94,7 +95,7 @@ CASES = (
 
 def table() -> Iterator[str]:
     """Yield the table in Markdown, one row for each case."""
-    yield from parity_table.table()
+    yield from parity_table.table(COMMAND)
     for case in CASES:
         outputs, loss = difference(case)
         yield f"| {case.title} | `{case.kind}` | {outputs:.1e} | {loss:.1e} |"

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from orchestrator.extensions.vision.clip import Clip
+from orchestrator.extensions.vision.mae import Mae, positions
 from workloads.own.check import model_of
 from workloads.own.model import OwnWorkload, describe_own
 from workloads.own.samples import OfSamples
-from workloads.vision.clip import Clip
-from workloads.vision.mae import Mae, positions
 from workloads.workload import Vocabulary
 
 SIDE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -161,7 +161,7 @@ def test_zero_shot_is_the_class_whose_caption_is_nearest() -> None:
 def test_what_is_of_no_class_does_not_count_as_wrong() -> None:
     batch = pairs(3) | {"label": torch.tensor([0, -1, 0]), "classes": pairs(1)["caption"].expand(3, 1, -1)}
     batch["counted"] = torch.ones(3, dtype=torch.bool)
-    config = describe_own("workloads.vision.clip:Clip", {"text": TEXT, "vision": VISION}, None)
+    config = describe_own("orchestrator.extensions.vision.clip:Clip", {"text": TEXT, "vision": VISION}, None)
     workload = OwnWorkload("clip", config, OfSamples(), Vocabulary(1, 0))
     found = workload.loss(model_of(workload, 0), batch)
     assert [float(value) for value in found.sums["zero_shot"]] == [2.0, 2.0]

@@ -19,13 +19,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.object_reference import ObjectReference
-from orchestrator.data.images import samples as module
-from orchestrator.data.images.files import ImageSource, decoded
-from orchestrator.data.images.samples import Images
 from orchestrator.data.prepare import rejections
 from orchestrator.data.samples.own_samples import prepare_samples
 from orchestrator.data.sources.rejected import Rejected, Unfit
 from orchestrator.data.store.data_folder import DataFolder
+from orchestrator.extensions.vision import samples as module
+from orchestrator.extensions.vision.files import ImageSource, decoded
+from orchestrator.extensions.vision.samples import Images
 from workloads.own.samples import OwnSamples
 
 OPTIONS: dict[str, Any] = {"size": 8, "tokens": 16, "caption": "a {}"}
