@@ -143,7 +143,7 @@ def test_no_name_has_two_answers() -> None:
         ("workload.lora", "workload.adapter, as in {kind: lora, rank: 16}"),
         ("train.resume_from", "run the same command again to resume from the last commit"),
         ("train.optimizer.beta", "did you mean 'betas'?"),
-        ("train.push_to_hub", "not here, because an export is a folder: `hf upload"),
+        ("train.push_to_hub", "`orchestrator checkpoint export RUN --push"),
         ("sinks.wandb.tags", "not here, because W&B gets the whole job"),
         ("wandb_entity", "sinks.wandb.entity"),
         ("sinks.wandb.save_code", "not here, because W&B gets the whole job"),
