@@ -58,6 +58,7 @@ NOT_OF_HF_CLASSES = (
     "reward",
     "grpo",
     "reinforce",
+    "sentence_embeddings",
 )
 """Objectives that need heads, losses or batched generation that an unchanged Hugging Face class lacks."""
 
@@ -73,6 +74,7 @@ def load(
     dropout: float = 0.0,
     attention_dropout: float = 0.0,
     layer_drop: float = 0.0,
+    embedding_noise: float = 0.0,
     sequence_length: int,
     seed: int = 0,
     rule: int = RULE,
@@ -99,6 +101,7 @@ def load(
         dropout: the rate of dropout, see `workloads.model.dropout`.
         attention_dropout: the rate of attention dropout.
         layer_drop: the rate of skipped layers.
+        embedding_noise: the alpha of the noise on embeddings, see `workloads.model.dropout.noisy`.
         sequence_length: tokens of a sample.
         seed: the seed of the run.
         rule: the sampling rule of the run's data, see `workloads.objectives.sampled`.
@@ -130,6 +133,7 @@ def load(
         config = config.changed({"vocab_size": vocabulary.size})
     taken = adapter.positions if adapter else 0
     _check(model, config, objective, vocabulary, sequence_length + taken)
+    _check_noise(model, config, embedding_noise)
     if isinstance(config, OwnModel) and objective == SAMPLES:
         return _own(OwnWorkload(model, config, OfSamples(), vocabulary), adapter, begin)
     meaning = folder_meaning(model.removeprefix(FOLDER), kept) if model.startswith(FOLDER) else None
@@ -173,13 +177,29 @@ def load(
             "workload.layer_drop skips layers of single samples, and routers balance experts over all of them; "
             "set it to 0"
         )
-    config = replace(config, dropout=dropout, attention_dropout=attention_dropout, layer_drop=layer_drop)
+    config = replace(
+        config,
+        dropout=dropout,
+        attention_dropout=attention_dropout,
+        layer_drop=layer_drop,
+        embedding_noise=embedding_noise,
+    )
     if mup is None:
         made = _workload(model, config, objective=built, vocabulary=vocabulary, begin=begin, meaning=meaning)
         made = replace(made, generation=generation)
         with told_by_our_names(config):
             return made if adapter is None else made.with_adapter(adapter)
     return _workload(model, _scaled(model, beside(config, mup), built, vocabulary), built, vocabulary, begin)
+
+
+def _check_noise(model: str, config: Description, embedding_noise: float) -> None:
+    """Raise WorkloadError if a model's embeddings get no noise here."""
+    own = isinstance(config, TransformerConfig) and config.architecture != "encoder-decoder"
+    if embedding_noise and not own:
+        raise WorkloadError(
+            f"workload.embedding_noise is for encoders and decoders of this project's own, and {model} is none; set it "
+            "to 0"
+        )
 
 
 def _check_token_types(model: str, config: TransformerConfig, objective: str) -> None:

@@ -219,6 +219,7 @@ _KEYS: Mapping[str, str] = {
     "train.optimizer.schedule may be your own function as module:name": (
         "lr_quadratic_warmup cosine_constant_lr_ratio lr_div_factor lr_scheduler_kwargs"
     ),
+    "workload.embedding_noise": "neftune_noise_alpha noisy_embedding_alpha neftune",
     "train.determinism, bitwise or rerun": "full_determinism deterministic",
     "seed": "data_seed",
     "evaluate.at_start: true": "eval_on_start",
@@ -296,9 +297,6 @@ _KEYS: Mapping[str, str] = {
         "use_liger_kernel liger_kernel_config use_flash_attention_2"
     ),
     "not here, because training keeps no cache of keys and values": "use_cache",
-    "not here, because no objective adds noise to embeddings; your own can, see docs/guides/own-components.md": (
-        "neftune_noise_alpha noisy_embedding_alpha neftune"
-    ),
     "not here, because the plan leaves room in a worker's memory": (
         "max_memory gpu_memory_limit gc_steps gc_collect_steps torch_empty_cache_steps activation_offloading"
     ),
@@ -323,9 +321,12 @@ _KEYS: Mapping[str, str] = {
         "dataset_num_proc dataset_processes preprocessing_num_workers num_proc"
     ),
     "not here, because the order of samples follows from seed and epoch alone": (
-        "shuffle_before_merging_datasets group_by_length length_column_name train_sampling_strategy "
+        "shuffle_before_merging_datasets train_sampling_strategy "
         "shuffle_dataset "
         "shuffle_merged_datasets curriculum_sampling"
+    ),
+    "not here, because the samples of every step are dealt to micro-batches by length": (
+        "group_by_length length_column_name"
     ),
     "not here, because the length of rows follows from data.sequence_length": "pad_to_multiple_of",
     "not here, because this project reduces gradients itself": (

@@ -111,7 +111,7 @@ class WorkloadSpec(StrictModel):
     }
     # The names of committed weights tell the implementation. `identity` adds the rate of attention dropout.
     NO_IDENTITY: ClassVar[tuple[str, ...]] = ("implementation", "attention_dropout")
-    ADDED_LATER: ClassVar[tuple[str, ...]] = ("layer_drop", "grow", "adapter", "shrink")
+    ADDED_LATER: ClassVar[tuple[str, ...]] = ("layer_drop", "embedding_noise", "grow", "adapter", "shrink")
 
     model: str = Field(
         description="a preset's name, hf:<config or checkpoint folder>, or your own as module:name"
@@ -165,6 +165,11 @@ class WorkloadSpec(StrictModel):
         lt=1.0,
         description="probability that a sample skips a layer in training (LayerDrop, stochastic depth)",
     )
+    embedding_noise: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="NEFTune: alpha of the uniform noise that is added to token embeddings in training",
+    )
     adapter: AdapterSpec | None = Field(
         default=None, description="train an adapter and freeze the initial weights"
     )
@@ -172,7 +177,7 @@ class WorkloadSpec(StrictModel):
     @property
     def draws(self) -> bool:
         """Return whether training draws random numbers, for which batches carry keys."""
-        return any(self.dropouts) or bool(self.layer_drop)
+        return any(self.dropouts) or bool(self.layer_drop or self.embedding_noise)
 
     @property
     def dropouts(self) -> tuple[float, float]:
@@ -206,7 +211,7 @@ class WorkloadSpec(StrictModel):
 
     @model_validator(mode="after")
     def an_own_model_has_no_parts_of_ours(self) -> WorkloadSpec:
-        for key in ("mup", "dropout", "attention_dropout", "layer_drop", "grow"):
+        for key in ("mup", "dropout", "attention_dropout", "layer_drop", "embedding_noise", "grow"):
             if is_object_reference(self.model) and getattr(self, key) not in (None, 0.0):
                 raise ValueError(
                     f"{key} is for models of this project, and {self.model} is an own one; leave it out"

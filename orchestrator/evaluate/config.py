@@ -221,12 +221,14 @@ def metrics_of(objective: str) -> tuple[str, ...]:
     left_out = set() if objective == "causal_lm" else {"bits_per_byte"}
     if objective in COLUMNS and objective not in ("seq2seq", "conversation"):
         left_out |= {"perplexity"}
-    if objective == "regression":
+    if objective in ("regression", "sentence_embeddings"):
         left_out |= {"accuracy"}
     left_out |= {*get_args(OfRewards)}
     if objective not in PREFERENCES:
         left_out |= {*get_args(OfAnswers), *get_args(OfWords)}
-    if objective != "sequence_classification":
+    if objective == "multi_label_classification":
+        left_out |= {"matthews"}
+    elif objective != "sequence_classification":
         left_out |= {*get_args(OfClasses)}
     if objective != "regression":
         left_out |= {"spearman"}

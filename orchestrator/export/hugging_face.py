@@ -300,9 +300,11 @@ def _record_batches(tokens: Tokens, objective: Objective, workload: Workload) ->
     largest = max(range(tokens.sources), key=tokens.length)
     first = sum(len(found) for found in windows[:largest])
     batch = read.collate(range(first, first + min(4, len(windows[largest]))), 0)
-    if getattr(objective, "compares", False):  # a row has two answers, which transformers reads one by one
-        half = batch["tokens"].shape[1] // 2
-        batch = {name: batch[name].view(-1, half) for name in ("tokens", "padding")}
+    # A row has two answers, or texts that are compared, which transformers reads one by one.
+    parts = 2 if getattr(objective, "compares", False) else getattr(objective, "parts", 1)
+    if parts > 1:
+        one = batch["tokens"].shape[1] // parts
+        batch = {name: batch[name].view(-1, one) for name in ("tokens", "padding")}
     yield batch
     text = batch["tokens"][batch["padding"]]  # padding in between would be mistaken for the end of a row
     length = min(COMPARED, len(text) // 2)

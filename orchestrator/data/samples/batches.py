@@ -121,6 +121,7 @@ class StepSamples(NamedTuple):
         batches: the micro-batches.
         digest: the sum of the receipt digests of their samples.
         padding: on rank 0, if whole documents are packed, the share of padding in the global batch.
+        share: mean length of the rows as a share of the full length.
         prompts: instead of micro-batches, if the model generates the answers: the prompts of each step of a rollout
             that begins with this step; else empty.
         others: the micro-batches of other replicas that this rank computes again, if the step is verified.
@@ -129,6 +130,7 @@ class StepSamples(NamedTuple):
     batches: list[Batch]
     digest: int
     padding: float | None
+    share: float = 1.0
     prompts: Sequence[Any] = ()
     others: Sequence[list[Batch]] = ()
 
@@ -150,12 +152,14 @@ class Batches:
         return Batches(read, self.order, self.packed, self._routed)
 
     def batch(self, position: int, count: int) -> tuple[Batch, int]:
-        """Return the samples at positions [position, position + count), collated, and the sum of their receipt
-        digests.
+        """Return `at` of the positions [position, position + count)."""
+        return self.at(np.arange(position, position + count))
+
+    def at(self, positions: np.ndarray) -> tuple[Batch, int]:
+        """Return the samples at `positions`, collated, and the sum of their receipt digests.
 
         Samples of different passes (see `Order`) are collated separately and put back in order.
         """
-        positions = np.arange(position, position + count)
         turns, ids = self.order.at(positions)
         text = self.read.holding(ids)
         digests = [receipt.digest(int(p), int(i), text(int(i))) for p, i in zip(positions, ids, strict=True)]
@@ -166,6 +170,11 @@ class Batches:
         if self.packed and self._routed:
             batch[REAL] = torch.arange(self._stride) < torch.from_numpy(self._real(ids)).unsqueeze(1)
         return batch, receipt.add(digests)
+
+    def lengths(self, positions: np.ndarray) -> np.ndarray:
+        """Return the number of tokens of each of the samples at `positions`, int64, without reading them."""
+        _, ids = self.order.at(positions)
+        return np.array([self.read.length(int(i)) for i in ids], dtype=np.int64)
 
     @property
     def ahead(self) -> int:

@@ -15,6 +15,8 @@ from orchestrator.train.config import TrainSpec
 from workloads.own.object_reference import is_object_reference
 
 NEEDS_OTHER = {
+    "multi_label_classification": "its labels do not share one distribution",
+    "sentence_embeddings": "it has no classes",
     "regression": "a number has no distribution over classes",
     "span_extraction": "its logits cover the positions of a text",
     "replaced_token_detection": "ELECTRA trains two networks",

@@ -115,6 +115,10 @@ def record_of(objective: str, sample: int) -> np.ndarray:
     match objective:
         case "sequence_classification":
             return pack([text, draw.integers(6, 50, 4) if sample % 2 else [], [sample % 3]])
+        case "multi_label_classification":
+            return pack([text, [], [label for label in range(3) if (sample >> label) % 2]])
+        case "sentence_embeddings":
+            return pack([text[: 2 + sample % 5], text[-3:]])
         case "regression":
             return pack([text, [], [to_bits(sample % 7 / 3)]])
         case "token_classification":
