@@ -156,7 +156,7 @@ def test_no_name_has_two_answers() -> None:
         ("train.micro_batch", "did you mean parallel.micro_batch?"),
         ("train.weight_decay", "did you mean train.optimizer.weight_decay?"),
         ("train.seed", "did you mean seed?"),
-        ("train.every", "did you mean evaluate.every or checkpoint.every?"),
+        ("train.every", "did you mean evaluate.every or checkpoint.every or "),
         ("train.optimizer.final_lrs", "did you mean 'final_lr'?"),
         ("train.patience", "did you mean stop_when.patience?"),
         ("data.weight", "did you mean data.sources.0.weight or "),
