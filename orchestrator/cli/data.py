@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestrator.cli.made_data import make_data
 from orchestrator.cli.options import (
     Address,
     Job,
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from orchestrator.config.spec import JobSpec
     from orchestrator.data.config import DataSpec
     from orchestrator.resolve.prepared_data import PreparedData
-    from orchestrator.storage.run_directory import RunDir
 
 
 def register(app: typer.Typer) -> None:
@@ -57,24 +57,6 @@ def corpus(
         print(
             f"{folder}: {content['bytes'] / 2**20:.1f} MiB of documentation strings in {len(content['files'])} files"
         )
-
-
-def make_data(spec: JobSpec, run: RunDir, address: str | None) -> PreparedData:
-    """Return the token shards of a job, after the checks that need no model; make what is missing. Raises
-    InputError.
-    """
-    from orchestrator.launch.job_checks import JobChecks
-    from orchestrator.launch.own_sources import make_own_sources
-    from orchestrator.launch.path_checks import check_all_places
-    from orchestrator.launch.preparation import prepared_with_progress
-    from orchestrator.observe.console import ProgressDisplay
-    from orchestrator.resolve.prepared_data import PreparedData
-
-    check_all_places(spec, run)
-    with ProgressDisplay() as display:
-        make_own_sources(spec.data, address, lambda line: display.update({"phase": "prepare", "note": line}))
-    JobChecks(spec).without_model()
-    return prepared_with_progress(spec, run, PreparedData(), address)
 
 
 def prepare(

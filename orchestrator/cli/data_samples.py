@@ -46,7 +46,7 @@ def inputs_of(
     from orchestrator.api.place import place_of
     from orchestrator.checkpoint.commit_store import Store
     from orchestrator.checkpoint.identity import read_job
-    from orchestrator.cli.data import make_data
+    from orchestrator.cli.made_data import make_data
     from orchestrator.cli.options import job_of, run_of
     from orchestrator.data.progress import silent
     from orchestrator.data.store.tokens import Tokens

@@ -93,6 +93,7 @@ def _parallel(job: ForeignJob) -> None:
 
 
 def set_options(job: ForeignJob, options: Mapping[str, Any]) -> None:
+    """Set those options of the objective that are not None."""
     known = {name: value for name, value in options.items() if value is not None}
     if known:
         job.part("workload").setdefault("options", {}).update(known)
@@ -133,5 +134,6 @@ def whole_groups(job: ForeignJob) -> None:
 
 
 def name_of(text: str) -> str:
+    """Return a valid name for a run, from a name or the end of a path."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", text.rstrip("/").rsplit("/", 1)[-1]).lstrip("._-")
     return plain[:63].rstrip("-") or "job"

@@ -16,13 +16,12 @@ from orchestrator.launch.first_job import OF_LABELLED
 from orchestrator.launch.first_rows import row_files, rows_at
 from orchestrator.launch.foreign_jobs.read import Given
 from orchestrator.launch.labelled_rows import labelled_rows
+from orchestrator.optim.kinds import KINDS
 
 STEPS = 1000
 """Steps of a job whose rows cannot be counted."""
 GPUS = "/dev/nvidia[0-9]*"
-OPTIMIZERS = {
-    "muon": "muon", "lion": "lion", "lamb": "lamb", "lars": "lars", "adam": "adamw",
-}  # fmt: skip
+OPTIMIZERS = {name: name for name in sorted(KINDS, reverse=True) if name != "adamw"} | {"adam": "adamw"}
 """Optimizers here, by what their names elsewhere contain."""
 SCHEDULES = {
     "cosine": "cosine", "cosine_with_min_lr": "cosine", "cosine_with_restarts": "cosine", "linear": "linear",
