@@ -40,15 +40,17 @@ TYPED = (*SENTENCES, "unified_lm", "translation_lm")
 
 SUPERVISED_HEADS = {
     "sequence_classification": "sequence",
+    "multi_label_classification": "sequence",
     "regression": "sequence",
     "token_classification": "token",
     "span_extraction": "span",
     "reward": "sequence",
+    "sentence_embeddings": "none",
 }
 """The heads of supervised objectives."""
 CLASSES = {"regression": 1, "reward": 1, "span_extraction": 2}
 """The number of outputs of heads that fix it."""
-OWN_HEADS = {"encoder": ("sequence", "token", "span"), "decoder": ("sequence", "token")}
+OWN_HEADS = {"encoder": ("sequence", "token", "span", "none"), "decoder": ("sequence", "token")}
 """The supervised heads that this project's models support, by architecture."""
 
 

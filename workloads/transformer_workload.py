@@ -15,7 +15,7 @@ from workloads.adapters.frozen import parameters_of
 from workloads.adapters.nf4 import RoundedTensor
 from workloads.errors import WorkloadError
 from workloads.hf.files.meaning import FolderMeaning
-from workloads.model import inside, losses, shown
+from workloads.model import inside, losses, shown, text_pooling
 from workloads.model.config import TransformerConfig
 from workloads.model.depth import depth
 from workloads.model.electra import Electra, ElectraOutput
@@ -26,8 +26,8 @@ from workloads.model.mup import lr_scale
 from workloads.model.seq2seq import EncoderDecoder
 from workloads.model.stored import ExtendedTable, StoredTensor, StoredWeights, whole
 from workloads.model.transformer import Output, Transformer
-from workloads.objectives.rewarded import answer_loss
-from workloads.workload import Batch, Ended, Generation, Loss, Objective, Sampling, Vocabulary
+from workloads.objectives import rewarded, supervised
+from workloads.workload import COUNTED, Batch, Ended, Generation, Loss, Objective, Sampling, Vocabulary
 
 
 def build_model(config: TransformerConfig) -> nn.Module:
@@ -65,6 +65,8 @@ class TransformerWorkload:
             self.adapter.apply(model, self.config)
         if self.shows:
             shown.show(model, self.shows)
+        if isinstance(self.objective, supervised.SentenceEmbeddings):
+            model.text_pooling = text_pooling.TextPooling(self.objective.parts, self.objective.pooling)
         return model
 
     def showing(self, shows: inside.Shows) -> TransformerWorkload:
@@ -168,8 +170,11 @@ class TransformerWorkload:
         return 0 if inside.is_map(name) else depth(self.config, name)
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """Run the forward pass and return the loss of one micro-batch."""
-        return self.criterion(model(batch), batch)
+        """Run the forward pass and return the loss of one micro-batch. Compared texts are compared only within it."""
+        output = model(batch)
+        if self.compares:
+            output = output._replace(losses=self.compared(output.losses, batch[COUNTED]))
+        return self.criterion(output, batch)
 
     def criterion(
         self,
@@ -178,7 +183,14 @@ class TransformerWorkload:
         of_tokens: losses.TokenLoss = losses.token_loss,
     ) -> Loss:
         """Return the loss of a forward pass's output (on the last pipeline stage)."""
-        if found := answer_loss(self.objective, output, batch, of_tokens):
+        if isinstance(self.objective, supervised.SentenceEmbeddings):
+            assert isinstance(output, Output)
+            assert output.losses is not None
+            counted = batch[COUNTED]
+            return Loss(
+                output.losses.masked_fill(~counted, 0.0).sum(), counted.sum().float(), extra=output.extra
+            )
+        if found := rewarded.answer_loss(self.objective, output, batch, of_tokens):
             return found
         return losses.loss(self.config, output, batch, of_tokens)
 
@@ -250,11 +262,17 @@ class TransformerWorkload:
             ended=ended,
         )
 
-    compares: ClassVar[bool] = False
     has_own_values: ClassVar[bool] = False
+
+    @property
+    def compares(self) -> bool:
+        """See Workload.compares."""
+        return isinstance(self.objective, supervised.SentenceEmbeddings)
 
     def compared(self, features: Tensor, counted: Tensor) -> Tensor:
         """See Workload.compared."""
+        if isinstance(self.objective, supervised.SentenceEmbeddings):
+            return self.objective.among(features, counted)
         raise WorkloadError(f"{self.name} compares no samples")
 
     def check_form(self, form: str) -> None:
@@ -343,6 +361,10 @@ class TransformerWorkload:
             problem=PROBLEMS.get(getattr(self.objective, "name", "")),
             generation=self.generation,
         )
+        if isinstance(self.objective, supervised.SentenceEmbeddings):
+            from workloads.hf.convert.sentence_transformers import write_modules
+
+            write_modules(folder, self.objective, self.config.hidden)
 
     def _output_names(self) -> Sequence[str]:
         """Return the names of a classification head's labels; empty for other heads."""

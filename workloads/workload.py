@@ -83,6 +83,10 @@ class Vocabulary:
         return frozenset([i for i in named if i is not None]) | frozenset(self.sentinels)
 
 
+COUNTED = "counted"
+"""The batch entry that marks the rows that are samples, bool [B], where samples are compared with each other."""
+
+
 @dataclass(frozen=True)
 class Loss:
     """`total` is the sum (not the mean) of the loss over the `count` predicted tokens, both fp32 scalars.

@@ -219,6 +219,7 @@ _KEYS: Mapping[str, str] = {
     "train.optimizer.schedule may be your own function as module:name": (
         "lr_quadratic_warmup cosine_constant_lr_ratio lr_div_factor lr_scheduler_kwargs"
     ),
+    "workload.embedding_noise": "neftune_noise_alpha noisy_embedding_alpha neftune",
     "train.determinism, bitwise or rerun": "full_determinism deterministic",
     "seed": "data_seed",
     "evaluate.at_start: true": "eval_on_start",
@@ -270,10 +271,12 @@ _KEYS: Mapping[str, str] = {
         "router_aux_loss_coef aux_loss_coef moe_aux_loss_coeff"
     ),
     # What is not here.
-    "not here, because an export is a folder: `hf upload REPO RUN/export` of huggingface_hub publishes it": (
-        "push_dataset_to_hub hub_repo_id commit_message create_pr hub_private push_to_hub hub_model_id "
-        "hub_strategy hub_token hub_private_repo hub_always_push hub_revision "
-        "push_to_hub_model_id push_to_hub_organization push_to_hub_token hf_use_auth_token use_auth_token"
+    "`orchestrator checkpoint export RUN --push USER/NAME` uploads the export; HF_TOKEN is the token": (
+        "hub_repo_id push_to_hub hub_model_id hub_private hub_private_repo hub_token push_to_hub_model_id "
+        "push_to_hub_organization push_to_hub_token hf_use_auth_token use_auth_token"
+    ),
+    "not here, because an export is pushed once, when it is finished and checked": (
+        "hub_strategy hub_always_push hub_revision push_dataset_to_hub commit_message create_pr"
     ),
     "not here, because a model is a folder: `hf download REPO --revision R --local-dir FOLDER`, then "
     "workload.model is hf:FOLDER": "revision model_revision revision_of_model",
@@ -294,9 +297,6 @@ _KEYS: Mapping[str, str] = {
         "use_liger_kernel liger_kernel_config use_flash_attention_2"
     ),
     "not here, because training keeps no cache of keys and values": "use_cache",
-    "not here, because no objective adds noise to embeddings; your own can, see docs/guides/own-components.md": (
-        "neftune_noise_alpha noisy_embedding_alpha neftune"
-    ),
     "not here, because the plan leaves room in a worker's memory": (
         "max_memory gpu_memory_limit gc_steps gc_collect_steps torch_empty_cache_steps activation_offloading"
     ),
@@ -321,9 +321,12 @@ _KEYS: Mapping[str, str] = {
         "dataset_num_proc dataset_processes preprocessing_num_workers num_proc"
     ),
     "not here, because the order of samples follows from seed and epoch alone": (
-        "shuffle_before_merging_datasets group_by_length length_column_name train_sampling_strategy "
+        "shuffle_before_merging_datasets train_sampling_strategy "
         "shuffle_dataset "
         "shuffle_merged_datasets curriculum_sampling"
+    ),
+    "not here, because the samples of every step are dealt to micro-batches by length": (
+        "group_by_length length_column_name"
     ),
     "not here, because the length of rows follows from data.sequence_length": "pad_to_multiple_of",
     "not here, because this project reduces gradients itself": (

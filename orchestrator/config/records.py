@@ -33,15 +33,22 @@ OF_ANSWERS = (*PREFERENCES, *REWARDED)
 """Objectives whose loss is about whole answers, given or generated."""
 TALKING = ("conversation", *OF_ANSWERS)
 """Objectives that learn from conversations, or may do so."""
+SAMPLES = "samples"
+"""The objective of own samples, whose loss is computed by the model."""
 FRAMED = frozenset({"causal_lm", *TALKING})
 """Objectives whose prepared data has the tokenizer's special tokens around each text."""
-OF_CLASSES = ("sequence_classification", "regression", "token_classification", "span_extraction")
+OF_CLASSES = (
+    *("sequence_classification", "multi_label_classification", "regression", "token_classification"),
+    *("span_extraction", "sentence_embeddings"),
+)
 """Objectives whose logits are not over a vocabulary."""
 COLUMNS: Mapping[str, Columns] = {
     "sequence_classification": Columns(("text", "label"), ("pair",)),
+    "multi_label_classification": Columns(("text", "labels"), ("pair",)),
     "regression": Columns(("text", "label"), ("pair",)),
     "token_classification": Columns(("words", "labels")),
     "span_extraction": Columns(("question", "context", "answer", "start")),
+    "sentence_embeddings": Columns(("anchor", "positive"), ("negative",)),
     "seq2seq": Columns(("source", "target")),
     "conversation": Columns(("messages",), ("tools",), ("prompt", "completion")),
     **dict.fromkeys(COMPARED, Columns(("chosen", "rejected"), (PROMPT, "tools"))),
@@ -60,11 +67,11 @@ WITHOUT_SENTINELS = frozenset(
 """Objectives that need only the standard special tokens. Listed here so that existing prepared data is found without
 importing the objectives, which takes seconds.
 """
-OBJECTIVES = WITHOUT_SENTINELS | {"span_corruption", "blank_infilling", "samples"}
+OBJECTIVES = WITHOUT_SENTINELS | {"span_corruption", "blank_infilling", SAMPLES}
 """All objectives of this project, and that of own samples. Listed here, because importing them takes seconds."""
 LABELS = ("label", "labels")
 """The names of an objective's label columns."""
-LABELLED = ("sequence_classification", "token_classification")
+LABELLED = ("sequence_classification", "multi_label_classification", "token_classification")
 """Objectives that predict a label."""
 
 

@@ -35,11 +35,15 @@ from workloads.model.masks import (
     self_mask,
 )
 from workloads.model.moe import Router, Routes
+from workloads.model.transformer import LABEL_WEIGHTS
 from workloads.objectives.distillation import STORED
 from workloads.objectives.rewarded import PER_TOKEN
 from workloads.workload import Batch
 
-ALONG_LENGTH = ("tokens", "labels", "token_types", "task_types", "padding", SEGMENTS, *PER_TOKEN, *STORED)
+ALONG_LENGTH = (
+    *("tokens", "labels", LABEL_WEIGHTS, "token_types", "task_types", "padding"),
+    *(SEGMENTS, *PER_TOKEN, *STORED),
+)
 
 
 def positions_of(length: int, cp: ProcessGroup, device: torch.device) -> Tensor:

@@ -23,7 +23,7 @@ from orchestrator.parallel.tensor import VocabularyLoss
 from orchestrator.train.distillation.config import DistillSpec
 from workloads.model.chunked_loss import ChunkedLoss
 from workloads.model.dropout import PLACES
-from workloads.model.transformer import IGNORED
+from workloads.model.transformer import IGNORED, LABEL_WEIGHTS
 from workloads.objectives.preferences import BASELINE, DIVERGENCE, log_probabilities, means
 from workloads.objectives.rewarded import COUNTED, Rewarded, rewarded_loss, token_log_probabilities
 from workloads.own.metrics import OwnMetrics
@@ -239,8 +239,8 @@ class StepLosses:
         if self._predictions is not None:
             self._predictions = []
 
-    def _count(self, micro_batches: Sequence[Batch]) -> int:
-        """Return the number of labels in the global batch.
+    def _count(self, micro_batches: Sequence[Batch]) -> float:
+        """Return the number of labels in the global batch, or the sum of their weights.
 
         The engine rescales all gradients by expected / count. With `expected` equal to the count, that factor is 1 and
         a mean beside the sum (router balance, sentence head) keeps its weight, whatever share of tokens is predicted.
@@ -249,18 +249,18 @@ class StepLosses:
         # Ranks of a tensor, context or pipeline group read the same batch, so one of them counts it.
         is_first = coordinate["pp"] == coordinate["cp"] == coordinate["tp"] == 0
         if self._compares:
-            labels = sum(int(batch["compared"].sum()) for batch in micro_batches)
+            labels: float = sum(int(batch["compared"].sum()) for batch in micro_batches)
         elif self._rewarded:
             labels = sum(int(batch[COUNTED].sum().round()) for batch in micro_batches)
         else:
             of_spans = getattr(self._workload.config, "head", "") == "span"
             labels = sum(_labels_in(batch, of_spans) for batch in micro_batches)
-        # int64: a count must be exact, and fp32 ends at 2^24.
-        total = torch.tensor([labels if is_first else 0])
+        # fp64: a count must be exact, and fp32 ends at 2^24.
+        total = torch.tensor([labels if is_first else 0], dtype=torch.float64)
         if self._layout.world > 1:
             # On the CPU with gloo: a GPU would have to be synchronised for one number, before its work has begun.
             dist.all_reduce(total)
-        return int(total)
+        return float(total)
 
     def take_baseline(self, sums: EvaluationSums) -> None:
         """Set `baseline` from an evaluation of the same samples."""
@@ -412,7 +412,8 @@ class StepLosses:
         if mean is not None:
             # The reported loss of a distilled student includes its means, as the differentiated one does.
             mean += metrics.pop(EXTRA, 0.0)
-        return mean, {**means(_summed(metrics)), **metrics}, max(count, 1.0), total
+        # Weighted labels may count for less than 1 in all.
+        return mean, {**means(_summed(metrics)), **metrics}, count or 1.0, total
 
     def evaluated(self, routed: Mapping[str, Tensor]) -> EvaluationSums:
         """Return the sums of an evaluation over all ranks; `routed` is the load of the routers in it."""
@@ -470,15 +471,19 @@ class StepLosses:
         return self._names[self._is_evaluation]
 
 
-def _labels_in(batch: Batch, of_spans: bool = False) -> int:
-    """Count the labels of a micro-batch as its loss does: the first and last token of a span count as one label."""
+def _labels_in(batch: Batch, of_spans: bool = False) -> float:
+    """Count the labels of a micro-batch as its loss does: the first and last token of a span count as one label, and so
+    do all labels of a text that may have several.
+    """
     labels = batch.get("labels", batch.get("sequence_labels"))
     if labels is None:
         return 0
     # A regression's labels are numbers, and NaN marks a missing one.
     is_label = ~labels.isnan() if labels.is_floating_point() else labels != IGNORED
-    if of_spans:
+    if of_spans or (labels.is_floating_point() and labels.dim() == 2):
         is_label = is_label.all(-1)
+    if LABEL_WEIGHTS in batch and not labels.is_floating_point():
+        return float((batch[LABEL_WEIGHTS] * is_label).double().sum())
     return int(is_label.sum())
 
 

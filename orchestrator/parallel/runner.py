@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.parallel.collectives import gathered
+from orchestrator.parallel.ddp import Ddp
 from orchestrator.parallel.device import Device
 from orchestrator.parallel.fsdp import reshard
 from orchestrator.parallel.layout import Layout
@@ -16,7 +17,9 @@ from orchestrator.parallel.losses import StepLosses
 from orchestrator.parallel.mesh import Mesh
 from orchestrator.parallel.parameter_shard import DataParallel
 from orchestrator.parallel.pipeline import Pipeline
+from orchestrator.parallel.row_gradients import RowGradients
 from orchestrator.parallel.step_clock import BACKWARD, FORWARD, StepClock
+from orchestrator.parallel.zero1 import Zero1
 from workloads.own.network import Losses
 from workloads.own.rows import COUNTED
 from workloads.workload import Batch, Workload
@@ -128,6 +131,9 @@ class Accumulation:
     def __init__(
         self, model: nn.Module, data: DataParallel, losses: StepLosses, device: Device, clock: StepClock
     ) -> None:
+        # On a GPU adding rows has no fixed order. Other kinds of data parallelism keep gradients elsewhere.
+        whole = device.device.type == "cpu" and isinstance(data, Ddp | Zero1)
+        self._rows = RowGradients(model) if whole else None
         self._model = model
         self._data = data
         self._losses = losses
@@ -140,6 +146,8 @@ class Accumulation:
             for number, batch in enumerate(micro_batches, start=1):
                 self._clock.switch(FORWARD)
                 self._data.micro_batch(number == len(micro_batches))
+                if self._rows is not None:
+                    self._rows.active = number < len(micro_batches)
                 batch = self._losses.prepare(batch)
                 with self._device.autocast():
                     output = self._model(batch, in_chunks=self._losses.in_chunks(batch))

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from orchestrator.data.samples.own_samples import OwnBatches, OwnHeldOut
     from orchestrator.data.samples.sample_reader import SampleReader
     from orchestrator.data.samples.sections.plan import SectionPlan
+    from orchestrator.data.samples.windows import Streams
     from orchestrator.data.store.tokens import Tokens
     from orchestrator.parallel.layout import ModelShape
     from workloads.describe import Description
@@ -110,6 +111,7 @@ def training_inputs(
     trained = parts.training if parts and not plan else tokens
     mixture = Mixture.of(spec.data, spec.samples_per_step, spec.train.steps)
     routed = bool(workload.config.moe)
+    workload = _weighed(workload, trained)
     made = batches.batches_of(
         trained,
         workload.objective,
@@ -125,6 +127,27 @@ def training_inputs(
     if parts and spec.evaluate:
         held_out = {VALIDATION: split_set(parts, workload.objective), **held_out}
     return TrainingInputs(job, workload, made, held_out, prompts_of(job, workload, tokens))
+
+
+def _weighed(workload: Workload, tokens: Streams) -> Workload:
+    """Return the workload with class weights counted in the records of training, if the job asks for that."""
+    objective: Any = workload.objective
+    if getattr(objective, "class_weights", ()) != "balanced":
+        return workload
+    from orchestrator.data.samples.sample_reader import SampleReader
+    from orchestrator.data.samples.windows import windows_of
+    from workloads.errors import WorkloadError
+    from workloads.objectives.supervised import balanced
+
+    windows = [windows_of(tokens, source, objective.reading) for source in range(tokens.sources)]
+    read = SampleReader(tokens, windows, objective)
+    try:
+        counted = balanced(objective, (read(number) for number in range(len(read))))
+    except WorkloadError as error:
+        raise InputError(
+            str(error), "workload.options.class_weights", "give a weight for each label"
+        ) from None
+    return replace(cast(Any, workload), objective=counted)
 
 
 def _check_ends(objective: Objective, tokens: Tokens) -> None:
@@ -442,6 +465,7 @@ def load_workload(
             dropout=dropout,
             attention_dropout=attention_dropout,
             layer_drop=asked.layer_drop,
+            embedding_noise=asked.embedding_noise,
             sequence_length=data.sequence_length,
             seed=seed,
             rule=data_format,

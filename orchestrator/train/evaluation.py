@@ -57,6 +57,7 @@ class Evaluator:
         train: TrainSpec,
         sequence_length: int,
         classes: int,
+        cut: Callable[[Batch], Batch],
         measured: dict[str, int | None],
         has_average: bool,
     ) -> None:
@@ -74,6 +75,7 @@ class Evaluator:
             train: its global batch and its steps.
             sequence_length: tokens of a row.
             classes: how many labels the data has.
+            cut: cuts the rows of a micro-batch to its longest sample.
             measured: the settings that change values, see `checkpoint.evaluations.measure_of`.
             has_average: whether the moving average of the weights is evaluated in their place.
         """
@@ -95,6 +97,7 @@ class Evaluator:
         self._metrics = evaluate.metrics_for(workload.objective.name) if evaluate else ()
         self._has_own_values = workload.has_own_values
         self._classes = classes
+        self._cut = cut
         self._sampler: Sampler | None = None
         if inputs.prompts is not None and samples:
             self._sampler = Sampler(
@@ -220,7 +223,7 @@ class Evaluator:
         passes = shares(samples, self._layout.micro_batch, self._batch_size, self._layout.dp, rank)
 
         def make(number: int) -> list[Batch]:
-            return [
+            found = [
                 micro_batch(
                     held_out,
                     part,
@@ -230,6 +233,7 @@ class Evaluator:
                 )
                 for part in passes[number]
             ]
+            return [self._cut(batch) for batch in found]
 
         self._context.begin_work(f"evaluation of {name} after step {step}", "batches", len(passes))
         with Prefetch(make, 0, stop=len(passes)) as prefetched:

@@ -105,7 +105,15 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         samples=spec.samples_per_step,
         sequence_length=spec.data.sequence_length,
         draws=spec.workload.draws,
+        noise=bool(spec.workload.embedding_noise),
         together=spec.rollout.steps if spec.rollout else 1,
+    )
+    lengths = plan.lengths(
+        inputs.workload,
+        layout,
+        on_gpu=device.device.type == "cuda",
+        packed=inputs.batches.packed,
+        has_means=spec.distill is not None and spec.distill.looks_inside,
     )
     rank = Rank(
         task=task,
@@ -124,6 +132,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
             train=spec.train,
             sequence_length=spec.data.sequence_length,
             classes=len(spec.data.labels),
+            cut=lengths.cut,
             measured=measured,
             has_average=spec.checkpoint.ema is not None,
         ),
@@ -148,6 +157,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
             context.rank_info.rank,
             pinned=device.pinned,
             rollouts=rollouts,
+            lengths=lengths,
         ),
         restorer=Restorer(
             task,

@@ -11,7 +11,7 @@ def model_flops_per_second(flops_per_token: float, tokens_per_second: float, sha
     Args:
         flops_per_token: of a forward and a backward pass over a row of full length.
         tokens_per_second: tokens of the global batch in a second.
-        share: length of the rows as a share of the full length, while the sequence length warms up.
+        share: length of the rows as a share of the full length.
     """
     return flops_per_token * tokens_per_second * share
 

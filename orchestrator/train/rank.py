@@ -263,6 +263,7 @@ class Rank:
             lr=lr,
             seconds=time.perf_counter() - started,
             data_seconds=waited,
+            share=samples.share,
         )
         if samples.padding is not None:
             row["padding"] = samples.padding

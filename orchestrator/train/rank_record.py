@@ -69,6 +69,7 @@ def step_row(
     lr: float,
     seconds: float,
     data_seconds: float,
+    share: float = 1.0,
 ) -> Row:
     """Return the row of a step, as far as the step itself tells it.
 
@@ -81,6 +82,7 @@ def step_row(
         lr: the learning rate.
         seconds: duration of the step.
         data_seconds: how much of it was spent waiting for samples.
+        share: mean length of the rows as a share of the full length, if they are cut to their samples.
     """
     tokens = plan.tokens
     row: StepRow = {
@@ -100,11 +102,11 @@ def step_row(
     }
     row_length = plan.row_length(progress.step - 1)
     if task.flops_per_token:
-        # Shorter rows during the warm-up of the sequence length cost their share of a full row's FLOPs.
+        # Shorter rows cost their share of a full row's FLOPs.
         flops = model_flops_per_second(
             task.flops_per_token,
             tokens_per_second=row["tokens_per_second"],
-            share=(row_length or plan.sequence_length) / plan.sequence_length,
+            share=share * (row_length or plan.sequence_length) / plan.sequence_length,
         )
         row["model_flops_per_second"] = flops
         if task.peak_flops:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from orchestrator.data.samples.batches import Batches, StepSamples, slices
@@ -17,10 +18,12 @@ from orchestrator.train.committed_state import TrainingProgress
 from orchestrator.train.config import TrainSpec
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.rollouts.rollouts import Rollouts
+from orchestrator.train.row_lengths import WHOLE, RowLengths, dealt, lengths_of
 from orchestrator.train.sequence_warmup import shortened
 from orchestrator.train.task import Task
-from workloads.model.dropout import KEYS, row_keys
-from workloads.workload import Batch
+from orchestrator.train.unlabelled import filled_up
+from workloads.model.dropout import KEYS, ROW_TOKENS, position_keys
+from workloads.workload import Batch, Workload
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class StepPlan:
         samples: samples of data that a step reads: rows, or prompts, each of which has several rows.
         sequence_length: tokens of a row.
         draws: whether rows need keys for random numbers.
+        noise: whether embeddings get noise, whose size follows from a row's tokens.
         together: number of steps that one rollout serves; 1 without rollouts. Between them nothing is saved, and no
             task ends.
     """
@@ -43,6 +47,7 @@ class StepPlan:
     sequence_length: int
     draws: bool
     together: int = 1
+    noise: bool = False
 
     @property
     def tokens(self) -> int:
@@ -53,6 +58,12 @@ class StepPlan:
         """Return the tokens of a row in the step after `step` steps; None without a warm-up of the sequence length."""
         warmup = self.train.sequence_warmup
         return warmup.at(step, self.sequence_length) if warmup else None
+
+    def lengths(
+        self, workload: Workload, layout: Layout, *, on_gpu: bool, packed: bool, has_means: bool
+    ) -> RowLengths:
+        """Return how the samples of a step become rows, see `row_lengths.lengths_of`."""
+        return lengths_of(workload, layout, self.train, on_gpu=on_gpu, packed=packed, has_means=has_means)
 
 
 class StepRows(NamedTuple):
@@ -78,6 +89,7 @@ class StepReader:
         others: Callable[[int], Sequence[int]] = lambda step: (),
         pinned: Callable[[Batch], Batch] = lambda batch: batch,
         rollouts: Rollouts | None = None,
+        lengths: RowLengths = WHOLE,
     ) -> None:
         """Make ready to read.
 
@@ -91,6 +103,7 @@ class StepReader:
                 of a step. See `Verification.replicas_to_read`.
             pinned: moves a batch into page-locked memory if the device is a GPU.
             rollouts: makes the rows of a step from prompts, if the objective learns from rewards.
+            lengths: how the samples of a step become rows.
         """
         self._others = others
         self._plan = plan
@@ -100,6 +113,7 @@ class StepReader:
         self._origin = origin
         self._pinned = pinned
         self._rollouts = rollouts
+        self._lengths = lengths
 
     @property
     def ahead(self) -> int:
@@ -120,35 +134,57 @@ class StepReader:
             assert isinstance(self._batches, Batches)  # own samples come with their own objective
             starts = self._starts_of_rollout(step)
             return StepSamples(
-                [], 0, None, [self._rollouts.prompts(self._batches, each, size) for each in starts]
+                [], 0, None, prompts=[self._rollouts.prompts(self._batches, each, size) for each in starts]
             )
-        parts = self._parts(step, start, coordinate["dp"])
-        others = [self._parts(step, start, replica) for replica in self._others(step + 1)]
+        parts, share = self._parts(step, start, coordinate["dp"])
+        others = [self._parts(step, start, replica)[0] for replica in self._others(step + 1)]
         is_first = coordinate["pp"] == coordinate["cp"] == coordinate["tp"] == 0
         reports_padding = self._batches.packed and self._rank == 0
         return StepSamples(
             batches=[self._pinned(batch) for batch, _ in parts],
             digest=add(digest for _, digest in parts) if is_first else 0,
             padding=self._batches.padding(start, size) if reports_padding else None,
+            share=share,
             others=[[self._pinned(batch) for batch, _ in each] for each in others],
         )
 
-    def _parts(self, step: int, start: int, replica: int) -> list[tuple[Batch, int]]:
-        """Return the micro-batches of a replica, each with the sum of its receipt digests.
+    def _parts(self, step: int, start: int, replica: int) -> tuple[list[tuple[Batch, int]], float]:
+        """Return the micro-batches of a replica, each with the sum of its receipt digests, and the share of their
+        tokens that is left where rows are cut.
 
         Args:
             step: steps done.
             start: position of the first sample of the global batch.
             replica: index on the data axis.
         """
-        its = slices(start, self._plan.samples, replica, self._layout.dp, self._layout.micro_batch)
-        parts = [self._batches.batch(position, count) for position, count in its]
+        mine = self._positions(start, replica)
+        parts = [self._batches.at(positions) for positions in mine]
+        batches = [batch for batch, _ in parts]
         if self._plan.draws:
-            for (position, count), (batch, _) in zip(its, parts, strict=True):
-                batch[KEYS] = row_keys(self._plan.seed, position, count)
+            for positions, batch in zip(mine, batches, strict=True):
+                batch[KEYS] = position_keys(self._plan.seed, torch.from_numpy(positions))
+        whole = sum(map(_tokens, batches))
+        batches = [self._lengths.cut(batch) for batch in batches]
+        share = sum(map(_tokens, batches)) / max(whole, 1)
         if length := self._plan.row_length(step):
-            parts = [(shortened(batch, length), digest) for batch, digest in parts]
-        return parts
+            batches = [shortened(batch, length) for batch in batches]
+        if self._plan.noise:
+            for batch in batches:
+                batch[ROW_TOKENS] = batch.get("padding", torch.ones_like(batch["tokens"])).sum(1)
+        count = self._layout.accumulation(self._plan.samples)
+        batches = filled_up(batches, count, self._layout.micro_batch)
+        digests = [digest for _, digest in parts] + [0] * (count - len(parts))
+        return list(zip(batches, digests, strict=True)), share
+
+    def _positions(self, start: int, replica: int) -> list[np.ndarray]:
+        """Return the positions of the samples of each of a replica's micro-batches."""
+        layout, size = self._layout, self._plan.samples
+        mine = slices(0, size, replica, layout.dp, layout.micro_batch)
+        positions = np.arange(start, start + size)
+        if self._lengths.deals:
+            assert isinstance(self._batches, Batches)  # own samples have no known lengths
+            positions = positions[dealt(self._batches.lengths(positions), layout.micro_batch)]
+        return [positions[first : first + count] for first, count in mine]
 
     def _starts_of_rollout(self, step: int) -> list[int]:
         """Return the positions at which the steps of a rollout begin, if one begins after `step` steps."""
@@ -175,6 +211,11 @@ class StepReader:
         self._rollouts.keep(step + 1, made, task)
         batches = [self._pinned(batch) for batch in made.batches]
         return StepRows(batches, made.digest, made.metrics)
+
+
+def _tokens(batch: Batch) -> int:
+    """Return the tokens of a batch, padding included; 0 if it has none."""
+    return sum(batch[name].numel() for name in ("tokens", "decoder_tokens") if name in batch)
 
 
 MakeReader = Callable[[Batches | OwnBatches, TrainingProgress, Callable[[int], Sequence[int]]], StepReader]

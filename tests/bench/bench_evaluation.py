@@ -86,6 +86,7 @@ def main() -> None:
             train=spec.train,
             sequence_length=spec.data.sequence_length,
             classes=0,
+            cut=lambda batch: batch,
             measured={},
             has_average=False,
         )

@@ -169,7 +169,7 @@ def test_a_controller_that_is_killed_meanwhile(
 
     with monkeypatch.context() as patch:
         if when == "stored":
-            patch.setattr("orchestrator.controller.run_history.attach", die)
+            patch.setattr("orchestrator.controller.evaluation_rows.attach", die)
         else:
             patch.setattr(background_evaluation.EvaluationBeside, "look", die)
         with pytest.raises(Killed):

@@ -19,6 +19,7 @@ SMALL = {"hidden": 32, "layers": 2, "heads": 4, "intermediate": 64}
 ROWS = [
     {
         "text": letters(n), "label": n % 2, "number": n % 5 / 2, "words": letters(n).split(),
+        "several": ["even", "odd"][: n % 3],
         "tags": [place % 2 for place in range(len(letters(n).split()))], "answer": letters(n)[2:5], "start": 2,
         "talk": [{"role": "user", "content": letters(n)}, {"role": "assistant", "content": letters(n + 1)}],
     }
@@ -28,6 +29,8 @@ LABELS = ["even", "odd"]
 TASKS: dict[str, tuple[str, dict[str, str], list[str]]] = {
     "sequence_classification": ("bert-tiny", {"text": "text", "label": "label"}, LABELS),
     "regression": ("bert-tiny", {"text": "text", "label": "number"}, []),
+    "multi_label_classification": ("bert-tiny", {"text": "text", "labels": "several"}, LABELS),
+    "sentence_embeddings": ("bert-tiny", {"anchor": "text", "positive": "answer"}, []),
     "token_classification": ("bert-tiny", {"words": "words", "labels": "tags"}, LABELS),
     "span_extraction": (
         "bert-tiny", {"question": "text", "context": "text", "answer": "answer", "start": "start"}, [],

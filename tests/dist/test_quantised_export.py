@@ -29,7 +29,7 @@ from orchestrator.export.quantised import asked_scheme
 from orchestrator.resolve.commit_model import model_of_run
 from orchestrator.storage.run_directory import RunDir
 from workloads.hf.check.compare import load
-from workloads.load import with_weights
+from workloads.inference import with_weights
 from workloads.model.fake_quantise import fake_quantised
 from workloads.model.scheme import Scheme
 

@@ -27,7 +27,7 @@ from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.rollouts.kept import kept_steps, read_kept
 from orchestrator.train.rollouts.reward_check import check_reward_models
 from orchestrator.verify.replay import replay
-from workloads.load import with_weights
+from workloads.inference import with_weights
 
 SMALL = {"hidden": 32, "layers": 2, "heads": 4, "intermediate": 64}
 STEPS, COUNT, GROUP = 8, 200, 4

@@ -60,8 +60,9 @@ class TransformerConfig:
 
     swiglu_limit: clamps gate and up and joins them with swiglu_alpha as in gpt-oss, see `layers.joined`; 0 for plain
     gates. head_bias: whether a language head has a bias. head_activation: the activation of a masked head; the body's
-    if empty. dropout, attention_dropout: the rates in training. layer_drop: the rate of skipped layers, see
-    `workloads.model.dropout`. base: the narrow model for muP, None for none; see `workloads.model.mup`.
+    if empty. dropout, attention_dropout: the rates in training. layer_drop: the rate of skipped layers.
+    embedding_noise: the alpha of NEFTune. See `workloads.model.dropout`. base: the narrow model for muP, None for none;
+    see `workloads.model.mup`.
     """
 
     family: str
@@ -132,6 +133,7 @@ class TransformerConfig:
     dropout: float = 0.0
     attention_dropout: float = 0.0
     layer_drop: float = 0.0
+    embedding_noise: float = 0.0
     base: TransformerConfig | None = None
 
     def __post_init__(self) -> None:
@@ -353,7 +355,9 @@ class TransformerConfig:
         Raises WorkloadError for an unknown field.
         """
         changes = positions_by_our_names(changes)
-        known = {f.name for f in fields(self)} - {"base", "dropout", "attention_dropout", "layer_drop"}
+        known = {f.name for f in fields(self)} - {
+            *("base", "dropout", "attention_dropout", "layer_drop", "embedding_noise"),
+        }
         nested = {"moe": MoE, "latent": LatentAttention, "rope_scaling": RopeScaling}
         values: dict[str, Any] = {}
         for name, value in changes.items():

@@ -30,8 +30,12 @@ it holds only a part.
 GAMMA = 0x9E3779B97F4A7C15 - 2**64
 """SplitMix64's increment, as int64."""
 FIRST, SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
+ROW_TOKENS = "row_tokens"
+"""The batch entry with the number of tokens of each row, padding left out, int64 [B]."""
 SKIPS = -2
 """Replaces the sequence position, which is never negative, in the key that decides which layers a sample skips."""
+NOISE = -3
+"""Replaces the layer in the keys of the noise on embeddings."""
 SELF_SCORES, CROSS_SCORES = 3, 4
 """The sites of attention probabilities, after the three sub-layers of a layer."""
 NUMBERS = 2**16
@@ -41,11 +45,16 @@ features.
 
 
 def row_keys(seed: int, position: int, count: int) -> Tensor:
-    """Return the keys of `count` samples of the run's sample order from `position` on, int64 [count].
+    """Return the keys of `count` samples of the run's sample order from `position` on, int64 [count]."""
+    return position_keys(seed, torch.arange(position, position + count))
+
+
+def position_keys(seed: int, positions: Tensor) -> Tensor:
+    """Return the keys of the samples at `positions` of the run's sample order, both int64 [count].
 
     A position occurs once in a run, so it identifies step and sample.
     """
-    return keyed(_mixed(torch.tensor([seed])), torch.arange(position, position + count))
+    return keyed(_mixed(torch.tensor([seed])), positions)
 
 
 def token_keys(model: nn.Module, batch: Batch, length: int, stack: int = 0) -> Tensor | None:
@@ -71,6 +80,29 @@ def sample_keys(model: nn.Module, batch: Batch, stack: int = 0) -> Tensor | None
     if not (model.training and model.config.layer_drop):  # type: ignore[union-attr]
         return None
     return keyed(keyed(batch[KEYS], stack), SKIPS)
+
+
+def noisy(model: nn.Module, vectors: Tensor, batch: Batch) -> Tensor:
+    """Add noise to the token vectors [B, L, d] in training (NEFTune; Jain et al. 2023, algorithm 1).
+
+    Each feature gets alpha / sqrt(n d) times a number drawn uniformly from [-1, 1), where n is the number of tokens of
+    its row, padding left out. The numbers follow from (seed, position in the sample order, position in the sequence,
+    feature). Raises KeyError for a training batch without keys.
+    """
+    alpha: float = model.config.embedding_noise  # type: ignore[union-attr, assignment]
+    if not (model.training and alpha):
+        return vectors
+    rows = batch[KEYS].unsqueeze(1)
+    places = batch.get(PLACES)
+    places = torch.arange(vectors.shape[1], device=rows.device) if places is None else places
+    drawn = _numbers(keyed(keyed(rows, NOISE), places), vectors.shape[-1]).to(vectors.dtype) / (NUMBERS // 2)
+    tokens = batch.get(ROW_TOKENS)
+    if tokens is None:
+        tokens = (
+            batch["padding"].sum(1) if "padding" in batch else torch.full_like(batch[KEYS], vectors.shape[1])
+        )
+    size = alpha / (tokens.clamp(min=1) * vectors.shape[-1]).sqrt()
+    return vectors + drawn * size.to(vectors.dtype)[:, None, None]
 
 
 def keyed(keys: Tensor, number: int | Tensor) -> Tensor:

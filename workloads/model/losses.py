@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from workloads.model.electra import ElectraOutput
-from workloads.model.transformer import IGNORED, Output
+from workloads.model.transformer import IGNORED, LABEL_WEIGHTS, Output
 from workloads.workload import Batch, Loss
 
 
@@ -66,7 +66,10 @@ def loss(
     span: mean of the cross-entropies of the first and the last token, `labels` [B, 2], summed over sequences.
 
     sequence: cross-entropy of `sequence_labels` [B] (-100 ignored), summed over sequences; with one class, the squared
-    error to fp32 `sequence_labels` (NaN ignored).
+    error to fp32 `sequence_labels` (NaN ignored); with fp32 `sequence_labels` [B, classes], their binary cross-entropy,
+    a mean over classes.
+
+    `label_weights` of the labels' shape weigh the cross-entropies. The count is then the sum of weights.
 
     With a sentence head (BERT, ALBERT): plus the mean cross-entropy of `sequence_labels` [B].
 
@@ -77,16 +80,21 @@ def loss(
     if config.head == "sequence":
         assert output.sentence is not None
         labels = batch["sequence_labels"]
-        found = (
-            _regression(output.sentence, labels)
-            if config.classes == 1
-            else _sequence(output.sentence, labels)
-        )
+        if labels.dim() == 2:
+            found = _several(output.sentence, labels, batch.get(LABEL_WEIGHTS))
+        elif config.classes == 1:
+            found = _regression(output.sentence, labels)
+        else:
+            found = _sequence(output.sentence, labels, batch.get(LABEL_WEIGHTS))
         return _with_routers(found, output)
     if config.head in ("token", "span"):
         assert output.logits is not None
         labels = batch["labels"]
-        found = _span(output.logits, labels) if config.head == "span" else _by_token(output.logits, labels)
+        found = (
+            _span(output.logits, labels)
+            if config.head == "span"
+            else _by_token(output.logits, labels, batch.get(LABEL_WEIGHTS))
+        )
         return _with_routers(found, output)
     result = of_output(output, batch, of_tokens)
     metrics = dict(result.metrics)
@@ -111,13 +119,43 @@ def of_output(output: Output, batch: Batch, of_tokens: TokenLoss) -> Loss:
     return of_tokens(output.logits, batch["labels"])
 
 
-def _sequence(logits: Tensor, labels: Tensor) -> Loss:
+def _sequence(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Loss:
     predicted = labels != IGNORED
-    total = F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
+    total, weight = _weighed(logits, labels, weights)
     likeliest = logits.detach().argmax(-1)
     correct = ((likeliest == labels) & predicted).sum().float()
     count, each = predicted.sum().float(), torch.stack([likeliest, labels], 1)
-    return Loss(total, count, sums={"accuracy": (correct, count)}, correct=correct, each=each)
+    return Loss(total, weight, sums={"accuracy": (correct, count)}, correct=correct, each=each)
+
+
+def _weighed(logits: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the sum of the cross-entropies of labels [..] times their weights, and the sum of the weights."""
+    logits = logits.flatten(0, -2).float()
+    if weights is None:
+        total = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="sum")
+        return total, (labels != IGNORED).sum().float()
+    each = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="none")
+    weights = weights.flatten() * (labels.flatten() != IGNORED)
+    return (each * weights).sum(), weights.sum()
+
+
+def _several(logits: Tensor, labels: Tensor, weights: Tensor | None) -> Loss:
+    """Return the binary cross-entropy of labels [B, classes], with precision, recall and F1 over all labels."""
+    given = ~labels.isnan().any(-1)
+    wanted = labels.where(given[:, None], 0.0)
+    each = F.binary_cross_entropy_with_logits(logits.float(), wanted, weights, reduction="none").mean(-1)
+    count = given.sum().float()
+    said = (logits.detach() > 0) & given[:, None]
+    is_wanted = wanted > 0
+    both, all_said, all_wanted = ((x.sum().float()) for x in (said & is_wanted, said, is_wanted))
+    correct = ((said == is_wanted).all(-1) & given).sum().float()
+    sums = {
+        "accuracy": (correct, count),
+        "precision": (both, all_said),
+        "recall": (both, all_wanted),
+        "f1": (2 * both, all_said + all_wanted),
+    }
+    return Loss((each * given).sum(), count, sums=sums, correct=correct)
 
 
 def _regression(logits: Tensor, labels: Tensor) -> Loss:
@@ -127,11 +165,13 @@ def _regression(logits: Tensor, labels: Tensor) -> Loss:
     return Loss((apart.square() * predicted).sum(), predicted.sum().float(), each=each)
 
 
-def _by_token(logits: Tensor, labels: Tensor) -> Loss:
-    found = token_loss(logits, labels)
+def _by_token(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Loss:
     predicted = labels != IGNORED
     correct = ((logits.detach().argmax(-1) == labels) & predicted).sum().float()
-    return replace(found, correct=correct)
+    total, weight = _weighed(logits, labels, weights)
+    # Of weighted labels, the accuracy is not the correct ones over the sum of weights.
+    sums = {} if weights is None else {"accuracy": (correct, predicted.sum().float())}
+    return Loss(total, weight, correct=correct, sums=sums)
 
 
 def _span(logits: Tensor, labels: Tensor) -> Loss:

@@ -14,7 +14,7 @@ from workloads.model.cache import Cache, LayerCache
 from workloads.model.chunked_loss import ChunkedLoss
 from workloads.model.config import TransformerConfig
 from workloads.model.disentangled import Distances
-from workloads.model.dropout import drop, keyed, sample_keys, skip, token_keys
+from workloads.model.dropout import drop, keyed, noisy, sample_keys, skip, token_keys
 from workloads.model.embeddings import Embeddings, batch_positions
 from workloads.model.feedforward import FeedForward
 from workloads.model.heads import (
@@ -30,10 +30,12 @@ from workloads.model.masks import QUERIES, REAL, Mask, self_mask
 from workloads.model.moe import MixtureOfExperts
 from workloads.model.positions import RelativeBias, Rotary, rotary
 from workloads.model.relative_keys import distances
-from workloads.workload import Batch
+from workloads.workload import COUNTED, Batch
 
 IGNORED = -100
 """The label of a position that is not predicted."""
+LABEL_WEIGHTS = "label_weights"
+"""The batch entry with the weight of each label in the loss, fp32 of the labels' shape."""
 
 
 class Output(NamedTuple):
@@ -43,7 +45,8 @@ class Output(NamedTuple):
     logits are [B, L, vocabulary], [B, L] (discriminator) or [B, L, classes] (token); a masked head that gets labels
     computes only the predicted positions, [predicted, vocabulary]. sentence is [B, classes]. memory [B, L, hidden] is
     what an encoder-decoder's decoder reads, if a later pipeline stage needs it. sums are those of a `ChunkedLoss`, and
-    replace vocabulary logits. shown is what a model shows that is compared with another, see `workloads.model.shown`.
+    replace vocabulary logits. losses [B, E] are the vectors of a sample's texts, which its loss compares with those of
+    others. shown is what a model shows that is compared with another, see `workloads.model.shown`.
     """
 
     hidden: Tensor
@@ -53,6 +56,7 @@ class Output(NamedTuple):
     memory: Tensor | None = None
     sums: tuple[Tensor, ...] | None = None
     shown: tuple[Tensor, ...] | None = None
+    losses: Tensor | None = None
 
 
 class Layer(nn.Module):
@@ -178,6 +182,8 @@ class Transformer(nn.Module):
         # An adapter's vectors before those of the tokens, see `workloads.adapters.prompt`.
         self.prompt: nn.Module | None = None
         self.prompt_length = 0
+        # Pools texts that are compared, see `workloads.model.text_pooling`.
+        self.text_pooling: nn.Module | None = None
         self.last = True
 
     def forward(
@@ -194,6 +200,9 @@ class Transformer(nn.Module):
         the keys and values of tokens at lower positions; the batch then has `positions` [B, L], and the output covers
         only each row's last token.
         """
+        pools = self.text_pooling is not None and COUNTED in batch
+        if pools:
+            batch = self.text_pooling.apart(batch)  # type: ignore[union-attr, operator]
         positions, before = self._positions(batch, cache)
         context = self._context(batch, positions, cache, before)
         if hidden is None:
@@ -202,6 +211,7 @@ class Transformer(nn.Module):
             vectors, types, tasks = (
                 self.tokens(batch["tokens"]), batch.get("token_types"), batch.get("task_types"),
             )  # fmt: skip
+            vectors = noisy(self, vectors, batch)
             if before:
                 assert self.prompt is not None
                 vectors = self.prompt(vectors)
@@ -215,6 +225,9 @@ class Transformer(nn.Module):
         if cache is not None:
             hidden = _last(hidden, batch.get("padding"))
         hidden = hidden if self.norm is None else self.norm(hidden)
+        if pools:
+            assert self.text_pooling is not None
+            return Output(hidden, extra, losses=self.text_pooling(hidden, batch["padding"]))
         sentence = None if self.sentence_head is None else self.sentence_head(hidden)
         return self._headed(Output(hidden, extra, sentence=sentence), batch, in_chunks)
 

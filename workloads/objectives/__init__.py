@@ -18,9 +18,11 @@ denoising                 BART, Lewis et al. 2020                             en
 mass                      MASS, Song et al. 2019                              encoder-decoder
 gap_sentences             PEGASUS, Zhang et al. 2020                          encoder-decoder
 sequence_classification   GPT, Radford et al. 2018; BERT, Devlin et al. 2019  decoder, encoder, encoder-decoder
+multi_label_classification  binary cross-entropy by label                     decoder, encoder, encoder-decoder
 regression                STS-B in GLUE, Wang et al. 2019                     decoder, encoder, encoder-decoder
 token_classification      BERT, Devlin et al. 2019, section 5.3               decoder, encoder, encoder-decoder
 span_extraction           BERT, Devlin et al. 2019, section 4.2               decoder, encoder, encoder-decoder
+sentence_embeddings       Sentence-BERT, Reimers and Gurevych 2019            encoder
 seq2seq                   T5, Raffel et al. 2020                              encoder-decoder
 conversation              InstructGPT, Ouyang et al. 2022                     decoder
 dpo                       DPO, Rafailov et al. 2023                           decoder
@@ -67,7 +69,9 @@ from workloads.objectives.rewarded import Grpo, Reinforce
 from workloads.objectives.sampled import RULE, SampledObjective
 from workloads.objectives.span_corruption import SpanCorruption
 from workloads.objectives.supervised import (
+    MultiLabelClassification,
     Regression,
+    SentenceEmbeddings,
     Seq2Seq,
     SequenceClassification,
     SpanExtraction,
@@ -99,7 +103,9 @@ _CLASSES: Mapping[str, type[SampledObjective]] = MappingProxyType(
             Mass,
             GapSentences,
             SequenceClassification,
+            MultiLabelClassification,
             Regression,
+            SentenceEmbeddings,
             TokenClassification,
             SpanExtraction,
             Seq2Seq,
@@ -133,6 +139,12 @@ OTHER_NAMES = {
     "chat": "conversation",
     "instruction_tuning": "conversation",
     "classification": "sequence_classification",
+    "multi_label": "multi_label_classification",
+    "multilabel": "multi_label_classification",
+    "embeddings": "sentence_embeddings",
+    "embedding": "sentence_embeddings",
+    "sentence_transformers": "sentence_embeddings",
+    "mnrl": "sentence_embeddings",
     "ner": "token_classification",
     "qa": "span_extraction",
     "question_answering": "span_extraction",
@@ -147,9 +159,9 @@ OTHER_NAMES = {
     "rloo": "reinforce",
 }
 """Other names of objectives in papers and libraries."""
-OF_MODELS = dict.fromkeys(("contrastive", "clip"), "workloads.vision.clip:Clip") | dict.fromkeys(
+OF_MODELS = dict.fromkeys(("contrastive", "clip"), "ext:clip") | dict.fromkeys(
     ("masked_image", "masked_image_modeling", "masked_image_modelling", "mim", "mae"),
-    "workloads.vision.mae:Mae",
+    "ext:mae",
 )
 """Objectives that are part of a model here, by the model."""
 OF_OWN_ANSWERS = ("ppo", "online_dpo")

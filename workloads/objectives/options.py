@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field, fields
 from typing import Any
 
 from workloads.errors import WorkloadError
+
+BALANCED = "balanced"
+"""Class weights that follow from how often each label occurs."""
 
 
 def fraction(default: float) -> Any:
@@ -30,6 +34,19 @@ def choice(default: str, *others: str) -> Any:
     words = (default, *others)
     what = "one of " + ", ".join(words)
     return field(default=default, metadata={"fits": lambda v: v in words, "what": what})
+
+
+def weights_of_labels() -> Any:
+    """Return an option that weighs classes: "balanced", or a weight for each label."""
+
+    def fits(given: Any) -> bool:
+        if isinstance(given, str):
+            return given in ("", BALANCED)
+        values = given.values() if isinstance(given, Mapping) else given
+        return all(type(value) in (int, float) and value > 0 for value in values)
+
+    what = f'"{BALANCED}", or {{label: weight above 0}}'
+    return field(default=(), metadata={"fits": fits, "what": what})
 
 
 def check(name: str, objective: Any) -> None:

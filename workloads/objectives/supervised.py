@@ -8,19 +8,27 @@ the second.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from workloads.errors import WorkloadError
-from workloads.objectives.options import at_least
+from workloads.model.transformer import LABEL_WEIGHTS
+from workloads.objectives.options import BALANCED, at_least, choice, weights_of_labels
 from workloads.objectives.records import from_bits, unpack
-from workloads.objectives.sampled import IGNORE, Read, Sample, SampledObjective
+from workloads.objectives.sampled import IGNORE, SHORTEST, Read, Sample, SampledObjective
 from workloads.objectives.seq2seq import source_and_target
 from workloads.objectives.spans import padded
-from workloads.workload import Frame
+from workloads.workload import COUNTED, Frame
 
+MULTI_LABEL = "multi_label_classification"
+"""The objective of texts with several labels."""
 Cut = Callable[[np.ndarray, np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 """Shortens two texts to a total number of tokens."""
 
@@ -112,9 +120,67 @@ def _are_texts_cut(self: SampledObjective, record: np.ndarray) -> bool:
     return is_longer(self, texts_of(record))
 
 
+def weights_by_number(objective: Any) -> np.ndarray | None:
+    """Return the weight of each of an objective's labels, fp32 [labels]; None if all weigh the same.
+
+    `balanced` weights are 1 until the labels have been counted, see `balanced`. Raises WorkloadError for a label that
+    the job does not have.
+    """
+    given = objective.class_weights
+    if not given or given == BALANCED:
+        return None if not given else np.ones(max(len(objective.labels), 1), dtype=np.float32)
+    if isinstance(given, Mapping):
+        names = {str(name): float(weight) for name, weight in given.items()}
+        if unknown := names.keys() - set(objective.labels):
+            raise WorkloadError(
+                f"{objective.name}: class_weights names {min(unknown)!r}, which is not one of the labels "
+                f"{', '.join(objective.labels[:8])}"
+            )
+        given = [names.get(name, 1.0) for name in objective.labels]
+    if len(given) != len(objective.labels):
+        raise WorkloadError(
+            f"{objective.name}: class_weights has {len(given)} weights for {len(objective.labels)} labels"
+        )
+    return np.asarray(given, dtype=np.float32)
+
+
+def balanced(objective: Any, records: Sequence[np.ndarray] | Any) -> Any:
+    """Return the objective with the weights that make each label count as much as any other.
+
+    samples / (labels x samples with that label), as scikit-learn's "balanced" (King and Zeng, 2001). For texts with
+    several labels: texts without a label / texts with it, the `pos_weight` of torch.nn.BCEWithLogitsLoss.
+
+    Args:
+        objective: has `class_weights` "balanced".
+        records: the records of training, an iterable.
+
+    Raises WorkloadError if a label occurs in no record.
+    """
+    counts = np.zeros(len(objective.labels), dtype=np.int64)
+    samples = 0
+    for record in records:
+        found = objective.label_numbers(record)
+        np.add.at(counts, found, 1)
+        samples += 1 if objective.name == MULTI_LABEL else len(found)
+    if not counts.all():
+        missing = objective.labels[int(counts.argmin())]
+        raise WorkloadError(
+            f"{objective.name}: class_weights {BALANCED} needs every label, and no record is {missing!r}"
+        )
+    if objective.name == MULTI_LABEL:
+        weights = np.maximum(samples - counts, 1) / counts
+    else:
+        weights = samples / (len(counts) * counts)
+    return replace(objective, class_weights=tuple(float(np.float32(weight)) for weight in weights))
+
+
 @dataclass(frozen=True, kw_only=True)
 class SequenceClassification(SampledObjective):
-    """One label for a text, or for a pair of texts: sequence_labels int64."""
+    """One label for a text, or for a pair of texts: sequence_labels int64.
+
+    `class_weights` weigh each label in the loss, which stays a mean: the sum of weighted losses over the weights,
+    as torch.nn.CrossEntropyLoss(weight=...).
+    """
 
     name = "sequence_classification"
     architectures = frozenset({"encoder", "decoder", "encoder-decoder"})
@@ -122,10 +188,58 @@ class SequenceClassification(SampledObjective):
     begins = "cls"
     ends = "sep"
     is_cut = _are_texts_cut
+    class_weights: Any = weights_of_labels()  # noqa: RUF009  (a field)
+
+    def __post_init__(self) -> None:
+        SampledObjective.__post_init__(self)
+        weights_by_number(self)
+
+    def label_numbers(self, record: np.ndarray) -> np.ndarray:
+        """Return the numbers of a record's labels."""
+        return unpack(record)[-1]
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         batch, label = _with_label(self, np.asarray(read(sample)))
-        return {**batch, "sequence_labels": np.int64(label)}
+        weights = weights_by_number(self)
+        weighed = {} if weights is None else {LABEL_WEIGHTS: weights[label]}
+        return {**batch, "sequence_labels": np.int64(label), **weighed}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiLabelClassification(SampledObjective):
+    """Any number of labels for a text, or for a pair of texts: sequence_labels fp32 [labels], 1 where a label applies.
+
+    The loss is the mean over samples and labels of the binary cross-entropy. `class_weights` weigh the samples to which
+    a label applies, as `pos_weight` of torch.nn.BCEWithLogitsLoss.
+    """
+
+    name = MULTI_LABEL
+    architectures = frozenset({"encoder", "decoder", "encoder-decoder"})
+    unit = "record"
+    begins = "cls"
+    ends = "sep"
+    is_cut = _are_texts_cut
+    class_weights: Any = weights_of_labels()  # noqa: RUF009  (a field)
+
+    def __post_init__(self) -> None:
+        SampledObjective.__post_init__(self)
+        weights_by_number(self)
+
+    def label_numbers(self, record: np.ndarray) -> np.ndarray:
+        """Return the numbers of a record's labels."""
+        return unpack(record)[-1]
+
+    def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
+        record = np.asarray(read(sample))
+        labels = np.zeros(max(len(self.labels), 1), dtype=np.float32)
+        labels[self.label_numbers(record)] = 1.0
+        batch = {**framed(self, *texts_of(record))[0], "sequence_labels": labels}
+        weights = weights_by_number(self)
+        return (
+            batch
+            if weights is None
+            else {**batch, LABEL_WEIGHTS: np.where(labels > 0, weights, 1.0).astype(np.float32)}
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +260,10 @@ class Regression(SampledObjective):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenClassification(SampledObjective):
-    """One label for a word, predicted at its first token: labels int64 [length]."""
+    """One label for a word, predicted at its first token: labels int64 [length].
+
+    `class_weights` are as in `SequenceClassification`.
+    """
 
     name = "token_classification"
     architectures = frozenset({"encoder", "decoder", "encoder-decoder"})
@@ -154,6 +271,16 @@ class TokenClassification(SampledObjective):
     begins = "cls"
     ends = "sep"
     is_cut = _are_texts_cut
+    class_weights: Any = weights_of_labels()  # noqa: RUF009  (a field)
+
+    def __post_init__(self) -> None:
+        SampledObjective.__post_init__(self)
+        weights_by_number(self)
+
+    def label_numbers(self, record: np.ndarray) -> np.ndarray:
+        """Return the numbers of a record's labels."""
+        labels = unpack(record)[-1]
+        return labels[labels > 0] - 1
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         text, labels = unpack(read(sample))
@@ -162,7 +289,9 @@ class TokenClassification(SampledObjective):
         kept = labels[: self.sequence_length - len(before) - len(after)] - 1
         found = np.full(self.sequence_length, IGNORE, dtype=np.int64)
         found[len(before) : len(before) + len(kept)] = np.where(kept < 0, IGNORE, kept)
-        return {**batch, "labels": found}
+        weights = weights_by_number(self)
+        weighed = {} if weights is None else {LABEL_WEIGHTS: weights[np.maximum(found, 0)]}
+        return {**batch, "labels": found, **weighed}
 
     def is_lost(self, record: np.ndarray) -> bool:
         labels = unpack(record)[1]
@@ -267,3 +396,87 @@ class Seq2Seq(SampledObjective):
     @property
     def _frames(self) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
         return self.around, self.around_target
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceEmbeddings(SampledObjective):
+    """An anchor and its positive, perhaps with negatives: texts that belong together get vectors that are close.
+
+    The loss compares each anchor with the positives and negatives of the whole global batch: of all these texts its own
+    positive must be the nearest (in-batch negatives; Henderson et al. 2017, section 4.4; Reimers and Gurevych 2019). It
+    is MultipleNegativesRankingLoss of sentence-transformers, over all ranks and micro-batches.
+
+    A row has all texts of a sample, one after the other. Each has an equal part of the row, with its padding at the end
+    of that. Batch: tokens, token_types, padding [B, L], counted bool [B].
+
+    Options: `pooling` of the hidden states of a text, "mean" over its tokens or "cls", its first; `scale` of the cosine
+    similarities; `negatives`, how many each sample has in its columns.
+    """
+
+    name = "sentence_embeddings"
+    architectures = frozenset({"encoder"})
+    unit = "record"
+    begins = "cls"
+    ends = "sep"
+    pooling: str = choice("mean", "cls")
+    scale: float = at_least(1e-6, 20.0)
+    negatives: int = at_least(0, 0)
+
+    def __post_init__(self) -> None:
+        SampledObjective.__post_init__(self)
+        if self.sequence_length % self.parts or self.sequence_length // self.parts < SHORTEST:
+            raise WorkloadError(
+                f"{self.name}: sequence_length is {self.sequence_length}, and each of {self.parts} texts has an equal "
+                f"part of it; make it a multiple of {self.parts}, at least {SHORTEST * self.parts}"
+            )
+
+    @property
+    def parts(self) -> int:
+        """Return the number of texts of a sample."""
+        return 2 + self.negatives
+
+    def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
+        texts = self._texts(read(sample))
+        alone = self._alone
+        found = [framed(alone, text)[0] for text in texts]
+        return {
+            **{name: np.concatenate([each[name] for each in found]) for name in found[0]},
+            COUNTED: np.True_,
+        }
+
+    def is_cut(self, record: np.ndarray) -> bool:
+        return any(is_longer(self._alone, [text]) for text in self._texts(record))
+
+    @cached_property
+    def _alone(self) -> SampledObjective:
+        """An objective that frames one text of a sample."""
+        return SequenceClassification(
+            vocabulary=self.vocabulary,
+            sequence_length=self.sequence_length // self.parts,
+            seed=self.seed,
+            rule=self.rule,
+            typed=self.typed,
+        )
+
+    def _texts(self, record: np.ndarray) -> list[np.ndarray]:
+        texts = [text for text in unpack(record) if len(text)]
+        if len(texts) != self.parts:
+            raise WorkloadError(
+                f"{self.name}: a record has {max(len(texts) - 2, 0)} negatives, and options.negatives is "
+                f"{self.negatives}; set it to the number of columns that every row has"
+            )
+        return texts
+
+    def among(self, features: Tensor, counted: Tensor) -> Tensor:
+        """Return the loss of each sample, fp32 [G], among all counted samples of the global batch.
+
+        Args:
+            features: fp32 [G, parts x hidden], the vectors of a sample's texts.
+            counted: bool [G], False for rows that only fill up the batch, which are no candidates either.
+        """
+        anchors, *others = F.normalize(features.view(len(features), self.parts, -1), dim=-1).unbind(1)
+        scores = anchors @ torch.cat(others).T * self.scale
+        scores = scores.masked_fill(~counted.repeat(len(others))[None], -torch.inf)
+        own = torch.arange(len(features), device=features.device)
+        # A row that does not count has no finite score; its loss is masked by whoever sums.
+        return F.cross_entropy(scores.masked_fill(~counted[:, None], 0.0), own, reduction="none")

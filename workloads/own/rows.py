@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workloads.workload import Batch
+from workloads.workload import COUNTED, Batch
 
-COUNTED = "counted"
-"""The batch entry that marks the rows that are samples, bool [B]."""
 LABELS, IGNORED = "labels", -100
 
 

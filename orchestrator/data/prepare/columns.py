@@ -110,8 +110,10 @@ def _shown(names: Sequence[str]) -> str:
 def _as_lists(values: dict[str, Any], objective: str) -> dict[str, Any]:
     """Convert texts to lists, messages and booleans, because CSV holds only texts."""
     converted = dict(values)
-    if objective == "token_classification":
+    if objective in ("token_classification", "multi_label_classification"):
         converted |= {name: _listed(value) for name, value in values.items()}
+    if objective == "multi_label_classification" and values.get("labels") == "":
+        converted["labels"] = []  # CSV writes nothing for no label
     if objective == "kto" and isinstance(label := values.get("label"), str):
         converted["label"] = {"true": True, "false": False}.get(label.strip().lower(), label)
     if objective not in TALKING:

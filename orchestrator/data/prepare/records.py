@@ -168,6 +168,22 @@ def _labelled(values: Mapping[str, Any], labels: Labels, encoder: Tokenizer) -> 
     return pack([first, second, [labels.number_of(values["label"])]]), _joined(first, second)
 
 
+def _labelled_by_several(values: Mapping[str, Any], labels: Labels, encoder: Tokenizer) -> Encoded:
+    first, second = _texts(values, encoder, labels.data_format)
+    given = values["labels"]
+    if not isinstance(given, list):
+        raise WrongRow(f"its labels are {str(given)[:40]!r}, not a list")
+    if given and all(isinstance(each, float) for each in given):
+        # As transformers takes them: a number for each label, 1.0 where it applies.
+        if len(given) != len(labels.names) or not {*given} <= {0.0, 1.0}:
+            raise WrongRow(
+                f"its labels are {len(given)} numbers, not 0.0 or 1.0 for each of {len(labels.names)} labels"
+            )
+        given = [labels.names[number] for number, applies in enumerate(given) if applies]
+    numbers = sorted({labels.number_of(label) for label in given})
+    return pack([first, second, numbers]), _joined(first, second)
+
+
 def _scored(values: Mapping[str, Any], labels: Labels, encoder: Tokenizer) -> Encoded:
     first, second = _texts(values, encoder, labels.data_format)
     try:
@@ -246,6 +262,16 @@ def _translated(values: Mapping[str, Any], labels: Labels, encoder: Tokenizer) -
     return pack([source, target]), _joined(source, target)
 
 
+def _alike(values: Mapping[str, Any], labels: Labels, encoder: Tokenizer) -> Encoded:
+    names = (
+        ("anchor", "positive", "negative") if values.get("negative") is not None else ("anchor", "positive")
+    )
+    texts = [_ids(encoder, _text(values, name)) for name in names]
+    if empty := [name for name, text in zip(names, texts, strict=True) if not text]:
+        raise WrongRow(f"its {empty[0]} has no token")
+    return pack(texts), _joined(*texts)
+
+
 def _of_answers(values: Mapping[str, Any], objective: str, answers: Answers) -> list[Encoded]:
     try:
         return _ANSWERS[objective](values, answers)
@@ -292,10 +318,12 @@ def _asked(values: Mapping[str, Any], answers: Answers) -> list[Encoded]:
 
 _ENCODERS: Mapping[str, Callable[..., Encoded]] = {
     "sequence_classification": _labelled,
+    "multi_label_classification": _labelled_by_several,
     "regression": _scored,
     "token_classification": _by_word,
     "span_extraction": _answered,
     "seq2seq": _translated,
+    "sentence_embeddings": _alike,
 }
 _ANSWERS: Mapping[str, Callable[[Mapping[str, Any], Answers], list[Encoded]]] = {
     "conversation": _spoken,

@@ -102,15 +102,16 @@ def slices(
 ) -> list[tuple[int, int]]:
     """Return (first position, count) of a data-parallel rank's micro-batches in the step that starts at `position`.
 
-    Rank r takes the r-th of `dp_size` contiguous blocks. Raises ValueError if the batch is not divisible.
+    Rank r takes the r-th of `dp_size` contiguous blocks. The blocks have equally many micro-batches, or differ by one.
+    Raises ValueError if the batch is not divisible into micro-batches.
     """
-    share, rest = divmod(global_batch, dp_size)
-    if rest or share % micro_batch:
+    count, rest = divmod(global_batch, micro_batch)
+    if rest or count < dp_size:
         raise ValueError(
             f"global batch {global_batch} is not a multiple of {dp_size} ranks x {micro_batch} sequences"
         )
-    first = position + dp_rank * share
-    return [(start, micro_batch) for start in range(first, first + share, micro_batch)]
+    mine = range(dp_rank * count // dp_size, (dp_rank + 1) * count // dp_size)
+    return [(position + number * micro_batch, micro_batch) for number in mine]
 
 
 class StepSamples(NamedTuple):
@@ -120,6 +121,7 @@ class StepSamples(NamedTuple):
         batches: the micro-batches.
         digest: the sum of the receipt digests of their samples.
         padding: on rank 0, if whole documents are packed, the share of padding in the global batch.
+        share: mean length of the rows as a share of the full length.
         prompts: instead of micro-batches, if the model generates the answers: the prompts of each step of a rollout
             that begins with this step; else empty.
         others: the micro-batches of other replicas that this rank computes again, if the step is verified.
@@ -128,6 +130,7 @@ class StepSamples(NamedTuple):
     batches: list[Batch]
     digest: int
     padding: float | None
+    share: float = 1.0
     prompts: Sequence[Any] = ()
     others: Sequence[list[Batch]] = ()
 
@@ -149,12 +152,14 @@ class Batches:
         return Batches(read, self.order, self.packed, self._routed)
 
     def batch(self, position: int, count: int) -> tuple[Batch, int]:
-        """Return the samples at positions [position, position + count), collated, and the sum of their receipt
-        digests.
+        """Return `at` of the positions [position, position + count)."""
+        return self.at(np.arange(position, position + count))
+
+    def at(self, positions: np.ndarray) -> tuple[Batch, int]:
+        """Return the samples at `positions`, collated, and the sum of their receipt digests.
 
         Samples of different passes (see `Order`) are collated separately and put back in order.
         """
-        positions = np.arange(position, position + count)
         turns, ids = self.order.at(positions)
         text = self.read.holding(ids)
         digests = [receipt.digest(int(p), int(i), text(int(i))) for p, i in zip(positions, ids, strict=True)]
@@ -165,6 +170,11 @@ class Batches:
         if self.packed and self._routed:
             batch[REAL] = torch.arange(self._stride) < torch.from_numpy(self._real(ids)).unsqueeze(1)
         return batch, receipt.add(digests)
+
+    def lengths(self, positions: np.ndarray) -> np.ndarray:
+        """Return the number of tokens of each of the samples at `positions`, int64, without reading them."""
+        _, ids = self.order.at(positions)
+        return np.array([self.read.length(int(i)) for i in ids], dtype=np.int64)
 
     @property
     def ahead(self) -> int:

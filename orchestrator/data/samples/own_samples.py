@@ -112,8 +112,11 @@ class OwnBatches:
     ahead: int = 1
 
     def batch(self, position: int, count: int) -> tuple[Batch, int]:
-        """Return the samples at positions [position, position + count), and the sum of their receipt digests."""
-        positions = np.arange(position, position + count)
+        """Return `at` of the positions [position, position + count)."""
+        return self.at(np.arange(position, position + count))
+
+    def at(self, positions: np.ndarray) -> tuple[Batch, int]:
+        """Return the samples at `positions`, and the sum of their receipt digests."""
         turns, ids = self.order.at(positions)
         chosen = self.numbers[ids]
         batch, hashes = self.samples.batch(chosen.tolist(), turns.tolist())

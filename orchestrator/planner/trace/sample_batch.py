@@ -34,7 +34,7 @@ class MadeUp:
         special, size = vocabulary.special, vocabulary.size
         plain = np.array([i for i in range(min(size, 4096)) if i not in special] or [0])
         if objective.name in COLUMNS:
-            return _record(objective.name, plain, sample, self.length)
+            return _record(objective.name, plain, sample, self.length, getattr(objective, "parts", 1))
         text = np.asarray(plain[(np.arange(objective.window(self.length)) * 7 + sample) % len(plain)])
         if (
             objective.reading.unit == "documents"
@@ -93,10 +93,10 @@ def predicted_share(batch: Batch) -> float:
     return float((labels != IGNORED).float().mean()) if labels is not None and labels.numel() else 1.0
 
 
-def _record(objective: str, plain: np.ndarray, sample: int, length: int) -> np.ndarray:
+def _record(objective: str, plain: np.ndarray, sample: int, length: int, parts: int) -> np.ndarray:
     text = np.asarray(plain[(np.arange(length) + sample) % len(plain)])
     match objective:
-        case "sequence_classification":
+        case "sequence_classification" | "multi_label_classification":
             return pack([text, [], [0]])
         case "regression":
             return pack([text, [], [to_bits(0.5)]])
@@ -106,6 +106,8 @@ def _record(objective: str, plain: np.ndarray, sample: int, length: int) -> np.n
             return pack([text[:3], text, [0, 1]])
         case "seq2seq":
             return pack([text, text[::-1]])
+        case "sentence_embeddings":
+            return pack([text] * parts)
     if objective in REWARDED:
         return pack([text, [ord("{"), ord("}")]])
     said = np.concatenate([text[:2], text[2:] | MARK])

@@ -25,12 +25,14 @@ from orchestrator.models.averaged import AVERAGE
 from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.groups import Rate, groups_of, rates_of, set_lr
 from orchestrator.parallel.device import Device
+from orchestrator.parallel.divided_model import freeze
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.losses import EvaluationSums, StepLosses
+from orchestrator.parallel.low_precision import fake_quantise, multiply_in_8_bits
 from orchestrator.parallel.mesh import Mesh
-from orchestrator.parallel.parallelize import fake_quantise, freeze, multiply_in_8_bits, recompute
 from orchestrator.parallel.parameter_shard import Box, boxes_of
 from orchestrator.parallel.partition import Cut, cut_of
+from orchestrator.parallel.recompute import recompute
 from orchestrator.parallel.router_load import RouterLoad, ratios
 from orchestrator.parallel.step_clock import BACKWARD, COMMUNICATION, FORWARD, OPTIMIZER, StepClock
 from orchestrator.train.committed_state import CHUNKS_HEAD

@@ -25,6 +25,7 @@ from orchestrator.resolve.teacher import compared
 from orchestrator.train.committed_state import CHUNKS_HEAD
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.engines.make import make_engine
+from orchestrator.train.unlabelled import filled_up
 from workloads.adapters.frozen import frozen_by
 from workloads.load import load
 from workloads.model.dropout import KEYS, row_keys
@@ -114,6 +115,10 @@ def record_of(objective: str, sample: int) -> np.ndarray:
     match objective:
         case "sequence_classification":
             return pack([text, draw.integers(6, 50, 4) if sample % 2 else [], [sample % 3]])
+        case "multi_label_classification":
+            return pack([text, [], [label for label in range(3) if (sample >> label) % 2]])
+        case "sentence_embeddings":
+            return pack([text[: 2 + sample % 5], text[-3:]])
         case "regression":
             return pack([text, [], [to_bits(sample % 7 / 3)]])
         case "token_classification":
@@ -175,7 +180,7 @@ def micro_batches(
     if ragged:
         for batch, (start, count) in zip(batches, mine, strict=True):
             _pad(batch, start, count)
-    return batches
+    return filled_up(batches, layout.accumulation(size), layout.micro_batch)
 
 
 def answered_row(objective: Any, sample: int) -> dict[str, np.ndarray]:

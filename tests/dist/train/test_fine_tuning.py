@@ -19,6 +19,19 @@ from orchestrator.parallel.losses import _labels_in
 LABELS = ["bad", "fair", "good"]
 TASKS: dict[str, dict[str, Any]] = {
     "classes": {"model": "bert-tiny", "objective": "sequence_classification", "labels": LABELS},
+    "weighed": {
+        "model": "bert-tiny",
+        "objective": "sequence_classification",
+        "labels": LABELS,
+        "options": {"class_weights": {"bad": 0.1, "good": 3.0}},
+    },
+    "several": {
+        "model": "bert-tiny",
+        "objective": "multi_label_classification",
+        "labels": LABELS,
+        "options": {"class_weights": {"bad": 0.1, "good": 3.0}},
+    },
+    "alike": {"model": "bert-tiny", "objective": "sentence_embeddings"},
     "last": {"model": "gpt-tiny", "objective": "sequence_classification", "labels": LABELS},
     "number": {"model": "roberta-tiny", "objective": "regression"},
     "words": {"model": "bert-tiny", "objective": "token_classification", "labels": LABELS},
@@ -64,6 +77,9 @@ TASKS: dict[str, dict[str, Any]] = {
 }
 QUICK: list[tuple[str, dict[str, Any]]] = [
     ("classes", {"tp": 2, "sequence": True}),
+    ("weighed", {"dp": 2, "zero": 1}),
+    ("several", {"pp": 2}),
+    ("alike", {"dp": 2, "zero": 3}),
     ("span", {"pp": 2}),
     ("words", {"dp": 2, "zero": 3}),
     ("talk", {"cp": 2}),
@@ -78,9 +94,14 @@ QUICK: list[tuple[str, dict[str, Any]]] = [
 ]
 REST: list[tuple[str, dict[str, Any]]] = [
     *((task, {"tp": 2}) for task in TASKS),
-    *((task, {"pp": 2}) for task in TASKS),
+    *((task, {"pp": 2}) for task in TASKS if task != "alike"),
     *((task, {"dp": 2, "zero": zero}) for task in TASKS for zero in (0, 1, 2, 3)),
-    *((task, {"dp": 2, "zero": zero, "engine": "deepspeed"}) for task in TASKS for zero in (1, 3)),
+    *(
+        (task, {"dp": 2, "zero": zero, "engine": "deepspeed"})
+        for task in TASKS
+        if task != "alike"
+        for zero in (1, 3)
+    ),
     *((task, {"tp": 2, "sequence": True}) for task in ("last", "number", "words", "span", "talk", "dpo")),
     *((task, {"cp": 2}) for task in ("ipo", "kto", "orpo", "dpo of experts")),
     *((task, {"cp": 2}) for task in ("grpo", "reinforce", "grpo of experts")),
@@ -115,7 +136,12 @@ def test_fine_tuning_is_the_same_under_every_layout(
 
 
 @pytest.mark.parametrize(
-    "task", [name for name in TASKS if TASKS[name]["objective"] not in (*PREFERENCES, *REWARDED)]
+    "task",
+    [
+        name
+        for name in TASKS
+        if TASKS[name]["objective"] not in (*PREFERENCES, *REWARDED, "sentence_embeddings")
+    ],
 )
 def test_what_is_predicted_is_counted_before_as_by_the_loss(task: str) -> None:
     """Else a mean beside the sum, as of routers, has another weight."""
@@ -129,7 +155,7 @@ def test_what_is_predicted_is_counted_before_as_by_the_loss(task: str) -> None:
         batches = micro_batches(workload, spec, Layout(micro_batch=4), 0)
     counted = [_labels_in(batch, of_spans) for batch in batches]
     with torch.no_grad():
-        assert counted == [int(workload.loss(model, batch).count) for batch in batches]
+        assert counted == pytest.approx([float(workload.loss(model, batch).count) for batch in batches])
     assert sum(counted) > 0
 
 

@@ -28,7 +28,8 @@ from workloads.model.mup import folded
 from workloads.workload import PLAIN, Generation, Vocabulary
 
 NO_STRUCTURE = ("family", "architecture", "head", "sentence_head", "classes", "generator", "initial",
-                "initial_std", "residual_scaling", "base", "dropout", "attention_dropout", "layer_drop")  # fmt: skip
+                "initial_std", "residual_scaling", "base", "dropout", "attention_dropout", "layer_drop",
+                "embedding_noise")  # fmt: skip
 
 
 def export(

@@ -33,10 +33,14 @@ if TYPE_CHECKING:
 GENERIC = re.compile(r"LABEL_\d+")
 """transformers' default names for unnamed labels."""
 PROBLEMS: Mapping[str, str] = MappingProxyType(
-    {"sequence_classification": "single_label_classification", "regression": "regression"}
+    {
+        "sequence_classification": "single_label_classification",
+        "multi_label_classification": "multi_label_classification",
+        "regression": "regression",
+    }
 )
 """transformers' name of the loss of each objective that trains a head over whole texts."""
-LABELLED = ("sequence_classification", "token_classification")
+LABELLED = ("sequence_classification", "multi_label_classification", "token_classification")
 """Objectives that predict a label."""
 SHOWN = 8
 """Maximum number of labels that a line lists."""

@@ -13,7 +13,10 @@ def test_every_objective_counts_what_its_loss_is_divided_by() -> None:
         found.setdefault(counted(name), set()).add(name)
     assert found.pop("token") == {*objectives.OF_TEXT, "seq2seq", "conversation", "token_classification"}
     assert found == {
-        "record": {"sequence_classification", "regression", "span_extraction", "kto"},
+        "record": {
+            *("sequence_classification", "multi_label_classification", "regression", "span_extraction"),
+            *("sentence_embeddings", "kto"),
+        },
         "pair": {"dpo", "ipo", "orpo", "reward"},
         "answer": {"grpo", "reinforce"},
         "sample": {"samples"},

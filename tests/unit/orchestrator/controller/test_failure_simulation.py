@@ -63,6 +63,8 @@ def test_every_second_is_in_one_part(spares: int) -> None:
     life = live(policy(), fleet, 3)
     assert life.outcome is Outcome.DONE
     assert sum(life.parts.values()) == pytest.approx(life.seconds)
+    assert life.parts["steps"] == pytest.approx(20000)  # at the speed of all workers
+    assert life.parts["narrow"] > 0.0 or spares
     assert life.failures > 3
     assert life.attempts > life.failures // 2
     assert min(life.parts.values()) >= 0.0

@@ -15,6 +15,7 @@ from orchestrator.checkpoint.identity import check_same_run
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.spec import dump, parse
+from orchestrator.launch import start_run
 from orchestrator.launch import watched_run as runs
 from orchestrator.launch.job_checks import check_job
 from orchestrator.launch.watched_run import RunOutcome, _outcome
@@ -154,7 +155,7 @@ def stops(run: Scripted, commit: int | None = 4) -> RunOutcome | None:
 
 
 def watched(run: Scripted, show: Callable[[dict[str, Any]], None] = lambda status: None) -> RunOutcome:
-    return runs._watch(lambda: run, show)  # type: ignore[arg-type, return-value]
+    return runs.watch(lambda: run, show)  # type: ignore[arg-type, return-value]
 
 
 @pytest.fixture
@@ -182,7 +183,7 @@ def test_an_interruption_while_the_controller_is_asked_for_is_a_stop_that_is_wat
     asked: list[Scripted] = []
     shown: list[dict[str, Any]] = []
     run = Scripted(goes_on, stops)
-    assert runs._watch(begin, shown.append).outcome == Outcome.STOPPED  # type: ignore[arg-type]
+    assert runs.watch(begin, shown.append).outcome == Outcome.STOPPED  # type: ignore[arg-type]
     assert (asked, run.left) == ([run], False)
     assert shown[0] == {"phase": "connect", "note": runs.STOPPING}
 
@@ -193,7 +194,7 @@ def test_an_interruption_where_no_controller_was_asked_for_ends_the_command() ->
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        runs._watch(begin, lambda status: None)
+        runs.watch(begin, lambda status: None)
 
 
 @pytest.mark.usefixtures("_no_ray")
@@ -234,28 +235,28 @@ def test_a_controller_s_error_is_the_command_s(input_: bool, outcome: Outcome) -
 def test_a_finished_run_is_not_run_again(document: dict[str, Any], run_dir: RunDir) -> None:
     run_dir.write_text("job.yaml", dump(parse(document)))
     run_dir.write_json("summary.json", {"state": "done", "reason": "12 steps are done"})
-    ended = runs.run(parse(document), run_dir, None, None, lambda status: pytest.fail("something runs"))
+    ended = start_run.run(parse(document), run_dir, None, None, lambda status: pytest.fail("something runs"))
     assert (ended.outcome, ended.line) == (Outcome.DONE, f"{run_dir.uri} is finished: nothing to do")
     more = changed(document, evaluate={"samples": {"prompts": ["a"]}}, sinks={"tensorboard": True})
-    line = runs.run(more, run_dir, None, None, lambda status: None).line
+    line = start_run.run(more, run_dir, None, None, lambda status: None).line
     assert line.startswith(
         f"{run_dir.uri} is finished: nothing to do; changes of evaluate, sinks in the job file have"
     )
     with pytest.raises(InputError, match="seed is 3"):
-        runs.run(changed(document, seed=4), run_dir, None, None, lambda status: None)
+        start_run.run(changed(document, seed=4), run_dir, None, None, lambda status: None)
 
 
 def test_wrong_words_leave_no_directory(document: dict[str, Any], tmp_path: Path) -> None:
     run_dir = RunDir(str(tmp_path / "new" / "small"))
     with pytest.raises(InputError, match=r"--until: step 13 is beyond train\.steps 12"):
-        runs.run(parse(document), run_dir, 13, None, lambda status: None)
+        start_run.run(parse(document), run_dir, 13, None, lambda status: None)
     assert not (tmp_path / "new").exists()
 
 
 def test_a_run_is_not_begun_in_the_folder_of_a_search(document: dict[str, Any], run_dir: RunDir) -> None:
     run_dir.append("trials.jsonl", [{"trial": "0000", "event": "begun", "time": 1.0}])
     with pytest.raises(InputError, match="is the folder of a search"):
-        runs.run(parse(document), run_dir, None, None, lambda status: None)
+        start_run.run(parse(document), run_dir, None, None, lambda status: None)
     assert run_dir.rows("events.jsonl") == []
 
 

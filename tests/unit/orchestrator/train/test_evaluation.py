@@ -192,6 +192,7 @@ def test_the_libraries_of_metrics_are_loaded_before_the_first_step(monkeypatch: 
             train=spec.train,
             sequence_length=spec.data.sequence_length,
             classes=len(spec.data.labels),
+            cut=lambda batch: batch,
             measured={},
             has_average=False,
         )

@@ -44,6 +44,10 @@ def a_label(n: int) -> np.ndarray:
     return pack([words(n), words(n + 999) if n % 2 else [], [n % 3]])
 
 
+def some_labels(n: int) -> np.ndarray:
+    return pack([words(n), [], [label for label in range(3) if (n >> label) % 2]])
+
+
 def a_number(n: int) -> np.ndarray:
     return pack([words(n), [], [to_bits(n % 7 / 3 - 1)]])
 
@@ -97,6 +101,11 @@ CASES: dict[str, tuple[str, dict[str, Any], str, Callable[[int], np.ndarray]]] =
     "labels": ("BertForSequenceClassification", {**BERT, "num_labels": 3}, "sequence_classification", a_label),
     "labels of a decoder": (
         "GPT2ForSequenceClassification", {**GPT2, "num_labels": 3}, "sequence_classification", a_label,
+    ),
+    "several labels": (
+        "BertForSequenceClassification",
+        {**BERT, "num_labels": 3, "problem_type": "multi_label_classification"},
+        "multi_label_classification", some_labels,
     ),
     "regression": ("BertForSequenceClassification", {**BERT, "num_labels": 1}, "regression", a_number),
     "words": ("BertForTokenClassification", {**BERT, "num_labels": 3}, "token_classification", word_labels),

@@ -1,0 +1,175 @@
+"""Rows no longer than their micro-batch needs, and micro-batches of samples with about the same length.
+
+Samples of a supervised objective differ in length, and padding costs as much as text. The samples of a step are sorted
+by length and cut into micro-batches, and each micro-batch is cut after its last real token. A step still has the same
+samples, so its loss and its receipt are the same; only the order in which numbers are added changes. Sorting within a
+step needs no shuffling of its own, unlike grouping by length over an epoch: which samples a step has stays random.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from orchestrator.parallel.layout import Layout
+from orchestrator.train.config import TrainSpec
+from workloads.model.dropout import KEYS, PLACES
+from workloads.model.masks import QUERIES, SEGMENTS
+from workloads.model.transformer import LABEL_WEIGHTS
+from workloads.objectives.distillation import STORED
+from workloads.workload import Batch, Workload
+
+ALONG_ROW = (
+    *("tokens", "labels", LABEL_WEIGHTS, "token_types", "task_types", "padding", "targets"),
+    *(QUERIES, SEGMENTS, *STORED),
+)
+"""Entries [B, L, ...]."""
+ON_GPU = 8
+"""Rows on a GPU have a multiple of this many tokens, which its matrix units prefer."""
+
+
+@dataclass(frozen=True)
+class RowLengths:
+    """How the samples of a step become rows.
+
+    Attributes:
+        cuts: whether rows end with the longest of their micro-batch.
+        deals: whether the samples of a step are dealt to micro-batches by length.
+        multiple: the layout needs rows of a multiple of this many tokens.
+        parts: texts of a sample, each of which has an equal part of the row.
+    """
+
+    cuts: bool = False
+    deals: bool = False
+    multiple: int = 1
+    parts: int = 1
+
+    def cut(self, batch: Batch) -> Batch:
+        """Return the batch with shorter rows, or unchanged."""
+        return shortened_rows(batch, self.multiple, self.parts) if self.cuts else batch
+
+
+WHOLE = RowLengths()
+"""Rows of full length, in the order of the samples."""
+
+
+def lengths_of(
+    workload: Workload,
+    layout: Layout,
+    train: TrainSpec,
+    *,
+    on_gpu: bool,
+    packed: bool,
+    has_means: bool = False,
+) -> RowLengths:
+    """Return how a run's samples become rows.
+
+    Args:
+        workload: the model and its objective.
+        layout: how the ranks divide the work.
+        train: how the run trains.
+        on_gpu: whether ranks compute on GPUs.
+        packed: whether rows are filled with whole documents.
+        has_means: whether a teacher adds means over a micro-batch to the loss.
+
+    Rows keep their full length where shapes must not change (a pipeline, a compiled model), where the result depends
+    on the length (capacities of experts, patterns of sparse attention, spans, which may begin at padding as in
+    transformers, and code that is not this project's), and under `determinism: bitwise`, whose bits must not depend on
+    it.
+    """
+    config: Any = workload.config.as_transformer
+    fixed = layout.pp > 1 or train.compile or train.bitwise_shards or train.sequence_warmup
+    by_length = config is None or config.is_sparse or config.head == "span"
+    if fixed or by_length or (config.moe and config.moe.capacity_factor):
+        return WHOLE
+    multiple = math.lcm(
+        2 * layout.cp if layout.cp > 1 else 1,
+        layout.tp if layout.sequence else 1,
+        ON_GPU if on_gpu else 1,
+    )
+    # A loss with a mean over a micro-batch (experts' balance, a second head) depends on which samples share one.
+    adds_up = not (has_means or config.moe or config.sentence_head or config.generator or workload.compares)
+    varies = workload.objective.reading.unit != "stream" and not packed
+    parts = 2 if getattr(workload.objective, "compares", False) else getattr(workload.objective, "parts", 1)
+    return RowLengths(cuts=True, deals=adds_up and varies, multiple=multiple, parts=parts)
+
+
+def dealt(lengths: np.ndarray, micro_batch: int) -> np.ndarray:
+    """Return the order in which samples form micro-batches, int64 [samples]: a permutation of their numbers.
+
+    Samples of about the same length share a micro-batch. Micro-batches follow each other in bit-reversed order of
+    length (0, 4, 2, 6, 1, 5, 3, 7), so that ranks, which take contiguous blocks, have about the same work. The
+    micro-batches do not depend on the number of ranks.
+
+    Args:
+        lengths: int64 [samples]; equal lengths keep their order.
+        micro_batch: samples of a micro-batch; a divisor of their number.
+    """
+    rows = np.argsort(-lengths, kind="stable").reshape(-1, micro_batch)
+    rows.sort(axis=1)
+    bits = max(len(rows) - 1, 1).bit_length()
+    reversed_ = [int(f"{number:0{bits}b}"[::-1], 2) for number in range(len(rows))]
+    return rows[np.argsort(reversed_, kind="stable")].ravel()
+
+
+def shortened_rows(batch: Batch, multiple: int = 1, parts: int = 1) -> Batch:
+    """Return the batch with rows cut after the last real token of any row, rounded up to `multiple`.
+
+    A batch that does not say what is padding, or that has entries whose length dimension is unknown, stays whole.
+    """
+    if "padding" not in batch:
+        return batch
+    length = batch["padding"].shape[1]
+    if parts > 1:
+        # Dropout counts the positions of a row, and the second answer would begin at another one. Texts that are
+        # computed apart count their own.
+        return (
+            batch if KEYS in batch and SEGMENTS in batch else _shortened_parts(batch, length, multiple, parts)
+        )
+    kept = _kept(batch["padding"], multiple)
+    targets = _kept(batch["decoder_padding"], multiple) if "decoder_padding" in batch else None
+    found: Batch = {}
+    for name, entry in batch.items():
+        if name in ("decoder_tokens", "decoder_padding") or (name == "labels" and targets is not None):
+            found[name] = entry[:, :targets]
+        elif name == "positions":
+            found[name] = entry[..., :kept]
+        elif name == "attention":
+            found[name] = entry[:, :kept, :kept]
+        elif name in ALONG_ROW and entry.dim() > 1 and entry.shape[1] == length:
+            found[name] = entry[:, :kept]
+        elif length in entry.shape[1:]:
+            return batch
+        else:
+            found[name] = entry
+    return found
+
+
+def _shortened_parts(batch: Batch, length: int, multiple: int, parts: int) -> Batch:
+    """Return a batch whose rows are equal parts, each with a text, with all parts cut alike."""
+    part = length // parts
+    kept = _kept(batch["padding"].view(-1, part), multiple)
+    if any(
+        length in entry.shape[1:] and name not in (*ALONG_ROW, "positions") for name, entry in batch.items()
+    ):
+        return batch
+
+    def cut(entry: Tensor) -> Tensor:
+        return entry.view(len(entry), parts, part)[:, :, :kept].flatten(1)
+
+    found = {name: cut(entry) if length in entry.shape[1:] else entry for name, entry in batch.items()}
+    if PLACES in batch:  # where each answer of a reward model ends
+        found[PLACES] = torch.where(batch[PLACES] >= part, batch[PLACES] - (part - kept), batch[PLACES])
+    return found
+
+
+def _kept(real: Tensor, multiple: int) -> int:
+    """Return the number of columns up to the last one with a real token, rounded up, at most all."""
+    columns = real.any(0).nonzero()
+    last = int(columns[-1]) + 1 if len(columns) else 1
+    return min(-(-last // multiple) * multiple, real.shape[1])

@@ -1,0 +1,120 @@
+"""Rows are cut to their micro-batch, and samples dealt by length: the same samples, the same losses and gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from orchestrator.config.spec import parse
+from orchestrator.parallel.layout import Layout
+from orchestrator.train.row_lengths import WHOLE, dealt, lengths_of, shortened_rows
+from workloads import load
+from workloads.objectives.records import CLOSE, MARK, pack
+from workloads.objectives.samples import Samples
+from workloads.workload import Batch, Vocabulary
+
+LENGTH = 24
+KNOWN = Vocabulary(60, eos=2, pad=3, cls=1, sep=2)
+RANDOM = np.random.default_rng(0)
+TEXTS = [RANDOM.integers(5, 60, int(RANDOM.integers(3, 9))).tolist() for _ in range(12)]
+
+
+def talk(n: int) -> np.ndarray:
+    """A conversation: half of it predicted."""
+    return np.array([*TEXTS[n], *(word | MARK for word in TEXTS[-1 - n])], dtype=np.int64)
+
+
+RECORDS: dict[str, tuple[str, Any]] = {
+    "sequence_classification": ("bert-tiny", lambda n: pack([TEXTS[n], [], [n % 2]])),
+    "token_classification": ("bert-tiny", lambda n: pack([TEXTS[n], [1 + place % 2 for place in TEXTS[n]]])),
+    "seq2seq": ("t5-tiny", lambda n: pack([TEXTS[n], TEXTS[-n - 1]])),
+    "conversation": ("llama-tiny", lambda n: np.append(talk(n), CLOSE)),
+    "orpo": ("llama-tiny", lambda n: pack([talk(n), talk(11 - n)])),
+    "reward": ("llama-tiny", lambda n: pack([talk(n), talk(11 - n)])),
+}
+
+
+def workload_of(objective: str) -> Any:
+    model, _ = RECORDS[objective]
+    changes = {"hidden": 32, "layers": 2, "heads": 2, "intermediate": 32}
+    return load.load(
+        model,
+        objective,
+        KNOWN,
+        changes=changes,
+        options={"pack": "no"} if objective == "conversation" else {},
+        sequence_length=LENGTH,
+        seed=0,
+        labels=("a", "b") if "classification" in objective else (),
+    )
+
+
+def tokens(batch: Batch) -> int:
+    return sum(batch[name].numel() for name in ("tokens", "decoder_tokens") if name in batch)
+
+
+@pytest.mark.parametrize("objective", RECORDS)
+def test_shorter_rows_in_another_order_have_the_same_loss_and_gradient(objective: str) -> None:
+    workload = workload_of(objective)
+    model = workload.build()
+    model.load_state_dict({name: workload.initial(name, 0) for name in workload.shapes})
+    read = Samples(RECORDS[objective][1], 8)
+    found = []
+    for order, cut in ((np.arange(8), False), (dealt(np.array([len(read(n)) for n in range(8)]), 2), True)):
+        model.zero_grad()
+        total = used = 0.0
+        for rows in order.reshape(4, 2).tolist():
+            batch = workload.objective.collate(read, rows, 0)
+            batch = shortened_rows(batch) if cut else batch
+            used += tokens(batch)
+            loss = workload.loss(model, batch)
+            loss.total.backward()
+            total += loss.total.item()
+        found.append(
+            (total, used, {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+        )
+    (whole, all_tokens, gradients), (short, fewer, others) = found
+    assert short == pytest.approx(whole, rel=1e-5)
+    assert fewer < all_tokens
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(others[name], gradient, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(("samples", "micro_batch"), [(16, 2), (24, 4), (6, 1), (5, 5)])
+def test_micro_batches_are_of_like_length_and_ranks_of_like_work(samples: int, micro_batch: int) -> None:
+    lengths = np.random.default_rng(samples).integers(1, 100, samples)
+    order = dealt(lengths, micro_batch)
+    assert sorted(order.tolist()) == list(range(samples))
+    rows = lengths[order].reshape(-1, micro_batch)
+    by_length = rows[np.argsort(-rows.max(1), kind="stable")]
+    assert (by_length[:-1].min(1) >= by_length[1:].max(1)).all()
+    if len(rows) % 4 == 0:
+        work = rows.max(1).reshape(2, -1).sum(1)
+        assert abs(work[0] - work[1]) <= rows.max() - rows.max(1).min()
+
+
+def test_rows_stay_whole_where_shapes_or_bits_must_not_change() -> None:
+    document: dict[str, Any] = {
+        "name": "small",
+        "workload": {"model": "bert-tiny", "objective": "sequence_classification"},
+        "data": {"sources": [{"uri": "a.jsonl"}], "tokenizer": "none", "sequence_length": 32, "labels": ["a", "b"]},
+        "train": {"steps": 10, "global_batch": 8},
+    }  # fmt: skip
+    workload = workload_of("sequence_classification")
+
+    def found(layout: Layout, **train: Any) -> Any:
+        spec = parse({**document, "train": {**document["train"], **train}})
+        return lengths_of(workload, layout, spec.train, on_gpu=False, packed=False)
+
+    plain = found(Layout(dp=2))
+    assert (plain.cuts, plain.deals, plain.multiple) == (True, True, 1)
+    assert found(Layout(cp=2)).multiple == 4
+    assert found(Layout(pp=2)) is WHOLE
+    assert found(Layout(), compile=True) is WHOLE
+    assert found(Layout(dp=2), determinism="bitwise") is WHOLE
+    batch = workload.objective.collate(Samples(RECORDS["sequence_classification"][1], 4), [0, 1], 0)
+    assert shortened_rows(batch, 4)["tokens"].shape[1] % 4 == 0
+    assert shortened_rows(batch | {"mine": batch["tokens"]})["tokens"].shape[1] == LENGTH
