@@ -229,6 +229,8 @@ def _wait(policy: Policy, state: State, seen: Observation) -> tuple[State, Actio
         return _finish(state, seen, Outcome.FAILED, text + "; change resources.workers or train.global_batch")
     if waited > policy.limits.wait:
         text = f"waited {waited:.0f} s for {workers.min} workers and there is room for {seen.room}"
+        if state.wrong_nodes:
+            text += f", without {', '.join(sorted(state.wrong_nodes))}, which computed wrongly"
         return _finish(state, seen, Outcome.FAILED, text + "; lower resources.workers.min or add machines")
     why = f"the smallest gang has {workers.min}"
     if room >= workers.min:

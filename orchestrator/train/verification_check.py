@@ -45,7 +45,8 @@ def check_verification(resources: ResourceSpec, parallel: ParallelChoice, worklo
         named = ", ".join(f"{axis} {degree}" for axis, degree in axes.items() if (degree or 1) > 1)
         degrees = f" with {named}" if named else ""
     if most // ranks < 2:
-        what = f"{most} workers{degrees} have one replica, and no second one to compute a step again"
+        workers = "1 worker has" if most == 1 else f"{most} workers{degrees} have"
+        what = f"{workers} one replica, and no second one to compute a step again"
         raise InputError(
             what, HERE, "raise resources.workers, or set it to same, which finds only passing errors"
         )

@@ -136,7 +136,7 @@ def clean(options: argparse.Namespace) -> None:
 def cost(options: argparse.Namespace) -> None:
     """Time a verified step beside one that is not, in turns in one run."""
     sizes = {"hidden": options.hidden, "layers": 4, "heads": 4, "intermediate": 4 * options.hidden}
-    print("| layout | verified step over a plain one | cost at 1 in 200 |\n|---|---|---|")
+    print("| layout | plain step | verified step over a plain one | cost at 1 in 200 |\n|---|---|---|---|")
     for world in (2, 4):
         for model, layout, more in PLACES[world]:
             trial = plain((model, layout, more), options.turns, None)
@@ -144,12 +144,17 @@ def cost(options: argparse.Namespace) -> None:
                 **MODELS[model]["changes"],
                 **{k: v for k, v in sizes.items() if k != "layers"},
             }
-            trial |= {"verify": {"every": 2}, "timed": True}
+            trial["train"] = {**more.get("train", {}), "global_batch": options.batch}
+            trial["layout"]["micro_batch"] = options.batch // 4
+            trial |= {"verify": {"every": 2}}
             (found,) = run(world, [trial])
             slowest = [max(times) for times in zip(*(each["seconds"] for each in found), strict=True)][4:]
             pairs = list(zip(slowest[::2], slowest[1::2], strict=False))
             ratio = sorted(verified / plain_ for plain_, verified in pairs)[len(pairs) // 2]
-            print(f"| {trial['id']} | {ratio:.2f} | {(ratio - 1) / 200:.2%} |", flush=True)
+            plain_ms = 1000 * sorted(slowest[::2])[len(pairs) // 2]
+            print(
+                f"| {trial['id']} | {plain_ms:.0f} ms | {ratio:.2f} | {(ratio - 1) / 200:.2%} |", flush=True
+            )
 
 
 def main() -> None:
@@ -163,6 +168,7 @@ def main() -> None:
     parser.add_argument("--part", type=int, default=200, help="steps of one clean run")
     parser.add_argument("--turns", type=int, default=44, help="steps of one timed run")
     parser.add_argument("--hidden", type=int, default=128, help="width of the timed model")
+    parser.add_argument("--batch", type=int, default=64, help="samples of 16 tokens in a timed step")
     parser.add_argument("--seconds", type=float, default=7200.0, help="no further part begins after these")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tolerant", action="store_true")

@@ -169,6 +169,12 @@ WAIT = (
         "waited 601 s for 2 workers and there is room for 1; lower resources.workers.min",
     ),
     Case(
+        "waited for another machine than the wrong one", in_phase("wait", 601, wrong_nodes=frozenset({"node-1"})),
+        see(capacity=1), "failed", "finish",
+        "waited 601 s for 2 workers and there is room for 1, without node-1, which computed wrongly; lower",
+        becomes={"outcome": "failed"},
+    ),
+    Case(
         "no layout fits all the room there may be", in_phase("wait", 60), see(capacity=4), "failed", "finish",
         rules=rules(fits=False),
     ),

@@ -26,7 +26,7 @@ def test_replicas_are_needed_and_told_from_the_layout() -> None:
     check_verification(resources(8), ParallelSpec(tp=2, ep=2), workload())
     with pytest.raises(InputError, match="4 workers with tp 2, pp 2 have one replica"):
         check_verification(resources(4), ParallelSpec(tp=2, pp=2), workload())
-    with pytest.raises(InputError, match="1 workers have one replica"):
+    with pytest.raises(InputError, match="1 worker has one replica"):
         check_verification(resources(1), "auto", workload())
     check_verification(resources(1, by="same"), "auto", workload())
     check_verification(ResourceSpec(), "auto", workload())
