@@ -12,16 +12,24 @@ from differences import ROOT
 
 PAGE = ROOT / "docs" / "asks.md"
 PLACES = {
+    "DeepSpeed": "deepspeedai/DeepSpeed",
+    "Megatron-LM": "NVIDIA/Megatron-LM",
+    "ModernBERT": "AnswerDotAI/ModernBERT",
     "NeMo-RL": "NVIDIA-NeMo/RL",
+    "Oumi": "oumi-ai/oumi",
+    "OpenRLHF": "OpenRLHF/OpenRLHF",
     "trl": "huggingface/trl",
     "Automodel": "NVIDIA-NeMo/Automodel",
+    "axolotl": "axolotl-ai-cloud/axolotl",
     "dstack": "dstackai/dstack",
     "kuberay": "ray-project/kuberay",
+    "monarch": "meta-pytorch/monarch",
     "prime-rl": "PrimeIntellect-ai/prime-rl",
     "ray": "ray-project/ray",
     "skypilot": "skypilot-org/skypilot",
     "torchft": "meta-pytorch/torchft",
     "torchtitan": "pytorch/torchtitan",
+    "transformers": "huggingface/transformers",
     "verl": "verl-project/verl",
 }
 """Where the threads of a repository are."""
@@ -51,6 +59,12 @@ SMALLER = "ray/test_failures.py::test_a_lost_node_makes_the_gang_smaller"
 HEAD = "ray/test_head.py::test_the_head_may_die_and_come_back"
 ANSWERS = "dist/test_rollouts_run.py::test_kills_change_no_answer_and_no_bit"
 STORED = "dist/test_distillation_run.py::test_few_stored_logits_are_read_again_and_a_damaged_one_is_told"
+FROZEN = "dist/test_rollouts_run.py::test_a_frozen_rank_is_replaced_and_changes_no_bit"
+SCORED = "unit/orchestrator/rewards/test_scorer.py::test_answers_are_scored_at_the_same_time"
+EPOCHS = "unit/orchestrator/data/samples/test_batches.py::test_a_batch_may_straddle_epochs"
+ANY_WIDTH = "unit/orchestrator/data/samples/sections/test_order.py::test_any_resume_at_any_width_reads_the_same_samples"
+COMMITS = "unit/orchestrator/checkpoint/test_commit_store.py"
+CONTROLLER = "unit/orchestrator/controller/test_controller.py"
 RESHARDED = "dist/train/test_resharding.py::test_a_run_that_changes_its_layout_is_the_same_run"
 
 ASKS = (
@@ -160,7 +174,7 @@ ASKS = (
         "torchft#309",
         "The position of the data loader is restored with the weights, and no rank is a batch behind.",
         "`orchestrator verify-resume RUN`",
-        "unit/orchestrator/checkpoint/test_commit_store.py::test_meta_must_hold_position_and_receipt",
+        f"{COMMITS}::test_meta_must_hold_position_and_receipt",
     ),
     Ask(
         "torchtitan#811",
@@ -178,29 +192,235 @@ ASKS = (
         "verl#7401",
         "A resume from the end of an epoch trains the next epoch.",
         "`orchestrator run JOB`, again",
-        "unit/orchestrator/data/samples/test_batches.py::test_a_batch_may_straddle_epochs",
+        EPOCHS,
     ),
     Ask(
         "prime-rl#3332",
         "A resume does not read the data from its beginning.",
         "`orchestrator verify-resume RUN`",
-        "unit/orchestrator/data/samples/sections/test_order.py::"
-        "test_any_resume_at_any_width_reads_the_same_samples",
+        ANY_WIDTH,
+    ),
+    Ask(
+        "OpenRLHF#1322",
+        "A resume of GRPO skips no prompt whose answers were generated and not yet trained on.",
+        "`orchestrator run JOB`, again",
+        ANSWERS,
+    ),
+    Ask(
+        "trl#7294",
+        "Answers that are dropped do not hold back the position at which GRPO resumes. (Here none is dropped.)",
+        "`orchestrator verify-resume RUN`",
+        ANSWERS,
+    ),
+    Ask(
+        "torchtitan#3751",
+        "A preempted run that learns from rewards resumes at its step, and generates with the weights of that step.",
+        "`orchestrator run JOB`, again",
+        ANSWERS,
+    ),
+    Ask(
+        "NeMo-RL#3312",
+        "Each checkpoint of GRPO has the weights of its step, though it is written in the background.",
+        "`orchestrator verify-resume RUN`",
+        "dist/test_rollouts_run.py::test_a_commit_is_evaluated_and_replayed_as_the_run_was",
+    ),
+    Ask(
+        "NeMo-RL#3589",
+        "An answer that could not be generated or scored is not learned from as one with a reward of zero.",
+        "`rewards: [{own: FUNCTION, on_error: skip}]`",
+        "dist/test_rollouts_run.py::test_an_answer_without_a_reward_is_left_out_and_said",
+    ),
+    Ask(
+        "NeMo-RL#4218",
+        "A log-probability that the sampler does not give is not taken for 0.0.",
+        "`sampler_difference` in the rows of a run with `objective: grpo`",
+        "unit/workloads/objectives/test_rewarded.py::"
+        "test_what_the_sampler_says_of_probabilities_enters_no_loss",
+    ),
+    Ask(
+        "verl#7155",
+        "A step does not wait for ever for an answer that never comes.",
+        "`orchestrator chaos JOB --fault stop@1:5`",
+        FROZEN,
+    ),
+    Ask(
+        "trl#6797",
+        "Weights that cannot be handed to those who generate are an error within a bound, and no hang.",
+        "`orchestrator chaos JOB --fault stop@1:5`",
+        FROZEN,
+    ),
+    Ask(
+        "verl#1962",
+        "Own reward functions are computed in parallel.",
+        "`rewards: [{own: FUNCTION}]`",
+        SCORED,
+    ),
+    Ask(
+        "verl#2236",
+        "Rewards that ask another model are computed in parallel.",
+        "the same",
+        SCORED,
+    ),
+    Ask(
+        "transformers#41723",
+        "SIGTERM leads to a checkpoint of the present step, and the same command resumes from it.",
+        "`kill -TERM PID` of `orchestrator run JOB`",
+        "ray/test_interrupted.py::test_a_signal_to_all_of_the_group_ends_the_run_with_a_commit",
+    ),
+    Ask(
+        "transformers#35782",
+        "A resume passes over a checkpoint whose save was cut short.",
+        "`orchestrator chaos JOB --fault torn@6`",
+        f"{CONTROLLER}::test_a_commit_without_its_manifest_never_was",
+    ),
+    Ask(
+        "ray#55350",
+        "A checkpoint that cannot be uploaded for a while does not end the training.",
+        "`orchestrator chaos JOB --fault outage@6`",
+        f"{CONTROLLER}::test_a_save_that_fails_is_told_and_training_goes_on",
+    ),
+    Ask(
+        "ray#54576",
+        "A machine on which work keeps failing gets none for a while.",
+        "`orchestrator run JOB`",
+        "unit/orchestrator/controller/test_health.py::"
+        "test_a_node_where_ranks_keep_failing_gets_none_for_a_while",
+    ),
+    Ask(
+        "DeepSpeed#7200",
+        "Resume a training of 4 GPUs without ZeRO on 8.",
+        "`orchestrator run JOB --set resources.workers=8`, after a stop with 4",
+        RESHARDED,
+    ),
+    Ask(
+        "verl#2265",
+        "Resume with another number of nodes.",
+        "the same",
+        RESHARDED,
+    ),
+    Ask(
+        "transformers#43718",
+        "Resume with another batch per device at the same global batch, and end at the same step.",
+        "`orchestrator run JOB --set parallel.micro_batch=4`, after a stop with another",
+        RESHARDED,
+    ),
+    Ask(
+        "transformers#40691",
+        "A resume after the first epoch keeps the order of samples.",
+        "`orchestrator verify-resume RUN`",
+        EPOCHS,
+    ),
+    Ask(
+        "torchtitan#4686",
+        "Weights and position in the data are restored from the same step.",
+        "`orchestrator verify-resume RUN`",
+        f"{COMMITS}::test_meta_must_hold_position_and_receipt",
+    ),
+    Ask(
+        "ModernBERT#246",
+        "A resume does not take hours to pass over the data that was used.",
+        "`orchestrator run JOB`, again",
+        ANY_WIDTH,
+    ),
+    Ask(
+        "verl#1314",
+        "The failure of a node of hundreds does not end a training that learns from rewards, which goes on by itself.",
+        "`orchestrator chaos JOB --fault node@1:6`",
+        SMALLER,
+        "a trial with hundreds of nodes, or with a lost node while answers are generated: ranks are killed there",
+    ),
+    Ask(
+        "verl#7216",
+        "Two runs of the same reinforcement learning have the same bits.",
+        "`train: {determinism: bitwise}`",
+        "dist/test_rollouts_run.py::test_any_width_has_the_same_bits_where_bits_are_asked_for",
+        "a trial on GPUs",
+    ),
+    Ask(
+        "Megatron-LM#5785",
+        "Two runs have the same bits, and a resumed run those of one that nothing disturbed, at a small price.",
+        "`train: {determinism: bitwise}`, `orchestrator verify-resume RUN`",
+        "dist/test_bitwise_run.py::test_kills_that_change_the_width_change_no_bit",
+        "a trial on GPUs, and the price there",
+    ),
+    Ask(
+        "OpenRLHF#1146",
+        "Learn from the k largest logits of a teacher, on several GPUs and machines.",
+        "`distill: {teacher: hf:FOLDER, logits: {source: stored, k: 64}}`",
+        "dist/test_distillation_run.py::test_logits_are_stored_under_every_layout",
+        "a trial on GPUs, or on several machines",
+    ),
+    Ask(
+        "axolotl#3394",
+        "Quantise a model that was trained for it, whatever version loads it.",
+        "`quantize: {weights: int4}`, `orchestrator checkpoint export RUN`",
+        "dist/test_quantised_export.py::test_a_run_that_trained_for_int4_is_loaded_by_transformers",
+        "a trial with Gemma 3; other versions of the libraries were tried by hand, with a Llama",
+    ),
+    Ask(
+        "ray#58878",
+        "Say why the workers of some machines take long to find each other.",
+        "`orchestrator status RUN`, `orchestrator logs RUN`",
+        "unit/orchestrator/train/test_flight_record.py::test_the_ranks_that_others_wait_for_are_named",
+        "the cause in the network: which rank is silent or missing is said, and its node",
+    ),
+    Ask(
+        "ray#60376",
+        "Workers that are slow to start are not taken for a lack of room, and not started over for ever.",
+        "`limits: {restarts: 10}`",
+        f"{CONTROLLER}::test_a_placement_that_fails_takes_the_same_road",
+        "a key for the limits: 30 seconds for room, and 180 more for the processes to start",
+    ),
+    Ask(
+        "ray#66002",
+        "Two runs at once are not placed on the same capacity.",
+        "`orchestrator submit JOB --priority 1`",
+        "ray/test_queue.py::test_a_lower_job_makes_room_with_a_commit_and_goes_on",
+        "what programs outside of this queue ask Ray's autoscaler for: a run does not count it",
+    ),
+    Ask(
+        "torchft#329",
+        "One that comes back gets its state quickly.",
+        "`checkpoint: {snapshot_every: auto}`",
+        "ray/test_failures.py::test_snapshots_in_the_memory_of_other_nodes_lose_no_step",
+        "a trial on GPUs; measured with small models on CPUs",
+    ),
+    Ask(
+        "monarch#2684",
+        "The process at the root may fail, or its machine, without a service outside of the cluster.",
+        "`orchestrator cluster render kuberay JOB`",
+        HEAD,
+        "a head without Redis or a disk that comes back, and workers that go on without it: they end, and the run "
+        "resumes from its checkpoint",
+    ),
+    Ask(
+        "Oumi#2007",
+        "A training on several nodes of Slurm begins, and does not wait for ever.",
+        "`orchestrator cluster render slurm JOB --runs DIR --to .`, `sbatch NAME.sbatch`",
+        "ray/test_slurm.py::test_it_commits_at_the_signal_is_requeued_and_goes_on",
+        "a trial on a Slurm cluster: real nodes of Ray are started by a stand-in for srun",
+    ),
+    Ask(
+        "kuberay#5211",
+        "Each attempt has a number, and what an earlier one still writes does no harm.",
+        "`orchestrator cluster render kuberay JOB`",
+        f"{COMMITS}::test_an_attempt_that_was_overtaken_commits_nothing",
+        "waiting until all pods of the attempt before are gone, which only KubeRay can do",
     ),
 )
 
 NOT_HERE = {
     "faults within a step of learning from rewards, answered without a restart": "verl#7910",
     "silent corruption, found by computing a step twice": "torchtitan#4324",
+    "processes that generate answers beside the trainer, and are added and taken away while it trains": "AReaL#606",
+    "quantisation by AWQ, whose calibration hangs in the request": "llm-compressor#1520",
+    "what Kueue does: a job that grows in another cluster, several failed nodes replaced": "kueue#8712, kueue#14244",
 }
-"""What is not here, and the threads that ask for it."""
+"""What is not here, and the threads that ask for it. They were read too."""
 UNREAD = (
-    "ray#65891, ray#63911, ray#64179, ray#64253, ray#55275, ray#41700, ray#58878, ray#66002, ray#60376, kuberay#4920, "
-    "kueue#8712, kueue#14244, skypilot#8766, Oumi#2007, torchft#329, torchtitan#850, torchtitan#1210, torchtitan#4152, "
-    "Automodel#1592, pytorch/rfcs#108, transformers#41159, streaming#725, levanter#391, monarch#2684, "
-    "Megatron-LM#5785, LlamaFactory#10679, unsloth#4858, unsloth#2435, verl#1314, verl#7155, verl#7216, verl#1962, "
-    "OpenRLHF#1322, NeMo-RL#4218, NeMo-RL#3297, trl#7294, trl#6797, AReaL#606, miles#1295, OpenRLHF#1146, "
-    "axolotl#3394, llm-compressor#1754, llm-compressor#1520"
+    "ray#65891, ray#63911, ray#64179, ray#64253, ray#55275, ray#41700, kuberay#4920, skypilot#8766, torchtitan#850, "
+    "torchtitan#1210, torchtitan#4152, Automodel#1592, pytorch/rfcs#108, transformers#41159, streaming#725, "
+    "levanter#391, LlamaFactory#10679, unsloth#4858, unsloth#2435, NeMo-RL#3297, miles#1295, llm-compressor#1754"
 )
 """Threads of which nothing is claimed, since their text was not at hand."""
 
@@ -208,7 +428,7 @@ HEADER = """\
 # Requests of users elsewhere
 
 This page lists public requests of users of other projects, and what of them a run of this project does. The requests in
-the first two tables were read in a stored copy of their threads in November 2026. `python tests/asks.py` writes the
+its tables were read in a stored copy of their threads in November 2026. `python tests/asks.py` writes the
 page. The test of a row names its request.
 
 JOB is a job file and RUN a run directory. `orchestrator chaos` needs no cluster: it trains the job on local nodes, once

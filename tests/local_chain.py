@@ -17,7 +17,7 @@ from orchestrator.chain.stage_run import stage_runs
 from orchestrator.config.chain import parse_chain
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import Outcome
-from orchestrator.launch.run import RunOutcome
+from orchestrator.launch.watched_run import RunOutcome
 from orchestrator.storage.run_directory import RunDir
 
 

@@ -21,14 +21,14 @@ from cluster.workers.machine import Offer
 from cluster.workers.rank_process import describe
 from cluster.workers.worker_context import RankInfo, WorkerContext
 from orchestrator.checkpoint.commit_store import Store
-from orchestrator.checkpoint.commit_writer import CommitOutcome
+from orchestrator.checkpoint.committer import CommitOutcome
 from orchestrator.checkpoint.identity import IDENTITY, SHARDS
 from orchestrator.checkpoint.manifest import CorruptCommit
+from orchestrator.checkpoint.peer_memory import PeerMemory
 from orchestrator.checkpoint.retention import Retention, prune
 from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.checkpoint.snapshot_server import SnapshotServer
 from orchestrator.checkpoint.snapshot_writer import Placement, SnapshotWriter
-from orchestrator.checkpoint.snapshots import PeerMemory
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.controller.controller import Controller
 from orchestrator.data.samples.receipt import START, roll

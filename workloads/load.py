@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
 
 from workloads import objectives
-from workloads.adapters.adapter import LOW_RANK, Adapter, quantised
+from workloads.adapters.adapter import Adapter
 from workloads.describe import (
     FOLDER,
     SENTENCES,
@@ -24,9 +22,7 @@ from workloads.describe import (
 )
 from workloads.errors import WorkloadError
 from workloads.hf.as_they_are.hf_class import HuggingFaceModel
-from workloads.hf.as_they_are.hf_class import build as build_class
-from workloads.hf.as_they_are.network import HuggingFaceNetwork
-from workloads.hf.as_they_are.workload import HuggingFaceWorkload, adaptable
+from workloads.hf.as_they_are.workload import HuggingFaceWorkload
 from workloads.hf.files.hf_config import FolderConfig, root
 from workloads.hf.files.meaning import (
     FolderMeaning,
@@ -40,17 +36,13 @@ from workloads.hf.files.meaning import (
 from workloads.hf.files.weight_files import check_of_class, weights_of_model
 from workloads.hf.tables.our_names import told_by_our_names
 from workloads.model.config import TransformerConfig
-from workloads.model.fake_quantise import quantise_for_inference
 from workloads.model.mup import beside
-from workloads.model.scheme import Scheme
 from workloads.model.stored import StoredWeights
 from workloads.objectives.sampled import RULE
 from workloads.own.model import OwnModel, OwnWorkload
-from workloads.own.model import adaptable as adaptable_of_own
-from workloads.own.network import OwnNetwork
 from workloads.own.samples import SAMPLES, OfSamples
-from workloads.transformer_workload import TransformerWorkload, build_model
-from workloads.workload import Generation, Objective, Vocabulary, Workload
+from workloads.transformer_workload import TransformerWorkload
+from workloads.workload import Generation, Objective, Vocabulary
 
 Begin: TypeAlias = Callable[
     [TransformerConfig | OwnModel, Mapping[str, torch.Size], Collection[str], int], StoredWeights
@@ -358,68 +350,3 @@ def _check(
             f"sequence_length {sequence_length} exceeds the {config.max_positions} positions of {model}; "
             "lower it, or raise workload.changes.max_positions (max_position_embeddings of a class of transformers)"
         )
-
-
-def trained_share(
-    model: Description, freeze: Sequence[str], adapter: Adapter | None, thawed: Sequence[str] = ()
-) -> float:
-    """Return the share of the parameters of `model` that are trained.
-
-    These are the adapter's parameters, if there is an adapter, or those that no pattern in `freeze` or a pattern in
-    `thawed` matches. The count may leave out heads.
-    """
-    with torch.device("meta"):
-        built = (
-            OwnNetwork(model.make(), {})
-            if isinstance(model, OwnModel)
-            else build_model(model)
-            if isinstance(model, TransformerConfig)
-            else HuggingFaceNetwork(build_class(model), {}, causal=True)
-        )
-        if adapter is not None and isinstance(model, TransformerConfig):
-            adapter.apply(built, model)
-        elif adapter is not None and isinstance(model, HuggingFaceModel) and adapter.kind in LOW_RANK:
-            adapter.adapt(built, adaptable(built))
-        elif adapter is not None and isinstance(built, OwnNetwork) and adapter.kind in LOW_RANK:
-            adapter.adapt(built, adaptable_of_own(built))
-    sizes = {name: parameter.numel() for name, parameter in built.named_parameters()}
-    open_ = [n for n in sizes if adapter is None or adapter.trains(n)]
-    trained = {n for n in open_ if not any(fnmatchcase(n, pattern) for pattern in freeze)}
-    trained |= {n for n in sizes if any(fnmatchcase(n, pattern) for pattern in thawed)}
-    return sum(sizes[name] for name in trained) / sum(sizes.values())
-
-
-def quantised_share(model: Description, adapter: Adapter | None) -> float:
-    """Return the share of the parameters of `model` that an adapter's base stores in 4 bits, see
-    `workloads.adapters.nf4`.
-
-    Raises WorkloadError if the base cannot be stored in 4 bits.
-    """
-    if adapter is None or not adapter.quantise or not isinstance(model, TransformerConfig):
-        return 0.0
-    with torch.device("meta"):
-        built = build_model(model)
-    sizes = {name: parameter.numel() for name, parameter in built.named_parameters()}
-    return sum(sizes[name] for name in quantised(built)) / sum(sizes.values())
-
-
-def with_weights(
-    workload: Workload,
-    read: Callable[[str], Tensor],
-    device: torch.device | None = None,
-    scheme: Scheme | None = None,
-) -> nn.Module:
-    """Return the workload's model in evaluation mode, with the weights that `read(name)` returns. On CPU by default.
-
-    With a `scheme` its linear layers are fake-quantised.
-    """
-    with torch.device("meta"):
-        model = workload.build()
-    model.to_empty(device=device or torch.device("cpu")).eval()
-    with torch.no_grad():
-        for name, tensor in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
-            if name in workload.shapes:
-                tensor.copy_(read(name))
-    if scheme is not None:
-        quantise_for_inference(model, workload.blocks(model), scheme)
-    return model

@@ -1,7 +1,7 @@
 """Classify the error that a rank raised. This happens once, in the rank; everything else decides by the kind.
 
-Errors of this project have an attribute `kind` and, where it matters, `step` and `position`. Such attributes of a
-library's error are ignored. Libraries (gloo, NCCL, CUDA, botocore) raise bare RuntimeErrors, which only their text
+Errors of this project have an attribute `kind` and, where it matters, `step`, `position` and `ranks`. Such attributes
+of a library's error are ignored. Libraries (gloo, NCCL, CUDA, botocore) raise bare RuntimeErrors, which only their text
 tells apart. Only this module matches such texts.
 """
 
@@ -32,7 +32,7 @@ OF_LIBRARIES: tuple[tuple[str, ErrorKind], ...] = (
 """Patterns for "Class: text" of a library's exception, each with a kind. The first match counts."""
 
 
-OF_OURS: frozenset[ErrorKind] = frozenset({"input", "unstable", "corrupt_commit"})
+OF_OURS: frozenset[ErrorKind] = frozenset({"input", "unstable", "corrupt_commit", "wrong_arithmetic"})
 """The kinds that errors of this project declare themselves."""
 
 
@@ -43,7 +43,8 @@ def cause_of(error: BaseException) -> Cause:
     if isinstance(kind, str) and kind in OF_OURS:
         step = getattr(error, "step", -1)
         position = getattr(error, "position", -1)
-        return Cause("raised", name=name, kind=kind, step=step, position=position)
+        ranks = getattr(error, "ranks", ())
+        return Cause("raised", name=name, kind=kind, step=step, position=position, ranks=ranks)
     text = f"{name}: {error}"
     library_kind: ErrorKind = next((kind for pattern, kind in OF_LIBRARIES if re.search(pattern, text)), "")
     return Cause("raised", name=name, kind=library_kind)

@@ -25,6 +25,7 @@ ErrorKind = Literal[
     "input",
     "unstable",
     "corrupt_commit",
+    "wrong_arithmetic",
     "peer_lost",
     "gpu_memory",
     "memory",
@@ -66,6 +67,11 @@ class Cause:
     """The optimizer step that an exception refers to, -1 for none."""
     position: int = -1
     """The position of the first sample that an exception refers to, -1 for none."""
+    ranks: tuple[int, ...] = ()
+    """The ranks that an exception blames, whoever raised it; empty to blame the one that did."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ranks", tuple(self.ranks))  # a list in JSON
 
     @property
     def text(self) -> str:

@@ -8,7 +8,9 @@ import signal
 import time
 from dataclasses import dataclass
 
-KINDS = ("kill", "stop", "raise", "nan", "slow")
+WRONG = ("product", "gradient", "update")
+"""Kinds of faults after which a rank computes wrongly, without an error."""
+KINDS = ("kill", "stop", "raise", "nan", "slow", *WRONG)
 SLOW = 1.0
 """Seconds that a slow rank loses in each step, unless the fault says otherwise."""
 
@@ -28,6 +30,8 @@ class FaultSpec:
     - raise: raise InjectedFault.
     - nan: make the numbers of the step NaN.
     - slow: make this and every later step of the attempt take `seconds` longer.
+    - product, gradient, update: flip a bit of a product, of a gradient or of updated weights in this and every later
+      step of the attempt.
     """
     rank: int
     """The rank; the last rank if the gang is smaller."""
@@ -67,7 +71,7 @@ class FaultSpec:
             return False
         if self.kind == "slow" and step >= self.step:
             time.sleep(self.seconds)
-        if self.kind == "slow" or step != self.step:
+        if self.kind in ("slow", *WRONG) or step != self.step:
             return False
         if self.kind == "nan":
             return True
@@ -77,6 +81,11 @@ class FaultSpec:
             os.kill(os.getpid(), signal.SIGKILL)
         while True:  # the kernel continues a stopped process whose group is orphaned
             os.kill(os.getpid(), signal.SIGSTOP)
+
+    def spoils(self, rank: int, world: int, step: int, attempt: int) -> bool:
+        """Whether the rank computes wrongly from this step on."""
+        is_there = rank == min(self.rank, world - 1) and self.attempt in (None, attempt)
+        return self.kind in WRONG and is_there and step == self.step
 
 
 def remaining_faults(faults: tuple[str, ...], begun: int) -> tuple[str, ...]:

@@ -13,8 +13,8 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def interrupt_on_sigterm() -> None:
-    """Raise KeyboardInterrupt for SIGTERM, and for SIGHUP unless nohup ignores it. `launch.run` turns that into a stop
-    of the run: a checkpoint, then the end."""
+    """Raise KeyboardInterrupt for SIGTERM, and for SIGHUP unless nohup ignores it. `launch.watched_run` turns that into
+    a stop of the run: a checkpoint, then the end."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.default_int_handler)

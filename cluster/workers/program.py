@@ -111,11 +111,11 @@ def keeper(packages: Sequence[str]) -> Callable[[], None]:
         import sys
         from importlib import import_module
 
-        sys.path.insert(0, root)
-        try:
-            for name in names:
+        for name in names:
+            sys.path.insert(0, root)  # anew for each: importing `cluster` sorts the path
+            try:
                 import_module(name)
-        finally:
-            sys.path.remove(root)
+            finally:
+                sys.path.remove(root)
 
     return keep_packages

@@ -12,6 +12,7 @@ from orchestrator.config.spec import parse
 from orchestrator.evaluate.of_commit import evaluate_commit
 from orchestrator.evaluate.on_tasks import run_tasks
 from orchestrator.evaluate.samples import continue_prompts
+from orchestrator.evaluate.speaker import Speaker, speaker_of
 from orchestrator.evaluate.task_files import TaskFile
 from orchestrator.launch.preparation import prepared_with_progress
 from orchestrator.resolve.chat import chat_of
@@ -88,6 +89,18 @@ class CommitOfRun:
                 scheme=found.scheme,
             )
         return texts, chat is not None
+
+    def speaker(self) -> Speaker:
+        """Return its model in memory, to talk to. Raises InputError for a model of own samples."""
+        if self._spec.data.samples is not None:
+            what = "a model of own samples cannot continue text"
+            raise InputError(what, self._run.uri, "load it by load_run(..).model()")
+        found = model_of_commit(self._run, self._spec, self._commit, self._raw)
+        chat = chat_of(found.spec.data, found.spec.workload.objective, found.tokens)
+        tokenizer = found.tokens.tokenizer()
+        return speaker_of(
+            self._run.uri, found.workload, found.read, tokenizer, chat=chat, scheme=found.scheme
+        )
 
     def with_sets(self, texts: dict[str, str]) -> dict[str, Any]:
         """Return the job's document with further held-out sets. Raises InputError if it then has no set."""

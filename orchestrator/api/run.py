@@ -153,7 +153,8 @@ class Run:
         activations: Literal["none", "dynamic"] | None = None,
     ) -> str:
         """Export a commit, the newest sound one by default, and return where: a folder that transformers loads, or of
-        an own model its weights under its own names. raw: the weights of training where the job has an average of them.
+        an own model (form safetensors) its weights under its own names.
+        raw: the weights of training where the job has an average of them.
         form, names, numbers, quantize, group and activations: another format, as the options of `checkpoint export`.
 
         Raises InputError if there is no such commit or format, or `to` holds something else.
@@ -177,18 +178,19 @@ class Run:
     def _model(self, step: int, raw: bool) -> nn.Module:
         from orchestrator.resolve.commit_model import model_of_run
         from workloads.errors import WorkloadError
-        from workloads.load import with_weights
+        from workloads.inference import with_weights
         from workloads.own.object_reference import is_object_reference
 
         commit = model_of_run(self.uri, step, raw=raw)
-        if not is_object_reference(commit.spec.workload.model):
+        own = is_object_reference(commit.spec.workload.model)
+        if not own:
             try:
                 commit.workload.check_hf()
             except WorkloadError:
                 return with_weights(commit.workload, commit.read, scheme=commit.scheme)
         with tempfile.TemporaryDirectory(prefix="orchestrator-model-") as folder:
-            target = self.export(Path(folder) / "model", step, raw, form="hf")
-            if (Path(target) / "own.json").exists():
+            target = self.export(Path(folder) / "model", step, raw, form="safetensors" if own else "hf")
+            if own:
                 from orchestrator.export.own_model import load_own
 
                 return load_own(target)

@@ -48,7 +48,7 @@ def run(
             block=False `Run.wait` raises it as RunFailed.
         RunFailed: the run fails.
     """
-    from orchestrator.launch.run import run as drive
+    from orchestrator.launch.start_run import run as drive
 
     _check(job, until, priority)
     directory = run_directory(job.name, run_dir)

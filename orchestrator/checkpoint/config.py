@@ -10,8 +10,10 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.config.strict import Positive, StrictModel
+from orchestrator.config.workload import AdapterSpec
 from orchestrator.data.config import CleanStep, Source
 from orchestrator.export.kinds import OF_THE_CORE, names, with_numbers
+from orchestrator.observe.config import TrackingSpec
 
 
 @dataclass(frozen=True)
@@ -184,3 +186,21 @@ class CheckpointSpec(StrictModel):
     def ema(self) -> float | None:
         """The decay of the moving average of the weights; None without one."""
         return self.average.ema if self.average else None
+
+    def identity(self) -> dict[str, Any]:
+        """Return the moving average, which cannot begin later; empty without one. Nothing else changes weights."""
+        return {} if self.ema is None else {"average": {"ema": self.ema}}
+
+    def problem(self, adapter: AdapterSpec | None, tracking: TrackingSpec | None) -> str:
+        """Return why what is exported does not go with the adapter, or with MLflow's registry; empty if it does."""
+        register = tracking is not None and tracking.register_as
+        if self.export == "adapter" and adapter is None:
+            return "checkpoint.export adapter needs an adapter; set it to hf, or workload.adapter"
+        if self.export == "adapter" and register:
+            return "tracking.register_as is about a model, not about an adapter alone; set checkpoint.export to hf"
+        if register and self.export not in ("hf", "safetensors"):
+            exported = (
+                "nothing is exported" if self.export is None else f"MLflow has no model in {self.export}"
+            )
+            return f"tracking.register_as is about the exported model, and {exported}; set checkpoint.export to hf"
+        return ""

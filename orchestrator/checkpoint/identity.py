@@ -16,11 +16,11 @@ from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.config import RunIdentity
 from orchestrator.checkpoint.last_commit import refuse_anew
 from orchestrator.checkpoint.manifest import CommitManifest
-from orchestrator.config.document import parse_yaml
+from orchestrator.config.document import STAGES, parse_yaml
 from orchestrator.config.errors import InputError, Problems
 from orchestrator.config.own_code import check_same_cleaning, check_same_code
 from orchestrator.config.redact import bare_places, redact, without_credentials
-from orchestrator.config.spec import STAGES, JobSpec, parse
+from orchestrator.config.spec import JobSpec, parse
 from orchestrator.data.config import Source
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import CommitManifest
+from orchestrator.checkpoint.peer_memory import PeerMemory, newest_commit
 from orchestrator.checkpoint.reverify import passed_over
-from orchestrator.checkpoint.snapshots import PeerMemory, newest_commit
 from orchestrator.config.errors import InputError
 from orchestrator.storage.file_names import MANIFEST
 from orchestrator.storage.row_line import METRICS

@@ -46,6 +46,8 @@ def tiling_problem(shape: tuple[int, ...], boxes: list[tuple[tuple[int, ...], tu
 SCHEMA = 1
 LARGEST = 1 << 60  # of any size or offset
 FILE_NAME = re.compile(r"shard-[0-9]{5,}-[0-9a-z]+-[0-9a-f]+\.safetensors")
+VERIFIED = "verified"
+"""Key of a commit's meta: the last step that another rank has computed too, with equal results; 0 before the first."""
 FOLDER = re.compile(r"step-([0-9]{8,})")
 TAIL = re.compile(rb',"checksum":"([0-9a-f]{32})"\}\n')
 TAIL_BYTES = len(b',"checksum":""}\n') + 32

@@ -13,6 +13,7 @@ from orchestrator.checkpoint.evaluations import awaits, evaluated
 from orchestrator.checkpoint.manifest import (
     FILE_NAME,
     FOLDER,
+    VERIFIED,
     CommitManifest,
     CorruptCommit,
     commit_folder,
@@ -44,6 +45,8 @@ class Retention:
         unevaluated: also commits that wait to be evaluated.
         averaged: also this many regular commits before the newest, the best and the waiting ones, for means of weights.
         regular: a commit is regular if its step is a multiple of this.
+
+    The newest sound commit up to the last verified step is kept too: a run with a wrong machine goes back to it.
     """
 
     keep: int | None = None
@@ -140,8 +143,9 @@ def prune(store: Store, retention: Retention, spared: Collection[int] = ()) -> l
         averaged.add(chosen)
     for step in averaged:
         kept |= {step, *regular_before(step, retention.regular, retention.averaged)}
-    if retention.before is not None and newest > retention.before:
-        last = store.latest(retention.before, deep=False)
+    limits = [retention.before, sound[newest].meta.get(VERIFIED) or None]
+    for limit in (each for each in limits if each is not None and newest > each):
+        last = store.latest(limit, deep=False)
         if last:
             kept.add(last.step)
     gone = [step for step in _present(sizes) if step < newest and step not in kept]

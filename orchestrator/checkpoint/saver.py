@@ -24,12 +24,12 @@ import torch
 from cluster.workers.fork_server import START_TIMEOUT
 from cluster.workers.program import command_of
 from orchestrator.checkpoint.commit_store import Store
-from orchestrator.checkpoint.commit_writer import CommitOutcome
+from orchestrator.checkpoint.committer import CommitOutcome
+from orchestrator.checkpoint.peer_memory import LOCATION
 from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.retention import Retention
 from orchestrator.checkpoint.shared_memory import SharedBuffer, room_for
 from orchestrator.checkpoint.snapshot_writer import Placement
-from orchestrator.checkpoint.snapshots import LOCATION
 
 GENERATIONS = 2
 """Copies of the state without snapshots: one is being written to storage while the other is filled."""

@@ -22,7 +22,7 @@ from dataclasses import asdict
 from typing import Any
 
 from orchestrator.checkpoint.commit_store import Store
-from orchestrator.checkpoint.commit_writer import Committer
+from orchestrator.checkpoint.committer import Committer
 from orchestrator.checkpoint.retention import Retention
 from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.checkpoint.snapshot_writer import Placement, SnapshotWriter

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.checkpoint.commit_writer import CommitOutcome
+from orchestrator.checkpoint.committer import CommitOutcome
+from orchestrator.checkpoint.peer_memory import LOCATION, PeerMemory
 from orchestrator.checkpoint.shard import block_digests, digest
 from orchestrator.checkpoint.snapshot_server import write_note
-from orchestrator.checkpoint.snapshots import LOCATION, PeerMemory
 from orchestrator.config.errors import one_line
 
 BLOCK_BYTES = 1 << 20

@@ -46,6 +46,7 @@ for _module in (
     "report",
     "checkpoint",
     "evaluate",
+    "chat",
     "bench",
     "data",
     "cluster_nodes",

@@ -39,7 +39,7 @@ def calibrate(
 ) -> None:
     """Measure this machine in about a minute, so that plans for its CPUs are right."""
     from orchestrator.planner.device import TURN
-    from orchestrator.planner.profile import check_stores, store, stored_at
+    from orchestrator.planner.device_profile import check_stores, store, stored_at
     from orchestrator.verify.calibrate import calibrate as measure
 
     path = to or stored_at()
@@ -75,7 +75,7 @@ def calibrate(
 def _refine(run_dir: str | None, undo: bool, path: Path, as_json: bool) -> None:
     """Refine the profile in a file with a run, or undo the last refinement."""
     from orchestrator.planner.demand import demand_of
-    from orchestrator.planner.profile import read, store
+    from orchestrator.planner.device_profile import read, store
     from orchestrator.resolve.resolved_job import resolve
     from orchestrator.verify import refine
 

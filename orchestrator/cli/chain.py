@@ -22,7 +22,7 @@ def run_chain(
 ) -> None:
     """Run a chain to its end, from its start or from where it stopped."""
     from orchestrator.chain.console import ChainDisplay
-    from orchestrator.chain.drive import run
+    from orchestrator.chain.run_chain import run
 
     injected: dict[str, tuple[str, ...]] = {}
     for text in faults:
@@ -69,8 +69,9 @@ def check(chain: ChainSpec, root: RunDir, address: str | None, as_json: bool) ->
 
 def plan_chain(chain: ChainSpec, root: RunDir, plan: Callable[[JobSpec], Any], as_json: bool) -> None:
     """Plan every stage. A tokenizer that an earlier stage will train counts with its requested size."""
-    from orchestrator.chain.preflight import of_stage, stand_ins
+    from orchestrator.chain.preflight import of_stage
     from orchestrator.chain.stage_run import stage_runs
+    from orchestrator.chain.stand_ins import stand_ins
 
     plans = {}
     with stand_ins(chain, stage_runs(chain, root)) as jobs:
@@ -87,8 +88,7 @@ def chain_at(target: str) -> tuple[RunDir, ChainSpec] | None:
     """The directory of a chain and its job; None if no chain is at that place."""
     from orchestrator.api.place import place_of
     from orchestrator.config.chain import parse_chain
-    from orchestrator.config.document import parse_yaml
-    from orchestrator.config.spec import STAGES
+    from orchestrator.config.document import STAGES, parse_yaml
     from orchestrator.storage.file_names import CHAIN
     from orchestrator.storage.run_directory import RunDir
 

@@ -26,7 +26,8 @@ def chaos(
         typer.Option(
             metavar="KIND@RANK:STEP",
             help="train with this fault: kill, stop, raise, nan, slow, node, drain @RANK:STEP; driver, controller, "
-            "flip, torn, outage, full @STEP [default: one run for each of them]",
+            "flip, torn, outage, full @STEP [default: one run for each of them]; or product, gradient, update "
+            "@RANK:STEP, after which the rank computes wrongly",
         ),
     ] = None,
     randoms: Annotated[

@@ -135,11 +135,22 @@ def export(
         Literal["none", "dynamic"] | None,
         typer.Option(help="with --quantize, dynamic: activations are rounded to int8 too [default: none]"),
     ] = None,
+    push: Annotated[
+        str | None,
+        typer.Option(
+            metavar="USER/NAME",
+            help="also upload it to this repository of the Hugging Face Hub; the token is HF_TOKEN",
+        ),
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="with --push, make a new repository public")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Export a checkpoint to a folder for transformers, peft or another framework, and compare the outputs."""
     from orchestrator.checkpoint.resolve_checkpoint import read_chosen
     from orchestrator.config.paths import absolute
+    from orchestrator.export import hub
     from orchestrator.export.converted import asked_form
     from orchestrator.export.hugging_face import export as write
     from orchestrator.export.quantised import asked_scheme
@@ -151,11 +162,16 @@ def export(
     target = run.at("export") if to is None else absolute(to, Path.cwd())
     scheme = asked_scheme(form, quantize, group, activations)
     requested = asked_form(form, names, numbers, scheme)
+    if public and push is None:
+        raise InputError("does nothing without --push", "--public", "add --push USER/NAME")
+    if push is not None:
+        hub.check_push(push, target)
     exported = read_chosen(
         _store(run_dir), step, lambda number: write(run.uri, number, target, raw=raw_weights, form=requested)
     )
+    pushed = {} if push is None else {"pushed": hub.push(target, push, private=not public)}
     if as_json:
-        emit(exported)
+        emit(exported | pushed)
     else:
         averaged = ", averaged weights" if "weights" in exported else ""
         apart = exported["logits_difference"]
@@ -164,6 +180,8 @@ def export(
         print(f"{target}: step {exported['step']}{averaged}{same}{rounded}")
         if reader := exported.get("tokenizer_class"):
             print(f"read its tokenizer with {reader}: AutoTokenizer makes another one of it", file=sys.stderr)
+        for address in pushed.values():
+            print(f"pushed to {address}")
 
 
 def prune(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def read_cluster(path: Path) -> tuple[ClusterFile, int]:
     """Read a cluster file. Return the cluster and the number of workers on its nodes. Raises InputError."""
     from orchestrator.planner.cluster_file import load
-    from orchestrator.planner.profile import load as load_profile
+    from orchestrator.planner.device_profile import load as load_profile
 
     cluster = load(path)
     return cluster, cluster.nodes * load_profile(cluster.device).per_node

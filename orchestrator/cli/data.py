@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from orchestrator.config.spec import JobSpec
     from orchestrator.data.config import DataSpec
     from orchestrator.resolve.prepared_data import PreparedData
+    from orchestrator.storage.run_directory import RunDir
 
 
 def register(app: typer.Typer) -> None:
@@ -58,6 +59,24 @@ def corpus(
         )
 
 
+def make_data(spec: JobSpec, run: RunDir, address: str | None) -> PreparedData:
+    """Return the token shards of a job, after the checks that need no model; make what is missing. Raises
+    InputError.
+    """
+    from orchestrator.launch.job_checks import JobChecks
+    from orchestrator.launch.own_sources import make_own_sources
+    from orchestrator.launch.path_checks import check_all_places
+    from orchestrator.launch.preparation import prepared_with_progress
+    from orchestrator.observe.console import ProgressDisplay
+    from orchestrator.resolve.prepared_data import PreparedData
+
+    check_all_places(spec, run)
+    with ProgressDisplay() as display:
+        make_own_sources(spec.data, address, lambda line: display.update({"phase": "prepare", "note": line}))
+    JobChecks(spec).without_model()
+    return prepared_with_progress(spec, run, PreparedData(), address)
+
+
 def prepare(
     job: Job,
     overrides: Set = None,
@@ -66,20 +85,8 @@ def prepare(
     as_json: Json = False,
 ) -> None:
     """Make the token shards of a job, without training and without loading its model."""
-    from orchestrator.launch.job_checks import JobChecks
-    from orchestrator.launch.own_sources import make_own_sources
-    from orchestrator.launch.path_checks import check_all_places
-    from orchestrator.launch.preparation import prepared_with_progress
-    from orchestrator.observe.console import ProgressDisplay
-    from orchestrator.resolve.prepared_data import PreparedData
-
     spec = job_of(job, overrides)
-    run = run_of(spec.name, run_dir)
-    check_all_places(spec, run)
-    with ProgressDisplay() as display:
-        make_own_sources(spec.data, address, lambda line: display.update({"phase": "prepare", "note": line}))
-    JobChecks(spec).without_model()
-    data = prepared_with_progress(spec, run, PreparedData(), address)
+    data = make_data(spec, run_of(spec.name, run_dir), address)
     sets, notes = _held_out(spec, data)
     removed = _removed(data.uri)
     if as_json:
@@ -232,21 +239,24 @@ def inspect(
     ] = None,
     turn: Annotated[int, typer.Option(help="with --sample, the pass over its source", min=0, max=2**53)] = 0,
     count: Annotated[int, typer.Option(help="with --at, the number of samples", min=1, max=1000)] = 1,
+    overrides: Set = None,
+    address: Address = None,
     as_json: Json = False,
 ) -> None:
     """Show the content of a folder of prepared data. For a job or a run, show how often it reads each source, and
-    samples as the model sees them."""
+    samples as the model sees them. Data of a job that is not prepared yet is prepared first."""
     from orchestrator.cli import data_samples
     from orchestrator.config.paths import absolute
     from orchestrator.data.store.summary import inspect as look
 
-    if removed_by is None and (found := data_samples.inputs_of(data)) is not None:
+    if removed_by is None and (found := data_samples.inputs_of(data, overrides, address)) is not None:
         _refuse({"--share": share is not None}, data, "name the folder of prepared data")
         _refuse({"--turn": bool(turn and sample is None)}, data, "give --sample")
         _refuse({"--count": count > 1 and at is None}, data, "give --at")
         seen = data_samples.look(*found, data_samples.Wanted(at, sample, turn, count))
         emit(seen) if as_json else data_samples.show(seen)
         return
+    _refuse({"--set": bool(overrides)}, data, "it is for a job file")
     options = {
         "--at": at is not None,
         "--sample": sample is not None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.config.errors import InputError
+from orchestrator.config.errors import Absent, InputError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -38,12 +38,15 @@ class Wanted:
     count: int = 1
 
 
-def inputs_of(target: str) -> tuple[TrainingInputs, Tokens, Source | None] | None:
+def inputs_of(
+    target: str, overrides: list[str] | None = None, address: str | None = None
+) -> tuple[TrainingInputs, Tokens, Source | None] | None:
     """The data of a job file or a run directory, its prepared shards, and the run that it continues, if any; None for
-    a folder of prepared data. Raises InputError, also if the data is not there."""
+    a folder of prepared data. Data of a job file that is missing is prepared on Ray at `address`. Raises InputError."""
     from orchestrator.api.place import place_of
     from orchestrator.checkpoint.commit_store import Store
     from orchestrator.checkpoint.identity import read_job
+    from orchestrator.cli.data import make_data
     from orchestrator.cli.options import job_of, run_of
     from orchestrator.data.progress import silent
     from orchestrator.data.store.tokens import Tokens
@@ -55,20 +58,26 @@ def inputs_of(target: str) -> tuple[TrainingInputs, Tokens, Source | None] | Non
 
     place = place_of(target)
     if os.path.isfile(target):
-        spec = job_of(Path(target), None)
+        spec = job_of(Path(target), overrides)
         run = run_of(spec.name, None)
+        try:
+            data = prepared(spec, run, PreparedData(), silent, make=False)
+        except Absent:
+            data = make_data(spec, run, address)
     else:
         run = RunDir(place)
         stored = read_job(run)
         if stored is None or not run.holds_a_run():
             return None
+        if overrides:
+            raise InputError("a run reads what its job says", f"--set {overrides[0]}", "give the job file")
         spec = stored
         commit = Store(run.commits).latest(deep=False)
         if commit is not None:
             tokens = whole(tokens_of(spec.data, run, commit.meta["data"]))
             inputs = training_inputs(spec, tokens, kept=kept_config(commit))
             return inputs, tokens, continuation_of(spec).source(run)
-    data = prepared(spec, run, PreparedData(), silent, make=False)
+        data = prepared(spec, run, PreparedData(), silent, make=False)
     tokens = Tokens.open(data.uri)
     return training_inputs(spec, tokens), tokens, continuation_of(spec).source(run)
 

@@ -16,12 +16,13 @@ from orchestrator.config.errors import InputError
 
 if TYPE_CHECKING:
     from orchestrator.api.measured import CommitOfRun
+    from orchestrator.evaluate.speaker import Speaker
     from orchestrator.evaluate.task_files import TaskFile
     from orchestrator.storage.row_types import EvaluationRow
     from workloads.workload import Sampling
 
 T = TypeVar("T")
-What = Annotated[
+Model = Annotated[
     str,
     typer.Argument(
         metavar="RUN|COMMIT|EXPORT",
@@ -39,7 +40,7 @@ def register(app: typer.Typer) -> None:
 
 
 def evaluate(
-    what: What,
+    what: Model,
     step: Step = None,
     on: Annotated[
         list[str] | None,
@@ -74,7 +75,7 @@ def evaluate(
         row = subject.on_text(sets, address) if sets or not files else None
         return row, subject.on_tasks(files) if files else None
 
-    row, of_tasks = _measured(what, step, overrides or [], raw_weights, measure)
+    row, of_tasks = _measured(what, step, overrides or [], raw=raw_weights, measure=measure)
     first = row or of_tasks
     assert first is not None
     of_text = row["sets"] if row else {}
@@ -97,7 +98,7 @@ def evaluate(
 
 
 def generate(
-    what: What,
+    what: Model,
     prompts: Annotated[list[str], typer.Argument(help="texts that the model continues or answers")],
     step: Step = None,
     tokens: Annotated[int, typer.Option(min=1, help="maximum number of tokens per text")] = 64,
@@ -130,6 +131,16 @@ def generate(
         return
     for prompt, text in zip(prompts, said, strict=True):
         print(f"{prompt}\n=> {text}\n" if answers else f"{prompt}{text}\n")
+
+
+def load_speaker(what: str, step: int | None, raw: bool) -> Speaker:
+    """Return the model of a run or an export in memory. Raises InputError."""
+
+    def load(subject: CommitOfRun | _Export) -> Speaker:
+        _tell_settings(subject)
+        return subject.speaker()
+
+    return _measured(what, step, [], raw, load)
 
 
 def absolute_path(uri: str) -> str:
@@ -210,6 +221,12 @@ class _Export:
         spec, _ = spec_of_export(self._folder, {}, self._overrides)
         place = {"export": self._folder, "overrides": self._overrides}
         return run_tasks(files, place, spec.resources.per_worker.bundle)
+
+    def speaker(self) -> Speaker:
+        """As `CommitOfRun.speaker`."""
+        from orchestrator.evaluate.speaker import speaker_of_export
+
+        return speaker_of_export(self._folder)
 
     def says(self, prompts: list[str], tokens: int, sampling: Sampling, bare: bool) -> tuple[list[str], bool]:
         """As `CommitOfRun.says`."""

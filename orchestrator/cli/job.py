@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import sys
@@ -45,21 +44,47 @@ def init(
         typer.Option(metavar="FOLDER", help="a tokenizer [default: the model's, or a new one is trained]"),
     ] = None,
     name: Annotated[str | None, typer.Option(help="name of the run [default: the name of the file]")] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            help="what to learn, such as sequence_classification [default: what the rows and the model fit]"
+        ),
+    ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            parser=on_this_machine,
+            help="translate a configuration of axolotl, TRL, Hugging Face's Trainer, torchtitan or verl, or the script "
+            "that starts one of them",
+        ),
+    ] = None,
 ) -> None:
     """Write a job file to start from. With --data, check it as `run` would."""
     from orchestrator.config.document import parse_yaml
     from orchestrator.config.paths import resolve_paths
     from orchestrator.config.spec import parse
-    from orchestrator.launch.first_job import CHAT, job_text, name_of, write_job
-    from orchestrator.launch.first_rows import rows_at
+    from orchestrator.launch.first_job import CHAT, first_job, name_of, write_job
     from orchestrator.launch.job_checks import check_job
     from orchestrator.resolve.resolved_job import resolve
     from orchestrator.resolve.training_inputs import vocabulary_before_data
 
     if os.path.lexists(path):
         raise InputError("there is a file already", str(path), "give another name")
+    if source is not None:
+        given = {"--data": data, "--from-hf": from_hf, "--tokenizer": tokenizer, "--objective": objective}
+        if other := next((option for option, value in given.items() if value), None):
+            raise InputError(
+                "does not go with --from", other, "leave it out, and change the job that is written"
+            )
+        _translate(source, path, name)
+        return
     named, template = name_of(path) if name is None else name, path.with_suffix(".jinja")
-    text = job_text(named, data or ["corpus/*.txt"], from_hf, tokenizer, str(template))
+    made = first_job(
+        named, data or ["corpus/*.txt"], from_hf, tokenizer, template=str(template), asked=objective
+    )
+    text = made.text
     where = str(path) if name is None else "the name"
     spec = resolve_paths(parse(parse_yaml(text, where), where), Path.cwd())
     with contextlib.ExitStack() as written:
@@ -72,14 +97,30 @@ def init(
             vocabulary_before_data(resolve(spec))
         write_job(path, text)
         written.pop_all()
-    for uri, source in zip(data or (), spec.data.sources, strict=False):
-        if rows := rows_at(uri):
-            named = source.field if isinstance(source.field, str) else json.dumps(source.field)
-            left = f"; left out: {', '.join(rows.left)}" if rows.left else ""
-            print(f"{uri}: {spec.workload.objective} reads {named}{left}")
+    for line in made.lines if data else ():
+        print(line)
     if spec.data.chat_template:
         print(
             f"{template} is written: a chat template, because the tokenizer has none; change it as you like"
+        )
+    typed = shlex.quote(str(path))
+    print(f"{path} is written; next: orchestrator plan {typed}, then orchestrator run {typed}")
+
+
+def _translate(source: Path, path: Path, name: str | None) -> None:
+    """Write the job of another trainer's configuration, and say what was assumed and what has no place."""
+    from orchestrator.config.spec import parse
+    from orchestrator.launch.first_job import write_job
+    from orchestrator.launch.foreign_jobs.translate import translate
+
+    found = translate(source, name)
+    parse(found.document, str(source))
+    write_job(path, found.text(str(source)))
+    for line in found.lines:
+        print(line)
+    if found.left:
+        table(
+            f"Keys of {found.trainer} without a place", ["key", "nearest"], [[*each] for each in found.left]
         )
     typed = shlex.quote(str(path))
     print(f"{path} is written; next: orchestrator plan {typed}, then orchestrator run {typed}")
@@ -116,6 +157,16 @@ def doctor(
         ),
     ] = None,
     overrides: Set = None,
+    burn_in: Annotated[
+        bool,
+        typer.Option(
+            "--burn-in",
+            help="also test the devices: products with known bits, patterns in memory, collectives with known sums",
+        ),
+    ] = False,
+    seconds: Annotated[
+        float, typer.Option(min=0, max=86_400, help="how long --burn-in repeats products and collectives")
+    ] = 20.0,
     as_json: Json = False,
 ) -> None:
     """Show what this machine can run and what is missing. With a job, also show the optional libraries it needs."""
@@ -126,11 +177,15 @@ def doctor(
     findings = examine()
     if job is not None:
         findings += _needs(job, overrides)
+    if burn_in:
+        from orchestrator.launch.burn_in import burn_in_findings
+
+        findings += burn_in_findings(seconds)
     if as_json:
         emit([finding.to_json() for finding in findings])
     else:
         table("This machine", ["", "what", "found", "hint"], [f.row() for f in findings])
-    if any(finding.verdict == "missing" for finding in findings):
+    if any(finding.verdict in ("missing", "wrong") for finding in findings):
         raise typer.Exit(1)
 
 

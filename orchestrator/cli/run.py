@@ -77,7 +77,7 @@ def run(
 ) -> None:
     """Train a job or a chain to its end. Resume it from its last checkpoint if it has one."""
     from orchestrator.config.chain import ChainSpec
-    from orchestrator.launch.run import run as drive
+    from orchestrator.launch.start_run import run as drive
     from orchestrator.observe.console import ProgressDisplay, final_table
 
     spec = jobs_of(job, overrides)

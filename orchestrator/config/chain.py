@@ -19,12 +19,11 @@ from typing import Any, NamedTuple
 from pydantic import Field, ValidationError
 
 from orchestrator.checkpoint.config import CheckpointSpec
-from orchestrator.config import spec
 from orchestrator.config.commit_steps import regular_before
-from orchestrator.config.document import read_document
+from orchestrator.config.document import STAGES, read_document
 from orchestrator.config.errors import InputError
 from orchestrator.config.paths import REFERENCE, absolute, resolve_paths
-from orchestrator.config.spec import STAGES, JobSpec, parse
+from orchestrator.config.spec import JobSpec, parse
 from orchestrator.config.strict import Count, Positive, StrictModel
 from orchestrator.config.validation_messages import input_error
 from orchestrator.data.config import DataSpec
@@ -236,7 +235,7 @@ def _compress(given: Any, stages: Sequence[Stage], where: str) -> CompressSpec |
 
 def schema() -> str:
     """Return the JSON Schema of a job file, which holds a job or a chain."""
-    job = json.loads(spec.schema())
+    job = JobSpec.model_json_schema()
     definitions = job.pop("$defs")
     keys = {key: {"description": "the default of all stages"} for key in job["properties"]}
     own = {"type": "object", "required": ["name"], "properties": {key: {} for key in job["properties"]}}

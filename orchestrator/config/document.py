@@ -1,18 +1,24 @@
-"""Read the text of a job file as a mapping, before it is known whether it is a valid job."""
+"""Job files as mappings: read, validated against a model, and written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
+from pydantic import BaseModel, ValidationError
 
 from orchestrator.config.errors import InputError
+from orchestrator.config.extensions import with_extensions
 from orchestrator.config.overrides import override
+from orchestrator.config.validation_messages import refused
 from orchestrator.config.yaml_text import read_yaml, yaml_problem
 
+STAGES = "stages"
+"""The key that makes a job file that of a chain, see `orchestrator.config.chain`."""
 TAB = "indent with spaces; YAML does not allow tabs"
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_document(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
@@ -52,3 +58,29 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise InputError("must be a mapping of keys to values", where, "see `orchestrator init`")
     return document
+
+
+def validated(document: Mapping[str, Any], model: type[Model], where: str) -> Model:
+    """Validate the document of one job as a `model`, with the names that packages give to their code.
+
+    Args:
+        document: as it was read.
+        model: what it must be.
+        where: of messages.
+
+    Raises:
+        InputError: the document is that of a chain, or has wrong keys.
+    """
+    if STAGES in document:
+        hint = "name one of its stages: the directory of each has a job.yaml"
+        raise InputError("is a chain of stages, and one job is wanted", where, hint)
+    document = with_extensions(document)
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        raise refused(document, error, where, model) from None
+
+
+def write_yaml(document: Mapping[str, Any]) -> str:
+    """Return a document as YAML, its keys in their order."""
+    return yaml.safe_dump(dict(document), sort_keys=False)

@@ -8,6 +8,9 @@ A package declares what it offers in its pyproject.toml, one group for each kind
 A job file that says `train.optimizer.name: ext:sign_sgd` then means `sign_sgd:SignSGD`. Storage has no group here:
 fsspec finds file systems by its own, `fsspec.specs`.
 
+An entry point may name an extra of its package, as in `images = "module:Images [image]"`. A job that uses it then needs
+the libraries of that extra, and a missing one is a line that says what to install.
+
 Commands have a group whose names are the words of the command line, see `orchestrator/cli/extension_commands.py`.
 This project's own pyproject.toml offers what `orchestrator/extensions` has in the same way.
 """
@@ -19,7 +22,10 @@ from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from packaging.requirements import Requirement
+
 from orchestrator.config.errors import InputError
+from workloads.own.object_reference import present_name
 
 PREFIX = "ext:"
 GROUP = "training_orchestrator."
@@ -53,11 +59,34 @@ def points(group: str) -> list[EntryPoint]:
     return sorted(entry_points(group=GROUP + group), key=lambda point: (point.name, point.value))
 
 
+def reference_of(point: EntryPoint) -> str:
+    """Return the `module:name` of an entry point, without extras."""
+    return f"{point.module}:{point.attr}"
+
+
+def extra_libraries(reference: str) -> dict[str, str]:
+    """Return the libraries that an installed package's object needs: the extra of each, by the library's name.
+
+    Args:
+        reference: the object as `module:name`, an old name too.
+    """
+    found: dict[str, str] = {}
+    for group in sorted(set(KEYS.values())):
+        for point in entry_points(group=GROUP + group):
+            if point.extras and point.dist and reference_of(point) == present_name(reference):
+                for required in map(Requirement, point.dist.requires or ()):
+                    for extra in point.extras:
+                        if required.marker and required.marker.evaluate({"extra": extra}):
+                            found[required.name] = extra
+    return found
+
+
 def offered() -> dict[str, dict[str, str]]:
     """The entry points of installed packages: by group, `module:name` by name."""
     groups = sorted(set(KEYS.values()))
     return {
-        group: {point.name: point.value for point in entry_points(group=GROUP + group)} for group in groups
+        group: {point.name: reference_of(point) for point in entry_points(group=GROUP + group)}
+        for group in groups
     }
 
 
@@ -80,7 +109,7 @@ def _replaced(value: Any, path: tuple[str, ...], group: str, key: str) -> Any:
 
 
 def _entry_point(name: str, group: str, key: str) -> str:
-    values = sorted({point.value for point in entry_points(group=GROUP + group, name=name)})
+    values = sorted({reference_of(point) for point in entry_points(group=GROUP + group, name=name)})
     if len(values) > 1:
         what = f"several installed packages offer {name}: {', '.join(values)}"
         raise InputError(what, key, "name one of them as module:name")

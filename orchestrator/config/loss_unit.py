@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from orchestrator.config.records import COLUMNS, COMPARED, REWARDED
-from orchestrator.evaluate.config import SAMPLES
+from orchestrator.config.records import COLUMNS, COMPARED, REWARDED, SAMPLES
 
 Counted = Literal["token", "record", "pair", "answer", "sample"]
 _OF_TOKENS = ("token_classification", "seq2seq", "conversation")

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from orchestrator.config.strict import StrictModel
-from workloads.own.object_reference import PATTERN, is_object_reference
+from workloads.own.object_reference import PATTERN, is_built_in, is_object_reference
 
 
 class ObjectReference(StrictModel):
@@ -25,3 +25,17 @@ class ObjectReference(StrictModel):
 
     def __str__(self) -> str:
         return self.use
+
+
+def users_code(*named: tuple[str, str | ObjectReference | None]) -> dict[str, str]:
+    """Return those of the names that are code of the user's, by `module:name` the first key that names it.
+
+    Args:
+        named: keys of a job file, each with its value. Built-in names and modules of this program are left out.
+    """
+    found: dict[str, str] = {}
+    for key, value in named:
+        name = str(value)
+        if value is not None and is_object_reference(name) and not is_built_in(name):
+            found.setdefault(name, key)
+    return found

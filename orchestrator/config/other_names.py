@@ -271,10 +271,12 @@ _KEYS: Mapping[str, str] = {
         "router_aux_loss_coef aux_loss_coef moe_aux_loss_coeff"
     ),
     # What is not here.
-    "not here, because an export is a folder: `hf upload REPO RUN/export` of huggingface_hub publishes it": (
-        "push_dataset_to_hub hub_repo_id commit_message create_pr hub_private push_to_hub hub_model_id "
-        "hub_strategy hub_token hub_private_repo hub_always_push hub_revision "
-        "push_to_hub_model_id push_to_hub_organization push_to_hub_token hf_use_auth_token use_auth_token"
+    "`orchestrator checkpoint export RUN --push USER/NAME` uploads the export; HF_TOKEN is the token": (
+        "hub_repo_id push_to_hub hub_model_id hub_private hub_private_repo hub_token push_to_hub_model_id "
+        "push_to_hub_organization push_to_hub_token hf_use_auth_token use_auth_token"
+    ),
+    "not here, because an export is pushed once, when it is finished and checked": (
+        "hub_strategy hub_always_push hub_revision push_dataset_to_hub commit_message create_pr"
     ),
     "not here, because a model is a folder: `hf download REPO --revision R --local-dir FOLDER`, then "
     "workload.model is hf:FOLDER": "revision model_revision revision_of_model",

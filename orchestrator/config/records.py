@@ -33,6 +33,8 @@ OF_ANSWERS = (*PREFERENCES, *REWARDED)
 """Objectives whose loss is about whole answers, given or generated."""
 TALKING = ("conversation", *OF_ANSWERS)
 """Objectives that learn from conversations, or may do so."""
+SAMPLES = "samples"
+"""The objective of own samples, whose loss is computed by the model."""
 FRAMED = frozenset({"causal_lm", *TALKING})
 """Objectives whose prepared data has the tokenizer's special tokens around each text."""
 OF_CLASSES = (
@@ -65,7 +67,7 @@ WITHOUT_SENTINELS = frozenset(
 """Objectives that need only the standard special tokens. Listed here so that existing prepared data is found without
 importing the objectives, which takes seconds.
 """
-OBJECTIVES = WITHOUT_SENTINELS | {"span_corruption", "blank_infilling", "samples"}
+OBJECTIVES = WITHOUT_SENTINELS | {"span_corruption", "blank_infilling", SAMPLES}
 """All objectives of this project, and that of own samples. Listed here, because importing them takes seconds."""
 LABELS = ("label", "labels")
 """The names of an objective's label columns."""

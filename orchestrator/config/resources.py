@@ -57,6 +57,17 @@ class PerWorker(StrictModel):
         return Bundle(self.cpu, self.gpu, self.labels)
 
 
+class VerifySpec(StrictModel):
+    """How often a step is computed again, to find a machine that computes wrongly."""
+
+    every: Positive = Field(default=200, description="one step in so many is computed again")
+    by: Literal["other", "same"] = Field(
+        default="other",
+        description="who computes it again: other, the next data-parallel replica, which also finds a machine that is "
+        "always wrong; same, the same rank, which finds only errors that come and go, under any layout",
+    )
+
+
 class ResourceSpec(StrictModel):
     """The resources of a cluster that the run may use."""
 
@@ -73,6 +84,11 @@ class ResourceSpec(StrictModel):
         description="how many workers to use: time uses every worker that makes a step faster; cost uses the "
         "number with the least total worker time, as long as the run is predicted to end within "
         "limits.hours",
+    )
+    verify: VerifySpec | None = Field(
+        default=None,
+        description="compute one step in so many again, compare the results, and leave out a machine that computes "
+        "wrongly",
     )
     spares: Count = Field(
         default=0, description="idle spare workers, already started and with all imports done"

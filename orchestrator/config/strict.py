@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -46,8 +46,15 @@ def _is_of_words(annotation: Any) -> bool:
 
 
 class StrictModel(BaseModel):
-    """A part of a job file."""
+    """A part of a job file.
 
+    Attributes:
+        NO_IDENTITY: keys that change neither the samples nor the weights of a run.
+        ADDED_LATER: keys that jobs of earlier versions lack. At their defaults they do not count for `identity`.
+    """
+
+    NO_IDENTITY: ClassVar[tuple[str, ...]] = ()
+    ADDED_LATER: ClassVar[tuple[str, ...]] = ()
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     @field_validator("*", mode="before")
@@ -67,3 +74,8 @@ class StrictModel(BaseModel):
             for name in names
             if getattr(self, name) == known[name].get_default(call_default_factory=True)
         }
+
+    def identity(self) -> dict[str, Any]:
+        """Return the keys that determine the samples and the weights of a run, as plain data."""
+        left_out = {*self.NO_IDENTITY, *self.at_default(*self.ADDED_LATER)}
+        return self.model_dump(mode="json", exclude=left_out)

@@ -7,9 +7,11 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from orchestrator.config.inputs import Changes, Input
-from orchestrator.config.records import REFERENCED, REWARDED
+from orchestrator.config.object_reference import users_code
+from orchestrator.config.records import REFERENCED, REWARDED, SAMPLES
 from orchestrator.config.strict import Count, Positive, StrictModel
 from workloads.model.presets import published_dropout
+from workloads.own.object_reference import is_object_reference
 
 ELSEWHERE = {
     "qlora": "set kind to lora, and quantize to nf4",
@@ -107,6 +109,9 @@ class WorkloadSpec(StrictModel):
         Input.WEIGHTS: ("model", "init_from"),
         Input.FOLDER: ("model", "changes"),
     }
+    # The names of committed weights tell the implementation. `identity` adds the rate of attention dropout.
+    NO_IDENTITY: ClassVar[tuple[str, ...]] = ("implementation", "attention_dropout")
+    ADDED_LATER: ClassVar[tuple[str, ...]] = ("layer_drop", "embedding_noise", "grow", "adapter", "shrink")
 
     model: str = Field(
         description="a preset's name, hf:<config or checkpoint folder>, or your own as module:name"
@@ -183,6 +188,35 @@ class WorkloadSpec(StrictModel):
             rate = published_dropout(self.model)
             return rate, rate
         return self.dropout or 0.0, self.attention_dropout or 0.0
+
+    @property
+    def metrics_objective(self) -> str:
+        """The objective that names the metrics; an own model's loss counts as its objective."""
+        return SAMPLES if is_object_reference(self.model) else self.objective
+
+    @property
+    def own_code(self) -> dict[str, str]:
+        """The user's model and objective, each with its key."""
+        return users_code(("workload.model", self.model), ("workload.objective", self.objective))
+
+    def identity(self) -> dict[str, Any]:
+        """Return the keys that determine the weights. Rates of dropout count as they are applied."""
+        found = super().identity()
+        found["dropout"], of_attention = self.dropouts
+        if of_attention:
+            found["attention_dropout"] = of_attention
+        if self.adapter and self.adapter.quantize == "none":
+            del found["adapter"]["quantize"]
+        return found
+
+    @model_validator(mode="after")
+    def an_own_model_has_no_parts_of_ours(self) -> WorkloadSpec:
+        for key in ("mup", "dropout", "attention_dropout", "layer_drop", "embedding_noise", "grow"):
+            if is_object_reference(self.model) and getattr(self, key) not in (None, 0.0):
+                raise ValueError(
+                    f"{key} is for models of this project, and {self.model} is an own one; leave it out"
+                )
+        return self
 
     @model_validator(mode="after")
     def only_a_folder_has_another_implementation(self) -> WorkloadSpec:

@@ -17,8 +17,8 @@ class Capacity:
     """Counts the workers that could run, for ranks of one size.
 
     Attributes:
-        avoid: addresses of nodes that get no ranks because too many have failed there. Nodes are avoided only while the
-            others have room for `least` ranks.
+        avoid: addresses of nodes that get no ranks because too many have failed there, or because they compute wrongly.
+            The former are avoided only while the others have room for `least` ranks.
     """
 
     def __init__(self, gang: Gang, bundle: Bundle, least: int) -> None:
@@ -29,7 +29,14 @@ class Capacity:
         self._counted_at = 0.0
         self.avoid: Set[str] = frozenset()
 
-    def count(self, phase: Phase, failures: Sequence[Failure], now: float, beside: Callable[[], int]) -> int:
+    def count(
+        self,
+        phase: Phase,
+        failures: Sequence[Failure],
+        now: float,
+        beside: Callable[[], int],
+        wrong: frozenset[str] = frozenset(),
+    ) -> int:
         """Return how many workers could run. In phases in which it does not matter, return the last count.
 
         Args:
@@ -37,14 +44,15 @@ class Capacity:
             failures: recent faults, which say what nodes to avoid.
             now: monotonic time.
             beside: returns how many workers an evaluation beside the run occupies; they are included.
+            wrong: addresses of nodes that compute wrongly. They are avoided even if the others have too little room.
         """
         waited = time.monotonic() - self._counted_at
         if phase == "wait" or (phase in ("train", "evaluate") and waited > COUNT_EVERY):
             self._counted_at = time.monotonic()
-            self.avoid = excluded(failures, now)
+            self.avoid = excluded(failures, now) | wrong
             occupied = beside()
             self._count = self._gang.capacity(self._bundle, self.avoid) + occupied
-            if self.avoid and self._count < self._least:
-                self.avoid = frozenset()
-                self._count = self._gang.capacity(self._bundle) + occupied
+            if self.avoid != wrong and self._count < self._least:
+                self.avoid = wrong
+                self._count = self._gang.capacity(self._bundle, wrong) + occupied
         return self._count

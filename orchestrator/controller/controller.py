@@ -40,7 +40,7 @@ from orchestrator.controller.state import (
     policy_of,
 )
 from orchestrator.controller.status import STATUS_EVERY, status_of
-from orchestrator.controller.stop_requests import StopRequests
+from orchestrator.controller.stop_file import StopRequests
 from orchestrator.controller.stragglers import Stragglers
 from orchestrator.controller.workers import POLL, Workers
 from orchestrator.parallel.layout import Layout
@@ -240,13 +240,15 @@ class Controller:
         self._write_status(force=self._state.phase != before.phase)
 
     def _observe(self, history: RunHistory) -> Observation:
-        workers, exports = self._workers, self._exports
+        workers, exports, state = self._workers, self._exports, self._state
         is_preparing = self._inputs.preparation.goes_on(workers.running, self.request_stop)
         self._record(history, workers.poll(history.saved))
         if self._queue is not None:
             self._queue.report_nodes([rank.node for rank in workers.ranks])
         now = workers.status.at if workers.running else time.monotonic()
-        capacity = workers.capacity(self._state.phase, self._state.failures, now, self._evaluations.held)
+        capacity = workers.capacity(
+            state.phase, state.failures, now, self._evaluations.held, state.wrong_nodes
+        )
         may_start = self._state.phase == "wait" and capacity >= self._spec.resources.workers.min
         if may_start and not is_preparing:  # files may be lost during a long wait
             self._inputs.forget_lost_data()
@@ -403,7 +405,9 @@ class Controller:
         planner = self._inputs.planner
         assert planner is not None
         state = self._state
-        commit, notes = self._retry_storage(lambda: history.roll_back(state.bad_commits, state.attempt))
+        commit, notes = self._retry_storage(
+            lambda: history.roll_back(state.bad_commits, state.attempt, state.doubtful_after)
+        )
         for note in notes:
             self._event("wait", note)
         if commit is None:  # the job may begin with the commit of another run
@@ -450,7 +454,8 @@ class Controller:
         # A rank may be a step ahead of the last row that arrived.
         self._faults = remaining_faults(self._faults, step + 2)
         history.leave_out(self._workers.lost_nodes())
-        commit, _ = self._retry_storage(lambda: history.last_commit(self._state.bad_commits))
+        state = self._state
+        commit, _ = self._retry_storage(lambda: history.last_commit(state.bad_commits, state.doubtful_after))
         lost = self._retry_storage(lambda: history.beyond(commit.step if commit else 0))
         reason, fields = fault_event(before, self._state, action.fault, lost, printed)
         self._event("stop", reason, step=step, **fields)

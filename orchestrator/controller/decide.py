@@ -239,7 +239,7 @@ def _wait(policy: Policy, state: State, seen: Observation) -> tuple[State, Actio
 def _train(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
     if state.phase == "start" and seen.restored is not None:
         # The rollback removed the damaged commits, and later saves write these steps again.
-        state = dataclasses.replace(state, step=seen.restored, bad_commits=frozenset())
+        state = dataclasses.replace(state, step=seen.restored, bad_commits=frozenset(), doubtful_after=None)
     if seen.placement_failed:
         unplaced = Failure(seen.now, state.step, where="", why=seen.placement_failed, cause=Cause("unplaced"))
         return _failed(policy, state, seen, unplaced)
@@ -346,6 +346,9 @@ def _failed(policy: Policy, state: State, seen: Observation, fault: Failure) -> 
     is_corrupt = cause.kind == "corrupt_commit" and cause.step >= 0
     if is_corrupt:
         changes["bad_commits"] = state.bad_commits | {cause.step}
+    if cause.kind == "wrong_arithmetic":
+        changes["doubtful_after"] = cause.step
+        changes["wrong_nodes"] = state.wrong_nodes.union(fault.wrong_nodes)
     if is_corrupt and not any(f.cause == cause for f in recent):
         pass  # not counted against `limits.restarts`: the next gang starts from another commit
     elif cause.kind == "unstable":

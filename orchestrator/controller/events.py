@@ -98,6 +98,10 @@ class EventHistory:
         """The weights of the teacher that the run learns from; empty without one, or before the run begins."""
         self.skips: tuple[Skip, ...] = ()
         """Samples that are left out after an instability."""
+        self.doubtful_after: int | None = None
+        """The step after which commits may be wrong; None once an attempt has started from an earlier one."""
+        self.wrong_nodes: frozenset[str] = frozenset()
+        """Nodes that have computed wrongly since the last end of the run."""
 
         self.restart_seconds = 0.0
         """Seconds from the end of an attempt to the first step of the next, as last measured; 0 before that."""
@@ -123,6 +127,11 @@ class EventHistory:
         self.base = self.base or event.get("base") or {}
         self.teacher = self.teacher or event.get("teacher") or {}
         self.skips = on_record([event], self.skips)
+        if event.get("wrong_nodes"):
+            self.wrong_nodes |= frozenset(event["wrong_nodes"])
+            self.doubtful_after = event["cause"]["step"]
+        elif event["phase"] in ENDED:  # somebody starts the run again, who has looked at its machines
+            self.wrong_nodes = frozenset()
         if event.get("missing_rows") is not None:
             self.missing = event["missing_rows"]
         self.missing_reported = event.get("missing_events") or self.missing_reported
@@ -132,6 +141,7 @@ class EventHistory:
             self.ceilings.add((ceiling["key"], ceiling["limit"]))
         if event["phase"] == "start" and not event.get("stopping"):
             self.attempt_start = len(self.events) - 1
+            self.doubtful_after = None
         elif event["phase"] == "stop":
             self._stopped_at = event["time"]
         elif event["phase"] == "train" and self._stopped_at is not None:

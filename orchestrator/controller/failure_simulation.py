@@ -65,9 +65,11 @@ class Life:
     seconds: float = 0.0
     """The duration of the run."""
     parts: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(("steps", "lost", "commits", "restarts", "waiting"), 0.0)
+        default_factory=lambda: dict.fromkeys(
+            ("steps", "narrow", "lost", "commits", "restarts", "waiting"), 0.0
+        )
     )
-    """How the duration divides."""
+    """How the duration divides. "narrow" is what steps on fewer workers took beyond a step on all of them."""
     failures: int = 0
     """Failures of nodes in use."""
     attempts: int = 0
@@ -76,7 +78,7 @@ class Life:
 
     @property
     def goodput(self) -> float:
-        """The share of the time that went into steps that were kept."""
+        """The share of the time that the kept steps would have taken on all workers."""
         return self.parts["steps"] / self.seconds if self.seconds else 0.0
 
 
@@ -129,6 +131,8 @@ class _Run:
         """The step of the last commit."""
         self.seconds = 1.0
         """Seconds of a step under the present layout."""
+        self.fastest = math.inf
+        """Seconds of a step under the fastest layout so far. A run begins with all its nodes."""
 
     def advance(self) -> bool:
         """Make one decision and follow it. Return whether the run is over."""
@@ -185,6 +189,7 @@ class _Run:
         self._pass(self.now + self.fleet.restart, "restarts")
         self.life.attempts += 1
         self.seconds = self.policy.predict(action.layout)
+        self.fastest = min(self.fastest, self.seconds)
         self.step = float(self.committed)
         self.begun = self.committed
         self.since = self.now
@@ -213,9 +218,9 @@ class _Run:
         first = max(first, self.now + min(self._each, done - self.now))
         gone = first - self.now
         share = self.seconds / self._each
-        self._pass(first, "steps")
-        self.life.parts["steps"] -= gone * (1.0 - share)
-        self.life.parts["commits"] += gone * (1.0 - share)
+        self._pass(first, "commits")
+        self.life.parts["commits"] -= gone * share
+        self._count(gone * share)
         self.step += gone / self._each
         self.rank = self._running("running")
         if first >= done:
@@ -255,6 +260,12 @@ class _Run:
             cause=Cause("lost"),
         )
 
+    def _count(self, seconds: float) -> None:
+        """Count seconds of steps under the present layout; negative ones if the steps are lost."""
+        useful = seconds * self.fastest / self.seconds
+        self.life.parts["steps"] += useful
+        self.life.parts["narrow"] += seconds - useful
+
     def _lose(self) -> None:
         """Lose the steps since the last published commit."""
         every = self.policy.checkpoint.every
@@ -262,16 +273,18 @@ class _Run:
         self.committed = max(self.committed, self.begun, int(published // every * every))
         lost = (self.step - self.committed) * self.seconds
         self.life.parts["lost"] += lost
-        self.life.parts["steps"] -= lost
+        self._count(-lost)
 
     def _stop(self) -> None:
         """Stop the gang after the next step, with a commit."""
         self.step += 1.0
-        self._pass(self.now + self.seconds, "steps")
+        self._pass(self.now + self.seconds, "lost")
         self._pass(self.now + self.fleet.write, "restarts")
         self.committed = int(self.step)
-        self.life.parts["steps"] -= (self.step - self.committed) * self.seconds
-        self.life.parts["lost"] += (self.step - self.committed) * self.seconds
+        # The fraction of a step beyond the last whole one is lost.
+        kept = (1.0 - (self.step - self.committed)) * self.seconds
+        self.life.parts["lost"] -= kept
+        self._count(kept)
         self.rank = self._running("done", result={"ended": "stop", "step": self.committed})
 
     def _wait(self) -> None:

@@ -46,6 +46,8 @@ class Failure:
     """The address of the node at fault, empty if none is known to be."""
     rank: int = -1
     """The rank at fault, -1 if none is known to be."""
+    wrong_nodes: tuple[str, ...] = ()
+    """The nodes of ranks that compute wrongly."""
 
     @property
     def text(self) -> str:
@@ -59,6 +61,7 @@ class Failure:
             "node": self.node,
             "rank": self.rank,
             "cause": dataclasses.asdict(self.cause),
+            **({"wrong_nodes": list(self.wrong_nodes)} if self.wrong_nodes else {}),
         }
 
     @classmethod
@@ -78,6 +81,7 @@ class Failure:
             cause=Cause(**event["cause"]) if event.get("cause") else UNKNOWN,
             node=event.get("node") or "",
             rank=event.get("rank", -1),
+            wrong_nodes=tuple(event.get("wrong_nodes") or ()),
         )
 
     def repeats(self, others: Sequence[Failure]) -> bool:
@@ -144,7 +148,24 @@ def _raised(seen: Vitals) -> Failure | None:
     # The death of a rank makes its peers raise connection errors, which may arrive before the death is seen.
     if root is None and failed and seen.now - seen.suspected >= GRACE and not _died(seen):
         root = failed[0]
+    if root is not None and root.cause.ranks:
+        return _blamed(seen, root)
     return _failure(seen, root, "", root.error, root.cause) if root else None
+
+
+def _blamed(seen: Vitals, root: RankStatus) -> Failure:
+    """Return the failure of the ranks that an exception blames, whoever raised it."""
+    blamed = [r for r in seen.ranks if r.rank in root.cause.ranks]
+    return Failure(
+        time=seen.now,
+        step=seen.step,
+        where=" and ".join(f"rank {r.rank} on {r.node}" for r in blamed),
+        why=root.error,
+        cause=root.cause,
+        node=blamed[0].node,
+        rank=blamed[0].rank,
+        wrong_nodes=tuple(dict.fromkeys(r.node for r in blamed)),
+    )
 
 
 def _died(seen: Vitals) -> Failure | None:

@@ -10,260 +10,39 @@ import contextlib
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Unpack
 
 from cluster.workers.clock import wall
 from orchestrator.checkpoint import identity
 from orchestrator.checkpoint.commit_store import Store
-from orchestrator.checkpoint.evaluations import attach
 from orchestrator.checkpoint.last_commit import LastCommit, last_commit, refuse_lost
-from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit
+from orchestrator.checkpoint.manifest import CommitManifest
+from orchestrator.checkpoint.peer_memory import PeerMemory, rewind_all, rewind_memory
 from orchestrator.checkpoint.reverify import Doubted
-from orchestrator.checkpoint.snapshots import PeerMemory, rewind_all, rewind_memory
 from orchestrator.config.redact import holds_secret, redact_message
 from orchestrator.config.spec import JobSpec, dump
 from orchestrator.controller.background_trace import TraceBeside
 from orchestrator.controller.controller_log import ControllerLog
+from orchestrator.controller.evaluation_rows import EvaluationRows
 from orchestrator.controller.events import EventHistory, Spending, memory_seen
-from orchestrator.controller.state import Phase, State, Stop
+from orchestrator.controller.node_rows import NodeRows
+from orchestrator.controller.row_recovery import find, recovered
+from orchestrator.controller.save_failures import SaveFailures
+from orchestrator.controller.state import Phase, State
 from orchestrator.data.samples.skips import is_before, merged
-from orchestrator.observe.config import TrackingSpec
 from orchestrator.observe.mlflow_lost import settle_others
 from orchestrator.observe.notifier import TELLING, Notifier
 from orchestrator.observe.sinks.sink_process import SinkProcess
 from orchestrator.observe.totals import RunTotals, is_number, longest_step, median_step, totals_of
-from orchestrator.observe.tracker import Tracker, rows_on_server
+from orchestrator.observe.tracker import Tracker
 from orchestrator.storage.background_writer import BackgroundWriter
 from orchestrator.storage.document_writer import DocumentWriter
-from orchestrator.storage.retry import storage_failed
-from orchestrator.storage.row_line import EVALS, EVENTS, METRICS, NODES, Row, evaluations_in
-from orchestrator.storage.row_log import RowLog, steps_text
+from orchestrator.storage.row_line import EVENTS, METRICS, Row, evaluations_in
+from orchestrator.storage.row_log import steps_text
 from orchestrator.storage.row_types import EventFields
 from orchestrator.storage.row_writer import HOLD, RowWriter
 from orchestrator.storage.run_directory import ORIGIN, RunDir
-
-SERVER_PATIENCE = 60.0
-"""Seconds to wait for a tracking server to return the rows that it has."""
-MOST = 100_000
-"""The largest number of rows to request from a tracking server."""
-
-Gaps = Sequence[tuple[int, int]]
-"""Ranges of steps, each as its first and its last step."""
-
-
-def find(
-    name: str,
-    tracking: TrackingSpec | None,
-    run: RunDir,
-    log: RowLog,
-    store: Store,
-    events: Sequence[Row],
-    missing: Gaps,
-) -> dict[int, Row]:
-    """Find copies of lost rows of metrics.jsonl.
-
-    Three sources are tried in order: rows that are in the file but out of order, the rows that the kept commits carry,
-    and the metrics in MLflow. MLflow holds numbers only, so the text fields of its rows come from events and commits.
-
-    Args:
-        name: the name of the job.
-        tracking: the tracking server.
-        run: the run directory.
-        log: the row log of metrics.jsonl.
-        store: the commits of the run.
-        events: the rows of events.jsonl.
-        missing: the steps whose rows are lost.
-
-    Returns:
-        The rows that were found, by step.
-    """
-    rows = {row["step"]: row for row in log.rows() if _among(row["step"], missing)}
-    receipts = {}
-    for step in store.steps():
-        try:
-            commit = store.manifest(step)
-        except CorruptCommit:
-            continue
-        receipts[step] = commit.receipt
-        carried = commit.meta.get("rows") or []
-        rows |= {row["step"]: row for row in carried if _among(row["step"], missing)}
-    left = without(missing, rows)
-    if left and tracking and sum(last - first + 1 for first, last in left) <= MOST:
-        layouts = {e["attempt"]: str(e["layout_after"]) for e in events if e.get("layout_after")}
-        for row in rows_on_server(name, tracking, run, left, SERVER_PATIENCE):
-            rows[row["step"]] = _completed(row, layouts, receipts)
-    return rows
-
-
-def recovered(missing: Gaps, rows: dict[int, Row]) -> tuple[list[list[int]], str]:
-    """Return the gaps that remain after `rows` were recovered, and a line for the event that reports them."""
-    left = [list(gap) for gap in without(missing, rows)]
-    reason = f"rows of step {steps_text(missing)} were lost from {METRICS}: {len(rows)} recovered"
-    if left:
-        reason += f"; step {steps_text(left)} cannot be recovered"
-    return left, reason
-
-
-def without(missing: Gaps, rows: dict[int, Row]) -> list[tuple[int, int]]:
-    """Return the gaps in `missing` that `rows` do not fill."""
-    left: list[tuple[int, int]] = []
-    for first, last in missing:
-        for step in (step for step in range(first, last + 1) if step not in rows):
-            if left and left[-1][1] == step - 1:
-                left[-1] = (left[-1][0], step)
-            else:
-                left.append((step, step))
-    return left
-
-
-def _completed(row: Row, layouts: dict[int, str], receipts: dict[int, str]) -> Row:
-    """Add the text fields to a row from MLflow, which stores numbers only."""
-    return {
-        **row,
-        "samples": receipts.get(row["step"]),
-        "layout": layouts.get(row["attempt"]),
-        "copied_from": "mlflow",
-    }
-
-
-def _among(step: int, gaps: Gaps) -> bool:
-    return any(first <= step <= last for first, last in gaps)
-
-
-class EvaluationRows:
-    """Writes evals.jsonl. With evaluation beside the run, it also attaches each stored row to the commit it evaluates.
-
-    Attributes:
-        rows: the writer of evals.jsonl.
-        latest: the newest row that this controller has stored, None before the first.
-    """
-
-    def __init__(self, evaluates_beside: bool, run: RunDir, store: Store, stored: Callable[[], None]) -> None:
-        """`stored` is called after rows of evaluations beside the run are stored."""
-        self._is_beside = evaluates_beside
-        self._store = store
-        self._on_stored = stored
-        self.rows = RowWriter(run, EVALS, stored=self._attach)
-        self.latest: Row | None = None
-
-    def withdraw(self, step: int) -> None:
-        """Remove the rows after `step`.
-
-        Call it before the commits after `step` are removed, so that no row is attached to one of those.
-        """
-        self.rows.cut(step, ())
-
-    def cut(self, step: int, commit: CommitManifest | None, carried: Sequence[Row]) -> None:
-        """Roll back to `step`.
-
-        An evaluation by the ranks at `step` that the commit does not mention is removed, because it is run again.
-
-        Args:
-            step: the step to return to.
-            commit: the commit at `step`, None at step 0.
-            carried: the evaluations in the rows of the latest steps.
-        """
-        is_known = self._is_beside or (commit is not None and commit.meta.get("last_evaluation_step") == step)
-        self.rows.cut(step if is_known else step - 1, carried)
-
-    def _attach(self, rows: Sequence[Row]) -> None:
-        if rows:  # a cut stores none
-            self.latest = rows[-1]
-        if not self._is_beside:
-            return
-        self._on_stored()
-        try:
-            for row in rows:
-                attach(self._store, row)
-        except Exception as error:  # the next search for waiting commits attaches the row
-            if not storage_failed(error):
-                raise
-
-
-NODES_PATIENCE = 10.0
-"""Seconds that the end of a run waits until the readings of nodes are stored."""
-NODES_HOLD = 10.0
-"""Seconds that rows are buffered on an object store, where every write makes an object."""
-
-
-class NodeRows:
-    """Numbers the readings of nodes and writes them to nodes.jsonl.
-
-    A row's number is the time of its reading in milliseconds, or the previous number plus one if that is larger. So
-    numbers also grow from one controller to the next, without reading the file.
-
-    Attributes:
-        rows: the writer of nodes.jsonl.
-        latest: the last values of each node that the gang runs on, by node.
-    """
-
-    def __init__(self, run: RunDir, stored: Callable[[Sequence[Row]], None]) -> None:
-        """`stored` is called with rows once they are stored."""
-        hold = 0.0 if run.local else NODES_HOLD
-        self.rows = RowWriter(run, NODES, hold=hold, stored=stored)
-        self.latest: dict[str, dict[str, float]] = {}
-        self._number = 0
-        self._attempt = 0
-
-    def add(self, readings: Sequence[dict[str, Any]], attempt: int) -> None:
-        """Add the readings that the gang of `attempt` reported."""
-        if not readings:
-            return
-        kept = self.latest if attempt == self._attempt else {}
-        self._attempt = attempt
-        # A new dictionary each time, because `status` reads it from another thread.
-        self.latest = kept | {reading["node"]: reading["values"] for reading in readings}
-        rows: list[Row] = []
-        for reading in readings:
-            self._number = max(self._number + 1, int(1000 * reading["time"]))
-            rows.append({"number": self._number, "attempt": attempt, **reading})
-        self.rows.add(rows)
-
-    def settle(self) -> None:
-        """Wait up to NODES_PATIENCE until all rows are stored. Storage errors are ignored: no run fails over these."""
-        with contextlib.suppress(OSError):
-            self.rows.drain(NODES_PATIENCE)
-
-
-class SaveFailures:
-    """Follows the outcome of every save. Stops a run whose saves have failed for `limit` seconds."""
-
-    def __init__(self, limit: float) -> None:
-        self._limit = limit
-        self._failing_since: float | None = None
-        """The monotonic time of the first failure in a row; None while saves succeed."""
-        self._last_failure = ""
-        """The reason of the last failure."""
-        self._remark: str | None = None
-        """The problem that the last successful save reported."""
-
-    def note(self, outcome: dict[str, Any]) -> str:
-        """Return the line to report for a save that ended; empty for a success that follows a success."""
-        step, reason = outcome["step"], outcome["reason"]
-        if outcome["state"] == "failed":
-            if self._failing_since is None:
-                self._failing_since = time.monotonic()
-            self._last_failure = reason
-            return f"the save at step {step} failed: {reason}"
-        resumes = self._failing_since is not None
-        self._failing_since = None
-        # A commit may succeed although old commits could not be removed. That is reported when it begins.
-        is_new_remark = reason and not self._remark
-        self._remark = reason
-        if resumes:
-            return f"saving resumes with the commit at step {step}"
-        return f"after the commit at step {step} {reason}" if is_new_remark else ""
-
-    def stop(self) -> Stop | None:
-        """Return the stop of a run whose saves have failed for longer than the job allows; None before that."""
-        now = time.monotonic()
-        failing = now - (self._failing_since if self._failing_since is not None else now)
-        if failing < self._limit:
-            return None
-        text = f"limits.unsaved is reached: every save has failed for {failing:.0f} s, the last one: "
-        return Stop(kind="limit", text=text + self._last_failure)
-
 
 RECENT = 200
 """Rows kept in memory, because a run may have millions."""
@@ -423,6 +202,8 @@ class RunHistory:
             attempt=self.attempts,
             step=self.step,
             failures=history.failures(self._spec.limits.restart_window, wall(), now, commit),
+            doubtful_after=history.doubtful_after,
+            wrong_nodes=history.wrong_nodes,
             skips=history.skips,
         )
 
@@ -605,7 +386,9 @@ class RunHistory:
             self._peers.close()
         self._peers = PeerMemory(self._peer_token, addresses) if addresses else None
 
-    def last_commit(self, bad: frozenset[int] = frozenset()) -> tuple[CommitManifest | None, list[str]]:
+    def last_commit(
+        self, bad: frozenset[int] = frozenset(), doubtful_after: int | None = None
+    ) -> tuple[CommitManifest | None, list[str]]:
         """Return the newest commit that the run can start from, and a line for each that is passed over or doubted.
 
         Passed over are damaged commits, commits that used samples which must be left out, and commits of the learning
@@ -613,16 +396,24 @@ class RunHistory:
 
         Args:
             bad: steps of commits that a rank reported as damaged. Each is verified first.
+            doubtful_after: the step after which commits may be wrong, see `State`.
         """
-        result, notes = self._last_commit(bad)
+        result, notes = self._last_commit(bad, doubtful_after)
         return result.commit, notes
 
-    def _last_commit(self, bad: frozenset[int]) -> tuple[LastCommit, list[str]]:
+    def _last_commit(self, bad: frozenset[int], doubtful_after: int | None) -> tuple[LastCommit, list[str]]:
         damaged, notes = self._doubted.damaged(bad)
-        result = last_commit(self._peers, self.store, damaged, self._is_usable)
+
+        def is_usable(commit: CommitManifest) -> bool:
+            is_in_doubt = doubtful_after is not None and commit.step > doubtful_after
+            return not is_in_doubt and self._is_usable(commit)
+
+        result = last_commit(self._peers, self.store, damaged, is_usable)
         return result, notes + [note for note in result.notes if note not in notes]
 
-    def roll_back(self, bad: frozenset[int], attempt: int) -> tuple[CommitManifest | None, list[str]]:
+    def roll_back(
+        self, bad: frozenset[int], attempt: int, doubtful_after: int | None = None
+    ) -> tuple[CommitManifest | None, list[str]]:
         """Return to the last sound commit, and remove every row and commit after it.
 
         From now on only `attempt` may commit: processes that are left of earlier attempts are fenced off.
@@ -630,6 +421,7 @@ class RunHistory:
         Args:
             bad: steps of commits that a rank reported as damaged.
             attempt: the attempt that starts from the commit.
+            doubtful_after: the step after which commits may be wrong, see `State`.
 
         Returns:
             As `last_commit`.
@@ -642,7 +434,9 @@ class RunHistory:
         self.store.fence(attempt)
         if bad:  # the copy in memory may be the damaged one
             rewind_memory(self._peers, min(bad) - 1, attempt)
-        result, notes = self._last_commit(bad)
+        if doubtful_after is not None:
+            rewind_memory(self._peers, doubtful_after, attempt)
+        result, notes = self._last_commit(bad, doubtful_after)
         commit = result.commit
         if commit is None and not result.left_out:
             refuse_lost(self._run, result.unsound)

@@ -96,6 +96,10 @@ class State:
     """The faults that count against `limits.restarts`."""
     bad_commits: frozenset[int] = frozenset()
     """Steps of commits that a rank reported as damaged."""
+    doubtful_after: int | None = None
+    """The step after which commits may be wrong, because a rank computed wrongly; None while none is in doubt."""
+    wrong_nodes: frozenset[str] = frozenset()
+    """Addresses of nodes that have computed wrongly. They get no ranks while this run lasts."""
     skips: tuple[Skip, ...] = ()
     """Samples that are left out after an instability."""
     outcome: Outcome | None = None

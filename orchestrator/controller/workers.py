@@ -88,10 +88,15 @@ class Workers:
         return frozenset(self._gang.lost_nodes())
 
     def capacity(
-        self, phase: Phase, failures: Sequence[Failure], now: float, beside: Callable[[], int]
+        self,
+        phase: Phase,
+        failures: Sequence[Failure],
+        now: float,
+        beside: Callable[[], int],
+        wrong: frozenset[str],
     ) -> int:
         """Return how many workers could run, see `Capacity.count`."""
-        return self._capacity.count(phase, failures, now, beside)
+        return self._capacity.count(phase, failures, now, beside, wrong)
 
     def ready(self) -> int:
         """Return how many workers have all imports done."""
@@ -152,13 +157,12 @@ class Workers:
         if fault is None or fault.cause.end == "lost":
             return []  # the output is lost with its node, and asking for it would wait
         rank = max(fault.rank, 0)
+        missing: list[str] = []
+        if fault.cause.end == "silent":
+            rank = int(rank == 0)  # the silent rank is frozen and prints nothing
         if fault.cause.end in ("silent", "still"):
             self._gang.print_stacks()
             time.sleep(DUMP)
-        if fault.cause.end == "silent":
-            rank = int(rank == 0)  # the silent rank is frozen and prints nothing
-        missing: list[str] = []
-        if fault.cause.end == "still":
             nodes = {each.rank: each.node for each in self.ranks}
             missing = missing_ranks(*self._hang_at, nodes)
         return [*missing, *last_lines(redact(self._gang.output(rank)))]

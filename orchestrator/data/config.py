@@ -13,30 +13,20 @@ from pydantic_core import PydanticCustomError
 
 from orchestrator.config.fields import columns_of
 from orchestrator.config.inputs import Changes, Input
-from orchestrator.config.object_reference import ObjectReference
+from orchestrator.config.object_reference import ObjectReference, users_code
+from orchestrator.config.records import SAMPLES
+from orchestrator.config.redact import bare_places
 from orchestrator.config.strict import StrictModel
+from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.clean.config import CleanStep
 from orchestrator.data.encoding.config import Train, TrainBpe
 from orchestrator.data.samples.mixture.config import MixtureSpec, adds_up
+from workloads.own.object_reference import is_object_reference
 
 MIXED = ("share", "max_passes")
 """Keys of a source for its part in a mixture. Runs of earlier versions lack them."""
 OWN = ("own", "fingerprint")
 """Keys of a source whose rows a function of the user's own makes."""
-NEWER = (*MIXED, "format", *OWN)
-"""Keys of a source that runs of earlier versions lack."""
-NEWER_OF_DATA = (
-    "samples",
-    "mixture",
-    "packing",
-    "on_error",
-    "shuffle",
-    "add_tokens",
-    "clean",
-    "chat_date",
-    "special_tokens",
-)
-"""Keys of `data` that runs of earlier versions lack."""
 
 
 def _files_or_own(schema: dict[str, Any]) -> None:
@@ -55,6 +45,7 @@ def own_rows(own: Any, fingerprint: Any) -> str:
 class Source(StrictModel):
     """Files of text or of records, and the number of passes over them in one epoch."""
 
+    ADDED_LATER: ClassVar[tuple[str, ...]] = (*MIXED, "format", *OWN)
     model_config = ConfigDict(json_schema_extra=_files_or_own)
 
     uri: str | Annotated[list[str], Field(min_length=1)] = Field(
@@ -219,6 +210,14 @@ class DataSpec(StrictModel):
         ),
         Input.SAMPLES: ("samples", "validation"),
     }
+    # encode_with changes no id, and streaming no order.
+    NO_IDENTITY: ClassVar[tuple[str, ...]] = (
+        *("cache", "encode_with", "max_rejected", "streaming", "node_cache"),
+    )
+    ADDED_LATER: ClassVar[tuple[str, ...]] = (
+        *("samples", "mixture", "packing", "on_error", "shuffle", "add_tokens", "clean", "chat_date"),
+        "special_tokens",
+    )
 
     samples: ObjectReference | None = Field(
         default=None,
@@ -227,7 +226,8 @@ class DataSpec(StrictModel):
     )
     sources: list[Source] = Field(description="the training text, in files of any supported format")
     tokenizer: TrainBpe | Train | str = Field(
-        description="train_bpe: N, or train: with a recipe, or a tokenizer.json, its folder, or a .tiktoken file"
+        description="train_bpe: N, or train: with a recipe, or a tokenizer.json, its folder, a .tiktoken file, "
+        "or a .model of SentencePiece"
     )
     add_tokens: list[str] = Field(
         default_factory=list,
@@ -304,6 +304,40 @@ class DataSpec(StrictModel):
         description="GiB that local copies of remote token shards may take on a node's disk; larger data is read "
         "block by block; unset: half of the free space",
     )
+
+    @property
+    def own_code(self) -> dict[str, str]:
+        """The user's samples with their key. Cleaning steps are part of the data instead."""
+        return users_code(("data.samples", self.samples))
+
+    def identity(self) -> dict[str, Any]:
+        """Return the keys that determine the samples.
+
+        Only the share of `validation` counts, since its documents are missing from training. URIs are without
+        credentials, which may be renewed, and which others would read.
+        """
+        found = super().identity()
+        held_out = self.validation and self.validation.share
+        found["validation"] = {"share": held_out} if held_out else None
+        found["sources"] = [source.identity() for source in self.sources]
+        bare: dict[str, Any] = bare_places(found)
+        return bare
+
+    def problem(self, workload: WorkloadSpec) -> str:
+        """Return what of a job's model does not go with its data; empty if everything does."""
+        if (self.samples is not None) != (workload.objective == SAMPLES):
+            return (
+                "data.samples are for a model that has its own loss, and workload.objective is "
+                f"{workload.objective}; leave one of them out"
+            )
+        if self.samples is not None and not is_object_reference(workload.model):
+            return f"data.samples are for an own model, and workload.model is {workload.model}; name one as module:name"
+        if self.packing != "cut" and workload.objective != "causal_lm":
+            return (
+                f"data.packing {self.packing} is of causal_lm, and the objective is {workload.objective}; leave it "
+                "out"
+            )
+        return ""
 
     @property
     def node_cache_bytes(self) -> int | None:
@@ -436,3 +470,15 @@ class DataSpec(StrictModel):
                     f"sources.{number}.max_passes is of a mixture by shares; give all sources a share, or a mixture"
                 )
         return self
+
+
+def with_objective(document: Any) -> Any:
+    """Return a job's document with the objective of own samples, if its samples are the user's own."""
+    if not isinstance(document, dict):
+        return document
+    data = document.get("data")
+    workload = document.get("workload")
+    of_samples = isinstance(data, dict) and data.get("samples") is not None
+    if of_samples and isinstance(workload, dict) and "objective" not in workload:
+        return {**document, "workload": {**workload, "objective": SAMPLES}}
+    return document

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
@@ -15,13 +16,13 @@ from orchestrator.config.metric_names import (
     OfRewards,
     OfWords,
 )
-from orchestrator.config.records import COLUMNS, PREFERENCES, REWARDED
+from orchestrator.config.object_reference import users_code
+from orchestrator.config.records import COLUMNS, PREFERENCES, REWARDED, SAMPLES, is_known
 from orchestrator.config.strict import Count, Positive, StrictModel
+from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import Source, refuse_weights
 from workloads.own.object_reference import PATTERN, is_object_reference
 
-SAMPLES = "samples"
-"""The objective of own samples, whose loss is computed by the model."""
 VALIDATION = "validation"
 """The name of the set that `data.validation` defines."""
 OwnMetric = Annotated[str, Field(pattern=PATTERN)]
@@ -102,6 +103,48 @@ class EvaluateSpec(StrictModel):
         description="task files in lm-eval's format, evaluated once after training, on the commit that is "
         "exported",
     )
+
+    def set_names(self, has_validation: bool) -> list[str]:
+        """Return the names of the sets, with that of `data.validation` if there is one."""
+        return [*([VALIDATION] if has_validation else []), *self.sets]
+
+    @property
+    def own_code(self) -> dict[str, str]:
+        """The user's metrics, each with its key."""
+        return users_code(*(("evaluate.metrics", metric) for metric in self.metrics or ()))
+
+    def problem(self, workload: WorkloadSpec, has_validation: bool) -> str:
+        """Return what of a job does not go with its evaluations; empty if everything does.
+
+        Args:
+            workload: its model and objective.
+            has_validation: whether data.validation holds text out.
+        """
+        objective = workload.metrics_objective
+        has_sets = bool(self.set_names(has_validation))
+        if is_object_reference(workload.model) and (self.samples or self.tasks):
+            return f"evaluate.samples and tasks need a model that generates, and {workload.model} is an own model"
+        if not (has_sets or self.tasks or self.samples):
+            return (
+                "evaluate has no text; hold some out by data.validation.share, or name sets in evaluate.sets"
+            )
+        if self.is_beside and not has_sets:
+            return (
+                "evaluate.where beside needs held-out text, and this job has none; leave it out, tasks come after "
+                "training"
+            )
+        given = metrics_of(objective)
+        lacking = {m for m in self.metrics or () if not is_object_reference(m)} - set(given)
+        if lacking and is_known(objective):
+            return (
+                f"{', '.join(sorted(lacking))} is no metric of {workload.objective}, which has {', '.join(given)}; "
+                "leave it out of evaluate.metrics"
+            )
+        if has_validation and VALIDATION in self.sets:
+            return "the set validation is that of data.validation; give the one in evaluate.sets another name"
+        if self.is_beside and workload.objective in REWARDED:
+            return f"{workload.objective} is evaluated by the ranks that train; set evaluate.where to gang"
+        return ""
 
     def metrics_for(self, objective: str) -> tuple[str, ...]:
         """Return the metrics of an evaluation: the requested ones, or the objective's defaults."""
@@ -192,6 +235,27 @@ def metrics_of(objective: str) -> tuple[str, ...]:
     if objective == "reward":
         left_out |= {*get_args(OfWords)}
     return tuple(m for m in get_args(Metric) if m not in left_out)
+
+
+def decision_problem(
+    decided: Mapping[str, str | None], evaluate: EvaluateSpec | None, sets: list[str], objective: str
+) -> str:
+    """Return which metric that a job decides by is not measured; empty if all are.
+
+    Args:
+        decided: the metric of each key that decides by one; None without a metric.
+        evaluate: the evaluations.
+        sets: the names of the sets of held-out text.
+        objective: `WorkloadSpec.metrics_objective`.
+    """
+    for key, metric in decided.items():
+        if metric is not None and evaluate is None:
+            return f"{key} {metric} is not measured; add evaluate, and data.validation"
+        if metric is not None and evaluate is not None:
+            problem = metric_problem(metric, sets, evaluate, objective)
+            if problem:
+                return f"{key} {metric} {problem}"
+    return ""
 
 
 def metric_problem(metric: str, names: list[str], evaluate: EvaluateSpec, objective: str) -> str:

@@ -42,6 +42,8 @@ BATCH = 8
 """Samples that are evaluated at once if export.json is silent."""
 OBJECTIVES = {"decoder": "causal_lm", "encoder": "masked_lm", "encoder-decoder": "denoising"}
 """The objective for evaluation if export.json is silent; a model with sentinels is treated like T5."""
+OWN = "own.json"
+"""The file that describes an export of an own model."""
 SAYS = "seq2seq"
 """The objective by which an encoder-decoder answers prompts if export.json is silent."""
 
@@ -63,6 +65,10 @@ def spec_of_export(
     """
     facts = _facts(folder)
     known = facts.get("evaluation")
+    own = _own(folder)
+    if own and not isinstance(known, dict):
+        hint = "give the run, or export it with --form hf if it reads text"
+        raise InputError("is an export of an own model without text", folder, hint)
     if not isinstance(known, dict):
         described = _described(folder)
         pair = described.architecture == "encoder-decoder" and not sets
@@ -81,6 +87,7 @@ def spec_of_export(
             "model": f"hf:{folder}",
             "objective": known["objective"],
             "options": known.get("options", {}),
+            **own,
         },
         "data": {
             # Nothing is trained; the first set stands in for the training text.
@@ -138,11 +145,12 @@ def workload_of_export(spec: JobSpec, needs_weights: bool = True) -> Workload:
     Raises InputError, also for a folder that lacks the weights of a part of the model, which would be random. Only
     without `needs_weights` may the folder have none that transformers reads, such as that of an ONNX model.
     """
+    from orchestrator.models.base import Base
     from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
     from workloads.hf.files.weight_files import check_none_unread, has_weights
     from workloads.model.stored import ExtendedTable, listed
 
-    folder = spec.workload.model.removeprefix("hf:")
+    folder = _folder(spec.workload)
     with wrong_input(folder):
         check_none_unread(folder)
         complete = has_weights(folder)
@@ -158,8 +166,9 @@ def workload_of_export(spec: JobSpec, needs_weights: bool = True) -> Workload:
         vocabulary=vocabulary_before_data(job, data_format),
         data_format=data_format,
         model=job.model,
+        base=Base(folder, None, "") if spec.workload.init_from else None,
     )
-    if not needs_weights:
+    if not needs_weights or spec.workload.init_from:
         return workload
     # A class that is run unchanged refuses a folder without weights itself, except for the head's.
     stored = getattr(workload, "pretrained", None)
@@ -183,7 +192,7 @@ def tokenizer_of_export(data: DataSpec, workload: WorkloadSpec) -> Tokenizer:
     from orchestrator.data.encoding.framing import unframed
 
     assert isinstance(data.tokenizer, str)
-    data_format = format_of_export(workload.model.removeprefix("hf:"))
+    data_format = format_of_export(_folder(workload))
     special_tokens = special_tokens_of(data, workload)
     found = Tokenizer.from_str(tokenizer.load(data.tokenizer, special_tokens, (), data_format)[0])
     return found if data_format > EARLIER or not is_framed(data, workload) else unframed(found)
@@ -197,7 +206,7 @@ def chat_of_export(data: DataSpec, workload: WorkloadSpec, tokenizer: Tokenizer)
     """
     from orchestrator.data.prepare.chat_template import dated, find_template
 
-    folder = workload.model.removeprefix("hf:")
+    folder = _folder(workload)
     objective = workload.objective
     known = _facts(folder).get("evaluation")
     talks = known.get("chat", objective in TALKING) if isinstance(known, dict) else True
@@ -230,6 +239,28 @@ def evaluate_export(
         run = RunDir(folder).uri
         task = Task.of_evaluation(job, size, run=run, data=data.uri, restore=None, sets=data.sets)
         return {**row_of(worker, task), "step": step}
+
+
+def _folder(workload: WorkloadSpec) -> str:
+    """Return the folder of the model of a job from `spec_of_export`."""
+    return workload.init_from or workload.model.removeprefix("hf:")
+
+
+def _own(folder: str) -> dict[str, Any]:
+    """Return the keys of `workload` for an export of an own model; empty for other folders. Raises InputError if its
+    code is not here, or is another.
+    """
+    try:
+        about = json.loads(Path(folder, OWN).read_text())
+    except FileNotFoundError:
+        return {}
+    from workloads.errors import WorkloadError
+    from workloads.own.object_reference import code_hash
+
+    with wrong_input(folder):
+        if code_hash(about["model"]) != about["code"].get(about["model"]):
+            raise WorkloadError(f"the code of {about['model']} is not that of these weights; put it back")
+    return {"model": about["model"], "changes": about["options"], "init_from": folder}
 
 
 def _facts(folder: str) -> dict[str, Any]:

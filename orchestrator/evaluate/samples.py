@@ -37,7 +37,7 @@ def continue_prompts(
     same text for the same weights. With a `scheme`, linear layers are fake-quantised. `read(name)` returns a tensor of
     the model, from a commit's reader or an engine. Raises WorkloadError, see `workloads.model.generate`.
     """
-    from workloads.load import with_weights
+    from workloads.inference import with_weights
 
     rows = [framed(workload, tokenizer, prompt, chat) for prompt in prompts]
     if not rows:

@@ -48,7 +48,7 @@ def subject_of_commit(
     from orchestrator.resolve.commit_model import model_of_run
     from orchestrator.resolve.prepared_data import EARLIER
     from orchestrator.resolve.resolved_job import is_framed
-    from workloads.load import with_weights
+    from workloads.inference import with_weights
 
     found = model_of_run(run_uri, step, best, raw)
     workload = found.workload
@@ -65,7 +65,7 @@ def subject_of_export(
     folder: str, overrides: Sequence[str] = (), device: torch.device | None = None
 ) -> Subject:
     """Return the model in a folder in the Hugging Face format. Raises InputError if it cannot be read."""
-    from workloads.load import with_weights
+    from workloads.inference import with_weights
 
     spec, step = spec_of_export(folder, {}, overrides)
     workload = workload_of_export(spec)

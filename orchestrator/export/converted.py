@@ -60,7 +60,7 @@ def asked_form(
         _check_numbers(form, numbers)
     if form in (None, "hf") and scheme is not None:
         return Conversion("hf", scheme=scheme)
-    if form in (None, "hf", "adapter"):
+    if form in (None, "hf", "adapter", "safetensors"):
         return form
     if form not in forms_of_commits():
         raise InputError(f"there is no form {form!r}", FORM, f"use {', '.join(forms_of_commits())}")
@@ -70,8 +70,8 @@ def asked_form(
 
 
 def forms_of_commits() -> list[str]:
-    """Return the forms of `checkpoint export --form`. An own model is exported in its own without the option."""
-    return [name for name in names() if name != "safetensors"]
+    """Return the forms of `checkpoint export --form`. Those of own models are hf and safetensors."""
+    return names()
 
 
 def _check_numbers(form: str | None, numbers: str) -> None:

@@ -94,11 +94,19 @@ def export(
     rounded = None
     quantised: dict[str, Any] = {}
     if own and (isinstance(form, Conversion) or form == "adapter"):
-        raise InputError("an own model is exported whole, as safetensors", FORM, "leave it out")
+        hint = "use hf, with its code for transformers, or leave it out"
+        raise InputError("an own model is exported whole, as hf or safetensors", FORM, hint)
+    if form == "safetensors" and not own:
+        raise InputError(
+            "safetensors is for own models", FORM, "use hf, whose weights are in that format too"
+        )
     if own and spec.quantize:
         raise InputError("an own model is exported in full precision, and it trains for another", FORM)
     with holding(found.store, step, f"the export to {target}"), draft(target) as folder:
-        form = _form_of_own(found.workload) if own else resolved_form(form, spec.checkpoint, spec.quantize)
+        if own:
+            form = _form_of_own(found.workload, form or spec.checkpoint.export)
+        else:
+            form = resolved_form(form, spec.checkpoint, spec.quantize)
         if isinstance(form, Conversion):
             with tempfile.TemporaryDirectory(prefix="hf-", dir=folder) as plain:
                 difference = write_plain(found.workload, found.read, plain)
@@ -109,7 +117,7 @@ def export(
         else:
             difference = write_plain(found.workload, found.read, folder, form)
         facts = {"step": step, "receipt": commit.receipt, "run": spec.name, "logits_difference": difference}
-        if not own:
+        if not own or (form == "hf" and spec.data.samples is None):
             facts["evaluation"] = _evaluation_facts(
                 data=spec.data,
                 workload=spec.workload,
@@ -123,7 +131,7 @@ def export(
         sample = _sample(spec.evaluate, tokens, found.workload, folder) if is_text else None
         evaluation = metrics_of(found.store, commit)
         named = form.form if isinstance(form, Conversion) else form
-        reader = class_to_read(folder) if Path(folder, FILE).exists() else ""
+        reader = class_to_read(folder) if Path(folder, FILE).exists() and not own else ""
         if reader:
             facts["tokenizer_class"] = reader
         (Path(folder) / NAME).write_text(
@@ -146,10 +154,11 @@ def export(
     return (found_facts if rounded is None else found_facts | {"rounding": rounded}) | quantised
 
 
-def _form_of_own(workload: Workload) -> Form:
+def _form_of_own(workload: Workload, asked: Any) -> Form:
+    """Return hf if it is asked for, or if transformers has the model's class."""
     from workloads.own.declared import is_of_hf
 
-    return "hf" if is_of_hf(cast("OwnWorkload", workload).config.bare) else "safetensors"
+    return "hf" if asked == "hf" or is_of_hf(cast("OwnWorkload", workload).config.bare) else "safetensors"
 
 
 def _evaluation_facts(
@@ -226,6 +235,7 @@ def write(
             workload=cast("OwnWorkload", workload),
             read=read,
             folder=folder,
+            form=form,
         )
     if form == "adapter":
         with wrong_input("checkpoint.export"):
@@ -246,7 +256,7 @@ def _compare(
     (`workloads.hf.check.compare`).
     """
     from workloads.hf.check.compare import TOLERANCE, difference
-    from workloads.load import with_weights
+    from workloads.inference import with_weights
 
     model = with_weights(workload, read)
     found = difference(workload.config, model, folder, batches(data, tokens, workload))

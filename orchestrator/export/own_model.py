@@ -16,6 +16,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import code_of
 from orchestrator.data.config import DataSpec
 from orchestrator.data.samples.own_samples import open_samples
+from orchestrator.resolve.resolved_job import wrong_input
 from workloads.adapters.adapter import merged_reader
 from workloads.own.declared import OF_BUFFERS
 from workloads.own.model import NETWORK, OwnModel, OwnWorkload
@@ -38,12 +39,13 @@ def write_own(
     workload: OwnWorkload,
     read: Callable[[str], Tensor],
     folder: str,
+    form: str = "safetensors",
 ) -> float | None:
     """Write model.safetensors and own.json, which has the class, its options and a hash of its code; an adapter is
     merged.
 
-    For a class that transformers has, tensors have its names, and config.json is included. Samples add what makes
-    them, as far as they provide it.
+    With the form hf the model's code travels too, see `own_for_transformers`. For a class that transformers has,
+    tensors have its names, and config.json is included. Samples add what makes them, as far as they provide it.
 
     Returns the largest difference to the outputs of transformers; None without such a class. Raises RuntimeError if
     it is too large.
@@ -54,16 +56,53 @@ def write_own(
     whole = merged_reader(workload.adapter, workload.shapes, read) if workload.adapter else read
     tensors = {name.removeprefix(NETWORK): whole(name).contiguous() for name in plain}
     config: OwnModel = workload.config
-    if callable(to_hf := getattr(config.bare, "to_hf", None)):
+    to_hf = getattr(config.bare, "to_hf", None)
+    if callable(to_hf):
         about_it, tensors = to_hf(tensors)
         (Path(folder) / "config.json").write_text(json.dumps(about_it, indent=2) + "\n")
+    leaves = form == "hf" and to_hf is None
+    if leaves:
+        tensors = {f"{NETWORK}{name}": tensor for name, tensor in {**tensors, **_fixed(config)}.items()}
     save_file(tensors, str(Path(folder) / WEIGHTS), {"format": "pt"})
     about = {"model": config.reference, "options": json.loads(config.options), "code": code_of(own_code)}
     about["vocabulary_size"] = config.vocab_size
     (Path(folder) / ABOUT).write_text(json.dumps(about, indent=2) + "\n")
     if data.samples is not None:
         open_samples(data.samples, seed).export(tokens.folder.uri, folder)
+    if leaves:
+        return _leave(data, seed, tokens=tokens, workload=workload, read=read, folder=folder)
     return _difference(folder)
+
+
+def _leave(
+    data: DataSpec,
+    seed: int,
+    tokens: Tokens,
+    workload: OwnWorkload,
+    read: Callable[[str], Tensor],
+    folder: str,
+) -> float:
+    """Write the code and the tokenizer, and return the largest difference of outputs in another process.
+
+    Raises InputError if the code cannot travel, RuntimeError if it differs there.
+    """
+    from orchestrator.export.own_for_transformers import check_folder, write_code, write_own_tokenizer
+
+    write_own_tokenizer(data, tokens, workload, folder)
+    with wrong_input("checkpoint.export"):
+        flat = write_code(workload.config, tokens.manifest.roles, Path(folder))
+    return check_folder(
+        data, seed, tokens=tokens, workload=workload, read=read, folder=folder, needs=flat.needs
+    )
+
+
+def _fixed(config: OwnModel) -> dict[str, Tensor]:
+    """Return the buffers that no checkpoint has."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(OF_BUFFERS)
+        model = config.make()
+    kept = model.state_dict().keys()
+    return {name: buffer.contiguous() for name, buffer in model.named_buffers() if name not in kept}
 
 
 def _difference(folder: str) -> float | None:
@@ -103,7 +142,9 @@ def load_own(folder: str | Path) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(OF_BUFFERS)
         model = config.make()
-    tensors = load_file(Path(folder) / WEIGHTS)
+    tensors = {
+        name.removeprefix(NETWORK): tensor for name, tensor in load_file(Path(folder) / WEIGHTS).items()
+    }
     if callable(from_hf := getattr(model, "from_hf", None)):
         tensors = from_hf(tensors)
     model.load_state_dict(tensors, strict=False)

@@ -51,7 +51,7 @@ def write_adapter(
     from workloads.hf.check.compare import TOLERANCE, difference
     from workloads.hf.export import adapter_folder
     from workloads.hf.files.meaning import SETTINGS
-    from workloads.load import with_weights
+    from workloads.inference import with_weights
 
     adapter = workload.adapter
     if adapter and adapter.kind in ("prefix", *PROMPTS):

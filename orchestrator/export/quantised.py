@@ -209,7 +209,7 @@ def _difference(found: CommitModel, folder: str, batches: list[Batch], scheme: S
     In fp64, since rounding of activations is a step, and sums in another order lie on its other side.
     """
     from workloads.hf.check.compare import difference
-    from workloads.load import with_weights
+    from workloads.inference import with_weights
 
     model = with_weights(found.workload, found.read, scheme=scheme)
     return difference(found.workload.config, model, folder, batches, in_fp64=True)

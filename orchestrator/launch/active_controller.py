@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from orchestrator.config.errors import InputError
-from orchestrator.controller.stop_requests import StopAsked
+from orchestrator.controller.stop_file import StopAsked
 from orchestrator.observe.last_status import GONE_AFTER, ControllerState, controller_state, last_status
 from orchestrator.storage.lease import is_locked
 from orchestrator.storage.row_line import Row

@@ -25,6 +25,7 @@ from orchestrator.prune.check import check_prune
 from orchestrator.quantize.check import check_quantize
 from orchestrator.train.reference_check import check_preferences
 from orchestrator.train.rollouts.reward_check import check_reward_models
+from orchestrator.train.verification_check import check_verification
 
 Check = Callable[[], object]
 """A check of a component with its arguments bound. It raises InputError, and its result means nothing."""
@@ -59,6 +60,7 @@ class ComponentChecks:
             partial(check_groups, job.train.optimizer, workload),
             partial(check_prune, job.prune, workload),
             partial(check_quantize, job.quantize, workload),
+            partial(check_verification, job.resources, job.parallel, workload),
             partial(check_export, job.checkpoint, workload, job.quantize),
             partial(check_tasks, job.evaluate, job.set_names, workload),
             partial(code_of, job.own_code),

@@ -22,7 +22,11 @@ LEAST_DISK = 5 * 2**30
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check. `verdict` is ok, warning (some feature will not work) or missing (no run will work)."""
+    """The result of one check.
+
+    `verdict` is ok, warning (some feature will not work), missing (no run will work) or wrong (a device computes
+    wrongly).
+    """
 
     verdict: str
     what: str

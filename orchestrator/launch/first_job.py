@@ -5,20 +5,37 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import date
+from difflib import get_close_matches
 from glob import glob
 from pathlib import Path
+from typing import Any
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.records import PREFERENCES, TALKING
+from orchestrator.config.records import (
+    COLUMNS,
+    COMPARED,
+    OBJECTIVES,
+    OF_CLASSES,
+    PREFERENCES,
+    REWARDED,
+    TALKING,
+    is_known,
+)
 from orchestrator.data.prepare.chat_template import asks_for_day, find_template, find_tool_template
 from orchestrator.evaluate.of_export import objective_of
-from orchestrator.launch.first_rows import rows_at
+from orchestrator.launch.first_rows import Rows, rows_at, text_at
+from orchestrator.launch.labelled_rows import LABELS, MULTI, Labelled, labelled_rows
 from orchestrator.resolve.resolved_job import wrong_input
 
 LONGEST = 512
 """Tokens of a sample for models that accept longer ones."""
+OF_LABELS = 256
+"""Tokens of a text that is classified."""
+OF_LABELLED = (*OF_CLASSES, MULTI)
+"""Objectives whose rows have a label, a number or a place for each text."""
 NAME = "job"
 """The name of a run if its job file's name has no letter or digit that a run's name may have."""
 DROPOUTS = {
@@ -53,21 +70,35 @@ train:
   global_batch: 32                            # sequences a step; never changes
   optimizer: {{name: adamw, lr: {lr}, warmup: 10%, schedule: cosine}}
   precision: {precision}
-parallel: auto
+{evaluate}parallel: auto
 resources: {{workers: {{min: 1, max: {workers}}}, per_worker: {{cpu: 1, gpu: {gpu}}}}}
 checkpoint: {{every: 20, keep: 3, export: hf}}
 tracking: {{uri: "sqlite:///mlflow.db", experiment: {name}}}
 """
 
 
-def job_text(
+@dataclass(frozen=True)
+class FirstJob:
+    """The text of a job file, and a line about what it reads of each source with rows."""
+
+    text: str
+    lines: tuple[str, ...]
+
+
+def job_text(name: str, data: Sequence[str], folder: str | None = None) -> str:
+    """Return the text of `first_job`."""
+    return first_job(name, data, folder).text
+
+
+def first_job(
     name: str,
     data: Sequence[str],
     folder: str | None = None,
     tokenizer: str | None = None,
     template: str = "",
-) -> str:
-    """Return the text of a job file that trains a small model, or fine-tunes the model in a folder.
+    asked: str | None = None,
+) -> FirstJob:
+    """Return a job file that trains a small model, or fine-tunes the model in a folder.
 
     Args:
         name: the name of the run.
@@ -75,56 +106,137 @@ def job_text(
         folder: the folder of a pretrained model, None for a small new model.
         tokenizer: the folder of the tokenizer, by default the model's.
         template: a file with a chat template, for a tokenizer without one.
+        asked: the objective; None for the one that the rows and the model fit.
 
     Raises:
-        InputError: the folder has no model, or a file of the data cannot be read.
+        InputError: the folder has no model, a file of the data cannot be read, or its rows do not fit the objective.
     """
     gpus = len(glob(GPUS))
-    rows = [rows_at(uri) for uri in data]
-    objective = "causal_lm"
-    length = 128
-    model = "gpt-tiny"
-    dropout = ""
+    if asked is not None and not is_known(asked):
+        near = get_close_matches(asked, sorted(OBJECTIVES), 1, 0.4)
+        hint = f"did you mean {near[0]}?" if near else "`orchestrator schema workload` names them"
+        raise InputError(f"there is no objective {asked}", "--objective", hint)
+    labelled = _labelled(data, folder, asked)
+    rows = [None if labelled else _rows_for(uri, asked) for uri in data]
+    objective, length, dropout = asked or "causal_lm", 128, ""
     if folder is not None:
-        from workloads.describe import describe
-
-        with wrong_input(folder):
-            described = describe(f"hf:{folder}")
-        model = f"hf:{folder}"
-        objective = objective_of(folder, described.architecture)
-        length = min(described.max_positions, LONGEST)
+        described = _described(folder)
+        objective = asked or objective_of(folder, described.architecture)
+        length = min(described.max_positions, OF_LABELS if labelled else LONGEST)
         if described.architecture == "encoder-decoder":
             rows = [each and each.as_pair() for each in rows]
         if described.as_transformer:
             dropout = "".join(f", {key}: {rate:g}" for key, rate in _published_dropout(folder).items())
-    objective = next((each.objective for each in rows if each and each.objective), objective)
+    if labelled:
+        objective = labelled.objective
+    elif asked is None:
+        objective = next((each.objective for each in rows if each and each.objective), objective)
+    fields = [labelled.field if labelled else each.field if each else None for each in rows]
     sources = [
-        {"uri": uri, **({} if each is None or each.field is None else {"field": each.field})}
-        for uri, each in zip(data, rows, strict=True)
+        {"uri": uri, **({} if field is None else {"field": field})}
+        for uri, field in zip(data, fields, strict=True)
     ]
     chosen = tokenizer or folder
-    talk = ""
-    if objective in TALKING and chosen:
-        chat_template = find_template(chosen, None)
-        if chat_template is None:
-            if any(each.talks for each in rows if each):
-                talk = f"\n  chat_template: {json.dumps(template, ensure_ascii=False)}"
-        elif asks_for_day(chat_template[0]) or asks_for_day(find_tool_template(chosen, None)):
-            talk = f"\n  chat_date: {date.today()}                       # what the chat template writes as today's"
-    return TEMPLATE.format(
+    talks = any(each.talks for each in rows if each)
+    talk = _chat_keys(chosen, talks, template) if objective in TALKING and chosen else ""
+    if labelled:
+        named = json.dumps([*labelled.labels], ensure_ascii=False)
+        talk = f"\n  labels: {named}" if labelled.labels else ""
+        talk += "\n  validation: {share: 0.1}                  # held out by content, for evaluations"
+    text = TEMPLATE.format(
         name=json.dumps(name, ensure_ascii=False),
-        model=json.dumps(model, ensure_ascii=False),
+        model=json.dumps("gpt-tiny" if folder is None else f"hf:{folder}", ensure_ascii=False),
         objective=objective,
         dropout=dropout,
         sources=json.dumps(sources, ensure_ascii=False),
         tokenizer=json.dumps(chosen, ensure_ascii=False) if chosen else "{train_bpe: 4096}",
         talk=talk,
+        evaluate="evaluate: {every: 20}\n" if labelled else "",
         length=length,
         lr="1.0e-3" if folder is None else "5.0e-6" if objective in PREFERENCES else "5.0e-5",
         precision="bf16" if gpus else "fp32",
         workers=gpus or 2,
         gpu=int(gpus > 0),
     )
+    return FirstJob(text, tuple(_lines(data, rows, labelled, objective)))
+
+
+def _chat_keys(tokenizer: str, talks: bool, template: str) -> str:
+    """Return the keys for a chat template: the file `template` if the tokenizer has none, or the date that it asks
+    for.
+    """
+    found = find_template(tokenizer, None)
+    if found is None:
+        return f"\n  chat_template: {json.dumps(template, ensure_ascii=False)}" if talks else ""
+    if asks_for_day(found[0]) or asks_for_day(find_tool_template(tokenizer, None)):
+        return (
+            f"\n  chat_date: {date.today()}                       # what the chat template writes as today's"
+        )
+    return ""
+
+
+def _lines(
+    data: Sequence[str], rows: Sequence[Rows | None], labelled: Labelled | None, objective: str
+) -> Iterator[str]:
+    """Yield what the job reads of each source with rows."""
+    if labelled:
+        yield f"{', '.join(data)}: {objective} reads {json.dumps(labelled.field)}; {labelled.line}"
+    for uri, each in zip(data, rows, strict=True):
+        if each:
+            named = "text" if each.field is None else each.field
+            field = named if isinstance(named, str) else json.dumps(named)
+            left = f"; left out: {', '.join(each.left)}" if each.left else ""
+            yield f"{uri}: {objective} reads {field}{left}"
+            if label := {*each.left} & {*LABELS}:
+                yield f"{uri} has {min(label)}: --objective sequence_classification learns it"
+
+
+def _labelled(data: Sequence[str], folder: str | None, asked: str | None) -> Labelled | None:
+    """Return what rows with labels are for, if they are asked for, or if an encoder is to be fine-tuned."""
+    encoder = folder is not None and _described(folder).architecture == "encoder"
+    if asked not in OF_LABELLED and not (asked is None and encoder):
+        return None
+    if folder is None:
+        raise InputError(f"{asked} needs a pretrained model", "--from-hf", "name a folder with one")
+    found = labelled_rows(data, asked, reads_spans=encoder)
+    if found and found.objective not in OBJECTIVES:
+        hint = "give one label a row, or a loss of your own, see docs/guides/own-code.md"
+        raise InputError("has several labels in a row", data[0], hint)
+    return found
+
+
+def _described(folder: str) -> Any:
+    from workloads.describe import describe
+
+    with wrong_input(folder):
+        return describe(f"hf:{folder}")
+
+
+def _rows_for(uri: str, asked: str | None) -> Rows | None:
+    """Return what the objective that is asked for reads of rows. Raises InputError if they do not fit it."""
+    found = rows_at(uri)
+    if found is None or asked is None or asked == found.objective:
+        return found
+    if asked not in COLUMNS:
+        return text_at(uri) if found.objective else found
+    if asked == "seq2seq" and found.as_pair() is not found:
+        return found.as_pair()
+    if asked in COMPARED and found.objective in COMPARED:
+        return replace(found, objective=asked)
+    if asked in REWARDED and (field := _asked_and_more(found)):
+        return replace(found, objective=asked, field=field, left=())
+    fit = found.objective or "causal_lm"
+    raise InputError(
+        f"its rows fit {fit}, not {asked}", uri, f"give --objective {fit}, or write the job by hand"
+    )
+
+
+def _asked_and_more(rows: Rows) -> dict[str, str] | None:
+    """Return the columns for answers that are rewarded: the prompt, and the right answer where there is one."""
+    if not isinstance(rows.field, dict) or "prompt" not in rows.field:
+        return None
+    answer = {"answer": rows.field["completion"]} if "completion" in rows.field else {}
+    return {"prompt": rows.field["prompt"], **answer}
 
 
 def name_of(path: Path) -> str:

@@ -12,10 +12,10 @@ from typing import Any
 from orchestrator.config.errors import InputError
 from orchestrator.config.fields import columns_of
 from orchestrator.data.prepare.columns import messages_in
-from orchestrator.data.sources.arrow_files import batches_in
+from orchestrator.data.sources.arrow_files import batches_in, saved_files
 from orchestrator.data.sources.files import TABLES
 from orchestrator.data.sources.json_rows import begins_list
-from orchestrator.data.sources.kinds import kind_of
+from orchestrator.data.sources.kinds import Kind, kind_of
 from orchestrator.data.sources.plain import Plain
 from orchestrator.data.sources.table_rows import values_of_column
 from orchestrator.data.store.manifest import FORMAT
@@ -23,7 +23,9 @@ from orchestrator.storage.file_system import open_file_system
 from orchestrator.storage.input_files import TIMEOUT
 
 PEEK = 2**24
-"""Bytes of a file that are read at most."""
+"""Bytes of a line, or of a JSON list, that are read at most."""
+BATCH = 256
+"""Rows of a table that are read at once."""
 USUAL = ("text", "content", "document", "body", "article", "code")
 """Usual names of the column with the text. Without such a column it is the one with the longest text."""
 TALKS = ("messages", "conversations")
@@ -87,6 +89,16 @@ def rows_at(uri: str) -> Rows | None:
         isinstance(row.get(name), list | Mapping) for name in taken - {TOOLS}
     )
     return Rows(objective, field, tuple(left), bool(objective) and talks)
+
+
+def text_at(uri: str) -> Rows | None:
+    """Return the column with the text of the rows at `uri`, whatever else they hold; None without rows."""
+    row = _first_row(uri)
+    if row is None:
+        return None
+    leaves = list(_leaves(row))
+    _, field = _text(row, leaves, uri)
+    return Rows("", field, tuple(path for path, _, _ in leaves if path != (field or "text")), False)
 
 
 Taken = tuple[str, str | dict[str, str] | None]
@@ -163,54 +175,103 @@ def _leaves(row: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
         level = deeper
 
 
-def _first_row(uri: str) -> Mapping[str, Any] | None:
-    """The first row of the first file, None if the file has no rows or does not exist yet."""
+def first_file(uri: str) -> tuple[Any, str, Kind] | None:
+    """Return the file system, the name and the kind of the first file with rows; None if there is none yet."""
+    for fs, name, kind in row_files(uri):
+        return fs, name, kind
+    return None
+
+
+def row_files(uri: str) -> list[tuple[Any, str, Kind]]:
+    """Return the files with rows of a path, glob or folder, empty if there are none yet. A folder may be a dataset that
+    `save_to_disk` wrote.
+
+    Raises InputError if they cannot be listed.
+    """
     try:
         fs, path = open_file_system(uri, TIMEOUT)
-        names = sorted(name for name in fs.glob(path) if fs.isfile(name))
+        if fs.isdir(path):
+            names = saved_files(fs, path, uri) or sorted(fs.find(path))
+        else:
+            names = sorted(name for name in fs.glob(path) if fs.isfile(name))
+    except InputError:
+        raise
     except Exception as error:  # every file system raises its own kind
         what = f"cannot be listed ({' '.join(str(error).split())[:200]})"
         raise InputError(what, uri, "check the address and credentials") from None
+    kinds = [(name, kind_of(name, None)) for name in names]
+    return [(fs, name, kind) for name, kind in kinds if kind is not None and kind.kind not in NOT_LOOKED_AT]
+
+
+def _first_row(uri: str) -> Mapping[str, Any] | None:
+    """The first row of the first file, None if the file has no rows or does not exist yet."""
+    found = first_file(uri)
+    if found is None:
+        return None
     try:
-        kind = kind_of(names[0], None) if names else None
-        if kind is None or kind.kind in NOT_LOOKED_AT:
-            return None
-        row = _row_of(fs, names[0], kind.kind, kind.compression)
+        row = next(rows_of(*found), None)
     except (OSError, ValueError, csv.Error) as error:
         what = f"its first row cannot be read ({' '.join(str(error).split())[:200]})"
         raise InputError(what, uri, "write the file again") from None
-    return row and {name: messages_in(value) for name, value in row.items()}
+    return row if isinstance(row, dict) else None
 
 
-def _row_of(fs: Any, name: str, kind: str, compression: str) -> Mapping[str, Any] | None:
-    """The first row of a file. Raises ValueError or InputError if the file is wrong."""
+def rows_of(fs: Any, name: str, kind: Kind) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file; messages are as they are read. Raises ValueError or InputError if the file is wrong."""
+    for row in _raw_rows(fs, name, kind):
+        if isinstance(row, dict):
+            yield {key: messages_in(value) for key, value in row.items()}
+
+
+def _raw_rows(fs: Any, name: str, kind: Kind) -> Iterator[Any]:
     with fs.open(name, "rb") as raw:
-        if kind in TABLES:
-            return _row_of_table(raw, kind)
-        file = io.BufferedReader(Plain(raw, compression)) if compression else raw
-        if kind in (".csv", ".tsv"):
+        if kind.kind in TABLES:
+            yield from _rows_of_table(raw, kind.kind)
+            return
+        file = io.BufferedReader(Plain(raw, kind.compression)) if kind.compression else raw
+        if kind.kind in (".csv", ".tsv"):
             text = io.TextIOWrapper(file, "utf-8-sig", newline="")
-            return next(csv.DictReader(text, delimiter="\t" if kind == ".tsv" else ","), None)
+            yield from csv.DictReader(text, delimiter="\t" if kind.kind == ".tsv" else ",")
+            return
         while (line := file.readline(PEEK)).strip() == b"" and line:
             pass  # empty lines are skipped, as when the data is read
         if not line:
             raise InputError("is empty", name, "give a file with rows")
-        row = _first_of_list(line + file.read(PEEK)) if begins_list(line) else json.loads(line)
-        return row if isinstance(row, dict) else None
+        if begins_list(line):
+            yield from _rows_of_list(line + file.read(PEEK))
+            return
+        while line:
+            if line.strip():
+                yield json.loads(line)
+            line = file.readline(PEEK)
 
 
-def _row_of_table(file: Any, kind: str) -> Mapping[str, Any] | None:
+def _rows_of_table(file: Any, kind: str) -> Iterator[dict[str, Any]]:
     import pyarrow.parquet as pq
 
-    batches = pq.ParquetFile(file).iter_batches(1) if kind == ".parquet" else batches_in(file)
-    batch = next((each for each in batches if each.num_rows), None)
-    if batch is None:
-        return None
-    return {name: values_of_column(batch.column(name)[:1], FORMAT)[0] for name in batch.schema.names}
+    batches = pq.ParquetFile(file).iter_batches(BATCH) if kind == ".parquet" else batches_in(file)
+    for batch in batches:
+        for at in range(0, batch.num_rows, BATCH):
+            part = batch.slice(at, BATCH)
+            columns = {name: values_of_column(part.column(name), FORMAT) for name in batch.schema.names}
+            for number in range(part.num_rows):
+                yield {name: values[number] for name, values in columns.items()}
 
 
-def _first_of_list(text: bytes) -> Any:
-    """The first object of a JSON list. Raises ValueError."""
+def _rows_of_list(text: bytes) -> Iterator[Any]:
+    """Yield the objects of a JSON list, as far as it was read. Raises ValueError if it has no whole object."""
     begin = text.index(b"[") + 1
-    whole = text[begin:].decode("utf-8", "ignore").lstrip()  # the end may be cut within a character
-    return None if whole.startswith("]") else json.JSONDecoder().raw_decode(whole)[0]
+    whole = text[begin:].decode("utf-8", "ignore")  # the end may be cut within a character
+    decoder, at, first = json.JSONDecoder(), 0, True
+    while True:
+        at += len(whole[at:]) - len(whole[at:].lstrip(" \t\r\n,"))
+        if at >= len(whole) or whole[at] == "]":
+            return
+        try:
+            row, at = decoder.raw_decode(whole, at)
+        except ValueError:
+            if first:
+                raise
+            return
+        first = False
+        yield row

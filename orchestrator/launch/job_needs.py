@@ -6,6 +6,7 @@ import importlib.metadata
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from orchestrator.config.extensions import extra_libraries
 from orchestrator.config.extras import install
 from orchestrator.config.spec import JobSpec
 from orchestrator.data.clean.plan import BY_DATATROVE, SIMPLIFIED
@@ -16,8 +17,6 @@ from orchestrator.launch.doctor import Finding
 from orchestrator.launch.job_paths import read_paths, written_paths
 from orchestrator.observe.sinks.check import libraries_of
 from orchestrator.storage.uri import LIBRARIES, protocol_of
-
-IMAGES = "orchestrator.data.images:Images"
 
 
 @dataclass(frozen=True)
@@ -85,8 +84,9 @@ def _data_libraries(data: DataSpec) -> Iterator[Need]:
             yield Need("data.clean.language", "py3langid", "data")
         if step.name == "normalize" and step.options.fix:
             yield Need("data.clean.normalize.fix", "ftfy", "data")
-    if data.samples is not None and data.samples.use == IMAGES:
-        yield Need("data.samples images", "pillow", "image")
+    if data.samples is not None:
+        for library, extra in extra_libraries(data.samples.use).items():
+            yield Need("data.samples", library, extra)
 
 
 def _evaluation_libraries(evaluate: EvaluateSpec) -> Iterator[Need]:

@@ -25,6 +25,8 @@ from orchestrator.storage.row_line import EVENTS, METRICS, Row
 from orchestrator.storage.row_types import EventFields
 from orchestrator.storage.run_directory import RunDir
 
+TRIALS = "trials.jsonl"
+"""The record of a search, in the folder above its trials' runs."""
 NOT_AT_WORK = (ControllerState.ENDED, ControllerState.GONE)
 
 
@@ -60,9 +62,15 @@ def roll_back(run: RunDir, step: int) -> RolledBack:
         step: the step of the commit.
 
     Raises:
-        InputError: a controller drives the run, the commit is missing, damaged or of no use to the job, the run is not
-            further than that, or something holds a later commit. Nothing has changed in that case.
+        InputError: the run is a trial of a search, a controller drives the run, the commit is missing, damaged or of
+            no use to the job, the run is not further than that, or something holds a later commit. Nothing has changed
+            in that case.
     """
+    sweep = run.uri.rstrip("/").rpartition("/")[0]
+    if sweep and RunDir(sweep).exists(TRIALS):
+        what = f"is a trial of the search in {sweep}, which would go on as if it had not gone back"
+        hint = "begin a run from that step: train.continue_from: {run: RUN@STEP}"
+        raise InputError(what, run.uri, hint.replace("RUN@STEP", f"{run.uri}@{step}"))
     if run.read_json_or_empty("status.json") and controller_state(last_status(run)) not in NOT_AT_WORK:
         raise InputError("a controller drives this run", run.uri, "`orchestrator stop` ends it with a commit")
     _commit(run, step)  # before the lock, which writes a file

@@ -13,9 +13,9 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.launch.submission import on_cluster
 from orchestrator.planner.device import Machine
+from orchestrator.planner.device_profile import of_accelerator
 from orchestrator.planner.machines import machine_for
 from orchestrator.planner.precision import MachineOf
-from orchestrator.planner.profile import of_accelerator
 from orchestrator.train.config import Precision
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, GetPydanticSchema, ValidatorFunctionWrapHandler, WithJsonSchema, model_validator
 from pydantic_core import core_schema
@@ -12,8 +12,6 @@ from orchestrator.config.object_reference import ObjectReference
 from orchestrator.config.strict import Count, Fraction, StrictModel
 from orchestrator.optim.kinds import KINDS
 
-NEWER = ("momentum", "layer_decay", "groups")
-"""Keys that jobs of earlier versions lack. At their defaults they are not part of a run's identity."""
 SHARE = r"^[0-9]+(\.[0-9]+)?%$"
 
 
@@ -82,6 +80,8 @@ class OptimizerSpec(StrictModel):
     LARS uses the first of betas as its momentum. An own one is `module:name`, see `workloads.own.protocols`; betas, eps
     and momentum are not for it.
     """
+
+    ADDED_LATER: ClassVar[tuple[str, ...]] = ("momentum", "layer_decay", "groups")
 
     name: OptimizerName | ObjectReference = Field(
         default="adamw", description="the optimizer, or your own module:name"
@@ -155,6 +155,16 @@ class OptimizerSpec(StrictModel):
                 f"decay {self.decay} is for schedule wsd, and this is {self.schedule}; remove it or set wsd"
             )
         return self
+
+    def problem_with_mup(self) -> str:
+        """Return why maximal update parametrisation does not work with this optimizer; empty if it does."""
+        defined = [name for name, kind in KINDS.items() if kind.has_mup]
+        if self.name in defined:
+            return ""
+        return (
+            f"workload.mup says how {' and '.join(defined)} learn at another width, and the optimizer is {self.name}; "
+            "set train.optimizer.name to one of them, or workload.mup to null"
+        )
 
     def settled(self, steps: int) -> int | None:
         """Return how many first updates of a run of `steps` steps equal those of every longer run.

@@ -72,8 +72,10 @@ def summed(x: Tensor, group: ProcessGroup) -> Tensor:
         return x
     # An all-reduce works in place, and `x` is an activation that autograd may still need.
     total = x.clone(memory_format=torch.contiguous_format)
+    group.sent(total)
     with group.communicating():
         dist.all_reduce(total, group=group.handle)
+    group.received(total)
     return total
 
 
@@ -84,16 +86,20 @@ def gathered(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     # The collective concatenates along the first dimension, so `dim` moves there and back.
     part = x.movedim(dim, 0).contiguous()
     whole = part.new_empty(group.size * part.shape[0], *part.shape[1:])
+    group.sent(part)
     with group.communicating():
         dist.all_gather_single(whole, part, group=group.handle)
+    group.received(whole)
     return whole.movedim(0, dim).contiguous()
 
 
 def _scattered(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     whole = x.movedim(dim, 0).contiguous()
     part = whole.new_empty(whole.shape[0] // group.size, *whole.shape[1:])
+    group.sent(whole)
     with group.communicating():
         dist.reduce_scatter_single(part, whole, group=group.handle)
+    group.received(part)
     return part.movedim(0, dim).contiguous()
 
 
@@ -103,8 +109,10 @@ def _part(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
 
 def _exchanged(x: Tensor, received: list[int], sent: list[int], group: ProcessGroup) -> Tensor:
     out = x.new_empty(sum(received), *x.shape[1:])
+    group.sent(x)
     with group.communicating():
         dist.all_to_all_single(out, x.contiguous(), received, sent, group=group.handle)
+    group.received(out)
     return out
 
 

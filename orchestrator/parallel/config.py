@@ -6,8 +6,10 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from orchestrator.config.object_reference import ObjectReference
+from orchestrator.config.object_reference import ObjectReference, users_code
 from orchestrator.config.strict import Positive, StrictModel
+from orchestrator.config.workload import WorkloadSpec
+from workloads.own.object_reference import is_object_reference
 
 OF_PLANNER = frozenset({"rest", "cost"})
 """Keys that are not part of a layout."""
@@ -95,6 +97,19 @@ class ParallelSpec(StrictModel):
     def divides_model(self) -> bool:
         """Whether the job file itself asks for tensor or pipeline parallelism."""
         return self.tp > 1 or self.pp > 1
+
+    @property
+    def own_code(self) -> dict[str, str]:
+        """The user's planner cost with its key."""
+        return users_code(("parallel.cost", self.cost))
+
+    def problem(self, workload: WorkloadSpec) -> str:
+        """Return why a job's model cannot be run like this; empty if it can."""
+        if is_object_reference(workload.model) and self.engine != "torch":
+            return (
+                f"own models are run by the torch engine, and parallel.engine is {self.engine}; leave it out"
+            )
+        return ""
 
     @property
     def is_partial(self) -> bool:

@@ -67,6 +67,7 @@ class DeterministicReduction:
         if len(self._sums) != 1:
             raise ValueError("a rank's virtual shards must be a power of two")
         _, total = self._sums.pop()
+        self._group.sent(total)
         ways = self._group.size
         if ways == 1:
             self._flat.copy_(total)

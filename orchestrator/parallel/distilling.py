@@ -56,8 +56,10 @@ def shards_of(vocabulary: int, tp: ProcessGroup) -> Shards:
     def highest(values: Tensor) -> Tensor:
         values = values.clone()
         if tp.handle is not None:
+            tp.sent(values)
             with tp.communicating():
                 dist.all_reduce(values, dist.ReduceOp.MAX, group=tp.handle)
+            tp.received(values)
         return values
 
     start, _ = span(vocabulary, tp.index, tp.size)

@@ -18,11 +18,16 @@ depend on it.
 
 
 def engine_problems(
-    train: TrainSpec, workload: WorkloadSpec, on_gpu: float, layout: Layout, prunes: bool = False
+    train: TrainSpec,
+    workload: WorkloadSpec,
+    on_gpu: float,
+    layout: Layout,
+    prunes: bool = False,
+    verifies: bool = False,
 ) -> list[str]:
     """Return every reason why the layout's engine cannot run this job, each with a hint; empty if it can.
 
-    `prunes`: whether the job prunes weights.
+    `prunes`: whether the job prunes weights. `verifies`: whether it computes steps again.
     """
     found, train = [], train
     if train.compile and layout.pp > 1 and layout.schedule in SPLIT:
@@ -40,12 +45,16 @@ def engine_problems(
             found.append("own models are run by the torch engine; set parallel.engine to torch")
         if workload.adapter and workload.adapter.quantize != "none":
             found.append("DeepSpeed has no weights in 4 bits; set parallel.engine to torch")
+        if verifies:
+            found.append(
+                "DeepSpeed sums gradients itself, so that no other rank can compare them; set parallel.engine to "
+                "torch, or leave resources.verify out"
+            )
         if prunes:
             found.append(
                 "prune masks gradients before their norm, which DeepSpeed computes itself; set parallel.engine to torch"
             )
-    if workload.objective == "sentence_embeddings":
-        found += _with_compared_texts(layout)
+    found += _with_compared_texts(workload.objective, layout)
     if train.determinism != "bitwise":
         return found
     cut = [axis for axis in ("pp", "cp", "tp", "ep") if getattr(layout, axis) > 1]
@@ -65,8 +74,10 @@ def engine_problems(
     return found
 
 
-def _with_compared_texts(layout: Layout) -> list[str]:
-    """Return the axes over which the texts of a global batch cannot be compared."""
+def _with_compared_texts(objective: str, layout: Layout) -> list[str]:
+    """Return the axes over which the texts of a global batch cannot be compared, if the objective compares them."""
+    if objective != "sentence_embeddings":
+        return []
     found = [
         f"sentence_embeddings compares whole texts of the global batch, which {axis} {getattr(layout, axis)} cuts; set "
         f"{axis} to 1"

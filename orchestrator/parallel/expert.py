@@ -49,8 +49,10 @@ class Exchange:
         sent = counts.view(self._group.size, -1)
         received = torch.empty_like(sent)
         # The numbers must travel first: without padding a receiver cannot know how much memory the rows need.
+        self._group.sent(sent)
         with self._group.communicating():
             dist.all_to_all_single(received, sent.contiguous(), group=self._group.handle)
+        self._group.received(received)
         outgoing, incoming = rows_by_rank(sent, received, rows)
         # Differentiable: its backward pass is the all-to-all with the sizes swapped, so each gradient returns to its
         # token's rank.

@@ -99,7 +99,7 @@ def shard_fully(model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, zero:
             module.set_force_sum_reduction_for_comms(True)
             if kind == "cpu":  # on a GPU collectives are queued, so their calls take no time
                 module.set_custom_all_gather(_TimedAllGather(mesh.shard))
-                module.set_custom_reduce_scatter(_TimedReduceScatter(mesh.shard))
+            module.set_custom_reduce_scatter(_SeenReduceScatter(mesh.shard))
 
 
 class _ZeroGradients:
@@ -196,16 +196,17 @@ class _TimedAllGather(DefaultAllGather):
             return super().__call__(*given, **rest)
 
 
-class _TimedReduceScatter(DefaultReduceScatter):
-    """FSDP2's reduce-scatter of gradients, timed as communication."""
+class _SeenReduceScatter(DefaultReduceScatter):
+    """FSDP2's reduce-scatter of gradients, timed as communication; its input is recorded in a verified step."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self._timed = group
 
-    def __call__(self, *given: Any, **rest: Any) -> Any:
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *given: Any, **rest: Any) -> Any:
         """See FSDP2's own."""
+        self._timed.sent(input_tensor)
         with self._timed.communicating():
-            return super().__call__(*given, **rest)
+            return super().__call__(output_tensor, input_tensor, *given, **rest)
 
 
 def _unsharded(module: nn.Module, mesh: Mesh, free: bool) -> set[nn.Parameter]:
@@ -299,9 +300,11 @@ class Fsdp:
                 torch.zeros_like(shard.parameter) if gradient is None else local_of(gradient)
             )
         for shard in self.shards:
-            if not shard.parameter.dim() and self._data.size > 1:
+            scalar = shard.parameter.grad
+            if scalar is not None and not scalar.dim() and self._data.size > 1:
+                self._data.sent(scalar)
                 with self._data.communicating():
-                    dist.all_reduce(shard.parameter.grad, group=self._data.handle)
+                    dist.all_reduce(scalar, group=self._data.handle)
 
     def publish(self) -> None:
         """Free gathered weights; the next forward pass gathers the updated shards.

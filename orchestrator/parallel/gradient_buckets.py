@@ -91,6 +91,7 @@ class GradientBuckets:
             self._next += 1
 
     def _begin(self, index: int) -> None:
+        self._group.sent(self.flats[index])
         work = self._start(index, self.flats[index])
         if work is not None:
             self._work.append(work)

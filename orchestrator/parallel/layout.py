@@ -130,8 +130,11 @@ class Layout:
                 yield [self.rank(**{**coordinate, axis: i}) for i in range(getattr(self, axis))]
 
     def accumulation(self, global_batch: int) -> int:
-        """Return the number of micro-batches that each data-parallel rank computes in a step."""
-        return global_batch // (self.dp * self.micro_batch)
+        """Return the number of micro-batches that each data-parallel rank computes in a step.
+
+        Where the ranks do not divide the micro-batches, some ranks compute one without labels at the end.
+        """
+        return -(-(global_batch // self.micro_batch) // self.dp)
 
     def problems(self, shape: ModelShape, global_batch: int) -> list[str]:
         """Return one line with a hint for every rule that this layout breaks for a model; empty if it is legal."""
@@ -140,7 +143,7 @@ class Layout:
             *_teacher_problems(self, shape),
             *_combinations(self, shape),
             *_engine(self),
-            *batch_problems(self, global_batch),
+            *batch_problems(self, global_batch, shape.even_shares),
         ]
 
     def but(self, **changes: Any) -> Layout:
@@ -344,13 +347,22 @@ def _cut(layout: Layout, shape: ModelShape) -> list[str]:
     return found
 
 
-def batch_problems(layout: Layout, global_batch: int) -> list[str]:
-    """Return the problems of dividing the global batch into micro-batches that fill the pipeline."""
-    # Every data-parallel rank computes the same number of full micro-batches.
-    if global_batch % (layout.dp * layout.micro_batch):
+def batch_problems(layout: Layout, global_batch: int, even_shares: str = "") -> list[str]:
+    """Return the problems of dividing the global batch into micro-batches that fill the pipeline.
+
+    Args:
+        layout: the layout.
+        global_batch: samples of a step.
+        even_shares: why all data-parallel ranks must compute equally many samples; empty if they need not.
+    """
+    micro_batches, rest = divmod(global_batch, layout.micro_batch)
+    if layout.engine == "deepspeed":
+        even_shares = even_shares or "DeepSpeed counts the micro-batches of a step for all ranks"
+    if rest or micro_batches < layout.dp or (even_shares and micro_batches % layout.dp):
+        why = f" ({even_shares})" if even_shares and not rest and micro_batches >= layout.dp else ""
         return [
             f"global_batch {global_batch} is not a multiple of {layout.dp} data-parallel ranks x "
-            f"micro-batch {layout.micro_batch}; choose a width or micro-batch that divides it"
+            f"micro-batch {layout.micro_batch}{why}; choose a width or micro-batch that divides it"
         ]
     parts, pp = layout.accumulation(global_batch), layout.pp
     if pp > 1 and layout.schedule != "gpipe" and parts < pp:

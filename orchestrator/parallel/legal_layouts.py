@@ -105,6 +105,30 @@ def fit(degrees: Layout, workers: int, global_batch: int, virtual_shards: int = 
     return widest and widest.but(shard=shard_of(widest, degrees.shard))
 
 
+def uneven(degrees: Layout, workers: int, global_batch: int, even_width: int) -> list[Layout]:
+    """Return layouts on all `workers` ranks whose replicas compute different numbers of samples.
+
+    A step takes as long as the rank with the most samples. So there is one layout for each micro-batch with which that
+    rank has fewer samples than under `even_width` replicas, a width that divides the global batch.
+
+    Args:
+        degrees: the degrees that stay. Its micro-batch is the largest that is tried.
+        workers: number of ranks.
+        global_batch: samples of a step.
+        even_width: the largest number of replicas that divides the global batch.
+    """
+    width = min(workers // (degrees.pp * degrees.cp * degrees.tp), global_batch)
+    if width <= even_width or degrees.ep > 1:
+        return []
+    micros = [each for each in divisors(global_batch) if each <= degrees.micro_batch]
+    found = [degrees.but(dp=width, micro_batch=micro, shard=0) for micro in reversed(micros)]
+    return [
+        each.but(shard=shard_of(each, degrees.shard))
+        for each in found
+        if each.accumulation(global_batch) * each.micro_batch < global_batch // even_width
+    ]
+
+
 def shard_of(layout: Layout, most: int) -> int:
     """Return over how many replicas, at most `most`, ZeRO can shard each copy of the weights; 0 for all."""
     fits = [d for d in divisors(layout.replicas) if 1 < d <= most and d % (layout.ep * layout.cp) == 0]

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from orchestrator.parallel.device import COLLECTIVE_TIMEOUT
 from orchestrator.parallel.layout import AXES, Layout
 from orchestrator.parallel.step_clock import StepClock
+from orchestrator.parallel.witness import Witness
 
 Coordinate = dict[str, int]
 
@@ -26,12 +28,14 @@ class ProcessGroup:
         index: this rank's index among them.
         handle: torch's group; None for a group of one rank, which needs no collectives.
         clock: times the collectives of the group.
+        witness: records their messages in a step that is verified.
     """
 
     ranks: tuple[int, ...]
     index: int
     handle: dist.ProcessGroup | None
     clock: StepClock | None = field(default=None, compare=False, repr=False)
+    witness: Witness | None = field(default=None, compare=False, repr=False)
 
     @property
     def size(self) -> int:
@@ -43,6 +47,16 @@ class ProcessGroup:
         if self.size == 1 or self.clock is None:
             return contextlib.nullcontext()
         return self.clock.communicating()
+
+    def sent(self, tensor: Tensor) -> None:
+        """Record what this rank gives to a collective of the group, see `Witness.sent`."""
+        if self.witness is not None:
+            self.witness.sent(tensor)
+
+    def received(self, tensor: Tensor) -> None:
+        """Record what a collective of the group returns, see `Witness.received`."""
+        if self.witness is not None:
+            self.witness.received(tensor)
 
 
 class Mesh:
@@ -63,11 +77,13 @@ class Mesh:
             "PyTorch FSDP", section 3.2.2).
         expert_shard: the same for `expert_data`.
         copies: ranks of `data` with the same part of each copy, over which HSDP sums gradients.
+        witness: records the messages of all groups in a step that is verified.
     """
 
     def __init__(self, layout: Layout, clock: StepClock | None = None) -> None:
         self.layout = layout
         self.clock = clock
+        self.witness = Witness()
         self.rank = dist.get_rank()
         self.coordinate: Coordinate = layout.coordinate(self.rank)
         # This rank's groups by their ranks: axes of equal ranks share one. None for a group of one rank.
@@ -147,4 +163,5 @@ class Mesh:
             self._made[members] = dist.new_group(
                 list(members), COLLECTIVE_TIMEOUT, use_local_synchronization=True
             )
-        return ProcessGroup(members, members.index(self.rank), self._made.get(members), self.clock)
+        handle = self._made.get(members)
+        return ProcessGroup(members, members.index(self.rank), handle, self.clock, self.witness)

@@ -48,6 +48,7 @@ class ModelShape:
         teacher_runs: whether the teacher runs in every step.
         quantised_group: weights of a row that share a scale in training; 0 for a whole row, or without quantisation.
         chunked_head: whether the loss is computed in chunks of tokens, so that the logits never exist all at once.
+        even_shares: why all data-parallel ranks must compute equally many samples; empty if they need not.
     """
 
     parameters: int
@@ -76,6 +77,7 @@ class ModelShape:
     quantised_share: float = 0.0
     quantised_group: int = 0
     chunked_head: bool = True
+    even_shares: str = ""
     embedding: int = 0
     head_dim: int = 0
     gated: bool = False

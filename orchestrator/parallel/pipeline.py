@@ -34,7 +34,7 @@ from orchestrator.parallel.between_stages import between_stages
 from orchestrator.parallel.device import Device
 from orchestrator.parallel.layout import SEVERAL_STAGES, SPLIT, Layout
 from orchestrator.parallel.losses import StepLosses
-from orchestrator.parallel.mesh import Mesh
+from orchestrator.parallel.mesh import Mesh, ProcessGroup
 from orchestrator.parallel.step_clock import BACKWARD, FORWARD, PIPELINE, StepClock
 from orchestrator.parallel.tensor import RowLinear
 from workloads.adapters.lora import Factor, LoraLinear
@@ -171,9 +171,10 @@ class Stage(PipelineStage):
     waited for at the end of the step.
     """
 
-    def __init__(self, *given: Any, sends_alone: bool, **named: Any) -> None:
+    def __init__(self, *given: Any, sends_alone: bool, among: ProcessGroup, **named: Any) -> None:
         super().__init__(*given, **named)
         self._sends_alone = sends_alone
+        self._among = among
         # P2P works own their tensors until they are waited for, so an entry here keeps an output [B, L, hidden] in
         # memory.
         self._outputs: dict[int, list[dist.Work]] = {}  # sends of outputs, by micro-batch
@@ -246,17 +247,30 @@ class Stage(PipelineStage):
 
     def forward_one_chunk(self, fwd_chunk_id: int, *given: Any, **named: Any) -> Any:
         """Run the forward pass of a micro-batch. Autograd holds its input from here on, so the buffer is dropped."""
+        self._see_arrived(self.args_recv_info[fwd_chunk_id])
         output = super().forward_one_chunk(fwd_chunk_id, *given, **named)
         _free(self.args_recv_info[fwd_chunk_id])
+        for tensor in output if isinstance(output, tuple) else (output,):
+            self._among.sent(tensor)
         return output
 
     def backward_one_chunk(self, bwd_chunk_id: int, *given: Any, **named: Any) -> None:
         """Run the backward pass of a micro-batch, and drop its output and the gradient's buffer."""
+        if self.has_backward and not self.is_last:
+            self._see_arrived(self.grad_recv_info[bwd_chunk_id])
         super().backward_one_chunk(bwd_chunk_id, *given, **named)
+        for gradient in self.bwd_cache.get(bwd_chunk_id, ()):
+            if gradient is not None:
+                self._among.sent(gradient)
         for work in self._outputs.pop(bwd_chunk_id, ()):
             work.wait()  # returns at once: the output arrived, since its gradient is here
         if self.has_backward:
             _free(self.grad_recv_info[bwd_chunk_id])
+
+    def _see_arrived(self, infos: tuple[Any, ...]) -> None:
+        for info in infos:
+            if info.buffer is not None:
+                self._among.received(info.buffer)
 
     def _allocate(self, infos: tuple[Any, ...]) -> None:
         for info in infos:
@@ -473,6 +487,7 @@ class Pipeline:
             output_args=tuple(t.requires_grad_() for t in leaving),
             group=self._mesh.pp.handle,
             sends_alone=self._layout.schedule in SEVERAL_STAGES,
+            among=self._mesh.pp,
             dw_builder=self._deferred[number].take if number in self._deferred else None,
         )
         for method in ("backward_one_chunk", "backward_weight_one_chunk"):

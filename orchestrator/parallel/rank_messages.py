@@ -80,6 +80,30 @@ def broadcast_json(value: Any) -> Any:
     return json.loads(sent.numpy().tobytes())
 
 
+def swap_json(value: Any, to: int, of: int) -> Any:
+    """Send a value to one rank and return that of another. Every rank that is sent to names its sender as `of`."""
+    data = json.dumps(value).encode()
+    sizes = torch.tensor([len(data)], dtype=torch.int64), torch.empty(1, dtype=torch.int64)
+    _swap(*sizes, to, of)
+    sent = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    arrived = torch.empty(int(sizes[1]), dtype=torch.uint8)
+    _swap(sent, arrived, to, of)
+    return json.loads(arrived.numpy().tobytes())
+
+
+def _swap(sent: torch.Tensor, arrived: torch.Tensor, to: int, of: int) -> None:
+    operations = [dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, arrived, of)]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+
+
+def any_rank(value: bool) -> bool:
+    """Whether the value is true on any rank; all ranks call it together."""
+    found = torch.tensor([int(value)])
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return bool(found)
+
+
 def gather_json(value: Any) -> list[Any]:
     """Return every rank's value, in rank order. Values are sent as JSON, because `all_gather_object` pickles."""
     world = dist.get_world_size()

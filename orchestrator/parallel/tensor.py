@@ -98,7 +98,9 @@ def sum_rows(module: LoraLinear, tp: ProcessGroup, sequence: bool) -> None:
     """Make a layer with a low-rank adapter row-parallel, like `RowLinear`; one sum serves the weight and A."""
 
     def total(squares: Tensor) -> Tensor:
+        tp.sent(squares)
         torch.distributed.all_reduce(squares, group=tp.handle)
+        tp.received(squares)
         return squares
 
     module.total = total
@@ -179,7 +181,9 @@ class VocabularyLoss:
         found = logits.new_full((len(logits), self._vocabulary), -math.inf)
         found[:, self._start : self._start + logits.shape[-1]] = logits
         # Each rank has -inf outside its part, so the maximum joins the parts, also if they differ in size.
+        self._tp.sent(found)
         torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX, group=self._tp.handle)
+        self._tp.received(found)
         return found
 
     def _likeliest_over_ranks(self, logits: Tensor) -> Tensor:
@@ -198,7 +202,9 @@ class VocabularyLoss:
         # Subtracted before exp, or exp overflows in fp32 above 88. The result does not depend on it, hence detached.
         highest = logits.detach().amax(-1)
         if self._tp.handle is not None:
+            self._tp.sent(highest)
             torch.distributed.all_reduce(highest, torch.distributed.ReduceOp.MAX, group=self._tp.handle)
+            self._tp.received(highest)
         # log Z = m + log sum_v exp(l_v - m); the ranks exchange [tokens] numbers instead of logits [tokens, V]
         # (Shoeybi et al., 2019, section 3).
         log_z = reduce((logits - highest.unsqueeze(-1)).exp().sum(-1), self._tp).log() + highest

@@ -57,6 +57,8 @@ def _sum_over(gradients: list[Tensor], group: ProcessGroup) -> None:
     if not gradients or group.size == 1:
         return
     flat = torch.cat([g.flatten() for g in gradients])
+    group.sent(flat)
     dist.all_reduce(flat, group=group.handle)
+    group.received(flat)
     for gradient, total in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
         gradient.copy_(total.view_as(gradient))

@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.parallel.config import ParallelSpec
 from orchestrator.parallel.cuts import cuts, layers_by_rank
 from orchestrator.parallel.layout import Layout, ModelShape, divisors, split_problems
-from orchestrator.parallel.legal_layouts import fit, shard_of
+from orchestrator.parallel.legal_layouts import fit, shard_of, uneven
 from orchestrator.planner.demand import Demand
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -104,6 +104,10 @@ def all_degrees(
             layouts.append(fit(wide, workers, batch, virtual) or wide.but(dp=width))
         families = [Family((layout,), partial(iter, (layout,))) for layout in layouts]
         yield Degrees(layouts[-1], partial(iter, families))
+        if not (shape.even_shares or virtual):
+            for layout in uneven(wide, workers, batch, layouts[-1].dp):
+                if not layout.problems(shape, batch):
+                    yield Degrees(layout, partial(iter, [Family((layout,), partial(iter, (layout,)))]))
         return
     pins = asked.pins if isinstance(asked, ParallelSpec) else {}
     micros = [pins["micro_batch"]] if "micro_batch" in pins else micros
@@ -148,7 +152,10 @@ class _Families:
             widest = self._widest(degrees)
             if widest is not None:
                 widest = widest.but(recompute=recomputes[0], recompute_layers=some)
-                yield Degrees(widest, partial(self._with, widest, recomputes))
+                fitting = _divisors_up_to(self.micros, self.demand.batch // widest.dp)
+                yield Degrees(widest, partial(self._with, widest, fitting, recomputes))
+                for layout in self._uneven(widest):
+                    yield Degrees(layout, partial(self._with, layout, [layout.micro_batch], recomputes))
 
     def _widest(self, degrees: Layout) -> Layout | None:
         """Return the layout with these degrees and the largest dp that leaves enough micro-batches for the schedule.
@@ -163,15 +170,21 @@ class _Families:
             return None
         return degrees.but(dp=found.dp, micro_batch=_divisors_up_to(self.micros, batch // found.dp)[-1])
 
-    def _with(self, widest: Layout, recomputes: Sequence[str]) -> Iterator[Family]:
+    def _uneven(self, widest: Layout) -> list[Layout]:
+        """Return layouts with more replicas than divide the batch, where a step takes less time with them."""
+        if self.shape.even_shares or self.demand.shards:
+            return []
+        most = widest.but(micro_batch=self.micros[-1])
+        found = uneven(most, self.workers, self.demand.batch, widest.dp)
+        return [layout for layout in found if layout.micro_batch in self.micros]
+
+    def _with(self, widest: Layout, micros: Sequence[int], recomputes: Sequence[str]) -> Iterator[Family]:
         """Yield the families with the degrees of `widest`: one for each micro-batch and schedule."""
         shape = self.shape
         pins = self.pins
         batch = self.demand.batch
         too_large: dict[tuple[str, int, int, int], int] = {}
-        for micro, (schedule, several) in itertools.product(
-            _divisors_up_to(self.micros, batch // widest.dp), _schedules(shape, widest.pp, pins)
-        ):
+        for micro, (schedule, several) in itertools.product(micros, _schedules(shape, widest.pp, pins)):
             layout = widest.but(micro_batch=micro, schedule=schedule, virtual=several)
             if layout.problems(
                 shape, batch

@@ -88,6 +88,7 @@ def demand_of(spec: JobSpec) -> Demand:
             spec.workload,
             spec.resources.per_worker.gpu,
             prunes=spec.prune is not None,
+            verifies=spec.resources.verify is not None,
         ),
     )
 

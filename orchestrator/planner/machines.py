@@ -13,7 +13,7 @@ from cluster.workers.machine import Offer, host_memory
 from cluster.workers.nvml import Nvml
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.planner.device import Machine
-from orchestrator.planner.profile import calibrated, load, of_accelerator
+from orchestrator.planner.device_profile import calibrated, load, of_accelerator
 from orchestrator.train.config import Precision
 
 SMALLEST = "t4"

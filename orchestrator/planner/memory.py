@@ -189,6 +189,7 @@ def held(demand: Demand, shape: ModelShape, layout: Layout, indices: Sequence[in
         at_once = max(
             at_once, cache - kept * layers * layer
         )  # activations are free while answers are generated
+        at_once = max(at_once, _updated_again(demand, shape, layout) - kept * layers * layer)
         waits = min(_deferred(layout, index), accumulation) * layers * max(waiting - layer, 0.0)
         ranks.append(
             Held(
@@ -315,6 +316,17 @@ def _rounding(demand: Demand, shape: ModelShape, layout: Layout) -> float:
         return 0.0
     largest = shape.hidden * max(shape.feedforward, shape.heads * shape.head_size) / layout.tp
     return (8.0 if demand.precision == "fp32" else 6.0) * largest
+
+
+def _updated_again(demand: Demand, shape: ModelShape, layout: Layout) -> float:
+    """Return the bytes with which a rank computes the update of another rank's largest shard again: weights, gradients
+    and states three times, as sent, as received and as computed.
+    """
+    verify = demand.resources.verify
+    if verify is None or verify.by == "same" or not layout.zero or layout.replicas == 1:
+        return 0.0
+    numbers = 2.0 + kept_numbers(str(demand.optimizer.name), shape)
+    return 3.0 * numbers * 4.0 * shape.table * shape.trained_share / (layout.tp * layout.sharded)
 
 
 def _rounded_inputs(demand: Demand, shape: ModelShape, layout: Layout, tokens: float) -> float:

@@ -55,6 +55,8 @@ def model_shape(
 
 def _of_class(config: HuggingFaceModel, shape: ModelShape) -> ModelShape:
     """Return the shape with the ways in which a class of transformers can be divided."""
+    if config.balanced:
+        shape = dataclasses.replace(shape, even_shares="a part of its loss is a mean over micro-batches")
     (styles, no_tensors), (layers, no_layers) = config.styles, config.layer_list
     whole = "this model's Hugging Face class is run as it is"
     if not styles and layers is None:
@@ -79,6 +81,8 @@ def _of_class(config: HuggingFaceModel, shape: ModelShape) -> ModelShape:
 
 def _declared(config: OwnModel, shape: ModelShape) -> ModelShape:
     """Return the shape with the ways in which an own model declares that it can be divided."""
+    if config.compares:
+        shape = dataclasses.replace(shape, even_shares="its loss compares the samples of all ranks")
     if not config.stages and not config.is_sharded:
         return shape
     # as if it were a transformer, whose layers have about 12 hidden^2 parameters each
@@ -117,6 +121,7 @@ def _splits(config: TransformerConfig, shape: ModelShape, predicted: Predicted) 
         no_context_split=_no_context_split(config),
         no_sequence_split=_no_sequence_split(config),
         uneven_vocabulary=not config.generator,
+        even_shares=_even_shares(config),
         generator=config.generator_config().hidden / config.hidden if config.generator else 0.0,
         generator_heads=config.generator_config().heads if config.generator else 0,
         generator_feedforward=config.generator_config().intermediate if config.generator else 0,
@@ -193,3 +198,12 @@ def _no_sequence_split(config: TransformerConfig) -> str:
     if config.generator:
         return "a generator and its discriminator work on single positions"
     return "layers that share weights have no last one" if config.shared_layers else ""
+
+
+def _even_shares(config: TransformerConfig) -> str:
+    """Return why all data-parallel ranks must compute equally many samples; empty if they need not."""
+    if config.moe:
+        return "experts are balanced over the micro-batches that all ranks compute at the same time"
+    return (
+        "a part of its loss is a mean over micro-batches" if config.generator or config.sentence_head else ""
+    )

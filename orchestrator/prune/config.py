@@ -129,30 +129,30 @@ class PruneSpec(StrictModel):
         progress = 1.0 if step >= last else (step - first) / (last - first)
         return self.sparsity * (1.0 - (1.0 - progress) ** 3)
 
+    def problem(self, workload: WorkloadSpec, train: TrainSpec, averaged: int) -> str:
+        """Return what of a job does not go with its pruning; empty if everything does.
 
-def problem_of(prune: PruneSpec | None, workload: WorkloadSpec, train: TrainSpec, averaged: int) -> str:
-    """Return what of a job does not go with its pruning; empty if everything does.
-
-    Args:
-        prune: how the job prunes.
-        workload: its model.
-        train: how it trains.
-        averaged: number of earlier commits in the mean that is exported, 0 without a mean.
-    """
-    if prune is None:
+        Args:
+            workload: its model.
+            train: how it trains.
+            averaged: number of earlier commits in the mean that is exported, 0 without a mean.
+        """
+        if self.steps and self.steps[1] > train.steps:
+            return f"prune.steps ends after step {train.steps}, the last of train.steps; change one of them"
+        if workload.adapter is not None:
+            return (
+                "prune sets trained weights to zero, and an adapter does not train those of the base; prune in a run "
+                "without an adapter before or after this one"
+            )
+        if train.thaw:
+            return (
+                "prune compares the weights that are trained, and train.thaw changes which are; leave out one of "
+                "them"
+            )
+        if averaged and self.grows:
+            return (
+                "checkpoint.average.last is a mean of commits, and a weight that one of them has pruned would "
+                "not be zero "
+                "in it; use ema"
+            )
         return ""
-    if prune.steps and prune.steps[1] > train.steps:
-        return f"prune.steps ends after step {train.steps}, the last of train.steps; change one of them"
-    if workload.adapter is not None:
-        return (
-            "prune sets trained weights to zero, and an adapter does not train those of the base; prune in a run "
-            "without an adapter before or after this one"
-        )
-    if train.thaw:
-        return "prune compares the weights that are trained, and train.thaw changes which are; leave out one of them"
-    if averaged and prune.grows:
-        return (
-            "checkpoint.average.last is a mean of commits, and a weight that one of them has pruned would not be zero "
-            "in it; use ema"
-        )
-    return ""

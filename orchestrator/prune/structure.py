@@ -16,7 +16,7 @@ from orchestrator.parallel.rank_messages import broadcast_json
 from orchestrator.resolve.training_inputs import TrainingInputs
 from orchestrator.storage.retry import Retry
 from orchestrator.storage.run_directory import RunDir
-from workloads.load import with_weights
+from workloads.inference import with_weights
 from workloads.model.importance import gradient, magnitude, scores_as_json
 from workloads.model.shrink import Kept, Shrunk, kept_units
 from workloads.transformer_workload import TransformerWorkload

@@ -67,23 +67,24 @@ class QuantizeSpec(StrictModel):
         """The quantisation of the weights after `step` steps; None while they are in full precision."""
         return self.scheme if step >= self.from_step else None
 
-
-def problem_of(
-    quantize: QuantizeSpec | None, workload: WorkloadSpec, train: TrainSpec, precision: str
-) -> str:
-    """Return what a job has that cannot be quantised; empty if nothing."""
-    if quantize is None:
+    def problem(self, workload: WorkloadSpec, train: TrainSpec, precision: str) -> str:
+        """Return what a job has that cannot be quantised; empty if nothing."""
+        if workload.adapter is not None:
+            return (
+                "quantize rounds trained weights, and an adapter changes them when it is merged; leave one of them "
+                "out"
+            )
+        if precision == "fp8":
+            return "quantize and train.precision fp8 both replace linear layers; set the precision to bf16"
+        if train.compile:
+            return (
+                "train.compile may compute the rounding with other bits than the export; set it to false with "
+                "quantize"
+            )
+        if workload.objective in (*REFERENCED, *REWARDED):
+            return f"quantize would round the reference of {workload.objective} too; leave it out"
+        if self.from_step >= train.steps:
+            return (
+                f"quantize.from_step {self.from_step} is not before the last of {train.steps} steps; lower it"
+            )
         return ""
-    if workload.adapter is not None:
-        return "quantize rounds trained weights, and an adapter changes them when it is merged; leave one of them out"
-    if precision == "fp8":
-        return "quantize and train.precision fp8 both replace linear layers; set the precision to bf16"
-    if train.compile:
-        return "train.compile may compute the rounding with other bits than the export; set it to false with quantize"
-    if workload.objective in (*REFERENCED, *REWARDED):
-        return f"quantize would round the reference of {workload.objective} too; leave it out"
-    if quantize.from_step >= train.steps:
-        return (
-            f"quantize.from_step {quantize.from_step} is not before the last of {train.steps} steps; lower it"
-        )
-    return ""

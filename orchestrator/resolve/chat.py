@@ -10,6 +10,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.records import TALKING
 from orchestrator.data.config import DataSpec
 from orchestrator.data.prepare.chat_template import PROBE, Template
+from orchestrator.data.prepare.messages import Message
 from orchestrator.data.prepare.record_kind import EARLIER, kind_of
 
 if TYPE_CHECKING:
@@ -33,6 +34,15 @@ class Chat:
     def row(self, prompt: str) -> list[int]:
         """Return the tokens of a user's message, up to the answer. Raises InputError if the template fails."""
         ids: list[int] = self._tokenizer.encode(self._written(prompt), add_special_tokens=False).ids
+        return ids
+
+    def conversation(self, messages: list[Message]) -> list[int]:
+        """Return the tokens of messages, up to the next answer. Raises InputError if the template fails."""
+        try:
+            text = self._template.opening(self._template.as_read(messages), None)
+        except ValueError as error:
+            raise InputError(str(error), WHERE, "change the messages or the template") from None
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     @cached_property

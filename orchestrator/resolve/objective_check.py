@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.config.errors import InputError
+from orchestrator.config.records import SAMPLES
 from orchestrator.data.config import Source
-from orchestrator.evaluate.config import SAMPLES
 
 
 def check_objective(name: str, model: str, architecture: str, sources: Sequence[tuple[str, Source]]) -> None:

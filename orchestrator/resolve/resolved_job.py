@@ -110,11 +110,13 @@ def resolve(
             shape = replace(shape, no_model_split="an own metric reads whole outputs")
     if spec.distill:
         shape = _with_teacher(shape, model, spec.distill, spec.workload, divides)
+    if spec.rollout:
+        shape = replace(shape, even_shares="the ranks divide the answers of each prompt evenly")
     if spec.quantize:
         shape = replace(shape, quantised_group=spec.quantize.scheme.group)
     if spec.reads_base:
         from workloads.hf.tables.our_names import told_by_our_names
-        from workloads.load import quantised_share, trained_share
+        from workloads.parameter_shares import quantised_share, trained_share
 
         train = spec.train
         with wrong_input("workload.adapter.targets"), told_by_our_names(model):
@@ -175,7 +177,10 @@ def _with_teacher(
         )
     if distill.looks_inside:
         what = "distill.hidden and distill.relations compare whole layers of whole texts"
-        shape = replace(shape, no_pipeline_split=what, no_context_split=what, no_sequence_split=what)
+        even = "a part of its loss is a mean over micro-batches"
+        shape = replace(
+            shape, no_pipeline_split=what, no_context_split=what, no_sequence_split=what, even_shares=even
+        )
     return shape
 
 

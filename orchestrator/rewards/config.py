@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from orchestrator.config.object_reference import users_code
 from orchestrator.config.strict import Count, Positive, StrictModel
 from workloads.own.object_reference import PATTERN
 
 WAYS = ("kind", "own", "model")
 """A reward has exactly one of these keys."""
 LIMITS = ("timeout", "memory")
+"""Keys that bound the process of a reward. They change no reward that is computed in time."""
 OPTIONS: dict[str, tuple[str, ...]] = {
     "column": ("exact_match", "math", "unit_tests"),
     "pattern": ("exact_match", "math", "regex"),
@@ -46,6 +49,8 @@ class LengthSpec(StrictModel):
 
 class RewardSpec(StrictModel):
     """One reward: a rule (kind), your function (own), or a trained reward model (model)."""
+
+    NO_IDENTITY: ClassVar[tuple[str, ...]] = LIMITS
 
     kind: Literal["exact_match", "regex", "math", "unit_tests", "length"] | None = Field(
         default=None,
@@ -155,3 +160,8 @@ def _names_are_unique(rewards: list[RewardSpec]) -> list[RewardSpec]:
 
 Rewards = Annotated[list[RewardSpec], AfterValidator(_names_are_unique)]
 """The rewards of a job."""
+
+
+def own_rewards(rewards: Sequence[RewardSpec]) -> dict[str, str]:
+    """Return the user's reward functions, each with its key."""
+    return users_code(*((f"rewards.{number}.own", reward.own) for number, reward in enumerate(rewards)))

@@ -26,6 +26,7 @@ class StepRow(TypedDict, total=False):
     - `sequence_length`: the tokens of a row, if they change during the run.
     - `forward_seconds` to `agreement_seconds`: parts of `step_seconds` on rank 0, see
       `orchestrator.parallel.step_clock`. They do not add up to all of it.
+    - `verified_by`: who computed the step again, "other" ranks or the "same" one; only in verified steps.
     - `model_flops_per_second`: the sum over all ranks; `mfu` is its share of their peak.
     """
 
@@ -48,6 +49,7 @@ class StepRow(TypedDict, total=False):
     model_flops_per_second: float
     mfu: float
     commit_seconds: float
+    verified_by: str
     samples: str
     padding: float
     sequence_length: int
@@ -103,6 +105,7 @@ class EventFields(TypedDict, total=False):
     - `rolled_back`: the step before, the steps of the removed commits, and when the user asked for it.
     - `continued`: the commit of another run that the run began with.
     - `tasks`: the evaluation of the job's tasks.
+    - `wrong_nodes`: the nodes that compute wrongly. They get no ranks until the run ends.
     - `stopping`: why the run was asked to end.
     - `saving`: the outcome of the save that the event reports.
     """
@@ -113,6 +116,7 @@ class EventFields(TypedDict, total=False):
     cause: dict[str, Any]
     node: str
     rank: int
+    wrong_nodes: list[str]
     seen: float
     still_seconds: float
     lost_steps: int

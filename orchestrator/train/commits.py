@@ -13,12 +13,12 @@ from typing import Any
 
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.commit_store import Store
-from orchestrator.checkpoint.commit_writer import CommitOutcome
+from orchestrator.checkpoint.committer import CommitOutcome
 from orchestrator.checkpoint.config import CheckpointSpec
+from orchestrator.checkpoint.peer_memory import LOCATION
 from orchestrator.checkpoint.retention import retention_of
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.snapshot_writer import Placement
-from orchestrator.checkpoint.snapshots import LOCATION
 from orchestrator.evaluate.config import EvaluateSpec
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import Agreed, agree, gather_json

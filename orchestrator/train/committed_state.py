@@ -9,6 +9,7 @@ from typing import Any
 
 from orchestrator.checkpoint.evaluations import MEASURED
 from orchestrator.checkpoint.identity import CONTINUED
+from orchestrator.checkpoint.manifest import VERIFIED
 from orchestrator.config.metric_names import by_name, larger_is_better
 from orchestrator.data.samples.receipt import START, roll
 from orchestrator.data.samples.skips import Skip, lr_factor, merged, start_of
@@ -41,6 +42,7 @@ class TrainingProgress:
         chunks_head: whether heads compute the loss in chunks of tokens. Earlier versions did not, and their sums have
             other bits.
         continued_from: the commit of another run that this run continues, see `checkpoint.identity.CONTINUED`.
+        verified: the last step that another rank has computed too, with equal results; 0 before the first.
     """
 
     step: int = 0
@@ -56,6 +58,7 @@ class TrainingProgress:
     best_of: str = ""
     chunks_head: bool = True
     continued_from: Mapping[str, Any] | None = None
+    verified: int = 0
 
     @classmethod
     def of_commit(
@@ -92,6 +95,7 @@ class TrainingProgress:
             best_of=meta.get("best_of", ""),
             chunks_head=meta.get(CHUNKS_HEAD, False),
             continued_from=meta.get(CONTINUED),
+            verified=meta.get(VERIFIED, 0),
         )
 
     @classmethod

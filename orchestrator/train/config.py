@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from orchestrator.config.object_reference import users_code
+from orchestrator.config.records import REFERENCED, REWARDED
 from orchestrator.config.strict import Positive, StrictModel
+from orchestrator.config.workload import WorkloadSpec
 from orchestrator.optim.config import OptimizerSpec, in_steps
+from workloads.own.object_reference import is_object_reference
 
 
 class StabilitySpec(StrictModel):
@@ -45,8 +49,6 @@ class StabilitySpec(StrictModel):
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 """The dtypes of matrix products."""
-NEWER = ("freeze", "thaw", "continue_from", "reference", "sequence_warmup", "label_smoothing")
-"""Keys that jobs of earlier versions lack. With their defaults they do not affect a run's identity."""
 
 
 class SequenceWarmup(StrictModel):
@@ -93,6 +95,12 @@ class ContinueFrom(StrictModel):
 
 class TrainSpec(StrictModel):
     """Length, batch size, optimiser and numerics of training."""
+
+    # What was done about an instability is recorded, and the rules may change for the next one.
+    NO_IDENTITY: ClassVar[tuple[str, ...]] = ("stability",)
+    ADDED_LATER: ClassVar[tuple[str, ...]] = (
+        *("freeze", "thaw", "continue_from", "reference", "sequence_warmup", "label_smoothing"),
+    )
 
     steps: Positive = Field(
         description="optimizer steps; with continue_from, includes the steps of the run before"
@@ -237,3 +245,100 @@ class TrainSpec(StrictModel):
     def decay_from(self) -> int | None:
         """Return the first step of the learning rate's decay; None without one."""
         return self.steps - self.decay_steps if self.decay_steps else None
+
+    @property
+    def own_code(self) -> dict[str, str]:
+        """The user's optimizer and schedule, each with its key."""
+        return users_code(
+            ("train.optimizer.name", self.optimizer.name),
+            ("train.optimizer.schedule", self.optimizer.schedule),
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """Return the keys that determine the weights. A warm-up or decay as a share of the steps counts in steps."""
+        steps = {"warmup": self.warmup_steps, "decay": self.decay_steps}
+        return super().identity() | {"optimizer": self.optimizer.identity() | steps}
+
+    def problem(self, workload: WorkloadSpec, *, sequence_length: int, averaged: int, is_search: bool) -> str:
+        """Return what of a job does not go with how it trains; empty if everything does.
+
+        Args:
+            workload: its model.
+            sequence_length: tokens of a sample.
+            averaged: number of earlier commits in the mean that is exported, 0 without a mean.
+            is_search: whether the job is a search over its keys.
+        """
+        return (
+            self._problem_with_own_model(workload)
+            or ("" if workload.mup is None else self.optimizer.problem_with_mup())
+            or self._problem_with_warmup(workload.objective, sequence_length)
+            or self._problem_with_reference(workload.objective)
+            or self._problem_with_continuing(workload, is_search)
+            or self._problem_with_thawing(workload, averaged)
+        )
+
+    def _problem_with_own_model(self, workload: WorkloadSpec) -> str:
+        for key in ("z_loss", "label_smoothing") if is_object_reference(workload.model) else ():
+            if getattr(self, key):
+                return f"train.{key} is for losses of this project, and {workload.model} has its own; set it to 0"
+        return ""
+
+    def _problem_with_warmup(self, objective: str, sequence_length: int) -> str:
+        warmup = self.sequence_warmup
+        if warmup is not None and objective != "causal_lm":
+            return f"train.sequence_warmup needs causal_lm, and the objective is {objective}; leave it out"
+        if warmup is not None and not warmup.fits(sequence_length):
+            return (
+                f"train.sequence_warmup.length {warmup.length} is not data.sequence_length {sequence_length} halved "
+                "some times; change one of them"
+            )
+        return ""
+
+    def _problem_with_reference(self, objective: str) -> str:
+        if self.reference == "held" and objective not in (*REFERENCED, *REWARDED):
+            return f"train.reference is for {', '.join(REFERENCED)}, and this is {objective}; leave it out"
+        return ""
+
+    def _problem_with_continuing(self, workload: WorkloadSpec, is_search: bool) -> str:
+        if self.continue_from is None:
+            return ""
+        needs_base = self.needs_base(workload) or workload.objective in REFERENCED
+        if workload.grow or workload.shrink or (workload.init_from and not needs_base):
+            return (
+                "train.continue_from brings the weights of another run, and so does workload.init_from; leave one "
+                "out"
+            )
+        if is_search:
+            return (
+                "tune searches over new runs; leave out train.continue_from, or start from weights alone, by "
+                "workload.init_from"
+            )
+        return ""
+
+    def _problem_with_thawing(self, workload: WorkloadSpec, averaged: int) -> str:
+        if workload.shrink and self.freeze:
+            return (
+                "train.freeze leaves weights out of commits, and workload.shrink chooses them once; leave out one of "
+                "them"
+            )
+        if not self.thaw:
+            return ""
+        if not self.reads_base(workload):
+            return "train.thaw thaws frozen parameters, and this job freezes none; set train.freeze"
+        if workload.adapter and workload.adapter.quantize != "none":
+            return (
+                "train.thaw would train weights that workload.adapter.quantize keeps in 4 bits; leave one of them "
+                "out"
+            )
+        if averaged:
+            return "checkpoint.average.last is a mean of checkpoints, and those before a thaw lack weights; use ema"
+        return ""
+
+    def reads_base(self, workload: WorkloadSpec) -> bool:
+        """Return whether commits lack weights, which are read from where the run began."""
+        return bool(self.freeze or workload.adapter)
+
+    def needs_base(self, workload: WorkloadSpec) -> bool:
+        """Return whether every start needs the weights that the run began with: commits lack some, or a loss compares
+        with them."""
+        return self.reads_base(workload) or self.reference == "held"

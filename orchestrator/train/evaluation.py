@@ -24,9 +24,9 @@ from orchestrator.train.config import TrainSpec
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.eval_sharding import shares
 from orchestrator.train.evaluation_metrics import means_of_own, measures
+from orchestrator.train.generated_text import Sampler
 from orchestrator.train.held_out_batches import micro_batch
 from orchestrator.train.rollouts.rollouts import Rollouts
-from orchestrator.train.sampler import Sampler
 from workloads.objectives.metrics import load_libraries
 from workloads.objectives.preferences import DIVERGENCE
 from workloads.workload import Batch

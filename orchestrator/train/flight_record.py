@@ -10,6 +10,7 @@ import json
 import re
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -92,8 +93,16 @@ def _missing(last: Mapping[int, Mapping[str, Mapping[str, Any]]], nodes: Mapping
     """Return the lines of `missing_ranks`, from the result of `_last_collectives`."""
     lines = []
     silent = [rank for rank in nodes if rank not in last] if last else []
+    unfinished = Counter(
+        line_of(entry)
+        for groups in last.values()
+        for entry in groups.values()
+        if entry.get("state") != "completed"
+    )
     for rank in silent:
-        lines.append(f"rank {rank} on {nodes[rank]} is missing: it does not tell what it waits for")
+        waits = "; ".join(f"others wait in {line}" for line, _ in unfinished.most_common(1))
+        why = waits or "it does not tell what it waits for"
+        lines.append(f"rank {rank} on {nodes[rank]} is missing: {why}")
     for group in sorted({group for entered in last.values() for group in entered}):
         entered = {rank: groups[group] for rank, groups in last.items() if group in groups}
         furthest = max(entered.values(), key=_number)

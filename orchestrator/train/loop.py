@@ -169,6 +169,9 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
             accepted=spec.accept_code,
         ),
         stop_when=spec.stop_when,
+        # A task that writes nothing is a replay, which compares its steps with the record instead.
+        verify=spec.resources.verify if task.commit else None,
+        device=device,
         memory_before=memory_before,
         values=[each for each in (references, distilled.stored if distilled else None) if each is not None],
         growing=is_growing(spec.data.streaming, tokens.sections is None),

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cluster.workers.clock import wall
-from cluster.workers.injected_faults import FaultSpec
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.data.samples.batches import Prefetch, StepSamples
 from orchestrator.evaluate.config import StopWhen
@@ -26,6 +25,7 @@ from orchestrator.train.rank_record import RankRecord, step_row
 from orchestrator.train.restore import Restorer
 from orchestrator.train.step_samples import MakeReader, StepPlan, seed_step
 from orchestrator.train.task import Task
+from orchestrator.train.verification import Device, Verification, VerifySpec
 from workloads.workload import Batch
 
 LONGEST_PAUSE = 0.5
@@ -75,6 +75,8 @@ class Rank:
         make_reader: MakeReader,
         restorer: Restorer,
         stop_when: StopWhen | None,
+        verify: VerifySpec | None,
+        device: Device,
         memory_before: int = 0,
         values: Sequence[ComputedValues] = (),
         growing: bool = False,
@@ -93,6 +95,8 @@ class Rank:
             make_reader: returns what reads the samples of steps that continue from a progress.
             restorer: restores commits.
             stop_when: when a run ends early; None for never.
+            verify: which steps are computed again, and by whom; None for none.
+            device: this rank's device.
             memory_before: bytes in use before the model was built.
             values: what other models say of every sample, as far as the objective needs it.
             growing: whether some of the data is still being prepared.
@@ -104,9 +108,12 @@ class Rank:
         self._context = context
         self._make_engine = make_engine
         self._restorer = restorer
+        self._verification = Verification.of_rank(
+            verify, layout, context.rank_info.rank, train=plan.train, device=device
+        )
         self._growing = growing
         self._engine = make_engine(task.restore or 0)
-        self._faults = [FaultSpec.parse(text) for text in task.faults]
+        self._faults = task.parsed_faults
         self._stopped = False  # whether a stop came while values were computed that training needs
         for each in values:
             inputs = self._with_values(inputs, each)
@@ -121,7 +128,7 @@ class Rank:
             str, Any
         ] = {}  # facts about the restored weights, for an evaluation-only row
         self._progress = self._restore()
-        self._reader = make_reader(inputs.batches, self._progress)
+        self._reader = make_reader(inputs.batches, self._progress, self._verification.replicas_to_read)
         self._evaluations: list[EvaluationRow] = []  # evaluations since the last step's row
 
     def train(self) -> dict[str, Any]:
@@ -217,8 +224,7 @@ class Rank:
         waited = time.perf_counter() - started
         made = self._reader.rows(samples, self._engine, self._progress.step, self._task)
         lr = self._progress.learning_rate(self._plan.train)
-        seed_step(self._plan.seed, done, self._context.rank_info.rank)
-        metrics = self._compute(made.batches, lr)
+        metrics = self._compute(made.batches, samples.others, lr)
         parts = self._engine.clock.take()
         computed = time.perf_counter()
         busy = waited + metrics.busy_seconds if metrics.busy_seconds else 0.0
@@ -245,6 +251,9 @@ class Rank:
             tokens=self._plan.tokens,
             stability=stability,
         )
+        is_verified = self._verification.is_due(done + 1)
+        if is_verified:
+            self._progress = dataclasses.replace(self._progress, verified=done + 1)
         row = step_row(
             metrics,
             self._progress,
@@ -259,6 +268,8 @@ class Rank:
         if samples.padding is not None:
             row["padding"] = samples.padding
         row |= made.metrics
+        if is_verified:
+            row["verified_by"] = self._verification.by
         row["busy_seconds"] = agreed.busy if busy else ()
         row |= self._record.row(agreed.memory)
         row |= {f"{part}_seconds": round(seconds, 6) for part, seconds in parts.items()}
@@ -309,12 +320,32 @@ class Rank:
         for fault in self._faults:
             if fault.apply(info.rank, info.world_size, step, self._task.attempt, in_evaluation):
                 self._engine.poison()
+            if not in_evaluation and fault.spoils(info.rank, info.world_size, step, self._task.attempt):
+                self._engine.damage(fault.kind, seed=step)
 
-    def _compute(self, micro_batches: list[Batch], lr: float) -> Metrics:
-        """Run the engine's step; add a note with the step and the pipeline stage to an error."""
+    def _compute(self, micro_batches: list[Batch], others: Sequence[list[Batch]], lr: float) -> Metrics:
+        """Run the engine's step, verified if that is due; add the step and the pipeline stage to an error's notes.
+
+        Args:
+            micro_batches: the rows of this rank.
+            others: those of replicas that this rank computes again.
+            lr: the learning rate.
+        """
+        done = self._progress.step
         try:
             with self._record.watch_step():
-                return self._engine.train_step(micro_batches, lr)
+                check = None
+                if self._verification.is_due(done + 1):
+                    check = self._verification.begin(
+                        self._engine,
+                        micro_batches,
+                        others,
+                        step=done + 1,
+                        verified=self._progress.verified,
+                        seed=lambda role: seed_step(self._plan.seed, done, role),
+                    )
+                seed_step(self._plan.seed, done, self._context.rank_info.rank)
+                return self._engine.train_step(micro_batches, lr, check)
         except Exception as error:
             stage = self._layout.coordinate(self._context.rank_info.rank)["pp"]
             error.add_note(f"at step {self._progress.step + 1}, pipeline stage {stage}")

@@ -11,9 +11,9 @@ from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.identity import CODE
 from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit
+from orchestrator.checkpoint.peer_memory import PeerMemory
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.checkpoint.snapshot_writer import Placement
-from orchestrator.checkpoint.snapshots import PeerMemory
 from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import check_same_code
 from orchestrator.models.averaged import facts_of, weights_of

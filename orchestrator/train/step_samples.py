@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from orchestrator.train.rollouts.rollouts import Rollouts
 from orchestrator.train.row_lengths import WHOLE, RowLengths, dealt, lengths_of
 from orchestrator.train.sequence_warmup import shortened
 from orchestrator.train.task import Task
+from orchestrator.train.unlabelled import filled_up
 from workloads.model.dropout import KEYS, ROW_TOKENS, position_keys
 from workloads.workload import Batch, Workload
 
@@ -85,6 +86,7 @@ class StepReader:
         rank: int,
         batches: Batches | OwnBatches,
         origin: TrainingProgress,
+        others: Callable[[int], Sequence[int]] = lambda step: (),
         pinned: Callable[[Batch], Batch] = lambda batch: batch,
         rollouts: Rollouts | None = None,
         lengths: RowLengths = WHOLE,
@@ -97,10 +99,13 @@ class StepReader:
             rank: this rank's number.
             batches: the samples by position.
             origin: the progress from which the steps of this task continue.
+            others: returns the indices on the data axis whose samples this rank reads besides its own, for the number
+                of a step. See `Verification.replicas_to_read`.
             pinned: moves a batch into page-locked memory if the device is a GPU.
             rollouts: makes the rows of a step from prompts, if the objective learns from rewards.
             lengths: how the samples of a step become rows.
         """
+        self._others = others
         self._plan = plan
         self._batches = batches
         self._layout = layout
@@ -131,37 +136,59 @@ class StepReader:
             return StepSamples(
                 [], 0, None, prompts=[self._rollouts.prompts(self._batches, each, size) for each in starts]
             )
-        mine = self._positions(start, size, coordinate["dp"])
-        parts = [self._batches.at(positions) for positions in mine]
-        if self._plan.draws:
-            for positions, (batch, _) in zip(mine, parts, strict=True):
-                batch[KEYS] = position_keys(self._plan.seed, torch.from_numpy(positions))
-        whole = sum(_tokens(batch) for batch, _ in parts)
-        parts = [(self._lengths.cut(batch), digest) for batch, digest in parts]
-        share = sum(_tokens(batch) for batch, _ in parts) / max(whole, 1)
-        if length := self._plan.row_length(step):
-            parts = [(shortened(batch, length), digest) for batch, digest in parts]
-        if self._plan.noise:
-            for batch, _ in parts:
-                batch[ROW_TOKENS] = batch.get("padding", torch.ones_like(batch["tokens"])).sum(1)
+        parts = self._parts(step, start, coordinate["dp"])
+        others = [self._parts(step, start, replica) for replica in self._others(step + 1)]
         is_first = coordinate["pp"] == coordinate["cp"] == coordinate["tp"] == 0
         reports_padding = self._batches.packed and self._rank == 0
         return StepSamples(
             batches=[self._pinned(batch) for batch, _ in parts],
             digest=add(digest for _, digest in parts) if is_first else 0,
             padding=self._batches.padding(start, size) if reports_padding else None,
-            share=share,
+            share=self._share([batch for batch, _ in parts], step),
+            others=[[self._pinned(batch) for batch, _ in each] for each in others],
         )
 
-    def _positions(self, start: int, size: int, dp_rank: int) -> list[np.ndarray]:
-        """Return the positions of the samples of each of a data-parallel rank's micro-batches."""
-        layout = self._layout
-        mine = slices(0, size, dp_rank, layout.dp, layout.micro_batch)
+    def _parts(self, step: int, start: int, replica: int) -> list[tuple[Batch, int]]:
+        """Return the micro-batches of a replica, each with the sum of its receipt digests.
+
+        Args:
+            step: steps done.
+            start: position of the first sample of the global batch.
+            replica: index on the data axis.
+        """
+        its = self._positions(start, replica)
+        parts = [self._batches.at(positions) for positions in its]
+        if self._plan.draws:
+            for positions, (batch, _) in zip(its, parts, strict=True):
+                batch[KEYS] = position_keys(self._plan.seed, torch.from_numpy(positions))
+        parts = [(self._lengths.cut(batch), digest) for batch, digest in parts]
+        if length := self._plan.row_length(step):
+            parts = [(shortened(batch, length), digest) for batch, digest in parts]
+        if self._plan.noise:
+            for batch, _ in parts:
+                batch[ROW_TOKENS] = batch.get("padding", torch.ones_like(batch["tokens"])).sum(1)
+        count = self._layout.accumulation(self._plan.samples)
+        batches = filled_up([batch for batch, _ in parts], count, self._layout.micro_batch)
+        digests = [digest for _, digest in parts] + [0] * (count - len(parts))
+        return list(zip(batches, digests, strict=True))
+
+    def _positions(self, start: int, replica: int) -> list[np.ndarray]:
+        """Return the positions of the samples of each of a replica's micro-batches."""
+        size = self._plan.samples
+        mine = slices(0, size, replica, self._layout.dp, self._layout.micro_batch)
         positions = np.arange(start, start + size)
         if self._lengths.deals:
             assert isinstance(self._batches, Batches)  # own samples have no known lengths
-            positions = positions[dealt(self._batches.lengths(positions), layout.micro_batch)]
+            positions = positions[dealt(self._batches.lengths(positions), self._layout.micro_batch)]
         return [positions[first : first + count] for first, count in mine]
+
+    def _share(self, batches: list[Batch], step: int) -> float:
+        """Return the mean length of rows as a share of the full length; 1 where rows are not cut to their samples."""
+        if not self._lengths.cuts or self._plan.row_length(step):
+            return 1.0
+        rows = [batch["padding"].shape for batch in batches if "padding" in batch]
+        whole = sum(count for count, _ in rows) * self._plan.sequence_length
+        return sum(count * length for count, length in rows) / whole if whole else 1.0
 
     def _starts_of_rollout(self, step: int) -> list[int]:
         """Return the positions at which the steps of a rollout begin, if one begins after `step` steps."""
@@ -190,13 +217,8 @@ class StepReader:
         return StepRows(batches, made.digest, made.metrics)
 
 
-def _tokens(batch: Batch) -> int:
-    """Return the tokens of a batch, padding included; 0 if it has none."""
-    return sum(batch[name].numel() for name in ("tokens", "decoder_tokens") if name in batch)
-
-
-MakeReader = Callable[[Batches | OwnBatches, TrainingProgress], StepReader]
-"""Returns what reads the samples of the steps that continue from a progress."""
+MakeReader = Callable[[Batches | OwnBatches, TrainingProgress, Callable[[int], Sequence[int]]], StepReader]
+"""Returns what reads the samples of the steps that continue from a progress, with `others` as of `StepReader`."""
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from cluster.workers.injected_faults import FaultSpec
 from orchestrator.models.base import Base
 from orchestrator.parallel.layout import Layout
 from workloads.hf.files.hf_config import FolderConfig
@@ -101,6 +102,11 @@ class Task:
     def parsed_layout(self) -> Layout:
         """The layout."""
         return Layout.from_json(self.layout)
+
+    @property
+    def parsed_faults(self) -> list[FaultSpec]:
+        """The faults to inject."""
+        return [FaultSpec.parse(text) for text in self.faults]
 
     @property
     def parsed_base(self) -> Base | None:

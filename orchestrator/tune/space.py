@@ -12,10 +12,10 @@ from typing import Any, get_args, get_type_hints
 from orchestrator.config.errors import InputError
 from orchestrator.config.metric_names import PARTS_OF_LOSS, Metric, OfAnswers, OfWords
 from orchestrator.config.overrides import set_key
-from orchestrator.config.records import PREFERENCES
+from orchestrator.config.records import PREFERENCES, SAMPLES
 from orchestrator.config.spec import JobSpec, dump, parse
 from orchestrator.config.workload import WorkloadSpec
-from orchestrator.evaluate.config import SAMPLES, metrics_of
+from orchestrator.evaluate.config import metrics_of
 from orchestrator.observe.mlflow_checks import check_registered_name
 from orchestrator.storage.row_types import StepRow
 from orchestrator.tune.config import Dimension, TuneSpec

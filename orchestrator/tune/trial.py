@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import statistics
 import time
 from functools import partial
 from pathlib import Path
@@ -20,26 +19,19 @@ from ray import tune as ray_tune
 from cluster.workers.gang import Gang
 from cluster.workers.on_ray import on_ray
 from orchestrator.checkpoint.commit_store import Store
-from orchestrator.checkpoint.config import NO_EXPORT
 from orchestrator.checkpoint.identity import read_job
 from orchestrator.config.errors import InputError
 from orchestrator.config.overrides import set_key
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.controller.controller import Controller
-from orchestrator.evaluate.config import EvaluateSpec, without_tasks
-from orchestrator.observe.config import SummarisedJob
-from orchestrator.observe.formatting import run_name, trial_name
-from orchestrator.observe.summary import summary
-from orchestrator.observe.totals import totals_of
 from orchestrator.resolve.commit_model import as_begun
-from orchestrator.resolve.prepared_data import data_cache
-from orchestrator.storage.row_line import evaluations_in
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import lineage
 from orchestrator.tune.config import POPULATION
-from orchestrator.tune.rungs import interval_of, longest_warmup, rungs
+from orchestrator.tune.rungs import longest_warmup, rungs
 from orchestrator.tune.same_inputs import InputsChanged, check_same_inputs
-from orchestrator.tune.space import job_of
+from orchestrator.tune.trial_job import job_of_trial
+from orchestrator.tune.trial_values import evaluated_value, hours_of, trained_value
 
 FAILED = "failed.json"
 """The file of a run that failed, with its reason."""
@@ -102,7 +94,7 @@ class Trial(ray_tune.Trainable):
         """Train to the next rung. A failed run returns a result, since Tune restarts a trial that raises."""
         run = lineage.at(self._sweep, self._name)
         try:
-            spec = self._job()
+            spec = job_of_trial(self._base, self._sweep, self._name, self._assignment["params"])
             every = rungs(self._tune, spec.train.steps, self._warmup)
             rung = reached = next((step for step in every if step > self._at), every[-1])
             limited = False
@@ -112,7 +104,13 @@ class Trial(ray_tune.Trainable):
             if self._assignment["ended"] is None and _committed(run) < rung:
                 reached, ended, limited = self._drive(spec, run, rung)
             return self._result(
-                spec.evaluate, spec.train.steps, run, rung=rung, reached=reached, limited=limited, why=ended
+                spec.train.steps,
+                run,
+                evaluations_every=spec.evaluate.every if spec.evaluate else None,
+                rung=rung,
+                reached=reached,
+                limited=limited,
+                why=ended,
             )
         except InputsChanged as error:
             return self._begun_otherwise(str(error))
@@ -123,32 +121,6 @@ class Trial(ray_tune.Trainable):
         run.create()
         run.write_json(FAILED, {"reason": reason})
         return self._failed(reason)
-
-    def _job(self) -> JobSpec:
-        """Return the job of the run, with the values of the trial and without exports and tasks.
-
-        It has an evaluation at each rung if the metric is one of an evaluation.
-        """
-        base = self._base
-        evaluate = without_tasks(base.evaluate, base.set_names)
-        unregistered = {"tracking__register_as": None} if base.tracking else {}
-        spec = job_of(
-            base.model_copy(update={"evaluate": evaluate, "notify": None}),
-            self._assignment["params"],
-            name=trial_name(run_name(base.name, self._sweep.name), self._name),
-            **{f"checkpoint__{key}": value for key, value in NO_EXPORT.items()},
-            data__cache=data_cache(self._base.data, self._sweep),
-            **unregistered,
-        )
-        if spec.evaluate is not None and "." in self._tune.metric:
-            at = sorted({*spec.evaluate.at, *rungs(self._tune, spec.train.steps, self._warmup)})
-            spec = spec.model_copy(update={"evaluate": spec.evaluate.model_copy(update={"at": at})})
-        if self._tune.scheduler in POPULATION:
-            # When another trial takes over a commit, this trial may be two decisions ahead of it.
-            kept = 1 + 3 * math.ceil(interval_of(self._tune, spec.train.steps) / spec.checkpoint.every)
-            checkpoint = spec.checkpoint.model_copy(update={"keep": max(kept, spec.checkpoint.keep)})
-            spec = spec.model_copy(update={"checkpoint": checkpoint})
-        return spec
 
     def _drive(self, spec: JobSpec, run: RunDir, rung: int) -> tuple[int, str, bool]:
         """Train to the rung, or until a limit is reached or the run ends.
@@ -163,7 +135,7 @@ class Trial(ray_tune.Trainable):
                     set_key(document, key, value, "tune.promote")
         hours = math.inf  # of the search
         if (deadline := self._assignment["deadline"]) is not None:
-            hours = self._hours(spec.summarised, run) + max(deadline - time.time(), 1.0) / 3600
+            hours = hours_of(spec.summarised, run) + max(deadline - time.time(), 1.0) / 3600
             document["limits"]["hours"] = min(hours, spec.limits.hours or math.inf)
         spec = parse(document, self._name)
         run.create()
@@ -188,21 +160,16 @@ class Trial(ray_tune.Trainable):
         limited = (
             reached < rung
             and hours <= (spec.limits.hours or math.inf)
-            and self._hours(spec.summarised, run) >= hours
+            and hours_of(spec.summarised, run) >= hours
         )
         return reached, str(found["reason"] or ""), limited
 
-    def _hours(self, job: SummarisedJob, run: RunDir) -> float:
-        """Return the hours of the run so far, counted like `limits.hours`."""
-        found = summary(job, None, run.rows("events.jsonl"), totals_of(run))["ledger"]
-        return float(found["wall_seconds"] - found["seconds"].get("down", 0.0)) / 3600
-
     def _result(
         self,
-        evaluate: EvaluateSpec | None,
         steps: int,
         run: RunDir,
         *,
+        evaluations_every: int | None,
         rung: int,
         reached: int,
         limited: bool,
@@ -215,7 +182,7 @@ class Trial(ray_tune.Trainable):
         """
         ended = self._assignment["ended"]
         try:
-            value = self._evaluated(evaluate, rung) if "." in self._tune.metric else self._trained(rung)
+            value = self._value(rung, evaluations_every)
         except InputError:
             if not limited:
                 raise
@@ -236,27 +203,12 @@ class Trial(ray_tune.Trainable):
             "done": done,
         }
 
-    def _trained(self, rung: int) -> float:
-        """Return the mean of the metric over the last steps."""
-        # Early in training a mean over many steps would measure how fast the loss fell, not its level.
-        window = min(self._tune.window, max(rung // 4, 1))
-        recent = lineage.latest(self._sweep, self._name, rung, window)
-        if not any(self._tune.metric in row for row in recent):
-            known = (
-                ", ".join(sorted(k for k, v in recent[-1].items() if isinstance(v, float))) if recent else ""
-            )
-            raise InputError(f"no row has the metric {self._tune.metric!r}", "tune.metric", f"known: {known}")
-        found = [float(value) for row in recent if (value := row.get(self._tune.metric)) is not None]
-        return statistics.fmean(found) if found else math.nan
-
-    def _evaluated(self, evaluate: EvaluateSpec | None, rung: int) -> float:
-        """Return the metric of the last evaluation, which is at the rung unless the run ended before it."""
-        assert evaluate is not None
-        every, (name, _, metric) = evaluate.every, self._tune.metric.partition(".")
-        found = evaluations_in(lineage.latest(self._sweep, self._name, rung, every + 1))
-        if not found:
-            raise InputError(f"nothing was evaluated up to step {rung}", "evaluate.every", "lower it")
-        return float(found[-1]["sets"][name].get(metric, math.nan))  # absent if nothing is predicted
+    def _value(self, rung: int, evaluations_every: int | None) -> float:
+        """Return the value of the search's metric at a rung. Raises InputError."""
+        if "." not in self._tune.metric:
+            return trained_value(self._tune, self._sweep, self._name, rung)
+        assert evaluations_every is not None
+        return evaluated_value(self._tune, self._sweep, self._name, rung, evaluations_every)
 
     def _failed(self, reason: str) -> dict[str, Any]:
         """Return the result of a failed trial: the worst possible value, and the steps and USD that it used."""

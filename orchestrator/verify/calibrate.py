@@ -20,7 +20,7 @@ from orchestrator.config.spec import JobSpec, parse
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Link, Machine
-from orchestrator.planner.profile import Profile, load
+from orchestrator.planner.device_profile import Profile, load
 from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.planner.simulation.operators import Program, needed_flops
 from orchestrator.planner.simulation.step import step_time

@@ -19,7 +19,7 @@ from orchestrator.observe.audit import measured_parts
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.choose_layout import predict
 from orchestrator.planner.demand import Demand
-from orchestrator.planner.profile import Change, Profile, Refinement, read
+from orchestrator.planner.device_profile import Change, Profile, Refinement, read
 from orchestrator.storage.row_line import METRICS, Row
 from orchestrator.storage.run_directory import RunDir
 

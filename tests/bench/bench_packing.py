@@ -23,7 +23,7 @@ from prepared import prepare_here
 from orchestrator.config.spec import parse
 from orchestrator.data.corpus import collect
 from orchestrator.data.samples.batches import batches_of
-from orchestrator.data.samples.packing.index import cut, pack
+from orchestrator.data.samples.packing.best_fit import cut, pack
 from orchestrator.data.store.tokens import Tokens
 from workloads.load import load
 from workloads.workload import Batch

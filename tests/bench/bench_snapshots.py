@@ -31,11 +31,11 @@ import psutil
 import torch
 
 from orchestrator.checkpoint.commit_store import Store
+from orchestrator.checkpoint.peer_memory import PeerMemory
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.shared_memory import SharedBuffer
 from orchestrator.checkpoint.snapshot_writer import Placement, SnapshotWriter
-from orchestrator.checkpoint.snapshots import PeerMemory
 
 TOKEN = "bench"
 SERVERS = """

@@ -17,7 +17,7 @@ from published_steps import ROWS, Published
 from published_table import means, table
 
 from orchestrator.planner.device import Machine
-from orchestrator.planner.profile import load
+from orchestrator.planner.device_profile import load
 
 FREE = {
     "a100-80": ("matrix_share", "score_bytes", "element_share"),

@@ -12,7 +12,7 @@ from megatron_steps import BLIND, MEGATRON_FITTED
 from nvidia_steps import NVIDIA_FITTED, NVIDIA_HELD_OUT
 from published_steps import ROWS, Published
 
-from orchestrator.planner.profile import load
+from orchestrator.planner.device_profile import load
 
 PAGE = Path(__file__).parents[2] / "docs" / "predictions.md"
 HEAD = ("model", "source", "profile", "layout", "GPUs", "published, s", "predicted, s", "error", "assumed")

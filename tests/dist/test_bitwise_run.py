@@ -26,7 +26,10 @@ def bitwise(text: str) -> dict[str, Any]:
 
 
 def test_kills_that_change_the_width_change_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two workers, then one, then two again; against one that nothing disturbs."""
+    """Two workers, then one, then two again; against one that nothing disturbs.
+
+    Asked for in Megatron-LM#5785.
+    """
     monkeypatch.setattr(decide, "SETTLE", 0.0)
     text, cache = write_text(tmp_path, 20_000), tmp_path / "cache"
     quiet, killed = tmp_path / "quiet", tmp_path / "killed"

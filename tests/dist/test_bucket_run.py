@@ -45,6 +45,7 @@ def test_a_run_in_a_bucket_goes_on_from_its_commit(
     assert parts["metrics.jsonl"] <= 4, "rows are written together"
 
 
+@pytest.mark.slow
 def test_a_gang_that_begins_again_while_the_store_is_out_waits_for_it(
     bucket: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

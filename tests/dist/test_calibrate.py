@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from jobs import orchestrator
 
-from orchestrator.planner.profile import read
+from orchestrator.planner.device_profile import read
 
 
 @pytest.mark.slow

@@ -132,6 +132,7 @@ def test_a_run_goes_on_with_the_commit_of_its_teacher_that_it_began_with(
     assert not list(teacher.glob("checkpoints/*/held-*"))
 
 
+@pytest.mark.slow
 def test_a_replay_learns_from_the_teacher_too(quiet: Path, place: Path) -> None:
     found = replay(parse(document(place, {})), RunDir(str(quiet)), None, 2)
     assert found.same
@@ -171,7 +172,10 @@ def test_stored_logits_are_those_of_every_step_and_a_kill_changes_no_bit(
 
 @pytest.mark.slow
 def test_logits_are_stored_under_every_layout(place: Path, tmp_path: Path) -> None:
-    """The ten largest of a vocabulary that is cut over ranks, of positions that are, and of a last stage."""
+    """The ten largest of a vocabulary that is cut over ranks, of positions that are, and of a last stage.
+
+    Asked for in OpenRLHF#1146.
+    """
     found = document(place, {}, source="stored", k=10)
     drive_here(found, str(tmp_path / "dp"), tmp_path / "cache_dp")
     wanted = rows(tmp_path / "dp")

@@ -169,7 +169,7 @@ def test_a_controller_that_is_killed_meanwhile(
 
     with monkeypatch.context() as patch:
         if when == "stored":
-            patch.setattr("orchestrator.controller.run_history.attach", die)
+            patch.setattr("orchestrator.controller.evaluation_rows.attach", die)
         else:
             patch.setattr(background_evaluation.EvaluationBeside, "look", die)
         with pytest.raises(Killed):
@@ -178,6 +178,7 @@ def test_a_controller_that_is_killed_meanwhile(
     same(run, gang)
 
 
+@pytest.mark.slow
 def test_without_room_it_waits_says_so_once_and_is_done_at_the_end(
     gang: Path, text: str, cache: Path, tmp_path: Path
 ) -> None:

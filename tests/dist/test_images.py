@@ -198,6 +198,7 @@ def test_an_adapter_over_an_export_is_trained_alike_and_merged(
     assert export(str(tmp_path / "one"), 6, str(tmp_path / "merged"))["logits_difference"] < 1e-5
 
 
+@pytest.mark.slow
 def test_a_masked_autoencoder_is_trained_alike_by_two_and_leaves(digits: Path, tmp_path: Path) -> None:
     document = job("digits_mae.yaml", digits)
     preflight(parse(document), RunDir(str(tmp_path / "one")), None, None)

@@ -47,7 +47,7 @@ def test_the_next_attempt_makes_it_again_and_is_the_same_run(
         made.append(prepare_here(parse(document), str(cache)))
         assert made[-1] == preparation.folder.uri
 
-    monkeypatch.setattr(prepare._Preparation, "make", make)
+    monkeypatch.setattr(prepare.Preparation, "make", make)
     document = job(text)
     # The pause lets the commit at step 4 be published: at milliseconds a step it may still be on its way.
     faults = ("slow@1:6=3", "kill@1:7")

@@ -93,6 +93,7 @@ RARE = """
 """
 
 
+@pytest.mark.slow
 def test_a_part_that_few_samples_reach_is_summed_over_ranks_as_in_one_process(
     document: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ from orchestrator.config.spec import load, parse
 from orchestrator.launch import preflight as checks
 from orchestrator.launch.preflight import preflight
 from orchestrator.planner.device import Machine
-from orchestrator.planner.profile import load as profile
+from orchestrator.planner.device_profile import load as profile
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.config import Precision
 

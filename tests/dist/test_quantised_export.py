@@ -29,7 +29,7 @@ from orchestrator.export.quantised import asked_scheme
 from orchestrator.resolve.commit_model import model_of_run
 from orchestrator.storage.run_directory import RunDir
 from workloads.hf.check.compare import load
-from workloads.load import with_weights
+from workloads.inference import with_weights
 from workloads.model.fake_quantise import fake_quantised
 from workloads.model.scheme import Scheme
 
@@ -80,6 +80,7 @@ def facts(target: Path) -> dict[str, Any]:
 
 
 def test_a_run_that_trained_for_int4_is_loaded_by_transformers(runs: Path, tmp_path: Path) -> None:
+    """Asked for in axolotl#3394."""
     told = export(str(runs / "int4"), STEPS, str(tmp_path / "out"))
     assert told["logits_difference"] < 1e-5
     assert told["rounding"] > 1e-3

@@ -27,7 +27,7 @@ from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.rollouts.kept import kept_steps, read_kept
 from orchestrator.train.rollouts.reward_check import check_reward_models
 from orchestrator.verify.replay import replay
-from workloads.load import with_weights
+from workloads.inference import with_weights
 
 SMALL = {"hidden": 32, "layers": 2, "heads": 4, "intermediate": 64}
 STEPS, COUNT, GROUP = 8, 200, 4
@@ -163,7 +163,7 @@ def test_every_layout_generates_the_same_answers(
 
 
 def test_kills_change_no_answer_and_no_bit(quiet: Path, place: Path, tmp_path: Path) -> None:
-    """Requests: NeMo-RL#3599, trl#5911."""
+    """Requests: NeMo-RL#3599, trl#5911, OpenRLHF#1322, trl#7294, torchtitan#3751."""
     run = run_of(tmp_path, "run", document(place), faults=("kill@0:2", "kill@1:5/2", "kill@1:4e/3"))
     assert curve(run) == curve(quiet)
     assert weights(run, STEPS) == weights(quiet, STEPS)
@@ -171,7 +171,24 @@ def test_kills_change_no_answer_and_no_bit(quiet: Path, place: Path, tmp_path: P
         assert answers(run, step) == answers(quiet, step)
 
 
+@pytest.mark.slow
+def test_a_frozen_rank_is_replaced_and_changes_no_bit(quiet: Path, place: Path, tmp_path: Path) -> None:
+    """Rank 1 freezes as step 5 begins, so that rank 0 waits for it as it takes the weights to generate with.
+
+    Requests: verl#7155, trl#6797.
+    """
+    run = run_of(tmp_path, "run", document(place), faults=("stop@1:5",))
+    assert {row["attempt"] for row in rows(run)} == {1, 2}
+    waits = (run / "logs/attempt-1/rank-0.log").read_text()
+    assert "rollouts/replica.py" in waits, waits
+    assert curve(run) == curve(quiet)
+    assert weights(run, STEPS) == weights(quiet, STEPS)
+    assert answers(run, 8) == answers(quiet, 8)
+
+
+@pytest.mark.slow
 def test_any_width_has_the_same_bits_where_bits_are_asked_for(place: Path, tmp_path: Path) -> None:
+    """Asked for in verl#7216."""
     runs = []
     for width in (1, 2):
         found = document(place, determinism="bitwise", virtual_shards=4)
@@ -194,6 +211,7 @@ def test_the_divergence_from_the_first_weights_is_held_small(
 
 
 def test_an_answer_without_a_reward_is_left_out_and_said(place: Path, tmp_path: Path) -> None:
+    """It does not count as a reward of zero: asked for in NeMo-RL#3589."""
     found = document(place)
     found["rewards"].append({"own": "judges:in_turns", "on_error": "skip", "weight": 0.5})
     run = rows(run_of(tmp_path, "run", found))
@@ -211,6 +229,7 @@ def test_a_reward_that_fails_ends_the_run_with_the_prompts_number(place: Path, t
     assert "no reward for row" in why
 
 
+@pytest.mark.slow
 def test_several_steps_learn_from_one_rollout_and_a_kill_between_them_changes_no_bit(
     place: Path, tmp_path: Path
 ) -> None:
@@ -341,9 +360,10 @@ def test_rewards_that_take_longer_than_a_step_may_are_no_hang(
     assert max(row["reward_seconds"] for row in rows(run)) > 3.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parallel",
-    [{"zero": 3}, pytest.param({}, marks=pytest.mark.slow), pytest.param({"tp": 2}, marks=pytest.mark.slow)],
+    [{"zero": 3}, {}, {"tp": 2}],
     ids=str,
 )
 def test_an_adapter_over_a_base_is_what_generates(
@@ -360,6 +380,7 @@ def test_an_adapter_over_a_base_is_what_generates(
     assert run[-1]["reward"] > rows(quiet)[0]["reward"]
 
 
+@pytest.mark.slow
 def test_experts_generate_as_they_are_trained(place: Path, tmp_path: Path) -> None:
     found = document(place)
     found["workload"]["model"] = "mixtral-tiny"
@@ -408,6 +429,7 @@ def test_prompts_that_leave_no_room_keep_their_end_and_are_counted(place: Path, 
 
 
 def test_a_commit_is_evaluated_and_replayed_as_the_run_was(quiet: Path, place: Path) -> None:
+    """It has the weights of its step: asked for in NeMo-RL#3312."""
     run, store = RunDir(str(quiet)), Store(str(quiet / "checkpoints"))
     spec = parse(document(place))
     row = evaluate_commit(spec, run, store.manifest(STEPS), {})

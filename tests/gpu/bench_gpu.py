@@ -32,7 +32,7 @@ from orchestrator.checkpoint.shared_memory import SharedBuffer  # noqa: E402
 from orchestrator.parallel.device import Device, set_numerics  # noqa: E402
 from orchestrator.parallel.layout import Layout  # noqa: E402
 from orchestrator.planner.choose_layout import peak_bytes, predict  # noqa: E402
-from orchestrator.planner.profile import load  # noqa: E402
+from orchestrator.planner.device_profile import load  # noqa: E402
 from orchestrator.planner.shape_of_model import model_shape  # noqa: E402
 from orchestrator.train.engines.torch_engine import TorchEngine  # noqa: E402
 

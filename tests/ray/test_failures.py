@@ -144,7 +144,7 @@ def test_snapshots_in_the_memory_of_other_nodes_lose_no_step(
 ) -> None:
     """No commit to the store is due before the fault; what the holders keep is used, and is whole.
 
-    Asked for in ray#66225.
+    Asked for in ray#66225 and torchft#329.
     """
     checkpoint = {"every": 100, "keep": 3, "snapshot_every": 1, "export": None}
     path, run = same_job(quiet, tmp_path, checkpoint=checkpoint)
@@ -166,7 +166,7 @@ def test_snapshots_in_the_memory_of_other_nodes_lose_no_step(
 def test_a_lost_node_makes_the_gang_smaller(cluster: Cluster, quiet: Path, tmp_path: Path) -> None:
     """In a step that lasts: a rank that were frozen would be noticed before a busy machine has removed its node.
 
-    Asked for in skypilot#3907 and dstack#2123.
+    Asked for in skypilot#3907, dstack#2123 and verl#1314.
     """
     path, run = same_job(quiet, tmp_path)
     words = ["run", path, "--address", cluster.address, "--fault", "slow@1:7=60"]

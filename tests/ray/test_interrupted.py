@@ -54,7 +54,10 @@ def test_a_signal_before_ray_is_up_is_told_and_leaves_nothing(tmp_path: Path) ->
 def test_a_signal_to_all_of_the_group_ends_the_run_with_a_commit(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    """As job managers and terminals that are closed send it: Ray itself is not hit."""
+    """As job managers and terminals that are closed send it: Ray itself is not hit.
+
+    Asked for in transformers#41723.
+    """
     document = slow_job(write_text(tmp_path / "corpus", 40_000), steps=4000)
     path, run = write_job(tmp_path, document), tmp_path / "runs" / document["name"]
     with started("run", path, cwd=tmp_path, start_new_session=True) as process:

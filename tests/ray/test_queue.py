@@ -26,6 +26,7 @@ def local() -> Iterator[loopback.LocalCluster]:
 def test_a_lower_job_makes_room_with_a_commit_and_goes_on(
     local: loopback.LocalCluster, tmp_path: Path
 ) -> None:
+    """Two runs are never placed on the same capacity: asked for in ray#66002."""
     # Long enough for two more jobs to be sent while it trains, on a busy machine too.
     document = slow_job(write_text(tmp_path / "corpus"), steps=300)
     document["resources"]["workers"] = {"min": 2, "max": 2}

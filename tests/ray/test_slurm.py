@@ -82,6 +82,7 @@ def left(folder: Path) -> list[int]:
 
 @pytest.mark.slow
 def test_it_commits_at_the_signal_is_requeued_and_goes_on(folder: Path) -> None:
+    """On two nodes, whose ranks find each other: asked for in Oumi#2007."""
     (run,) = [folder / "runs" / "small"]
     first = batch(folder, os.getpid() % 10_000 + 1)
     try:

@@ -19,7 +19,8 @@ import yaml
 
 from orchestrator.cli.app import app
 from orchestrator.config.chain import COMPRESS, CompressSpec
-from orchestrator.config.spec import STAGES, parse
+from orchestrator.config.document import STAGES
+from orchestrator.config.spec import parse
 from orchestrator.evaluate.task_files import read_task
 from orchestrator.launch.first_job import job_text
 from orchestrator.planner import cluster_file
@@ -95,7 +96,7 @@ def test_a_file_is_read(text: str, tmp_path: Path) -> None:
         whole = {} if STAGES in document else yaml.safe_load(job_text("text", ["my/*.txt"]))
         whole = within({"data": {"validation": {"share": 0.1}}}, whole)
         if "samples" in document.get("data", {}):
-            whole["workload"] = {"model": "workloads.vision.clip:Clip"}
+            whole["workload"] = {"model": "ext:clip"}
         for each in alternatives(document):
             check_job(within(each, whole))
 

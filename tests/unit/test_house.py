@@ -55,10 +55,12 @@ ROOMS = {
             "transformer_workload",
             "describe",
             "load",
+            "parameter_shares",
+            "inference",
             "hf.check",
             "hf.export",
         ),
-        *("trial", "vision"),
+        "trial",
     ],
 }
 """The packages within each, from the bottom up: a package imports only those below it. `planner.trace` runs the
@@ -345,21 +347,13 @@ def test_nothing_imports_an_extension_but_itself() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("package", ["orchestrator.data.images", "workloads.vision"])
-def test_nothing_imports_what_only_job_files_name(package: str) -> None:
-    """They are found as a user's own code is, by module:name."""
-    within = {module for module in MODULES if f"{module}.".startswith(f"{package}.")}
-    assert within
-    assert [module for module in MODULES.keys() - within if imports_of(module) & within] == []
-
-
 def test_each_extension_is_an_entry_point() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     values = [value for group in project["entry-points"].values() for value in group.values()]
     folders = {path.name for path in (ROOT / "orchestrator" / "extensions").iterdir() if path.is_dir()}
     assert {extension_of(value) for value in values} == folders - {"__pycache__"}
     for value in values:
-        module, _, name = value.partition(":")
+        module, _, name = value.partition(" [")[0].partition(":")
         assert name in {
             target.id
             for node in parsed(MODULES[module]).body
@@ -494,6 +488,6 @@ def test_the_whole_job_is_given_to_no_more_functions() -> None:
     assert found["functions that take the resolved job"] <= 33
     assert found["calls with more than five positional arguments"] == 0
     assert found["isinstance tests of kinds of models"] == 0
-    assert found["modules with more than 25 imports"] <= 15
+    assert found["modules with more than 25 imports"] <= 4
     assert found["files that name the optimizer lion"] == 1
     assert found["files that name the sink wandb"] == 2

@@ -159,9 +159,9 @@ OTHER_NAMES = {
     "rloo": "reinforce",
 }
 """Other names of objectives in papers and libraries."""
-OF_MODELS = dict.fromkeys(("contrastive", "clip"), "workloads.vision.clip:Clip") | dict.fromkeys(
+OF_MODELS = dict.fromkeys(("contrastive", "clip"), "ext:clip") | dict.fromkeys(
     ("masked_image", "masked_image_modeling", "masked_image_modelling", "mim", "mae"),
-    "workloads.vision.mae:Mae",
+    "ext:mae",
 )
 """Objectives that are part of a model here, by the model."""
 OF_OWN_ANSWERS = ("ppo", "online_dpo")

@@ -36,6 +36,11 @@ class FolderWeights:
         if is_of_hf(config.bare):
             _check_config(config.bare, folder)
             tensors = config.bare.from_hf(tensors)  # type: ignore[operator]
+        else:  # an export with its code also has the buffers that no checkpoint has
+            kept = config.bare.state_dict().keys()
+            fixed = {name for name, _ in config.bare.named_buffers() if name not in kept}
+            plain = {name.removeprefix(NETWORK): tensor for name, tensor in tensors.items()}
+            tensors = {name: tensor for name, tensor in plain.items() if name not in fixed}
         self._tensors = {f"{NETWORK}{name}": tensor for name, tensor in tensors.items()}
         hint = "give the model of the folder"
         there = {name: tensor.shape for name, tensor in self._tensors.items()}

@@ -29,6 +29,8 @@ from workloads.own.declared import (
     stages_of,
     styles_of,
 )
+from workloads.own.flat_code import flat_code
+from workloads.own.generate import generate
 from workloads.own.network import Losses, OwnNetwork
 from workloads.own.object_reference import call, load
 from workloads.own.rows import COUNTED, IGNORED, LABELS, there
@@ -89,6 +91,11 @@ class OwnModel:
         except WorkloadError as error:
             raise WorkloadError(f"{self.reference}: {error}") from None
         return found
+
+    @cached_property
+    def compares(self) -> bool:
+        """Return whether losses depend on the features of the whole global batch."""
+        return compares(self.bare)
 
     @property
     def stages(self) -> int:
@@ -234,10 +241,10 @@ class OwnWorkload:
             output = output._replace(losses=self.compared(output.losses, batch[COUNTED]))
         return self.criterion(output, batch)
 
-    @cached_property
+    @property
     def compares(self) -> bool:
         """Return whether losses depend on the features of the whole global batch."""
-        return compares(self.config.bare)
+        return self.config.compares
 
     def compared(self, features: Tensor, counted: Tensor) -> Tensor:
         """Return the losses, [G], of compared samples: features fp32 [G, E], counted bool [G].
@@ -328,8 +335,18 @@ class OwnWorkload:
         sampling: Sampling,
         ended: Ended | None = None,
     ) -> list[list[int]]:
-        """Raise WorkloadError: own models do not generate text."""
-        raise WorkloadError(f"{self.name} is an own model and cannot generate text")
+        """See Workload.generate. Raises WorkloadError if the model gives no logits."""
+        assert isinstance(model, OwnNetwork)
+        generation = self.generation.ending(self.vocabulary.eos)
+        return generate(
+            self.name,
+            model.network,
+            prompts,
+            max_tokens,
+            generation=generation,
+            sampling=sampling,
+            ended=ended,
+        )
 
     has_own_values: ClassVar[bool] = True
     tables: ClassVar[frozenset[str]] = frozenset()
@@ -355,10 +372,13 @@ class OwnWorkload:
         raise WorkloadError(f"{self.name} is an own model, and those are exported in full precision")
 
     def check_hf(self) -> None:
-        """Raise WorkloadError if transformers has no class for the model."""
-        if not is_of_hf(self.config.bare):
-            hint = "set checkpoint.export to safetensors, or to null"
-            raise WorkloadError(f"transformers has no class for {self.name}; {hint}")
+        """Raise WorkloadError if transformers has no class for the model, and its code cannot travel with it."""
+        if is_of_hf(self.config.bare):
+            return
+        try:
+            flat_code(self.config.reference)
+        except WorkloadError as error:
+            raise WorkloadError(f"{error}; or set checkpoint.export to safetensors") from None
 
     def to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
         """Raise WorkloadError: see `orchestrator.export.own_model`."""

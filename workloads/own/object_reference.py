@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ NOT_OWN = ("hf:", "ext:")
 HOME = Path(__file__).resolve().parents[2]
 """The folder that holds this project's packages."""
 PACKAGES = ("orchestrator", "workloads", "cluster")
+MOVED = "training_orchestrator.moved"
+"""The group of entry points that say where an object of this project is now: its old `module:name`, and the new one."""
 INSTALLED = ("site-packages", "dist-packages")
 
 
@@ -38,9 +41,9 @@ def is_object_reference(name: str) -> bool:
 
 def load(reference: str) -> Any:
     """Import and return the object that `module:name` names. Raises WorkloadError if that fails."""
-    module = reference.partition(":")[0]
     if is_built_in(reference):
-        return _found(reference)
+        return _found(present_name(reference))
+    module = reference.partition(":")[0]
     root = _root(module)
     if str(root) not in sys.path:
         sys.path.append(str(root))
@@ -56,8 +59,16 @@ def load(reference: str) -> Any:
 
 def is_built_in(reference: str) -> bool:
     """Return whether `module:name` is a module of this program, whose code is not part of a run's identity."""
-    module = reference.partition(":")[0]
+    module = present_name(reference).partition(":")[0]
     return module.partition(".")[0] in PACKAGES and _file(HOME, module) is not None
+
+
+def present_name(reference: str) -> str:
+    """Return where an object of this project is now. Job files and run directories may have its old name."""
+    module = reference.partition(":")[0]
+    if module.partition(".")[0] not in PACKAGES or _file(HOME, module) is not None:
+        return reference
+    return next((point.value for point in entry_points(group=MOVED, name=reference)), reference)
 
 
 def _found(reference: str) -> Any:

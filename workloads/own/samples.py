@@ -76,7 +76,7 @@ class OwnSamples:
 
     @property
     def is_prepared(self) -> bool:
-        """Return whether the dataset prepares its data before training, see `orchestrator.data.images.Images`."""
+        """Return whether the dataset prepares its data before training, such as decoded images."""
         return callable(getattr(self._made, "prepare", None))
 
     def prepare(self, folder: str, most: int | None = None) -> dict[str, Any]:

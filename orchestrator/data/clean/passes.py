@@ -13,7 +13,7 @@ import xxhash
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import cleaning_code
-from orchestrator.data.clean import decisions, grams, signatures, text_steps
+from orchestrator.data.clean import decisions, decontaminate, signatures, text_steps
 from orchestrator.data.clean.decisions import Decision
 from orchestrator.data.clean.documents import texts
 from orchestrator.data.clean.plan import BY_DATATROVE, CHANGE_TEXT, CORPUS, Cleaning, PlannedStep
@@ -43,7 +43,7 @@ def decide_of(uri: str, step: PlannedStepJson) -> Decide:
         lists = json.loads(folder.read(f"{planned.key}/lists.json") or b"{}")
         return text_steps.url(rule, {key: frozenset(entries) for key, entries in lists.items()})
     if name == "decontaminate":
-        return grams.decontaminate(folder, planned)
+        return decontaminate.decontaminate(folder, planned)
     rules: Any = text_steps
     if name in BY_DATATROVE:
         needs_extra(name, "datatrove.utils.text", "clean")

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from orchestrator.config.errors import InputError
-from orchestrator.data.encoding import tiktoken_file
+from orchestrator.data.encoding import sentencepiece_file, tiktoken_file
 from orchestrator.data.store.data_folder import DataFolder
 from orchestrator.data.store.manifest import FORMAT
 from workloads.hf.files.hf_config import of_the_hub
@@ -81,7 +81,7 @@ def load(
     """Return the JSON of the tokenizer at `uri`, and the ids of its tokens by role.
 
     Args:
-        uri: a tokenizer.json or its folder, or a file of tiktoken.
+        uri: a tokenizer.json or its folder, a file of tiktoken, or a model of SentencePiece or its folder.
         special_tokens: those that the objective needs; added unless the tokenizer has a common token of that role.
         added: further tokens to add.
         data_format: format of the prepared data, which determines how the tokenizer is read.
@@ -90,12 +90,14 @@ def load(
         InputError: if there is no tokenizer, or none of its tokens can end a document.
     """
     where = f"data.tokenizer {uri}"
-    folder, name = _place(uri)
+    folder, name = _file(uri)
     try:
         named = special_tokens_of(uri, data_format)
         if name.endswith(tiktoken_file.SUFFIX):
             made = tiktoken_file.tokenizer_of(folder, name, where)
             text = str(made.to_str()) if made else ""
+        elif name.endswith(sentencepiece_file.SUFFIX):
+            text = sentencepiece_file.text_of(folder, name, where)
         else:
             text = (folder.read(name) or b"").decode()
         is_special = data_format > 5
@@ -106,7 +108,11 @@ def load(
         raise InputError(f"is not a tokenizer.json that can be read ({error})", where) from None
     if not text:
         hint = "give its path or its folder, or train_bpe: N; AutoTokenizer's save_pretrained writes one"
-        raise InputError("there is no tokenizer.json, and no file of tiktoken", where, hint + of_the_hub(uri))
+        raise InputError(
+            "there is no tokenizer.json, no file of tiktoken, and no model of SentencePiece",
+            where,
+            hint + of_the_hub(uri),
+        )
     if found is None:
         eos = named.get("eos_token")
         what = f"its eos_token {eos!r} is not in its vocabulary" if eos else "no token ends a document"
@@ -162,7 +168,7 @@ def _is_in(text: str, token: str) -> bool:
 
 def is_there(uri: str) -> bool:
     """Return whether the file exists that `load` would read. Raises InputError if that cannot be determined."""
-    folder, name = _place(uri)
+    folder, name = _file(uri)
     try:
         return folder.read(name) is not None
     except InputError:
@@ -175,9 +181,24 @@ def _place(uri: str) -> tuple[DataFolder, str]:
     """Return the folder and the name of the file that `load` reads."""
     head, _, tail = uri.rpartition("/")
     head = head or ("/" if uri.startswith("/") else ".")
-    if tail.endswith((".json", tiktoken_file.SUFFIX)):
+    if tail.endswith((".json", tiktoken_file.SUFFIX, sentencepiece_file.SUFFIX)):
         return DataFolder(head), tail
     return DataFolder(uri), "tokenizer.json"
+
+
+def _file(uri: str) -> tuple[DataFolder, str]:
+    """Return the same, with the model of SentencePiece in a folder that has no tokenizer.json."""
+    folder, name = _place(uri)
+    if name != "tokenizer.json" or uri.endswith(name):
+        return folder, name
+    try:
+        if folder.read(name) is None:
+            name = sentencepiece_file.name_in(folder) or name
+    except InputError:
+        raise
+    except Exception as error:  # every file system raises its own errors
+        raise InputError(f"cannot be read ({error})", f"data.tokenizer {uri}") from None
+    return folder, name
 
 
 @lru_cache(maxsize=4)  # a command calls it several times, at a tenth of a second each

@@ -102,15 +102,16 @@ def slices(
 ) -> list[tuple[int, int]]:
     """Return (first position, count) of a data-parallel rank's micro-batches in the step that starts at `position`.
 
-    Rank r takes the r-th of `dp_size` contiguous blocks. Raises ValueError if the batch is not divisible.
+    Rank r takes the r-th of `dp_size` contiguous blocks. The blocks have equally many micro-batches, or differ by one.
+    Raises ValueError if the batch is not divisible into micro-batches.
     """
-    share, rest = divmod(global_batch, dp_size)
-    if rest or share % micro_batch:
+    count, rest = divmod(global_batch, micro_batch)
+    if rest or count < dp_size:
         raise ValueError(
             f"global batch {global_batch} is not a multiple of {dp_size} ranks x {micro_batch} sequences"
         )
-    first = position + dp_rank * share
-    return [(start, micro_batch) for start in range(first, first + share, micro_batch)]
+    mine = range(dp_rank * count // dp_size, (dp_rank + 1) * count // dp_size)
+    return [(position + number * micro_batch, micro_batch) for number in mine]
 
 
 class StepSamples(NamedTuple):
@@ -123,6 +124,7 @@ class StepSamples(NamedTuple):
         share: mean length of the rows as a share of the full length.
         prompts: instead of micro-batches, if the model generates the answers: the prompts of each step of a rollout
             that begins with this step; else empty.
+        others: the micro-batches of other replicas that this rank computes again, if the step is verified.
     """
 
     batches: list[Batch]
@@ -130,6 +132,7 @@ class StepSamples(NamedTuple):
     padding: float | None
     share: float = 1.0
     prompts: Sequence[Any] = ()
+    others: Sequence[list[Batch]] = ()
 
 
 class Batches:

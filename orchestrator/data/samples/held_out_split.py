@@ -13,7 +13,7 @@ import xxhash
 
 from orchestrator.config.errors import InputError
 from orchestrator.data.prepare.contents import digests
-from orchestrator.data.samples.runs import Runs, RunsMaker, edges, in_memory, on_disk
+from orchestrator.data.samples.document_runs import Runs, RunsMaker, edges, in_memory, on_disk
 from orchestrator.data.samples.windows import Streams, StreamsOf
 from orchestrator.data.store.derived_arrays import CHUNK
 from orchestrator.data.store.tokens import Tokens

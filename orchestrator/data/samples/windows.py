@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import xxhash
 
-from orchestrator.data.samples.packing.index import PackingIndex, open_index
+from orchestrator.data.samples.packing.best_fit import PackingIndex, open_index
 from orchestrator.data.store.derived_arrays import Keep, arrays_in_memory, arrays_on_disk
 from orchestrator.data.store.manifest import DataManifest
 

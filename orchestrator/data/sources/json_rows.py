@@ -25,7 +25,7 @@ Found = Iterator[tuple[int, dict[str, Any]]]
 
 def read(span: Span, file: BinaryIO, rejected: Rejected, data_format: int, _: tuple[str, ...]) -> Found:
     """Yield the rows of a span, each with the byte at which it begins."""
-    longest = None if data_format == 1 else lines.LINE_BYTES
+    longest = lines.reach_of(data_format)
     at = span.start
     stop = math.inf if span.file.compression else span.stop
     is_whole = not at and stop >= span.file.size and data_format > 5

@@ -18,6 +18,11 @@ LINE_BYTES = 2**26
 """Longer rows in line-based files are refused, because a whole row must be in memory."""
 
 
+def reach_of(data_format: int) -> int | None:
+    """Return how many bytes after its spans a task may read for data of a format; None for no limit."""
+    return None if data_format == 1 else LINE_BYTES
+
+
 class Line(NamedTuple):
     """A line with its line end, or a part of a line that exceeds the bound. `at` is the offset of its first byte,
     `whole` whether it is complete.

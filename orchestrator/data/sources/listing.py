@@ -10,7 +10,7 @@ from glob import has_magic
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from orchestrator.config.errors import InputError, Unreachable
+from orchestrator.config.errors import Absent, InputError, Unreachable
 from orchestrator.config.redact import without_credentials
 from orchestrator.data.config import Source
 from orchestrator.data.sources.arrow_files import saved_files
@@ -76,7 +76,7 @@ def _files(place: str, key: str, source: Source, on_error: str, pool: ThreadPool
     key_and_place = f"{key} {place}"
     if source.own is not None and not is_made(source):
         hint = "`orchestrator data prepare JOB` makes them, and so does `orchestrator run`"
-        raise InputError(f"the rows of {source.own} are not made yet", key_and_place, hint)
+        raise Absent(f"the rows of {source.own} are not made yet", key_and_place, hint)
     if place.endswith(LIST) and source.format is None:
         found = list(
             pool.map(

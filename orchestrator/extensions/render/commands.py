@@ -183,7 +183,8 @@ def kuberay(
             "give a URI, such as s3://bucket/runs, or pvc:CLAIM",
         )
     needs, memory_note = with_host_memory(spec, needs, memory)
-    spec, needs = with_disk(spec, needs, disk, on_store=not claim)
+    data, needs = with_disk(spec.data, needs, disk, on_store=not claim)
+    spec = spec.with_parts(data=data)
     plain = settings(env or ())
     kubernetes = Kubernetes(
         namespace,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.spec import JobSpec
+from orchestrator.data.config import DataSpec
 from orchestrator.extensions.render.cluster_needs import ClusterNeeds
 from orchestrator.storage.uri import is_local
 
@@ -16,14 +16,14 @@ COPIES_GIB = 20.0
 
 
 def with_disk(
-    spec: JobSpec, needs: ClusterNeeds, given: float | None, on_store: bool
-) -> tuple[JobSpec, ClusterNeeds]:
+    data: DataSpec, needs: ClusterNeeds, given: float | None, on_store: bool
+) -> tuple[DataSpec, ClusterNeeds]:
     """Set the disk of a worker's pod, and `data.node_cache` to what fits on it.
 
     Unset, `data.node_cache` is half of the free space, and a pod sees the whole disk of its node.
 
     Args:
-        spec: the job.
+        data: the job's data.
         needs: what the job needs of its machines.
         given: the disk of a pod in GiB; None for the job's need.
         on_store: whether the run directory, and so the shards unless `data.cache` is set, is on a store. Shards on a
@@ -32,10 +32,10 @@ def with_disk(
     Raises:
         InputError: the given disk does not hold `data.node_cache`.
     """
-    copied = not is_local(spec.data.cache) if spec.data.cache else on_store
+    copied = not is_local(data.cache) if data.cache else on_store
     if not copied:
-        return spec, dataclasses.replace(needs, disk_gib=given or OWN_GIB)
-    copies = spec.data.node_cache
+        return data, dataclasses.replace(needs, disk_gib=given or OWN_GIB)
+    copies = data.node_cache
     if copies is None:
         copies = COPIES_GIB if given is None else max(given - OWN_GIB, given / 2)
     if given is not None and copies >= given:
@@ -43,6 +43,5 @@ def with_disk(
         raise InputError(
             what, f"--disk-gib {given:g}", f"give {copies + OWN_GIB:g}, or lower data.node_cache"
         )
-    data = spec.data.model_copy(update={"node_cache": copies})
     needs = dataclasses.replace(needs, disk_gib=given or copies + OWN_GIB)
-    return spec.model_copy(update={"data": data}), needs
+    return data.model_copy(update={"node_cache": copies}), needs

@@ -140,32 +140,30 @@ class DistillSpec(StrictModel):
             )
         return self
 
+    def problem(self, workload: WorkloadSpec, data: DataSpec, train: TrainSpec) -> str:
+        """Return why a job cannot be distilled, by its keys alone; empty if nothing is wrong."""
+        objective = workload.objective
+        if reason := NEEDS_OTHER.get(objective):
+            return f"distill has no loss for {objective}: {reason}; leave it out"
+        if data.samples is not None or is_object_reference(workload.model) or is_object_reference(objective):
+            return "distill compares models of this project or of transformers, and this one is your own; leave it out"
+        if self.looks_inside and train.compile:
+            return "distill.hidden and distill.relations look into layers, which train.compile fuses; set it to false"
+        return self._problem_of_stored(objective, data, train) if self.stored else ""
 
-def problem_of(distill: DistillSpec | None, workload: WorkloadSpec, data: DataSpec, train: TrainSpec) -> str:
-    """Return why a job cannot be distilled, by its keys alone; empty if nothing is wrong."""
-    if distill is None:
+    def _problem_of_stored(self, objective: str, data: DataSpec, train: TrainSpec) -> str:
+        """Return why logits cannot be stored before training; empty if they can."""
+        online = "set distill.logits.source to online"
+        if objective not in FIXED:
+            return (
+                f"{objective} predicts other tokens in every epoch, so that logits cannot be stored; {online}"
+            )
+        if data.shuffle == "sections" or data.packing != "cut":
+            key = "data.packing" if data.packing != "cut" else "data.shuffle"
+            return f"stored logits are of samples that are known before training, and {key} makes them later; {online}"
+        if train.sequence_warmup:
+            return f"train.sequence_warmup cuts samples, whose stored logits are of the whole; {online}"
         return ""
-    objective = workload.objective
-    if reason := NEEDS_OTHER.get(objective):
-        return f"distill has no loss for {objective}: {reason}; leave it out"
-    if data.samples is not None or is_object_reference(workload.model) or is_object_reference(objective):
-        return "distill compares models of this project or of transformers, and this one is your own; leave it out"
-    if distill.looks_inside and train.compile:
-        return "distill.hidden and distill.relations look into layers, which train.compile fuses; set it to false"
-    return _problem_of_stored(distill, objective, data, train) if distill.stored else ""
-
-
-def _problem_of_stored(distill: DistillSpec, objective: str, data: DataSpec, train: TrainSpec) -> str:
-    """Return why logits cannot be stored before training; empty if they can."""
-    online = "set distill.logits.source to online"
-    if objective not in FIXED:
-        return f"{objective} predicts other tokens in every epoch, so that logits cannot be stored; {online}"
-    if data.shuffle == "sections" or data.packing != "cut":
-        key = "data.packing" if data.packing != "cut" else "data.shuffle"
-        return f"stored logits are of samples that are known before training, and {key} makes them later; {online}"
-    if train.sequence_warmup:
-        return f"train.sequence_warmup cuts samples, whose stored logits are of the whole; {online}"
-    return ""
 
 
 def pairs_of(layers: Any, student: int, teacher: int) -> tuple[tuple[int, int], ...]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -25,19 +25,21 @@ from orchestrator.models.averaged import AVERAGE
 from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.groups import Rate, groups_of, rates_of, set_lr
 from orchestrator.parallel.device import Device
+from orchestrator.parallel.divided_model import freeze
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.losses import EvaluationSums, StepLosses
+from orchestrator.parallel.low_precision import fake_quantise, multiply_in_8_bits
 from orchestrator.parallel.mesh import Mesh
-from orchestrator.parallel.parallelize import fake_quantise, freeze, multiply_in_8_bits, recompute
 from orchestrator.parallel.parameter_shard import Box, boxes_of
 from orchestrator.parallel.partition import Cut, cut_of
+from orchestrator.parallel.recompute import recompute
 from orchestrator.parallel.router_load import RouterLoad, ratios
 from orchestrator.parallel.step_clock import BACKWARD, COMMUNICATION, FORWARD, OPTIMIZER, StepClock
 from orchestrator.train.committed_state import CHUNKS_HEAD
 from orchestrator.train.config import TrainSpec
 from orchestrator.train.distillation.teacher import PlacedTop
 from orchestrator.train.engines.config import EngineConfig
-from orchestrator.train.engines.engine import Metrics
+from orchestrator.train.engines.engine import Metrics, StepCheck
 from orchestrator.train.engines.loss_scale import LossScale
 from orchestrator.train.engines.losses import losses_of
 from orchestrator.train.engines.moving_average import MovingAverage
@@ -382,8 +384,11 @@ class DeepSpeedEngine:
         self._frozen = list(frozen_fragments(frozen, self._mesh.rank))
         self._buffers = {n: b for n, b in self.model.named_buffers() if n in workload.shapes}
 
-    def train_step(self, micro_batches: Sequence[Batch], lr: float) -> Metrics:
-        """See `Engine.train_step`."""
+    def train_step(
+        self, micro_batches: Sequence[Batch], lr: float, check: StepCheck | None = None
+    ) -> Metrics:
+        """See `Engine.train_step`. The engine's rules refuse a check earlier."""
+        assert check is None
         if self._losses.has_baseline:
             self.take_baseline(self.eval_step(micro_batches))
         self._losses.begin(micro_batches)
@@ -444,6 +449,18 @@ class DeepSpeedEngine:
         return self._losses.predicted()
 
     @torch.no_grad()
+    def compute_again(self, micro_batches: Sequence[Batch], exact: bool) -> NoReturn:
+        """See `Engine.compute_again`. The engine's rules refuse it earlier."""
+        raise NotImplementedError("DeepSpeed sums gradients itself, unseen")
+
+    def test_device(self, seed: int) -> NoReturn:
+        """See `Engine.test_device`. Only a check needs it."""
+        raise NotImplementedError("DeepSpeed verifies no steps")
+
+    def damage(self, kind: str, seed: int, bit: int | None = None) -> None:
+        """See `Engine.damage`. Only a check finds it."""
+        raise NotImplementedError("DeepSpeed verifies no steps")
+
     def hold_reference(self, seed: int) -> None:
         """See `Engine.hold_reference`. The engine's rules refuse it earlier."""
         raise NotImplementedError("DeepSpeed holds no reference")

@@ -12,6 +12,7 @@ from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.parallel.losses import EvaluationSums
 from orchestrator.parallel.step_clock import StepClock
+from orchestrator.parallel.witness import Record
 from orchestrator.train.distillation.teacher import PlacedTop
 from workloads.workload import Batch, Workload
 
@@ -34,6 +35,32 @@ class Metrics:
     busy_seconds: float = 0.0
 
 
+class StepCheck(Protocol):
+    """Compares a step with what other ranks computed, between its parts.
+
+    Attributes:
+        exact: whether bits are compared, see `Witness.begin`.
+        giver, taker: the rank whose update this rank computes again, and the rank that computes this rank's update
+            again; None to compute none again.
+    """
+
+    exact: bool
+    giver: int | None
+    taker: int | None
+
+    def gradients(self, record: Record) -> None:
+        """Compare the messages of the forward and backward passes, before the update. Raises ComputedWrongly."""
+
+    def update(self, copies: Record, own: Record, others: Record) -> None:
+        """Compare updated weights and optimizer states. Raises ComputedWrongly.
+
+        Args:
+            copies: of the shards that `taker` holds too.
+            own: of this rank's other shards.
+            others: of those of `giver`, as this rank computes them.
+        """
+
+
 class Engine(Protocol):
     """Computes steps under one layout. The contract is a full step, because pipeline schedules and DeepSpeed run the
     backward pass themselves.
@@ -46,8 +73,32 @@ class Engine(Protocol):
 
     clock: StepClock
 
-    def train_step(self, micro_batches: Sequence[Batch], lr: float) -> Metrics:
-        """Do one optimizer step over this rank's micro-batches. All ranks call it together."""
+    def train_step(
+        self, micro_batches: Sequence[Batch], lr: float, check: StepCheck | None = None
+    ) -> Metrics:
+        """Do one optimizer step over this rank's micro-batches. All ranks call it together.
+
+        Args:
+            micro_batches: the rows of this rank.
+            lr: the learning rate.
+            check: compares the step with what other ranks computed; None in a step that is not verified.
+        """
+
+    def compute_again(self, micro_batches: Sequence[Batch], exact: bool) -> Record:
+        """Compute the gradients of micro-batches that may be another rank's, and return the messages of that.
+
+        All ranks call it together. No state changes, except gradients, which the next step computes anew.
+
+        Args:
+            micro_batches: the rows.
+            exact: see `Witness.begin`.
+        """
+
+    def test_device(self, seed: int) -> list[str]:
+        """Return a line for each test of this rank's device with a wrong result, see `burn_in`."""
+
+    def damage(self, kind: str, seed: int, bit: int | None = None) -> None:
+        """Make this rank compute wrongly from now on. An injected fault; for the arguments see `Flaw`."""
 
     def eval_step(self, micro_batches: Sequence[Batch]) -> EvaluationSums:
         """Return the sums of a forward pass over all ranks' micro-batches, at least one each. No state changes."""

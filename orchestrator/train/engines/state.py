@@ -138,7 +138,7 @@ def restore(
         age = float(steps - thawed.get(shard.name, 0))
         if shard.name in thawed and committed_name(shard.name) not in reader.manifest.tensors:
             fresh = {slot: torch.zeros_like(shard.parameter) for slot in slots(shard.name)}
-            fresh["step"] = _steps(age, shard, optimizer)
+            fresh["step"] = step_count(age, shard, optimizer)
             optimizer.state[shard.parameter] = fresh
             if shard.parameter in averages:
                 averages[shard.parameter].copy_(shard.parameter)
@@ -152,11 +152,11 @@ def restore(
         for name, tensor in tensors.items():
             for box, view in shard.views(tensor):
                 view.copy_(reader.read(name, box.start, box.extent))
-        state["step"] = _steps(age, shard, optimizer)
+        state["step"] = step_count(age, shard, optimizer)
         optimizer.state[shard.parameter] = state
 
 
-def _steps(age: float, shard: ParameterShard, optimizer: torch.optim.Optimizer) -> Tensor:
+def step_count(age: float, shard: ParameterShard, optimizer: torch.optim.Optimizer) -> Tensor:
     """Return a parameter's step count, on its device for fused kernels. Other optimizers read it, and would wait for
     the device.
     """

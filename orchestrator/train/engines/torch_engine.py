@@ -15,6 +15,7 @@ from orchestrator.checkpoint.reader import Reader
 from orchestrator.config.records import REWARDED
 from orchestrator.optim.build import OptimizerContext, build_optimizer, slots_of
 from orchestrator.optim.groups import rates_of, set_lr
+from orchestrator.parallel import burn_in
 from orchestrator.parallel.device import Device
 from orchestrator.parallel.fsdp import local_of
 from orchestrator.parallel.full_matrices import FullMatrices
@@ -23,23 +24,27 @@ from orchestrator.parallel.losses import EvaluationSums
 from orchestrator.parallel.mesh import Mesh
 from orchestrator.parallel.norms import GlobalNorms, clip_factor, squared_norm
 from orchestrator.parallel.parallelize import parallelize
+from orchestrator.parallel.parameter_shard import ParameterShard
 from orchestrator.parallel.partition import Cut
 from orchestrator.parallel.router_load import RouterLoad, ratios
 from orchestrator.parallel.runner import runner_of
 from orchestrator.parallel.step_clock import COMMUNICATION, FORWARD, OPTIMIZER, StepClock, Stopwatch
+from orchestrator.parallel.witness import Record
 from orchestrator.prune.config import PruneSpec
 from orchestrator.prune.names import pruned_names
 from orchestrator.prune.pruner import Pruner
 from orchestrator.train.committed_state import CHUNKS_HEAD
 from orchestrator.train.distillation.teacher import PlacedTop, Teacher
 from orchestrator.train.engines.config import EngineConfig
-from orchestrator.train.engines.engine import Metrics
+from orchestrator.train.engines.engine import Metrics, StepCheck
+from orchestrator.train.engines.flaw import Flaw
 from orchestrator.train.engines.frozen_weights import FrozenWeights, fill
 from orchestrator.train.engines.loss_scale import LossScale
 from orchestrator.train.engines.losses import losses_of
 from orchestrator.train.engines.moving_average import MovingAverage
 from orchestrator.train.engines.rounding import Rounding
 from orchestrator.train.engines.state import committed_shapes, pieces, restore, shards_to_save
+from orchestrator.train.engines.update_again import UpdateAgain
 from workloads.objectives.preferences import REFERENCE
 from workloads.objectives.rewarded import REFERENCE_TOKENS
 from workloads.workload import Batch, Workload
@@ -102,6 +107,7 @@ class TorchEngine:
         self._slots = partial(slots_of, config.train.optimizer, matrices=self._full.names)
         self._optimizer = self._make_optimizer()
         self._steps = 0
+        self._flaw: Flaw | None = None
         # A copy of the initial weights, sharded like the parameters. Present only when the job keeps a reference model.
         shards = self._data.shards if config.train.reference == "held" else []
         self._reference = [torch.empty_like(shard.parameter) for shard in shards]
@@ -114,24 +120,21 @@ class TorchEngine:
             if name in workload.shapes
         }
 
-    def train_step(self, micro_batches: Sequence[Batch], lr: float) -> Metrics:
+    def train_step(
+        self, micro_batches: Sequence[Batch], lr: float, check: StepCheck | None = None
+    ) -> Metrics:
         """See `Engine.train_step`."""
         micro_batches = self._with_reference(micro_batches)
         # Before the step: the baseline is a mean over the global batch, which the loss of the first micro-batch
         # already needs.
         if self._losses.has_baseline:
             self.take_baseline(self.eval_step(micro_batches))
+        if check is not None:
+            self._mesh.witness.begin(check.exact)
         self.clock.switch(FORWARD)
-        self._data.begin()
-        self._losses.begin(micro_batches)
-        self._losses.scale = self._scale.value
-        watch = Stopwatch(self._device.device)
-        self._runner.train(self._taught(micro_batches))
-        watch.stop()
-        self.clock.switch(COMMUNICATION if self._layout.world > 1 else OPTIMIZER)
-        # Before the sum over replicas, which then adds complete gradients.
-        self.parallel.shared.sum()
-        self._data.finish()
+        watch = self._gradients(micro_batches)
+        if check is not None:
+            check.gradients(self._mesh.witness.take())
         # Before the norm: gradients of pruned weights are not used, so they must not shrink the others by clipping.
         self._pruner.mask_gradients()
         # The squared norm is computed on shards of gradients and travels with the metrics: one all-gather for both.
@@ -151,9 +154,36 @@ class TorchEngine:
             return Metrics(loss, math.nan, extra)
         norm = math.sqrt(square) * factor
         self.clock.switch(OPTIMIZER)
-        self._update(lr, factor * clip_factor(norm, self._train.optimizer.clip), routed)
+        self._update(lr, factor * clip_factor(norm, self._train.optimizer.clip), routed, check)
         self._scale.succeed()
         return Metrics(loss, norm, extra, busy)
+
+    def compute_again(self, micro_batches: Sequence[Batch], exact: bool) -> Record:
+        """See `Engine.compute_again`."""
+        # Running statistics of the user's layers change in a forward pass.
+        kept = {name: buffer.clone() for name, buffer in self._buffers.items()}
+        micro_batches = self._with_reference(micro_batches)
+        self._mesh.witness.begin(exact)
+        self._gradients(micro_batches)
+        record = self._mesh.witness.take()
+        self._routing.take(self._stages)
+        for name, buffer in kept.items():
+            self._buffers[name].copy_(buffer)
+        return record
+
+    def _gradients(self, micro_batches: Sequence[Batch]) -> Stopwatch:
+        """Compute the gradients of micro-batches, summed over the ranks; return the time before that sum."""
+        self._data.begin()
+        self._losses.begin(micro_batches)
+        self._losses.scale = self._scale.value
+        watch = Stopwatch(self._device.device)
+        self._runner.train(self._taught(micro_batches))
+        watch.stop()
+        self.clock.switch(COMMUNICATION if self._layout.world > 1 else OPTIMIZER)
+        # Before the sum over replicas, which then adds complete gradients.
+        self.parallel.shared.sum()
+        self._data.finish()
+        return watch
 
     @torch.no_grad()
     def eval_step(self, micro_batches: Sequence[Batch]) -> EvaluationSums:
@@ -335,6 +365,21 @@ class TorchEngine:
             for parameter in stage.parameters():
                 parameter.copy_(torch.full_like(parameter, math.nan))
 
+    def test_device(self, seed: int) -> list[str]:
+        """See `Engine.test_device`."""
+        flaw = self._flaw
+        bend = {flaw.kind: flaw.bend} if flaw is not None else {}
+        product = bend.get("product") or bend.get("gradient") or burn_in.as_it_is
+        return [
+            *burn_in.products(self._device.device, seed, product),
+            *burn_in.updates(self._device.device, seed, bend.get("update", burn_in.as_it_is)),
+        ]
+
+    def damage(self, kind: str, seed: int, bit: int | None = None) -> None:
+        """See `Engine.damage`."""
+        self._flaw = Flaw(kind, seed, bit)
+        self._flaw.install(self._stages)
+
     def held(self) -> dict[str, list[Tensor]]:
         """Return the tensors that stay between two steps, in three groups: weights, gradients, optimizer."""
         weights = [local_of(p) for stage in self._stages for p in stage.parameters()]
@@ -368,14 +413,19 @@ class TorchEngine:
             self._teacher.close()
 
     @torch.no_grad()
-    def _update(self, lr: float, scale: float, routed: Mapping[str, Tensor]) -> None:
+    def _update(self, lr: float, scale: float, routed: Mapping[str, Tensor], check: StepCheck | None) -> None:
         """Scale the gradients, step the optimizer and balance the routers by their load in this step."""
         gradients = [s.parameter.grad for s in self._data.shards if s.parameter.grad is not None]
         if scale != 1.0 and gradients:
             # In place and in one kernel: a copy of all gradients would raise the peak of memory exactly at the update.
             torch._foreach_mul_(gradients, scale)
         set_lr(self._optimizer.param_groups, lr)
-        self._optimizer.step()
+        if check is None:
+            self._optimizer.step()
+            if self._flaw is not None:
+                self._flaw.bend_updates([shard.parameter for shard in self._data.shards])
+        else:
+            self._update_again().step(self._optimizer, lr, check)
         self._steps += 1
         self._pruner.update(self._steps, scale, self._optimizer, self._average.of)
         self._rounding.at(self._steps)
@@ -386,8 +436,19 @@ class TorchEngine:
             # dp or micro-batches.
             self._workload.balance(stage, routed)
 
-    def _make_optimizer(self) -> torch.optim.Optimizer:
-        shards = self._data.shards
+    def _update_again(self) -> UpdateAgain:
+        return UpdateAgain(
+            self._data.shards,
+            self.parallel.cuts,
+            spec=self._train.optimizer,
+            slots=self._slots,
+            build=self._make_optimizer,
+            flaw=self._flaw,
+        )
+
+    def _make_optimizer(self, shards: Sequence[ParameterShard] | None = None) -> torch.optim.Optimizer:
+        """Return the optimizer of these shards, by default of all that this rank updates."""
+        shards = self._data.shards if shards is None else shards
         stacks = self._workload.stacks
         # Matrices per tensor: a stack of experts [experts, rows, columns] has a norm for each of its matrices.
         experts = {n: shape[0] if n in stacks else 1 for n, shape in self._workload.shapes.items()}

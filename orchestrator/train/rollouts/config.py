@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -16,6 +16,8 @@ from orchestrator.train.config import TrainSpec
 
 class RolloutSpec(StrictModel):
     """How answers are generated for an objective that learns from rewards."""
+
+    NO_IDENTITY: ClassVar[tuple[str, ...]] = ("keep_every",)
 
     group: int = Field(
         default=8,
@@ -47,10 +49,6 @@ class RolloutSpec(StrictModel):
     )
 
 
-NOT_IDENTITY = ("keep_every",)
-"""Keys that change neither samples nor weights."""
-
-
 def with_rollouts(document: Any) -> Any:
     """Set defaults that follow from the objective: rollouts, and the reference that a divergence needs."""
     if not isinstance(document, dict) or not isinstance(workload := document.get("workload"), dict):
@@ -63,8 +61,9 @@ def with_rollouts(document: Any) -> Any:
     return document if document.get("rollout") is not None else {**document, "rollout": {}}
 
 
-def problem_of(
+def rollout_problem(
     workload: WorkloadSpec,
+    *,
     sequence_length: int,
     train: TrainSpec,
     checkpoint_every: int,

@@ -11,7 +11,7 @@ from orchestrator.data.store.tokens import Tokens
 from orchestrator.models.named_commit import place_and_tag
 from orchestrator.parallel.device import Device
 from orchestrator.resolve.commit_model import model_of_run
-from workloads.load import with_weights
+from workloads.inference import with_weights
 from workloads.model.generate import padded
 
 

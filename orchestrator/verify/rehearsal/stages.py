@@ -26,7 +26,7 @@ from orchestrator.verify.rehearsal.layouts import another
 from orchestrator.verify.rehearsal.real_size import Real
 
 if TYPE_CHECKING:
-    from orchestrator.launch.run import RunOutcome, WatchedRun
+    from orchestrator.launch.watched_run import RunOutcome, WatchedRun
 
 
 LOOK = 0.1
@@ -271,7 +271,7 @@ def _data(scene: Scene) -> str:
 
 def _steps(scene: Scene) -> str:
     """Train three steps, with a commit after each, in a run whose last rank will be killed after them."""
-    from orchestrator.launch.run import attach
+    from orchestrator.launch.watched_run import attach
 
     assert scene.small is not None
     last, rank = STEPS - MORE, scene.small.layout.world - 1
@@ -297,7 +297,7 @@ def _kill(scene: Scene) -> str:
 
 def _reload(scene: Scene) -> str:
     """Resume from the checkpoint under another layout."""
-    from orchestrator.launch.run import attach
+    from orchestrator.launch.watched_run import attach
     from orchestrator.resolve.resolved_job import resolve
 
     assert scene.small is not None

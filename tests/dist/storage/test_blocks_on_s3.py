@@ -190,7 +190,7 @@ def test_a_run_on_a_store_is_that_on_a_disk_though_an_object_vanishes(
         """What tasks of Ray do elsewhere."""
         made.append(prepare_here(parse(document), cache))
 
-    monkeypatch.setattr(prepare._Preparation, "make", make)
+    monkeypatch.setattr(prepare.Preparation, "make", make)
     fs = fsspec.filesystem("s3", skip_instance_cache=True)
 
     class Losing(LocalGang):

@@ -25,6 +25,7 @@ from orchestrator.resolve.teacher import compared
 from orchestrator.train.committed_state import CHUNKS_HEAD
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.engines.make import make_engine
+from orchestrator.train.unlabelled import filled_up
 from workloads.adapters.frozen import frozen_by
 from workloads.load import load
 from workloads.model.dropout import KEYS, row_keys
@@ -138,9 +139,15 @@ def record_of(objective: str, sample: int) -> np.ndarray:
 
 
 def micro_batches(
-    workload: Workload, spec: JobSpec, layout: Layout, step: int, ragged: bool = False
+    workload: Workload,
+    spec: JobSpec,
+    layout: Layout,
+    step: int,
+    ragged: bool = False,
+    replica: int | None = None,
 ) -> list[Batch]:
-    """This rank's micro-batches of a step: random tokens, a function of the sample's number; if `ragged`, padded."""
+    """This rank's micro-batches of a step, or those of another replica: random tokens, a function of the sample's
+    number; if `ragged`, padded."""
     window = workload.objective.window(LENGTH)
 
     def sample_of(sample: int) -> np.ndarray:
@@ -154,8 +161,8 @@ def micro_batches(
     read = Corpus(sample_of)
 
     size = spec.train.global_batch
-    place = layout.coordinate(dist.get_rank())
-    mine = slices(step * size, size, place["dp"], layout.dp, layout.micro_batch)
+    replica = layout.coordinate(dist.get_rank())["dp"] if replica is None else replica
+    mine = slices(step * size, size, replica, layout.dp, layout.micro_batch)
     batches = [workload.objective.collate(read, range(start, start + count), 0) for start, count in mine]
     if workload.objective.name in REWARDED:
         for batch, (start, count) in zip(batches, mine, strict=True):
@@ -173,7 +180,7 @@ def micro_batches(
     if ragged:
         for batch, (start, count) in zip(batches, mine, strict=True):
             _pad(batch, start, count)
-    return batches
+    return filled_up(batches, layout.accumulation(size), layout.micro_batch)
 
 
 def answered_row(objective: Any, sample: int) -> dict[str, np.ndarray]:

@@ -111,7 +111,11 @@ def test_scores_of_movement_choose_the_same_weights_under_any_layout(
         ]
 
 
-@pytest.mark.parametrize("prune", [GROWS, {**MOVES, "steps": [1, 6]}], ids=["magnitude", "movement"])
+@pytest.mark.parametrize(
+    "prune",
+    [pytest.param(GROWS, marks=pytest.mark.slow), {**MOVES, "steps": [1, 6]}],
+    ids=["magnitude", "movement"],
+)
 def test_a_run_goes_on_with_the_same_bits_and_under_another_layout(
     results: Results, prune: dict[str, Any]
 ) -> None:

@@ -63,7 +63,10 @@ def walk(model: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("model", EACH)
 def test_a_run_that_changes_its_layout_is_the_same_run(results: Results, model: str) -> None:
-    """Asked for in torchtitan#811 and Automodel#533."""
+    """With other micro-batches, too.
+
+    Requests: torchtitan#811, Automodel#533, DeepSpeed#7200, verl#2265, transformers#43718.
+    """
     results.run(1, [alone(model)])
     results.run(4, walk(model))
     legs = [results.of(case) for case in walk(model)]

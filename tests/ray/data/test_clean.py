@@ -76,6 +76,7 @@ def documents(uri: str) -> list[list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_what_is_left_is_what_the_steps_keep_whatever_the_parts(tmp_path: Path) -> None:
     texts = corpus(tmp_path / "texts")
     data = spec(
@@ -177,6 +178,7 @@ def test_held_out_text_is_compared_as_the_steps_before_leave_it(tmp_path: Path) 
         )
 
 
+@pytest.mark.slow
 def test_a_changed_step_redoes_itself_and_what_comes_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

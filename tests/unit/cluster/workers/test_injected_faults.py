@@ -23,6 +23,7 @@ from cluster.workers.injected_faults import FaultSpec, InjectedFault, remaining_
         ("kill@1:5/*", FaultSpec("kill", 1, 5, attempt=None)),
         ("nan@1:5", FaultSpec("nan", 1, 5)),
         ("slow@1:5", FaultSpec("slow", 1, 5)),
+        ("product@1:5/*", FaultSpec("product", 1, 5, attempt=None)),
         ("slow@1:5/2=0.25", FaultSpec("slow", 1, 5, attempt=2, seconds=0.25)),
     ],
 )
@@ -52,6 +53,14 @@ def test_what_is_no_fault_is_refused_with_the_mend(text: str) -> None:
     with pytest.raises(ValueError, match="write KIND@RANK:STEP") as found:
         FaultSpec.parse(text)
     assert "kill, stop, raise, nan, slow" in str(found.value)
+
+
+def test_a_wrong_rank_does_nothing_by_itself_and_is_wrong_at_its_place_only() -> None:
+    fault = FaultSpec("update", 1, 5)
+    assert not fault.apply(1, 2, 5, 1)
+    assert fault.spoils(1, 2, 5, 1)
+    assert not any(fault.spoils(*place) for place in ((0, 2, 5, 1), (1, 2, 4, 1), (1, 2, 6, 1), (1, 2, 5, 2)))
+    assert not FaultSpec("slow", 1, 5).spoils(1, 2, 5, 1)
 
 
 def test_a_fault_strikes_at_its_place_only() -> None:

@@ -70,7 +70,9 @@ def test_a_worker_of_ray_keeps_this_program_s(folder: Path) -> None:
     """As Ray's workers, which have the working directory first on their path and get the function by value."""
     body = textwrap.dedent(inspect.getsource(keeper(PACKAGES)))
     root = str(Path(orchestrator.__file__).parents[1])
-    code = f"root = {root!r}\nnames = {PACKAGES!r}\n{body}\nkeep_packages()\n"
+    code = "import sys; sys.argv = ['/ray/_private/workers/default_worker.py']\n"
+    code += f"sys.path[:] = [{str(folder)!r}, '/ray/_private/workers', {str(folder)!r}, *sys.path]\n"
+    code += f"root = {root!r}\nnames = {PACKAGES!r}\n{body}\nkeep_packages()\n"
     code += "import orchestrator.config.spec, cluster.workers.gang; print(orchestrator.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, timeout=60
@@ -97,6 +99,7 @@ def test_in_a_worker_of_ray_the_folders_of_the_job_come_last() -> None:
     program = "/env/site-packages/ray/_private/workers/default_worker.py"
     theirs = ["/env/site-packages/ray/thirdparty_files", os.path.dirname(program), "/set/by/the/user", "/lib"]
     assert job_folders_last(["/job", *theirs], program) == [*theirs, "/job"]
+    assert job_folders_last(["/job", *theirs[:2], "/job", *theirs[2:]], program) == [*theirs, "/job"]
     assert job_folders_last(theirs, program) == theirs
     assert job_folders_last(["/job", *theirs], "/home/me/train.py") == ["/job", *theirs]
 

@@ -238,7 +238,7 @@ def of_attempt(store: Store, step: int, number: int | None, value: float = 0.0) 
 
 
 def test_an_attempt_that_was_overtaken_commits_nothing(uri: str) -> None:
-    """Its gang may be at work behind a cut network and still reach the store."""
+    """Its gang may be at work behind a cut network and still reach the store. Asked for in kuberay#5211."""
     old, new = Store(uri), Store(uri)
     of_attempt(old, 4, 1)
     new.fence(2)
@@ -284,6 +284,15 @@ def test_commits_that_were_not_rated_are_not_the_best(uri: str) -> None:
         commit(store, step, loss=loss)
     assert prune(store, Retention(keep=1, best="")) == [1, 2, 4]
     assert prune(store, Retention(keep=1)) == [3]
+
+
+def test_the_newest_commit_that_is_verified_stays(uri: str) -> None:
+    store = Store(uri)
+    for step, verified in [(10, 0), (20, 20), (30, 20), (50, 40)]:
+        commit(store, step, verified=verified)
+    assert prune(store, Retention(keep=1)) == [10, 20], "30 is the newest up to the last verified step, 40"
+    commit(store, 60, verified=0)
+    assert prune(store, Retention(keep=1)) == [30, 50], "a run that verifies nothing keeps nothing for it"
 
 
 def test_the_newest_sound_commit_before_a_step_stays(uri: str) -> None:
@@ -362,6 +371,6 @@ def test_a_commit_that_was_moved_with_a_link_in_its_place_is_one_of_the_run(tmp_
 
 
 def test_meta_must_hold_position_and_receipt(uri: str) -> None:
-    """The position is part of a commit, as torchft#309 asks for."""
+    """The position is part of a commit, as torchft#309 and torchtitan#4686 ask for."""
     with pytest.raises(InputError, match="receipt"):
         Store(uri).publish(1, [], {"position": 1})

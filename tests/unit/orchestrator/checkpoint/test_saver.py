@@ -15,7 +15,7 @@ import torch
 from orchestrator.checkpoint import saver as module
 from orchestrator.checkpoint import shared_memory
 from orchestrator.checkpoint.commit_store import Store
-from orchestrator.checkpoint.commit_writer import CommitOutcome
+from orchestrator.checkpoint.committer import CommitOutcome
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.retention import Retention
 from orchestrator.checkpoint.saver import Saver

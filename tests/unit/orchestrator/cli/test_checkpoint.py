@@ -333,3 +333,13 @@ def test_the_time_after_a_controller_was_killed_is_no_time_of_the_run(command: A
     last = rows(run, "events.jsonl")[-1]
     assert last["time"] == pytest.approx(events[end]["time"] + 0.001, abs=1e-6)
     assert last["rolled_back"]["at"] > last["time"]
+
+
+def test_a_trial_of_a_search_does_not_go_back(command: Any, run: Path) -> None:
+    (run.parent / "trials.jsonl").write_text("")
+    said = command("checkpoint", "rollback", run, "--step", "4")
+    assert said.code == 2
+    assert (
+        f"is a trial of the search in {run.parent}, which would go on as if it had not gone back" in said.err
+    )
+    assert f"train.continue_from: {{run: {run}@4}}" in said.err

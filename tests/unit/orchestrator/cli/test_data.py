@@ -98,6 +98,10 @@ def test_a_packed_sample_is_shown_as_the_model_sees_it(looked_at: Any) -> None:
     stream = json.loads(looked_at(workload, {"sequence_length": 64}, "--json").out)
     assert stream["documents"] == 60
     assert 10 < stream["cut"] == stream["cut_though_short"] < 50
+    whole = json.loads(
+        looked_at(workload, {"sequence_length": 64}, "--set", "data.packing=best_fit", "--json").out
+    )
+    assert (whole["cut"], whole["padding"]) == (found["cut"], found["padding"])
     [sample] = found["samples"]
     assert (sample["position"], sample["step"], sample["turn"]) == (3, 1, 0)
     tokens = sample["rows"][0]["tokens"]["tokens"]

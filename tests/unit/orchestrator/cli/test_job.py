@@ -23,7 +23,7 @@ from orchestrator.data.prepare.chat_template import Template
 from orchestrator.data.sources.fields import value_of
 from orchestrator.launch.doctor import Finding
 from orchestrator.launch.first_job import job_text
-from orchestrator.planner.profile import FOLDER
+from orchestrator.planner.device_profile import FOLDER
 from orchestrator.storage import lease
 from orchestrator.storage.run_directory import RunDir
 
@@ -449,3 +449,22 @@ def test_a_try_begins_anew_and_takes_no_other_run_away(
         raise InputError("is wrong")
     assert refused.is_gone()
     assert place_of_try("s3://b/runs/a/") == "s3://b/runs/a-smoke"
+
+
+def test_init_classifies_texts(command: Any, folder: Path) -> None:
+    config = transformers.BertConfig(
+        vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    transformers.BertModel(config).save_pretrained(folder / "base")
+    (folder / "base/tokenizer.json").write_text(
+        tokenizer.train([], 300, ["[CLS]", "[SEP]", "[PAD]", "[MASK]"])
+    )
+    rows = [{"review": f"a film {n}", "label": ("bad", "good")[n % 2]} for n in range(40)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = command("init", "mine.yaml", "--from-hf", "base", "--data", "rows.jsonl")
+    assert (said.code, said.err) == (0, "")
+    columns = '{"text": "review", "label": "label"}'
+    assert f"sequence_classification reads {columns}; 40 rows; labels: bad (20), good (20)\n" in said.out
+    written = spec.load(folder / "mine.yaml")
+    assert (written.workload.objective, written.data.labels) == ("sequence_classification", ["bad", "good"])
+    assert command("plan", "mine.yaml").code == 0

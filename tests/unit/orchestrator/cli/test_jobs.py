@@ -22,7 +22,7 @@ from cluster.local import local_cluster as loopback
 from cluster.local.node_processes import OF_CLUSTER
 from orchestrator.api.run import load_run
 from orchestrator.cli import jobs
-from orchestrator.controller.stop_requests import StopRequests
+from orchestrator.controller.stop_file import StopRequests
 from orchestrator.launch import submission
 from orchestrator.storage.process_identity import lineage
 

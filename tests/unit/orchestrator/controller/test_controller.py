@@ -340,6 +340,7 @@ def test_the_last_export_is_the_run_s(runs: Runs) -> None:
 
 
 def test_a_save_that_fails_is_told_and_training_goes_on(runs: Runs, quiet_curve: list[Any]) -> None:
+    """Asked for in ray#55350."""
     runs.training = Training(failing=frozenset({4}))
     summary = runs.controller(faults=("kill@0:7",)).drive()
     assert summary["state"] == "done"
@@ -479,6 +480,7 @@ def test_no_room_is_waited_for_and_then_given_up(runs: Runs) -> None:
 
 
 def test_a_placement_that_fails_takes_the_same_road(runs: Runs, quiet_curve: list[Any]) -> None:
+    """It counts as an attempt, and so ends some time: asked for in ray#60376."""
     runs.refusals = ["no room for 2 workers within 30 s"]
     summary = runs.controller().drive()
     assert summary["state"] == "done"
@@ -514,6 +516,7 @@ def test_a_commit_made_anew_where_one_was_damaged_is_restored(runs: Runs, quiet_
 
 
 def test_a_commit_without_its_manifest_never_was(runs: Runs, quiet_curve: list[Any]) -> None:
+    """A save that a crash cut short: asked for in transformers#35782."""
     runs.controller(until=8).drive()
     (runs.path / "checkpoints/step-00000008/manifest.json").write_text("{")
     runs.controller().drive()

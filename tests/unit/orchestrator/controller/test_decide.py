@@ -78,12 +78,14 @@ DEATH = Failure(NOW - 100, 7, "rank 1 on node-1 died", KILLED.text, KILLED, rank
 RESET = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.2]:1"
 DIVERGED = "FloatingPointError: loss is nan at step 8"
 UNSTABLE = "NonFinite: loss is nan at step 8, samples from position 56"
+WRONG = "ComputedWrongly: step 7: rank 1 differs from what other ranks computed (verification.py:250)"
 CORRUPT = "CorruptCommit: step 40: shard-00000 is damaged (loop.py:83)"
 NO_DATA = "InputError: no data"
 CAUSES = {
     RESET: Cause("raised", name="RuntimeError", kind="peer_lost"),
     UNSTABLE: Cause("raised", name="NonFinite", kind="unstable", step=8, position=56),
     CORRUPT: Cause("raised", name="CorruptCommit", kind="corrupt_commit", step=40),
+    WRONG: Cause("raised", name="ComputedWrongly", kind="wrong_arithmetic", step=4, ranks=(1,)),
     NO_DATA: Cause("raised", name="InputError", kind="input"),
 }
 """What is decided by of an exception; its text is for people."""
@@ -611,6 +613,25 @@ VERDICTS = (
     Case(
         "a corrupt commit is not tried again", in_phase("start"), see(ranks=(failed(0, CORRUPT, step=-1),)),
         "stop", "halt", becomes={"outcome": None, "bad_commits": frozenset({40})}, first_fault="CorruptCommit",
+    ),
+    Case(
+        "who computes wrongly is named, whoever says so first", in_phase("train", wrong_nodes=frozenset({"node-9"})),
+        see(ranks=(failed(0, WRONG), rank(1))), "stop", "halt",
+        becomes={
+            "outcome": None,
+            "doubtful_after": 4,
+            "wrong_nodes": frozenset({"node-1", "node-9"}),
+            "failures": (
+                Failure(
+                    NOW, 7, "rank 1 on node-1", WRONG, CAUSES[WRONG], node="node-1", rank=1, wrong_nodes=("node-1",)
+                ),
+            ),
+        },
+        first_fault="rank 1 on node-1: ComputedWrongly",
+    ),
+    Case(
+        "no commit is in doubt once the run is back", in_phase("start", doubtful_after=4), see(restored=4),
+        "start", "watch", becomes={"doubtful_after": None, "step": 4},
     ),
     Case(
         "the one before it is corrupt as well", in_phase("start", bad_commits=frozenset({60})),

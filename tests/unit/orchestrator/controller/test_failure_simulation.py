@@ -19,9 +19,9 @@ from orchestrator.parallel.legal_layouts import fit
 from orchestrator.planner.choose_layout import plan
 from orchestrator.planner.cluster_file import Failures, load
 from orchestrator.planner.demand import demand_of
+from orchestrator.planner.device_profile import load as load_profile
 from orchestrator.planner.host_memory import state_bytes
 from orchestrator.planner.planner import Planner
-from orchestrator.planner.profile import load as load_profile
 from orchestrator.planner.shape_of_model import model_shape
 from workloads.describe import describe
 
@@ -63,6 +63,8 @@ def test_every_second_is_in_one_part(spares: int) -> None:
     life = live(policy(), fleet, 3)
     assert life.outcome is Outcome.DONE
     assert sum(life.parts.values()) == pytest.approx(life.seconds)
+    assert life.parts["steps"] == pytest.approx(20000)  # at the speed of all workers
+    assert life.parts["narrow"] > 0.0 or spares
     assert life.failures > 3
     assert life.attempts > life.failures // 2
     assert min(life.parts.values()) >= 0.0

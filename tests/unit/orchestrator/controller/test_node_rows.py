@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from orchestrator.controller.run_history import NodeRows
+from orchestrator.controller.node_rows import NodeRows
 from orchestrator.storage.run_directory import RunDir
 
 

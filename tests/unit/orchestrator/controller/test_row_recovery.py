@@ -10,7 +10,8 @@ from jobs import job, rows
 
 from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.config.spec import JobSpec, parse
-from orchestrator.controller.run_history import RunHistory, without
+from orchestrator.controller.row_recovery import without
+from orchestrator.controller.run_history import RunHistory
 from orchestrator.storage.row_line import EVENTS, METRICS
 from orchestrator.storage.run_directory import RunDir
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.controller.run_history import SaveFailures
+from orchestrator.controller.save_failures import SaveFailures
 
 
 def outcome(step: int, state: str = "published", reason: str | None = None) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from orchestrator.evaluate.lm_eval_model import WorkloadLM
 from orchestrator.evaluate.on_tasks import evaluate_task
 from orchestrator.evaluate.subject import Subject
 from orchestrator.evaluate.task_files import TaskFile, read_task
-from workloads.load import load, with_weights
+from workloads.inference import with_weights
+from workloads.load import load
 from workloads.workload import Vocabulary
 
 SIZE = 400

@@ -15,8 +15,9 @@ from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.spec import JobSpec, dump, parse
-from orchestrator.launch import run as runs
+from orchestrator.launch import start_run
 from orchestrator.launch.finished import PastRun, finished_summary
+from orchestrator.launch.watched_run import RunOutcome
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 
 
@@ -131,8 +132,8 @@ def test_a_job_file_that_a_finished_run_has_lost_is_written_again(
     commit(run_dir, spec, 12)
     run_dir.write_json("summary.json", {"state": "done", "commit": 12, "export": {"uri": "export"}})
 
-    def again() -> runs.RunOutcome:
-        return runs.run(spec, run_dir, None, None, lambda status: pytest.fail("something runs"))
+    def again() -> RunOutcome:
+        return start_run.run(spec, run_dir, None, None, lambda status: pytest.fail("something runs"))
 
     if lost == "cut":
         run_dir.write_text("job.yaml", text[:60])
@@ -168,7 +169,7 @@ def test_a_step_that_is_passed_already_starts_nothing(document: dict[str, Any], 
     assert PastRun(spec, run_dir).beyond(1) == ""
     commit(run_dir, spec, 8)
     assert PastRun(spec, run_dir).beyond(8) == ""
-    ended = runs.run(spec, run_dir, 7, None, lambda status: pytest.fail("something runs"))
+    ended = start_run.run(spec, run_dir, 7, None, lambda status: pytest.fail("something runs"))
     line = "step 8 is committed, beyond --until 7: nothing was started"
     assert (ended.outcome, ended.line) == (Outcome.STOPPED, line)
 

@@ -38,10 +38,11 @@ def test_a_plain_job_needs_nothing() -> None:
     assert needs() == set()
 
 
-def test_images_need_pillow() -> None:
-    samples = {"use": "orchestrator.data.images:Images", "options": {"uri": "a", "size": 8}}
-    model = {"model": "workloads.vision.clip:Clip"}
-    assert needs(data={"samples": samples}, workload=model) == {("pillow", "image")}
+@pytest.mark.parametrize("use", ["ext:images", "orchestrator.data.images:Images"])
+def test_what_an_extension_offers_needs_its_extra(use: str) -> None:
+    """By the name that it has now, and by the one of job files of earlier versions."""
+    samples = {"use": use, "options": {"uri": "a", "size": 8}}
+    assert needs(data={"samples": samples}, workload={"model": "ext:clip"}) == {("pillow", "image")}
 
 
 def test_a_store_needs_its_library() -> None:

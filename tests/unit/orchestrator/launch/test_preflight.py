@@ -327,8 +327,8 @@ print("torch" in sys.modules)
     assert len(told) == 2
     assert "b.txt" in told[0]
     assert "gpt-tny" in told[1]
-    wrong = job(str(text)) | {"resources": {"workers": {"min": 3, "max": 3}}}
-    with pytest.raises(InputError, match="no legal layout uses 3 to 3 workers"):
+    wrong = job(str(text)) | {"resources": {"workers": {"min": 90, "max": 90}}}
+    with pytest.raises(InputError, match="no legal layout uses 90 to 90 workers"):
         JobChecks(parse(wrong)).without_model()
 
 

@@ -15,8 +15,8 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.object_reference import ObjectReference
 from orchestrator.config.own_code import code_of
 from orchestrator.config.spec import dump, parse
-from orchestrator.launch import ray_train, worker
-from orchestrator.launch.ray_train import _history_of
+from orchestrator.launch import ray_train, ray_train_attempt, worker
+from orchestrator.launch.ray_train_history import history_of
 from orchestrator.planner import machines
 from orchestrator.planner.precision import in_precision
 from orchestrator.resolve.prepared_data import PreparedData
@@ -27,7 +27,7 @@ from orchestrator.train.instability import NonFinite
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A job over prepared data, on a machine that nobody asks Ray for."""
-    monkeypatch.setattr(ray_train, "smallest_offer", lambda bundle, most: None)
+    monkeypatch.setattr(ray_train_attempt, "smallest_offer", lambda bundle, most: None)
     monkeypatch.setattr(machines, "probe", lambda cpu: 1e10)
     spec = parse(job(write_text(tmp_path, 20_000)))
     run = RunDir(str(tmp_path / "run"))
@@ -50,14 +50,14 @@ def events(config: dict[str, Any]) -> list[dict[str, Any]]:
 
 def diverge(config: dict[str, Any]) -> None:
     """An attempt whose second step is no number."""
-    with _history_of(config, RunDir(config["run"])) as history:
+    with history_of(config, RunDir(config["run"])) as history:
         history.begin(2)
         history.take(row(1, 1))
         raise NonFinite("loss is nan", 2, 8)
 
 
 def test_an_attempt_is_told_and_its_rows_are_kept(config: dict[str, Any]) -> None:
-    with _history_of(config, RunDir(config["run"])) as history:
+    with history_of(config, RunDir(config["run"])) as history:
         told = history.begin(2)
         for step in (1, 2):
             history.take(row(step, told["attempt"]))
@@ -75,7 +75,7 @@ def test_an_instability_is_left_out_by_the_next_attempt(config: dict[str, Any]) 
     assert stop["skipped"] == {"step": 2, "start": 8, "count": 8, "lr_scale": 1.0}
     assert stop["first_fault"].split(": ", 1)[1].startswith("NonFinite: loss is nan at step 2")
     assert stop["lost_steps"] == 1
-    with _history_of(config, RunDir(config["run"])) as history:
+    with history_of(config, RunDir(config["run"])) as history:
         assert history.begin(1)["attempt"] == 2
     assert rows(Path(config["run"])) == []
 
@@ -115,7 +115,7 @@ def test_workers_are_told_the_precision_that_was_chosen(
 
 def test_workers_that_no_layout_uses_are_refused(config: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="no legal layout uses 7 workers"):
-        with _history_of(config, RunDir(config["run"])) as history:
+        with history_of(config, RunDir(config["run"])) as history:
             history.begin(7)
 
 

@@ -354,7 +354,7 @@ def test_own_code_of_all_kinds_is_taken(here: Path) -> None:
     [
         ({"workload": {"model": "gpt-tiny"}}, "data.samples are for an own model"),
         ({"workload": {"model": "own_things:Line", "objective": "causal_lm"}}, "leave one of them out"),
-        ({"workload": {"model": "own_things:Line", "dropout": 0.1}}, "workload.dropout is for models of this project"),
+        ({"workload": {"model": "own_things:Line", "dropout": 0.1}}, "workload: dropout is for models of this project"),
         ({"data": {"samples": "own_things:Points", "sequence_length": 64}}, "sequence_length is of text"),
         ({"data": {"samples": "own_things:Points", "packing": "best_fit"}}, "packing is of text"),
         ({"parallel": {"engine": "deepspeed"}}, "own models are run by the torch engine"),
@@ -380,7 +380,7 @@ def test_what_does_not_fit_own_code_is_refused(here: Path, change: dict[str, Any
         ),
         ({"adapter": {"kind": "lora", "targets": "*.up"}}, ""),
         ({"adapter": {"kind": "bitfit"}}, ""),
-        ({"mup": {"width": 2}}, "workload.mup is for models of this project"),
+        ({"mup": {"width": 2}}, "workload: mup is for models of this project"),
     ],
 )
 def test_adapters_that_own_models_can_have(here: Path, workload: dict[str, Any], wanted: str) -> None:

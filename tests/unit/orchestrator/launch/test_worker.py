@@ -14,7 +14,7 @@ from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.launch import worker
 from orchestrator.launch.worker import worker_at, worker_here, worker_named
-from orchestrator.planner import profile
+from orchestrator.planner import device_profile
 from orchestrator.resolve.precision import in_chosen_precision
 from orchestrator.resolve.resolved_job import resolve
 from orchestrator.train.config import Precision
@@ -60,7 +60,7 @@ def test_a_gpu_that_nobody_knows_is_not_guessed(
     offers: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        profile, "stored_at", lambda: tmp_path / "none"
+        device_profile, "stored_at", lambda: tmp_path / "none"
     )  # whoever has calibrated this machine
     with pytest.raises(InputError, match=r"no such worker yet.*ray\.io/accelerator-type"):
         in_chosen_precision(resolve(spec("auto")), worker_at(ADDRESS))

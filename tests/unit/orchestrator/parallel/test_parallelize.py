@@ -11,7 +11,8 @@ from torch._dynamo.utils import counters
 from traced_cases import vocabulary_of
 
 from orchestrator.parallel.layout import Layout
-from orchestrator.parallel.parallelize import multiply_in_8_bits, recompute
+from orchestrator.parallel.low_precision import multiply_in_8_bits
+from orchestrator.parallel.recompute import recompute
 from workloads.adapters.lora import LoraLinear
 from workloads.load import load
 from workloads.model import float8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.parallel.layout import Layout
-from orchestrator.parallel.parallelize import _stages_with, plain_stage
+from orchestrator.parallel.stage_models import plain_stage, stages_with
 from orchestrator.parallel.stages import layers_of
 from workloads.load import load
 from workloads.workload import Vocabulary
@@ -66,5 +66,5 @@ def test_what_stages_hold_a_parameter_is_what_they_are_made_with(
     for number in range(stages):
         for name, _ in plain_stage(workload, layout, number).named_parameters():
             made.setdefault(name, []).append(number)
-    assert _stages_with(workload, layout) == made
-    assert _stages_with(workload, Layout()) == {}
+    assert stages_with(workload, layout) == made
+    assert stages_with(workload, Layout()) == {}

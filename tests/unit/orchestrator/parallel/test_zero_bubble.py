@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from orchestrator.parallel.parallelize import multiply_in_8_bits
+from orchestrator.parallel.low_precision import multiply_in_8_bits
 from orchestrator.parallel.pipeline import DeferredGradients
 
 

@@ -11,8 +11,8 @@ from orchestrator.config.spec import parse
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.choose_layout import predict
 from orchestrator.planner.demand import demand_of
+from orchestrator.planner.device_profile import load as load_profile
 from orchestrator.planner.memory import peak_bytes
-from orchestrator.planner.profile import load as load_profile
 from orchestrator.planner.simulation.operators import needed_flops
 from orchestrator.planner.step_trace import StepTrace
 from orchestrator.resolve.resolved_job import resolve

@@ -13,7 +13,7 @@ from orchestrator.parallel.layout import Layout
 from orchestrator.planner.candidates import Room, all_degrees
 from orchestrator.planner.choose_layout import plan
 from orchestrator.planner.demand import demand_of
-from orchestrator.planner.profile import load
+from orchestrator.planner.device_profile import load
 from orchestrator.planner.shape_of_model import model_shape
 from workloads.describe import describe
 

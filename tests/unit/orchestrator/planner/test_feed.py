@@ -9,8 +9,8 @@ from orchestrator.config.spec import JobSpec, parse
 from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.choose_layout import Plan, plan
 from orchestrator.planner.demand import demand_of
+from orchestrator.planner.device_profile import load
 from orchestrator.planner.feed import RATES, TOKEN_BYTES, feed
-from orchestrator.planner.profile import load
 from orchestrator.resolve.resolved_job import resolve
 
 

@@ -10,8 +10,8 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.planner.choose_layout import plan
 from orchestrator.planner.demand import demand_of
+from orchestrator.planner.device_profile import load
 from orchestrator.planner.frontier import frontier
-from orchestrator.planner.profile import load
 from orchestrator.planner.shape_of_model import model_shape
 from workloads.describe import describe
 

@@ -11,8 +11,8 @@ from cluster.workers.gang import Bundle
 from cluster.workers.machine import Offer
 from orchestrator.config.errors import InputError
 from orchestrator.planner import machines
+from orchestrator.planner.device_profile import load, names
 from orchestrator.planner.machines import machine_for, probe, told
-from orchestrator.planner.profile import load, names
 
 
 def test_a_gpu_is_known_by_its_name() -> None:

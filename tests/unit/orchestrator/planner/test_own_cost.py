@@ -17,9 +17,9 @@ from orchestrator.parallel.layout import Layout
 from orchestrator.planner.choose_layout import Plan, plan, predict
 from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Machine
+from orchestrator.planner.device_profile import load
 from orchestrator.planner.own_cost import check_own_cost
 from orchestrator.planner.planner import Planner
-from orchestrator.planner.profile import load
 from orchestrator.planner.shape_of_model import model_shape
 from workloads.describe import describe
 

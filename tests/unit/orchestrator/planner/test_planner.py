@@ -10,8 +10,8 @@ import pytest
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.planner.choose_layout import Plan, plan
 from orchestrator.planner.demand import demand_of
+from orchestrator.planner.device_profile import load
 from orchestrator.planner.planner import Planner, faster_on_fewer, on_workers, planned, widths
-from orchestrator.planner.profile import load
 from orchestrator.planner.search import TIE
 from orchestrator.planner.shape_of_model import model_shape
 from workloads.describe import describe

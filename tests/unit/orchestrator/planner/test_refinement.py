@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.planner.profile import Profile, load
+from orchestrator.planner.device_profile import Profile, load
 from orchestrator.verify.refine import ONCE, TOGETHER, refined, undone
 
 PREDICTED = {"compute": 1.0, "communication": 0.2, "optimizer": 0.1, "bubble": 0.3}

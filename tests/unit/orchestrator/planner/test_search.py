@@ -21,8 +21,8 @@ from orchestrator.planner.candidates import MICRO_BATCHES, SURE, VIRTUAL, Room, 
 from orchestrator.planner.choose_layout import plan, predict
 from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Machine
+from orchestrator.planner.device_profile import Profile, load
 from orchestrator.planner.memory import MEMORY_SHARE, peak_bytes
-from orchestrator.planner.profile import Profile, load
 from orchestrator.planner.search import BEST, TIE
 from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.planner.simulation.step import ends_in_layers

@@ -24,7 +24,7 @@ from orchestrator.resolve.prompts import prompts_of, speaking, spoken
 from orchestrator.resolve.resolved_job import resolve
 from orchestrator.resolve.training_inputs import workload_of
 from workloads.hf.check.compare import load as load_theirs
-from workloads.load import with_weights
+from workloads.inference import with_weights
 from workloads.workload import Sampling
 
 TURNS = TEMPLATE.replace("<|endoftext|>", "[SEP]")

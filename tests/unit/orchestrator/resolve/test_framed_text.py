@@ -28,7 +28,7 @@ from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.prompts import framed
 from orchestrator.resolve.training_inputs import TrainingInputs, resolve_over, training_inputs
 from orchestrator.storage.run_directory import RunDir
-from workloads.load import with_weights
+from workloads.inference import with_weights
 
 TEXTS = [" ".join(text.split())[:90] for text in DOCUMENTS[:4]]
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"

@@ -18,7 +18,7 @@ from orchestrator.launch.job_checks import JobChecks
 from orchestrator.launch.preflight import preflight
 from orchestrator.observe.pages.report import report
 from orchestrator.planner.device import Machine
-from orchestrator.planner.profile import load
+from orchestrator.planner.device_profile import load
 from orchestrator.resolve.precision import as_its_run, choice_of, in_chosen_precision, record_choice
 from orchestrator.resolve.resolved_job import resolve
 from orchestrator.storage.run_directory import PRECISION, RunDir

@@ -186,6 +186,15 @@ def test_any_number_of_processes_gives_the_same(marked: Path) -> None:
     assert len({each["drawn"] for each in alone[0]}) == 12
 
 
+def test_answers_are_scored_at_the_same_time(marked: Path) -> None:
+    """The reward of each answer waits for those of two others. Requests: verl#1962, verl#2236."""
+    meeting = marked / "meeting"
+    meeting.mkdir()
+    answers = [answer(number, str(number), meeting=str(meeting)) for number in range(3)]
+    values, failures = scored([own("meets_two_others", timeout=60.0)], answers, 3)
+    assert (values, failures) == ([{"meets_two_others": 1.0}] * 3, [])
+
+
 def test_the_first_failure_stops_whatever_is_slower(marked: Path) -> None:
     specs = [own("raises_on_odd")]
     answers = [answer(n, "1" if n in (5, 6, 9) else "0") for n in range(12)]

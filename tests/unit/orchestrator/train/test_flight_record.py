@@ -42,13 +42,21 @@ def test_of_ranks_with_gpus_those_of_nccl_are_told_too(
 
 
 def test_the_ranks_that_others_wait_for_are_named(tmp_path: Path) -> None:
-    """Rank 2 has not come to the third collective of its group, though it is as far as rank 3 in another group."""
+    """Rank 2 has not come to the third collective of its group, though it is as far as rank 3 in another group.
+
+    Asked for in ray#58878.
+    """
     folder = tmp_path / "profiles" / "hang-attempt-2"
     folder.mkdir(parents=True)
     groups = {0: {"world": 3}, 1: {"world": 3, "tp": 9}, 2: {"world": 2, "pp": 4}, 3: {"world": 3, "pp": 4}}
     for rank, numbers in groups.items():
         entries = [
-            {"process_group": ["0", group], "collective_seq_id": number, "profiling_name": "gloo:all_reduce"}
+            {
+                "process_group": ["0", group],
+                "collective_seq_id": number,
+                "profiling_name": "gloo:all_reduce",
+                "state": "completed" if rank < 2 else "started",
+            }
             for group, last in numbers.items()
             for number in range(1, last + 1)
         ]
@@ -57,7 +65,7 @@ def test_the_ranks_that_others_wait_for_are_named(tmp_path: Path) -> None:
     nodes = {rank: f"node-{rank}" for rank in range(5)}
     lines = missing_ranks(str(tmp_path), 2, nodes)
     assert len(lines) == 2
-    assert lines[0].startswith("rank 4 on node-4 is missing")
+    assert lines[0].startswith("rank 4 on node-4 is missing: others wait in collective 4 of group 0 pp")
     assert lines[1].startswith(
         "rank 2 on node-2 is missing: others wait in collective 3 of group 0 world: gloo:all_"
     )

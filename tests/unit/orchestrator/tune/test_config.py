@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -43,7 +42,7 @@ def test_a_whole_search_is_accepted_and_written_out_again() -> None:
     import yaml
 
     assert spec.parse(yaml.safe_load(text)) == job
-    Draft202012Validator(json.loads(spec.schema())).validate(yaml.safe_load(text))
+    Draft202012Validator(spec.JobSpec.model_json_schema()).validate(yaml.safe_load(text))
 
 
 @pytest.mark.parametrize(

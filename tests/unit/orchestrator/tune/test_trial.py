@@ -2,17 +2,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jobs import job
 
+from orchestrator.checkpoint.identity import read_job
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import dump, parse
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune.same_inputs import InputsChanged
 from orchestrator.tune.trial import FAILED, RunFailed, Trial
+from orchestrator.tune.trial_job import job_of_trial
+from orchestrator.tune.trial_values import evaluated_value
 
 TUNE = {"space": {"train.optimizer.lr": {"choice": [1e-3, 2e-3]}}, "sampler": "random", "trials": 2}
 
@@ -80,11 +84,12 @@ def test_a_metric_of_an_evaluation_is_that_of_the_last_one(tmp_path: Path) -> No
                 {"step": row["step"], "attempt": 1, "time": 1.0, "seconds": 1.0, "sets": sets}
             ]
     run.append("metrics.jsonl", rows)
-    found = object.__new__(Trial)
-    found._begin({"sweep": str(tmp_path), "trial": "0001", "params": {}, "ended": None, "deadline": None})
-    assert [found._evaluated(spec.evaluate, rung) for rung in (4, 6, 10)] == [3.0, 3.0, 2.0]
+    assert spec.tune is not None
+    assert spec.evaluate is not None
+    value = partial(evaluated_value, spec.tune, sweep, "0001", every=spec.evaluate.every)
+    assert [value(rung) for rung in (4, 6, 10)] == [3.0, 3.0, 2.0]
     with pytest.raises(InputError, match=r"evaluate\.every.*up to step 2.*lower it"):
-        found._evaluated(spec.evaluate, 2)
+        value(2)
 
 
 def one(tmp_path: Path, losses: Mapping[int, float | None], **more: Any) -> tuple[Trial, Any]:
@@ -108,9 +113,9 @@ def test_a_run_that_ends_itself_before_the_rung_has_ended(tmp_path: Path) -> Non
     """By a plateau, or by the job's own limits: the search does not ask for it again."""
     trial, spec = one(tmp_path, {n: 5.0 - n / 10 for n in range(1, 7)})
     found = trial._result(
-        spec.evaluate,
         spec.train.steps,
         RunDir(str(tmp_path / "0001")),
+        evaluations_every=None,
         rung=8,
         reached=6,
         limited=False,
@@ -123,9 +128,9 @@ def test_a_run_that_ends_itself_before_the_rung_has_ended(tmp_path: Path) -> Non
 def test_a_run_that_the_hours_of_the_search_cut_short_has_not_failed(tmp_path: Path) -> None:
     trial, spec = one(tmp_path, {})
     found = trial._result(
-        spec.evaluate,
         spec.train.steps,
         RunDir(str(tmp_path / "0001")),
+        evaluations_every=None,
         rung=8,
         reached=0,
         limited=True,
@@ -134,9 +139,9 @@ def test_a_run_that_the_hours_of_the_search_cut_short_has_not_failed(tmp_path: P
     assert (found["failed"], found["limited"], found["value"], found["ended"]) == ("", True, math.inf, "")
     with pytest.raises(InputError, match="no row has the metric"):
         trial._result(
-            spec.evaluate,
             spec.train.steps,
             RunDir(str(tmp_path / "0001")),
+            evaluations_every=None,
             rung=8,
             reached=0,
             limited=False,
@@ -148,9 +153,9 @@ def test_what_is_no_number_is_the_worst_value(tmp_path: Path) -> None:
     trial, spec = one(tmp_path, dict.fromkeys(range(1, 9), math.nan))
     assert (
         trial._result(
-            spec.evaluate,
             spec.train.steps,
             RunDir(str(tmp_path / "0001")),
+            evaluations_every=None,
             rung=8,
             reached=8,
             limited=False,
@@ -165,9 +170,9 @@ def test_a_step_that_predicts_nothing_is_left_out_of_the_mean(tmp_path: Path) ->
     trial._tune = trial._tune.model_copy(update={"window": 2})
     assert (
         trial._result(
-            spec.evaluate,
             spec.train.steps,
             RunDir(str(tmp_path / "0001")),
+            evaluations_every=None,
             rung=8,
             reached=8,
             limited=False,
@@ -188,10 +193,11 @@ def test_nothing_of_a_trial_is_exported_whatever_the_job_exports(tmp_path: Path)
     document["checkpoint"] |= exports
     sweep = RunDir(str(tmp_path))
     sweep.write_text("job.yaml", dump(parse(document)))
-    found = object.__new__(Trial)
-    found._begin({"sweep": str(tmp_path), "trial": "0001", "params": {}, "ended": None, "deadline": None})
-    assert found._job().name == f"{tmp_path.name}-0001", "one job may be searched into many directories"
-    kept = found._job().checkpoint
+    found = read_job(sweep)
+    assert found is not None
+    made = job_of_trial(found, sweep, "0001", {})
+    assert made.name == f"{tmp_path.name}-0001", "one job may be searched into many directories"
+    kept = made.checkpoint
     assert (kept.export, kept.export_to, kept.export_at, kept.export_numbers) == (None, None, "end", None)
 
 
@@ -204,10 +210,9 @@ def test_a_trial_is_evaluated_at_every_rung_if_it_is_decided_by_an_evaluation(tm
         sweep = RunDir(str(tmp_path / metric))
         sweep.create()
         sweep.write_text("job.yaml", dump(parse(document | {"tune": tune})))
-        trial = object.__new__(Trial)
-        given = {"sweep": sweep.uri, "trial": "0001", "params": {}, "ended": None, "deadline": None}
-        trial._begin(given)
-        asked = trial._job().evaluate
+        base = read_job(sweep)
+        assert base is not None
+        asked = job_of_trial(base, sweep, "0001", {}).evaluate
         assert asked is not None
         found.append(asked.at)
     assert found == [[4, 7, 16, 32], [7]]  # the warm-up has two steps

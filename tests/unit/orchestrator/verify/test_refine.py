@@ -17,7 +17,7 @@ from orchestrator.config.spec import JobSpec, parse
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.choose_layout import predict
 from orchestrator.planner.demand import demand_of
-from orchestrator.planner.profile import Profile, load, read, store
+from orchestrator.planner.device_profile import Profile, load, read, store
 from orchestrator.resolve.resolved_job import resolve
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.verify.refine import FEWEST, delay_of, refine, undo

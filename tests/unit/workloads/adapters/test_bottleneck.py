@@ -11,7 +11,8 @@ from torch import nn
 
 from workloads.adapters.adapter import Adapter
 from workloads.errors import WorkloadError
-from workloads.load import load, with_weights
+from workloads.inference import with_weights
+from workloads.load import load
 from workloads.transformer_workload import TransformerWorkload
 from workloads.workload import Vocabulary
 

@@ -15,7 +15,8 @@ from base_run import save_experts
 from workloads.adapters.adapter import Adapter
 from workloads.errors import WorkloadError
 from workloads.hf.export.adapter_folder import check_adapter
-from workloads.load import load, with_weights
+from workloads.inference import with_weights
+from workloads.load import load
 from workloads.model.moe import Router
 from workloads.transformer_workload import TransformerWorkload
 

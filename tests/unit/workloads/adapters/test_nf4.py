@@ -23,7 +23,8 @@ from workloads.adapters.nf4 import (
     rounded,
 )
 from workloads.errors import WorkloadError
-from workloads.load import load, with_weights
+from workloads.inference import with_weights
+from workloads.load import load
 from workloads.transformer_workload import TransformerWorkload
 
 TARGETS = ["q_proj", "down_proj"]

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from traced_cases import vocabulary_of
 
 from workloads.errors import WorkloadError
-from workloads.load import load, with_weights
+from workloads.inference import with_weights
+from workloads.load import load
 from workloads.model.fake_quantise import (
     FakeQuantisedLinear,
     FakeQuantiser,

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from workloads.errors import WorkloadError
-from workloads.own.object_reference import code_hash, is_object_reference, load, sources
+from workloads.own.object_reference import (
+    code_hash,
+    is_built_in,
+    is_object_reference,
+    load,
+    present_name,
+    sources,
+)
 
 
 @pytest.fixture
@@ -113,3 +120,24 @@ def test_folders_named_like_packages_of_this_project_are_found_beside_them(tmp_p
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60
     )
     assert done.stdout.split() == ["own", "own", "32"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("workloads.vision.clip:Clip", "orchestrator.extensions.vision.clip:Clip"),
+        ("workloads.vision.mae:Mae", "orchestrator.extensions.vision.mae:Mae"),
+        ("orchestrator.data.images:Images", "orchestrator.extensions.vision.samples:Images"),
+    ],
+)
+def test_an_object_that_has_moved_is_found_by_its_old_name(old: str, new: str) -> None:
+    """Run directories and job files have it. It stays code of this program, which no run's identity covers."""
+    assert present_name(old) == new
+    assert load(old) is load(new)
+    assert is_built_in(old)
+    assert is_built_in(new)
+
+
+def test_other_names_have_not_moved() -> None:
+    for name in ("mine:Model", "workloads.vision.clip:Other", "workloads.load:load"):
+        assert present_name(name) == name

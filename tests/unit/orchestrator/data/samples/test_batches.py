@@ -17,6 +17,7 @@ from orchestrator.data.samples.batches import Batches, Prefetch, batches_of, sli
 from orchestrator.data.samples.mixture.shares import Mixture
 from orchestrator.data.samples.sample_reader import SampleReader
 from orchestrator.data.store.tokens import Tokens
+from orchestrator.parallel.layout import Layout
 from workloads.workload import Batch, Reading, Text
 
 Prepare = Callable[..., str]
@@ -71,7 +72,7 @@ def test_a_batch_is_the_samples_at_its_positions(batches: Batches) -> None:
 
 
 def test_a_batch_may_straddle_epochs(batches: Batches) -> None:
-    """A position at the end of an epoch is as any other: asked for in verl#7401."""
+    """A position at the end of an epoch is as any other: asked for in verl#7401 and transformers#40691."""
     size = batches.order.epoch_size
     batch, total = batches.batch(2 * size - 3, 8)
     assert batch["epoch"].tolist() == [1] * 3 + [2] * 5
@@ -103,7 +104,18 @@ def test_slices_tile_the_step_in_rank_order(ranks: int, accumulation: int, micro
     assert {count for _, count in found} == {micro}
 
 
-@pytest.mark.parametrize(("ranks", "micro"), [(5, 1), (2, 4)])
+@given(ranks=st.integers(1, 9), more=st.integers(0, 20), micro=st.integers(1, 5))
+def test_ranks_that_do_not_divide_the_micro_batches_have_one_more_or_less(
+    ranks: int, more: int, micro: int
+) -> None:
+    batch = (ranks + more) * micro
+    found = [slices(0, batch, rank, ranks, micro) for rank in range(ranks)]
+    assert [s for each in found for s in each] == [(start, micro) for start in range(0, batch, micro)]
+    assert max(map(len, found)) - min(map(len, found)) <= 1
+    assert max(map(len, found)) == Layout(dp=ranks, micro_batch=micro).accumulation(batch)
+
+
+@pytest.mark.parametrize(("ranks", "micro"), [(5, 3), (2, 5), (13, 1)])
 def test_a_batch_that_does_not_divide_is_refused(ranks: int, micro: int) -> None:
     with pytest.raises(ValueError, match="global batch 12 is not a multiple"):
         slices(0, 12, 0, ranks, micro)

@@ -14,7 +14,8 @@ from transformers import GPTNeoXConfig
 from orchestrator.extensions.compressed_tensors.write import export_compressed
 from workloads.errors import WorkloadError
 from workloads.hf.check.compare import difference, probes
-from workloads.load import load, with_weights
+from workloads.inference import with_weights
+from workloads.load import load
 from workloads.model.fake_quantise import quantised_layers
 from workloads.model.scheme import Scheme
 from workloads.workload import Workload

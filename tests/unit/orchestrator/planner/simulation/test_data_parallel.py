@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.parallel.layout import Layout
-from orchestrator.planner.profile import load
+from orchestrator.planner.device_profile import load
 from orchestrator.planner.simulation.operators import Program
 from orchestrator.planner.simulation.step import data_parallel
 

@@ -12,7 +12,7 @@ from published_steps import MEGATRON, PTDP_1, ROWS, Published, gpt, llama
 
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.device import TURN, Machine
-from orchestrator.planner.profile import load
+from orchestrator.planner.device_profile import load
 from orchestrator.planner.search import least_time, passes_time
 from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.planner.simulation.operators import Program, ends, needed_flops

@@ -18,8 +18,9 @@ from workloads.hf.check.behaviour import check_behaviour, move_adapter, trained_
 from workloads.hf.check.compare import TOLERANCE, difference
 from workloads.hf.check.made_up_rows import reader
 from workloads.hf.export.adapter_folder import check_adapter, write_adapter
-from workloads.load import load, trained_share
+from workloads.load import load
 from workloads.objectives.samples import Samples
+from workloads.parameter_shares import trained_share
 from workloads.workload import Batch, Frame, Vocabulary
 
 SIZES = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,

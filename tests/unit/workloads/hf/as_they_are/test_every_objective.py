@@ -18,8 +18,8 @@ from workloads.errors import WorkloadError
 from workloads.hf.check.compare import TOLERANCE, difference, load, probes
 from workloads.hf.check.parity_table import CASES, LENGTH, Case, random_state
 from workloads.hf.tables.families import FAMILIES
+from workloads.inference import with_weights
 from workloads.load import load as load_workload
-from workloads.load import with_weights
 from workloads.transformer_workload import TransformerWorkload
 from workloads.workload import Vocabulary
 

@@ -13,7 +13,8 @@ from torch import nn
 
 from workloads.errors import WorkloadError
 from workloads.hf.as_they_are.workload import HuggingFaceWorkload
-from workloads.load import load, with_weights
+from workloads.inference import with_weights
+from workloads.load import load
 from workloads.workload import Sampling, Vocabulary
 
 VOCABULARY = Vocabulary(97, eos=2, pad=1, bos=0, cls=3, sep=4, mask=5, sentence_end=np.zeros(97, bool))

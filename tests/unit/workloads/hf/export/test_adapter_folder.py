@@ -13,7 +13,8 @@ from workloads.adapters.adapter import Adapter
 from workloads.errors import WorkloadError
 from workloads.hf.check.compare import TOLERANCE, difference, probes
 from workloads.hf.export.adapter_folder import check_adapter, write_adapter
-from workloads.load import load, with_weights
+from workloads.inference import with_weights
+from workloads.load import load
 from workloads.model.initialise import normal
 from workloads.transformer_workload import TransformerWorkload
 from workloads.workload import Vocabulary

@@ -15,7 +15,8 @@ import transformers
 from workloads.errors import WorkloadError
 from workloads.hf.convert.folder import describe_folder
 from workloads.hf.files.weight_files import check_none_unread
-from workloads.load import load, with_weights
+from workloads.inference import with_weights
+from workloads.load import load
 from workloads.workload import Vocabulary
 
 SIZES = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,

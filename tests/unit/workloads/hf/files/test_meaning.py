@@ -20,7 +20,8 @@ from orchestrator.data.encoding.vocabulary import frame_of
 from workloads.errors import WorkloadError
 from workloads.hf.check.compare import load as load_theirs
 from workloads.hf.files.meaning import BY_INNER_BOS, BY_LAST_TOKEN, folder_meaning
-from workloads.load import load, with_weights
+from workloads.inference import with_weights
+from workloads.load import load
 from workloads.model.processors import APPLIED, not_applied
 from workloads.objectives.records import pack
 from workloads.objectives.samples import Samples

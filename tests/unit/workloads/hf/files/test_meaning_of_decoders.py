@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-from workloads.load import load, with_weights
+from workloads.inference import with_weights
+from workloads.load import load
 from workloads.objectives.records import MARK
 from workloads.objectives.samples import Samples
 from workloads.workload import Sampling, Vocabulary

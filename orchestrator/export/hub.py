@@ -1,0 +1,67 @@
+"""Publish an export on the Hugging Face Hub, or on a server that HF_ENDPOINT names."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from orchestrator.config.errors import InputError
+from orchestrator.config.redact import redact_message
+from orchestrator.export.target import MARK
+from orchestrator.storage.uri import is_local, local_path
+
+WHERE = "--push"
+NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def check_push(repo: str, target: str) -> None:
+    """Raise InputError if an export to `target` cannot be pushed: before anything is computed."""
+    from huggingface_hub import get_token
+
+    if not NAME.fullmatch(repo):
+        raise InputError("is no repository of the Hub", f"{WHERE} {repo}", "write it as USER/NAME")
+    if not is_local(target):
+        raise InputError(
+            "only a folder of this machine is pushed", WHERE, "give --to a folder, or leave it out"
+        )
+    if not get_token():
+        raise InputError("there is no token of the Hub", WHERE, "set HF_TOKEN, or run `hf auth login`")
+
+
+def push(folder: str, repo: str, private: bool) -> str:
+    """Upload a checked export, and return its address. A repository that is not there is made.
+
+    Files of an earlier push that the export does not have stay. The token comes from the environment.
+
+    Raises:
+        InputError: there is no export, or the Hub refuses the token or the repository.
+        RuntimeError: the Hub does not answer.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    check_push(repo, folder)
+    place = Path(local_path(folder))
+    if not (place / MARK).is_file():
+        raise InputError("holds no finished export", folder, "export the checkpoint again")
+    facts = json.loads((place / MARK).read_text())
+    message = f"Step {facts['step']} of {facts['run']}"
+    api = HfApi()
+    try:
+        address = api.create_repo(repo, private=private, exist_ok=True)
+        api.upload_folder(
+            repo_id=repo, folder_path=place, commit_message=message, allow_patterns=list(facts["files"])
+        )
+    except HfHubHTTPError as error:
+        line = redact_message(" ".join(str(error).split()))[:300]
+        status = error.response.status_code if error.response is not None else 0
+        if status in (400, 401, 403, 404, 409):
+            raise InputError(
+                f"the Hub refuses it ({line})", f"{WHERE} {repo}", "check the token's rights"
+            ) from None
+        raise RuntimeError(f"the Hub did not take {repo} ({line}); the export is in {folder}") from None
+    except OSError as error:
+        line = redact_message(" ".join(str(error).split()))[:300]
+        raise RuntimeError(f"the Hub does not answer ({line}); the export is in {folder}") from None
+    return str(address)

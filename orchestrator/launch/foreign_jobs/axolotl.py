@@ -1,0 +1,194 @@
+"""Fill in a job from axolotl's keys (https://docs.axolotl.ai/docs/config-reference.html)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.config.errors import InputError
+from orchestrator.launch.foreign_jobs.common import (
+    HERE_ANYWAY,
+    fill_rollout,
+    fill_training,
+    set_options,
+    whole_groups,
+)
+from orchestrator.launch.foreign_jobs.job import ForeignJob
+
+PREFERENCES = {"dpo": "dpo", "ipo": "ipo", "kto": "kto", "orpo": "orpo", "rm": "reward", "reward": "reward"}
+
+
+ALPACA = {"prompt": "{instruction}\n\n{input}", "completion": "output"}
+
+
+COLUMNS: Mapping[str, dict[str, str]] = {
+    "alpaca": ALPACA,
+    "alpaca_chat": ALPACA,
+    "gpteacher": {"prompt": "{instruction}\n\n{input}", "completion": "response"},
+    "alpaca_w_system": {"prompt": "{system_prompt}\n\n{question}", "completion": "response"},
+    "context_qa": {"prompt": "{context}\n\n{question}", "completion": "answer"},
+    "alpaca_chat.load_qa": {"prompt": "question", "completion": "answer"},
+    "alpaca_chat.load_concise": {"prompt": "{instruction}\n\n{input}", "completion": "output"},
+    "summarizetldr": {"prompt": "article", "completion": "summary"},
+    "explainchoice": {"prompt": "question", "completion": "explanation"},
+    "oasst": {"prompt": "INSTRUCTION", "completion": "RESPONSE"},
+    "sharegpt": {"messages": "conversations"},
+}
+"""The columns of axolotl's kinds of rows."""
+
+
+def axolotl(job: ForeignJob) -> None:
+    """Fill in a job from axolotl's keys (https://docs.axolotl.ai/docs/config-reference.html)."""
+    given = job.given
+    base = given.take("base_model")
+    job.model(base)
+    if (tokenizer := given.take("tokenizer_config")) not in (None, base):
+        job.lines.append(f"data.tokenizer: that of the model; {tokenizer} was asked for")
+    rl = str(given.take("rl", usual="")).lower()
+    objective = PREFERENCES.get(rl, "conversation")
+    if given.flag("reward_model"):
+        objective = "reward"
+    if rl == "grpo":
+        _grpo_of_axolotl(job)
+        return
+    if rl and rl not in PREFERENCES:
+        job.lines.append(f"workload.objective: dpo is nearest to {rl}")
+        objective = "dpo"
+    _axolotl_data(job, objective)
+    job.chat_template(given.take("chat_template"))
+    job.length(given.number("sequence_len"))
+    set_options(job, {"beta": given.number("rl_beta", "dpo_beta", "orpo_alpha")})
+    job.batch(
+        given.number("micro_batch_size", usual=1),
+        given.number("gradient_accumulation_steps", usual=1),
+        given.number("num_processes", usual=1),
+    )
+    fill_training(job, usual_schedule="cosine")
+    kind = str(given.take("adapter", usual="")).lower()
+    quantised = given.flag("load_in_4bit") or kind == "qlora"
+    if kind in ("lora", "qlora", "dora") or given.flag("peft_use_dora"):
+        targets = given.take("lora_target_modules")
+        every = ["all-linear"] if given.flag("lora_target_linear") else []
+        job.adapter(
+            given.number("lora_r"),
+            given.number("lora_alpha"),
+            targets=targets if isinstance(targets, str) else [*(targets or ()), *every],
+            nf4=quantised,
+            dora=given.flag("peft_use_dora"),
+            scaled=given.flag("peft_use_rslora"),
+        )
+    share = given.number("val_set_size")
+    if share and 0 < share < 1:
+        job.part("data")["validation"] = {"share": float(share)}
+    elif share and job.rows:
+        job.part("data")["validation"] = {"share": min(0.5, round(share / job.rows, 4))}
+    _every(
+        job,
+        given.number("evals_per_epoch"),
+        given.number("saves_per_epoch"),
+        given.number("num_epochs", usual=1),
+    )
+    given.drop("warmup_ratio", *HERE_ANYWAY)
+
+
+def _axolotl_data(job: ForeignJob, objective: str) -> None:
+    """Set data and objective from `datasets` or `pretraining_dataset`."""
+    given = job.given
+    pretraining = given.take("pretraining_dataset")
+    listed = pretraining or given.take("datasets") or []
+    given.drop("test_datasets")
+    rows = [
+        {"path": each} if isinstance(each, str) else each
+        for each in ([listed] if isinstance(listed, str) else listed)
+    ]
+    if not rows:
+        raise InputError("names no data", "--from", "add datasets")
+    found = []
+    for each in rows:
+        kind = each.get("type") or ("completion" if pretraining else "chat_template")
+        columns = _axolotl_columns(each, kind, objective)
+        if (
+            isinstance(kind, str)
+            and kind.startswith(("completion", "pretrain", "input_output"))
+            and objective == "conversation"
+        ):
+            objective = "causal_lm"
+        files = each.get("data_files")
+        uri = job.source(
+            each["path"],
+            str(each.get("split", "train")),
+            each.get("name"),
+            files=files[0] if isinstance(files, list) else files,
+        )
+        found.append((uri, columns, 1.0))
+    if objective == "causal_lm":
+        found = [
+            (uri, columns if isinstance(columns, str) else None, weight) for uri, columns, weight in found
+        ]
+    job.sources(objective, found)
+    packed = given.flag("sample_packing")
+    if objective == "conversation" and not packed:
+        set_options(job, {"pack": "no"})
+
+
+def _axolotl_columns(row: Mapping[str, Any], kind: Any, objective: str) -> Any:
+    """Return the `field` of a source; None to find out."""
+    if isinstance(kind, Mapping):
+        asked, answer = kind.get("field_instruction", "instruction"), kind.get("field_output", "output")
+        more = kind.get("field_input")
+        prompt = f"{{{asked}}}\n\n{{{more}}}" if more else asked
+        if objective == "conversation":
+            return {"prompt": prompt, "completion": answer}
+        names = {"prompt": "field_prompt", "chosen": "field_chosen", "rejected": "field_rejected"}
+        return {name: kind.get(key, name) for name, key in names.items()}
+    if objective != "conversation":
+        if any(key in row for key in ("field_messages", "field_chosen")):
+            return {
+                "prompt": row.get("field_messages", "messages"),
+                "chosen": row.get("field_chosen", "chosen"),
+                "rejected": row.get("field_rejected", "rejected"),
+            }
+        return None
+    if kind.startswith(("completion", "pretrain")):
+        return str(row.get("field") or row.get("text_column") or "text")
+    if kind.startswith("chat_template") or "field_messages" in row:
+        named = row.get("field_messages")
+        return {"messages": str(named)} if named else None
+    return COLUMNS.get(kind) or COLUMNS.get(kind.split(".")[0].split(":")[0])
+
+
+def _grpo_of_axolotl(job: ForeignJob) -> None:
+    given = job.given
+    listed = given.take("datasets") or [{"path": "prompts.jsonl"}]
+    job.sources(
+        "grpo", [(job.source(each["path"], str(each.get("split", "train"))), None, 1.0) for each in listed]
+    )
+    trl = given.section("trl")
+    fill_rollout(
+        job,
+        group=trl.number("num_generations", usual=8),
+        answer=trl.number("max_completion_length", usual=256),
+        prompt=given.number("sequence_len", usual=512),
+        temperature=trl.number("temperature", usual=1.0),
+        rewards=trl.take("reward_funcs") or [],
+    )
+    job.batch(
+        given.number("micro_batch_size", usual=1),
+        given.number("gradient_accumulation_steps", usual=1),
+        given.number("num_processes", usual=1),
+    )
+    whole_groups(job)
+    fill_training(job, usual_schedule="cosine")
+    given.drop(*HERE_ANYWAY)
+
+
+def _every(job: ForeignJob, evaluations: float | None, saves: float | None, epochs: float) -> None:
+    """Set how often axolotl's job is evaluated and saved, from times an epoch."""
+    given = job.given
+    each = job.part("train")["steps"] / max(epochs, 1e-9)
+    steps = given.number("eval_steps")
+    if "validation" in job.part("data"):
+        every = each / evaluations if evaluations else steps * (each if steps < 1 else 1) if steps else each
+        job.document["evaluate"] = {"every": max(1, int(every))}
+    if saves:
+        job.part("checkpoint")["every"] = max(1, int(each / saves))

@@ -1,0 +1,137 @@
+"""What the keys of axolotl, of TRL and of Hugging Face's Trainer have in common."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestrator.launch.foreign_jobs.job import ForeignJob
+
+HERE_ANYWAY = (
+    "dataset_prepared_path", "flash_attention", "attn_implementation", "strict", "group_by_length", "output_dir",
+    "logging_steps", "log_level", "bf16", "fp16", "tf32", "torch_dtype", "dtype", "do_train", "overwrite_output_dir",
+    "eval_sample_packing", "pad_to_sequence_len", "train_on_inputs", "is_llama_derived_model", "model_type",
+    "tokenizer_type", "gradient_checkpointing_kwargs.use_reentrant", "dataset_num_proc", "preprocessing_num_workers",
+    "use_flash_attention_2", "flash_attn", "logging_strategy", "logging_first_step", "save_strategy", "eval_strategy",
+    "evaluation_strategy", "remove_unused_columns", "overwrite_cache", "plugins", "model_code_revision", "log_freq",
+)  # fmt: skip
+"""Keys whose effect is here whatever they say, or follows from others."""
+
+
+def fill_training(job: ForeignJob, usual_schedule: str) -> None:
+    """Fill in what axolotl, TRL and the Trainer have in common."""
+    given = job.given
+    optimizer = job.part("train")["optimizer"]
+    least = given.number("lr_scheduler_kwargs.min_lr_rate", "cosine_min_lr_ratio")
+    job.steps(given.number("max_steps"), given.number("num_train_epochs", "num_epochs", usual=3))
+    job.optimizer(
+        given.take("optimizer", "optim"),
+        given.number("learning_rate"),
+        given.take("lr_scheduler_type", "lr_scheduler"),
+        least,
+        usual=usual_schedule,
+    )
+    job.warmup(given.number("warmup_steps"), given.number("warmup_ratio"))
+    optimizer["weight_decay"] = float(given.number("weight_decay", usual=0.0))
+    optimizer["betas"] = [
+        float(given.number("adam_beta1", usual=0.9)), float(given.number("adam_beta2", usual=0.999))
+    ]  # fmt: skip
+    if eps := given.number("adam_epsilon"):
+        optimizer["eps"] = float(eps)
+    clip = given.number("max_grad_norm", usual=1.0)
+    optimizer["clip"] = float(clip) if clip else None
+    if optimizer["name"] != "adamw":
+        optimizer.pop("betas")
+    _precision(job)
+    if (seed := given.number("seed")) is not None:
+        job.document["seed"] = int(seed)
+    _parallel(job)
+    if every := given.number("save_steps"):
+        job.part("checkpoint")["every"] = max(
+            1, int(every if every >= 1 else every * job.part("train")["steps"])
+        )
+    if keep := given.number("save_total_limit"):
+        job.part("checkpoint")["keep"] = int(keep)
+    for key in ("run_name", "wandb_name", "output_dir", "hub_model_id"):
+        if isinstance(name := given.take(key), str) and not name.startswith("$"):
+            job.document["name"] = name_of(name)
+            break
+
+
+def _precision(job: ForeignJob) -> None:
+    given = job.given
+    dtype = str(given.take("torch_dtype", "dtype", usual="")).rsplit(".", 1)[-1]
+    if given.flag("bf16", "bfloat16") or dtype == "bfloat16":
+        job.part("train")["precision"] = "bf16"
+    elif given.flag("fp16", "float16") or dtype == "float16":
+        job.part("train")["precision"] = "bf16"
+        job.lines.append("train.precision: bf16, which needs no loss scaling; fp16 was asked for")
+
+
+def _parallel(job: ForeignJob) -> None:
+    given, layout = job.given, job.part("parallel")
+    deepspeed, fsdp = str(given.take("deepspeed", usual="") or ""), given.take("fsdp")
+    given.section("deepspeed")
+    given.section("fsdp_config")
+    given.drop("fsdp_version", "fsdp_final_state_dict_type")
+    if stage := re.search(r"(?:zero|stage|ds_z)[_-]?([123])", deepspeed.lower()):
+        layout["zero"] = int(stage[1])
+    elif fsdp not in (None, "", [], False):
+        layout["zero"] = 3
+    elif deepspeed:
+        job.lines.append(f"parallel.zero: chosen by the planner; the stage is in {deepspeed}")
+    if given.flag("gradient_checkpointing", "activation_checkpointing"):
+        layout["recompute"] = "full"
+    for ours, names in (
+        ("tp", ("tensor_parallel_size", "tp_size")),
+        ("cp", ("context_parallel_size", "cp_size")),
+    ):
+        if (degree := given.number(*names)) and degree > 1:
+            layout[ours] = int(degree)
+
+
+def set_options(job: ForeignJob, options: Mapping[str, Any]) -> None:
+    known = {name: value for name, value in options.items() if value is not None}
+    if known:
+        job.part("workload").setdefault("options", {}).update(known)
+
+
+def fill_rollout(
+    job: ForeignJob, group: float, answer: float, prompt: float, temperature: float, rewards: Any
+) -> None:
+    """Set the keys of learning from rewards."""
+    job.document["rollout"] = {
+        "group": int(group),
+        "max_tokens": int(answer),
+        "temperature": float(temperature),
+    }
+    job.length(int(prompt) + int(answer))
+    functions = [rewards] if isinstance(rewards, str) else list(rewards)
+    own = [name for name in functions if re.fullmatch(r"[A-Za-z_][\w.]*\.\w+", str(name))]
+    made = [
+        {"own": "{}:{}".format(*str(name).rsplit(".", 1))}
+        for name in own
+        if Path(f"{str(name).split('.')[0]}.py").exists()
+    ]
+    job.document["rewards"] = made or [{"kind": "math", "column": "answer"}]
+    if not made:
+        asked = f" for {', '.join(map(str, functions))}" if functions else ""
+        job.lines.append(
+            f"rewards: math, which compares with the column answer,{asked} see docs/rewards.md for others"
+        )
+
+
+def whole_groups(job: ForeignJob) -> None:
+    """Make the global batch a multiple of the answers to a prompt."""
+    train, group = job.part("train"), job.document["rollout"]["group"]
+    if train["global_batch"] % group or train["global_batch"] < group:
+        train["global_batch"] = max(1, round(train["global_batch"] / group)) * group
+        job.lines.append(f"train.global_batch: {train['global_batch']}, whole groups of {group} answers")
+    job.part("parallel").pop("micro_batch", None)
+
+
+def name_of(text: str) -> str:
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", text.rstrip("/").rsplit("/", 1)[-1]).lstrip("._-")
+    return plain[:63].rstrip("-") or "job"

@@ -1,0 +1,169 @@
+"""Fill in a job from the arguments of TRL, of Hugging Face's Trainer and of its example scripts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.config.errors import InputError
+from orchestrator.launch.foreign_jobs.common import (
+    HERE_ANYWAY,
+    fill_rollout,
+    fill_training,
+    set_options,
+    whole_groups,
+)
+from orchestrator.launch.foreign_jobs.job import ForeignJob
+from orchestrator.launch.foreign_jobs.read import SCRIPT
+
+
+def hf_trainer(job: ForeignJob) -> None:
+    """Fill in a job from the arguments of TRL and of Hugging Face's Trainer and its example scripts."""
+    given = job.given
+    named = given.take("model_name_or_path", "model_name", "model", "config_name")
+    job.model(named)
+    given.drop("tokenizer_name", "tokenizer_name_or_path")
+    objective = _trainer_objective(job)
+    if objective == "grpo":
+        fill_rollout(
+            job,
+            group=given.number("num_generations", usual=8),
+            answer=given.number("max_completion_length", usual=256),
+            prompt=given.number("max_prompt_length", usual=512),
+            temperature=given.number("temperature", usual=1.0),
+            rewards=given.take("reward_funcs") or [],
+        )
+    _trainer_data(job, objective)
+    job.chat_template(given.take("chat_template", "chat_template_path"))
+    if objective != "grpo":
+        job.length(
+            given.number(
+                "max_length",
+                "max_seq_length",
+                "block_size",
+                "max_source_length",
+                "model_max_length",
+                usual=1024,
+            )
+        )
+    set_options(
+        job, {"beta": given.number("beta", "dpo_beta")} if objective not in ("conversation", "grpo") else {}
+    )
+    if objective == "grpo":
+        set_options(job, {"beta": given.number("beta")})
+    if objective == "conversation" and not given.flag("packing"):
+        set_options(job, {"pack": "no"})
+    job.batch(
+        given.number("per_device_train_batch_size", "per_gpu_train_batch_size", usual=8),
+        given.number("gradient_accumulation_steps", usual=1),
+        given.number("num_processes", "nproc_per_node", usual=1),
+    )
+    if objective == "grpo":
+        whole_groups(job)
+    fill_training(job, usual_schedule="linear")
+    targets = given.take("lora_target_modules")
+    if given.flag("use_peft", "use_lora", "lora"):
+        job.adapter(
+            given.number("lora_r", "lora_rank"),
+            given.number("lora_alpha"),
+            targets=targets,
+            nf4=given.flag("load_in_4bit"),
+            dora=given.flag("use_dora"),
+            scaled=given.flag("use_rslora"),
+        )
+    asks = given.flag("do_eval") or str(
+        given.take("eval_strategy", "evaluation_strategy", usual="no")
+    ) not in ("no", "False")
+    every = given.number("eval_steps")
+    if asks and objective != "grpo" and "validation" not in job.part("data"):
+        job.part("data")["validation"] = {"share": 0.05}
+        job.lines.append(
+            "data.validation.share: 0.05 of the training data; name a split of its own with sources"
+        )
+    if asks and every and every >= 1:
+        job.document["evaluate"] = {"every": int(every)}
+    given.drop(*HERE_ANYWAY)
+
+
+SCRIPTS: Mapping[str, str] = {
+    "glue": "sequence_classification", "classification": "sequence_classification", "ner": "token_classification",
+    "clm": "causal_lm", "mlm": "masked_lm", "plm": "permuted_lm", "translation": "seq2seq", "summarization": "seq2seq",
+    "sft": "conversation", "grpo": "grpo", "orpo": "orpo", "kto": "kto", "ipo": "ipo", "reward": "reward", "dpo": "dpo",
+}  # fmt: skip
+"""Objectives by what is in the name of a script, or of the folder of a run."""
+KEYS_OF: Mapping[str, tuple[str, ...]] = {
+    "sequence_classification": ("task_name", "label_column_name"),
+    "grpo": ("reward_funcs", "num_generations"),
+    "kto": ("desirable_weight",),
+    "dpo": ("precompute_ref_log_probs", "dpo_beta"),
+    "masked_lm": ("mlm_probability",),
+    "causal_lm": ("block_size", "config_overrides"),
+    "seq2seq": ("source_lang", "max_target_length", "summary_column"),
+}
+"""Keys that only the arguments for an objective have."""
+
+
+def _trainer_objective(job: ForeignJob) -> str:
+    """Return the objective of a trainer's arguments, by its script, by its own keys, or by the name of the run."""
+    given = job.given
+    script = str(given.take(SCRIPT, usual=""))
+    for name in (script, str(given.take("output_dir", usual=""))):
+        for word, objective in SCRIPTS.items():
+            if re.search(rf"(?<![a-z]){word}(?![a-z])", name.lower()):
+                return "ipo" if objective == "dpo" and given.take("loss_type") == "ipo" else objective
+        for objective, keys in KEYS_OF.items():
+            if any(key in given for key in keys):
+                return objective
+    return "dpo" if "beta" in given else "conversation"
+
+
+def _trainer_data(job: ForeignJob, objective: str) -> None:
+    """Set data and objective from a name, a mixture or files."""
+    given = job.given
+    split = str(given.take("dataset_train_split", "train_split", usual="train"))
+    config = given.take("dataset_config", "dataset_config_name")
+    given.drop("dataset_test_split", "test_split")
+    splits = given.take("dataset_splits")
+    if isinstance(splits, list):
+        split = next((str(each) for each in splits if "test" not in str(each)), split)
+    field: Any = given.take("dataset_text_field", "text_column_name", "text_column_names", "text_column")
+    given.drop("dataset_kwargs.skip_prepare_dataset", "dataset_kwargs.add_special_tokens")
+    named = given.take("dataset_name", "dataset", "task_name", "dataset_id_or_path")
+    files = given.take("train_file", "train_data", "data_path")
+    mixture = given.take("dataset_mixture.datasets") or given.section("dataset_mixture").take("datasets")
+    mixer = given.section("dataset_mixer")
+    given.drop("dataset_mixture.test_split_size dataset_mixture.seed dataset_configs validation_file")
+    columns = str(field) if objective in ("causal_lm", "masked_lm") and isinstance(field, str) else None
+    found: list[tuple[str, Any, float]] = []
+    if mixture:
+        for each in mixture:
+            uri = job.source(each["id"], str(each.get("split", split)), each.get("config"))
+            found.append((uri, columns, float(each.get("weight") or 1.0)))
+    elif any(True for _ in mixer.left()):
+        found = [
+            (job.source(name, split), columns, float(mixer.number(name, usual=1.0)))
+            for name, _ in list(mixer.left())
+        ]
+    elif files or named:
+        found = [(job.source(named or files, split, config, files=files), columns, 1.0)]
+    else:
+        raise InputError("names no data", "--from", "add dataset_name or train_file")
+    if objective == "conversation" and isinstance(field, str) and field not in ("messages", "conversations"):
+        objective, found = "causal_lm", [(uri, field, weight) for uri, _, weight in found]
+    seen = _seen(found)
+    if objective == "conversation" and seen == "":
+        objective = "causal_lm"
+    job.sources(objective, found)
+
+
+def _seen(found: list[tuple[str, Any, float]]) -> str | None:
+    """Return the objective that the rows which are here fit; None if none are here."""
+    from glob import glob
+
+    from orchestrator.launch.first_rows import rows_at
+
+    for uri, _, _ in found:
+        if glob(uri) and (rows := rows_at(uri)) is not None:
+            return rows.objective
+    return None

@@ -1,0 +1,324 @@
+"""A job that is filled in from another trainer's keys: the parts that all trainers have."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config.errors import InputError
+from orchestrator.config.records import COLUMNS, LABELLED, PREFERENCES, TALKING
+from orchestrator.launch.first_job import OF_LABELLED
+from orchestrator.launch.first_rows import row_files, rows_at
+from orchestrator.launch.foreign_jobs.read import Given
+from orchestrator.launch.labelled_rows import labelled_rows
+
+STEPS = 1000
+"""Steps of a job whose rows cannot be counted."""
+GPUS = "/dev/nvidia[0-9]*"
+OPTIMIZERS = {
+    "muon": "muon", "lion": "lion", "lamb": "lamb", "lars": "lars", "adam": "adamw",
+}  # fmt: skip
+"""Optimizers here, by what their names elsewhere contain."""
+SCHEDULES = {
+    "cosine": "cosine", "cosine_with_min_lr": "cosine", "cosine_with_restarts": "cosine", "linear": "linear",
+    "polynomial": "linear", "constant": "constant", "constant_with_warmup": "constant",
+    "inverse_sqrt": "inverse_sqrt", "warmup_stable_decay": "wsd", "rex": "linear", "one_cycle": "cosine",
+    "sqrt": "cosine",
+}  # fmt: skip
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv", "query", "value", "wq", "wv", "c_attn", "Wqkv")
+TARGETS = ["*.attention.*"]
+ALL_LINEAR = ["*.attention.*", "*.feedforward.*"]
+
+
+@dataclass
+class ForeignJob:
+    """The job so far, and what its reader should know.
+
+    Attributes:
+        given: the keys of the other trainer.
+        document: the job file as an object.
+        lines: what was assumed, and what is to do before the run.
+        rows: rows of the training data; None if they are not here.
+    """
+
+    given: Given
+    document: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    rows: int | None = None
+
+    def __post_init__(self) -> None:
+        self.document = {
+            "name": "job", "seed": 17, "workload": {}, "data": {}, "train": {"optimizer": {}},
+            "parallel": {"rest": "auto"}, "resources": {}, "checkpoint": {"every": 100, "keep": 3, "export": "hf"},
+        }  # fmt: skip
+
+    def part(self, name: str) -> dict[str, Any]:
+        """Return a section of the job."""
+        found: dict[str, Any] = self.document[name]
+        return found
+
+    def model(self, named: Any) -> None:
+        """Start from a model: a folder, or a name on the Hub, which is to be downloaded."""
+        if not named:
+            raise InputError(
+                "names no model", "--from", "add the model's key, as base_model or model_name_or_path"
+            )
+        folder = str(named)
+        if not Path(folder).expanduser().is_dir():
+            folder = f"models/{str(named).strip('${}/').rsplit('/', 1)[-1]}"
+            if not Path(folder).is_dir() and "$" in str(named):
+                self.lines.append(f"to do: put the model of {named} into {folder}")
+            elif not Path(folder).is_dir():
+                self.lines.append(f"to do: hf download {named} --local-dir {folder}")
+        self.part("workload")["model"] = f"hf:{folder}"
+        self.part("data")["tokenizer"] = folder
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of the model or the tokenizer."""
+        return Path(str(self.part("data").get("tokenizer", "")))
+
+    def source(self, named: Any, split: str = "train", config: str | None = None, files: Any = None) -> str:
+        """Return the URI of a data set: files that are here, or a name on the Hub, which is to be downloaded."""
+        path = str(files or named)
+        if files or "://" in path or Path(path).expanduser().exists() or glob(path):
+            return path
+        if re.search(r"\.(jsonl?|parquet|csv|txt|arrow)$", path) or path.startswith(("/", "./", "~", "$")):
+            return path
+        place = f"data/{path.rstrip('/').rsplit('/', 1)[-1]}"
+        plain = re.sub(r"\[.*\]$", "", split)
+        uri = f"{place}/{config or '*'}/{plain}/*.parquet"
+        if plain != split:
+            self.lines.append(f"{named}: all of {plain} is read; {split} took a part of it")
+        if not glob(uri):
+            todo = f"to do: hf download {path} --repo-type dataset --revision refs/convert/parquet --local-dir {place}"
+            self.lines.extend([todo] if todo not in self.lines else [])
+        return uri
+
+    def sources(self, objective: str, found: Sequence[tuple[str, Any, float]]) -> None:
+        """Set the training data: URI, `field` (None to find out), and weight of each source."""
+        made: list[dict[str, Any]] = []
+        for uri, columns, weight in found:
+            seen = None
+            if not uri.startswith(("http", "$")):
+                self.rows = _counted(uri, self.rows)
+                seen = rows_at(uri) if columns is None and _is_here(uri) else None
+            if (
+                columns is None
+                and seen is not None
+                and (seen.objective == objective or objective not in COLUMNS)
+            ):
+                columns = seen.field
+            if objective in OF_LABELLED and _is_here(uri) and (labelled := labelled_rows([uri], None, False)):
+                objective, columns = labelled.objective, labelled.field
+                self.part("data")["labels"] = [*labelled.labels]
+            elif objective in LABELLED:
+                self.part("data").setdefault("labels", ["0", "1"])
+                self.lines.append(
+                    "data.labels: assumed; list them, or run `init` again when the files are here"
+                )
+            if columns is None and objective in COLUMNS:
+                columns = _usual_columns(objective)
+                self.lines.append(
+                    f"data.sources.{len(made)}.field: assumed of {uri}; check it when the files are here"
+                )
+            source: dict[str, Any] = {"uri": uri}
+            if columns is not None:
+                source["field"] = columns
+            if weight != 1.0:
+                source["weight"] = weight
+            made.append(source)
+        self.part("data")["sources"] = made
+        self.part("workload")["objective"] = objective
+
+    def chat_template(self, named: Any) -> None:
+        """Name a chat template, if the tokenizer has none of its own."""
+        if self.part("workload")["objective"] not in TALKING or _has_template(self.folder):
+            return
+        shipped = {"llama3": "llama3", "gemma": "gemma", "gemma3": "gemma3", "mistral_v1": "mistral", "phi_3": "phi3",
+                   "phi_35": "phi3", "qwen_25": "qwen2.5", "qwen3": "qwen3", "chatml": "qwen2.5",
+                   "deepseek_v3": "deepseek", "llama2": "llama2", "inst": "llama2"}  # fmt: skip
+        if str(named) in shipped:
+            self.part("data")["chat_template"] = f"shipped:{shipped[str(named)]}"
+        elif self.folder.is_dir():
+            self.lines.append(
+                "the tokenizer has no chat template; data.chat_template names one, as shipped:qwen3"
+            )
+
+    def length(self, tokens: Any) -> None:
+        """Set the tokens of a sequence, as many as the model has positions for."""
+        wanted = int(tokens or 1024)
+        positions = _positions(self.folder)
+        if positions and wanted > positions:
+            self.lines.append(
+                f"data.sequence_length: {positions}, the positions of the model; {wanted} were asked for"
+            )
+        self.part("data")["sequence_length"] = min(wanted, positions or wanted)
+
+    def batch(self, micro: float, accumulation: float, devices: float, group: int = 1) -> None:
+        """Set the global batch, and the workers."""
+        total = int(micro * accumulation * devices) * group
+        self.part("train")["global_batch"] = max(1, total)
+        self.lines.append(
+            f"train.global_batch: {total} = {micro:g} a device x {accumulation:g} accumulated x {devices:g} devices"
+            + (f" x {group} answers" if group > 1 else "")
+        )
+        if not self.given.flag("auto_find_batch_size"):
+            self.part("parallel")["micro_batch"] = max(1, int(micro))
+
+    def steps(self, most: float | None, epochs: float | None) -> None:
+        """Set the steps: as many as are said, or so many passes over the rows."""
+        train = self.part("train")
+        if most and most > 0:
+            train["steps"] = int(most)
+        elif self.rows:
+            train["steps"] = max(1, math.ceil(self.rows * (epochs or 1) / train["global_batch"]))
+            self.lines.append(
+                f"train.steps: {train['steps']:,} = {self.rows:,} rows x {epochs or 1:g} epochs"
+                f" / {train['global_batch']}"
+            )
+        else:
+            train["steps"] = STEPS
+            self.lines.append(
+                f"train.steps: {STEPS:,}, because the rows are not here to be counted; {epochs or 1:g} epochs are "
+                f"rows x {epochs or 1:g} / {train['global_batch']} steps"
+            )
+
+    def optimizer(
+        self, name: Any, lr: Any, schedule: Any, least: float | None, usual: str = "linear"
+    ) -> None:
+        """Set the optimizer and its schedule."""
+        made = self.part("train")["optimizer"]
+        known = next(
+            (ours for theirs, ours in OPTIMIZERS.items() if theirs in str(name or "adamw").lower()), None
+        )
+        made["name"] = known or "adamw"
+        if known is None or str(name or "adamw").lower() not in (
+            "adamw",
+            "adamw_torch",
+            "adamw_torch_fused",
+            known,
+        ):
+            self.lines.append(f"train.optimizer.name: {made['name']}, in fp32; {name} was asked for")
+        if lr is not None:
+            made["lr"] = float(lr)
+        asked = str(schedule or usual).rsplit(".", 1)[-1].lower()
+        made["schedule"] = SCHEDULES.get(asked, "cosine")
+        if asked not in SCHEDULES:
+            self.lines.append(f"train.optimizer.schedule: cosine; {schedule} was asked for")
+        if made["schedule"] in ("linear", "cosine", "wsd"):
+            made["final_lr"] = float(least or 0.0)
+        if made["schedule"] == "wsd":
+            made["decay"] = "20%"
+
+    def warmup(self, steps: float | None, share: float | None) -> None:
+        """Set the warm-up, shorter than the training."""
+        made, total = self.part("train")["optimizer"], self.part("train")["steps"]
+        if steps and 0 < steps < 1:
+            steps, share = None, steps
+        if steps and steps < total:
+            made["warmup"] = int(steps)
+        elif steps or share:
+            made["warmup"] = f"{min(share or 0.1, 0.9) * 100:g}%"
+            if steps:
+                self.lines.append(f"train.optimizer.warmup: 10%; {steps:g} of {total} steps were asked for")
+
+    def adapter(
+        self, rank: Any, alpha: Any, targets: Any, nf4: bool, dora: bool = False, scaled: bool = False
+    ) -> None:
+        """Train low-rank matrices."""
+        names = [targets] if isinstance(targets, str) else list(targets or ())
+        wide = any(not any(part in str(name) for part in ATTENTION) for name in names)
+        patterns = ALL_LINEAR if wide else TARGETS
+        if (described := _described(self.folder)) and described.as_transformer is None:
+            patterns = [f"*{name}" for name in names if "." not in str(name) and "all" not in str(name)] or [
+                "*_proj"
+            ]
+        made: dict[str, Any] = {
+            "kind": "dora" if dora else "rslora" if scaled else "lora",
+            "rank": int(rank or 8),
+            "alpha": float(alpha or 16),
+            "targets": [*patterns],
+        }
+        if nf4:
+            made["quantize"] = "nf4"
+        self.part("workload")["adapter"] = made
+        if names:
+            self.lines.append(
+                f"workload.adapter.targets: {', '.join(patterns)}, for {', '.join(map(str, names))}"
+            )
+
+    def workers(self, gpus: bool) -> None:
+        """Ask for as many workers as the layout divides over, on GPUs if there are some."""
+        layout = self.part("parallel")
+        least = math.prod(int(layout.get(name, 1)) for name in ("tp", "pp", "cp"))
+        here = len(glob(GPUS)) if gpus else 0
+        worker: dict[str, Any] = {"cpu": 1, "gpu": int(here > 0)}
+        self.document["resources"] = {
+            "workers": {"min": least, "max": max(least, here, 2)},
+            "per_worker": worker,
+        }
+
+    def learns_from_preferences(self) -> bool:
+        """Return whether the objective compares answers."""
+        return self.part("workload").get("objective") in PREFERENCES
+
+
+def _usual_columns(objective: str) -> dict[str, str]:
+    """Return the columns that data sets for an objective usually have."""
+    if objective == "conversation":
+        return {"messages": "messages"}
+    if objective in PREFERENCES and objective != "kto":
+        return {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
+    return {name: name for name in COLUMNS[objective].needed}
+
+
+def _is_here(uri: str) -> bool:
+    return bool(glob(uri)) or Path(uri).exists()
+
+
+def _counted(uri: str, before: int | None) -> int | None:
+    """Return the rows so far with those of a source; None if it is not here, or has no rows."""
+    if not _is_here(uri):
+        return before
+    total = 0
+    for fs, name, kind in row_files(uri):
+        with fs.open(name, "rb") as file:
+            if kind.kind == ".parquet":
+                import pyarrow.parquet as pq
+
+                total += pq.ParquetFile(file).metadata.num_rows
+            elif kind.kind == ".jsonl" and not kind.compression:
+                total += sum(1 for line in file if line.strip())
+    return (before or 0) + total if total else before
+
+
+def _positions(folder: Path) -> int | None:
+    """Return the positions of the model in a folder; None if it is not here, or if they are not bounded."""
+    described = _described(folder)
+    return int(described.max_positions) if described and described.max_positions < 2**40 else None
+
+
+def _described(folder: Path) -> Any:
+    """Return the description of the model in a folder; None if it is not here, or not known."""
+    if not (folder / "config.json").is_file():
+        return None
+    from workloads.describe import describe
+    from workloads.errors import WorkloadError
+
+    try:
+        return describe(f"hf:{folder}")
+    except WorkloadError:  # the check of the job says why
+        return None
+
+
+def _has_template(folder: Path) -> bool:
+    from orchestrator.data.prepare.chat_template import templates_in
+    from orchestrator.data.store.data_folder import DataFolder
+
+    return folder.is_dir() and bool(templates_in(DataFolder(str(folder))))

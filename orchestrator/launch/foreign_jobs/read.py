@@ -1,0 +1,221 @@
+"""The keys of another trainer's configuration, of any of its kinds of files; and which of them were used."""
+
+from __future__ import annotations
+
+import ast
+import json
+import operator
+import re
+import shlex
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from orchestrator.config.errors import InputError
+from orchestrator.config.other_names import KEYS
+
+EMPTY: tuple[Any, ...] = (None, "", [], {}, False)
+"""Values that ask for nothing."""
+VARIABLE = re.compile(r"\$(?:\{(?P<long>\w+)(?::?[-=](?P<usual>[^}]*))?\}|(?P<short>\w+))")
+ASSIGNED = re.compile(
+    r"^\s*(?:export\s+)?(?P<name>[A-Za-z_]\w*)=(?P<value>\"[^\"]*\"|'[^']*'|\$\(\(.*\)\)|[^\s;]*)\s*(?:#.*)?$"
+)
+SUM = re.compile(r"\$\(\((?P<sum>[^$]*?)\)\)")
+NUMBER = re.compile(r"-?\d+(\.\d*)?([eE][-+]?\d+)?")
+
+
+SCRIPT = "script"
+"""The key of the name of the program that a command line starts."""
+SIGNS: Mapping[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv,
+}  # fmt: skip
+
+
+class Given:
+    """Keys of a configuration by their dotted names."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(_flat("", values))
+        self._used = set[str]()
+
+    def __contains__(self, name: str) -> bool:
+        return any(key == name or key.startswith(f"{name}.") for key in self._values)
+
+    def take(self, *names: str, usual: Any = None) -> Any:
+        """Return the value of the first of these keys that is there, and count all of them as used."""
+        found = [value for name in names if (value := self._take(name)) not in (None, "")]
+        return found[0] if found else usual
+
+    def number(self, *names: str, usual: float | None = None) -> Any:
+        """Return the first of these keys that is a number."""
+        found = self.take(*names)
+        if isinstance(found, str) and NUMBER.fullmatch(found.strip()):
+            found = float(found) if re.search(r"[.eE]", found) else int(found)
+        return usual if isinstance(found, bool) or not isinstance(found, int | float) else found
+
+    def flag(self, *names: str) -> bool:
+        """Return whether one of these keys is on."""
+        found = [self._take(name) for name in names]
+        return any(
+            value not in EMPTY and str(value).lower() not in ("false", "none", "null", "0") for value in found
+        )
+
+    def section(self, name: str) -> Given:
+        """Return the keys below a name, and count them as used."""
+        prefix = f"{name}."
+        found = {
+            key.removeprefix(prefix): value for key, value in self._values.items() if key.startswith(prefix)
+        }
+        self._used |= {key for key in self._values if key.startswith(prefix)}
+        return Given(found)
+
+    def drop(self, *names: str) -> None:
+        """Count keys as used whose value says what is the case here anyway. A text may have several, with blanks."""
+        for name in " ".join(names).split():
+            self._take(name)
+
+    def left(self) -> Iterator[tuple[str, str]]:
+        """Yield each key that asks for something and was not used, and what is nearest to it."""
+        for key, value in self._values.items():
+            if key not in self._used and value not in EMPTY:
+                yield key, nearest(key)
+
+    def _take(self, name: str) -> Any:
+        if name in self._values:
+            self._used.add(name)
+        return self._values.get(name)
+
+
+def nearest(key: str) -> str:
+    """Return the place or the reason for another trainer's key."""
+    parts = key.removeprefix("+").split(".")
+    for name in (key, "_".join(parts[-2:]), parts[-1], *parts[-2::-1]):
+        if hint := KEYS.get(name):
+            return hint
+    from orchestrator.config.described import sections
+
+    keys = {
+        f"{section.path}.{each.name}".lstrip("."): each.name
+        for section in sections()
+        for each in section.keys
+    }
+    near = get_close_matches(parts[-1], keys.values(), 1, 0.6)
+    place = next((path for path, name in keys.items() if near and name == near[0]), "")
+    return (
+        f"no such key; the nearest is {place}"
+        if place
+        else "no such key; `orchestrator schema job` shows all"
+    )
+
+
+def read_foreign(path: Path) -> Given:
+    """Return the keys of a file: YAML, JSON, TOML, or a shell script that starts a trainer. Raises InputError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read ({error})", str(path), "give a configuration file") from None
+    try:
+        if path.suffix == ".toml":
+            return Given(tomllib.loads(text))
+        if path.suffix in (".sh", ".txt", ".slurm"):
+            return Given(_arguments(text))
+        found = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError) as error:
+        raise InputError(
+            f"cannot be read ({' '.join(str(error).split())[:200]})", str(path), "fix it"
+        ) from None
+    if not isinstance(found, dict):
+        raise InputError(
+            "has no keys", str(path), "give the configuration of a trainer, or the script that starts one"
+        )
+    return Given(found)
+
+
+def _flat(before: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value and all(isinstance(key, str) for key in value):
+        for name, inner in value.items():
+            yield from _flat(f"{before}.{name}".lstrip("."), inner)
+    else:
+        yield before, value
+
+
+def _arguments(script: str) -> dict[str, Any]:
+    """Return the arguments of the commands in a shell script: `--key value`, `--key=value` and `a.b=value`."""
+    variables: dict[str, str] = {}
+    found: dict[str, Any] = {}
+    joined = re.sub(r"\\\s*\n", " ", script)
+    for line in joined.splitlines():
+        if assigned := ASSIGNED.match(line):
+            variables[assigned["name"]] = _filled(assigned["value"].strip("\"'"), variables)
+        elif not line.lstrip().startswith("#"):
+            found |= _words(_filled(line, variables))
+    return found
+
+
+def _filled(text: str, variables: Mapping[str, str]) -> str:
+    def value(match: re.Match[str]) -> str:
+        name = match["long"] or match["short"]
+        return variables.get(name, match["usual"] or "" if match["usual"] is not None else f"${name}")
+
+    for _ in range(4):  # a default may name another variable
+        text = VARIABLE.sub(value, text)
+    return SUM.sub(lambda match: _computed(match["sum"], variables), text)
+
+
+def _computed(text: str, variables: Mapping[str, str]) -> str:
+    """Return a shell's sum of whole numbers; the text itself if it is another."""
+    named = re.sub(r"[A-Za-z_]\w*", lambda match: variables.get(match[0], match[0]), text)
+    try:
+        return str(_whole(ast.parse(named.strip(), mode="eval").body))
+    except (ArithmeticError, SyntaxError, ValueError):
+        return text
+
+
+def _whole(node: ast.expr) -> int:
+    """Return the value of a sum of whole numbers. Raises ValueError for anything else."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in SIGNS:
+        return SIGNS[type(node.op)](_whole(node.left), _whole(node.right))
+    raise ValueError("no sum of whole numbers")
+
+
+def _words(line: str) -> dict[str, Any]:
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError:
+        return {}
+    found: dict[str, Any] = {}
+    for number, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            following = words[number + 1 :] if not equals else []
+            values = list(_until_option(following))
+            plain: Any = value if equals else values[0] if len(values) == 1 else values or True
+            found[name.removeprefix("--").replace("-", "_")] = _scalar(plain)
+        elif word.endswith(".py") or words[number - 1 : number] == ["trl"]:
+            found[SCRIPT] = word.rsplit("/", 1)[-1].removesuffix(".py")
+        elif equals and "." in name and re.fullmatch(r"\+{0,2}[A-Za-z_][\w.]*", name):
+            found[name.lstrip("+")] = _scalar(value)
+    return found
+
+
+def _until_option(words: list[str]) -> Iterator[str]:
+    for word in words:
+        if word.startswith("--") or word in ("|", "&&", ";", ">", "2>&1", "$@", "&"):
+            return
+        yield word
+
+
+def _scalar(value: Any) -> Any:
+    """Return a word of a command line as YAML reads it."""
+    if not isinstance(value, str) or "$" in value:
+        return value
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError:
+        return value

@@ -1,0 +1,34 @@
+"""Whose configuration a file is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.config.errors import InputError
+from orchestrator.launch.foreign_jobs.axolotl import axolotl
+from orchestrator.launch.foreign_jobs.hf_trainer import hf_trainer
+from orchestrator.launch.foreign_jobs.read import Given
+from orchestrator.launch.foreign_jobs.torchtitan import torchtitan
+from orchestrator.launch.foreign_jobs.verl import verl
+
+
+def whose(given: Given) -> Any:
+    """Return the function that fills in a job from such keys. Raises InputError if no trainer has them."""
+    if (
+        "actor_rollout_ref" in given
+        or "model.partial_pretrain" in given
+        or ("data.train_files" in given and "trainer" in given)
+    ):
+        return verl
+    if "base_model" in given:
+        return axolotl
+    if (
+        "model.flavor" in given
+        or ("training.steps" in given and "parallelism" in given)
+        or "training.seq_len" in given
+    ):
+        return torchtitan
+    if "model_name_or_path" in given or "model_name" in given or "per_device_train_batch_size" in given:
+        return hf_trainer
+    what = "has keys of none of axolotl, torchtitan, TRL, Hugging Face's Trainer and verl"
+    raise InputError(what, "--from", "write a job with `orchestrator init --data FILES --from-hf FOLDER`")

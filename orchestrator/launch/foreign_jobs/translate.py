@@ -1,0 +1,50 @@
+"""A job file from another trainer's configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from orchestrator.launch.foreign_jobs.job import ForeignJob
+from orchestrator.launch.foreign_jobs.read import read_foreign
+from orchestrator.launch.foreign_jobs.trainers import whose
+
+
+@dataclass(frozen=True)
+class Translated:
+    """The job of another trainer's configuration.
+
+    Attributes:
+        trainer: whose configuration it was.
+        document: the job file as an object.
+        lines: what was assumed, and what is to do before the run.
+        left: each key without a place, and what is nearest to it.
+    """
+
+    trainer: str
+    document: dict[str, Any]
+    lines: tuple[str, ...]
+    left: tuple[tuple[str, str], ...]
+
+    def text(self, file: str) -> str:
+        """Return the job file. Comments say what was assumed and which keys have no place."""
+        notes = [*self.lines, *(f"{key}: {hint}" for key, hint in self.left)]
+        head = f"# From {file}, a configuration of {self.trainer}. `orchestrator schema job` describes every key.\n"
+        body = yaml.safe_dump(self.document, sort_keys=False, allow_unicode=True, width=110)
+        return head + "".join(f"# {' '.join(line.split())}\n" for line in notes) + body
+
+
+def translate(path: Path, name: str | None = None) -> Translated:
+    """Return the job of a configuration file or of a script that starts a trainer. Raises InputError."""
+    given = read_foreign(path)
+    fill = whose(given)
+    job = ForeignJob(given)
+    fill(job)
+    job.workers(gpus=True)
+    if name is not None:
+        job.document["name"] = name
+    trainer = {"hf_trainer": "Hugging Face's Trainer or TRL"}.get(fill.__name__, fill.__name__)
+    return Translated(trainer, job.document, tuple(dict.fromkeys(job.lines)), tuple(given.left()))

@@ -1,0 +1,161 @@
+"""Fill in a job from verl's keys (https://verl.readthedocs.io), of its file or of its command line."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from orchestrator.config.errors import InputError
+from orchestrator.launch.foreign_jobs.common import (
+    fill_rollout,
+    name_of,
+    set_options,
+)
+from orchestrator.launch.foreign_jobs.job import ForeignJob
+
+
+def verl(job: ForeignJob) -> None:
+    """Fill in a job from verl's keys (https://verl.readthedocs.io), of its file or of its command line."""
+    given = job.given
+    model = given.take(
+        "actor_rollout_ref.model.path",
+        "model.partial_pretrain",
+        "model.path",
+        "actor_rollout_ref.model.hf_config_path",
+    )
+    job.model(model)
+    if "actor_rollout_ref" in given:
+        _verl_rollouts(job)
+    else:
+        _verl_sft(job)
+    if (every := given.number("trainer.save_freq")) and every > 0:
+        job.part("checkpoint")["every"] = int(every)
+    every = given.number("trainer.test_freq")
+    if every and every > 0 and "validation" in job.part("data"):
+        job.document["evaluate"] = {"every": int(every)}
+    name = given.take("trainer.experiment_name")
+    given.drop(
+        "trainer.project_name trainer.logger trainer.default_local_dir data.val_files "
+        "data.truncation data.filter_overlong_prompts data.shuffle trainer.critic_warmup "
+        "trainer.val_before_train trainer.resume_mode trainer.balance_batch "
+        "data.return_raw_chat data.return_raw_input_ids"
+    )
+    if isinstance(name, str) and not name.startswith("$"):
+        job.document["name"] = name_of(name)
+
+
+def _verl_rollouts(job: ForeignJob) -> None:
+    given = job.given
+    estimator = str(given.take("algorithm.adv_estimator", usual="gae"))
+    objective = (
+        "reinforce"
+        if estimator in ("reinforce_plus_plus", "reinforce_plus_plus_baseline", "rloo", "opo", "remax")
+        else "grpo"
+    )
+    if objective == "reinforce" or estimator not in ("grpo",):
+        job.lines.append(f"workload.objective: {objective} is nearest to {estimator}")
+    files = given.take("data.train_files")
+    paths = [files] if isinstance(files, str) else list(files or ())
+    paths = [str(path).strip("[]'\" ") for path in paths]
+    columns = {
+        "prompt": str(given.take("data.prompt_key", usual="prompt")),
+        "answer": "reward_model.ground_truth",
+    }
+    if not paths:
+        raise InputError("names no data", "--from", "add data.train_files")
+    found: list[tuple[str, Any, float]] = [
+        (job.source(path, files=_home(path)), columns, 1.0) for path in paths
+    ]
+    job.sources(objective, found)
+    group = int(given.number("actor_rollout_ref.rollout.n", usual=1))
+    if group < 2:
+        group = 4
+        job.lines.append(
+            "rollout.group: 4; answers to a prompt are compared with each other, so one is not enough"
+        )
+    prompt = given.number("data.max_prompt_length", usual=512)
+    answer = given.number("data.max_response_length", usual=512)
+    fill_rollout(job, group=group, answer=answer, prompt=prompt,
+             temperature=given.number("actor_rollout_ref.rollout.temperature", usual=1.0), rewards=())  # fmt: skip
+    prompts = int(given.number("data.train_batch_size", "data.gen_batch_size", usual=256))
+    job.part("train")["global_batch"] = prompts * group
+    job.lines.append(f"train.global_batch: {prompts * group} = {prompts} prompts x {group} answers")
+    small = given.number("actor_rollout_ref.actor.ppo_mini_batch_size")
+    if small and small < prompts:
+        job.lines.append(
+            f"rollout.steps: 1 step learns from {prompts} prompts; verl takes one for each {small:g} of them"
+        )
+    job.steps(given.number("trainer.total_training_steps"), given.number("trainer.total_epochs", usual=1))
+    job.optimizer("adamw", given.number("actor_rollout_ref.actor.optim.lr"), "constant", None)
+    job.warmup(given.number("actor_rollout_ref.actor.optim.lr_warmup_steps"),
+               given.number("actor_rollout_ref.actor.optim.lr_warmup_steps_ratio"))  # fmt: skip
+    job.part("train")["optimizer"]["weight_decay"] = float(
+        given.number("actor_rollout_ref.actor.optim.weight_decay", usual=0.01)
+    )
+    job.part("train")["optimizer"]["clip"] = float(
+        given.number("actor_rollout_ref.actor.grad_clip", usual=1.0)
+    )
+    uses = given.flag("actor_rollout_ref.actor.use_kl_loss")
+    weight = given.number("actor_rollout_ref.actor.kl_loss_coef", usual=0.001)
+    set_options(job, {"beta": float(weight) if uses else None} if objective == "grpo" else {})
+    job.part("train")["precision"] = "bf16"
+    if given.flag("actor_rollout_ref.model.enable_gradient_checkpointing"):
+        job.part("parallel")["recompute"] = "full"
+    if (rank := given.number("actor_rollout_ref.model.lora_rank")) and rank > 0:
+        targets = given.take("actor_rollout_ref.model.target_modules", usual="all-linear")
+        job.adapter(rank, given.number("actor_rollout_ref.model.lora_alpha"), targets=targets, nf4=False)
+    given.drop(
+        "actor_rollout_ref.actor.kl_loss_type actor_rollout_ref.model.use_remove_padding "
+        "algorithm.use_kl_in_reward actor_rollout_ref.actor.use_dynamic_bsz "
+        "trainer.nnodes"
+    )
+
+
+def _verl_sft(job: ForeignJob) -> None:
+    given = job.given
+    files = str(given.take("data.train_files", usual="") or "")
+    if not files:
+        raise InputError("names no data", "--from", "add data.train_files")
+    prompt, answer = given.take("data.prompt_key"), given.take("data.response_key")
+    inner = [
+        str(given.take(f"data.{side}_dict_keys", usual="")).strip("[]'\"") for side in ("prompt", "response")
+    ]
+    columns: Any = None
+    if prompt and answer:
+        names = [
+            f"{key}.{below}" if below else str(key)
+            for key, below in zip((prompt, answer), inner, strict=True)
+        ]
+        columns = {"prompt": names[0], "completion": names[1]}
+    elif messages := given.take("data.messages_key", "data.multiturn.messages_key"):
+        columns = {"messages": str(messages)}
+    job.sources("conversation", [(job.source(files, files=_home(files)), columns, 1.0)])
+    job.chat_template(None)
+    job.length(given.number("data.max_length", usual=1024))
+    job.part("train")["global_batch"] = int(given.number("data.train_batch_size", usual=256))
+    given.drop(
+        "data.micro_batch_size data.multiturn.enable data.pad_mode data.use_dynamic_bsz "
+        "engine.ulysses_sequence_parallel_size ulysses_sequence_parallel_size "
+        "use_remove_padding"
+    )
+    if micro := given.number("data.micro_batch_size_per_gpu", "data.micro_batch_size"):
+        job.part("parallel")["micro_batch"] = int(micro)
+    job.steps(given.number("trainer.total_training_steps"), given.number("trainer.total_epochs", usual=1))
+    job.optimizer("adamw", given.number("optim.lr"), given.take("optim.lr_scheduler", usual="cosine"), None)
+    job.warmup(
+        given.number("optim.lr_warmup_steps"),
+        given.number("optim.lr_warmup_steps_ratio", "optim.warmup_steps_ratio"),
+    )
+    job.part("train")["optimizer"]["weight_decay"] = float(given.number("optim.weight_decay", usual=0.01))
+    job.part("train")["optimizer"]["clip"] = float(given.number("optim.clip_grad", usual=1.0))
+    job.part("train")["precision"] = "bf16"
+    if given.flag("model.enable_gradient_checkpointing"):
+        job.part("parallel")["recompute"] = "full"
+    if (rank := given.number("model.lora_rank")) and rank > 0:
+        targets = given.take("model.target_modules", usual="all-linear")
+        job.adapter(rank, given.number("model.lora_alpha"), targets=targets, nf4=False)
+
+
+def _home(path: str) -> str:
+    """Return a path below the home folder as one below data/, where a job finds it."""
+    return re.sub(r"^(\$HOME|~)/(data/)?", "data/", path)

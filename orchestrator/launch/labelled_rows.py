@@ -1,0 +1,194 @@
+"""Find out from rows with labels what a job can learn from them: the objective, the columns, and the labels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from orchestrator.config.errors import InputError
+from orchestrator.config.records import COLUMNS
+from orchestrator.data.sources.arrow_files import label_names, schema_of
+from orchestrator.data.sources.dataset_card import Cards
+from orchestrator.data.sources.files import SourceFile
+from orchestrator.data.sources.kinds import Kind
+from orchestrator.launch.first_rows import USUAL, row_files, rows_of
+
+MOST = 100_000
+"""Rows whose labels are counted at most."""
+LABELS = ("label", "labels", "class", "category", "sentiment", "intent", "topic", "target", "stars", "rating")
+"""Usual names of the column with the label."""
+PAIRS = (
+    ("premise", "hypothesis"), ("sentence1", "sentence2"), ("sentence_1", "sentence_2"), ("text1", "text2"),
+    ("text_a", "text_b"), ("question1", "question2"), ("question", "sentence"), ("text", "pair"),
+)  # fmt: skip
+"""Usual names of two texts that have one label together."""
+TAGGED = (("words", "tokens"), ("labels", "tags", "ner_tags", "pos_tags", "chunk_tags"))
+"""Usual names of the columns with words, and with a label for each."""
+MULTI = "multi_label_classification"
+REGRESSION = "regression"
+SEVERAL = 50
+"""More different whole numbers than this are amounts and no labels."""
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """What a job reads of rows with labels.
+
+    Attributes:
+        objective: the objective that they fit.
+        field: the `field` of a source.
+        labels: how many rows have each label, in the order of `data.labels`; empty for numbers.
+        rows: rows that were looked at.
+        more: whether there are more rows.
+    """
+
+    objective: str
+    field: dict[str, str]
+    labels: Mapping[str, int]
+    rows: int
+    more: bool
+
+    @property
+    def line(self) -> str:
+        """Return the labels and their counts."""
+        shown = ", ".join(f"{name} ({count:,})" for name, count in self.labels.items())
+        begin = f"the first {self.rows:,} rows" if self.more else f"{self.rows:,} rows"
+        return f"{begin}; labels: {shown}" if shown else begin
+
+
+def labelled_rows(uris: Sequence[str], asked: str | None, reads_spans: bool) -> Labelled | None:
+    """Return what rows with labels are for; None if they have no label.
+
+    Args:
+        uris: the data: paths, globs or folders.
+        asked: the objective that the user wants; None for the one that fits.
+        reads_spans: whether questions with contexts are for span extraction, as for encoders.
+
+    Raises InputError if the rows do not fit the objective that is asked for.
+    """
+    files = [found for uri in uris for found in row_files(uri)]
+    if not files:
+        return None
+    found = list(islice(_rows(files, uris[0]), MOST + 1))
+    rows = found[:MOST]
+    first = rows[0] if rows else {}
+    field = _field(first, reads_spans)
+    if field is None:
+        if asked is not None:
+            hint = f"name its column {LABELS[0]}, or write the job by hand, see docs/guides/labelled-data.md"
+            raise InputError(f"has no column with a label, only {', '.join(first)}", uris[0], hint)
+        return None
+    if "start" in field:
+        return Labelled("span_extraction", field, {}, len(rows), len(found) > MOST)
+    column = field["labels"] if "words" in field else field["label"]
+    values = [row.get(column) for row in rows if row.get(column) is not None]
+    objective = _objective(values, field)
+    if asked in (REGRESSION, "sequence_classification") and objective in (
+        REGRESSION,
+        "sequence_classification",
+    ):
+        objective = asked
+    if asked is not None and asked != objective:
+        raise InputError(f"its rows fit {objective}, not {asked}", uris[0], f"give --objective {objective}")
+    if objective == MULTI:
+        field = {name: column for name, column in field.items() if name != "label"} | {
+            "labels" if "labels" in COLUMNS[MULTI].needed else "label": column
+        }
+    names = () if objective == REGRESSION else _names(files[0], field, column)
+    counts = Counter(name for value in values for name in _labels_in(value, names))
+    order = names or sorted(counts, key=_sort_key)
+    labels = {} if objective == REGRESSION else {name: counts[name] for name in order}
+    return Labelled(objective, field, labels, len(rows), len(found) > MOST)
+
+
+def _rows(files: Sequence[tuple[Any, str, Kind]], uri: str) -> Iterator[dict[str, Any]]:
+    try:
+        for file in files:
+            yield from rows_of(*file)
+    except (OSError, ValueError) as error:
+        what = f"cannot be read ({' '.join(str(error).split())[:200]})"
+        raise InputError(what, uri, "write the file again") from None
+
+
+def _field(row: Mapping[str, Any], reads_spans: bool) -> dict[str, str] | None:
+    """Return the columns of a record by the names of the first row's; None without a label."""
+    answers = row.get("answers")
+    spans = isinstance(answers, Mapping) and {"text", "answer_start"} <= answers.keys()
+    if reads_spans and spans and {"question", "context"} <= row.keys():
+        places = {"answer": "answers.text.0", "start": "answers.answer_start.0"}
+        return {"question": "question", "context": "context", **places}
+    words, tags = (
+        next((name for name in names if isinstance(row.get(name), list)), None) for names in TAGGED
+    )
+    if words and tags and len(row[words]) == len(row[tags]):
+        return {"words": words, "labels": tags}
+    label = next((name for name in LABELS if name in row and not isinstance(row[name], Mapping)), None)
+    texts = [name for name, value in row.items() if isinstance(value, str) and name != label]
+    if label is None or not texts:
+        return None
+    for pair in PAIRS:
+        if {*pair} <= {*texts}:
+            return {"text": pair[0], "pair": pair[1], "label": label}
+    usual = [name for name in USUAL if name in texts]
+    text = usual[0] if usual else max(texts, key=lambda name: len(row[name]))
+    return {"text": text, "label": label}
+
+
+def _objective(values: Sequence[Any], field: Mapping[str, str]) -> str:
+    if "words" in field:
+        return "token_classification"
+    if any(isinstance(value, list) for value in values):
+        return MULTI
+    numbers = [number for value in values if (number := _number(value)) is not None]
+    are_numbers = bool(values) and len(numbers) == len(values)
+    if are_numbers and (any(number != int(number) for number in numbers) or len({*numbers}) > SEVERAL):
+        return REGRESSION
+    return "sequence_classification"
+
+
+def _number(value: Any) -> float | None:
+    """Return a number, or the number that a text of a CSV file is; None for others."""
+    if isinstance(value, bool):
+        return None
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        return None
+    return found if abs(found) < 1e15 else None
+
+
+def _names(file: tuple[Any, str, Kind], field: dict[str, str], column: str) -> tuple[str, ...]:
+    """Return the names of a column's labels that the schema or the dataset card has; empty without any."""
+    fs, path, kind = file
+    if kind.kind == ".parquet":
+        import pyarrow.parquet as pq
+
+        with fs.open(path, "rb") as opened:
+            found = label_names(pq.ParquetFile(opened).schema_arrow, column)
+    elif kind.kind == ".arrow":
+        with fs.open(path, "rb") as opened:
+            found = label_names(schema_of(opened), column)
+    else:
+        seen = SourceFile(
+            0, path, kind=kind.kind, size=0, content="", field=field, compression=kind.compression
+        )
+        found = tuple(Cards().labels_of(seen, fs, path).get(column, ()))
+    return () if found == tuple(map(str, range(len(found)))) else found
+
+
+def _labels_in(value: Any, names: Sequence[str]) -> list[str]:
+    """Return the names of a row's label, or of its labels."""
+    if isinstance(value, list):
+        return [name for each in value for name in _labels_in(each, names)]
+    number = _number(value)
+    if names and number is not None and 0 <= number < len(names) and str(value) not in names:
+        return [names[int(number)]]
+    return [str(value).lower() if isinstance(value, bool) else str(value)]
+
+
+def _sort_key(name: str) -> tuple[int, float, str]:
+    number = _number(name)
+    return (0, number, name) if number is not None else (1, 0.0, name)

@@ -1,0 +1,50 @@
+"""The stages of a pipeline: the layers of each, and the parameters that several hold."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from orchestrator.parallel.layout import Layout
+from workloads.hf.as_they_are.network import HuggingFaceNetwork
+from workloads.own.network import OwnNetwork
+from workloads.workload import Workload
+
+
+def plain_stage(workload: Workload, layout: Layout, number: int) -> nn.Module:
+    """Return stage `number` of the workload's model, uncut, on the meta device."""
+    # A model may be larger than a rank's memory; only its shapes are needed until it is cut.
+    with torch.device("meta"):
+        model = workload.build()
+    return _kept(model, workload, layout, number) if layout.pp > 1 else model
+
+
+def _kept(model: nn.Module, workload: Workload, layout: Layout, number: int) -> nn.Module:
+    """Reduce the model to the layers of a stage."""
+    start, count = layout.layers_of(len(workload.stages()) + 1, number)
+    model.keep(start, start + count)  # type: ignore[operator]
+    return model
+
+
+def stages_with(workload: Workload, layout: Layout) -> dict[str, list[int]]:
+    """Return the numbers of the stages that hold each parameter, ascending; empty without a pipeline."""
+    stages: dict[str, list[int]] = {}
+    if layout.pp == 1:
+        return stages
+    with torch.device("meta"):
+        whole = workload.build()
+    # Layers of these models may change when the model is cut, so every stage is built separately.
+    is_foreign = isinstance(whole, OwnNetwork | HuggingFaceNetwork)
+    same = {id(each): each for each in (*workload.blocks(whole), *whole.parameters(), *whole.buffers())}
+    for number in range(layout.stages):
+        # Building layers is slow. A stage keeps some of them unchanged, so a copy of the model shares its layers.
+        stage = (
+            plain_stage(workload, layout, number)
+            if is_foreign
+            else _kept(copy.deepcopy(whole, dict(same)), workload, layout, number)
+        )
+        for name, _ in stage.named_parameters():
+            stages.setdefault(name, []).append(number)
+    return stages

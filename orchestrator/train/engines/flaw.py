@@ -1,0 +1,54 @@
+"""A device that computes wrongly, for tests: one bit of a result is flipped again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Flaw:
+    """Flips one bit of one number in every product of a layer, in its gradient, or in every optimizer update."""
+
+    def __init__(self, kind: str, seed: int, bit: int | None = None) -> None:
+        """
+        Args:
+            kind: what is wrong: product, gradient or update.
+            seed: chooses the layer, the number and the bit.
+            bit: the bit, counted from the lowest of 32; None to let the seed choose among the upper ones.
+        """
+        self.kind = kind
+        draw = torch.Generator().manual_seed(seed)
+        self._place = int(torch.randint(2**31, (1,), generator=draw))
+        self._bit = bit if bit is not None else int(torch.randint(20, 27, (1,), generator=draw))
+
+    def install(self, stages: Iterable[nn.Module]) -> None:
+        """Make a linear layer wrong from now on, unless the flaw is in updates."""
+        layers = [each for stage in stages for each in stage.modules() if isinstance(each, nn.Linear)]
+        if self.kind != "update" and layers:
+            layers[self._place % len(layers)].register_forward_hook(self._after)
+
+    def _after(self, _: nn.Module, __: Any, output: Tensor) -> Tensor:
+        if self.kind == "product":
+            return output + (self.bend(output) - output).detach()
+        if output.requires_grad:
+            output.register_hook(self.bend)
+        return output
+
+    @torch.no_grad()
+    def bend(self, result: Tensor) -> Tensor:
+        """Return a copy of a result with one bit of one number flipped."""
+        bent = result.detach().float().contiguous().clone()
+        words = bent.view(-1).view(torch.int32)
+        number = self._place % len(words)
+        words[number] ^= 1 << self._bit
+        return bent.to(result.dtype)
+
+    @torch.no_grad()
+    def bend_updates(self, parameters: Iterable[Tensor]) -> None:
+        """Flip the bit in each updated parameter, in place, if the flaw is in updates."""
+        for parameter in parameters:
+            if self.kind == "update" and parameter.numel():
+                parameter.copy_(self.bend(parameter))

@@ -1,0 +1,177 @@
+"""The update of a rank's shards, computed again by another rank from the same numbers.
+
+Where every replica makes the same update there is nothing to compute again: the replicas compare their results. A shard
+of ZeRO is updated by one rank alone, so its weights, gradients and optimizer states go to another rank, one parameter
+at a time, before the update.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from orchestrator.config.object_reference import ObjectReference
+from orchestrator.optim.config import OptimizerSpec
+from orchestrator.optim.groups import set_lr
+from orchestrator.optim.kinds import KINDS
+from orchestrator.parallel.mesh import ProcessGroup
+from orchestrator.parallel.parameter_shard import ParameterShard
+from orchestrator.parallel.partition import Cut
+from orchestrator.parallel.rank_messages import swap_json
+from orchestrator.parallel.witness import Record, Witness
+from orchestrator.train.engines.engine import StepCheck
+from orchestrator.train.engines.flaw import Flaw
+from orchestrator.train.engines.state import step_count
+
+Build = Callable[[Sequence[ParameterShard]], torch.optim.Optimizer]
+"""Makes the job's optimizer for some shards."""
+
+
+def is_recomputed(spec: OptimizerSpec) -> bool:
+    """Whether the optimizer's update of a shard depends on that shard alone, so that another rank can compute it."""
+    if isinstance(spec.name, ObjectReference):
+        return False
+    kind = KINDS[spec.name]
+    return not (kind.norm_sums or kind.matrices_only)
+
+
+class UpdateAgain:
+    """Steps an optimizer and compares the result, see `StepCheck.update`."""
+
+    def __init__(
+        self,
+        shards: Sequence[ParameterShard],
+        cuts: dict[str, Cut],
+        *,
+        spec: OptimizerSpec,
+        slots: Callable[[str], Sequence[str]],
+        build: Build,
+        flaw: Flaw | None,
+    ) -> None:
+        """Make ready.
+
+        Args:
+            shards: what this rank updates.
+            cuts: this rank's part of every parameter, which is also that of its replicas.
+            spec: the job's optimizer.
+            slots: returns the names of a parameter's optimizer states.
+            build: makes the optimizer.
+            flaw: an injected fault of the arithmetic; None without.
+        """
+        self._shards = shards
+        self._cuts = cuts
+        self._spec = spec
+        self._slots = slots
+        self._build = build
+        self._flaw = flaw
+
+    @torch.no_grad()
+    def step(self, optimizer: torch.optim.Optimizer, lr: float, check: StepCheck) -> None:
+        """Step the optimizer, and let `check` compare the result. Raises what it raises."""
+        taker = check.taker
+        copies = [s for s in self._shards if taker in s.replica_group.ranks]
+        alone = [s for s in self._shards if taker not in s.replica_group.ranks]
+        # Before this rank's own update, which changes the numbers in place.
+        others = self._compute(optimizer, alone, lr, check)
+        optimizer.step()
+        self._bend([shard.parameter for shard in self._shards])
+        if taker is not None:
+            recomputed = alone if is_recomputed(self._spec) else []
+            states = [self._results(each, optimizer) for each in (copies, recomputed)]
+            same, own = (_seen(tensors, check.exact) for tensors in states)
+            check.update(same, own, others)
+
+    def _compute(
+        self,
+        optimizer: torch.optim.Optimizer,
+        alone: Sequence[ParameterShard],
+        lr: float,
+        check: StepCheck,
+    ) -> Record:
+        """Exchange the numbers of the shards that one rank alone updates; return the results for those of `giver`."""
+        if check.giver is None or check.taker is None or not is_recomputed(self._spec):
+            return []
+        mine = [{"name": s.name, "shape": list(s.parameter.shape), "age": _age(s, optimizer)} for s in alone]
+        theirs = swap_json(mine, to=check.taker, of=check.giver)
+        witness = Witness()
+        witness.begin(check.exact)
+        for number in range(max(len(mine), len(theirs))):
+            sent = self._numbers(alone[number], optimizer) if number < len(mine) else None
+            given = theirs[number] if number < len(theirs) else None
+            arrived = self._exchanged(sent, given, check)
+            if given is not None and arrived is not None:
+                for tensor in self._updated(given, arrived, lr):
+                    witness.sent(tensor)
+        return witness.take()
+
+    def _numbers(self, shard: ParameterShard, optimizer: torch.optim.Optimizer) -> Tensor:
+        """Return a shard's weights, gradients and states before the update, one after the other, fp32."""
+        gradient = shard.parameter.grad
+        state = optimizer.state.get(shard.parameter, {})
+        zeros = torch.zeros_like(shard.parameter)
+        parts = [shard.parameter, zeros if gradient is None else gradient]
+        parts += [state.get(slot, zeros) for slot in self._slots(shard.name)]
+        return torch.cat([part.detach().reshape(-1) for part in parts])
+
+    def _exchanged(self, sent: Tensor | None, given: Any, check: StepCheck) -> Tensor | None:
+        """Send one shard's numbers to `taker`, and return those of a shard of `giver`."""
+        operations = []
+        arrived = None
+        if sent is not None:
+            operations.append(dist.P2POp(dist.isend, sent, check.taker))
+        if given is not None:
+            count = (2 + len(self._slots(given["name"]))) * math.prod(given["shape"])
+            device = self._shards[0].parameter.device if sent is None else sent.device
+            arrived = torch.empty(count, device=device)
+            operations.append(dist.P2POp(dist.irecv, arrived, check.giver))
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        return arrived
+
+    def _updated(self, given: Any, numbers: Tensor, lr: float) -> list[Tensor]:
+        """Return the weights and states of another rank's shard after the update."""
+        name = given["name"]
+        slots = self._slots(name)
+        weights, gradient, *states = (part.view(given["shape"]) for part in numbers.chunk(2 + len(slots)))
+        # Copies, because the numbers of the last parts do not begin where an allocation would.
+        parameter = nn.Parameter(weights.clone())
+        parameter.grad = gradient.clone()
+        alone = ProcessGroup((dist.get_rank(),), 0, None)
+        shard = ParameterShard(name, self._cuts[name], parameter, (), alone, counted=False, saved=False)
+        optimizer = self._build([shard])
+        state = {slot: each.clone() for slot, each in zip(slots, states, strict=True)}
+        optimizer.state[parameter] = {**state, "step": step_count(given["age"], shard, optimizer)}
+        set_lr(optimizer.param_groups, lr)
+        optimizer.step()
+        self._bend([parameter])
+        return [parameter, *(optimizer.state[parameter][slot] for slot in slots)]
+
+    def _results(self, shards: Sequence[ParameterShard], optimizer: torch.optim.Optimizer) -> list[Tensor]:
+        """Return the weights and states of shards of this rank."""
+        found = []
+        for shard in shards:
+            state = optimizer.state.get(shard.parameter, {})
+            slots = [state[slot] for slot in self._slots(shard.name) if slot in state]
+            found += [shard.parameter, *slots]
+        return found
+
+    def _bend(self, parameters: Sequence[nn.Parameter]) -> None:
+        if self._flaw is not None:
+            self._flaw.bend_updates(parameters)
+
+
+def _age(shard: ParameterShard, optimizer: torch.optim.Optimizer) -> float:
+    return float(optimizer.state.get(shard.parameter, {}).get("step", 0.0))
+
+
+def _seen(tensors: Sequence[Tensor], exact: bool) -> Record:
+    witness = Witness()
+    witness.begin(exact)
+    for tensor in tensors:
+        witness.sent(tensor)
+    return witness.take()

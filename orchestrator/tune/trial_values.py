@@ -1,0 +1,63 @@
+"""What a trial's run reached: the value of the search's metric, and the hours that it took."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from orchestrator.config.errors import InputError
+from orchestrator.observe.config import SummarisedJob
+from orchestrator.observe.summary import summary
+from orchestrator.observe.totals import totals_of
+from orchestrator.storage.row_line import evaluations_in
+from orchestrator.storage.run_directory import RunDir
+from orchestrator.tune import lineage
+from orchestrator.tune.config import TuneSpec
+
+
+def trained_value(tune: TuneSpec, sweep: RunDir, name: str, rung: int) -> float:
+    """Return the mean of a training metric over the last steps up to a rung; NaN if all of them lack a value.
+
+    Args:
+        tune: the search.
+        sweep: its directory.
+        name: the name of the trial's run.
+        rung: the step of the rung.
+
+    Raises:
+        InputError: no row has the metric.
+    """
+    # Early in training a mean over many steps would measure how fast the loss fell, not its level.
+    window = min(tune.window, max(rung // 4, 1))
+    recent = lineage.latest(sweep, name, rung, window)
+    if not any(tune.metric in row for row in recent):
+        known = ", ".join(sorted(k for k, v in recent[-1].items() if isinstance(v, float))) if recent else ""
+        raise InputError(f"no row has the metric {tune.metric!r}", "tune.metric", f"known: {known}")
+    found = [float(value) for row in recent if (value := row.get(tune.metric)) is not None]
+    return statistics.fmean(found) if found else math.nan
+
+
+def evaluated_value(tune: TuneSpec, sweep: RunDir, name: str, rung: int, every: int) -> float:
+    """Return an evaluation's metric at the last evaluation, which is at the rung unless the run ended before it.
+
+    Args:
+        tune: the search.
+        sweep: its directory.
+        name: the name of the trial's run.
+        rung: the step of the rung.
+        every: steps between evaluations.
+
+    Raises:
+        InputError: nothing was evaluated.
+    """
+    held_out, _, metric = tune.metric.partition(".")
+    found = evaluations_in(lineage.latest(sweep, name, rung, every + 1))
+    if not found:
+        raise InputError(f"nothing was evaluated up to step {rung}", "evaluate.every", "lower it")
+    return float(found[-1]["sets"][held_out].get(metric, math.nan))  # absent if nothing is predicted
+
+
+def hours_of(job: SummarisedJob, run: RunDir) -> float:
+    """Return the hours of the run so far, counted like `limits.hours`."""
+    found = summary(job, None, run.rows("events.jsonl"), totals_of(run))["ledger"]
+    return float(found["wall_seconds"] - found["seconds"].get("down", 0.0)) / 3600

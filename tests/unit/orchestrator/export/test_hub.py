@@ -1,0 +1,128 @@
+"""An export is pushed to a stand-in of the Hub, by huggingface_hub itself."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TOKEN = "hf_" + "s3cr3t" * 5
+PUSH = (
+    "import sys; from orchestrator.export.hub import push; print(push(sys.argv[1], 'me/model', private=True))"
+)
+
+
+class Hub:
+    """The routes of the Hub that an upload takes: https://huggingface.co/docs/hub/api."""
+
+    def __init__(self, refuses: bool) -> None:
+        self.refuses, self.repo, self.files, self.tokens = refuses, {}, {}, set[str]()
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            """One request."""
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                hub.tokens.add(self.headers.get("Authorization", ""))
+                status, answer = hub.answer(self.path, body)
+                data = json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Say nothing."""
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self.http.server_address[1]}"
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+    def answer(self, path: str, body: bytes) -> tuple[int, Any]:
+        """Take in what comes."""
+        if self.refuses:
+            return 403, {"error": f"no rights for {TOKEN}"}
+        if path == "/api/repos/create":
+            self.repo = json.loads(body)
+            return 200, {"url": f"{self.address}/me/model", "name": "me/model"}
+        if "/preupload/" in path:
+            files = json.loads(body)["files"]
+            return 200, {
+                "files": [
+                    {"path": each["path"], "uploadMode": "regular", "shouldIgnore": False} for each in files
+                ]
+            }
+        if path.endswith("/api/validate-yaml"):
+            return 200, {"errors": [], "warnings": []}
+        if "/commit/" in path:
+            for line in body.splitlines():
+                row = json.loads(line)
+                if row["key"] == "file":
+                    self.files[row["value"]["path"]] = base64.b64decode(row["value"]["content"])
+                else:
+                    self.message = row["value"]["summary"]
+            return 200, {
+                "commitUrl": f"{self.address}/me/model/commit/1",
+                "commitOid": "1" * 40,
+                "success": True,
+            }
+        return 404, {"error": path}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (place := tmp_path / "export").mkdir()
+    (place / "model.safetensors").write_bytes(b"\x00\x01weights")
+    (place / "README.md").write_text("---\nlibrary_name: transformers\n---\n# small\n")
+    (place / "left.txt").write_text("no file of the export")
+    facts = {"step": 12, "run": "small", "files": ["README.md", "model.safetensors", "export.json"]}
+    (place / "export.json").write_text(json.dumps(facts))
+    return place
+
+
+def pushed(folder: Path, hub: Hub, **more: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", **more}
+    return subprocess.run(
+        [sys.executable, "-c", PUSH, str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.fixture(params=[False, True], ids=["takes", "refuses"])
+def hub(request: pytest.FixtureRequest) -> Iterator[Hub]:
+    found = Hub(request.param)
+    yield found
+    found.http.shutdown()
+    found.http.server_close()
+
+
+def test_an_export_arrives_and_the_token_is_in_no_message(folder: Path, hub: Hub) -> None:
+    done = pushed(folder, hub)
+    assert hub.tokens == {f"Bearer {TOKEN}"}
+    assert TOKEN not in done.stdout + done.stderr
+    if hub.refuses:
+        assert done.returncode == 1
+        assert "--push me/model: the Hub refuses it" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith("/me/model")
+    assert (
+        hub.repo.get("private") is True or hub.repo.get("visibility") == "private"
+    )  # an older and a newer client
+    assert set(hub.files) == {"README.md", "model.safetensors", "export.json"}
+    assert hub.files["model.safetensors"] == b"\x00\x01weights"
+    assert hub.message == "Step 12 of small"

@@ -1,0 +1,212 @@
+"""Configurations of other trainers become jobs that `plan` accepts, and every key has a place or a reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from chat_folder import write_chat_folder
+
+from orchestrator.config.errors import InputError
+from orchestrator.config.paths import resolve_paths
+from orchestrator.config.spec import parse
+from orchestrator.launch.foreign_jobs.read import read_foreign
+from orchestrator.launch.foreign_jobs.translate import Translated, translate
+from orchestrator.launch.planned_job import planned_on_paper
+
+AXOLOTL = """
+base_model: ORG/Small
+load_in_8bit: false
+datasets:
+  - path: ORG/rows
+    type: alpaca
+val_set_size: 0.1
+adapter: lora
+lora_r: 16
+lora_alpha: 32
+lora_dropout: 0.05
+lora_target_modules: [q_proj, v_proj]
+sequence_len: 2048
+sample_packing: true
+gradient_accumulation_steps: 2
+micro_batch_size: 2
+num_epochs: 2
+optimizer: adamw_torch_fused
+lr_scheduler: cosine
+learning_rate: 0.0002
+warmup_ratio: 0.1
+bf16: auto
+gradient_checkpointing: true
+evals_per_epoch: 4
+loss_watchdog_threshold: 5.0
+wandb_project: demo
+"""
+TRL = """
+#!/bin/bash
+MODEL=ORG/Small
+accelerate launch --config_file zero2.yaml trl/scripts/dpo.py \\
+    --model_name_or_path $MODEL --dataset_name ORG/pairs --beta 0.05 \\
+    --per_device_train_batch_size=4 --gradient_accumulation_steps 2 --learning_rate 5e-7 \\
+    --max_steps 30 --warmup_steps 3 --logging_steps 1 --lr_scheduler_type constant_with_warmup \\
+    --push_to_hub --output_dir out/small-dpo  # a comment
+"""
+TITAN = """
+[model]
+name = "llama3"
+flavor = "debugmodel"
+hf_assets_path = "models/Small"
+[optimizer]
+name = "AdamW"
+lr = 8e-4
+[lr_scheduler]
+warmup_steps = 2
+decay_ratio = 0.5
+[training]
+local_batch_size = 8
+seq_len = 64
+steps = 20
+dataset_path = "corpus.txt"
+max_norm = 1.0
+[parallelism]
+tensor_parallel_degree = 2
+data_parallel_shard_degree = -1
+[activation_checkpoint]
+mode = "selective"
+[experimental]
+custom_import = "mine"
+"""
+VERL = """
+set -x
+prompt=64
+python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo data.train_files=$HOME/data/rows/train.parquet \\
+    data.train_batch_size=8 data.max_prompt_length=$prompt data.max_response_length=$((prompt * 2)) \\
+    actor_rollout_ref.model.path=ORG/Small actor_rollout_ref.actor.optim.lr=1e-6 \\
+    actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.002 \\
+    actor_rollout_ref.rollout.n=4 actor_rollout_ref.rollout.name=vllm trainer.total_epochs=2 trainer.save_freq=5
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with what was downloaded: a model, and data of each kind."""
+    monkeypatch.chdir(tmp_path)
+    write_chat_folder(tmp_path / "models" / "Small", hidden=64)
+    talk = [{"role": "user", "content": "a?"}]
+    answer = [{"role": "assistant", "content": "b"}]
+    rows: dict[str, dict[str, Any]] = {
+        "data/rows/default/train/0.parquet": {"instruction": "a", "input": "", "output": "b"},
+        "data/pairs/default/train/0.parquet": {"prompt": talk, "chosen": answer, "rejected": answer},
+        "data/rows/train.parquet": {"prompt": talk, "reward_model": {"ground_truth": "4"}},
+    }
+    for name, row in rows.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.Table.from_pylist([row] * 40), name)
+    Path("corpus.txt").write_text("a text of some words\n" * 400)
+    return tmp_path
+
+
+def told(text: str, name: str) -> Translated:
+    Path(name).write_text(text)
+    found = translate(Path(name))
+    assert parse(yaml.safe_load(found.text(name)), name) == parse(found.document, name)
+    planned_on_paper(resolve_paths(parse(found.document, name), Path.cwd()), "h100-80")  # `plan` accepts it
+    return found
+
+
+def test_axolotl() -> None:
+    found = told(AXOLOTL, "axolotl.yaml")
+    job = found.document
+    assert job["workload"]["model"] == "hf:models/Small"
+    assert job["workload"]["adapter"]["targets"] == ["*.attention.*"]
+    assert (job["workload"]["adapter"]["rank"], job["workload"]["adapter"]["alpha"]) == (16, 32.0)
+    (source,) = job["data"]["sources"]
+    assert source["uri"] == "data/rows/*/train/*.parquet"
+    assert source["field"] == {"prompt": "{instruction}\n\n{input}", "completion": "output"}
+    assert job["data"]["sequence_length"] == 256  # the positions of the model
+    assert (job["train"]["global_batch"], job["train"]["steps"]) == (4, 20)  # 40 rows, twice
+    assert job["train"]["optimizer"]["lr"] == 2e-4
+    assert (job["train"]["optimizer"]["warmup"], job["train"]["optimizer"]["final_lr"]) == ("10%", 0.0)
+    assert job["evaluate"]["every"] == 2  # four times in ten steps
+    assert job["parallel"]["recompute"] == "full"
+    left = dict(found.left)
+    assert {*left} == {"lora_dropout", "loss_watchdog_threshold", "wandb_project"}
+    assert left["wandb_project"] == "sinks.wandb, as in {project: demo}"
+
+
+def test_the_script_of_a_trainer() -> None:
+    found = told(TRL, "dpo.sh")
+    job = found.document
+    assert (job["workload"]["objective"], job["workload"]["options"]["beta"]) == ("dpo", 0.05)
+    assert (job["train"]["steps"], job["train"]["global_batch"]) == (30, 8)
+    assert job["train"]["optimizer"]["warmup"] == 3
+    assert job["train"]["optimizer"]["schedule"] == "constant"
+    assert job["name"] == "small-dpo"
+    assert "checkpoint export RUN --push USER/NAME" in dict(found.left)["push_to_hub"]
+
+
+def test_torchtitan() -> None:
+    found = told(TITAN, "debug.toml")
+    job = found.document
+    assert (job["workload"]["model"], job["data"]["sources"]) == (
+        "llama-tiny",
+        [{"uri": "corpus.txt", "field": "text"}],
+    )
+    assert (job["parallel"]["tp"], job["parallel"]["zero"], job["parallel"]["recompute"]) == (
+        2,
+        3,
+        "selective",
+    )
+    assert (job["train"]["optimizer"]["schedule"], job["train"]["optimizer"]["decay"]) == ("wsd", 10)
+    assert [key for key, _ in found.left] == ["experimental.custom_import"]
+
+
+def test_verl() -> None:
+    found = told(VERL, "grpo.sh")
+    job = found.document
+    assert (job["workload"]["objective"], job["workload"]["options"]) == ("grpo", {"beta": 0.002})
+    assert job["rollout"] == {"group": 4, "max_tokens": 128, "temperature": 1.0}
+    assert job["data"]["sources"][0]["field"] == {"prompt": "prompt", "answer": "reward_model.ground_truth"}
+    assert (job["train"]["global_batch"], job["train"]["steps"], job["checkpoint"]["every"]) == (32, 3, 5)
+    assert dict(found.left)["actor_rollout_ref.rollout.name"]
+
+
+def test_what_is_not_here_is_to_be_downloaded() -> None:
+    Path("other.json").write_text(
+        json.dumps({"model_name_or_path": "ORG/Other", "dataset_name": "ORG/none", "max_steps": 5})
+    )
+    found = translate(Path("other.json"))
+    assert "to do: hf download ORG/Other --local-dir models/Other" in found.lines
+    assert any(line.startswith("to do: hf download ORG/none --repo-type dataset") for line in found.lines)
+    assert any("assumed" in line for line in found.lines)
+    parse(found.document, "other.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        ("a.yaml", "optimizer: adam\n", "has keys of none of axolotl"),
+        ("a.yaml", "- a\n", "has no keys"),
+        ("a.toml", "a = \n", "cannot be read"),
+        ("a.yaml", "base_model: ORG/Small\n", "names no data"),
+        ("a.sh", "python train.py --model_name_or_path ORG/Small\n", "names no data"),
+    ],
+)
+def test_a_file_that_is_none_is_one_line(name: str, text: str, wanted: str) -> None:
+    Path(name).write_text(text)
+    with pytest.raises(InputError, match=wanted):
+        translate(Path(name))
+
+
+def test_arguments_of_a_shell() -> None:
+    Path("run.sh").write_text(
+        'A=${B:-4}\nN=$((A * 2))\npython x/train.py --n $N --flag --list a b --path="$HOME/x" +c.d=null e.f=1e-3\n'
+    )
+    given = read_foreign(Path("run.sh"))
+    assert (given.number("n"), given.flag("flag"), given.take("list")) == (8, True, ["a", "b"])
+    assert (given.take("path"), given.take("c.d"), given.number("e.f")) == ("$HOME/x", None, 1e-3)
