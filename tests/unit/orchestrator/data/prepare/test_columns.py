@@ -63,6 +63,8 @@ TALKS = [
 TEXTS = ["a good film", 'so\nbad, "a"', "it is é"]
 TABLES: dict[str, dict[str, list[Any]]] = {
     "sequence_classification": {"text": TEXTS, "pair": TEXTS[::-1], "label": ["good", "bad", "good"]},
+    "multi_label_classification": {"text": TEXTS, "labels": [["good"], ["bad", "good"], []]},
+    "sentence_embeddings": {"anchor": TEXTS, "positive": TEXTS[::-1], "negative": [*TEXTS[1:], TEXTS[0]]},
     "regression": {"text": TEXTS, "label": [1.5, -2.0, 0.25]},
     "token_classification": {"words": [t.split() for t in TEXTS], "labels": [["O", "B", "O"], ["B", *"OO"], [*"OOO"]]},
     "span_extraction": {"question": TEXTS, "context": TEXTS, "answer": ["good film", None, "é"], "start": [2, None, 6]},
@@ -73,7 +75,11 @@ TABLES: dict[str, dict[str, list[Any]]] = {
     **{name: {"prompt": TEXTS, "answer": ["a", None, "é"], "level": ["1", "2", "3"]} for name in REWARDED},
 }  # fmt: skip
 TABLES |= dict.fromkeys(COMPARED, TABLES["dpo"])
-LABELS = {"sequence_classification": ("good", "bad"), "token_classification": ("B", "O")}
+LABELS = {
+    "sequence_classification": ("good", "bad"),
+    "multi_label_classification": ("good", "bad"),
+    "token_classification": ("B", "O"),
+}
 """In another order than the features below have them."""
 OF_MESSAGES = {
     "dpo": {"prompt": [ASKED] * 2, "chosen": [TALKS[0][1:], TALKS[1][1:]], "rejected": [TALKS[2][1:2]] * 2},
@@ -87,6 +93,7 @@ def features(library: Any, objective: str) -> Any:
     text = library.Value("string")
     return {
         "sequence_classification": library.Features(text=text, pair=text, label=label[0]),
+        "multi_label_classification": library.Features(text=text, labels=library.List(label[0])),
         "token_classification": library.Features(words=library.List(text), labels=library.List(label[1])),
     }.get(objective)
 
@@ -137,6 +144,8 @@ def test_all_kinds_of_files_have_the_same_records(
         assert found[name] == found["jsonl"], name
     if objective == "sequence_classification":
         assert [unpack(read_back)[2].tolist() for read_back in _words(found["saved"])] == [[0], [1], [0]]
+    if objective == "multi_label_classification":
+        assert [unpack(each)[2].tolist() for each in _words(found["csv"])] == [[0], [0, 1], []]
     if objective == "token_classification":
         marks = [[m for m in unpack(each)[1].tolist() if m] for each in _words(found["parquet"])]
         assert marks == [[LABELS[objective].index(x) + 1 for x in row] for row in table["labels"]]
