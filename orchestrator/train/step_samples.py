@@ -113,7 +113,7 @@ class StepReader:
         self._origin = origin
         self._pinned = pinned
         self._rollouts = rollouts
-        self._lengths = lengths
+        self._lengths = lengths if origin.cuts_rows else WHOLE
 
     @property
     def ahead(self) -> int:
