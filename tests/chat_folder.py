@@ -26,7 +26,7 @@ def write_chat_folder(folder: Path, seed: int = 0, hidden: int = 32) -> str:
     wrapped.save_pretrained(folder)
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=made.get_vocab_size(), hidden_size=hidden, intermediate_size=48, num_hidden_layers=2,
+        vocab_size=made.get_vocab_size(), hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.3,
         eos_token_id=made.token_to_id(eos), bos_token_id=None, pad_token_id=made.token_to_id("<pad>"),
     )  # fmt: skip

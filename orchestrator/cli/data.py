@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from orchestrator.config.spec import JobSpec
     from orchestrator.data.config import DataSpec
     from orchestrator.resolve.prepared_data import PreparedData
-    from orchestrator.storage.run_directory import RunDir
 
 
 def register(app: typer.Typer) -> None:
@@ -59,24 +58,6 @@ def corpus(
         )
 
 
-def make_data(spec: JobSpec, run: RunDir, address: str | None) -> PreparedData:
-    """Return the token shards of a job, after the checks that need no model; make what is missing. Raises
-    InputError.
-    """
-    from orchestrator.launch.job_checks import JobChecks
-    from orchestrator.launch.own_sources import make_own_sources
-    from orchestrator.launch.path_checks import check_all_places
-    from orchestrator.launch.preparation import prepared_with_progress
-    from orchestrator.observe.console import ProgressDisplay
-    from orchestrator.resolve.prepared_data import PreparedData
-
-    check_all_places(spec, run)
-    with ProgressDisplay() as display:
-        make_own_sources(spec.data, address, lambda line: display.update({"phase": "prepare", "note": line}))
-    JobChecks(spec).without_model()
-    return prepared_with_progress(spec, run, PreparedData(), address)
-
-
 def prepare(
     job: Job,
     overrides: Set = None,
@@ -85,8 +66,9 @@ def prepare(
     as_json: Json = False,
 ) -> None:
     """Make the token shards of a job, without training and without loading its model."""
-    spec = job_of(job, overrides)
-    data = make_data(spec, run_of(spec.name, run_dir), address)
+    from orchestrator.cli.prepared_job import prepared_job
+
+    spec, data = prepared_job(job, overrides, run_dir, address)
     sets, notes = _held_out(spec, data)
     removed = _removed(data.uri)
     if as_json:

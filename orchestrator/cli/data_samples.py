@@ -46,8 +46,8 @@ def inputs_of(
     from orchestrator.api.place import place_of
     from orchestrator.checkpoint.commit_store import Store
     from orchestrator.checkpoint.identity import read_job
-    from orchestrator.cli.data import make_data
     from orchestrator.cli.options import job_of, run_of
+    from orchestrator.cli.prepared_job import prepared_job
     from orchestrator.data.progress import silent
     from orchestrator.data.store.tokens import Tokens
     from orchestrator.models.continued import continuation_of
@@ -63,7 +63,7 @@ def inputs_of(
         try:
             data = prepared(spec, run, PreparedData(), silent, make=False)
         except Absent:
-            data = make_data(spec, run, address)
+            data = prepared_job(Path(target), overrides, None, address)[1]
     else:
         run = RunDir(place)
         stored = read_job(run)

@@ -68,9 +68,8 @@ def check_keys(
             raise InputError(
                 f"{key} is {shown(was)} in {source} and {shown(now)} in the job file", WHERE, hint
             )
-    if isinstance(data.tokenizer, TrainedTokenizer) and any(
-        key.startswith("data.") for key, _, _ in differing
-    ):
+    sections = {key.partition(".")[0] for key, _, _ in differing}
+    if isinstance(data.tokenizer, TrainedTokenizer) and "data" in sections:
         place = place_and_tag(source)[0]
         problem = f"a tokenizer trained on other data has other tokens than that of {place}"
         raise InputError(problem, "data.tokenizer", f"set it to {place}/{EXCERPT}")

@@ -54,11 +54,15 @@ def engine_problems(
             found.append(
                 "prune masks gradients before their norm, which DeepSpeed computes itself; set parallel.engine to torch"
             )
-    found += _with_compared_texts(workload.objective, layout)
-    if train.determinism != "bitwise":
-        return found
+    if workload.objective == "sentence_embeddings":
+        found += _with_compared_texts(layout)
+    return [*found, *_with_equal_bits(train, layout)] if train.determinism == "bitwise" else found
+
+
+def _with_equal_bits(train: TrainSpec, layout: Layout) -> list[str]:
+    """Return the options under which bits depend on the width."""
     cut = [axis for axis in ("pp", "cp", "tp", "ep") if getattr(layout, axis) > 1]
-    found += [
+    found = [
         f"determinism bitwise holds for any data-parallel width, and {axis} {getattr(layout, axis)} changes the "
         f"order of sums; set {axis} to 1"
         for axis in cut
@@ -74,10 +78,8 @@ def engine_problems(
     return found
 
 
-def _with_compared_texts(objective: str, layout: Layout) -> list[str]:
-    """Return the axes over which the texts of a global batch cannot be compared, if the objective compares them."""
-    if objective != "sentence_embeddings":
-        return []
+def _with_compared_texts(layout: Layout) -> list[str]:
+    """Return the axes over which the texts of a global batch cannot be compared."""
     found = [
         f"sentence_embeddings compares whole texts of the global batch, which {axis} {getattr(layout, axis)} cuts; set "
         f"{axis} to 1"

@@ -69,6 +69,10 @@ KEPT_LOGITS = 1.3
 """Copies of its logits that a pass keeps if the head computes all tokens at once: fitted to a trace of DPO in GPipe."""
 
 
+UPDATED_AT_ONCE = 2.0**26
+"""Bytes of shards that a verified step computes again together, as the engine's `update_again`."""
+
+
 class Held(NamedTuple):
     """Bytes that a rank holds in a step.
 
@@ -325,8 +329,10 @@ def _updated_again(demand: Demand, shape: ModelShape, layout: Layout) -> float:
     verify = demand.resources.verify
     if verify is None or verify.by == "same" or not layout.zero or layout.replicas == 1:
         return 0.0
-    numbers = 2.0 + kept_numbers(str(demand.optimizer.name), shape)
-    return 3.0 * numbers * 4.0 * shape.table * shape.trained_share / (layout.tp * layout.sharded)
+    bytes_of_number = 4.0 * (2.0 + kept_numbers(str(demand.optimizer.name), shape)) / layout.sharded
+    largest = bytes_of_number * shape.table * shape.trained_share / layout.tp
+    everything = bytes_of_number * local_parameters(shape, layout)
+    return 3.0 * min(max(largest, UPDATED_AT_ONCE), everything)
 
 
 def _rounded_inputs(demand: Demand, shape: ModelShape, layout: Layout, tokens: float) -> float:

@@ -112,6 +112,8 @@ def resolve(
         shape = _with_teacher(shape, model, spec.distill, spec.workload, divides)
     if spec.rollout:
         shape = replace(shape, even_shares="the ranks divide the answers of each prompt evenly")
+    if workload.objective == "sentence_embeddings":
+        shape = replace(shape, even_shares="its loss compares the texts of all ranks")
     if spec.quantize:
         shape = replace(shape, quantised_group=spec.quantize.scheme.group)
     if spec.reads_base:

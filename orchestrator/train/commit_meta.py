@@ -20,10 +20,20 @@ from orchestrator.checkpoint.identity import (
 from orchestrator.checkpoint.manifest import VERIFIED
 from orchestrator.parallel.layout import Layout
 from orchestrator.storage.row_line import Row
-from orchestrator.train.committed_state import CHUNKS_HEAD
+from orchestrator.train.committed_state import CHUNKS_HEAD, CUTS_ROWS
 from orchestrator.train.task import Task
 
-CARRIED = ("last_evaluation_step", "evaluation", "best", "stale", "best_of", CHUNKS_HEAD, CONTINUED, VERIFIED)
+CARRIED = (
+    "last_evaluation_step",
+    "evaluation",
+    "best",
+    "stale",
+    "best_of",
+    CHUNKS_HEAD,
+    CUTS_ROWS,
+    CONTINUED,
+    VERIFIED,
+)
 """Fields of a run's progress that a commit stores in its meta under the same names."""
 
 

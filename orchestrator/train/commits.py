@@ -122,14 +122,13 @@ class Commits:
 
     @property
     def held(self) -> int:
-        """See `Saver.held`."""
-        self._receive()
+        """See `Saver.held`. As of the last `receive`."""
         return -1 if self._saver is None else self._saver.held
 
     @property
     def ready(self) -> bool:
-        """Whether a snapshot now would wait for nothing, and keep within SNAPSHOT_SHARE of this rank's time."""
-        self._receive()
+        """Whether a snapshot now would wait for nothing, and keep within SNAPSHOT_SHARE of this rank's time. As of the
+        last `receive`."""
         is_free = self._saver is None or (self._saver.has_room and not self._saver.is_snapping)
         return is_free and time.monotonic() - self._snapshot_taken >= self._cost / SNAPSHOT_SHARE
 
@@ -190,7 +189,7 @@ class Commits:
 
     def outcomes(self) -> list[dict[str, Any]]:
         """Return the outcomes of the saves to the store that ended since the last call, as JSON."""
-        self._receive()
+        self.receive()
         ended, self._outcomes = self._outcomes, []
         return [asdict(outcome) for outcome in ended]
 
@@ -299,7 +298,8 @@ class Commits:
         self._skip += 1
         return self._skip % min(2**failures, MAX_SKIPPED) != 0
 
-    def _receive(self) -> None:
+    def receive(self) -> None:
+        """Take the outcomes that the writing process has reported, without waiting."""
         if self._saver is not None:
             self._record_outcomes(self._saver.poll())
 

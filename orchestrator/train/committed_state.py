@@ -19,7 +19,8 @@ from orchestrator.train.config import StabilitySpec, TrainSpec
 from orchestrator.train.instability import check_stable
 
 CHUNKS_HEAD = "chunks_head"
-"""Key of a commit's meta; see `TrainingProgress`."""
+CUTS_ROWS = "cuts_rows"
+"""Keys of a commit's meta; see `TrainingProgress`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +42,8 @@ class TrainingProgress:
             job may name another metric, whose values must not be compared with it.
         chunks_head: whether heads compute the loss in chunks of tokens. Earlier versions did not, and their sums have
             other bits.
+        cuts_rows: whether rows are cut and dealt by length, see `orchestrator.train.row_lengths`. Earlier versions did
+            not.
         continued_from: the commit of another run that this run continues, see `checkpoint.identity.CONTINUED`.
         verified: the last step that another rank has computed too, with equal results; 0 before the first.
     """
@@ -57,6 +60,7 @@ class TrainingProgress:
     stale: int = 0
     best_of: str = ""
     chunks_head: bool = True
+    cuts_rows: bool = True
     continued_from: Mapping[str, Any] | None = None
     verified: int = 0
 
@@ -94,6 +98,7 @@ class TrainingProgress:
             stale=meta.get("stale", 0) if comparable else 0,
             best_of=meta.get("best_of", ""),
             chunks_head=meta.get(CHUNKS_HEAD, False),
+            cuts_rows=meta.get(CUTS_ROWS, False),
             continued_from=meta.get(CONTINUED),
             verified=meta.get(VERIFIED, 0),
         )

@@ -228,6 +228,7 @@ class Rank:
         parts = self._engine.clock.take()
         computed = time.perf_counter()
         busy = waited + metrics.busy_seconds if metrics.busy_seconds else 0.0
+        self._commits.receive()
         # One small all-gather on the CPU. After it every rank knows the same, and so decides the same.
         agreed = agree(
             digest=made.digest,

@@ -113,7 +113,7 @@ class StepReader:
         self._origin = origin
         self._pinned = pinned
         self._rollouts = rollouts
-        self._lengths = lengths
+        self._lengths = lengths if origin.cuts_rows else WHOLE
 
     @property
     def ahead(self) -> int:
@@ -136,59 +136,55 @@ class StepReader:
             return StepSamples(
                 [], 0, None, prompts=[self._rollouts.prompts(self._batches, each, size) for each in starts]
             )
-        parts = self._parts(step, start, coordinate["dp"])
-        others = [self._parts(step, start, replica) for replica in self._others(step + 1)]
+        parts, share = self._parts(step, start, coordinate["dp"])
+        others = [self._parts(step, start, replica)[0] for replica in self._others(step + 1)]
         is_first = coordinate["pp"] == coordinate["cp"] == coordinate["tp"] == 0
         reports_padding = self._batches.packed and self._rank == 0
         return StepSamples(
             batches=[self._pinned(batch) for batch, _ in parts],
             digest=add(digest for _, digest in parts) if is_first else 0,
             padding=self._batches.padding(start, size) if reports_padding else None,
-            share=self._share([batch for batch, _ in parts], step),
+            share=share,
             others=[[self._pinned(batch) for batch, _ in each] for each in others],
         )
 
-    def _parts(self, step: int, start: int, replica: int) -> list[tuple[Batch, int]]:
-        """Return the micro-batches of a replica, each with the sum of its receipt digests.
+    def _parts(self, step: int, start: int, replica: int) -> tuple[list[tuple[Batch, int]], float]:
+        """Return the micro-batches of a replica, each with the sum of its receipt digests, and the share of their
+        tokens that is left where rows are cut.
 
         Args:
             step: steps done.
             start: position of the first sample of the global batch.
             replica: index on the data axis.
         """
-        its = self._positions(start, replica)
-        parts = [self._batches.at(positions) for positions in its]
+        mine = self._positions(start, replica)
+        parts = [self._batches.at(positions) for positions in mine]
+        batches = [batch for batch, _ in parts]
         if self._plan.draws:
-            for positions, (batch, _) in zip(its, parts, strict=True):
+            for positions, batch in zip(mine, batches, strict=True):
                 batch[KEYS] = position_keys(self._plan.seed, torch.from_numpy(positions))
-        parts = [(self._lengths.cut(batch), digest) for batch, digest in parts]
+        whole = sum(map(_tokens, batches))
+        batches = [self._lengths.cut(batch) for batch in batches]
+        share = sum(map(_tokens, batches)) / max(whole, 1)
         if length := self._plan.row_length(step):
-            parts = [(shortened(batch, length), digest) for batch, digest in parts]
+            batches = [shortened(batch, length) for batch in batches]
         if self._plan.noise:
-            for batch, _ in parts:
+            for batch in batches:
                 batch[ROW_TOKENS] = batch.get("padding", torch.ones_like(batch["tokens"])).sum(1)
         count = self._layout.accumulation(self._plan.samples)
-        batches = filled_up([batch for batch, _ in parts], count, self._layout.micro_batch)
+        batches = filled_up(batches, count, self._layout.micro_batch)
         digests = [digest for _, digest in parts] + [0] * (count - len(parts))
-        return list(zip(batches, digests, strict=True))
+        return list(zip(batches, digests, strict=True)), share
 
     def _positions(self, start: int, replica: int) -> list[np.ndarray]:
         """Return the positions of the samples of each of a replica's micro-batches."""
-        size = self._plan.samples
-        mine = slices(0, size, replica, self._layout.dp, self._layout.micro_batch)
+        layout, size = self._layout, self._plan.samples
+        mine = slices(0, size, replica, layout.dp, layout.micro_batch)
         positions = np.arange(start, start + size)
         if self._lengths.deals:
             assert isinstance(self._batches, Batches)  # own samples have no known lengths
-            positions = positions[dealt(self._batches.lengths(positions), self._layout.micro_batch)]
+            positions = positions[dealt(self._batches.lengths(positions), layout.micro_batch)]
         return [positions[first : first + count] for first, count in mine]
-
-    def _share(self, batches: list[Batch], step: int) -> float:
-        """Return the mean length of rows as a share of the full length; 1 where rows are not cut to their samples."""
-        if not self._lengths.cuts or self._plan.row_length(step):
-            return 1.0
-        rows = [batch["padding"].shape for batch in batches if "padding" in batch]
-        whole = sum(count for count, _ in rows) * self._plan.sequence_length
-        return sum(count * length for count, length in rows) / whole if whole else 1.0
 
     def _starts_of_rollout(self, step: int) -> list[int]:
         """Return the positions at which the steps of a rollout begin, if one begins after `step` steps."""
@@ -215,6 +211,11 @@ class StepReader:
         self._rollouts.keep(step + 1, made, task)
         batches = [self._pinned(batch) for batch in made.batches]
         return StepRows(batches, made.digest, made.metrics)
+
+
+def _tokens(batch: Batch) -> int:
+    """Return the tokens of a batch, padding included; 0 if it has none."""
+    return sum(batch[name].numel() for name in ("tokens", "decoder_tokens") if name in batch)
 
 
 MakeReader = Callable[[Batches | OwnBatches, TrainingProgress, Callable[[int], Sequence[int]]], StepReader]

@@ -24,6 +24,8 @@ REWRITABLE = (
     "resources",
 )
 """Keys that may change in the middle of training. Jobs that differ only in these can load each other's commits."""
+WEIGHS_LOSS = "distill"
+"""The section of a job file whose keys are weights of the parts of the loss."""
 FIXED_WITHIN = ("train.optimizer.name", "parallel.engine")
 """Keys among these that may not change, because they determine which state a commit holds."""
 POPULATION = ("pbt", "pb2")
@@ -200,7 +202,7 @@ class TuneSpec(StrictModel):
 
     @model_validator(mode="after")
     def the_metric_is_no_sum_that_trials_define(self) -> TuneSpec:
-        weighted = next((key for key in self.space if key.startswith("distill.")), None)
+        weighted = next((key for key in self.space if key.partition(".")[0] == WEIGHS_LOSS), None)
         if weighted and self.metric == "loss":
             raise ValueError(
                 f"loss is the weighted sum that {weighted} changes, so trials cannot be compared by it; set metric to "

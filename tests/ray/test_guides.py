@@ -158,6 +158,15 @@ def furnish(page: str, folder: Path) -> None:
     hf_tokenizers.gpt2(model)
     config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=256)
     transformers.GPT2LMHeadModel(config).save_pretrained(str(model))
+    encoder = folder / "path" / "to" / "encoder"
+    encoder.mkdir()
+    hf_tokenizers.bert(encoder)
+    small = transformers.BertConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    transformers.BertModel(small).save_pretrained(str(encoder))
+    reviews = "".join(f"a film of {n} minutes,{('bad', 'good')[n % 2]}\n" for n in range(80))
+    (folder / "my" / "reviews.csv").write_text(f"review,label\n{reviews}")
     shown = BLOCK.findall((ROOT / page).read_text())
     for kind, title, text in shown:
         if title.endswith((".py", ".yaml")):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,10 +23,6 @@ from orchestrator.extensions.render.options import (
     arguments,
     job_on_machines,
 )
-
-if TYPE_CHECKING:
-    from orchestrator.config.spec import JobSpec
-    from orchestrator.extensions.render.cluster_needs import ClusterNeeds
 
 
 def kuberay(
@@ -342,102 +340,24 @@ HeadMachine = Annotated[str | None, typer.Option(callback=word, help="machine ty
 
 
 def aws(
-    job: Job,
-    image: Image,
-    overrides: Set = None,
-    to: To = None,
-    spot: Spot = True,
-    memory: Memory = None,
-    per_node: PerNode = None,
-    accelerator: Accelerator = None,
-    region: Region = None,
-    zones: Zones = None,
-    machine: Machine = None,
-    head_machine: HeadMachine = None,
     profile: Annotated[str, typer.Option(help="instance profile that may reach the bucket")] = "",
-) -> None:
+) -> dict[str, str]:
     """A cluster on EC2 for `ray up`."""
-    spec, needs = job_on_machines(
-        job, overrides, image=image, spot=spot, per_node=per_node, accelerators=accelerator
-    )
-    _cloud(
-        "aws",
-        spec,
-        needs=needs,
-        to=to,
-        memory=memory,
-        region=region,
-        zones=zones,
-        machine=machine,
-        head_machine=head_machine,
-        profile=profile,
-    )
+    return {"profile": profile}
 
 
 def gcp(
-    job: Job,
     project: Annotated[str, typer.Option(callback=word, help="the project's id")],
-    image: Image,
-    overrides: Set = None,
-    to: To = None,
-    spot: Spot = True,
-    memory: Memory = None,
-    per_node: PerNode = None,
-    accelerator: Accelerator = None,
-    region: Region = None,
-    zones: Zones = None,
-    machine: Machine = None,
-    head_machine: HeadMachine = None,
-) -> None:
+) -> dict[str, str]:
     """A cluster on Compute Engine for `ray up`."""
-    spec, needs = job_on_machines(
-        job, overrides, image=image, spot=spot, per_node=per_node, accelerators=accelerator
-    )
-    _cloud(
-        "gcp",
-        spec,
-        needs=needs,
-        to=to,
-        memory=memory,
-        region=region,
-        zones=zones,
-        machine=machine,
-        head_machine=head_machine,
-        project=project,
-    )
+    return {"project": project}
 
 
 def azure(
-    job: Job,
-    image: Image,
-    overrides: Set = None,
-    to: To = None,
-    spot: Spot = True,
-    memory: Memory = None,
-    per_node: PerNode = None,
-    accelerator: Accelerator = None,
-    region: Region = None,
-    zones: Zones = None,
-    machine: Machine = None,
-    head_machine: HeadMachine = None,
     resource_group: Annotated[str, typer.Option(callback=word, help="the resource group")] = "ray-cluster",
-) -> None:
+) -> dict[str, str]:
     """A cluster on Azure for `ray up`."""
-    spec, needs = job_on_machines(
-        job, overrides, image=image, spot=spot, per_node=per_node, accelerators=accelerator
-    )
-    _cloud(
-        "azure",
-        spec,
-        needs=needs,
-        to=to,
-        memory=memory,
-        region=region,
-        zones=zones,
-        machine=machine,
-        head_machine=head_machine,
-        project=resource_group,
-    )
+    return {"project": resource_group}
 
 
 def local(
@@ -469,19 +389,24 @@ def local(
     rendered.warn_of_libraries(spec)
 
 
-def _cloud(
+def _render_cloud(
     kind: str,
-    spec: JobSpec,
-    needs: ClusterNeeds,
-    to: Path | None,
-    memory: float | None,
-    region: str | None,
-    zones: str | None,
-    machine: str | None,
-    head_machine: str | None,
-    project: str | None = None,
-    profile: str | None = None,
+    own: Mapping[str, str],
+    *,
+    job: Job,
+    image: Image,
+    overrides: Set = None,
+    to: To = None,
+    spot: Spot = True,
+    memory: Memory = None,
+    per_node: PerNode = None,
+    accelerator: Accelerator = None,
+    region: Region = None,
+    zones: Zones = None,
+    machine: Machine = None,
+    head_machine: HeadMachine = None,
 ) -> None:
+    """Write the file for a cloud. `own` has fields of `CloudRegion` that only this cloud has options for."""
     import dataclasses
 
     from orchestrator.extensions.render import manifests as rendered
@@ -489,6 +414,9 @@ def _cloud(
     from orchestrator.extensions.render.memory import with_host_memory
     from orchestrator.extensions.render.needs import of_one_cloud
 
+    spec, needs = job_on_machines(
+        job, overrides, image=image, spot=spot, per_node=per_node, accelerators=accelerator
+    )
     of_one_cloud(spec.resources, kind)
     if needs.gpu and machine is None:
         raise InputError(
@@ -503,8 +431,7 @@ def _cloud(
         "zones": zones,
         "worker_machine": machine,
         "head_machine": head_machine,
-        "project": project,
-        "profile": profile,
+        **own,
     }
     few = ""
     if memory is not None:
@@ -520,6 +447,36 @@ def _cloud(
         )
 
 
+def _cloud_command(own: Callable[..., dict[str, str]]) -> Callable[..., None]:
+    """Return the command of a cloud: it has the options of all clouds, and those of `own`."""
+    special = inspect.signature(own, eval_str=True).parameters
+    shared = [
+        parameter
+        for parameter in inspect.signature(_render_cloud, eval_str=True).parameters.values()
+        if parameter.name not in ("kind", "own")
+    ]
+
+    def command(**given: Any) -> None:
+        fields = own(**{name: given.pop(name) for name in special})
+        _render_cloud(own.__name__, fields, **given)
+
+    parameters = [*shared, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in special.values())]
+    command.__name__ = own.__name__
+    command.__doc__ = own.__doc__
+    # typer reads options from the signature and the annotations.
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
+
+
 app = typer.Typer(help="Write a job's machines as files.", no_args_is_help=True)
-for _command in (kuberay, aws, gcp, azure, local, slurm, skypilot):
+_CLOUDS: tuple[Callable[..., dict[str, str]], ...] = (aws, gcp, azure)
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    kuberay,
+    *(_cloud_command(each) for each in _CLOUDS),
+    local,
+    slurm,
+    skypilot,
+)
+for _command in _COMMANDS:
     app.command()(_command)

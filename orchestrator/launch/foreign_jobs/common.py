@@ -54,7 +54,7 @@ def fill_training(job: ForeignJob, usual_schedule: str) -> None:
         )
     if keep := given.number("save_total_limit"):
         job.part("checkpoint")["keep"] = int(keep)
-    for key in ("run_name", "wandb_name", "output_dir", "hub_model_id"):
+    for key in ("run_name", "output_dir", "hub_model_id"):
         if isinstance(name := given.take(key), str) and not name.startswith("$"):
             job.document["name"] = name_of(name)
             break
@@ -93,6 +93,7 @@ def _parallel(job: ForeignJob) -> None:
 
 
 def set_options(job: ForeignJob, options: Mapping[str, Any]) -> None:
+    """Set options of the objective, those that have a value."""
     known = {name: value for name, value in options.items() if value is not None}
     if known:
         job.part("workload").setdefault("options", {}).update(known)
@@ -133,5 +134,6 @@ def whole_groups(job: ForeignJob) -> None:
 
 
 def name_of(text: str) -> str:
+    """Return the name of a run from a path or a name elsewhere."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", text.rstrip("/").rsplit("/", 1)[-1]).lstrip("._-")
     return plain[:63].rstrip("-") or "job"

@@ -16,14 +16,11 @@ from orchestrator.launch.first_job import OF_LABELLED
 from orchestrator.launch.first_rows import row_files, rows_at
 from orchestrator.launch.foreign_jobs.read import Given
 from orchestrator.launch.labelled_rows import labelled_rows
+from orchestrator.optim.kinds import KINDS
 
 STEPS = 1000
 """Steps of a job whose rows cannot be counted."""
 GPUS = "/dev/nvidia[0-9]*"
-OPTIMIZERS = {
-    "muon": "muon", "lion": "lion", "lamb": "lamb", "lars": "lars", "adam": "adamw",
-}  # fmt: skip
-"""Optimizers here, by what their names elsewhere contain."""
 SCHEDULES = {
     "cosine": "cosine", "cosine_with_min_lr": "cosine", "cosine_with_restarts": "cosine", "linear": "linear",
     "polynomial": "linear", "constant": "constant", "constant_with_warmup": "constant",
@@ -194,16 +191,10 @@ class ForeignJob:
     ) -> None:
         """Set the optimizer and its schedule."""
         made = self.part("train")["optimizer"]
-        known = next(
-            (ours for theirs, ours in OPTIMIZERS.items() if theirs in str(name or "adamw").lower()), None
-        )
+        wanted = str(name or "adamw").lower()
+        known = next((ours for ours in KINDS if ours in wanted), None)
         made["name"] = known or "adamw"
-        if known is None or str(name or "adamw").lower() not in (
-            "adamw",
-            "adamw_torch",
-            "adamw_torch_fused",
-            known,
-        ):
+        if wanted not in ("adamw_torch", "adamw_torch_fused", known):
             self.lines.append(f"train.optimizer.name: {made['name']}, in fp32; {name} was asked for")
         if lr is not None:
             made["lr"] = float(lr)

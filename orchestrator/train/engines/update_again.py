@@ -1,8 +1,8 @@
 """The update of a rank's shards, computed again by another rank from the same numbers.
 
 Where every replica makes the same update there is nothing to compute again: the replicas compare their results. A shard
-of ZeRO is updated by one rank alone, so its weights, gradients and optimizer states go to another rank, one parameter
-at a time, before the update.
+of ZeRO is updated by one rank alone, so its weights, gradients and optimizer states go to another rank, a few
+parameters at a time, before the update.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from orchestrator.train.engines.engine import StepCheck
 from orchestrator.train.engines.flaw import Flaw
 from orchestrator.train.engines.state import step_count
 
+AT_ONCE = 2**26
+"""Bytes of weights, gradients and states that are sent to another rank together."""
 Build = Callable[[Sequence[ParameterShard]], torch.optim.Optimizer]
 """Makes the job's optimizer for some shards."""
 
@@ -96,36 +98,39 @@ class UpdateAgain:
         """Exchange the numbers of the shards that one rank alone updates; return the results for those of `giver`."""
         if check.giver is None or check.taker is None or not is_recomputed(self._spec):
             return []
-        mine = [{"name": s.name, "shape": list(s.parameter.shape), "age": _age(s, optimizer)} for s in alone]
-        theirs = swap_json(mine, to=check.taker, of=check.giver)
+        mine = _bundles(alone, self._slots)
+        facts = [[_fact(shard, optimizer) for shard in bundle] for bundle in mine]
+        theirs = swap_json(facts, to=check.taker, of=check.giver)
         witness = Witness()
         witness.begin(check.exact)
         for number in range(max(len(mine), len(theirs))):
-            sent = self._numbers(alone[number], optimizer) if number < len(mine) else None
-            given = theirs[number] if number < len(theirs) else None
+            sent = self._numbers(mine[number], optimizer) if number < len(mine) else None
+            given = theirs[number] if number < len(theirs) else []
             arrived = self._exchanged(sent, given, check)
-            if given is not None and arrived is not None:
+            if arrived is not None:
                 for tensor in self._updated(given, arrived, lr):
                     witness.sent(tensor)
         return witness.take()
 
-    def _numbers(self, shard: ParameterShard, optimizer: torch.optim.Optimizer) -> Tensor:
-        """Return a shard's weights, gradients and states before the update, one after the other, fp32."""
-        gradient = shard.parameter.grad
-        state = optimizer.state.get(shard.parameter, {})
-        zeros = torch.zeros_like(shard.parameter)
-        parts = [shard.parameter, zeros if gradient is None else gradient]
-        parts += [state.get(slot, zeros) for slot in self._slots(shard.name)]
-        return torch.cat([part.detach().reshape(-1) for part in parts])
+    def _numbers(self, bundle: Sequence[ParameterShard], optimizer: torch.optim.Optimizer) -> Tensor:
+        """Return the weights, gradients and states of shards before the update, one after the other, fp32."""
+        parts: list[Tensor] = []
+        for shard in bundle:
+            gradient = shard.parameter.grad
+            state = optimizer.state.get(shard.parameter, {})
+            zeros = torch.zeros_like(shard.parameter)
+            parts += [shard.parameter.detach(), zeros if gradient is None else gradient]
+            parts += [state.get(slot, zeros) for slot in self._slots(shard.name)]
+        return torch.cat([part.reshape(-1) for part in parts])
 
-    def _exchanged(self, sent: Tensor | None, given: Any, check: StepCheck) -> Tensor | None:
-        """Send one shard's numbers to `taker`, and return those of a shard of `giver`."""
+    def _exchanged(self, sent: Tensor | None, given: Sequence[Any], check: StepCheck) -> Tensor | None:
+        """Send a bundle's numbers to `taker`, and return those of a bundle of `giver`."""
         operations = []
         arrived = None
         if sent is not None:
             operations.append(dist.P2POp(dist.isend, sent, check.taker))
-        if given is not None:
-            count = (2 + len(self._slots(given["name"]))) * math.prod(given["shape"])
+        if given:
+            count = sum((2 + len(self._slots(fact["name"]))) * math.prod(fact["shape"]) for fact in given)
             device = self._shards[0].parameter.device if sent is None else sent.device
             arrived = torch.empty(count, device=device)
             operations.append(dist.P2POp(dist.irecv, arrived, check.giver))
@@ -133,23 +138,35 @@ class UpdateAgain:
             work.wait()
         return arrived
 
-    def _updated(self, given: Any, numbers: Tensor, lr: float) -> list[Tensor]:
-        """Return the weights and states of another rank's shard after the update."""
-        name = given["name"]
-        slots = self._slots(name)
-        weights, gradient, *states = (part.view(given["shape"]) for part in numbers.chunk(2 + len(slots)))
-        # Copies, because the numbers of the last parts do not begin where an allocation would.
-        parameter = nn.Parameter(weights.clone())
-        parameter.grad = gradient.clone()
+    def _updated(self, given: Sequence[Any], numbers: Tensor, lr: float) -> list[Tensor]:
+        """Return the weights and states of another rank's shards after the update."""
         alone = ProcessGroup((dist.get_rank(),), 0, None)
-        shard = ParameterShard(name, self._cuts[name], parameter, (), alone, counted=False, saved=False)
-        optimizer = self._build([shard])
-        state = {slot: each.clone() for slot, each in zip(slots, states, strict=True)}
-        optimizer.state[parameter] = {**state, "step": step_count(given["age"], shard, optimizer)}
+        shards: list[ParameterShard] = []
+        states: list[dict[str, Tensor]] = []
+        first = 0
+        for fact in given:
+            name, shape, slots = fact["name"], fact["shape"], self._slots(fact["name"])
+            size = math.prod(shape)
+            # Copies, because a part does not begin where an allocation would.
+            parts = [
+                numbers[first + number * size : first + (number + 1) * size].clone().view(shape)
+                for number in range(2 + len(slots))
+            ]
+            first += (2 + len(slots)) * size
+            parameter = nn.Parameter(parts[0])
+            parameter.grad = parts[1]
+            shards.append(
+                ParameterShard(name, self._cuts[name], parameter, (), alone, counted=False, saved=False)
+            )
+            states.append(dict(zip(slots, parts[2:], strict=True)))
+        optimizer = self._build(shards)
+        for fact, shard, state in zip(given, shards, states, strict=True):
+            age = step_count(fact["age"], shard, optimizer)
+            optimizer.state[shard.parameter] = {**state, "step": age}
         set_lr(optimizer.param_groups, lr)
         optimizer.step()
-        self._bend([parameter])
-        return [parameter, *(optimizer.state[parameter][slot] for slot in slots)]
+        self._bend([shard.parameter for shard in shards])
+        return self._results(shards, optimizer)
 
     def _results(self, shards: Sequence[ParameterShard], optimizer: torch.optim.Optimizer) -> list[Tensor]:
         """Return the weights and states of shards of this rank."""
@@ -165,8 +182,26 @@ class UpdateAgain:
             self._flaw.bend_updates(parameters)
 
 
-def _age(shard: ParameterShard, optimizer: torch.optim.Optimizer) -> float:
-    return float(optimizer.state.get(shard.parameter, {}).get("step", 0.0))
+def _fact(shard: ParameterShard, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return what the rank that computes a shard again must know of it besides its numbers."""
+    age = float(optimizer.state.get(shard.parameter, {}).get("step", 0.0))
+    return {"name": shard.name, "shape": list(shard.parameter.shape), "age": age}
+
+
+def _bundles(
+    shards: Sequence[ParameterShard], slots: Callable[[str], Sequence[str]]
+) -> list[list[ParameterShard]]:
+    """Return the shards in bundles of up to AT_ONCE bytes of numbers, or of one shard that is larger."""
+    found: list[list[ParameterShard]] = []
+    size = 0
+    for shard in shards:
+        own = 4 * (2 + len(slots(shard.name))) * shard.parameter.numel()
+        if not found or size + own > AT_ONCE:
+            found.append([])
+            size = 0
+        found[-1].append(shard)
+        size += own
+    return found
 
 
 def _seen(tensors: Sequence[Tensor], exact: bool) -> Record:

@@ -16,7 +16,7 @@ DENSE = [name for name in MODELS if not shape_of(name).even_shares]
 TRAINED = [
     name
     for name, task in TASKS.items()
-    if task["objective"] not in REWARDED and not task.get("changes", {}).get("moe")
+    if task["objective"] not in {*REWARDED, "sentence_embeddings"} and not task.get("changes", {}).get("moe")
 ]
 
 

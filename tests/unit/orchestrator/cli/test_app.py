@@ -15,7 +15,7 @@ from jobs import job, write_job
 
 from orchestrator.cli import run
 from orchestrator.cli.app import _guarded, call
-from orchestrator.config import spec
+from orchestrator.config import chain
 from orchestrator.config.errors import InputError
 
 HEAVY = ("torch", "ray", "pydantic", "rich", "transformers", "numpy", "fsspec", "mlflow", "yaml", "pyarrow")
@@ -72,7 +72,7 @@ def test_a_pipe_that_is_no_reader_s_fails_a_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Such as the connection to a store, of which typer would say nothing."""
-    monkeypatch.setattr(spec, "schema", lambda: raises(BrokenPipeError(32, "Broken pipe")))
+    monkeypatch.setattr(chain, "schema", lambda: raises(BrokenPipeError(32, "Broken pipe")))
     with pytest.raises(SystemExit) as end:
         call(["schema"])
     assert end.value.code == 1
@@ -119,7 +119,7 @@ def test_what_a_command_returns(value: object, code: int) -> None:
 
 
 def test_debug_adds_the_trace(command, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(spec, "schema", lambda: raises(ValueError("inside")))
+    monkeypatch.setattr(chain, "schema", lambda: raises(ValueError("inside")))
     plain, traced = command("schema"), command("schema", "--debug")
     assert (plain.code, plain.err) == (1, "orchestrator: ValueError: inside\n")
     assert traced.code == 1
@@ -129,7 +129,7 @@ def test_debug_adds_the_trace(command, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_file_that_may_not_be_read_is_wrong_input(command, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     failure = PermissionError(13, "Permission denied", "/a/b")
-    monkeypatch.setattr(spec, "schema", lambda: raises(failure))
+    monkeypatch.setattr(chain, "schema", lambda: raises(failure))
     ended = command("schema")
     assert (ended.code, ended.err) == (
         2,
@@ -138,7 +138,7 @@ def test_a_file_that_may_not_be_read_is_wrong_input(command, monkeypatch: pytest
 
 
 def test_an_interruption_is_told(command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(spec, "schema", lambda: raises(KeyboardInterrupt()))
+    monkeypatch.setattr(chain, "schema", lambda: raises(KeyboardInterrupt()))
     ended = command("schema")
     assert (ended.code, ended.err) == (130, "orchestrator: interrupted\n")
     monkeypatch.setattr(run, "dry_run_of", lambda *_, **__: raises(KeyboardInterrupt()))

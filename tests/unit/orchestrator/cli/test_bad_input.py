@@ -161,7 +161,6 @@ def test_a_run_that_is_not_there(command: Any, folder: Path, words: list[str], p
         ),
         (["init", "nowhere/job.yaml"], ["nowhere/job.yaml: cannot be written (No such file or directory)"]),
         (["data", "inspect", "nowhere"], ["nowhere: there is no prepared data"]),
-        (["data", "inspect", "job.yaml"], ["there is no prepared data; make it with"]),
         (["data", "inspect", "file/below"], ["file/below: there is no prepared data"]),
         (["chaos", "job.yaml", "--runs", "file"], ["file: runs of an earlier chaos are here"]),
         (["cluster", "down", "--name", "../../home"], ["'../../home' is no name"]),

@@ -20,7 +20,7 @@ from orchestrator.optim.own import OwnOptimizer
 from orchestrator.parallel.mesh import ProcessGroup
 from orchestrator.parallel.parameter_shard import ParameterShard, boxes_of
 from orchestrator.parallel.partition import Cut
-from orchestrator.train.engines.state import _steps
+from orchestrator.train.engines.state import step_count
 
 START = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
 GRADIENTS = [torch.randn(4, 3, generator=torch.Generator().manual_seed(seed)) for seed in (2, 3, 4)]
@@ -216,5 +216,5 @@ def test_restored_step_counts_are_where_they_are_read(name: str) -> None:
     """AdamW's kernel reads them on the device; for all others the host would wait for every parameter."""
     kinds = {"adamw": torch.optim.AdamW, "lamb": Lamb, "lars": Lars, "lion": Lion, "own": OwnOptimizer}
     kind, shard = kinds[name], shard_of(START.to("meta"))
-    steps = _steps(3.0, shard, kind.__new__(kind))
+    steps = step_count(3.0, shard, kind.__new__(kind))
     assert steps.device.type == ("meta" if name == "adamw" else "cpu")

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.checkpoint.evaluations import MEASURED
 from orchestrator.evaluate.config import StopWhen
 from orchestrator.train.commit_meta import CARRIED
-from orchestrator.train.committed_state import CHUNKS_HEAD, TrainingProgress
+from orchestrator.train.committed_state import CHUNKS_HEAD, CUTS_ROWS, TrainingProgress
 
 
 def after(values: list[float], stop_when: StopWhen) -> list[bool]:
@@ -100,10 +100,11 @@ def test_a_value_over_other_text_is_no_bound_for_what_follows() -> None:
     assert TrainingProgress.of_commit(4, 0, "", {**meta, MEASURED: None}, [], whole).best == 1.0
 
 
-def test_a_run_that_began_with_whole_logits_keeps_them() -> None:
-    """Their sums have other bits than those of chunks."""
+@pytest.mark.parametrize("key", [CHUNKS_HEAD, CUTS_ROWS])
+def test_a_run_that_began_with_whole_logits_and_rows_keeps_them(key: str) -> None:
+    """Their sums have other bits than those of chunks and of shorter rows."""
     before: dict[str, Any] = {"tokens": 7}
-    assert not TrainingProgress.of_commit(1, 8, "", before, ()).chunks_head
-    assert TrainingProgress().chunks_head
-    now = before | {CHUNKS_HEAD: dataclasses.asdict(TrainingProgress())[CHUNKS_HEAD]}
-    assert TrainingProgress.of_commit(1, 8, "", now, ()).chunks_head
+    assert not getattr(TrainingProgress.of_commit(1, 8, "", before, ()), key)
+    assert getattr(TrainingProgress(), key)
+    now = before | {key: dataclasses.asdict(TrainingProgress())[key]}
+    assert getattr(TrainingProgress.of_commit(1, 8, "", now, ()), key)
