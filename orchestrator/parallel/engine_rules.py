@@ -77,10 +77,8 @@ def _with_equal_bits(train: TrainSpec, layout: Layout) -> list[str]:
     return found
 
 
-def _with_compared_texts(objective: str, layout: Layout) -> list[str]:
-    """Return the axes over which the texts of a global batch cannot be compared, if the objective compares them."""
-    if objective != "sentence_embeddings":
-        return []
+def _with_compared_texts(layout: Layout) -> list[str]:
+    """Return the axes over which the texts of a global batch cannot be compared."""
     found = [
         f"sentence_embeddings compares whole texts of the global batch, which {axis} {getattr(layout, axis)} cuts; set "
         f"{axis} to 1"
