@@ -77,8 +77,10 @@ def _with_equal_bits(train: TrainSpec, layout: Layout) -> list[str]:
     return found
 
 
-def _with_compared_texts(layout: Layout) -> list[str]:
-    """Return the axes over which the texts of a global batch cannot be compared."""
+def _with_compared_texts(objective: str, layout: Layout) -> list[str]:
+    """Return the axes over which the texts of a global batch cannot be compared, if the objective compares them."""
+    if objective != "sentence_embeddings":
+        return []
     found = [
         f"sentence_embeddings compares whole texts of the global batch, which {axis} {getattr(layout, axis)} cuts; set "
         f"{axis} to 1"

@@ -179,7 +179,7 @@ class StepReader:
         positions = np.arange(start, start + size)
         if self._lengths.deals:
             assert isinstance(self._batches, Batches)  # own samples have no known lengths
-            positions = positions[dealt(self._batches.lengths(positions), layout.micro_batch)]
+            positions = positions[dealt(self._batches.lengths(positions), self._layout.micro_batch)]
         return [positions[first : first + count] for first, count in mine]
 
     def _share(self, batches: list[Batch], step: int) -> float:
