@@ -3,6 +3,8 @@
 The gradient of an embedding is dense: torch fills a tensor of the table's size with zeros for every micro-batch, and
 adds all of it to the sum. For a vocabulary of 30,000 and short micro-batches that takes as long as a layer. Between two
 micro-batches nobody reads the sum, so only the rows of tokens that occur are added to it, which gives the same bits.
+
+On CPUs alone: how many rows there are would have to be read back from a GPU, which would wait for it.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 class RowGradients:
@@ -30,7 +33,15 @@ class RowGradients:
 
     def _embed(self, module: nn.Embedding, ids: Tensor) -> Tensor:
         weight = module.weight
-        if self.active and torch.is_grad_enabled() and weight.is_leaf and weight.grad is not None:
+        # A trace has no values, so the number of rows is unknown there.
+        has_values = ids.device.type == "cpu" and not isinstance(ids, FakeTensor)
+        if (
+            self.active
+            and has_values
+            and torch.is_grad_enabled()
+            and weight.is_leaf
+            and weight.grad is not None
+        ):
             found: Tensor = _Rows.apply(weight, ids)
             return found
         return F.embedding(ids, weight)
