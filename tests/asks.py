@@ -407,11 +407,17 @@ ASKS = (
         f"{COMMITS}::test_an_attempt_that_was_overtaken_commits_nothing",
         "waiting until all pods of the attempt before are gone, which only KubeRay can do",
     ),
+    Ask(
+        "torchtitan#4324",
+        "A step is computed again and compared, so that silent corruption stops the training before the update.",
+        "`resources: {verify: {every: 200}}`; `orchestrator chaos JOB --set resources.verify.every=5 "
+        "--fault product@1:7`",
+        "dist/test_verified_run.py::test_a_wrong_rank_leaves_no_bit_behind",
+    ),
 )
 
 NOT_HERE = {
     "faults within a step of learning from rewards, answered without a restart": "verl#7910",
-    "silent corruption, found by computing a step twice": "torchtitan#4324",
     "processes that generate answers beside the trainer, and are added and taken away while it trains": "AReaL#606",
     "quantisation by AWQ, whose calibration hangs in the request": "llm-compressor#1520",
     "what Kueue does: a job that grows in another cluster, several failed nodes replaced": "kueue#8712, kueue#14244",

@@ -13,7 +13,7 @@ from orchestrator.controller import decide
 
 
 def test_a_wrong_rank_leaves_no_bit_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 1 flips a bit of a product from step 6 on; steps 4 and 8 are verified."""
+    """Rank 1 flips a bit of a product from step 6 on; steps 4 and 8 are verified (torchtitan#4324)."""
     monkeypatch.setattr(decide, "SETTLE", 0.0)
     text, cache = write_text(tmp_path, 20_000), tmp_path / "cache"
     document = job(text, steps=8)
