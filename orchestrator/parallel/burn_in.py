@@ -44,6 +44,9 @@ def products(device: torch.device, seed: int, bend: Callable[[Tensor], Tensor] =
     )
     exact = left @ right
     wrong = []
+    # By default a product may add parts of its sums in 16 bits, which are not exact.
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         found = bend(left.to(device, dtype) @ right.to(device, dtype)).cpu()
         if count := int((found != exact.to(torch.float32).to(dtype)).sum()):

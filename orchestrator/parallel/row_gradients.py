@@ -9,6 +9,7 @@ On CPUs alone: how many rows there are would have to be read back from a GPU, wh
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -19,25 +20,27 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 
 class RowGradients:
-    """Adds the gradients of a model's embeddings row by row while `active`.
+    """Adds the gradients of tables of embeddings row by row while `active`.
 
     Inactive in the last micro-batch of a step, whose backward pass starts reductions as soon as torch itself has added
     a gradient.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, tables: Iterable[nn.Embedding]) -> None:
+        """`tables`: a forward pass reads each of them once, and nothing else reads them: sums in another order would
+        have other bits.
+        """
         self.active = False
-        for module in model.modules():
-            if type(module) is nn.Embedding and module.padding_idx is None and not module.sparse:
-                module.forward = partial(self._embed, module)  # type: ignore[method-assign]
+        for table in tables:
+            table.forward = partial(self._embed, table)  # type: ignore[method-assign]
 
     def _embed(self, module: nn.Embedding, ids: Tensor) -> Tensor:
         weight = module.weight
         # A trace has no values, so the number of rows is unknown there.
-        has_values = ids.device.type == "cpu" and not isinstance(ids, FakeTensor)
+        is_traced = isinstance(ids, FakeTensor)
         if (
             self.active
-            and has_values
+            and not is_traced
             and torch.is_grad_enabled()
             and weight.is_leaf
             and weight.grad is not None

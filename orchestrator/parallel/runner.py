@@ -133,7 +133,8 @@ class Accumulation:
     ) -> None:
         # On a GPU adding rows has no fixed order. Other kinds of data parallelism keep gradients elsewhere.
         whole = device.device.type == "cpu" and isinstance(data, Ddp | Zero1)
-        self._rows = RowGradients(model) if whole else None
+        tables = getattr(model, "tables_read_once", list)
+        self._rows = RowGradients(tables()) if whole else None
         self._model = model
         self._data = data
         self._losses = losses

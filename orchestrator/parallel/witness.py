@@ -47,8 +47,8 @@ class Message:
         """
         if self.sent != other.sent or self.bits != other.bits:
             return False
-        if math.isnan(self.norm) and math.isnan(other.norm):
-            return True
+        if not (math.isfinite(self.norm) and math.isfinite(other.norm)):  # as where fp16 overflows
+            return self.norm == other.norm or (math.isnan(self.norm) and math.isnan(other.norm))
         most = tolerance * max(self.norm, other.norm)
         return abs(self.norm - other.norm) <= most and abs(self.projection - other.projection) <= most
 

@@ -113,7 +113,11 @@ def resolve(
     if spec.rollout:
         shape = replace(shape, even_shares="the ranks divide the answers of each prompt evenly")
     if workload.objective == "sentence_embeddings":
-        shape = replace(shape, even_shares="its loss compares the texts of all ranks")
+        shape = replace(
+            shape,
+            even_shares="its loss compares the texts of all ranks",
+            no_sequence_split="its loss reads whole texts",
+        )
     if spec.quantize:
         shape = replace(shape, quantised_group=spec.quantize.scheme.group)
     if spec.reads_base:

@@ -111,7 +111,7 @@ def training_inputs(
     trained = parts.training if parts and not plan else tokens
     mixture = Mixture.of(spec.data, spec.samples_per_step, spec.train.steps)
     routed = bool(workload.config.moe)
-    workload = _weighed(workload, trained)
+    workload = _weighed(workload, trained, spec.data.streaming)
     made = batches.batches_of(
         trained,
         workload.objective,
@@ -129,11 +129,17 @@ def training_inputs(
     return TrainingInputs(job, workload, made, held_out, prompts_of(job, workload, tokens))
 
 
-def _weighed(workload: Workload, tokens: Streams) -> Workload:
+def _weighed(workload: Workload, tokens: Streams, streams: bool) -> Workload:
     """Return the workload with class weights counted in the records of training, if the job asks for that."""
     objective: Any = workload.objective
     if getattr(objective, "class_weights", ()) != "balanced":
         return workload
+    if streams:
+        raise InputError(
+            "balanced counts the records of all data, which data.streaming prepares while it trains",
+            "workload.options.class_weights",
+            "give a weight for each label, or leave data.streaming out",
+        )
     from orchestrator.data.samples.sample_reader import SampleReader
     from orchestrator.data.samples.windows import windows_of
     from workloads.errors import WorkloadError

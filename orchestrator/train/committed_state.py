@@ -108,6 +108,14 @@ class TrainingProgress:
         """Return the progress before the first step, with windows of samples to skip."""
         return cls(skips=merged(skips))
 
+    def sound_until(self, every: int) -> int:
+        """Return the step up to which a run is taken as sound that is from here on verified each `every` steps.
+
+        It is the last verified step; this step if the run was not verified so far, or not for long: then no earlier
+        checkpoint is better, and one wrong result must not cost all of them.
+        """
+        return self.step if self.step - self.verified >= every else self.verified
+
     def position_of_step(self, samples: int) -> int:
         """Return the position of the first sample of the next step, which reads that many `samples`."""
         return start_of(self.position, 0, samples, self.skips)

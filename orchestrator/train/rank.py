@@ -128,6 +128,7 @@ class Rank:
             str, Any
         ] = {}  # facts about the restored weights, for an evaluation-only row
         self._progress = self._restore()
+        self._sound_until = self._progress.sound_until(verify.every) if verify is not None else 0
         self._reader = make_reader(inputs.batches, self._progress, self._verification.replicas_to_read)
         self._evaluations: list[EvaluationRow] = []  # evaluations since the last step's row
 
@@ -342,7 +343,7 @@ class Rank:
                         micro_batches,
                         others,
                         step=done + 1,
-                        verified=self._progress.verified,
+                        verified=max(self._progress.verified, self._sound_until),
                         seed=lambda role: seed_step(self._plan.seed, done, role),
                     )
                 seed_step(self._plan.seed, done, self._context.rank_info.rank)

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from orchestrator.parallel.layout import Layout
 from orchestrator.train.config import TrainSpec
-from workloads.model.dropout import KEYS, PLACES
+from workloads.model.dropout import KEYS
+from workloads.model.heads import ANSWER_ENDS
 from workloads.model.masks import QUERIES, SEGMENTS
 from workloads.model.transformer import LABEL_WEIGHTS
 from workloads.objectives.distillation import STORED
@@ -89,7 +90,7 @@ def lengths_of(
         return WHOLE
     multiple = math.lcm(
         2 * layout.cp if layout.cp > 1 else 1,
-        layout.tp if layout.sequence else 1,
+        layout.tp * layout.cp if layout.sequence else 1,
         ON_GPU if on_gpu else 1,
     )
     # A loss with a mean over a micro-batch (experts' balance, a second head) depends on which samples share one.
@@ -163,8 +164,9 @@ def _shortened_parts(batch: Batch, length: int, multiple: int, parts: int) -> Ba
         return entry.view(len(entry), parts, part)[:, :, :kept].flatten(1)
 
     found = {name: cut(entry) if length in entry.shape[1:] else entry for name, entry in batch.items()}
-    if PLACES in batch:  # where each answer of a reward model ends
-        found[PLACES] = torch.where(batch[PLACES] >= part, batch[PLACES] - (part - kept), batch[PLACES])
+    if ANSWER_ENDS in batch:
+        ends = batch[ANSWER_ENDS]
+        found[ANSWER_ENDS] = torch.where(ends >= part, ends - (part - kept), ends)
     return found
 
 

@@ -28,6 +28,7 @@ from orchestrator.train.rollouts.kept import kept_steps, read_kept
 from orchestrator.train.rollouts.reward_check import check_reward_models
 from orchestrator.verify.replay import replay
 from workloads.inference import with_weights
+from workloads.model.heads import ANSWER_ENDS
 
 SMALL = {"hidden": 32, "layers": 2, "heads": 4, "intermediate": 64}
 STEPS, COUNT, GROUP = 8, 200, 4
@@ -292,7 +293,7 @@ def test_a_reward_model_of_this_project_scores_the_answers(place: Path, tmp_path
         compared += 1
         ids = tokenizer.encode(line["prompt"] + " " + line["answer"], add_special_tokens=False).ids
         ids += [tokenizer.token_to_id("<|endoftext|>")] * line["ended"]
-        said = scores({"tokens": torch.tensor([ids]), "places": torch.tensor([[len(ids) - 1]])}).sentence
+        said = scores({"tokens": torch.tensor([ids]), ANSWER_ENDS: torch.tensor([[len(ids) - 1]])}).sentence
         assert line["rewards"]["model"] == pytest.approx(said.item(), abs=1e-4)
         assert line["reward"] == pytest.approx(
             line["rewards"]["model"] + 0.1 * (line["tokens"] <= 4), abs=1e-6

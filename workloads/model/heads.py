@@ -100,6 +100,10 @@ class SentenceHead(nn.Module):
         return self.output(self.activation(self.dense(hidden[:, 0])))
 
 
+ANSWER_ENDS = "answer_ends"
+"""The batch entry with the position of the last token of each answer of a row, int64 [B, answers]."""
+
+
 class LastTokenHead(nn.Module):
     """Classifies a sequence by its last real token, as decoders do (GPT, section 3.2)."""
 

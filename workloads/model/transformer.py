@@ -18,6 +18,7 @@ from workloads.model.dropout import drop, keyed, noisy, sample_keys, skip, token
 from workloads.model.embeddings import Embeddings, batch_positions
 from workloads.model.feedforward import FeedForward
 from workloads.model.heads import (
+    ANSWER_ENDS,
     DiscriminatorHead,
     LastTokenHead,
     MaskedHead,
@@ -292,8 +293,16 @@ class Transformer(nn.Module):
         if isinstance(self.head, DiscriminatorHead | TokenHead):
             return output._replace(logits=self.head(hidden))
         if isinstance(self.head, LastTokenHead):
-            return output._replace(sentence=self.head(hidden, batch.get("padding"), batch.get("places")))
+            return output._replace(sentence=self.head(hidden, batch.get("padding"), batch.get(ANSWER_ENDS)))
         return output if self.head is None else output._replace(sentence=self.head(hidden))
+
+    def tables_read_once(self) -> list[nn.Embedding]:
+        """Return the table of tokens if a forward pass reads it once: no head reads it again."""
+        table = self.tokens
+        is_tied = self.config.tied and isinstance(self.head, VocabularyProjection | MaskedHead)
+        if is_tied or type(table) is not nn.Embedding:
+            return []
+        return [] if table.sparse or table.padding_idx is not None else [table]
 
     def keep(self, start: int, stop: int) -> None:
         """Become the pipeline stage with layers start to stop - 1.

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from workloads.errors import WorkloadError
+from workloads.model.heads import ANSWER_ENDS
 from workloads.model.masks import SEGMENTS
 from workloads.objectives.causal_lm import positions_in
 from workloads.objectives.options import at_least, choice, fraction_or_zero
@@ -373,7 +374,7 @@ class Reward(SampledObjective):
         half = self.sequence_length // 2
         places = np.array([len(answers[0]) - 1, half + len(answers[1]) - 1])
         row = two_answers(self, answers, comparable(answers))
-        return {**{name: value for name, value in row.items() if name != "labels"}, "places": places}
+        return {**{name: value for name, value in row.items() if name != "labels"}, ANSWER_ENDS: places}
 
     def compare(self, said: Tensor, batch: Batch) -> Loss:
         """Return the loss for rewards [B, 2]."""

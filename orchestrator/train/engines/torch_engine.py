@@ -163,6 +163,8 @@ class TorchEngine:
         # Running statistics of the user's layers change in a forward pass.
         kept = {name: buffer.clone() for name, buffer in self._buffers.items()}
         micro_batches = self._with_reference(micro_batches)
+        if self._losses.has_baseline:
+            self.take_baseline(self.eval_step(micro_batches))
         self._mesh.witness.begin(exact)
         self._gradients(micro_batches)
         record = self._mesh.witness.take()
@@ -443,6 +445,7 @@ class TorchEngine:
             spec=self._train.optimizer,
             slots=self._slots,
             build=self._make_optimizer,
+            device=self._device.device,
             flaw=self._flaw,
         )
 

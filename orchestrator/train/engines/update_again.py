@@ -53,6 +53,7 @@ class UpdateAgain:
         spec: OptimizerSpec,
         slots: Callable[[str], Sequence[str]],
         build: Build,
+        device: torch.device,
         flaw: Flaw | None,
     ) -> None:
         """Make ready.
@@ -63,6 +64,7 @@ class UpdateAgain:
             spec: the job's optimizer.
             slots: returns the names of a parameter's optimizer states.
             build: makes the optimizer.
+            device: where the shards are. A rank may have none.
             flaw: an injected fault of the arithmetic; None without.
         """
         self._shards = shards
@@ -70,6 +72,7 @@ class UpdateAgain:
         self._spec = spec
         self._slots = slots
         self._build = build
+        self._device = device
         self._flaw = flaw
 
     @torch.no_grad()
@@ -131,8 +134,7 @@ class UpdateAgain:
             operations.append(dist.P2POp(dist.isend, sent, check.taker))
         if given:
             count = sum((2 + len(self._slots(fact["name"]))) * math.prod(fact["shape"]) for fact in given)
-            device = self._shards[0].parameter.device if sent is None else sent.device
-            arrived = torch.empty(count, device=device)
+            arrived = torch.empty(count, device=self._device)
             operations.append(dist.P2POp(dist.irecv, arrived, check.giver))
         for work in dist.batch_isend_irecv(operations):
             work.wait()

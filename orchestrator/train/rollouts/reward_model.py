@@ -13,6 +13,7 @@ from orchestrator.parallel.device import Device
 from orchestrator.resolve.commit_model import model_of_run
 from workloads.inference import with_weights
 from workloads.model.generate import padded
+from workloads.model.heads import ANSWER_ENDS
 
 
 class RewardModel:
@@ -56,5 +57,5 @@ class RewardModel:
         tokens, real = padded(rows, self._device.device)
         places = real.sum(1, keepdim=True) - 1
         with self._device.autocast():
-            output = self._model({"tokens": tokens, "padding": real, "places": places})
+            output = self._model({"tokens": tokens, "padding": real, ANSWER_ENDS: places})
         return [float(value) for value in output.sentence.float().flatten()]

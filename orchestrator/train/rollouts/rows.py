@@ -11,7 +11,7 @@ from orchestrator.train.rollouts.advantages import Advantages
 from orchestrator.train.rollouts.config import RolloutSpec
 from orchestrator.train.rollouts.made import Scored
 from orchestrator.train.rollouts.prompts import Prompt
-from workloads.model.dropout import KEYS, row_keys
+from workloads.model.dropout import KEYS, ROW_TOKENS, row_keys
 from workloads.model.masks import REAL
 from workloads.objectives.rewarded import ADVANTAGE, COUNTED, DRAWN, TEMPERATURE, WEIGHT, Rewarded
 from workloads.objectives.sampled import IGNORE
@@ -73,6 +73,7 @@ class Rows:
         if self.dropout_seed is not None:
             first = prompts[0].number * group + rows.start
             batch[KEYS] = row_keys(self.dropout_seed, first, size)
+            batch[ROW_TOKENS] = torch.from_numpy(real.sum(1))
         return batch
 
     def _weigh(self, weight: np.ndarray, counted: np.ndarray) -> None:

@@ -77,6 +77,7 @@ def test_the_same_rank_finds_no_error_that_stays(gang: ProcessGang) -> None:
         trial(**again, layout={"dp": 2}, flaw=flaw),
         trial(layout={"tp": 2}),
         trial(**again, layout={"pp": 2}),
+        trial(**again, layout={"dp": 2}, objective="kto"),  # its baseline is computed anew
     ]
     for each in outcomes(gang, 2, trials):
         assert [(one["found"], one["verified"]) for one in each] == [(None, 2), (None, 2)]

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
-from orchestrator.parallel.witness import Witness, bits_of, of_rows, projection_of, to_rows, words_sum
+from orchestrator.parallel.witness import (
+    Message,
+    Witness,
+    bits_of,
+    of_rows,
+    projection_of,
+    to_rows,
+    words_sum,
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64])
@@ -60,3 +70,12 @@ def test_a_record_keeps_its_order_and_comes_back_from_a_message(exact: bool) -> 
     assert of_rows(to_rows(record)) == record
     witness.begin(exact)
     assert witness.take() == []
+
+
+def test_what_overflows_on_both_sides_is_alike() -> None:
+    """As the gradients of a step that a loss scale of fp16 skips."""
+    endless, none = Message(True, norm=math.inf, projection=math.nan), Message(True, norm=math.nan)
+    assert endless.is_like(endless, 1e-2)
+    assert none.is_like(none, 1e-2)
+    assert not endless.is_like(none, 1e-2)
+    assert not endless.is_like(Message(True, norm=1.0), 1e-2)

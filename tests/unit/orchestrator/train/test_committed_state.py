@@ -108,3 +108,12 @@ def test_a_run_that_began_with_whole_logits_and_rows_keeps_them(key: str) -> Non
     assert getattr(TrainingProgress(), key)
     now = before | {key: dataclasses.asdict(TrainingProgress())[key]}
     assert getattr(TrainingProgress.of_commit(1, 8, "", now, ()), key)
+
+
+def test_what_was_not_verified_so_far_is_taken_as_sound() -> None:
+    def run(step: int, verified: int) -> TrainingProgress:
+        return dataclasses.replace(TrainingProgress(), step=step, verified=verified)
+
+    assert run(0, 0).sound_until(200) == 0
+    assert run(390, 200).sound_until(200) == 200
+    assert run(100_000, 0).sound_until(200) == 100_000

@@ -12,6 +12,7 @@ from orchestrator.config.spec import parse
 from orchestrator.parallel.layout import Layout
 from orchestrator.train.row_lengths import WHOLE, dealt, lengths_of, shortened_rows
 from workloads import load
+from workloads.model.dropout import KEYS, row_keys
 from workloads.objectives.records import CLOSE, MARK, pack
 from workloads.objectives.samples import Samples
 from workloads.workload import Batch, Vocabulary
@@ -37,7 +38,7 @@ RECORDS: dict[str, tuple[str, Any]] = {
 }
 
 
-def workload_of(objective: str) -> Any:
+def workload_of(objective: str, **drawn: float) -> Any:
     model, _ = RECORDS[objective]
     changes = {"hidden": 32, "layers": 2, "heads": 2, "intermediate": 32}
     return load.load(
@@ -49,6 +50,7 @@ def workload_of(objective: str) -> Any:
         sequence_length=LENGTH,
         seed=0,
         labels=("a", "b") if "classification" in objective else (),
+        **drawn,
     )
 
 
@@ -112,9 +114,29 @@ def test_rows_stay_whole_where_shapes_or_bits_must_not_change() -> None:
     plain = found(Layout(dp=2))
     assert (plain.cuts, plain.deals, plain.multiple) == (True, True, 1)
     assert found(Layout(cp=2)).multiple == 4
+    assert (
+        found(Layout(cp=2, tp=4, sequence=True)).multiple == 8
+    )  # each context part is cut by tensor parallelism too
     assert found(Layout(pp=2)) is WHOLE
     assert found(Layout(), compile=True) is WHOLE
     assert found(Layout(dp=2), determinism="bitwise") is WHOLE
     batch = workload.objective.collate(Samples(RECORDS["sequence_classification"][1], 4), [0, 1], 0)
     assert shortened_rows(batch, 4)["tokens"].shape[1] % 4 == 0
     assert shortened_rows(batch | {"mine": batch["tokens"]})["tokens"].shape[1] == LENGTH
+
+
+@pytest.mark.parametrize("drawn", [{"dropout": 0.1}, {"embedding_noise": 5.0}], ids=str)
+@pytest.mark.parametrize("objective", ["reward", "orpo"])
+def test_two_answers_of_a_row_are_trained_with_random_numbers(
+    objective: str, drawn: dict[str, float]
+) -> None:
+    """The ends of a reward model's answers were once taken for the positions of a row's tokens."""
+    workload = workload_of(objective, **drawn)
+    model = workload.build().train()
+    model.load_state_dict({name: workload.initial(name, 0) for name in workload.shapes})
+    batch = workload.objective.collate(Samples(RECORDS[objective][1], 8), [0, 1], 0)
+    batch = shortened_rows(batch | {KEYS: row_keys(0, 0, 2)})
+    workload.loss(model, batch).total.backward()
+    assert all(
+        parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from sklearn.metrics import f1_score, precision_score, recall_score
 from sklearn.utils.class_weight import compute_class_weight
 
+from orchestrator.config.errors import InputError
+from orchestrator.resolve.training_inputs import _weighed
 from workloads.errors import WorkloadError
 from workloads.load import load
 from workloads.objectives.records import pack
@@ -109,3 +111,9 @@ def test_precision_recall_and_f1_of_several_labels_are_scikit_learns() -> None:
 def test_weights_that_fit_no_label_are_refused(weights: Any, says: str) -> None:
     with pytest.raises(WorkloadError, match=says):
         made("sequence_classification", weights)
+
+
+def test_balanced_weights_need_all_records() -> None:
+    workload, _ = made("sequence_classification", "balanced")
+    with pytest.raises(InputError, match=r"leave data\.streaming out"):
+        _weighed(workload, cast(Any, None), streams=True)
