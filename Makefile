@@ -10,6 +10,8 @@ export UV_LINK_MODE ?= copy
 unexport PYTHONDONTWRITEBYTECODE
 STAMP := $(VENV)/.installed
 QUICK := not slow and not gpu and not bench
+# One more than there are processors: some tests wait for processes that end, or for time to pass.
+ALL_AT_ONCE := --numprocesses $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))')
 # Each of these starts several processes, which wait for each other and for time to pass much of the time.
 BY_FILE := --numprocesses 3 --dist loadfile
 
@@ -73,11 +75,11 @@ example-compress: install ## the classifier of example-reviews, with a seventh o
 	@$(BIN)/orchestrator run examples/compress.yaml
 
 test: install ## the default suite: unit, dist and ray
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/unit -m "$(QUICK)" --numprocesses auto
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/unit -m "$(QUICK)" $(ALL_AT_ONCE)
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/dist tests/ray -m "$(QUICK)" $(BY_FILE)
 
 test-unit: install ## light processes at most
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/unit -m "$(QUICK)" --numprocesses auto
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/unit -m "$(QUICK)" $(ALL_AT_ONCE)
 
 test-dist: install ## processes on gloo, an MLflow server, an S3 server
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/dist -m "$(QUICK)" $(BY_FILE)
@@ -86,7 +88,9 @@ test-ray: install ## real Ray nodes on this machine
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/ray -m "$(QUICK)" $(BY_FILE)
 
 test-long: install ## what takes minutes
-	$(BIN)/pytest -m "slow and not gpu" --timeout 3600
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/unit -m "slow and not gpu" --timeout 3600 $(ALL_AT_ONCE)
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/dist -m "slow and not gpu" --timeout 3600 --numprocesses 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/ray -m "slow and not gpu" --timeout 3600
 
 test-traced: ## traced memory beside that of real ranks, of 200 random jobs: 20 minutes
 	@$(BIN)/pytest tests/dist/train/test_traced_memory.py -m 'slow or not slow' -q -s --timeout 3600
