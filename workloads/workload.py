@@ -138,7 +138,7 @@ class Sampling:
     """How the next token is chosen: the most probable one without a temperature, else a random draw.
 
     top_k: draw only among this many most probable tokens, 0 for all. top_p: draw only among the fewest tokens whose
-    probabilities sum to at least this share.
+    probabilities sum to at least this share, at least one.
     """
 
     temperature: float = 0.0

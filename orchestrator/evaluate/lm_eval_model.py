@@ -171,7 +171,10 @@ def _sampling(settings: Mapping[str, Any]) -> Sampling:
     temperature = float(settings.get("temperature") or 0.0)
     if not settings.get("do_sample", temperature > 0.0):
         return Sampling()
-    return Sampling(temperature or 1.0, int(settings.get("top_k") or 0), float(settings.get("top_p") or 1.0))
+    top_p = settings.get("top_p")
+    return Sampling(
+        temperature or 1.0, int(settings.get("top_k") or 0), 1.0 if top_p is None else float(top_p)
+    )
 
 
 def _cut(text: str, stops: Sequence[str]) -> str:

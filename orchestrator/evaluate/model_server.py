@@ -87,13 +87,9 @@ class ModelServer:
             self._route(request, urlsplit(request.path).path, body)
         except ConnectionError:
             raise
-        except Refused as refused:
-            _send(request, refused.status, refused.to_json())
-        except InputError as error:
-            _send(request, 400, Refused(400, redact(str(error))).to_json())
         except Exception as error:  # a request must not end the others
-            message = redact(f"{type(error).__name__}: {' '.join(str(error).split())}")
-            _send(request, 500, Refused(500, message).to_json())
+            refused = _refused(error)
+            _send(request, refused.status, refused.to_json())
 
     def _check(self, request: BaseHTTPRequestHandler) -> None:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
@@ -127,10 +123,12 @@ class ModelServer:
                 answer.begin(stream.send)
             try:
                 said = self._speaker.say(given.row, given.most, given.sampling, heard, given.stop)
-            except InputError as error:
+            except ConnectionError:
+                raise
+            except Exception as error:  # a stream that has begun has its status, so the error is an event
                 if not stream.begun:
                     raise
-                stream.send(Refused(400, redact(str(error))).to_json())
+                stream.send(_refused(error).to_json())
                 stream.end()
                 return
             if given.streams:
@@ -142,7 +140,9 @@ class ModelServer:
 
 
 class _Stream:
-    """Server-sent events on one connection, which ends with them."""
+    """Server-sent events on one connection, which ends with them. Raises ConnectionError if the client does not read
+    them.
+    """
 
     def __init__(self, request: BaseHTTPRequestHandler) -> None:
         self._request = request
@@ -157,16 +157,31 @@ class _Stream:
         self._write("[DONE]")
 
     def _write(self, text: str) -> None:
-        if not self.begun:
-            self.begun = True
-            self._request.close_connection = True
-            self._request.send_response(200)
-            self._request.send_header("Content-Type", "text/event-stream; charset=utf-8")
-            self._request.send_header("Cache-Control", "no-store")
-            self._request.send_header("Connection", "close")
-            self._request.end_headers()
-        self._request.wfile.write(f"data: {text}\n\n".encode())
-        self._request.wfile.flush()
+        begins, self.begun = not self.begun, True
+        try:
+            if begins:
+                self._begin()
+            self._request.wfile.write(f"data: {text}\n\n".encode())
+            self._request.wfile.flush()
+        except TimeoutError as error:
+            raise ConnectionAbortedError(str(error)) from None
+
+    def _begin(self) -> None:
+        self._request.close_connection = True
+        self._request.send_response(200)
+        self._request.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self._request.send_header("Cache-Control", "no-store")
+        self._request.send_header("Connection", "close")
+        self._request.end_headers()
+
+
+def _refused(error: Exception) -> Refused:
+    """Return what a client is told of an error, without secrets."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, InputError):
+        return Refused(400, redact(str(error)))
+    return Refused(500, redact(f"{type(error).__name__}: {' '.join(str(error).split())}"))
 
 
 def _body_of(request: BaseHTTPRequestHandler) -> bytes:

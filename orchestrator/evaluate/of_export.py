@@ -42,8 +42,6 @@ BATCH = 8
 """Samples that are evaluated at once if export.json is silent."""
 OBJECTIVES = {"decoder": "causal_lm", "encoder": "masked_lm", "encoder-decoder": "denoising"}
 """The objective for evaluation if export.json is silent; a model with sentinels is treated like T5."""
-OWN = "own.json"
-"""The file that describes an export of an own model."""
 SAYS = "seq2seq"
 """The objective by which an encoder-decoder answers prompts if export.json is silent."""
 
@@ -111,6 +109,7 @@ def spec_of_export(
     for text in overrides:
         override(document, text)
     objective = document["workload"]["objective"]
+    _check_outside(objective, folder)
     day = document["data"]["chat_date"]
     if objective in LABELLED and not document["data"]["labels"]:
         document["data"]["labels"] = _labels_of(folder)
@@ -247,20 +246,24 @@ def _folder(workload: WorkloadSpec) -> str:
 
 
 def _own(folder: str) -> dict[str, Any]:
-    """Return the keys of `workload` for an export of an own model; empty for other folders. Raises InputError if its
-    code is not here, or is another.
+    """Return the keys of `workload` for an export of an own model; empty for other folders. Raises InputError, see
+    `about_own`.
     """
-    try:
-        about = json.loads(Path(folder, OWN).read_text())
-    except FileNotFoundError:
+    from orchestrator.export.own_model import about_own
+
+    about = about_own(folder)
+    if about is None:
         return {}
-    from workloads.errors import WorkloadError
-    from workloads.own.object_reference import code_hash
+    return {"model": about["model"], "changes": about["options"], "init_from": folder}
+
+
+def _check_outside(objective: str, folder: str) -> None:
+    """Raise InputError if an objective is code in `folder`, whose export.json may have named it."""
+    from workloads.own.object_reference import check_outside, is_object_reference
 
     with wrong_input(folder):
-        if code_hash(about["model"]) != about["code"].get(about["model"]):
-            raise WorkloadError(f"the code of {about['model']} is not that of these weights; put it back")
-    return {"model": about["model"], "changes": about["options"], "init_from": folder}
+        if is_object_reference(objective):
+            check_outside(objective, folder)
 
 
 def _facts(folder: str) -> dict[str, Any]:

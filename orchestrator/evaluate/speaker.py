@@ -112,7 +112,7 @@ class _Pieces:
         text = self._text(ids)
         if self._cut(text) is not None:
             return True
-        self._hand(text.rstrip(UNFINISHED)[: len(text) - self._back])
+        self._hand(text.rstrip(UNFINISHED)[: max(0, len(text) - self._back)])
         return False
 
     def last(self, ids: Sequence[int]) -> tuple[str, bool]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 from orchestrator.config.errors import InputError
@@ -12,15 +11,22 @@ from orchestrator.export.target import MARK
 from orchestrator.storage.uri import is_local, local_path
 
 WHERE = "--push"
-NAME = re.compile(r"[\w.-]+/[\w.-]+")
+FORM = "write it as USER/NAME"
 
 
 def check_push(repo: str, target: str) -> None:
     """Raise InputError if an export to `target` cannot be pushed: before anything is computed."""
     from huggingface_hub import get_token
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
 
-    if not NAME.fullmatch(repo):
-        raise InputError("is no repository of the Hub", f"{WHERE} {repo}", "write it as USER/NAME")
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        why = " ".join(str(error).split())
+        raise InputError(f"is no repository of the Hub ({why})", f"{WHERE} {repo}", FORM) from None
+    if "/" not in repo:
+        raise InputError("is no repository of the Hub", f"{WHERE} {repo}", FORM)
     if not is_local(target):
         raise InputError(
             "only a folder of this machine is pushed", WHERE, "give --to a folder, or leave it out"
@@ -61,7 +67,7 @@ def push(folder: str, repo: str, private: bool) -> str:
                 f"the Hub refuses it ({line})", f"{WHERE} {repo}", "check the token's rights"
             ) from None
         raise RuntimeError(f"the Hub did not take {repo} ({line}); the export is in {folder}") from None
-    except OSError as error:
-        line = redact_message(" ".join(str(error).split()))[:300]
-        raise RuntimeError(f"the Hub does not answer ({line}); the export is in {folder}") from None
+    except Exception as error:  # each version of huggingface_hub has the errors of another HTTP library
+        line = redact_message(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
+        raise RuntimeError(f"the Hub did not take {repo} ({line}); the export is in {folder}") from None
     return str(address)

@@ -18,9 +18,10 @@ from orchestrator.data.config import DataSpec
 from orchestrator.data.samples.own_samples import open_samples
 from orchestrator.resolve.resolved_job import wrong_input
 from workloads.adapters.adapter import merged_reader
+from workloads.errors import WorkloadError
 from workloads.own.declared import OF_BUFFERS
 from workloads.own.model import NETWORK, OwnModel, OwnWorkload
-from workloads.own.object_reference import code_hash, is_built_in
+from workloads.own.object_reference import check_outside, code_hash, is_built_in, is_object_reference
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -122,24 +123,44 @@ def _difference(folder: str) -> float | None:
     return found
 
 
-def load_own(folder: str | Path) -> nn.Module:
-    """Return the exported model in a local folder, ready to use. Raises InputError if its code has changed."""
-    from safetensors.torch import load_file
+def about_own(folder: str | Path) -> dict[str, Any] | None:
+    """Return what own.json says of the model in a local folder; None without the file. Nothing is imported.
 
+    Raises InputError if the file is damaged, or if the model's code is not here, has changed, or is in the folder.
+    """
     place = Path(folder) / ABOUT
     if not place.is_file():
+        return None
+    try:
+        about: dict[str, Any] = json.loads(place.read_text())
+        model, code = about["model"], about["code"]
+        if not (is_object_reference(model) and isinstance(about["options"], dict) and isinstance(code, dict)):
+            raise ValueError("it names no model")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"cannot be read ({error})", str(place), "export the commit again") from None
+    with wrong_input(str(folder)):
+        check_outside(model, folder)
+        # Code of this project changes with its version, and is no part of a run.
+        if not is_built_in(model) and code_hash(model) != code.get(model):
+            raise WorkloadError(f"the code of {model} is not that of these weights; put it back")
+    return about
+
+
+def load_own(folder: str | Path) -> nn.Module:
+    """Return the exported model in a local folder, ready to use. Raises InputError, also for code that has changed or
+    that is in the folder itself.
+    """
+    from safetensors.torch import load_file
+
+    about = about_own(folder)
+    if about is None:
         raise InputError("holds no export of an own model", str(folder), "give the folder of one")
-    about: dict[str, Any] = json.loads(place.read_text())
-    if not is_built_in(about["model"]) and code_hash(about["model"]) != about["code"][about["model"]]:
-        raise InputError(
-            f"the code of {about['model']} is not that of these weights", str(folder), "put it back"
-        )
     options: dict[str, Any] = about["options"]
     # the run began from that folder; the model is in this one now
     if "folder" in options and is_built_in(about["model"]):
         options = {**options, "folder": str(folder)}
     config = OwnModel(about["model"], json.dumps(options), about["vocabulary_size"])
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), wrong_input(str(folder)):
         torch.manual_seed(OF_BUFFERS)
         model = config.make()
     tensors = {

@@ -202,6 +202,7 @@ def _drawn(shares: Tensor, heights: Sequence[float], sampling: Sampling) -> Tens
     if sampling.top_p < 1.0:
         ordered, order = (shares / shares.sum(-1, keepdim=True)).sort(dim=-1, descending=True, stable=True)
         kept = ordered.cumsum(-1) - ordered < sampling.top_p
+        kept[:, 0] = True  # with a top_p of 0, the most probable token alone
         shares = torch.zeros_like(shares).scatter(1, order, ordered.where(kept, 0.0))
     sums = shares.cumsum(-1)
     whole = sums[:, -1:]

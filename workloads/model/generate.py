@@ -201,8 +201,9 @@ def choose(
         scores, order = scores[:, : sampling.top_k], order[:, : sampling.top_k]
     shares = scores.softmax(-1)
     # The probability of all more probable tokens. A token stays if this does not reach top_p without it.
-    before = shares.cumsum(-1) - shares
-    shares = torch.where(before < sampling.top_p, shares, 0.0)
+    kept = shares.cumsum(-1) - shares < sampling.top_p
+    kept[:, 0] = True  # with a top_p of 0, the most probable token alone
+    shares = torch.where(kept, shares, 0.0)
     total = shares.cumsum(-1)
     drawn = [uniform(sampling.seed, number, place) for number, place in enumerate(places, prompt)]
     height = torch.tensor(drawn, dtype=torch.float64, device=logits.device).unsqueeze(1) * total[:, -1:]

@@ -186,13 +186,11 @@ def is_of_hf(model: nn.Module) -> bool:
     return callable(getattr(model, "to_hf", None))
 
 
-def checked(reference: str, found: Any) -> nn.Module:
-    """Check the object that the user's class made, and return it as a model.
+def checked(reference: str, found: nn.Module) -> nn.Module:
+    """Check the model that the user's class made, and return it.
 
-    Raises WorkloadError if it is not a model, has neither a loss nor features, or both compares samples and is sharded.
+    Raises WorkloadError if it has neither a loss nor features, or both compares samples and is sharded.
     """
-    if not isinstance(found, nn.Module):
-        raise WorkloadError(f"{reference} is no torch.nn.Module; name a class of one")
     if not compares(found):
         if not callable(getattr(found, "loss", None)) and not stages_of(found):
             raise WorkloadError(f"{reference} has no loss(batch); add it, or stages()")

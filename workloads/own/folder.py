@@ -62,7 +62,7 @@ def _check_config(bare: nn.Module, folder: str) -> None:
     from transformers import AutoConfig
 
     try:
-        theirs = AutoConfig.from_pretrained(folder, local_files_only=True).to_dict()
+        theirs = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).to_dict()
     except Exception as error:  # each transformers configuration fails in its own way
         reason = " ".join(str(error).split())[:150]
         raise WorkloadError(f"{folder} has no configuration of transformers ({reason})") from None

@@ -107,6 +107,19 @@ def code_hash(reference: str) -> str:
     return digest.hexdigest()
 
 
+def check_outside(reference: str, folder: str | Path) -> None:
+    """Raise WorkloadError if the code of `module:name` is in `folder`, so that a stored folder cannot bring the code
+    that reads it.
+    """
+    if is_built_in(reference):
+        return
+    place = Path(folder).resolve()
+    if any(path.resolve().is_relative_to(place) for path in sources(reference).values()):
+        raise WorkloadError(
+            f"{reference} would run code of this folder; run the command where your own copy of the code is"
+        )
+
+
 def sources(reference: str) -> dict[str, Path]:
     """Return the files that `code_hash` covers, by module name. Raises WorkloadError."""
     module = reference.partition(":")[0]

@@ -21,6 +21,8 @@ SPACE = "▁"
 NORMAL, CONTROL, USER = 1, 3, 4
 """Types of pieces: ordinary ones, those that no text contains, and those that are always one token."""
 UNIGRAM, BPE = 1, 2
+ALONE = "copy its .model file into a folder of its own, which is read with SentencePiece's own ids"
+"""How to read a model without the class that its folder names."""
 
 
 def name_in(folder: DataFolder) -> str | None:
@@ -33,7 +35,10 @@ def text_of(folder: DataFolder, name: str, where: str) -> str:
     data = folder.read(name)
     if data is None:
         return ""
-    if folder.local and name in NAMES and _names_a_class(folder):
+    if name in NAMES and _names_a_class(folder):
+        if not folder.local:
+            what = "is read by a class of transformers, which reads local folders only"
+            raise InputError(what, where, f"copy the folder to a local path; or {ALONE}")
         return _of_transformers(folder.uri, where)
     try:
         return _converted(data)
@@ -56,12 +61,11 @@ def _of_transformers(folder: str, where: str) -> str:
     from transformers import AutoTokenizer
 
     try:
-        found = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        found = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         return str(found.backend_tokenizer.to_str())
     except Exception as error:  # each class fails in its own way
         why = " ".join(str(error).split())[:200]
-        hint = "give the path of its .model file, which is then read as SentencePiece reads it"
-        raise InputError(f"transformers makes no tokenizer of it ({why})", where, hint) from None
+        raise InputError(f"transformers makes no tokenizer of it ({why})", where, ALONE) from None
 
 
 def convert(data: bytes) -> Tokenizer:

@@ -375,7 +375,7 @@ def _tokenizer_in(folder: str, files: tuple[tuple[str, int, int, int], ...]) -> 
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception:  # of any class of transformers
         return None
 

@@ -53,10 +53,14 @@ def write_both_forms(folder: str) -> None:
     added = [_add_positions(config), _add_experts(config), _add_head(config, folder)]
     if not any(added):
         return
-    wanted = _plain(AutoConfig.from_pretrained(folder, local_files_only=True).to_dict())
+    wanted = _plain(
+        AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).to_dict()
+    )
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     try:
-        found = _plain(AutoConfig.from_pretrained(folder, local_files_only=True).to_dict())
+        found = _plain(
+            AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).to_dict()
+        )
     except Exception:  # of any class of transformers, such as Gemma 4, which version 4 does not have
         found = {}
     if {name: found.get(name) for name in wanted} != wanted:

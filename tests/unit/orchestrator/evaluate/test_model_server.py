@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import openai
 import pytest
@@ -146,6 +148,41 @@ def test_nobody_is_admitted_without_the_token(server: ModelServer) -> None:
         openai.OpenAI(base_url=str(other.base_url), api_key="secret").embeddings.create(
             model="small", input="a"
         )
+
+
+def test_no_mass_is_the_most_probable_token(client: openai.OpenAI) -> None:
+    def said(**how: Any) -> str:
+        return (
+            client.completions.create(model="small", prompt="a", max_tokens=12, seed=1, **how).choices[0].text
+        )
+
+    assert said(temperature=1.5, top_p=0) == said(temperature=0) != said(temperature=1.5)
+
+
+def test_an_error_in_a_stream_is_its_last_event(speaker: Speaker) -> None:
+    def fails(rows: Any, most: int, sampling: Any, ended: Any) -> list[list[int]]:
+        ended(speaker.frame("some words"))
+        raise RuntimeError("cannot read s3://me:S3cretS3cret@bucket/x\nnor more")
+
+    found = ModelServer(replace(speaker, generate=fails), "small", "127.0.0.1", 0, None)
+    found.start()
+    try:
+        for path, asked in (("chat/completions", {"messages": TALK}), ("completions", {"prompt": "a"})):
+            body = json.dumps({**asked, "stream": True}).encode()
+            address = f"http://127.0.0.1:{found.port}/v1/{path}"
+            with urlopen(Request(address, body), timeout=60) as answer:
+                text = answer.read().decode()
+            events = text.removesuffix("\n\n").split("\n\n")
+            assert len(events) > 2
+            assert all(event.startswith("data: ") for event in events)
+            assert "HTTP/1.1" not in text
+            assert "S3cretS3cret" not in text
+            assert events[-1] == "data: [DONE]"
+            error = json.loads(events[-2].removeprefix("data: "))["error"]
+            assert error["type"] == "server_error"
+            assert error["message"].startswith("RuntimeError: cannot read s3://")
+    finally:
+        found.close()
 
 
 @pytest.mark.slow

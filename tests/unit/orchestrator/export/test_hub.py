@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -13,7 +14,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
+
+from orchestrator.config.errors import InputError
+from orchestrator.export.hub import check_push, push
 
 TOKEN = "hf_" + "s3cr3t" * 5
 PUSH = (
@@ -126,3 +131,25 @@ def test_an_export_arrives_and_the_token_is_in_no_message(folder: Path, hub: Hub
     assert set(hub.files) == {"README.md", "model.safetensors", "export.json"}
     assert hub.files["model.safetensors"] == b"\x00\x01weights"
     assert hub.message == "Step 12 of small"
+
+
+def test_an_unreachable_hub_is_told_with_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        with pytest.raises(
+            RuntimeError, match=r"did not take me/model \(.*Connect.*\); the export is in"
+        ) as error:
+            push(str(folder), "me/model", private=True)
+    assert str(folder) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "repo", ["model", "a/b/c", "me/-model", "me/mo--del", "me/a..b", "me/model.git", "me/m\u00f6"]
+)
+def test_a_name_is_checked_before_the_export(repo: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"--push .*: is no repository of the Hub.*; write it as USER/NAME"):
+        check_push(repo, str(tmp_path))

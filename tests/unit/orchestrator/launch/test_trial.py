@@ -474,9 +474,10 @@ def test_an_export_has_the_buffers_that_its_run_had(here: Path) -> None:
     with torch.device("meta"):
         trained = workload.build()
     trained.to_empty(device="cpu")
+    (export := here / "export").mkdir()
     save_file(
         {n: torch.zeros(s) for n, s in ((k[8:], v) for k, v in workload.shapes.items())},
-        here / "model.safetensors",
+        export / "model.safetensors",
     )
     about = {
         "model": "own_things:Waves",
@@ -484,8 +485,8 @@ def test_an_export_has_the_buffers_that_its_run_had(here: Path) -> None:
         "code": code_of(job("Waves").own_code),
         "vocabulary_size": 1,
     }
-    (here / "own.json").write_text(json.dumps(about))
-    assert torch.equal(cast(Any, load_own(here)).waves, trained.network.waves)
+    (export / "own.json").write_text(json.dumps(about))
+    assert torch.equal(cast(Any, load_own(export)).waves, trained.network.waves)
 
 
 def test_a_parameter_whose_elements_lie_in_another_order_is_held_in_order(here: Path) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from workloads.errors import WorkloadError
 from workloads.hf.check.compare import load
 from workloads.hf.check.parity_table import CASES, VOCABULARY, Case, random_state
+from workloads.model import answers
 from workloads.model.cache import Cache
 from workloads.model.generate import choose, generate
 from workloads.model.presets import PRESETS
@@ -195,6 +196,15 @@ def drawn(logits: list[float], count: int, **options: Any) -> Tensor:
     rows = torch.tensor([logits]).expand(count, -1)
     found = choose(rows, Sampling(**{"temperature": 1.0, **options}), [0] * count)
     return found.bincount(minlength=len(logits)) / count
+
+
+def test_no_mass_leaves_the_most_probable_token() -> None:
+    logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 0.0, -1.0]])
+    for seed in range(9):
+        none = Sampling(temperature=2.0, top_p=0.0, seed=seed)
+        assert choose(logits, none, [0, 0]).tolist() == [1, 0]
+        shares = (logits.double() / 2).softmax(-1)
+        assert answers._drawn(shares, [0.1 * seed, 1.0], none).tolist() == [1, 0]
 
 
 def test_tokens_are_drawn_by_their_probability() -> None:

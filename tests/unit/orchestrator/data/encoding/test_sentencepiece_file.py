@@ -8,6 +8,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
+import fsspec
 import pytest
 import sentencepiece
 from tokenizers import Tokenizer
@@ -97,3 +98,32 @@ def test_a_broken_model_is_one_line(tmp_path: Path) -> None:
         load(str(tmp_path / "b.model"), ())
     with pytest.raises(InputError, match="no model of SentencePiece"):
         load(str(tmp_path), ())
+
+
+def test_a_remote_folder_of_a_class_is_refused(tmp_path: Path) -> None:
+    """Its ids would be SentencePiece's own, which a class such as XLM-RoBERTa's shifts."""
+    place = f"memory://{tmp_path.name}"
+    files = fsspec.filesystem("memory")
+    files.pipe(f"/{tmp_path.name}/sentencepiece.bpe.model", trained())
+    assert load(place, ())[1]["eos"] == 2
+    files.pipe(f"/{tmp_path.name}/tokenizer_config.json", b'{"tokenizer_class": "XLMRobertaTokenizer"}')
+    with pytest.raises(
+        InputError, match=r"reads local folders only; copy the folder to a local path; or copy"
+    ):
+        load(place, ())
+
+
+def test_a_class_that_fails_is_told_with_a_way_that_works(tmp_path: Path) -> None:
+    """Also code of the folder is not run, nor asked for."""
+    data = trained()
+    (tmp_path / "tokenizer.model").write_bytes(data)
+    auto = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(auto))
+    mark = tmp_path / "imported"
+    (tmp_path / "own.py").write_text(f"open({str(mark)!r}, 'w')")
+    with pytest.raises(InputError, match=r"makes no tokenizer of it .*; copy its \.model file into a folder"):
+        load(str(tmp_path), ())
+    assert not mark.exists()
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / "tokenizer.model").write_bytes(data)
+    assert load(str(tmp_path / "alone"), ())[1]["eos"] == 2
