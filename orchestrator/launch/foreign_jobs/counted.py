@@ -1,9 +1,9 @@
-"""How many rows the data of a job has, and about how many tokens."""
+"""How many rows the data of a job has, and about how many sequences they fill."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from glob import glob
 from itertools import islice
@@ -62,15 +62,18 @@ def counted(uri: str) -> Counted:
         return Counted(None, f"{uri} cannot be read ({' '.join(str(error).split())[:100]})")
 
 
-def tokens_in(uri: str, field: Any, rows: int | None, folder: Path, most: int | None) -> float | None:
-    """Return about how many tokens a source has, from its first rows; None if that cannot be known here.
+def sequences_in(
+    uri: str, field: Any, rows: int | None, folder: Path, length: int, whole: bool
+) -> float | None:
+    """Return about how many sequences a source fills, by its first rows; None if that cannot be known here.
 
     Args:
         uri: the source.
         field: its `field`.
         rows: its rows, if they are known.
         folder: the folder with the tokenizer.
-        most: tokens of a row that are kept; None for all.
+        length: tokens of a sequence.
+        whole: whether a sequence holds whole rows, as many as fit, and a longer row is cut off.
     """
     if not (folder / "tokenizer.json").is_file() or not is_here(uri):
         return None
@@ -81,18 +84,33 @@ def tokens_in(uri: str, field: Any, rows: int | None, folder: Path, most: int | 
     tokenizer.no_padding()
     files = row_files(uri)
     if not files:
-        return _tokens_of_text(uri, tokenizer)
+        tokens = _tokens_of_text(uri, tokenizer)
+        return tokens if tokens is None else tokens / length
     around = OF_MESSAGE if isinstance(field, Mapping) else 1  # the end of a document
-    lengths: list[float] = []
+    lengths: list[int] = []
     try:
         for row in islice((row for file in files for row in rows_of(*file)), SAMPLED):
             columns = [*field.values()] if isinstance(field, Mapping) else [field or "text"]
             texts = [text for column in columns for text in _texts(value_of(row, column))]
-            length = sum(len(each.ids) + around for each in tokenizer.encode_batch(texts))
-            lengths.append(min(length, most or length))
+            lengths.append(sum(len(each.ids) + around for each in tokenizer.encode_batch(texts)))
     except (OSError, ValueError, csv.Error, InputError, Unfit):
         return None
-    return rows * sum(lengths) / len(lengths) if lengths and rows is not None else None
+    if not lengths or rows is None:
+        return None
+    return _filled(lengths, length, whole) * rows / len(lengths)
+
+
+def _filled(lengths: Sequence[int], length: int, whole: bool) -> float:
+    """Return how many sequences rows of these lengths fill."""
+    if not whole:
+        return sum(lengths) / length
+    full, tokens = 0, 0
+    for each in lengths:
+        kept = min(each, length)
+        if tokens + kept > length:
+            full, tokens = full + 1, 0
+        tokens += kept
+    return full + tokens / length
 
 
 def _tokens_of_text(uri: str, tokenizer: Any) -> float | None:

@@ -14,7 +14,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.records import COLUMNS, LABELLED, PREFERENCES, TALKING
 from orchestrator.launch.first_job import OF_LABELLED
 from orchestrator.launch.first_rows import rows_at
-from orchestrator.launch.foreign_jobs.counted import counted, is_here, tokens_in
+from orchestrator.launch.foreign_jobs.counted import counted, is_here, sequences_in
 from orchestrator.launch.foreign_jobs.read import Given
 from orchestrator.launch.labelled_rows import labelled_rows
 from orchestrator.optim.config import OptimizerSpec
@@ -191,12 +191,12 @@ class ForeignJob:
             return
         batch = train["global_batch"]
         length = self.part("data")["sequence_length"] if self._packs() else None
-        tokens = self._tokens(length) if length else None
-        if length and tokens is not None:
-            train["steps"] = max(1, math.ceil(tokens / length * passes / batch))
+        packed = self._sequences(length) if length else None
+        if packed is not None:
+            train["steps"] = max(1, math.ceil(packed * passes / batch))
             self.lines.append(
-                f"train.steps: {train['steps']:,} = about {tokens:,.0f} tokens, packed into sequences of {length}, "
-                f"x {passes:g} epochs / {batch}; `data inspect JOB` counts the tokens"
+                f"train.steps: {train['steps']:,} = about {packed:,.1f} sequences of {length} tokens, packed of rows, "
+                f"x {passes:g} epochs / {batch}; `data inspect JOB` counts them"
             )
         elif self.rows:
             train["steps"] = max(1, math.ceil(self.rows * passes / batch))
@@ -210,11 +210,11 @@ class ForeignJob:
                 f"train.steps: {STEPS:,}, because {self.uncounted[0] if self.uncounted else 'there are no rows'}; "
                 f"{passes:g} epochs are {what} x {passes:g} / {batch} steps"
             )
-        if length and tokens is None:
+        if length and packed is None:
             self.lines.append(
                 f"rows are packed into sequences of {length} tokens: {train['steps']:,} steps are more than "
-                f"{passes:g} epochs if rows are shorter; `data inspect JOB` counts the tokens, and "
-                f"{passes:g} epochs are tokens / {length} x {passes:g} / {batch} steps"
+                f"{passes:g} epochs if rows are shorter; `data inspect JOB` counts the sequences, and "
+                f"{passes:g} epochs are sequences x {passes:g} / {batch} steps"
             )
 
     def _packs(self) -> bool:
@@ -224,14 +224,16 @@ class ForeignJob:
             return workload.get("options", {}).get("pack") != "no"
         return workload["objective"] not in COLUMNS
 
-    def _tokens(self, length: int) -> float | None:
-        """Return about how many tokens the training data has; None if that cannot be known here."""
-        most = length if self.part("workload")["objective"] == "conversation" else None
+    def _sequences(self, length: int) -> float | None:
+        """Return about how many sequences the training data fills; None if that cannot be known here."""
+        whole = self.part("workload")["objective"] == "conversation"
         found = [
-            tokens_in(source["uri"], source.get("field"), rows=rows, folder=self.folder, most=most)
+            sequences_in(
+                source["uri"], source.get("field"), rows=rows, folder=self.folder, length=length, whole=whole
+            )
             for source, rows in zip(self.part("data")["sources"], self.by_source, strict=True)
         ]
-        known = [tokens for tokens in found if tokens is not None]
+        known = [each for each in found if each is not None]
         return sum(known) if len(known) == len(found) else None
 
     def optimizer(

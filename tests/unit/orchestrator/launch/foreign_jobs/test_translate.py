@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from orchestrator.config.errors import InputError
 from orchestrator.config.paths import resolve_paths
 from orchestrator.config.spec import parse
-from orchestrator.launch.foreign_jobs.counted import Counted, counted
+from orchestrator.launch.foreign_jobs.counted import Counted, counted, sequences_in
 from orchestrator.launch.foreign_jobs.read import read_foreign
 from orchestrator.launch.foreign_jobs.translate import Translated, translate
 from orchestrator.launch.planned_job import planned_on_paper
@@ -254,7 +254,7 @@ def clm(**more: Any) -> Translated:
 
 
 @pytest.mark.parametrize("kind", ["txt", "jsonl"])
-def test_epochs_of_packed_rows_are_counted_in_tokens(kind: str) -> None:
+def test_epochs_of_packed_rows_are_counted_in_sequences(kind: str) -> None:
     texts = ["a text of some words"] * 400
     if kind == "jsonl":
         Path("corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -265,7 +265,19 @@ def test_epochs_of_packed_rows_are_counted_in_tokens(kind: str) -> None:
     tokens = 400 * (len(tokenizer.encode(f"{texts[0]}{end}").ids) + (kind == "jsonl"))
     wanted = 2 * tokens / 32 / 3
     assert found.document["train"]["steps"] == pytest.approx(wanted, rel=0.03)
-    assert any("packed into sequences of 32, x 2 epochs / 3" in line for line in found.lines)
+    assert any("sequences of 32 tokens, packed of rows, x 2 epochs / 3" in line for line in found.lines)
+
+
+def test_whole_conversations_fill_sequences() -> None:
+    row = {"prompt": "a text of some words", "completion": "a text of some words"}
+    Path("talks.jsonl").write_text(f"{json.dumps(row)}\n" * 400)
+    tokenizer = Tokenizer.from_file("models/Small/tokenizer.json")
+    tokens = 2 * (len(tokenizer.encode(row["prompt"]).ids) + 5)
+    field = {"prompt": "prompt", "completion": "completion"}
+    folder = Path("models/Small")
+    for length, fit in ((2 * tokens + 1, 2), (3 * tokens, 3), (tokens - 1, 1)):
+        found = sequences_in("talks.jsonl", field, 400, folder=folder, length=length, whole=True)
+        assert found == pytest.approx(400 / fit, rel=0.01)
 
 
 def test_steps_of_rows_that_cannot_be_known_say_so() -> None:
