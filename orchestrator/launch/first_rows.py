@@ -16,6 +16,7 @@ from orchestrator.data.sources.arrow_files import batches_in, saved_files
 from orchestrator.data.sources.files import TABLES
 from orchestrator.data.sources.json_rows import begins_list
 from orchestrator.data.sources.kinds import Kind, kind_of
+from orchestrator.data.sources.lines import LINE_BYTES
 from orchestrator.data.sources.plain import Plain
 from orchestrator.data.sources.table_rows import values_of_column
 from orchestrator.data.store.manifest import FORMAT
@@ -223,13 +224,30 @@ def rows_of(fs: Any, name: str, kind: Kind) -> Iterator[dict[str, Any]]:
             yield {key: messages_in(value) for key, value in row.items()}
 
 
+def plain_bytes(raw: Any, kind: Kind) -> Any:
+    """Return the decompressed bytes of a file."""
+    return io.BufferedReader(Plain(raw, kind.compression)) if kind.compression else raw
+
+
+def is_cut(fs: Any, name: str, kind: Kind) -> bool:
+    """Return whether a file is a JSON list of which `rows_of` reads only the beginning."""
+    if kind.kind in (*TABLES, ".csv", ".tsv"):
+        return False
+    with fs.open(name, "rb") as raw:
+        file = plain_bytes(raw, kind)
+        while (line := file.readline(PEEK)).strip() == b"" and line:
+            pass
+        return begins_list(line) and len(file.read(PEEK)) == PEEK and bool(file.read(1).strip())
+
+
 def _raw_rows(fs: Any, name: str, kind: Kind) -> Iterator[Any]:
     with fs.open(name, "rb") as raw:
         if kind.kind in TABLES:
             yield from _rows_of_table(raw, kind.kind)
             return
-        file = io.BufferedReader(Plain(raw, kind.compression)) if kind.compression else raw
+        file = plain_bytes(raw, kind)
         if kind.kind in (".csv", ".tsv"):
+            csv.field_size_limit(LINE_BYTES)  # Python's own limit is 128 KiB
             text = io.TextIOWrapper(file, "utf-8-sig", newline="")
             yield from csv.DictReader(text, delimiter="\t" if kind.kind == ".tsv" else ",")
             return

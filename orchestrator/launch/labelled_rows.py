@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from orchestrator.data.sources.arrow_files import label_names, schema_of
 from orchestrator.data.sources.dataset_card import Cards
 from orchestrator.data.sources.files import SourceFile
 from orchestrator.data.sources.kinds import Kind
-from orchestrator.launch.first_rows import USUAL, row_files, rows_of
+from orchestrator.launch.first_rows import USUAL, is_cut, row_files, rows_of
 
 MOST = 100_000
 """Rows whose labels are counted at most."""
@@ -74,6 +75,7 @@ def labelled_rows(uris: Sequence[str], asked: str | None, reads_spans: bool) -> 
         return None
     found = list(islice(_rows(files, uris[0]), MOST + 1))
     rows = found[:MOST]
+    more = len(found) > MOST or any(is_cut(*file) for file in files)
     first = rows[0] if rows else {}
     field = _field(first, reads_spans)
     if field is None:
@@ -82,10 +84,15 @@ def labelled_rows(uris: Sequence[str], asked: str | None, reads_spans: bool) -> 
             raise InputError(f"has no column with a label, only {', '.join(first)}", uris[0], hint)
         return None
     if "start" in field:
-        return Labelled("span_extraction", field, {}, len(rows), len(found) > MOST)
+        return Labelled("span_extraction", field, {}, len(rows), more)
     column = field["labels"] if "words" in field else field["label"]
     values = [row.get(column) for row in rows if row.get(column) is not None]
-    objective = _objective(values, field)
+    named = _names(files[0], field, column)
+    objective = _objective(values, field, named)
+    if objective == MULTI and not named and _is_multi_hot(values):
+        what = f"its column {column} has 0 or 1 for each label, and no names of the labels"
+        hint = 'write the names of each row\'s labels, as in ["sport", "economy"]'
+        raise InputError(what, uris[0], hint)
     if asked in (REGRESSION, "sequence_classification") and objective in (
         REGRESSION,
         "sequence_classification",
@@ -97,18 +104,18 @@ def labelled_rows(uris: Sequence[str], asked: str | None, reads_spans: bool) -> 
         field = {name: column for name, column in field.items() if name != "label"} | {
             "labels" if "labels" in COLUMNS[MULTI].needed else "label": column
         }
-    names = () if objective == REGRESSION else _names(files[0], field, column)
+    names = () if objective == REGRESSION or named == tuple(map(str, range(len(named)))) else named
     counts = Counter(name for value in values for name in _labels_in(value, names))
     order = names or sorted(counts, key=_sort_key)
     labels = {} if objective == REGRESSION else {name: counts[name] for name in order}
-    return Labelled(objective, field, labels, len(rows), len(found) > MOST)
+    return Labelled(objective, field, labels, len(rows), more)
 
 
 def _rows(files: Sequence[tuple[Any, str, Kind]], uri: str) -> Iterator[dict[str, Any]]:
     try:
         for file in files:
             yield from rows_of(*file)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, csv.Error) as error:
         what = f"cannot be read ({' '.join(str(error).split())[:200]})"
         raise InputError(what, uri, "write the file again") from None
 
@@ -137,11 +144,21 @@ def _field(row: Mapping[str, Any], reads_spans: bool) -> dict[str, str] | None:
     return {"text": text, "label": label}
 
 
-def _objective(values: Sequence[Any], field: Mapping[str, str]) -> str:
+def _is_multi_hot(values: Sequence[Any]) -> bool:
+    """Return whether each row has a list of one length above 1, of 0 and 1 alone."""
+    lists = [value for value in values if isinstance(value, list)]
+    if len(lists) != len(values) or len({len(each) for each in lists}) != 1 or len(lists[0]) < 2:
+        return False
+    return {str(number) for each in lists for number in each} <= {"0", "1", "0.0", "1.0", "True", "False"}
+
+
+def _objective(values: Sequence[Any], field: Mapping[str, str], names: Sequence[str]) -> str:
     if "words" in field:
         return "token_classification"
     if any(isinstance(value, list) for value in values):
         return MULTI
+    if names:
+        return "sequence_classification"
     numbers = [number for value in values if (number := _number(value)) is not None]
     are_numbers = bool(values) and len(numbers) == len(values)
     if are_numbers and (any(number != int(number) for number in numbers) or len({*numbers}) > SEVERAL):
@@ -176,7 +193,7 @@ def _names(file: tuple[Any, str, Kind], field: dict[str, str], column: str) -> t
             0, path, kind=kind.kind, size=0, content="", field=field, compression=kind.compression
         )
         found = tuple(Cards().labels_of(seen, fs, path).get(column, ()))
-    return () if found == tuple(map(str, range(len(found)))) else found
+    return found
 
 
 def _labels_in(value: Any, names: Sequence[str]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 from orchestrator.config.errors import InputError
 from orchestrator.launch.foreign_jobs.common import (
     HERE_ANYWAY,
+    Usual,
     fill_rollout,
     fill_training,
     set_options,
@@ -18,6 +19,8 @@ from orchestrator.launch.foreign_jobs.job import ForeignJob
 PREFERENCES = {"dpo": "dpo", "ipo": "ipo", "kto": "kto", "orpo": "orpo", "rm": "reward", "reward": "reward"}
 
 
+USUAL = Usual("axolotl", schedule="cosine", epochs=1)
+"""A learning rate is required by axolotl."""
 ALPACA = {"prompt": "{instruction}\n\n{input}", "completion": "output"}
 
 
@@ -63,7 +66,7 @@ def axolotl(job: ForeignJob) -> None:
         given.number("gradient_accumulation_steps", usual=1),
         given.number("num_processes", usual=1),
     )
-    fill_training(job, usual_schedule="cosine")
+    fill_training(job, USUAL)
     kind = str(given.take("adapter", usual="")).lower()
     quantised = given.flag("load_in_4bit") or kind == "qlora"
     if kind in ("lora", "qlora", "dora") or given.flag("peft_use_dora"):
@@ -178,7 +181,7 @@ def _grpo_of_axolotl(job: ForeignJob) -> None:
         given.number("num_processes", usual=1),
     )
     whole_groups(job)
-    fill_training(job, usual_schedule="cosine")
+    fill_training(job, USUAL)
     given.drop(*HERE_ANYWAY)
 
 

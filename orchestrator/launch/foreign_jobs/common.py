@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +21,41 @@ HERE_ANYWAY = (
 """Keys whose effect is here whatever they say, or follows from others."""
 
 
-def fill_training(job: ForeignJob, usual_schedule: str) -> None:
+@dataclass(frozen=True)
+class Usual:
+    """What a trainer does where its configuration says nothing.
+
+    Attributes:
+        whose: the trainer's name.
+        schedule: the schedule of the learning rate.
+        epochs: passes over the data.
+        lr: the learning rate; None if it has no default.
+    """
+
+    whose: str
+    schedule: str
+    epochs: float
+    lr: float | None = None
+
+
+def fill_training(job: ForeignJob, usual: Usual) -> None:
     """Fill in what axolotl, TRL and the Trainer have in common."""
     given = job.given
     optimizer = job.part("train")["optimizer"]
     least = given.number("lr_scheduler_kwargs.min_lr_rate", "cosine_min_lr_ratio")
-    job.steps(given.number("max_steps"), given.number("num_train_epochs", "num_epochs", usual=3))
+    most, epochs = given.number("max_steps"), given.number("num_train_epochs", "num_epochs")
+    if epochs is None and not (most and most > 0):
+        epochs = job.usual("epochs", usual.epochs, usual.whose)
+    job.steps(most, epochs)
+    lr = given.number("learning_rate")
+    if lr is None and usual.lr is not None:
+        lr = job.usual("train.optimizer.lr", usual.lr, usual.whose)
     job.optimizer(
         given.take("optimizer", "optim"),
-        given.number("learning_rate"),
+        lr,
         given.take("lr_scheduler_type", "lr_scheduler"),
         least,
-        usual=usual_schedule,
+        usual=usual.schedule,
     )
     job.warmup(given.number("warmup_steps"), given.number("warmup_ratio"))
     optimizer["weight_decay"] = float(given.number("weight_decay", usual=0.0))

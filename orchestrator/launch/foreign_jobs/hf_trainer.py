@@ -9,6 +9,7 @@ from typing import Any
 from orchestrator.config.errors import InputError
 from orchestrator.launch.foreign_jobs.common import (
     HERE_ANYWAY,
+    Usual,
     fill_rollout,
     fill_training,
     set_options,
@@ -57,11 +58,14 @@ def hf_trainer(job: ForeignJob) -> None:
     job.batch(
         given.number("per_device_train_batch_size", "per_gpu_train_batch_size", usual=8),
         given.number("gradient_accumulation_steps", usual=1),
-        given.number("num_processes", "nproc_per_node", usual=1),
+        _devices(job),
     )
     if objective == "grpo":
         whole_groups(job)
-    fill_training(job, usual_schedule="linear")
+    whose, lr = "Hugging Face's Trainer", 5e-5 if objective not in OF_TRL else None
+    if objective in OF_TRL and (objective != "conversation" or _is_of_trl(job)):
+        whose, lr = "TRL", OF_TRL[objective]
+    fill_training(job, Usual(whose, schedule="linear", epochs=3, lr=lr))
     targets = given.take("lora_target_modules")
     if given.flag("use_peft", "use_lora", "lora"):
         job.adapter(
@@ -86,6 +90,26 @@ def hf_trainer(job: ForeignJob) -> None:
     given.drop(*HERE_ANYWAY)
 
 
+def _is_of_trl(job: ForeignJob) -> bool:
+    """Return whether arguments for conversations are those of TRL, and not of someone's own script."""
+    names = (str(job.given.take(name, usual="")).lower() for name in (SCRIPT, "output_dir"))
+    own = ("packing", "dataset_text_field", "completion_only_loss", "assistant_only_loss")
+    return any(re.search(r"(?<![a-z])sft(?![a-z])", name) for name in names) or any(
+        key in job.given for key in own
+    )
+
+
+def _devices(job: ForeignJob) -> float:
+    """Return the processes that the launcher starts: accelerate's of all nodes, or torchrun's of each node."""
+    given = job.given
+    each = given.number("nproc_per_node", "num_gpus", usual=1) * given.number("nnodes", "num_nodes", usual=1)
+    return float(given.number("num_processes", usual=each))
+
+
+OF_TRL: Mapping[str, float] = {
+    "conversation": 2e-5, "dpo": 1e-6, "ipo": 1e-6, "kto": 1e-6, "orpo": 1e-6, "grpo": 1e-6, "reward": 1e-4,
+}  # fmt: skip
+"""TRL's default learning rate by objective (trl/trainer/*_config.py); that of the Trainer is 5e-5."""
 SCRIPTS: Mapping[str, str] = {
     "glue": "sequence_classification", "classification": "sequence_classification", "ner": "token_classification",
     "clm": "causal_lm", "mlm": "masked_lm", "plm": "permuted_lm", "translation": "seq2seq", "summarization": "seq2seq",

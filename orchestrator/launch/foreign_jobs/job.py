@@ -13,9 +13,11 @@ from typing import Any
 from orchestrator.config.errors import InputError
 from orchestrator.config.records import COLUMNS, LABELLED, PREFERENCES, TALKING
 from orchestrator.launch.first_job import OF_LABELLED
-from orchestrator.launch.first_rows import row_files, rows_at
+from orchestrator.launch.first_rows import rows_at
+from orchestrator.launch.foreign_jobs.counted import counted, is_here, sequences_in
 from orchestrator.launch.foreign_jobs.read import Given
 from orchestrator.launch.labelled_rows import labelled_rows
+from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.kinds import KINDS
 
 STEPS = 1000
@@ -40,13 +42,15 @@ class ForeignJob:
         given: the keys of the other trainer.
         document: the job file as an object.
         lines: what was assumed, and what is to do before the run.
-        rows: rows of the training data; None if they are not here.
+        by_source: rows of the training data, by source; None for a source whose rows are not known.
+        uncounted: why the rows of a source are not known.
     """
 
     given: Given
     document: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
-    rows: int | None = None
+    by_source: list[int | None] = field(default_factory=list)
+    uncounted: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.document = {
@@ -76,6 +80,17 @@ class ForeignJob:
         self.part("data")["tokenizer"] = folder
 
     @property
+    def rows(self) -> int | None:
+        """Return the rows of the training data; None if those of a source are not known."""
+        known = [rows for rows in self.by_source if rows is not None]
+        return sum(known) if len(known) == len(self.by_source) and known else None
+
+    def usual(self, key: str, value: float, whose: str) -> float:
+        """Return a value that the configuration does not give, and say so."""
+        self.lines.append(f"{key}: {value:g}, the default of {whose}, because the configuration gives none")
+        return value
+
+    @property
     def folder(self) -> Path:
         """Return the folder of the model or the tokenizer."""
         return Path(str(self.part("data").get("tokenizer", "")))
@@ -101,17 +116,17 @@ class ForeignJob:
         """Set the training data: URI, `field` (None to find out), and weight of each source."""
         made: list[dict[str, Any]] = []
         for uri, columns, weight in found:
-            seen = None
-            if not uri.startswith(("http", "$")):
-                self.rows = _counted(uri, self.rows)
-                seen = rows_at(uri) if columns is None and _is_here(uri) else None
+            count = counted(uri)
+            self.by_source.append(count.rows)
+            self.uncounted.extend([count.why_not] if count.why_not else [])
+            seen = rows_at(uri) if columns is None and is_here(uri) else None
             if (
                 columns is None
                 and seen is not None
                 and (seen.objective == objective or objective not in COLUMNS)
             ):
                 columns = seen.field
-            if objective in OF_LABELLED and _is_here(uri) and (labelled := labelled_rows([uri], None, False)):
+            if objective in OF_LABELLED and is_here(uri) and (labelled := labelled_rows([uri], None, False)):
                 objective, columns = labelled.objective, labelled.field
                 self.part("data")["labels"] = [*labelled.labels]
             elif objective in LABELLED:
@@ -169,22 +184,57 @@ class ForeignJob:
             self.part("parallel")["micro_batch"] = max(1, int(micro))
 
     def steps(self, most: float | None, epochs: float | None) -> None:
-        """Set the steps: as many as are said, or so many passes over the rows."""
-        train = self.part("train")
+        """Set the steps: as many as are said, or so many passes over the rows, or over sequences packed of them."""
+        train, passes = self.part("train"), epochs or 1
         if most and most > 0:
             train["steps"] = int(most)
-        elif self.rows:
-            train["steps"] = max(1, math.ceil(self.rows * (epochs or 1) / train["global_batch"]))
+            return
+        batch = train["global_batch"]
+        length = self.part("data")["sequence_length"] if self._packs() else None
+        packed = self._sequences(length) if length else None
+        if packed is not None:
+            train["steps"] = max(1, math.ceil(packed * passes / batch))
             self.lines.append(
-                f"train.steps: {train['steps']:,} = {self.rows:,} rows x {epochs or 1:g} epochs"
-                f" / {train['global_batch']}"
+                f"train.steps: {train['steps']:,} = about {packed:,.1f} sequences of {length} tokens, packed of rows, "
+                f"x {passes:g} epochs / {batch}; `data inspect JOB` counts them"
+            )
+        elif self.rows:
+            train["steps"] = max(1, math.ceil(self.rows * passes / batch))
+            self.lines.append(
+                f"train.steps: {train['steps']:,} = {self.rows:,} rows x {passes:g} epochs / {batch}"
             )
         else:
             train["steps"] = STEPS
+            what = "sequences" if length else "rows"
             self.lines.append(
-                f"train.steps: {STEPS:,}, because the rows are not here to be counted; {epochs or 1:g} epochs are "
-                f"rows x {epochs or 1:g} / {train['global_batch']} steps"
+                f"train.steps: {STEPS:,}, because {self.uncounted[0] if self.uncounted else 'there are no rows'}; "
+                f"{passes:g} epochs are {what} x {passes:g} / {batch} steps"
             )
+        if length and packed is None:
+            self.lines.append(
+                f"rows are packed into sequences of {length} tokens: {train['steps']:,} steps are more than "
+                f"{passes:g} epochs if rows are shorter; `data inspect JOB` counts the sequences, and "
+                f"{passes:g} epochs are sequences x {passes:g} / {batch} steps"
+            )
+
+    def _packs(self) -> bool:
+        """Return whether a sequence holds several rows."""
+        workload = self.part("workload")
+        if workload["objective"] == "conversation":
+            return workload.get("options", {}).get("pack") != "no"
+        return workload["objective"] not in COLUMNS
+
+    def _sequences(self, length: int) -> float | None:
+        """Return about how many sequences the training data fills; None if that cannot be known here."""
+        whole = self.part("workload")["objective"] == "conversation"
+        found = [
+            sequences_in(
+                source["uri"], source.get("field"), rows=rows, folder=self.folder, length=length, whole=whole
+            )
+            for source, rows in zip(self.part("data")["sources"], self.by_source, strict=True)
+        ]
+        known = [each for each in found if each is not None]
+        return sum(known) if len(known) == len(found) else None
 
     def optimizer(
         self, name: Any, lr: Any, schedule: Any, least: float | None, usual: str = "linear"
@@ -196,8 +246,11 @@ class ForeignJob:
         made["name"] = known or "adamw"
         if wanted not in ("adamw_torch", "adamw_torch_fused", known):
             self.lines.append(f"train.optimizer.name: {made['name']}, in fp32; {name} was asked for")
-        if lr is not None:
-            made["lr"] = float(lr)
+        if lr is None:
+            lr = self.usual(
+                "train.optimizer.lr", OptimizerSpec.model_fields["lr"].default, whose="this project"
+            )
+        made["lr"] = float(lr)
         asked = str(schedule or usual).rsplit(".", 1)[-1].lower()
         made["schedule"] = SCHEDULES.get(asked, "cosine")
         if asked not in SCHEDULES:
@@ -267,26 +320,6 @@ def _usual_columns(objective: str) -> dict[str, str]:
     if objective in PREFERENCES and objective != "kto":
         return {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
     return {name: name for name in COLUMNS[objective].needed}
-
-
-def _is_here(uri: str) -> bool:
-    return bool(glob(uri)) or Path(uri).exists()
-
-
-def _counted(uri: str, before: int | None) -> int | None:
-    """Return the rows so far with those of a source; None if it is not here, or has no rows."""
-    if not _is_here(uri):
-        return before
-    total = 0
-    for fs, name, kind in row_files(uri):
-        with fs.open(name, "rb") as file:
-            if kind.kind == ".parquet":
-                import pyarrow.parquet as pq
-
-                total += pq.ParquetFile(file).metadata.num_rows
-            elif kind.kind == ".jsonl" and not kind.compression:
-                total += sum(1 for line in file if line.strip())
-    return (before or 0) + total if total else before
 
 
 def _positions(folder: Path) -> int | None:

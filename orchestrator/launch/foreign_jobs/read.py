@@ -30,6 +30,15 @@ NUMBER = re.compile(r"-?\d+(\.\d*)?([eE][-+]?\d+)?")
 
 SCRIPT = "script"
 """The key of the name of the program that a command line starts."""
+OF_LAUNCHERS = frozenset((
+    "nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "local_addr", "rdzv_backend",
+    "rdzv_endpoint", "rdzv_id", "rdzv_conf", "max_restarts", "monitor_interval", "start_method", "log_dir",
+    "redirects", "tee", "role", "num_processes", "num_machines", "machine_rank", "main_process_ip",
+    "main_process_port", "mixed_precision", "dynamo_backend", "config_file", "deepspeed_config_file",
+    "zero_stage", "gpu_ids", "num_cpu_threads_per_process", "num_gpus", "num_nodes", "hostfile", "include",
+    "exclude", "max_steps",
+))  # fmt: skip
+"""Options with a single value, most of them of torchrun, accelerate and deepspeed: the script follows them."""
 SIGNS: Mapping[type, Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv,
 }  # fmt: skip
@@ -194,9 +203,10 @@ def _words(line: str) -> dict[str, Any]:
         name, equals, value = word.partition("=")
         if name.startswith("--"):
             following = words[number + 1 :] if not equals else []
-            values = list(_until_option(following))
+            key = name.removeprefix("--").replace("-", "_")
+            values = list(_until_option(following, 1 if key in OF_LAUNCHERS else None))
             plain: Any = value if equals else values[0] if len(values) == 1 else values or True
-            found[name.removeprefix("--").replace("-", "_")] = _scalar(plain)
+            found[key] = _scalar(plain)
         elif word.endswith(".py") or words[number - 1 : number] == ["trl"]:
             found[SCRIPT] = word.rsplit("/", 1)[-1].removesuffix(".py")
         elif equals and "." in name and re.fullmatch(r"\+{0,2}[A-Za-z_][\w.]*", name):
@@ -204,17 +214,20 @@ def _words(line: str) -> dict[str, Any]:
     return found
 
 
-def _until_option(words: list[str]) -> Iterator[str]:
-    for word in words:
-        if word.startswith("--") or word in ("|", "&&", ";", ">", "2>&1", "$@", "&"):
+def _until_option(words: list[str], most: int | None) -> Iterator[str]:
+    """Yield an option's values, at most `most`: up to the next option, the script, or a variable with more options."""
+    for number, word in enumerate(words[:most]):
+        if word.startswith("--") or word in ("|", "&&", ";", ">", "2>&1", "$@", "&") or word.endswith(".py"):
+            return
+        if re.fullmatch(r"-[A-Za-z]", word) or (number and word.startswith("$")):
             return
         yield word
 
 
 def _scalar(value: Any) -> Any:
     """Return a word of a command line as YAML reads it."""
-    if not isinstance(value, str) or "$" in value:
-        return value
+    if not isinstance(value, str) or "$" in value or re.fullmatch(r"\d+:[\d:]+", value):
+        return value  # YAML reads 1:4 as 64
     try:
         return yaml.safe_load(value)
     except yaml.YAMLError:

@@ -52,9 +52,12 @@ def torchtitan(job: ForeignJob) -> None:
     least = given.number("lr_scheduler.min_lr_factor", usual=0.0)
     kind = given.take("lr_scheduler.decay_type", usual="linear")
     ratio = given.number("lr_scheduler.decay_ratio")
+    lr = given.number("optimizer.lr")
+    if lr is None:
+        lr = job.usual("train.optimizer.lr", 8e-4, "torchtitan")
     job.optimizer(
         given.take("optimizer.name"),
-        given.number("optimizer.lr"),
+        lr,
         "warmup_stable_decay" if ratio else kind,
         least,
     )

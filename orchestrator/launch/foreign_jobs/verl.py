@@ -85,8 +85,11 @@ def _verl_rollouts(job: ForeignJob) -> None:
         job.lines.append(
             f"rollout.steps: 1 step learns from {prompts} prompts; verl takes one for each {small:g} of them"
         )
-    job.steps(given.number("trainer.total_training_steps"), given.number("trainer.total_epochs", usual=1))
-    job.optimizer("adamw", given.number("actor_rollout_ref.actor.optim.lr"), "constant", None)
+    _verl_steps(job, 30)
+    lr = given.number("actor_rollout_ref.actor.optim.lr")
+    if lr is None:
+        lr = job.usual("train.optimizer.lr", 1e-6, "verl")
+    job.optimizer("adamw", lr, "constant", None)
     job.warmup(given.number("actor_rollout_ref.actor.optim.lr_warmup_steps"),
                given.number("actor_rollout_ref.actor.optim.lr_warmup_steps_ratio"))  # fmt: skip
     job.part("train")["optimizer"]["weight_decay"] = float(
@@ -111,6 +114,14 @@ def _verl_rollouts(job: ForeignJob) -> None:
     )
 
 
+def _verl_steps(job: ForeignJob, usual: float) -> None:
+    """Set the steps; without any, and without epochs, by the usual epochs (verl/trainer/config)."""
+    most, epochs = job.given.number("trainer.total_training_steps"), job.given.number("trainer.total_epochs")
+    if epochs is None and not (most and most > 0):
+        epochs = job.usual("epochs", usual, "verl")
+    job.steps(most, epochs)
+
+
 def _verl_sft(job: ForeignJob) -> None:
     given = job.given
     files = str(given.take("data.train_files", usual="") or "")
@@ -130,6 +141,7 @@ def _verl_sft(job: ForeignJob) -> None:
     elif messages := given.take("data.messages_key", "data.multiturn.messages_key"):
         columns = {"messages": str(messages)}
     job.sources("conversation", [(job.source(files, files=_home(files)), columns, 1.0)])
+    set_options(job, {"pack": "no"})  # a sample of verl is a row
     job.chat_template(None)
     job.length(given.number("data.max_length", usual=1024))
     job.part("train")["global_batch"] = int(given.number("data.train_batch_size", usual=256))
@@ -140,7 +152,7 @@ def _verl_sft(job: ForeignJob) -> None:
     )
     if micro := given.number("data.micro_batch_size_per_gpu", "data.micro_batch_size"):
         job.part("parallel")["micro_batch"] = int(micro)
-    job.steps(given.number("trainer.total_training_steps"), given.number("trainer.total_epochs", usual=1))
+    _verl_steps(job, 4)
     job.optimizer("adamw", given.number("optim.lr"), given.take("optim.lr_scheduler", usual="cosine"), None)
     job.warmup(
         given.number("optim.lr_warmup_steps"),

@@ -87,6 +87,53 @@ def test_the_rows_say_the_objective(
     assert (found.objective, found.field, dict(found.labels)) == (objective, field, labels)
 
 
+@pytest.mark.parametrize("digits", [False, True])
+def test_many_names_of_a_class_label_are_labels(tmp_path: Path, digits: bool) -> None:
+    names = [str(n) if digits else f"intent {n}" for n in range(77)]
+    features = Features({"text": Value("string"), "label": ClassLabel(names=names)})
+    table = Dataset.from_list([{"text": "a", "label": n} for n in range(77)], features=features)
+    table.to_parquet(str(tmp_path / "rows.parquet"))
+    found = labelled_rows([str(tmp_path / "rows.parquet")], None, reads_spans=False)
+    assert found is not None
+    assert (found.objective, [*found.labels]) == ("sequence_classification", names)
+
+
+@pytest.mark.parametrize("row", [[0, 1, 0], [0.0, 1.0, 0.0]])
+def test_labels_without_names_are_asked_for(tmp_path: Path, row: list[float]) -> None:
+    with pytest.raises(InputError, match="its column labels has 0 or 1 for each label, and no names"):
+        of(tmp_path, [{"text": "a", "labels": row}, {"text": "b", "labels": row[::-1]}])
+    assert of(tmp_path, [{"text": "a", "labels": [0, 1]}, {"text": "b", "labels": [1]}]).labels == {
+        "0": 1,
+        "1": 2,
+    }
+
+
+def test_a_long_text_of_a_csv_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(f"text,label\n{'long ' * 40_000},good\nshort,bad\n")
+    found = labelled_rows([str(path)], None, reads_spans=False)
+    assert found is not None
+    assert found.line == "2 rows; labels: bad (1), good (1)"
+    limit = csv.field_size_limit()
+    monkeypatch.setattr("orchestrator.launch.first_rows.LINE_BYTES", 1000)
+    with pytest.raises(InputError, match="field larger than field limit"):
+        labelled_rows([str(path)], None, reads_spans=False)
+    csv.field_size_limit(limit)
+
+
+def test_the_beginning_of_a_long_json_list_is_not_called_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.launch.first_rows.PEEK", 2000)
+    path = tmp_path / "rows.json"
+    for rows, begin in ((ROWS, "9 rows; labels"), (ROWS * 20, "the first ")):
+        path.write_text(json.dumps(rows, indent=1))
+        found = labelled_rows([str(path)], None, reads_spans=False)
+        assert found is not None
+        assert found.line.startswith(begin)
+        assert found.more == (found.rows < len(rows))
+
+
 def test_rows_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
     assert of(tmp_path, [{"text": "a", "n": 1}]) is None
     with pytest.raises(InputError, match="has no column with a label, only text, n; name its column label"):

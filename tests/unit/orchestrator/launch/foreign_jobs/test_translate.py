@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from chat_folder import write_chat_folder
+from datasets import Dataset
+from tokenizers import Tokenizer
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.paths import resolve_paths
 from orchestrator.config.spec import parse
+from orchestrator.launch.foreign_jobs.counted import Counted, counted, sequences_in
 from orchestrator.launch.foreign_jobs.read import read_foreign
 from orchestrator.launch.foreign_jobs.translate import Translated, translate
 from orchestrator.launch.planned_job import planned_on_paper
@@ -120,7 +125,10 @@ def told(text: str, name: str) -> Translated:
 
 
 def test_axolotl() -> None:
-    found = told(AXOLOTL, "axolotl.yaml")
+    Path("packed.yaml").write_text(AXOLOTL)
+    packed = translate(Path("packed.yaml")).document
+    assert packed["train"]["steps"] == 2  # 40 short rows become a few sequences, in batches of 4, twice
+    found = told(AXOLOTL.replace("sample_packing: true", "sample_packing: false"), "axolotl.yaml")
     job = found.document
     assert job["workload"]["model"] == "hf:models/Small"
     assert job["workload"]["adapter"]["targets"] == ["*.attention.*"]
@@ -210,3 +218,125 @@ def test_arguments_of_a_shell() -> None:
     given = read_foreign(Path("run.sh"))
     assert (given.number("n"), given.flag("flag"), given.take("list")) == (8, True, ["a", "b"])
     assert (given.take("path"), given.take("c.d"), given.number("e.f")) == ("$HOME/x", None, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "script", "devices"),
+    [
+        ("torchrun --nproc_per_node 8", "x/sft.py", 8),
+        ("torchrun --nnodes 2 --nproc-per-node 4 --standalone", "x/sft.py", 8),
+        ("torchrun --nnodes 1:4 --nproc_per_node=8", "x/sft.py", 8),
+        ("accelerate launch --num_processes 4", "x/sft.py", 4),
+        ("accelerate launch --num_processes 4", "$SCRIPT", 4),
+        ("accelerate launch --num_processes 4", "bin/sft", 4),
+        ("deepspeed --num_gpus 2", "x/sft.py", 2),
+    ],
+)
+def test_the_script_follows_the_options_of_a_launcher(launcher: str, script: str, devices: int) -> None:
+    Path("run.sh").write_text(
+        f"{launcher} {script} --model_name_or_path models/Small --dataset_name ORG/rows "
+        "--per_device_train_batch_size 2 --learning_rate 1e-5 --bf16 --max_steps 7 $EXTRA\n"
+    )
+    found = translate(Path("run.sh"))
+    assert (found.document["train"]["global_batch"], found.document["train"]["steps"]) == (2 * devices, 7)
+    given = read_foreign(Path("run.sh"))
+    assert given.take("script") == ("sft" if script.endswith(".py") else None)
+    Path("run.sh").write_text("python train.py --max_steps -1 $EXTRA --num_train_epochs 2 $EXTRA --x $A\n")
+    given = read_foreign(Path("run.sh"))
+    assert (given.number("max_steps"), given.number("num_train_epochs"), given.take("x")) == (-1, 2, "$A")
+
+
+def clm(**more: Any) -> Translated:
+    """A job of run_clm for corpus.txt, of 3 sequences of 32 tokens a step."""
+    keys = {"model_name_or_path": "models/Small", "train_file": "corpus.txt", "block_size": 32}
+    Path("clm.json").write_text(json.dumps(keys | {"per_device_train_batch_size": 3} | more))
+    return translate(Path("clm.json"))
+
+
+@pytest.mark.parametrize("kind", ["txt", "jsonl"])
+def test_epochs_of_packed_rows_are_counted_in_sequences(kind: str) -> None:
+    texts = ["a text of some words"] * 400
+    if kind == "jsonl":
+        Path("corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    found = clm(train_file=f"corpus.{kind}", num_train_epochs=2)
+    assert found.document["workload"]["objective"] == "causal_lm"
+    tokenizer = Tokenizer.from_file("models/Small/tokenizer.json")
+    end = "\n" if kind == "txt" else ""
+    tokens = 400 * (len(tokenizer.encode(f"{texts[0]}{end}").ids) + (kind == "jsonl"))
+    wanted = 2 * tokens / 32 / 3
+    assert found.document["train"]["steps"] == pytest.approx(wanted, rel=0.03)
+    assert any("sequences of 32 tokens, packed of rows, x 2 epochs / 3" in line for line in found.lines)
+
+
+def test_whole_conversations_fill_sequences() -> None:
+    row = {"prompt": "a text of some words", "completion": "a text of some words"}
+    Path("talks.jsonl").write_text(f"{json.dumps(row)}\n" * 400)
+    tokenizer = Tokenizer.from_file("models/Small/tokenizer.json")
+    tokens = 2 * (len(tokenizer.encode(row["prompt"]).ids) + 5)
+    field = {"prompt": "prompt", "completion": "completion"}
+    folder = Path("models/Small")
+    for length, fit in ((2 * tokens + 1, 2), (3 * tokens, 3), (tokens - 1, 1)):
+        found = sequences_in("talks.jsonl", field, 400, folder=folder, length=length, whole=True)
+        assert found == pytest.approx(400 / fit, rel=0.01)
+
+
+def test_steps_of_rows_that_cannot_be_known_say_so() -> None:
+    Path("corpus.jsonl").write_text('{"text": "short"}\n' * 30)
+    found = clm(train_file="corpus.jsonl", model_name_or_path="ORG/Other", num_train_epochs=1)
+    assert found.document["train"]["steps"] == 10
+    assert any("10 steps are more than 1 epochs if rows are shorter" in line for line in found.lines)
+    found = clm(train_file="none.jsonl", num_train_epochs=1)
+    assert any("1,000, because none.jsonl is not here" in line for line in found.lines)
+
+
+def test_rows_of_every_kind_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"text": f"a, {n}\nb"} for n in range(7)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    Path("a.jsonl").write_text(f"{lines}\n")
+    Path("a.json").write_text(json.dumps(rows, indent=1))
+    Path("b.json").write_text(lines)
+    with gzip.open("a.jsonl.gz", "wt") as file:
+        file.write(lines)
+    with Path("a.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["text"])
+        writer.writeheader()
+        writer.writerows(rows)
+    Dataset.from_list(rows).save_to_disk("saved")
+    Dataset.from_list(rows).to_parquet("a.parquet")
+    names = ("a.jsonl", "a.json", "b.json", "a.jsonl.gz", "a.csv", "saved", "a.parquet")
+    assert {name: counted(name).rows for name in names} == dict.fromkeys(names, 7)
+    monkeypatch.setattr("orchestrator.launch.foreign_jobs.counted.MOST", 40)
+    monkeypatch.setattr("orchestrator.launch.first_rows.PEEK", 40)
+    for name in ("a.jsonl", "a.jsonl.gz", "a.csv", "a.json"):
+        assert counted(name) == Counted(None, f"{name} is too long to count its rows")
+
+
+TRL_KEYS = {"model_name_or_path": "models/Small", "dataset_name": "ORG/rows"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "lr", "whose", "epochs"),
+    [
+        (TRL_KEYS | {"output_dir": "x-sft"}, 2e-5, "TRL", 3),
+        (TRL_KEYS | {"output_dir": "x-dpo", "dataset_name": "ORG/pairs"}, 1e-6, "TRL", 3),
+        (TRL_KEYS | {"train_file": "corpus.txt", "block_size": 64}, 5e-5, "Hugging Face's Trainer", 3),
+        (TRL_KEYS, 3e-4, "this project", 3),
+        ({"base_model": "models/Small", "datasets": [{"path": "ORG/rows", "type": "alpaca"}]}, 3e-4,
+         "this project", 1),
+    ],
+)  # fmt: skip
+def test_what_is_not_given_is_the_trainers_default_and_said(
+    keys: dict[str, Any], lr: float, whose: str, epochs: int
+) -> None:
+    Path("job.json").write_text(json.dumps(keys | {"per_device_train_batch_size": 1}))
+    found = translate(Path("job.json"))
+    assert found.document["train"]["optimizer"]["lr"] == lr
+    said = f"the default of {whose}, because the configuration gives none"
+    assert f"train.optimizer.lr: {lr:g}, {said}" in found.lines
+    assert any(line.startswith(f"epochs: {epochs}, the default of ") for line in found.lines)
+    if "block_size" not in keys:
+        assert found.document["train"]["steps"] == 40 * epochs
+    Path("job.json").write_text(json.dumps(keys | {"learning_rate": 1e-4, "max_steps": 5}))
+    assert not any(
+        "because the configuration gives none" in line for line in translate(Path("job.json")).lines
+    )
