@@ -175,7 +175,23 @@ def balanced(objective: Any, records: Sequence[np.ndarray] | Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequenceClassification(SampledObjective):
+class WeightedLabels:
+    """What objectives have besides `SampledObjective` whose labels may have different weights in the loss."""
+
+    class_weights: Any = weights_of_labels()  # noqa: RUF009  (a field)
+
+    @cached_property
+    def weights(self) -> np.ndarray | None:
+        """See `weights_by_number`."""
+        return weights_by_number(self)
+
+    def label_numbers(self, record: np.ndarray) -> np.ndarray:
+        """Return the numbers of a record's labels."""
+        return unpack(record)[-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceClassification(WeightedLabels, SampledObjective):
     """One label for a text, or for a pair of texts: sequence_labels int64.
 
     `class_weights` weigh each label in the loss, which stays a mean: the sum of weighted losses over the weights,
@@ -188,25 +204,19 @@ class SequenceClassification(SampledObjective):
     begins = "cls"
     ends = "sep"
     is_cut = _are_texts_cut
-    class_weights: Any = weights_of_labels()  # noqa: RUF009  (a field)
 
     def __post_init__(self) -> None:
         SampledObjective.__post_init__(self)
         weights_by_number(self)
 
-    def label_numbers(self, record: np.ndarray) -> np.ndarray:
-        """Return the numbers of a record's labels."""
-        return unpack(record)[-1]
-
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         batch, label = _with_label(self, np.asarray(read(sample)))
-        weights = weights_by_number(self)
-        weighed = {} if weights is None else {LABEL_WEIGHTS: weights[label]}
+        weighed = {} if self.weights is None else {LABEL_WEIGHTS: self.weights[label]}
         return {**batch, "sequence_labels": np.int64(label), **weighed}
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultiLabelClassification(SampledObjective):
+class MultiLabelClassification(WeightedLabels, SampledObjective):
     """Any number of labels for a text, or for a pair of texts: sequence_labels fp32 [labels], 1 where a label applies.
 
     The loss is the mean over samples and labels of the binary cross-entropy. `class_weights` weigh the samples to which
@@ -219,27 +229,19 @@ class MultiLabelClassification(SampledObjective):
     begins = "cls"
     ends = "sep"
     is_cut = _are_texts_cut
-    class_weights: Any = weights_of_labels()  # noqa: RUF009  (a field)
 
     def __post_init__(self) -> None:
         SampledObjective.__post_init__(self)
         weights_by_number(self)
-
-    def label_numbers(self, record: np.ndarray) -> np.ndarray:
-        """Return the numbers of a record's labels."""
-        return unpack(record)[-1]
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         record = np.asarray(read(sample))
         labels = np.zeros(max(len(self.labels), 1), dtype=np.float32)
         labels[self.label_numbers(record)] = 1.0
         batch = {**framed(self, *texts_of(record))[0], "sequence_labels": labels}
-        weights = weights_by_number(self)
-        return (
-            batch
-            if weights is None
-            else {**batch, LABEL_WEIGHTS: np.where(labels > 0, weights, 1.0).astype(np.float32)}
-        )
+        if self.weights is None:
+            return batch
+        return {**batch, LABEL_WEIGHTS: np.where(labels > 0, self.weights, 1.0).astype(np.float32)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,7 +261,7 @@ class Regression(SampledObjective):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenClassification(SampledObjective):
+class TokenClassification(WeightedLabels, SampledObjective):
     """One label for a word, predicted at its first token: labels int64 [length].
 
     `class_weights` are as in `SequenceClassification`.
@@ -271,14 +273,13 @@ class TokenClassification(SampledObjective):
     begins = "cls"
     ends = "sep"
     is_cut = _are_texts_cut
-    class_weights: Any = weights_of_labels()  # noqa: RUF009  (a field)
 
     def __post_init__(self) -> None:
         SampledObjective.__post_init__(self)
         weights_by_number(self)
 
     def label_numbers(self, record: np.ndarray) -> np.ndarray:
-        """Return the numbers of a record's labels."""
+        """See `WeightedLabels.label_numbers`."""
         labels = unpack(record)[-1]
         return labels[labels > 0] - 1
 
@@ -289,8 +290,7 @@ class TokenClassification(SampledObjective):
         kept = labels[: self.sequence_length - len(before) - len(after)] - 1
         found = np.full(self.sequence_length, IGNORE, dtype=np.int64)
         found[len(before) : len(before) + len(kept)] = np.where(kept < 0, IGNORE, kept)
-        weights = weights_by_number(self)
-        weighed = {} if weights is None else {LABEL_WEIGHTS: weights[np.maximum(found, 0)]}
+        weighed = {} if self.weights is None else {LABEL_WEIGHTS: self.weights[np.maximum(found, 0)]}
         return {**batch, "labels": found, **weighed}
 
     def is_lost(self, record: np.ndarray) -> bool:
