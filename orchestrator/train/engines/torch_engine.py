@@ -124,11 +124,7 @@ class TorchEngine:
         self, micro_batches: Sequence[Batch], lr: float, check: StepCheck | None = None
     ) -> Metrics:
         """See `Engine.train_step`."""
-        micro_batches = self._with_reference(micro_batches)
-        # Before the step: the baseline is a mean over the global batch, which the loss of the first micro-batch
-        # already needs.
-        if self._losses.has_baseline:
-            self.take_baseline(self.eval_step(micro_batches))
+        micro_batches = self._with_references(micro_batches)
         if check is not None:
             self._mesh.witness.begin(check.exact)
         self.clock.switch(FORWARD)
@@ -162,9 +158,7 @@ class TorchEngine:
         """See `Engine.compute_again`."""
         # Running statistics of the user's layers change in a forward pass.
         kept = {name: buffer.clone() for name, buffer in self._buffers.items()}
-        micro_batches = self._with_reference(micro_batches)
-        if self._losses.has_baseline:
-            self.take_baseline(self.eval_step(micro_batches))
+        micro_batches = self._with_references(micro_batches)
         self._mesh.witness.begin(exact)
         self._gradients(micro_batches)
         record = self._mesh.witness.take()
@@ -259,6 +253,16 @@ class TorchEngine:
     def _taught(self, micro_batches: Sequence[Batch]) -> Sequence[Batch]:
         """Return the micro-batches with the teacher's outputs for them, if this rank has a teacher."""
         return micro_batches if self._teacher is None else self._teacher.taught(micro_batches)
+
+    def _with_references(self, micro_batches: Sequence[Batch]) -> Sequence[Batch]:
+        """Return the micro-batches of a step with what their losses are compared with, and take the baseline.
+
+        The baseline is a mean over the global batch, which the loss of the first micro-batch already needs.
+        """
+        micro_batches = self._with_reference(micro_batches)
+        if self._losses.has_baseline:
+            self.take_baseline(self.eval_step(micro_batches))
+        return micro_batches
 
     @torch.no_grad()
     def _with_reference(self, micro_batches: Sequence[Batch]) -> Sequence[Batch]:
