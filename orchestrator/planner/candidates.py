@@ -96,24 +96,45 @@ def all_degrees(
     micros = [batch // virtual] if virtual else [m for m in MICRO_BATCHES if m <= batch]
     asked = demand.parallel
     if isinstance(asked, ParallelSpec) and not asked.is_partial:
-        layouts = []
-        for micro in [asked.micro_batch] if asked.micro_batch else micros:
-            wide = Layout(**{**asked.pins, "micro_batch": micro})
-            # A layout that does not fit the workers is yielded too, so that the error names the reason.
-            width = max(workers // (asked.pp * asked.cp * asked.tp), 1)
-            layouts.append(fit(wide, workers, batch, virtual) or wide.but(dp=width))
-        families = [Family((layout,), partial(iter, (layout,))) for layout in layouts]
-        yield Degrees(layouts[-1], partial(iter, families))
-        if not (shape.even_shares or virtual):
-            for layout in uneven(wide, workers, batch, layouts[-1].dp):
-                if not layout.problems(shape, batch):
-                    yield Degrees(layout, partial(iter, [Family((layout,), partial(iter, (layout,)))]))
+        yield from _pinned(demand, shape, workers, asked, micros)
         return
     pins = asked.pins if isinstance(asked, ParallelSpec) else {}
     micros = [pins["micro_batch"]] if "micro_batch" in pins else micros
     yield from _Families(
         demand, shape, workers=workers, per_node=per_node, micros=micros, pins=pins, room=room
     ).all(reject)
+
+
+def _pinned(
+    demand: Demand, shape: ModelShape, workers: int, asked: ParallelSpec, micros: Sequence[int]
+) -> Iterator[Degrees]:
+    """Yield the layouts of a job that leaves only the width, and perhaps the micro-batch, to the planner."""
+    batch = demand.batch
+    wide = [
+        Layout(**{**asked.pins, "micro_batch": micro})
+        for micro in ([asked.micro_batch] if asked.micro_batch else micros)
+    ]
+    # A layout that does not fit the workers is yielded too, so that the error names the reason.
+    width = max(workers // (asked.pp * asked.cp * asked.tp), 1)
+    layouts = [fit(each, workers, batch, demand.shards) or each.but(dp=width) for each in wide]
+    yield Degrees(layouts[-1], partial(map, _alone, layouts))
+    for layout in _uneven(demand, shape, wide[-1], workers=workers, even_width=layouts[-1].dp):
+        if not layout.problems(shape, batch):
+            yield Degrees(layout, partial(map, _alone, [layout]))
+
+
+def _alone(layout: Layout) -> Family:
+    """Return the family of one layout."""
+    return Family((layout,), partial(iter, (layout,)))
+
+
+def _uneven(
+    demand: Demand, shape: ModelShape, degrees: Layout, workers: int, even_width: int
+) -> list[Layout]:
+    """Return layouts with more replicas than divide the batch, where a step takes less time with them."""
+    if shape.even_shares or demand.shards:
+        return []
+    return uneven(degrees, workers, demand.batch, even_width)
 
 
 @dataclass(frozen=True)
@@ -171,11 +192,9 @@ class _Families:
         return degrees.but(dp=found.dp, micro_batch=_divisors_up_to(self.micros, batch // found.dp)[-1])
 
     def _uneven(self, widest: Layout) -> list[Layout]:
-        """Return layouts with more replicas than divide the batch, where a step takes less time with them."""
-        if self.shape.even_shares or self.demand.shards:
-            return []
+        """See `_uneven`, with the micro-batches that are searched."""
         most = widest.but(micro_batch=self.micros[-1])
-        found = uneven(most, self.workers, self.demand.batch, widest.dp)
+        found = _uneven(self.demand, self.shape, most, workers=self.workers, even_width=widest.dp)
         return [layout for layout in found if layout.micro_batch in self.micros]
 
     def _with(self, widest: Layout, micros: Sequence[int], recomputes: Sequence[str]) -> Iterator[Family]:
