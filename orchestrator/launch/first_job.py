@@ -198,11 +198,7 @@ def _labelled(data: Sequence[str], folder: str | None, asked: str | None) -> Lab
         return None
     if folder is None:
         raise InputError(f"{asked} needs a pretrained model", "--from-hf", "name a folder with one")
-    found = labelled_rows(data, asked, reads_spans=encoder)
-    if found and found.objective not in OBJECTIVES:
-        hint = "give one label a row, or a loss of your own, see docs/guides/own-code.md"
-        raise InputError("has several labels in a row", data[0], hint)
-    return found
+    return labelled_rows(data, asked, reads_spans=encoder)
 
 
 def _described(folder: str) -> Any:
@@ -248,7 +244,12 @@ def name_of(path: Path) -> str:
     if not path.stem.isprintable() or not any(letter.isalnum() for letter in path.stem):
         return path.stem
     plain = unicodedata.normalize("NFKD", path.stem.replace("ß", "ss")).encode("ascii", "ignore").decode()
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", plain).lstrip("._-")[:63].rstrip("-") or NAME
+    return legal_name(plain)
+
+
+def legal_name(text: str) -> str:
+    """Return the text as a run's name: what is no letter, digit, dot, underscore or dash becomes a dash."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")[:63].rstrip("-") or NAME
 
 
 def _published_dropout(folder: str) -> dict[str, float]:

@@ -235,8 +235,7 @@ def is_cut(fs: Any, name: str, kind: Kind) -> bool:
         return False
     with fs.open(name, "rb") as raw:
         file = plain_bytes(raw, kind)
-        while (line := file.readline(PEEK)).strip() == b"" and line:
-            pass
+        line = _first_line(file)
         return begins_list(line) and len(file.read(PEEK)) == PEEK and bool(file.read(1).strip())
 
 
@@ -251,8 +250,7 @@ def _raw_rows(fs: Any, name: str, kind: Kind) -> Iterator[Any]:
             text = io.TextIOWrapper(file, "utf-8-sig", newline="")
             yield from csv.DictReader(text, delimiter="\t" if kind.kind == ".tsv" else ",")
             return
-        while (line := file.readline(PEEK)).strip() == b"" and line:
-            pass  # empty lines are skipped, as when the data is read
+        line = _first_line(file)
         if not line:
             raise InputError("is empty", name, "give a file with rows")
         if begins_list(line):
@@ -262,6 +260,13 @@ def _raw_rows(fs: Any, name: str, kind: Kind) -> Iterator[Any]:
             if line.strip():
                 yield json.loads(line)
             line = file.readline(PEEK)
+
+
+def _first_line(file: Any) -> bytes:
+    """Return the first line with text; empty at the end. Empty lines are skipped, as when the data is read."""
+    while (line := file.readline(PEEK)) and not line.strip():
+        pass
+    return bytes(line)
 
 
 def _rows_of_table(file: Any, kind: str) -> Iterator[dict[str, Any]]:

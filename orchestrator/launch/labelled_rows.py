@@ -10,7 +10,6 @@ from itertools import islice
 from typing import Any
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.records import COLUMNS
 from orchestrator.data.sources.arrow_files import label_names, schema_of
 from orchestrator.data.sources.dataset_card import Cards
 from orchestrator.data.sources.files import SourceFile
@@ -101,9 +100,7 @@ def labelled_rows(uris: Sequence[str], asked: str | None, reads_spans: bool) -> 
     if asked is not None and asked != objective:
         raise InputError(f"its rows fit {objective}, not {asked}", uris[0], f"give --objective {objective}")
     if objective == MULTI:
-        field = {name: column for name, column in field.items() if name != "label"} | {
-            "labels" if "labels" in COLUMNS[MULTI].needed else "label": column
-        }
+        field = {name: column for name, column in field.items() if name != "label"} | {"labels": column}
     names = () if objective == REGRESSION or named == tuple(map(str, range(len(named)))) else named
     counts = Counter(name for value in values for name in _labels_in(value, names))
     order = names or sorted(counts, key=_sort_key)

@@ -9,7 +9,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.launch.foreign_jobs.common import (
     HERE_ANYWAY,
     Usual,
-    fill_rollout,
+    fill_rollout_of_trl,
     fill_training,
     set_options,
     whole_groups,
@@ -17,13 +17,10 @@ from orchestrator.launch.foreign_jobs.common import (
 from orchestrator.launch.foreign_jobs.job import ForeignJob
 
 PREFERENCES = {"dpo": "dpo", "ipo": "ipo", "kto": "kto", "orpo": "orpo", "rm": "reward", "reward": "reward"}
-
-
+"""Objectives by the value of `rl`."""
 USUAL = Usual("axolotl", schedule="cosine", epochs=1)
 """A learning rate is required by axolotl."""
 ALPACA = {"prompt": "{instruction}\n\n{input}", "completion": "output"}
-
-
 COLUMNS: Mapping[str, dict[str, str]] = {
     "alpaca": ALPACA,
     "alpaca_chat": ALPACA,
@@ -61,11 +58,7 @@ def axolotl(job: ForeignJob) -> None:
     job.chat_template(given.take("chat_template"))
     job.length(given.number("sequence_len"))
     set_options(job, {"beta": given.number("rl_beta", "dpo_beta", "orpo_alpha")})
-    job.batch(
-        given.number("micro_batch_size", usual=1),
-        given.number("gradient_accumulation_steps", usual=1),
-        given.number("num_processes", usual=1),
-    )
+    _batch(job)
     fill_training(job, USUAL)
     kind = str(given.take("adapter", usual="")).lower()
     quantised = given.flag("load_in_4bit") or kind == "qlora"
@@ -92,6 +85,15 @@ def axolotl(job: ForeignJob) -> None:
         given.number("num_epochs", usual=1),
     )
     given.drop("warmup_ratio", *HERE_ANYWAY)
+
+
+def _batch(job: ForeignJob) -> None:
+    given = job.given
+    job.batch(
+        given.number("micro_batch_size", usual=1),
+        given.number("gradient_accumulation_steps", usual=1),
+        given.number("num_processes", usual=1),
+    )
 
 
 def _axolotl_data(job: ForeignJob, objective: str) -> None:
@@ -166,20 +168,8 @@ def _grpo_of_axolotl(job: ForeignJob) -> None:
     job.sources(
         "grpo", [(job.source(each["path"], str(each.get("split", "train"))), None, 1.0) for each in listed]
     )
-    trl = given.section("trl")
-    fill_rollout(
-        job,
-        group=trl.number("num_generations", usual=8),
-        answer=trl.number("max_completion_length", usual=256),
-        prompt=given.number("sequence_len", usual=512),
-        temperature=trl.number("temperature", usual=1.0),
-        rewards=trl.take("reward_funcs") or [],
-    )
-    job.batch(
-        given.number("micro_batch_size", usual=1),
-        given.number("gradient_accumulation_steps", usual=1),
-        given.number("num_processes", usual=1),
-    )
+    fill_rollout_of_trl(job, given.section("trl"), given.number("sequence_len", usual=512))
+    _batch(job)
     whole_groups(job)
     fill_training(job, USUAL)
     given.drop(*HERE_ANYWAY)

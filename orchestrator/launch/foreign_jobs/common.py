@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.launch.first_job import legal_name
 from orchestrator.launch.foreign_jobs.job import ForeignJob
+from orchestrator.launch.foreign_jobs.read import Given
 
 HERE_ANYWAY = (
     "dataset_prepared_path", "flash_attention", "attn_implementation", "strict", "group_by_length", "output_dir",
@@ -148,6 +150,18 @@ def fill_rollout(
         )
 
 
+def fill_rollout_of_trl(job: ForeignJob, keys: Given, prompt: float) -> None:
+    """Set the keys of learning from rewards from TRL's own; `prompt` is the most tokens of a prompt."""
+    fill_rollout(
+        job,
+        group=keys.number("num_generations", usual=8),
+        answer=keys.number("max_completion_length", usual=256),
+        prompt=prompt,
+        temperature=keys.number("temperature", usual=1.0),
+        rewards=keys.take("reward_funcs") or [],
+    )
+
+
 def whole_groups(job: ForeignJob) -> None:
     """Make the global batch a multiple of the answers to a prompt."""
     train, group = job.part("train"), job.document["rollout"]["group"]
@@ -159,5 +173,4 @@ def whole_groups(job: ForeignJob) -> None:
 
 def name_of(text: str) -> str:
     """Return the name of a run from a path or a name elsewhere."""
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", text.rstrip("/").rsplit("/", 1)[-1]).lstrip("._-")
-    return plain[:63].rstrip("-") or "job"
+    return legal_name(text.rstrip("/").rsplit("/", 1)[-1])

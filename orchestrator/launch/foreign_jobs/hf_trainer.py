@@ -10,13 +10,13 @@ from orchestrator.config.errors import InputError
 from orchestrator.launch.foreign_jobs.common import (
     HERE_ANYWAY,
     Usual,
-    fill_rollout,
+    fill_rollout_of_trl,
     fill_training,
     set_options,
     whole_groups,
 )
 from orchestrator.launch.foreign_jobs.job import ForeignJob
-from orchestrator.launch.foreign_jobs.read import SCRIPT
+from orchestrator.launch.foreign_jobs.read import SCRIPT, Given
 
 
 def hf_trainer(job: ForeignJob) -> None:
@@ -27,14 +27,7 @@ def hf_trainer(job: ForeignJob) -> None:
     given.drop("tokenizer_name", "tokenizer_name_or_path")
     objective = _trainer_objective(job)
     if objective == "grpo":
-        fill_rollout(
-            job,
-            group=given.number("num_generations", usual=8),
-            answer=given.number("max_completion_length", usual=256),
-            prompt=given.number("max_prompt_length", usual=512),
-            temperature=given.number("temperature", usual=1.0),
-            rewards=given.take("reward_funcs") or [],
-        )
+        fill_rollout_of_trl(job, given, given.number("max_prompt_length", usual=512))
     _trainer_data(job, objective)
     job.chat_template(given.take("chat_template", "chat_template_path"))
     if objective != "grpo":
@@ -48,11 +41,10 @@ def hf_trainer(job: ForeignJob) -> None:
                 usual=1024,
             )
         )
-    set_options(
-        job, {"beta": given.number("beta", "dpo_beta")} if objective not in ("conversation", "grpo") else {}
-    )
     if objective == "grpo":
         set_options(job, {"beta": given.number("beta")})
+    elif objective != "conversation":
+        set_options(job, {"beta": given.number("beta", "dpo_beta")})
     if objective == "conversation" and not given.flag("packing"):
         set_options(job, {"pack": "no"})
     job.batch(
@@ -131,15 +123,21 @@ KEYS_OF: Mapping[str, tuple[str, ...]] = {
 def _trainer_objective(job: ForeignJob) -> str:
     """Return the objective of a trainer's arguments, by its script, by its own keys, or by the name of the run."""
     given = job.given
-    script = str(given.take(SCRIPT, usual=""))
-    for name in (script, str(given.take("output_dir", usual=""))):
-        for word, objective in SCRIPTS.items():
-            if re.search(rf"(?<![a-z]){word}(?![a-z])", name.lower()):
-                return "ipo" if objective == "dpo" and given.take("loss_type") == "ipo" else objective
-        for objective, keys in KEYS_OF.items():
-            if any(key in given for key in keys):
-                return objective
-    return "dpo" if "beta" in given else "conversation"
+    by_keys = (name for name, keys in KEYS_OF.items() if any(key in given for key in keys))
+    found = (
+        _named(given, str(given.take(SCRIPT, usual="")))
+        or next(by_keys, None)
+        or _named(given, str(given.take("output_dir", usual="")))
+    )
+    return found or ("dpo" if "beta" in given else "conversation")
+
+
+def _named(given: Given, name: str) -> str | None:
+    """Return the objective that the name of a script or of a folder has; None without one."""
+    for word, objective in SCRIPTS.items():
+        if re.search(rf"(?<![a-z]){word}(?![a-z])", name.lower()):
+            return "ipo" if objective == "dpo" and given.take("loss_type") == "ipo" else objective
+    return None
 
 
 def _trainer_data(job: ForeignJob, objective: str) -> None:

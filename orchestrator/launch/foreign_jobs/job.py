@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.records import COLUMNS, LABELLED, PREFERENCES, TALKING
-from orchestrator.launch.first_job import OF_LABELLED
+from orchestrator.launch.first_job import GPUS, OF_LABELLED
 from orchestrator.launch.first_rows import rows_at
 from orchestrator.launch.foreign_jobs.counted import counted, is_here, sequences_in
 from orchestrator.launch.foreign_jobs.read import Given
@@ -22,7 +22,6 @@ from orchestrator.optim.kinds import KINDS
 
 STEPS = 1000
 """Steps of a job whose rows cannot be counted."""
-GPUS = "/dev/nvidia[0-9]*"
 SCHEDULES = {
     "cosine": "cosine", "cosine_with_min_lr": "cosine", "cosine_with_restarts": "cosine", "linear": "linear",
     "polynomial": "linear", "constant": "constant", "constant_with_warmup": "constant",
@@ -172,13 +171,12 @@ class ForeignJob:
             )
         self.part("data")["sequence_length"] = min(wanted, positions or wanted)
 
-    def batch(self, micro: float, accumulation: float, devices: float, group: int = 1) -> None:
-        """Set the global batch, and the workers."""
-        total = int(micro * accumulation * devices) * group
+    def batch(self, micro: float, accumulation: float, devices: float) -> None:
+        """Set the global batch and the micro-batch."""
+        total = int(micro * accumulation * devices)
         self.part("train")["global_batch"] = max(1, total)
         self.lines.append(
             f"train.global_batch: {total} = {micro:g} a device x {accumulation:g} accumulated x {devices:g} devices"
-            + (f" x {group} answers" if group > 1 else "")
         )
         if not self.given.flag("auto_find_batch_size"):
             self.part("parallel")["micro_batch"] = max(1, int(micro))
@@ -297,20 +295,16 @@ class ForeignJob:
                 f"workload.adapter.targets: {', '.join(patterns)}, for {', '.join(map(str, names))}"
             )
 
-    def workers(self, gpus: bool) -> None:
+    def workers(self) -> None:
         """Ask for as many workers as the layout divides over, on GPUs if there are some."""
         layout = self.part("parallel")
         least = math.prod(int(layout.get(name, 1)) for name in ("tp", "pp", "cp"))
-        here = len(glob(GPUS)) if gpus else 0
+        here = len(glob(GPUS))
         worker: dict[str, Any] = {"cpu": 1, "gpu": int(here > 0)}
         self.document["resources"] = {
             "workers": {"min": least, "max": max(least, here, 2)},
             "per_worker": worker,
         }
-
-    def learns_from_preferences(self) -> bool:
-        """Return whether the objective compares answers."""
-        return self.part("workload").get("objective") in PREFERENCES
 
 
 def _usual_columns(objective: str) -> dict[str, str]:

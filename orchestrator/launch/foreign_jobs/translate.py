@@ -43,7 +43,7 @@ def translate(path: Path, name: str | None = None) -> Translated:
     fill = whose(given)
     job = ForeignJob(given)
     fill(job)
-    job.workers(gpus=True)
+    job.workers()
     if name is not None:
         job.document["name"] = name
     trainer = {"hf_trainer": "Hugging Face's Trainer or TRL"}.get(fill.__name__, fill.__name__)

@@ -6,11 +6,7 @@ import re
 from typing import Any
 
 from orchestrator.config.errors import InputError
-from orchestrator.launch.foreign_jobs.common import (
-    fill_rollout,
-    name_of,
-    set_options,
-)
+from orchestrator.launch.foreign_jobs.common import fill_rollout, name_of, set_options
 from orchestrator.launch.foreign_jobs.job import ForeignJob
 
 
@@ -52,7 +48,7 @@ def _verl_rollouts(job: ForeignJob) -> None:
         if estimator in ("reinforce_plus_plus", "reinforce_plus_plus_baseline", "rloo", "opo", "remax")
         else "grpo"
     )
-    if objective == "reinforce" or estimator not in ("grpo",):
+    if estimator != "grpo":
         job.lines.append(f"workload.objective: {objective} is nearest to {estimator}")
     files = given.take("data.train_files")
     paths = [files] if isinstance(files, str) else list(files or ())
@@ -102,11 +98,7 @@ def _verl_rollouts(job: ForeignJob) -> None:
     weight = given.number("actor_rollout_ref.actor.kl_loss_coef", usual=0.001)
     set_options(job, {"beta": float(weight) if uses else None} if objective == "grpo" else {})
     job.part("train")["precision"] = "bf16"
-    if given.flag("actor_rollout_ref.model.enable_gradient_checkpointing"):
-        job.part("parallel")["recompute"] = "full"
-    if (rank := given.number("actor_rollout_ref.model.lora_rank")) and rank > 0:
-        targets = given.take("actor_rollout_ref.model.target_modules", usual="all-linear")
-        job.adapter(rank, given.number("actor_rollout_ref.model.lora_alpha"), targets=targets, nf4=False)
+    _verl_model(job, "actor_rollout_ref.model")
     given.drop(
         "actor_rollout_ref.actor.kl_loss_type actor_rollout_ref.model.use_remove_padding "
         "algorithm.use_kl_in_reward actor_rollout_ref.actor.use_dynamic_bsz "
@@ -161,11 +153,17 @@ def _verl_sft(job: ForeignJob) -> None:
     job.part("train")["optimizer"]["weight_decay"] = float(given.number("optim.weight_decay", usual=0.01))
     job.part("train")["optimizer"]["clip"] = float(given.number("optim.clip_grad", usual=1.0))
     job.part("train")["precision"] = "bf16"
-    if given.flag("model.enable_gradient_checkpointing"):
+    _verl_model(job, "model")
+
+
+def _verl_model(job: ForeignJob, section: str) -> None:
+    """Set recomputation and the adapter from a section of keys."""
+    given = job.given
+    if given.flag(f"{section}.enable_gradient_checkpointing"):
         job.part("parallel")["recompute"] = "full"
-    if (rank := given.number("model.lora_rank")) and rank > 0:
-        targets = given.take("model.target_modules", usual="all-linear")
-        job.adapter(rank, given.number("model.lora_alpha"), targets=targets, nf4=False)
+    if (rank := given.number(f"{section}.lora_rank")) and rank > 0:
+        targets = given.take(f"{section}.target_modules", usual="all-linear")
+        job.adapter(rank, given.number(f"{section}.lora_alpha"), targets=targets, nf4=False)
 
 
 def _home(path: str) -> str:
