@@ -68,7 +68,7 @@ THINGS = (
     Thing("RoPE scaling by transformers' names", "`workload.changes: {rope_scaling: {rope_type: yarn, factor: 4}}`",
           "guides/models.md", "rope_type: yarn",
           "unit/workloads/model/test_positions.py::test_llama3_stretches_long_waves_and_keeps_short_ones"),
-    Thing("Longer text than positions is told", "`plan`", "guides/models.md", "max_position_embeddings",
+    Thing("A warning of texts that are too long", "`plan`", "guides/models.md", "max_position_embeddings",
           "unit/orchestrator/launch/test_preflight.py::test_a_text_longer_than_the_declared_positions_is_told"),
     Thing("LoRA", "`workload.adapter: {kind: lora}`", TASKS, "kind: lora",
           f"{LORA}::test_twenty_steps_are_those_of_peft"),

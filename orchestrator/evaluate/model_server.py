@@ -36,7 +36,9 @@ class ModelServer:
 
         Raises OSError if the address cannot be used.
         """
-        self._speaker, self._name, self._token = speaker, name, token
+        self._speaker = speaker
+        self._name = name
+        self._token = token
         self._made = int(time.time())
         self._turn = threading.Lock()
         self._closing = threading.Event()
@@ -157,7 +159,8 @@ class _Stream:
         self._write("[DONE]")
 
     def _write(self, text: str) -> None:
-        begins, self.begun = not self.begun, True
+        begins = not self.begun
+        self.begun = True
         try:
             if begins:
                 self._begin()
@@ -176,7 +179,7 @@ class _Stream:
 
 
 def _refused(error: Exception) -> Refused:
-    """Return what a client is told of an error, without secrets."""
+    """Return the answer to a request that failed. Its message has no secrets."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, InputError):

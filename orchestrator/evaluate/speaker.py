@@ -101,10 +101,11 @@ class _Pieces:
     """Hands on text while it grows."""
 
     def __init__(self, tokenizer: Tokenizer, heard: Callable[[str], object], stop: Sequence[str]) -> None:
-        self._tokenizer, self._heard, self._stop = tokenizer, heard, [each for each in stop if each]
-        self._back = (
-            max(map(len, self._stop), default=1) - 1
-        )  # a stop string may have begun in these characters
+        self._tokenizer = tokenizer
+        self._heard = heard
+        self._stop = [each for each in stop if each]
+        # A stop string may have begun in so many of the last characters.
+        self._back = max(map(len, self._stop), default=1) - 1
         self._handed = 0
 
     def more(self, ids: Sequence[int]) -> bool:
@@ -132,7 +133,8 @@ class _Pieces:
 
     def _hand(self, certain: str) -> None:
         if len(certain) > self._handed:
-            piece, self._handed = certain[self._handed :], len(certain)
+            piece = certain[self._handed :]
+            self._handed = len(certain)
             self._heard(piece)
 
 

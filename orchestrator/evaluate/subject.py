@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """The model to evaluate: its weights, its transformers tokenizer, its step, and the facts of `facts_of` about the
-    about the weights.
+    """The model to evaluate: its weights, its transformers tokenizer, its step, and the facts of `facts_of` about
+    the weights.
     """
 
     workload: Workload

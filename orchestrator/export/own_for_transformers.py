@@ -53,7 +53,8 @@ def write_code(config: OwnModel, roles: Mapping[str, int], folder: Path) -> Flat
     (folder / f"{CODE}{SUFFIX}").write_text(source, encoding="utf-8")
     speaks = logits_of(config.bare) is not None
     classes = {"AutoConfig": "OwnConfig", "AutoModel": "OwnModel"}
-    classes |= {"AutoModelForCausalLM": "OwnForCausalLM"} if speaks else {}
+    if speaks:
+        classes["AutoModelForCausalLM"] = "OwnForCausalLM"
     about: dict[str, Any] = {
         "architectures": [list(classes.values())[-1]],
         "auto_map": {auto: f"{CODE}.{name}" for auto, name in classes.items()},

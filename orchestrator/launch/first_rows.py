@@ -176,13 +176,6 @@ def _leaves(row: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
         level = deeper
 
 
-def first_file(uri: str) -> tuple[Any, str, Kind] | None:
-    """Return the file system, the name and the kind of the first file with rows; None if there is none yet."""
-    for fs, name, kind in row_files(uri):
-        return fs, name, kind
-    return None
-
-
 def row_files(uri: str) -> list[tuple[Any, str, Kind]]:
     """Return the files with rows of a path, glob or folder, empty if there are none yet. A folder may be a dataset that
     `save_to_disk` wrote.
@@ -206,7 +199,7 @@ def row_files(uri: str) -> list[tuple[Any, str, Kind]]:
 
 def _first_row(uri: str) -> Mapping[str, Any] | None:
     """The first row of the first file, None if the file has no rows or does not exist yet."""
-    found = first_file(uri)
+    found = next(iter(row_files(uri)), None)
     if found is None:
         return None
     try:

@@ -60,7 +60,9 @@ class _Moved:
     """One module, with the imports that it has beside the others."""
 
     def __init__(self, module: str, package: str, names: Mapping[str, str], text: str) -> None:
-        self._module, self._package, self._names = module, package, names
+        self._module = module
+        self._package = package
+        self._names = names
         self._lines = text.encode().splitlines(keepends=True)
         self._tree = ast.parse(text)
         self.needs = set[str]()

@@ -64,7 +64,7 @@ def clean_for(
     """Clean the text of data that is being prepared, and write the totals into its folder.
 
     Args:
-        folder: the prepared data. Decisions are kept beside it.
+        folder: the prepared data. The decisions are stored next to it.
         cleaning: the steps.
         parts: the parts of the text.
         sources: number of the job's sources.

@@ -1,6 +1,6 @@
 """Compare every model that has a conversion table with transformers: same weights, same logits and loss.
 
-The page in the docs also has the models of extensions, whose command `table` is told.
+The page in the docs also has the models of extensions. The module that writes it passes its own command to `table`.
 """
 
 from __future__ import annotations
