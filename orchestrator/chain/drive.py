@@ -181,8 +181,9 @@ class Driver:
                 self._end(name, RunOutcome(Outcome.WRONG_INPUT, None, str(error)))
 
     def _start(self, name: str, stage: StageRun, shared: str) -> None:
-        if (found := PastRun(stage.job, stage.run).done()) is not None:
-            PastRun(stage.job, stage.run).put_back()
+        past = PastRun(stage.job, stage.run)
+        if (found := past.done()) is not None:
+            past.put_back()
             self._end(name, RunOutcome(Outcome.DONE, found))
             return
         job = preflight(stage.job, stage.run, None, self._address)
