@@ -15,10 +15,9 @@ WORKER = "default_worker.py"
 
 
 def job_folders_last(path: Sequence[str], program: str) -> list[str]:
-    """Return Python's path for a process of `program`. In a worker of Ray the job's folders are moved to the end.
+    """Return `sys.path` for `program`. In a Ray worker the job's folders move to the end.
 
-    Ray puts them first, and a working directory once more into PYTHONPATH. There a user's file would hide a module of
-    Python or a package with the same name.
+    Ray puts them first, where a user's file would shadow a standard module or a package.
     """
     folder = dirname(program)
     if basename(program) != WORKER or folder not in path:

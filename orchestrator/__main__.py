@@ -14,7 +14,7 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line. SIGTERM and SIGHUP are a KeyboardInterrupt from the first moment on."""
+    """Run the command line. From the start, SIGTERM and SIGHUP raise KeyboardInterrupt, except SIGHUP under nohup."""
     interrupt_on_sigterm()
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller: what is opened next would take its place

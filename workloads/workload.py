@@ -135,10 +135,10 @@ class Reading:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen: the most probable one without a temperature, else a random draw.
+    """How the next token is chosen: greedily at temperature 0, else by a random draw.
 
-    top_k: draw only among this many most probable tokens, 0 for all. top_p: draw only among the fewest tokens whose
-    probabilities sum to at least this share, at least one.
+    top_k: draw only among the top_k most probable tokens; 0 for all. top_p: draw only among the fewest tokens whose
+    probabilities sum to at least top_p.
     """
 
     temperature: float = 0.0

@@ -10,7 +10,7 @@ CHUNK = 1 << 16
 
 
 class Lines:
-    """Read JSON objects, one a line, from a file descriptor."""
+    """Read JSON objects, one per line, from a file descriptor."""
 
     def __init__(self, source: int, longest: int | None = None) -> None:
         """

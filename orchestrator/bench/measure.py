@@ -44,7 +44,7 @@ Tell = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast an export computes a batch: seconds of a pass, and tokens a second, without padding."""
+    """How fast an export computes a batch: seconds of a pass, and tokens per second, without padding."""
 
     batch: int
     p50: float

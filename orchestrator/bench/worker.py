@@ -2,7 +2,7 @@
 
     python -m orchestrator.bench.worker FOLDER RUNTIME INPUTS THREADS
 
-Requests and replies are JSON objects, one a line. It imports nothing but numpy and the runtime, so that its resident
+Requests and replies are JSON objects, one per line. It imports nothing but numpy and the runtime, so that its resident
 memory is what serving this export takes.
 """
 

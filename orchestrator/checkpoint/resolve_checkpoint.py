@@ -76,11 +76,10 @@ def read_chosen(
     read: Callable[[int], T],
     choose: Callable[[Store, int | None], int] = chosen,
 ) -> T:
-    """Choose a commit and return what `read` returns for its step.
+    """Choose a commit and return `read(step)`.
 
-    The checkpoint is pinned while it is read, so that a running job does not remove it. If it is removed all the
-    same, since
-    nothing may be written there, another one is chosen, unless the caller asks for a `step`.
+    It pins the commit meanwhile, so that a running job does not remove it. A directory that cannot be written takes no
+    pin. If the commit then disappears, it chooses again, TRIES times in all; with a `step` it does not.
 
     Args:
         store: the commits of the run.

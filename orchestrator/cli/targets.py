@@ -78,7 +78,10 @@ def is_waiting(job: Submission) -> bool:
 
 
 def shown_of(job: Submission) -> dict[str, Any]:
-    """The state that `list` and `status` show for a job. Ray says only that the job runs, whatever its run does."""
+    """Return a job as `list` and `status` show it.
+
+    The state is `waiting` if its run waits for its turn or for workers, while Ray says `running`.
+    """
     from orchestrator.observe.last_status import WAITING
 
     waits = is_waiting(job)

@@ -71,8 +71,8 @@ def sections_of(key: str) -> list[Section]:
 
 
 def _near(word: str) -> str:
-    """Return a hint about a word that is no key there: keys of that name elsewhere, its name in another system, or the
-    keys that have it among their values or in their descriptions.
+    """Return a hint about a word that is not a key there: keys of that name elsewhere, its name in another system, or
+    the keys that have it among their values or in their descriptions.
     """
     every = [(f"{s.path}.{k.name}".lstrip("."), k) for s in sections() for k in s.keys]
     alike = [path for path, k in every if k.name == word]

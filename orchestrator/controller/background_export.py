@@ -91,7 +91,7 @@ def in_words(row: EvaluationRow) -> str:
 
 
 LONGEST = 7200.0
-"""Seconds that an export may take. That is enough for a hundred billion parameters at 200 MB a second."""
+"""Seconds that an export may take. That is enough for a hundred billion parameters at 200 MB per second."""
 OF_THE_FOLDER = ("receipt", "run", "evaluation", "files")
 """Keys of export.json that `export` does not return."""
 
@@ -185,7 +185,7 @@ class BackgroundExport:
     def settle(self, step: int) -> bool:
         """Stop the export in progress. Return whether the final model of a run that ends at `step` is exported.
 
-        The process may have published the folder without having reported that yet, which the folder's mark shows.
+        A stopped export may already have published its folder; the folder's mark tells.
         """
         if self._task is not None:
             wanted, task = self._task

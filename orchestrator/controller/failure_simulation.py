@@ -39,9 +39,9 @@ class Fleet:
     per_node: int
     """Workers on a node."""
     breaks: float
-    """Hardware failures of a node an hour."""
+    """Hardware failures of a node per hour."""
     software: float
-    """Software failures of a node an hour, after which it is available at once."""
+    """Software failures of a node per hour, after which it is available at once."""
     repair: float
     """Mean seconds of a repair after a hardware failure."""
     restart: float
@@ -51,7 +51,7 @@ class Fleet:
     write: float
     """Seconds from there until the commit is published."""
     taken: float = 0.0
-    """Interruptions of a node by the spot market an hour."""
+    """Interruptions of a node by the spot market per hour."""
     returns: float = HOUR
     """Mean seconds until another node replaces an interrupted one."""
 

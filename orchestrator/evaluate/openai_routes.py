@@ -165,7 +165,7 @@ class Answer:
             send(self._chunk({"role": "assistant", "content": ""}, None))
 
     def piece(self, text: str) -> dict[str, Any]:
-        """Return a piece of a stream."""
+        """Return the stream chunk for `text`, in OpenAI's format."""
         return self._chunk({"content": text} if self._request.chat else text, None)
 
     def end(self, said: Said, send: Callable[[dict[str, Any]], object]) -> None:

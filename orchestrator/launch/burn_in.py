@@ -1,7 +1,7 @@
 """Test the devices of this machine before it joins a run: `orchestrator doctor --burn-in`.
 
-One process for each GPU, or two on the processors, repeat products with known bits, patterns in memory and collectives
-with known sums.
+One process for each GPU, or two on the CPUs, repeat matrix multiplications with known bits, patterns in memory and
+collectives with known sums.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def _closed(outcome: RunOutcome, run_dir: RunDir, embedded: bool) -> RunOutcome:
         return outcome
     finished = summary["ended"] + summary["ledger"]["seconds"].get("finish", 0.0)
     summary = {**summary, "ledger": with_end(summary["ledger"], shutdown=wall() - finished)}
-    with contextlib.suppress(OSError):  # a missing line in the ledger is no failure
+    with contextlib.suppress(OSError):  # a missing line in the ledger is not a failure
         if (finished_summary(run_dir) or {}).get("ended") == summary["ended"]:
             run_dir.write_json("summary.json", summary)
     return dataclasses.replace(outcome, summary=summary)

@@ -49,7 +49,7 @@ def measured(rows: Iterable[Row]) -> Measured:
 def energy_of(worker: PerWorker, worker_hours: float, held_seconds: float, found: Measured) -> dict[str, Any]:
     """Return `kwh`, `co2e_kg`, `energy_source` (what was measured), and the assumptions as `energy_basis`.
 
-    Components that were not measured, and times without readings, are estimated from the worker's processors and
+    Components that were not measured, and times without readings, are estimated from the worker's CPUs and
     GPUs.
     """
     share = min(found.seconds / held_seconds, 1.0) if held_seconds else 0.0

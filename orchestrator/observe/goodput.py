@@ -1,6 +1,6 @@
 """Where the time went: every second of a run, from its first event on, belongs to exactly one bucket.
 
-The time between an end of a run, such as a stop, and the command that resumes it is no time of the run.
+The time between an end of a run, such as a stop, and the command that resumes it is not a time of the run.
 
 Pure arithmetic on the rows of events.jsonl and the totals of metrics.jsonl. Seconds are counted as integer
 microseconds, so that the buckets sum exactly to the wall time.

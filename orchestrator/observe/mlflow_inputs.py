@@ -192,7 +192,7 @@ def _log_metrics(
 
 
 def environment() -> str:
-    """Return Python, platform and every installed distribution, one a line."""
+    """Return Python, platform and every installed distribution, one per line."""
     names = sorted(
         {f"{each.metadata['Name']}=={each.version}" for each in metadata.distributions()}, key=str.lower
     )

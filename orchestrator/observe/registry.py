@@ -138,7 +138,7 @@ STEP = "step"
 PATIENCE = 300.0
 """Seconds that a server may take, besides the time for sending the model."""
 SLOWEST = 10e6
-"""Minimum speed for sending a model, in bytes a second."""
+"""Minimum speed for sending a model, in bytes per second."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def summary(
         events: the rows of events.jsonl.
         rows: the totals of metrics.jsonl.
         manifest_meta: the `meta` of the last commit.
-        unigram_entropy: in nats a token; omitted if the loss is not that of a text's tokens.
+        unigram_entropy: in nats per token; omitted if the loss is not that of a text's tokens.
         sample: a text that the model generated.
         now: unix seconds, for an unfinished run.
 

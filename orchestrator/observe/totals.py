@@ -1,6 +1,6 @@
 """Totals of a run's metrics rows for goodput, summary and report, from one pass over them, newest first.
 
-A run may have millions of rows, so they are not kept. Kept are sums by phase, extremes, two numbers a row for the
+A run may have millions of rows, so they are not kept. Kept are sums by phase, extremes, two numbers per row for the
 medians, and thinned points for the charts.
 """
 

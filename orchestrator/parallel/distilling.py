@@ -203,7 +203,7 @@ def _is_taught(batch: Batch) -> bool:
 
 
 def _top(batch: Batch) -> Top:
-    """Return the stored logits of a micro-batch, in one row a token."""
+    """Return the stored logits of a micro-batch, in one row per token."""
     return Top(batch[TOP_TOKENS].flatten(0, 1), batch[TOP_LOGITS].flatten(0, 1), batch[LOG_SUM].flatten())
 
 

@@ -137,7 +137,7 @@ class StepLosses:
         self.baseline = 0.0
         self.scale = 1.0
         self.chunks_head = True
-        # A comparison has one loss a row, and GRPO's other weightings count answers. DAPO divides by tokens.
+        # A comparison has one loss per row, and GRPO's other weightings count answers. DAPO divides by tokens.
         of_rows = self._compares or (self._rewarded is not None and self._rewarded.loss_type != "dapo")
         labels_per_sample = 1 if of_rows else sequence_length
         # Any constant would do unless the loss has means, since the engine replaces it by the count. This one gives
@@ -384,7 +384,7 @@ class StepLosses:
         if self._predictions is not None and loss.each is not None and self._is_counted:
             self._predictions.append(loss.each.double())
         summed = {"loss": loss.total, **_flat(loss)}
-        # Division by a power of two is exact, so only `round` rounds, by at most 2^-21 nats a micro-batch.
+        # Division by a power of two is exact, so only `round` rounds, by at most 2^-21 nats per micro-batch.
         exact = {name: (value.double() / EXACT).round() * EXACT for name, value in summed.items()}
         self._add({**exact, "count": loss.count, "correct": correct}, weight=float(self._is_counted))
         return loss.total

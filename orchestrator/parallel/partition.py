@@ -56,7 +56,10 @@ def span(size: int, index: int, ways: int) -> tuple[int, int]:
 
 
 def style_of(styles: Mapping[str, str], module: str) -> str | None:
-    """Return the style that the workload declares for a module; None without one."""
+    """Return the sharding style of a module: that of the first pattern of `styles` that matches.
+
+    None: the module is replicated.
+    """
     return next((style for pattern, style in styles.items() if fnmatchcase(module, pattern)), None)
 
 

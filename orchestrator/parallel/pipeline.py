@@ -165,7 +165,7 @@ class Stage(PipelineStage):
     torch allocates a buffer for every micro-batch of the step up front. Here a buffer lives from the receive to the
     end of the pass that reads it, so memory follows the schedule's number of micro-batches in flight.
 
-    With `sends_alone` (schedules with several stages a rank send each message in a batch of its own) the stage sends
+    With `sends_alone` (schedules with several stages per rank send each message in a batch of its own) the stage sends
     itself and drops outputs that have arrived. gloo knows that only after `wait`. The wait for an output's send is
     therefore postponed until its gradient comes back, when it takes no time; sends of gradients get no answer and are
     waited for at the end of the step.
@@ -372,7 +372,7 @@ class Pipeline:
 
         In tick t stage s computes micro-batch t - s, for t = 0 .. micro-batches + stages - 2. After each tick all
         ranks send and receive in one batch, whose messages do not wait for each other. Every send has its receive in
-        the same tick, so no order of messages can deadlock, with several stages a rank either. torch's schedules are
+        the same tick, so no order of messages can deadlock, with several stages per rank either. torch's schedules are
         not used here because its ZB-V cannot run without a backward pass.
         """
         self._begin(micro_batches)

@@ -60,7 +60,7 @@ class Machine:
         delay: mean delay of a rank's steps beyond its fastest ones, as a share of those.
         host_bandwidth: bytes/s between the device and its host's memory.
         host_memory: bytes of the host's memory for each worker.
-        host_cores: processors of the host for each worker; 0 if unknown.
+        host_cores: CPUs of the host for each worker; 0 if unknown.
         watts: power of the worker at full load.
         name: name of the profile.
         stands_for: the device that this profile is used for, if that device has no profile; else empty.

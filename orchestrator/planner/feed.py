@@ -10,7 +10,7 @@ from orchestrator.data.config import DataSpec
 from orchestrator.planner.choose_layout import Plan
 
 RATES = {"fastest": 8.6e6, "tokenizers": 1.5e6}
-"""Bytes of text that one processor reads, encodes and writes per second, by `data.encode_with`. Measured on two cores
+"""Bytes of text that one CPU reads, encodes and writes per second, by `data.encode_with`. Measured on two cores
 of a Xeon with 40 MB of source code (docs/guides/data.md). Cleaning is not included.
 """
 TOKEN_BYTES = 4.0
@@ -22,7 +22,7 @@ class Feed:
     """Rates of tokenisation and training.
 
     Attributes:
-        processors: processors beside the workers.
+        processors: CPUs beside the workers.
         prepared: tokens per second that they make of text.
         read: tokens per second that training reads if it never waits.
         stall_seconds: how long a step waits while text remains to be tokenised.
@@ -41,7 +41,7 @@ class Feed:
 def feed(data: DataSpec, worker: PerWorker, plan: Plan) -> Feed | None:
     """Return how the chosen layout is fed; None if the job does not stream text.
 
-    The processors are those of the hosts that no worker uses, but at least one: one task runs beside the workers even
+    The CPUs are those of the hosts that no worker uses, but at least one: one task runs beside the workers even
     if none is free.
     """
     if not data.streaming or data.samples is not None:

@@ -241,7 +241,7 @@ def peak_by_stage(demand: Demand, shape: ModelShape, layout: Layout) -> list[flo
 def _ahead(layout: Layout, index: int) -> float:
     """Return the maximum number of micro-batches between their forward and backward pass, at an index r of p ranks.
 
-    1F1B: p - r. Interleaved with v stages a rank: ((v - 1) p + 2 (p - r - 1) + 1) / v, the warm-up and one more, each
+    1F1B: p - r. Interleaved with v stages per rank: ((v - 1) p + 2 (p - r - 1) + 1) / v, the warm-up and one more, each
     for 1 / v of the rank's layers (Narayanan et al., 2021, section 2.2). Others: p.
     """
     if layout.schedule == "1f1b":
@@ -256,7 +256,7 @@ def _ahead(layout: Layout, index: int) -> float:
 def _deferred(layout: Layout, index: int) -> float:
     """Return the maximum number of micro-batches between I and W, for all layers of the rank at an index r.
 
-    ZB-V: r + 1/2; interleaved zero bubble with v stages a rank: (r + 1) / v; 0 for schedules that do not split the
+    ZB-V: r + 1/2; interleaved zero bubble with v stages per rank: (r + 1) / v; 0 for schedules that do not split the
     backward pass. As many fewer micro-batches are between their forward and backward pass (Qi et al., 2024).
     """
     if layout.pp == 1 or layout.schedule not in SPLIT:

@@ -167,8 +167,7 @@ class Pruner:
 
     @torch.no_grad()
     def restore(self, reader: Reader) -> None:
-        """Load this rank's part of a commit's masks. Masks that it lacks, because its run did not prune, start with
-        all weights."""
+        """Load this rank's masks and scores from a commit. Those that the commit lacks start as in `begin`."""
         self.begin()
         for shard in self._shards:
             state = self._states[shard.name]

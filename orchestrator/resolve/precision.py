@@ -54,9 +54,7 @@ def choice_of(train: TrainSpec, job: ResolvedJob) -> Choice | None:
 
 
 def record_choice(job: ResolvedJob, run: RunDir) -> None:
-    """Record why a new run has its precision, if it was chosen. Failing storage does not stop a run: later rows say
-    more.
-    """
+    """Store why a new run's precision was chosen, if it was chosen. Storage errors are ignored."""
     if job.precision is not None:
         with contextlib.suppress(OSError, InputError):
             run.write_json(PRECISION, job.precision.to_json())

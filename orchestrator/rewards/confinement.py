@@ -1,6 +1,6 @@
 """Limits of a process that scores: memory, lifetime, network and writable folders. Linux; elsewhere some are missing.
 
-This keeps honest mistakes in. It is no sandbox for hostile code.
+This keeps honest mistakes in. It is not a sandbox for hostile code.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class Scorer:
         Args:
             specs: the rewards. Those by a model are left to the caller.
             roots: folders in which own code is found too.
-            processes: the most workers; unset: one for each processor that this process may use.
+            processes: the most workers; unset: one for each CPU that this process may use.
 
         Raises InputError if a library is missing.
         """

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 
 def model_flops_per_second(flops_per_token: float, tokens_per_second: float, share: float = 1.0) -> float:
-    """Return the model's FLOPs in a second, over all ranks.
+    """Return the model's FLOPs per second, over all ranks.
 
     Recomputed activations do not count.
 
     Args:
         flops_per_token: of a forward and a backward pass over a row of full length.
-        tokens_per_second: tokens of the global batch in a second.
+        tokens_per_second: tokens of the global batch per second.
         share: length of the rows as a share of the full length.
     """
     return flops_per_token * tokens_per_second * share
 
 
 def mfu(flops_per_second: float, peak_flops: float, ranks: int) -> float:
-    """Return the share of the peak of `ranks` devices with `peak_flops` FLOPs a second each."""
+    """Return the share of the peak of `ranks` devices with `peak_flops` FLOPs per second each."""
     return flops_per_second / (peak_flops * ranks)

@@ -144,7 +144,11 @@ class Pbt(PopulationBasedTraining):
         return str(super().on_trial_result(tune_controller, trial, result))
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
-        """See Ray. If the last trial before a decision failed, no decision is made, and all trials continue."""
+        """See Ray.
+
+        If all live trials are paused and Ray chooses none, the trial that they wait for has failed. Then move the
+        decision one interval later.
+        """
         chosen = super().choose_trial_to_run(tune_controller)
         live = [trial for trial in tune_controller.get_trials() if not trial.is_finished()]
         if chosen is None and live and all(trial.status == "PAUSED" for trial in live):

@@ -83,7 +83,7 @@ def generators(vocabulary: int, changes: dict[str, Any], folder: str) -> dict[st
 
 
 def measured(generate: Callable[[], int]) -> tuple[float, float]:
-    """Return tokens a second, and tokens a second of the processor, which others' load changes less."""
+    """Return tokens per second, and tokens per second of the processor, which others' load changes less."""
     started = time.perf_counter(), time.process_time()
     tokens = generate()
     assert tokens == PROMPTS * GROUP * TOKENS

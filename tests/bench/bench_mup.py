@@ -52,7 +52,7 @@ def workload_of(model: str, std: float, hidden: int, base: int | None, seed: int
 
 
 def trained(workload: Workload, corpus: np.ndarray, lr: float, steps: int, seed: int) -> float:
-    """The mean loss of the last steps; infinite where it is no number."""
+    """The mean loss of the last steps; infinite where it is not a number."""
     model = workload.build()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -1,6 +1,6 @@
 """What orchestration costs a step: the same rank program under `orchestrator run` and under bare torchrun.
 
-Pairs run in turn, A B, B A, ..., with the same threads a rank, the same data, layout and seed. A step's time is the
+Pairs run in turn, A B, B A, ..., with the same threads per rank, the same data, layout and seed. A step's time is the
 distance between the ends of neighbouring steps, so it holds all that happens between them; the first steps of a
 run, which warm up, are left out. The commits of both write to the same disk.
 
@@ -99,7 +99,7 @@ def _bare(folder: Path, path: Path) -> float:
 
 
 def _step_seconds(path: Path) -> float:
-    """Mean seconds a step after the warm-up, commits included."""
+    """Mean seconds per step after the warm-up, commits included."""
     found = rows(path.parent, path.name)[WARM_UP:]
     return (found[-1]["time"] - found[0]["time"]) / (len(found) - 1)
 

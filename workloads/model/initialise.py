@@ -24,7 +24,7 @@ def normal(seed: int, name: str, shape: Sequence[int], beyond: float = math.inf)
     """Return standard normal values, fp32 of `shape`, from (seed, name): the same bits on every machine.
 
     This uses a counter-based generator (Philox; Salmon et al. 2011), because torch's normal values depend on the
-    processor's vector instructions. Values larger than `beyond` are drawn again.
+    CPU's vector instructions. Values larger than `beyond` are drawn again.
     """
     key = np.frombuffer(blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), dtype="<u8")
     random = np.random.Generator(np.random.Philox(key=key))

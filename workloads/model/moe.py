@@ -59,7 +59,10 @@ class Router(nn.Module):
         self.bias: Tensor | None
 
     def forward(self, hidden: Tensor, real: Tensor | None = None) -> Routes:
-        """Return the routes of hidden [B, L, hidden]. real is bool [B, L], False at padding; None without padding."""
+        """Return the experts of each token of `hidden` [B, L, hidden].
+
+        `real` is a bool mask [B, L], False at padding; None without padding.
+        """
         with torch.autocast(hidden.device.type, enabled=False):
             bias = None if self.logit_bias is None else self.logit_bias.float()
             # fp32, outside of autocast: rounding to bf16 changes which experts win, and the change would depend on the

@@ -164,11 +164,11 @@ class SampledObjective(ABC):
         return tokens
 
     def token(self, name: str) -> int:
-        """Return the id of the special token `name` of the vocabulary, one of those in `needs`."""
+        """Return the id of the special token `name`. `needs` must list it."""
         return int(getattr(self.vocabulary, name))
 
     def table(self, name: str) -> np.ndarray:
-        """Return the bool table `name` of the vocabulary, [size], one of those in `needs`."""
+        """Return the boolean mask `name` over the vocabulary, [vocabulary size]. `needs` must list it."""
         return np.asarray(getattr(self.vocabulary, name), dtype=bool)
 
     def is_text(self, tokens: np.ndarray) -> np.ndarray:

@@ -27,7 +27,7 @@ def import_checkpoint(
     "ranks", "tensors", "version"}, `tensors` by name with their shapes. `trust` unpickles everything, which runs any
     code in the files.
 
-    Raises InputError if the folder is no ZeRO checkpoint, or needs trust that was not given.
+    Raises InputError if the folder is not a ZeRO checkpoint, or needs trust that was not given.
     """
     folder = _tagged(Path(source), tag)
     if config is not None and not Path(config).is_file():

@@ -25,7 +25,7 @@ def import_megatron(
 
     vocabulary: rows of the tables that are kept; by default all, with those that Megatron adds to divide them. Returns
     {"iteration", "tensor_parallel", "pipeline_parallel", "version", "model_type", "tensors"}, the last by name with
-    their shapes. Raises InputError if the folder is no such checkpoint, or is of a model that neither class computes.
+    their shapes. Raises InputError if the folder is not such a checkpoint, or neither class computes its model.
     """
     folder = _folder(Path(source), iteration)
     with new_folder(target) as draft:

@@ -29,7 +29,7 @@ AGENT = 52365
 AUTOSCALER_METRICS, DASHBOARD_METRICS = 44217, 44227
 
 HEAD_CPU, HEAD_MEMORY, HEAD_DISK = {"requests": "1", "limits": "2"}, "8Gi", "10Gi"
-"""The size of a head, which runs no ranks. Its memory is never shared; a second processor is used when it is free."""
+"""The size of a head, which runs no ranks. Its memory is never shared; a second CPU is used when it is free."""
 AUTOSCALER_CPU, AUTOSCALER_MEMORY = {"requests": "100m", "limits": "500m"}, "1Gi"
 """The size of the autoscaler's container in the head's pod."""
 

@@ -41,7 +41,7 @@ from orchestrator.extensions.vision.parts import CAPTIONS, PART, SUMS, Encoder, 
 
 
 def _check_sizes(size: int, channels: int, tokens: int, patches: int, crop: float) -> None:
-    """Raise ValueError for a size of `Images` that is no valid number."""
+    """Raise ValueError for a size of `Images` that is not a valid number."""
     for name, value in (("size", size), ("channels", channels), ("tokens", tokens), ("patches", patches)):
         if type(value) is not int or value < 0:
             raise ValueError(f"{name} is {value!r}; give a whole number")

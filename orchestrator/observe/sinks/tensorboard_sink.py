@@ -31,7 +31,7 @@ def build(context: SinkContext) -> TensorBoardSink:
 
 
 class TensorBoardSink:
-    """Writes one record a step, all its metrics in it, so that a step is there as a whole or not at all.
+    """Writes one record per step, all its metrics in it, so that a step is there as a whole or not at all.
 
     Each process starts a new file; on an object store, whose objects cannot grow, each call does.
     """

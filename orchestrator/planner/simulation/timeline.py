@@ -2,7 +2,7 @@
 
 An action begins when its rank is free and its input has arrived. No bubble is computed by a formula. With p ranks, m
 micro-batches, equal stages and free messages, the simulated bubble is (p - 1)/m of the ideal time under GPipe and 1F1B,
-and (p - 1)/(v m) under interleaved 1F1B with v stages a rank (Narayanan et al., 2021, section 2.2).
+and (p - 1)/(v m) under interleaved 1F1B with v stages per rank (Narayanan et al., 2021, section 2.2).
 
 Kinds of actions: F forward, B whole backward, I gradient of the inputs, W gradient of the weights (B = I + W).
 """
@@ -21,7 +21,7 @@ Order = tuple[tuple[Action, ...], ...]
 
 
 def order(schedule: str, ranks: int, parts: int, chunks: int = 2) -> Order:
-    """Return the actions of every rank for `parts` micro-batches; interleaved schedules have `chunks` stages a rank."""
+    """Return the actions of every rank for `parts` micro-batches. Interleaved: `chunks` stages per rank."""
     if schedule == "gpipe":
         return tuple(_gpipe(rank, parts) for rank in range(ranks))
     if schedule == "1f1b":

@@ -32,12 +32,12 @@ def fake_ranks(rank: int, world: int) -> Iterator[dist.ProcessGroup]:
 
 
 class TooLong(Exception):
-    """The trace exceeds its processor time."""
+    """The trace exceeds its CPU time."""
 
 
 @contextlib.contextmanager
 def within(deadline: float) -> Iterator[None]:
-    """Within the context, raise TooLong when a module starts after `deadline` of the processor's time.
+    """Within the context, raise TooLong when a module starts after `deadline` of CPU time.
 
     Operators must not raise it: torch calls some of them where it cannot handle an exception.
     """

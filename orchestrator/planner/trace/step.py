@@ -47,7 +47,7 @@ def traces(
         layout: how the ranks divide the work.
         rank: the rank to trace.
         counts: numbers of micro-batches, ascending; one step is recorded for each.
-        seconds: limit on the processor time of the trace.
+        seconds: limit on the CPU time of the trace.
         data: what a sample is made of.
         draws: whether rows need keys for random numbers, see `WorkloadSpec.draws`.
 

@@ -43,7 +43,7 @@ def wide(**layout: Any) -> dict[str, Any]:
 
 
 def deep(**layout: Any) -> dict[str, Any]:
-    """A case of a model with layers enough for several stages a rank, and for cuts that are not even."""
+    """A case of a model with layers enough for several stages per rank, and for cuts that are not even."""
     found = Layout(**PIPED, **layout)
     changes = {"layers": 8, "hidden": 16, "heads": 2, "intermediate": 32}
     return {

@@ -1,5 +1,5 @@
 """The closed formula that orders layouts beside traces of published models at their full size: 512 tokens, eight
-sequences a micro-batch and one or two micro-batches a step, to none of which its terms were fitted."""
+sequences per micro-batch and one or two micro-batches a step, to none of which its terms were fitted."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ groups].
 def values(blocks: Tensor, scales: Tensor) -> Tensor:
     """Return the numbers in bf16 [.., groups * 32], which represents them exactly.
 
-    `blocks` is uint8 [.., groups, 16] with two numbers a byte, the first in the low bits; `scales` is uint8 [..,
+    `blocks` is uint8 [.., groups, 16] with two numbers per byte, the first in the low bits; `scales` is uint8 [..,
     groups].
     """
     table = torch.tensor((*POSITIVE, *(-x for x in POSITIVE)), dtype=torch.bfloat16)

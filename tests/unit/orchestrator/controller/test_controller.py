@@ -843,7 +843,7 @@ def test_a_price_that_is_not_known_is_not_made_up(runs: Runs) -> None:
 
 
 def test_the_cluster_is_told_what_the_planner_can_use_until_the_run_lands(runs: Runs) -> None:
-    """Eight sequences a step: three workers cannot share them, so two are wanted, and none for the export."""
+    """Eight sequences per step: three workers cannot share them, so two are wanted, and none for the export."""
     spec = runs.job(
         resources={"workers": {"min": 1, "max": 3}}, checkpoint={"every": 4, "keep": 3, "export": "hf"}
     )

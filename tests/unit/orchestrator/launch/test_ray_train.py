@@ -49,7 +49,7 @@ def events(config: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def diverge(config: dict[str, Any]) -> None:
-    """An attempt whose second step is no number."""
+    """An attempt whose second step is not a number."""
     with history_of(config, RunDir(config["run"])) as history:
         history.begin(2)
         history.take(row(1, 1))

@@ -158,7 +158,7 @@ def test_one_worker_more_is_never_worse(workers: int, batch: int) -> None:
 
 
 def test_no_cut_and_no_part_of_recomputed_layers_is_much_faster_than_the_chosen_ones() -> None:
-    """Brute force over every cut, number of stages a rank and number of recomputed layers, within so much memory as a
+    """Brute force over every cut, number of stages per rank and number of recomputed layers, within so much memory as a
     trace may say less than the formula does."""
     batch, shape = 32 * PIPE.micro_batch, model_shape(describe("gemma-2-2b"), 512)
     spec = job("gemma-2-2b", 1, batch)

@@ -96,7 +96,7 @@ def test_the_template_is_that_of_the_data_even_if_its_file_is_gone(tmp_path: Pat
     Path(tmp_path, "chat_template.jinja").unlink()
     chat = chat_of(spec.data, spec.workload.objective, tokens)
     assert chat is not None
-    unknown = WORDS.index("[UNK]")  # the day is no word of this tokenizer
+    unknown = WORDS.index("[UNK]")  # the day is not a word of this tokenizer
     assert chat.row("a") == [unknown, *ids("user : a [SEP] assistant :")]
     tokens.manifest.chat.clear()
     with pytest.raises(InputError, match="has no chat template"):

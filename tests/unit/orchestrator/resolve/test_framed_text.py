@@ -87,7 +87,7 @@ def inputs_of(spec: JobSpec, place: Path) -> tuple[TrainingInputs, Tokens, Prepa
 
 
 def test_held_out_loss_is_that_of_transformers(folder: Path, theirs: SimpleNamespace, tmp_path: Path) -> None:
-    """Document by document, and bits a byte are those of the text: what stands before it is no text."""
+    """Document by document, and bits per byte are those of the text: what stands before it is not a text."""
     spec = spec_of(folder, tmp_path, documents="isolate")
     inputs, tokens, data = inputs_of(spec, tmp_path)
     workload, held_out = inputs.workload, inputs.sets["same"]

@@ -1,4 +1,4 @@
-"""A line of rows: what was written comes back, what was altered or is no row does not."""
+"""A line of rows: what was written comes back, what was altered or is not a row does not."""
 
 from __future__ import annotations
 

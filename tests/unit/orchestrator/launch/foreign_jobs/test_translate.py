@@ -247,7 +247,7 @@ def test_the_script_follows_the_options_of_a_launcher(launcher: str, script: str
 
 
 def clm(**more: Any) -> Translated:
-    """A job of run_clm for corpus.txt, of 3 sequences of 32 tokens a step."""
+    """A job of run_clm for corpus.txt, of 3 sequences of 32 tokens per step."""
     keys = {"model_name_or_path": "models/Small", "train_file": "corpus.txt", "block_size": 32}
     Path("clm.json").write_text(json.dumps(keys | {"per_device_train_batch_size": 3} | more))
     return translate(Path("clm.json"))
