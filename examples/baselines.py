@@ -50,9 +50,9 @@ def main(run: str, *names: str) -> None:
     }
     print("Held-out text that was not trained on:")
     for name in names or counted:
-        print(f"  {name:12} {counted[name]() / parts.bytes:.3f} bits a byte")
+        print(f"  {name:12} {counted[name]() / parts.bytes:.3f} bits per byte")
     own = summary["evaluation"]["sets"]["validation"]["bits_per_byte"]
-    print(f"  {'this run':12} {own:.3f} bits a byte")
+    print(f"  {'this run':12} {own:.3f} bits per byte")
 
 
 def _stream(documents: Subset) -> np.ndarray:

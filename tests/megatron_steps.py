@@ -208,7 +208,7 @@ NEMO = [
         _nemo(
             "GPT 175B, NeMo", _GPT_175B,
             Layout(dp=nodes // 8, tp=8, pp=8, zero=int(nodes > 8), micro_batch=2, sequence=True, recompute="selective"),
-            2048, 2048 * 2048 / tokens, "one stage a rank",
+            2048, 2048 * 2048 / tokens, "one stage per rank",
         )
         for nodes, tokens in ((8, 7500), (16, 14950), (32, 29537), (64, 58211), (128, 109684))
     ),
@@ -219,11 +219,11 @@ NEMO = [
     _nemo("BERT 110M, NeMo", _bert(12, 768, 12), Layout(dp=64, zero=1, micro_batch=4), 256, 0.076),
     _nemo(
         "BERT 20B, NeMo", _bert(48, 6144, 96), Layout(dp=16, tp=4, pp=4, zero=1, micro_batch=4, sequence=True),
-        4096, 6.79, "one stage a rank",
+        4096, 6.79, "one stage per rank",
     ),
     _nemo(
         "BERT 100B, NeMo", _bert(96, 9216, 96), Layout(dp=16, tp=4, pp=16, zero=1, micro_batch=8, sequence=True),
-        4096, 7.54, "one stage a rank",
+        4096, 7.54, "one stage per rank",
     ),
 ]  # fmt: skip
 """Rows in bfloat16 of NVIDIA's tables for A100 of 80 GB, of nodes of eight."""

@@ -100,7 +100,7 @@ def _ptdp(
     layout = Layout(
         pp=pp, dp=dp, tp=tp, micro_batch=micro, recompute="full", schedule="interleaved" if even else "1f1b"
     )
-    assumed = f"micro-batch {micro}" + (", two stages a rank" if even else "")
+    assumed = f"micro-batch {micro}" + (", two stages per rank" if even else "")
     source = "Narayanan et al., 2021, table 1"
     return Published(
         f"GPT {billions}B", source, "a100-80", shape, layout, batch, work / (gpus * tflops * 1e12),
@@ -159,14 +159,14 @@ def _ptdp_175(gpus: int, tflops: float) -> Published:
     layout = replace(row.layout, micro_batch=1)
     source = "Narayanan et al., 2021, table 2"
     return replace(
-        row, name=f"GPT 175B, {gpus} GPUs", source=source, layout=layout, assumed="two stages a rank"
+        row, name=f"GPT 175B, {gpus} GPUs", source=source, layout=layout, assumed="two stages per rank"
     )
 
 
 def _ptdp_530(gpus: int, tflops: float) -> Published:
     row = _ptdp("529.6", 128, 20480, 105, 8, 35, gpus, 2240, tflops)
     source = "Narayanan et al., 2021, table 2"
-    return replace(row, name=f"GPT 530B, {gpus} GPUs", source=source, assumed="one stage a rank")
+    return replace(row, name=f"GPT 530B, {gpus} GPUs", source=source, assumed="one stage per rank")
 
 
 PTDP_2 = [
@@ -222,7 +222,7 @@ def _report(gpus: int, dp: int, batch: int, cp: int, length: int, tflops: float)
     program = Program(2, gather_width=2, gradient_width=4, carried_width=2, compiled=True)
     return Published(
         f"Llama 3 405B, {gpus} GPUs, {length} tokens", "Llama 3 report, table 4", "h100", shape, layout,
-        batch * dp, seconds, program, "eight stages a rank, micro-batch 1, causal FLOPs",
+        batch * dp, seconds, program, "eight stages per rank, micro-batch 1, causal FLOPs",
     )  # fmt: skip
 
 

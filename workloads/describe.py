@@ -165,7 +165,7 @@ def for_objective(config: TransformerConfig, objective: str, classes: int | None
         return config
     if objective == "blank_infilling" and not config.block_positions:
         raise WorkloadError(
-            "blank_infilling needs two positions a token; use glm-base or set block_positions"
+            "blank_infilling needs two positions per token; use glm-base or set block_positions"
         )
     if objective == "replaced_token_detection":
         if not config.generator:

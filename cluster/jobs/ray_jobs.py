@@ -18,8 +18,8 @@ from typing import Any
 
 from cluster.local.address import ClusterAddress, NoCluster, WrongToken, check_reachable
 from cluster.workers.environment import put_back
-from cluster.workers.signals import held_interruptions
 from cluster.workers.ray_internals import UPLOAD_LOGGERS, forget_token, uploaded
+from cluster.workers.signals import held_interruptions
 
 READY_TIMEOUT = 60.0
 """Seconds to wait until a new cluster accepts a job, because its agents start after its Jobs API."""
@@ -196,7 +196,7 @@ class Jobs:
         return _printed(self.get(submission), str(self._client.get_job_logs(submission)))
 
     def follow(self, submission: str) -> Iterator[str]:
-        """Yield what the submission prints, from the beginning until it ends."""
+        """Yield the submission's output from its first line, until the submission ends."""
         printed = 0
         while True:
             job = self.get(submission)

@@ -48,9 +48,10 @@ class ClusterAddress:
 
 
 def resolve_address(address: str | None) -> ClusterAddress:
-    """Return the cluster at `address`; for None, "" or "auto" the one in Ray's variables, or else the local one.
+    """Return the cluster at `address`.
 
-    Raises NoCluster if no cluster is found, or if Ray was imported without token authentication.
+    For None, "" or "auto", use Ray's environment variables, else a running local cluster. Raises NoCluster if there is
+    none, or if Ray was imported before RAY_AUTH_MODE was set.
     """
     from_environment = os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS") or ""
     given = from_environment if address in (None, "", "auto") else str(address)
@@ -73,7 +74,7 @@ def check_reachable(address: str) -> None:
     """Raise NoCluster if `address` is not "host:port", or if nothing listens there. Ray itself would wait minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdecimal() and int(port) < 2**16):
-        raise NoCluster(f"{address} is no address: give HOST:PORT, or the URL of a Jobs API")
+        raise NoCluster(f"{address} is not an address: give HOST:PORT, or the URL of a Jobs API")
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT).close()
     except (OSError, ValueError) as error:  # ValueError: the host is not a legal name

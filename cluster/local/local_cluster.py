@@ -136,7 +136,7 @@ def folder_of(name: str = NAME) -> Path:
     Raises ClusterError for an illegal name. This matters, because the folder is removed with the cluster.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", name):
-        raise ClusterError(f"{name!r} is no name; use up to 63 letters, digits and dashes")
+        raise ClusterError(f"{name!r} is not a name; use up to 63 letters, digits and dashes")
     return Path(tempfile.gettempdir()) / f"orchestrator-{os.getuid()}" / name
 
 

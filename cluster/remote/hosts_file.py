@@ -1,4 +1,4 @@
-"""Read the file with the machines of a cluster, one a line: `[user@]host [cpus=N] [gpus=N] [address=IP]`."""
+"""Read the file with the machines of a cluster, one per line: `[user@]host [cpus=N] [gpus=N] [address=IP]`."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def read_hosts(path: Path) -> list[Host]:
             raise WrongHosts(f"{path}:{number}: {host.name} is there twice; name each machine once")
         found.append(host)
     if not 1 <= len(found) <= MOST:
-        raise WrongHosts(f"{path}: has {len(found)} hosts; give 1 to {MOST}, one a line")
+        raise WrongHosts(f"{path}: has {len(found)} hosts; give 1 to {MOST}, one per line")
     return found
 
 
 def _host(words: list[str], where: str) -> Host:
     name, *rest = words
     if name.startswith("-"):  # ssh would take it for an option
-        raise WrongHosts(f"{where}: {name!r} is no host; write [user@]host")
+        raise WrongHosts(f"{where}: {name!r} is not a host; write [user@]host")
     offers: dict[str, float] = {}
     address = ""
     for word in rest:
@@ -68,7 +68,7 @@ def _number(text: str, where: str) -> float:
     except ValueError:
         found = math.nan
     if not 0 <= found <= 10**6:
-        raise WrongHosts(f"{where}: is no number of them; write for example cpus=16")
+        raise WrongHosts(f"{where}: is not a number of them; write for example cpus=16")
     return found
 
 
@@ -76,4 +76,4 @@ def _address(text: str, where: str) -> str:
     try:
         return str(ipaddress.IPv4Address(text))
     except ValueError:
-        raise WrongHosts(f"{where}: is no IPv4 address; write for example address=10.0.0.7") from None
+        raise WrongHosts(f"{where}: is not an IPv4 address; write for example address=10.0.0.7") from None

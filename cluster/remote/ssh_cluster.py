@@ -142,7 +142,7 @@ class Ssh:
             what = (
                 "which other machines do not reach"
                 if words[0] == LOOPBACK
-                else "which is no IPv4 address of it"
+                else "which is not an IPv4 address of it"
             )
             raise ClusterError(
                 f"{host} sees this machine as {words[0]}, {what}; give --address, another of its own"
@@ -179,7 +179,7 @@ def up(name: str, hosts: Sequence[Host], ssh: Ssh, address: str = "") -> LocalCl
     """
     if address and not is_own(address):
         raise ClusterError(
-            f"--address {address} is no IPv4 address of this machine; give the one at which the hosts reach it"
+            f"--address {address} is not an IPv4 address of this machine; give the one at which the hosts reach it"
         )
     address = address or ssh.own_address(hosts[0].name)
     key = secrets.token_hex(4)

@@ -62,7 +62,7 @@ class JobPlan:
 
     @property
     def tokens_per_second(self) -> float:
-        """Predicted tokens a second."""
+        """Predicted tokens per second."""
         return self.tokens_per_step / self.step_seconds
 
 
@@ -83,11 +83,11 @@ def plan(
     from orchestrator.planner.planner import with_workers
 
     if not isinstance(job, Job):
-        raise InputError(f"is {type(job).__name__} and no Job", "job", "give Job(...), or Job.load(FILE)")
-    if workers is not None and (type(workers) is not int or workers < 1):
         raise InputError(
-            f"{workers!r} is no number of workers", "workers", "give a whole number of at least 1"
+            f"must be a Job, not {type(job).__name__}", "job", "give Job(...), or Job.load(FILE)"
         )
+    if workers is not None and (type(workers) is not int or workers < 1):
+        raise InputError(f"must be an integer of at least 1, or None (got {workers!r})", "workers")
     spec = job.spec
     if workers is not None:
         spec = spec.with_parts(resources=with_workers(spec.resources, workers))

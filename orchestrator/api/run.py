@@ -366,7 +366,7 @@ def load_run(place: str | Path) -> Run:
     spec = read_job(directory)
     if spec is not None and directory.read_text(TRIALS) is not None:
         hint = "its trials are runs in this folder; `orchestrator report` shows all of them"
-        raise InputError("is a search, and no run", directory.uri, hint)
+        raise InputError("is a search, not a run", directory.uri, hint)
     if spec is None:
         raise InputError("there is no run here", directory.uri, "give a run directory, such as runs/<name>")
     return Run(directory, spec)

@@ -127,8 +127,10 @@ def submit(
 def _check(job: Job, until: int | None, priority: int) -> None:
     """Raise InputError for arguments of a wrong type, which would fail late or act differently."""
     if not isinstance(job, Job):
-        raise InputError(f"is {type(job).__name__} and no Job", "job", "give Job(...), or Job.load(FILE)")
+        raise InputError(
+            f"must be a Job, not {type(job).__name__}", "job", "give Job(...), or Job.load(FILE)"
+        )
     if until is not None and (type(until) is not int or until < 1):
-        raise InputError(f"{until!r} is no step", "until", "give a whole number of at least 1, or None")
+        raise InputError(f"must be an integer of at least 1, or None (got {until!r})", "until")
     if type(priority) is not int:
-        raise InputError(f"{priority!r} is no whole number", "priority", "give one")
+        raise InputError(f"must be an integer (got {priority!r})", "priority")

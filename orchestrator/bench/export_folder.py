@@ -63,7 +63,7 @@ def _folder(place: str) -> Path:
         raise InputError("is not on this machine", place, "copy the export to a folder here first")
     path = Path(local_path(place)).resolve()
     if not path.is_dir():
-        raise InputError("is no folder", place, "name the folder of an export")
+        raise InputError("is not a folder", place, "name the folder of an export")
     return path
 
 
@@ -79,7 +79,7 @@ def _distinct_names(paths: list[Path]) -> list[str]:
 def _read(path: Path, name: str) -> ExportFolder:
     if (path / GGUF_MODEL).is_file():
         hint = "measure that one with llama-bench of llama.cpp"
-        raise InputError("is a GGUF file, and no runtime for it is part of this project", str(path), hint)
+        raise InputError("is a GGUF file, but no runtime for it is part of this project", str(path), hint)
     try:
         config = json.loads((path / "config.json").read_text())
     except (OSError, ValueError) as error:

@@ -161,9 +161,9 @@ def _spec(export: ExportFolder, uri: str, overrides: Sequence[str]) -> JobSpec:
     if objective not in (*OF_CLASSES, *OF_TOKENS):
         known = ", ".join((*OF_CLASSES, *OF_TOKENS))
         hint = "compare it with `orchestrator evaluate`"
-        raise InputError(f"was trained with {objective}, and what is measured is {known}", export.path, hint)
+        raise InputError(f"was trained with {objective}, but what is measured is {known}", export.path, hint)
     if objective in ("causal_lm", "conversation"):
-        # An export's runtime does not support packed rows: one text a row, and no document within another's context.
+        # An export's runtime does not support packed rows: one text per row, and no document within another's context.
         options = {"pack": "no"} if objective == "conversation" else {"documents": "pack"}
         spec = spec.model_copy(
             update={

@@ -36,7 +36,7 @@ def check_to_come(base: ResolvedJob, job: ResolvedJob, where: str) -> None:
     for each, workload in ((base, theirs), (job, ours)):
         if workload.config.as_transformer is None:
             raise WorkloadError(
-                f"{each.spec.workload.model} is no model of this project: a class of transformers begins with its "
+                f"{each.spec.workload.model} is not a model of this project: a class of transformers begins with its "
                 "folder alone, and an own model with an own one"
             )
     check_rows(job.spec.workload, ours, theirs.shapes, where)

@@ -77,7 +77,7 @@ def _check_same_base(
         raise
     if now is None or now.digest != begun["digest"]:
         at = f" at step {now.step}" if now and now.step is not None else ""
-        what = f"it began with {_of(base.stage, begun['step'])}, and now that is another one{at}"
+        what = f"it began with {_of(base.stage, begun['step'])}, but now that is another one{at}"
         raise InputError(what, where, AGAIN)
 
 
@@ -96,7 +96,7 @@ def _check_same_source(stage: StageRun, begun: Mapping[str, Any], done: set[str]
     except InputError:
         return
     if (now.step, now.receipt) != (begun["step"], begun["receipt"]):
-        raise InputError(f"{what}, and now that is another one at step {now.step}", CONTINUE, AGAIN)
+        raise InputError(f"{what}, but now that is another one at step {now.step}", CONTINUE, AGAIN)
 
 
 def _check_same_teacher(stage: StageRun, known: Mapping[str, Any], done: set[str]) -> None:
@@ -114,7 +114,7 @@ def _check_same_teacher(stage: StageRun, known: Mapping[str, Any], done: set[str
     except InputError:
         return
     if now.digest != known["digest"]:
-        raise InputError(f"it has learnt from {teacher.stage}, and now that is another one", WHERE, AGAIN)
+        raise InputError(f"it has learnt from {teacher.stage}, but now that is another one", WHERE, AGAIN)
 
 
 def _of(stage: str, step: int | None) -> str:

@@ -41,7 +41,7 @@ def bench(
     ] = None,
     rounds: Annotated[int, typer.Option(min=0, help="turns of each export; 0 measures no speed")] = 20,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="threads of each export [default: this process's processors]")
+        int | None, typer.Option(min=1, help="threads of each export [default: this process's CPUs]")
     ] = None,
     overrides: Annotated[
         list[str] | None,
@@ -53,7 +53,7 @@ def bench(
     address: Address = None,
     as_json: Json = False,
 ) -> None:
-    """Compare exports in alternating rounds: metric, share of the first's, bytes, memory, latency, tokens a second."""
+    """Compare exports in alternating rounds: metric, share of the first's, bytes, memory, latency, tokens/s."""
     from cluster.workers.machine import processors_here
     from orchestrator.bench.export_folder import read_exports
     from orchestrator.bench.inputs import comparable_metric, read_inputs

@@ -56,8 +56,8 @@ def calibrate(
         return
     message = profile.message or profile.collective
     rows = [
-        ["matrix products, fp32", f"{profile.peak.fp32 * profile.matrix.share / 1e9:.0f} GFLOP/s"],
-        ["matrix products, bf16", f"{profile.peak.bf16 * profile.matrix.share / 1e9:.0f} GFLOP/s"],
+        ["matrix multiplication, fp32", f"{profile.peak.fp32 * profile.matrix.share / 1e9:.0f} GFLOP/s"],
+        ["matrix multiplication, bf16", f"{profile.peak.bf16 * profile.matrix.share / 1e9:.0f} GFLOP/s"],
         ["memory", f"{profile.memory_bandwidth.value / 1e9:.1f} GB/s"],
         ["an operation's launch", f"{profile.launch.value * 1e6:.0f} us"],
         ["a collective's beginning and end", f"{profile.collective.value * 1e6:.0f} us"],

@@ -137,7 +137,7 @@ def _token(file: Path | None, none: bool) -> str | None:
     """The token of clients; None if everyone is admitted. Raises InputError."""
     if none:
         if file is not None:
-            raise InputError("is given, and everyone is admitted", "--token-file", "leave out one of the two")
+            raise InputError("is given, but everyone is admitted", "--token-file", "leave out one of the two")
         return None
     if file is None:
         return secrets.token_urlsafe(24)

@@ -76,7 +76,7 @@ def verify(run_dir: Run, step: One = None, as_json: Json = False) -> None:
     data_folders = {data for _, data in results.values()}
     for uri in sorted(filter(None, data_folders)):
         place = place_of_data(spec.data, run, uri)
-        if place is None:  # which is no problem: it is made again
+        if place is None:  # which is not a problem: it is made again
             print(f"data {uri} is not there, and was not looked at", file=sys.stderr)
         elif lines := problems_of(place):
             problems[f"data {place}"] = lines
@@ -201,7 +201,7 @@ def prune(
     sound = store.latest()
     if sound is None and store.steps():
         hint = "`orchestrator checkpoint verify` says what is wrong with each"
-        raise InputError("no commit is whole, and nothing is removed", run.uri, hint)
+        raise InputError("no checkpoint is whole, so nothing is removed", run.uri, hint)
     removed = prune_commits(store, retention, [sound.step] if sound else [])
     print(f"removed steps {', '.join(map(str, removed)) or 'none'}")
 

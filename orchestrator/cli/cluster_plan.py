@@ -30,7 +30,7 @@ def show_forecast(train: TrainSpec, result: dict[str, Any]) -> None:
 
     commit = result["commit"]
     print(
-        f"{result['nodes_in_use']} of {result['nodes']} nodes, {count(result['tokens_per_day'])} tokens a day, "
+        f"{result['nodes_in_use']} of {result['nodes']} nodes, {count(result['tokens_per_day'])} tokens per day, "
         f"{days(result['days_without_failures'])} for {count(train.steps)} steps if nothing failed."
     )
     rows = [

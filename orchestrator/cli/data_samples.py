@@ -160,10 +160,8 @@ def _places(
         first = (begun.commit.step, begun.first_position(train.continue_from)) if begun else (0, 0)
         return samples_at(batches, positions, inputs.job.spec.samples_per_step, first)
     if wanted.sample not in batches.read:
-        what = f"there is no sample {wanted.sample}"
-        raise InputError(
-            what, "--sample", f"there are {len(batches.read)}; --at shows the numbers of those that come"
-        )
+        what = f"no sample has the id {wanted.sample}; {len(batches.read)} are prepared"
+        raise InputError(what, "--sample", "list ids with --at POSITION")
     source, pieces = batches.read.origin(wanted.sample)
     place = {"position": None, "step": None, "turn": wanted.turn, "sample": wanted.sample, "source": source}
     return [{**place, "pieces": [[start, start + length] for start, length in pieces]}]

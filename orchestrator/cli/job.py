@@ -161,11 +161,15 @@ def doctor(
         bool,
         typer.Option(
             "--burn-in",
-            help="also test the devices: products with known bits, patterns in memory, collectives with known sums",
+            help="also test the devices: matrix multiplications with known bits, patterns in memory, "
+            "collectives with known sums",
         ),
     ] = False,
     seconds: Annotated[
-        float, typer.Option(min=0, max=86_400, help="how long --burn-in repeats products and collectives")
+        float,
+        typer.Option(
+            min=0, max=86_400, help="how long --burn-in repeats matrix multiplications and collectives"
+        ),
     ] = 20.0,
     as_json: Json = False,
 ) -> None:

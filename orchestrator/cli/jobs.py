@@ -88,7 +88,7 @@ def submit(
     spec = jobs_of(job, overrides)
     run = run_of(spec.name, run_dir)
     if isinstance(spec, ChainSpec) and until is not None:
-        raise InputError("is a step of one run, and this is a chain", "--until", "leave it out")
+        raise InputError("is a step of one run, but this is a chain", "--until", "leave it out")
     environment = own_packages(PACKAGES) if package else {}
     if working_dir is not None:
         environment = submission.sent_along(working_dir.absolute(), exclude or (), "--working-dir")

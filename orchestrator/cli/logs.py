@@ -42,7 +42,7 @@ def logs(
     try:
         wanted = re.compile(grep or "")
     except re.error as error:
-        raise InputError(f"is no regular expression ({error})", f"--grep {grep}", "fix it") from None
+        raise InputError(f"is not a regular expression ({error})", f"--grep {grep}", "fix it") from None
     if not address:
         refuse_chain(target)
     directory = None if address else run_at(target)

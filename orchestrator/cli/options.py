@@ -170,21 +170,21 @@ def on_this_machine(given: str | Path) -> Path:
     text = str(given)  # a default is a path already
     check_uri(text)
     if not is_path(text):
-        raise InputError("is no path of this machine", text, "give a path")
+        raise InputError("is not a path of this machine", text, "give a path")
     return Path(text)
 
 
 def finite(number: float | None) -> float | None:
     """Return the number. Raises InputError for infinity and NaN."""
     if number is not None and not math.isfinite(number):
-        raise InputError("is no finite number", str(number), "give another")
+        raise InputError("is not a finite number", str(number), "give another")
     return number
 
 
 def word(text: str | None) -> str | None:
     """Return a name from outside, such as a region. Raises InputError if it has blanks or control characters."""
     if text is not None and (not text or not text.isprintable() or " " in text):
-        raise InputError("is no name", repr(text), "write it without blanks")
+        raise InputError("is not a name", repr(text), "write it without blanks")
     return text
 
 

@@ -50,7 +50,7 @@ def show(
     from orchestrator.cli.options import table
     from orchestrator.observe.pages.page import size
 
-    title = f"{model}: {count(shape.parameters)} parameters, {count(plan.tokens)} tokens a step"
+    title = f"{model}: {count(shape.parameters)} parameters, {count(plan.tokens)} tokens per step"
     most = max(traced.peaks(plan.by_stage))
     rows = [
         [
@@ -87,9 +87,11 @@ def show(
     if (fewer := faster_on_fewer(demand, shape, plan)) is not None:
         world, takes = fewer.chosen.layout.world, duration(fewer.chosen.seconds)
         workers = "one worker is" if world == 1 else f"{world} workers are"
-        print(f"By these predictions {workers} faster, {takes} a step: set resources.workers.max to {world}.")
+        print(
+            f"By these predictions {workers} faster, {takes} per step: set resources.workers.max to {world}."
+        )
     if (fed := feed(data, demand.resources.per_worker, plan)) is not None:
-        beside = f"{fed.processors} processor{'s' if fed.processors > 1 else ''} beside the workers"
+        beside = f"{fed.processors} CPU{'s' if fed.processors > 1 else ''} beside the workers"
         waits = f"a step waits {duration(fed.stall_seconds)} while text is left to prepare"
         print(
             f"Streamed text: {beside} make {count(fed.prepared)} tokens/s of it, training reads {count(fed.read)}: "

@@ -84,7 +84,7 @@ def _ranks(text: str, status: dict[str, Any], uri: str) -> list[int]:
     try:
         wanted = sorted({int(part) for part in text.split(",")})
     except ValueError:
-        raise InputError("is no list of ranks", f"--ranks {text}", "give numbers, as in 0,3") from None
+        raise InputError("is not a list of ranks", f"--ranks {text}", "give numbers, as in 0,3") from None
     if status.get("phase") != "train" or not status.get("ranks"):
         phase = status.get("phase", "unknown")
         hint = "ask while it trains" if phase in ENDED else "wait for phase train"

@@ -84,7 +84,7 @@ def run(
     if isinstance(spec, ChainSpec):
         if until is not None or smoke:
             option = "--until" if until is not None else "--smoke"
-            raise InputError("needs one run, and this is a chain of runs", option, "leave it out")
+            raise InputError("needs one run, but this is a chain of runs", option, "leave it out")
         directory = run_of(spec.name, run_dir)
         if dry_run:
             check(spec, directory, address, as_json)
@@ -357,8 +357,8 @@ def _where_next(run_dir: str, tracking: str | None, form: str | None, summary: d
             _say(
                 f"  its tokenizer, for transformers.{reader}.from_pretrained: AutoTokenizer makes another one of it"
             )
-    _say(f"  orchestrator verify-resume {typed}      replay steps from a commit and compare")
-    _say(f"  orchestrator checkpoint list {typed}    the commits")
+    _say(f"  orchestrator verify-resume {typed}      replay steps from a checkpoint and compare")
+    _say(f"  orchestrator checkpoint list {typed}    the checkpoints")
     if tracking:
         # A server shows its runs itself; for a database or a folder the user starts a server.
         served = tracking.startswith(("http://", "https://"))

@@ -225,11 +225,11 @@ def _compress(given: Any, stages: Sequence[Stage], where: str) -> CompressSpec |
     is_folder = compress.teacher is not None and "/" in compress.teacher
     if len(exporting) + is_folder < 2:
         hint = "set checkpoint.export of the teacher's stage and of one that begins after it"
-        raise InputError("compares exports, and fewer than two stages make one", place, hint)
+        raise InputError("compares exports, but fewer than two stages make one", place, hint)
     teacher = compress.teacher or exporting[0]
     if not is_folder and teacher not in exporting:
         hint = f"name one of {', '.join(exporting)}, or a folder as ./folder"
-        raise InputError(f"{teacher} is no stage with an export", f"{place}.teacher", hint)
+        raise InputError(f"{teacher} is not a stage with an export", f"{place}.teacher", hint)
     return compress.model_copy(update={"teacher": teacher})
 
 
@@ -342,7 +342,7 @@ def _check_adapted(checkpoint: CheckpointSpec, name: str, tag: str, place: str) 
     exported = "best" if checkpoint.best_metric else "last"
     if checkpoint.export != "hf":
         hint = f"set checkpoint.export of {name} to hf, which has both merged"
-        raise InputError(f"{name} trains an adapter, and its commits lack its base", place, hint)
+        raise InputError(f"{name} trains an adapter, but its commits lack its base", place, hint)
     if tag != exported:
         raise InputError(f"{name} trains an adapter, whose export is that of @{exported}", place, "name that")
 

@@ -33,8 +33,7 @@ def check_best(checkpoint: CheckpointSpec, train: TrainSpec, evaluate: EvaluateS
     meet += [step for step in evaluate.at if step % every == 0]
     if evaluate.every < steps and not any(0 < step < steps and evaluate.is_due(step, steps) for step in meet):
         problem = (
-            f"would always be the last: evaluations are every {evaluate.every} steps, commits every {every}"
+            f"no evaluation before the last falls on a checkpoint (evaluations every {evaluate.every} steps, "
+            f"checkpoints every {every}), so the best would always be the last"
         )
-        raise InputError(
-            problem, "checkpoint.keep_best", f"set checkpoint.every to {evaluate.every}, so that they meet"
-        )
+        raise InputError(problem, "checkpoint.keep_best", f"set checkpoint.every to {evaluate.every}")

@@ -73,7 +73,7 @@ def validated(document: Mapping[str, Any], model: type[Model], where: str) -> Mo
     """
     if STAGES in document:
         hint = "name one of its stages: the directory of each has a job.yaml"
-        raise InputError("is a chain of stages, and one job is wanted", where, hint)
+        raise InputError("is a chain of stages, but one job is wanted", where, hint)
     document = with_extensions(document)
     try:
         return model.model_validate(document)

@@ -25,8 +25,8 @@ def counted(objective: str) -> Counted:
 
 
 def loss_unit(objective: str) -> str:
-    """Return the unit of an objective's loss, such as "nats a token"."""
-    return f"{'' if objective in _NO_NATS else 'nats '}a {counted(objective)}"
+    """Return the unit of an objective's loss, such as "nats per token"."""
+    return f"{'' if objective in _NO_NATS else 'nats '}per {counted(objective)}"
 
 
 def read_unit(objective: str) -> str:

@@ -317,7 +317,7 @@ _KEYS: Mapping[str, str] = {
     "not here, because every step has train.global_batch sequences, also where an epoch ends": (
         "dataloader_drop_last"
     ),
-    "not here, because Ray prepares data on all processors of the cluster": (
+    "not here, because Ray prepares data on all CPUs of the cluster": (
         "dataset_num_proc dataset_processes preprocessing_num_workers num_proc"
     ),
     "not here, because the order of samples follows from seed and epoch alone": (
@@ -342,7 +342,7 @@ _KEYS: Mapping[str, str] = {
     "not here, because ranks log to logs/ of the run directory; `orchestrator profile RUN` looks closer": (
         "debug"
     ),
-    "not here, because ranks run on processors and GPUs": (
+    "not here, because ranks run on CPUs and GPUs": (
         "tpu_name tpu_zone tpu_use_cluster tpu_use_sudo tpu_vm tpu_env tpu_num_cores"
     ),
     "not here, because the reference of dpo, ipo and kto is the model that the run begins with": (

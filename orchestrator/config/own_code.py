@@ -76,7 +76,7 @@ def cleaning_function(rule: Own) -> Callable[..., Any]:
         raise InputError(str(error), where) from None
     if not callable(found):
         hint = "fix it; it must be importable where the data is made"
-        raise InputError("is no function", where, hint)
+        raise InputError("is not a function", where, hint)
     called: Callable[..., Any] = found
     return called
 

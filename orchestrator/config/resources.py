@@ -26,7 +26,7 @@ class Workers(StrictModel):
 class PerWorker(StrictModel):
     """The resources of one worker."""
 
-    cpu: float = Field(default=1, gt=0, le=10_000, description="processors that Ray reserves for a worker")
+    cpu: float = Field(default=1, gt=0, le=10_000, description="CPUs that Ray reserves for a worker")
     gpu: float = Field(default=0, ge=0, description="GPUs of a worker: 0 or 1")
     labels: dict[str, str] = Field(
         default_factory=dict,
@@ -64,7 +64,7 @@ class VerifySpec(StrictModel):
     by: Literal["other", "same"] = Field(
         default="other",
         description="who computes it again: other, the next data-parallel replica, which also finds a machine that is "
-        "always wrong; same, the same rank, which finds only errors that come and go, under any layout",
+        "always wrong; same, the same rank, which finds only transient errors, under any layout",
     )
 
 

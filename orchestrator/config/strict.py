@@ -19,7 +19,7 @@ def web_address(value: str) -> str:
     """Return the value. Raises ValueError if it is not an http or https URL."""
     place = urlsplit(value)
     if place.scheme not in ("http", "https") or not place.hostname:
-        raise ValueError("is no http or https URL")
+        raise ValueError("is not an http or https URL")
     return value
 
 

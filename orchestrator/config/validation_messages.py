@@ -97,7 +97,7 @@ def _problem(
         hint = f"its keys: {', '.join(_keys(root, found['loc']))}"
         return InputError(f"must be a mapping of keys to values{got}", location, hint)
     if found["type"] == "string_pattern_mismatch" and names[-1] in PATTERNS:
-        return InputError(f"is no name{got}", location, f"use {PATTERNS[names[-1]]}")
+        return InputError(f"is not a name{got}", location, f"use {PATTERNS[names[-1]]}")
     message = WORDS.get(found["type"]) or str(found["msg"]).removeprefix("Value error, ")
     message = message.removeprefix("Input ")
     hint = "choose one of these, or your own module:name" if names in own else ""

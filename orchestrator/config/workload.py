@@ -222,7 +222,7 @@ class WorkloadSpec(StrictModel):
     def only_a_folder_has_another_implementation(self) -> WorkloadSpec:
         if self.implementation == "transformers" and not self.model.startswith("hf:"):
             raise ValueError(
-                f"implementation transformers needs a model in hf:<folder>, and this is {self.model}; leave it out"
+                f"implementation transformers needs a model in hf:<folder>, but this is {self.model}; leave it out"
             )
         return self
 
@@ -240,7 +240,7 @@ class WorkloadSpec(StrictModel):
             return self
         if self.init_from is None and not self.model.startswith("hf:"):
             raise ValueError(
-                "shrink keeps parts of a base model, and this job names no base; set init_from, or model to hf:<folder>"
+                "shrink keeps parts of a base model, but this job names no base; set init_from, or model to hf:<folder>"
             )
         for key in ("grow", "adapter", "mup"):
             if getattr(self, key) is not None:
@@ -271,7 +271,7 @@ class WorkloadSpec(StrictModel):
             )
         if self.objective in REFERENCED and self.adapter.kind in ("prefix", "prompt", "p_tuning", "houlsby"):
             raise ValueError(
-                f"{self.objective} compares with the base, and with adapter.kind {self.adapter.kind} the run begins as "
+                f"{self.objective} compares with the base, but with adapter.kind {self.adapter.kind} the run begins as "
                 "another model; use lora"
             )
         if self.mup is not None:

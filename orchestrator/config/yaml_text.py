@@ -26,7 +26,7 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(
                 None,
                 None,
-                f"{node.value!a} has an unpaired surrogate, which is no character",
+                f"{node.value!a} has an unpaired surrogate, which is not a character",
                 node.start_mark,
             )
         return node

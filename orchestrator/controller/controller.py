@@ -293,7 +293,8 @@ class Controller:
         for straggler in filter(None, [self._stragglers.see(row.get("busy_seconds", ())) for row in rows]):
             rank, ratio = straggler
             node = self._workers.ranks[rank].node
-            self._event("train", f"rank {rank} on {node} is slow: {ratio:.1f} times the median of the ranks")
+            said = f"its busy time per step is {ratio:.1f} times the median rank's"
+            self._event("train", f"rank {rank} on {node} is a straggler: {said}")
         for save in (save for row in rows for save in row.get("saves", ())):
             if line := history.saves.note(save):
                 self._note = f"saving pauses: {save['reason']}" if save["state"] == "failed" else ""

@@ -267,7 +267,7 @@ def market(limits: LimitSpec, machines: Sequence[Mapping[str, str]], began: floa
         began: unix time at which training on them began.
 
     Returns:
-        The fields, with USD an hour where it is known, in all and by zone and market; and the problem as a clause for
+        The fields, with USD per hour where it is known, in all and by zone and market; and the problem as a clause for
         the event's reason, empty without one.
     """
     problem = ""
@@ -275,7 +275,7 @@ def market(limits: LimitSpec, machines: Sequence[Mapping[str, str]], began: floa
         table = prices.load(limits.prices)
     except InputError as error:
         table = {}
-        problem = f"; the price of its machines is unknown: {error}"
+        problem = f"; the price of the machines is unknown: {error}"
     fields: EventFields = {
         "machines": list(machines),
         "zones": prices.by_zone(machines, table),

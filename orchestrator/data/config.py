@@ -134,7 +134,7 @@ def refuse_weights(sources: Sequence[Source]) -> None:
         for key in ("weight", *MIXED):
             if not source.at_default(key):
                 raise ValueError(
-                    f"sources.{number}.{key} is {getattr(source, key):g}, and held-out text is read once; leave it out"
+                    f"sources.{number}.{key} is {getattr(source, key):g}, but held-out text is read once; leave it out"
                 )
 
 
@@ -351,7 +351,7 @@ class DataSpec(StrictModel):
             return given
         of_text = sorted(key for key, value in OF_SAMPLES.items() if given.get(key, value) != value)
         if of_text:
-            raise ValueError(f"{of_text[0]} is of text, and samples are the user's own; leave it out")
+            raise ValueError(f"{of_text[0]} is of text, but samples are the user's own; leave it out")
         return {**OF_SAMPLES, **given}
 
     @model_validator(mode="before")
@@ -380,7 +380,7 @@ class DataSpec(StrictModel):
     def tokens_are_added_to_a_tokenizer_that_is_there(self) -> DataSpec:
         if self.add_tokens and not (self.tokenizer and isinstance(self.tokenizer, str)):
             raise ValueError(
-                "add_tokens is for a tokenizer that is given, and this one is trained; leave it out"
+                "add_tokens is for a tokenizer that is given, but this one is trained; leave it out"
             )
         if len({*self.add_tokens} - {""}) < len(self.add_tokens):
             raise ValueError("add_tokens names a token twice, or an empty one; name each once")
@@ -410,7 +410,7 @@ class DataSpec(StrictModel):
         others = type(self).model_fields.keys() - known
         # streaming sets shuffle
         if keys := sorted(others - self.at_default(*others), key=lambda key: (key != "streaming", key)):
-            raise ValueError(f"{keys[0]} is of text, and samples are the user's own; leave it out")
+            raise ValueError(f"{keys[0]} is of text, but samples are the user's own; leave it out")
         if self.validation is not None and self.validation.share is None:
             raise ValueError("validation of own samples is a share of them; give validation.share")
         return self
@@ -420,7 +420,7 @@ class DataSpec(StrictModel):
     def a_day_is_no_number(cls, given: Any) -> Any:
         """Refuse a number, which pydantic reads as seconds since 1970."""
         if isinstance(given, int | float):
-            raise ValueError(f"{given} is no day; write it as in 2026-11-28")
+            raise ValueError(f"{given} is not a day; write it as in 2026-11-28")
         return given
 
     @field_validator("max_rejected")
@@ -454,7 +454,7 @@ class DataSpec(StrictModel):
         elif any(share is not None for share in shares):
             lacking = [number for number, share in enumerate(shares) if share is None]
             if lacking:
-                raise ValueError(f"sources.{lacking[0]} has no share, and others have; give all sources one")
+                raise ValueError(f"sources.{lacking[0]} has no share, but others have; give all sources one")
             if not adds_up([share or 0.0 for share in shares]):
                 raise ValueError(
                     f"the shares of the sources add up to {sum(filter(None, shares)):g}; make it 1"
@@ -462,7 +462,7 @@ class DataSpec(StrictModel):
         for number, source in enumerate(self.sources):
             if self.is_mixed and source.weight != 1.0:
                 raise ValueError(
-                    f"sources.{number}.weight counts passes of an epoch, and a mixture by shares has no epochs; "
+                    f"sources.{number}.weight counts passes of an epoch, but a mixture by shares has no epochs; "
                     f"leave it out"
                 )
             if source.max_passes is not None and not self.is_mixed:

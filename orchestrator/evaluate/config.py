@@ -91,7 +91,7 @@ class EvaluateSpec(StrictModel):
     samples: SamplesSpec | None = Field(default=None, description="texts to generate at every evaluation")
     metrics: list[Metric | OwnMetric] | None = Field(
         default=None,
-        description="metrics to compute: loss (nats a token; a record for classes, a pair for preferences), "
+        description="metrics to compute: loss (nats per token; per record for classes, per pair for preferences), "
         "perplexity, bits_per_byte (comparable across tokenizers), accuracy (share of tokens "
         "predicted correctly, or of pairs whose chosen answer has the larger reward), reward_margin "
         "and other metrics of pairs (see the guide), and your own functions as module:name. On "
@@ -137,7 +137,7 @@ class EvaluateSpec(StrictModel):
         lacking = {m for m in self.metrics or () if not is_object_reference(m)} - set(given)
         if lacking and is_known(objective):
             return (
-                f"{', '.join(sorted(lacking))} is no metric of {workload.objective}, which has {', '.join(given)}; "
+                f"{', '.join(sorted(lacking))} is not a metric of {workload.objective}, which has {', '.join(given)}; "
                 "leave it out of evaluate.metrics"
             )
         if has_validation and VALIDATION in self.sets:

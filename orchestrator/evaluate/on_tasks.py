@@ -101,7 +101,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
 def _prepared() -> Iterator[None]:
     """Disable hubs and progress bars, and show only errors of lm-eval."""
     if importlib.util.find_spec("lm_eval") is None:
-        raise InputError("tasks need lm-eval, which is not installed", "", f"{EXTRA} installs it")
+        raise InputError("tasks need lm-eval, which is not installed", "", EXTRA)
     loud = {name: logging.getLogger(name).level for name in ("lm_eval", "datasets", "transformers")}
     for name in loud:
         logging.getLogger(name).setLevel(logging.ERROR)

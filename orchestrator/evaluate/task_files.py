@@ -92,7 +92,7 @@ def read_tasks(paths: Sequence[str], taken: Sequence[str] = (), where: str = "--
             )
         tasks.append(task)
     if tasks and importlib.util.find_spec("lm_eval") is None:
-        raise InputError("tasks need lm-eval, which is not installed", where, f"{EXTRA} installs it")
+        raise InputError("tasks need lm-eval, which is not installed", where, EXTRA)
     return tasks
 
 
@@ -113,7 +113,7 @@ def read_task(path: str, where: str = "--tasks") -> TaskFile:
         raise InputError(f"{kind!r} is unknown", f"{place}: output_type", f"choose from {', '.join(METRICS)}")
     name = document.get("task")
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        problem = "is no single task with a name of letters, digits, _ . and -"
+        problem = "is not a single task with a name of letters, digits, _ . and -"
         raise InputError(problem, f"{place}: task", "give each task its own file")
     if "class" in document:
         raise InputError("a task that is a Python class cannot be checked", f"{place}: class", "leave it out")
@@ -238,7 +238,7 @@ def most_tokens(given: Mapping[str, Any], place: str = "generation_kwargs") -> i
     most = next((given[key] for key in LENGTHS if key in given), LONGEST)
     if type(most) is not int or most < 1:
         raise InputError(
-            f"{most!r} is no number of tokens", f"{place}: {LENGTHS[0]}", "give one of at least 1"
+            f"{most!r} is not a number of tokens", f"{place}: {LENGTHS[0]}", "give one of at least 1"
         )
     return most
 

@@ -24,9 +24,9 @@ def check_push(repo: str, target: str) -> None:
         validate_repo_id(repo)
     except HFValidationError as error:
         why = " ".join(str(error).split())
-        raise InputError(f"is no repository of the Hub ({why})", f"{WHERE} {repo}", FORM) from None
+        raise InputError(f"is not a repository of the Hub ({why})", f"{WHERE} {repo}", FORM) from None
     if "/" not in repo:
-        raise InputError("is no repository of the Hub", f"{WHERE} {repo}", FORM)
+        raise InputError("is not a repository of the Hub", f"{WHERE} {repo}", FORM)
     if not is_local(target):
         raise InputError(
             "only a folder of this machine is pushed", WHERE, "give --to a folder, or leave it out"

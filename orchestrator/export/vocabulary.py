@@ -87,7 +87,9 @@ def _folder_of(model: str, tokenizer: object) -> str:
     ):
         raise InputError("the tokenizer is not the model's", "data.tokenizer", f"set it to {folder}")
     if not (Path(folder) / FILE).is_file():
-        raise InputError(f"has no {FILE}", f"workload.model {folder}", "save the tokenizer in that form")
+        raise InputError(
+            f"has no {FILE}", f"workload.model {folder}", "save it by AutoTokenizer's save_pretrained"
+        )
     return folder
 
 

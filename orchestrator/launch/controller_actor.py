@@ -29,7 +29,7 @@ GAUGES = {
     "orchestrator_steps": "optimiser steps that the job has",
     "orchestrator_attempt": "number of the attempt",
     "orchestrator_loss": "loss of the last step, of a token, record, pair or sample: by the objective",
-    "orchestrator_tokens_per_second": "tokens a second of the last step",
+    "orchestrator_tokens_per_second": "tokens per second of the last step",
     "orchestrator_mfu": "model FLOPs utilisation of the last step, 0 to 1",
     "orchestrator_eta_seconds": "seconds left while it trains",
     "orchestrator_ranks": "ranks that run",

@@ -73,7 +73,7 @@ def _machine() -> Iterator[Finding]:
     memory = round(host_memory())
     free = shutil.disk_usage(os.getcwd()).free
     shm = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0
-    yield Finding("ok", "processors", str(os.cpu_count()))
+    yield Finding("ok", "CPUs", str(os.cpu_count()))
     yield _enough("memory", memory, LEAST_MEMORY, "the quickstart needs 6 GiB")
     yield _enough("free disk here", free, LEAST_DISK, "free some space for checkpoints")
     yield _enough("shared memory", shm, 2**29, "raise the size of /dev/shm: Ray keeps its objects there")
@@ -92,7 +92,7 @@ def _devices() -> Iterator[Finding]:
         yield Finding("ok", "GPUs", ", ".join(names))
         backend = "NCCL" if torch.distributed.is_nccl_available() else "none for CUDA"
     else:
-        yield Finding("ok", "GPUs", "none: ranks run on processors, with gloo")
+        yield Finding("ok", "GPUs", "none: ranks run on CPUs, with gloo")
         backend = "gloo" if torch.distributed.is_gloo_available() else "none"
     known = backend in ("NCCL", "gloo")
     yield Finding(

@@ -67,7 +67,7 @@ data:
   sequence_length: {length}
 train:
   steps: 200
-  global_batch: 32                            # sequences a step; never changes
+  global_batch: 32                            # sequences per step; never changes
   optimizer: {{name: adamw, lr: {lr}, warmup: 10%, schedule: cosine}}
   precision: {precision}
 {evaluate}parallel: auto

@@ -135,7 +135,7 @@ def _talk(row: Mapping[str, Any], leaves: list[tuple[str, str, Any]], uri: str) 
         first = value[0] if value else {"role": "", "content": ""}
         if not isinstance(first, Mapping) or not any(keys <= first.keys() for keys in SPOKEN):
             content = ", ".join(first) if isinstance(first, Mapping) else type(first).__name__
-            raise InputError(f"the first of its {path} is no message but has {content}", uri, AS_MESSAGES)
+            raise InputError(f"the first of its {path} is not a message but has {content}", uri, AS_MESSAGES)
         return "conversation", {"messages": path, **({TOOLS: TOOLS} if TOOLS in row else {})}
     return None
 

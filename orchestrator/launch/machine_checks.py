@@ -74,7 +74,7 @@ def gpus_here(resources: ResourceSpec, evaluates_beside: bool) -> int:
     available = torch.cuda.device_count()
     if available < least:
         gpus = f"{least} GPU{'s' * (least > 1)}"
-        what = f"the smallest gang needs {gpus}, and this machine has {available or 'none'}"
+        what = f"the smallest gang needs {gpus}, but this machine has {available or 'none'}"
         raise InputError(what, "resources.per_worker.gpu", "set it to 0, or name a cluster with --address")
     return min(most + evaluates_beside * int(resources.per_worker.gpu), available)
 

@@ -62,7 +62,7 @@ def with_vocabulary(
     if is_object_reference(workload.model):  # its vocabulary is as large as the tokenizer
         hint = "write data.tokenizer: {train_bpe: N} with the size of its vocabulary"
         raise InputError(
-            "is not here, and it determines the size of an own model", f"data.tokenizer {named}", hint
+            "is not here, but it determines the size of an own model", f"data.tokenizer {named}", hint
         )
     with wrong_input("workload.model"):
         size = describe(workload.model, workload.changes, implementation=workload.implementation).vocab_size

@@ -61,7 +61,7 @@ def check_places(
             raise InputError(what, where, "give a folder that all nodes see, or a store such as s3://")
     cache = local_path(data.cache) if data.cache and is_local(data.cache) else ""
     if os.path.lexists(cache) and not os.path.isdir(cache):
-        raise InputError("is no folder", f"data.cache {cache}", "give another")
+        raise InputError("is not a folder", f"data.cache {cache}", "give another")
 
 
 def check_sample_cache(data: DataSpec, seed: int, run_dir: RunDir) -> None:

@@ -128,7 +128,7 @@ def entrypoint(name: str, document: Mapping[str, Any], run: RunDir, until: int |
         what = "the job carries a credential, or what looks like one, and a submitted job can be read by many"
         raise InputError(what, f"{name}: {where}", hint)
     if (shown := redact(run.uri)) != run.uri:
-        raise InputError("carries a credential, and a submitted job can be read by many", shown, hint)
+        raise InputError("carries a credential, but a submitted job can be read by many", shown, hint)
     words = ["python", "-P", "-m", "orchestrator", "run", "/dev/stdin"]
     words += ["--address", "auto", "--run-dir", run.uri]
     words += ["--until", str(until)] if until is not None else []

@@ -57,7 +57,7 @@ def check_trial(
         hint = "name them in blocks() if it is an own model, or set it to false"
         raise InputError(what, "train.compile", hint)
     if workload.compares and train.global_batch < 2:
-        what = f"{workload.name} compares the samples of a global batch, and this batch has only one"
+        what = f"{workload.name} compares the samples of a global batch, but this batch has only one"
         raise InputError(what, "train.global_batch", "make it larger")
     trial = trials.Trial(
         seed=seed,

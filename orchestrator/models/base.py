@@ -166,7 +166,9 @@ def named_base(workload: WorkloadSpec, step: int | None) -> Base | None:
                 f"{uri} has no weights", INIT, "give a folder with safetensors, or a run directory"
             )
         return Base(str(folder), None, _digest_of(str(folder)))
-    manifest = commit_at(uri, tag if step is None else step, INIT, "has no commit, and is no export", PLACES)
+    manifest = commit_at(
+        uri, tag if step is None else step, INIT, "has no commit, and is not an export", PLACES
+    )
     return Base(uri, manifest.step, digest(manifest.to_bytes()))
 
 
@@ -522,5 +524,5 @@ def _refuse_unlike(theirs: Any, ours: TransformerConfig, where: str, free: Seque
     for name in sorted(one.keys() - set(free)):
         if one[name] != other[name]:
             raise WorkloadError(
-                f"{where} has {name} {other[name]!r}, and workload.model {one[name]!r}; give the model of the base"
+                f"{where} has {name} {other[name]!r}, but workload.model {one[name]!r}; give the model of the base"
             )

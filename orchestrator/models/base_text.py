@@ -88,7 +88,7 @@ def text_notes(workload: Workload, asked: WorkloadSpec, theirs: BaseText) -> tup
         start = getattr(workload, "decoder_start", None)
         if "start" not in asked.options and theirs.start not in (start, None):
             raise WorkloadError(
-                f"the decoder of {where} begins with token {theirs.start}, and that of the job with {start}; "
+                f"the decoder of {where} begins with token {theirs.start}, but that of the job with {start}; "
                 f"set workload.options.start to {theirs.start}, or {hint}"
             )
         if theirs.target and not workload.vocabulary.target:

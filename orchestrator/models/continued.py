@@ -102,7 +102,7 @@ def check_length(train: TrainSpec, step: int, source: str) -> None:
     warmup = train.warmup_steps
     decay = train.decay_steps
     if train.continue_from.schedule == "restart" and warmup + max(decay, 1) > left:
-        problem = f"warm-up and decay are {warmup + decay} steps, and this phase has {left}"
+        problem = f"warm-up and decay are {warmup + decay} steps, but this phase has {left}"
         raise InputError(problem, "train.optimizer", "shorten them, or raise train.steps")
 
 

@@ -54,7 +54,9 @@ def named_teacher(teacher: str, workload: WorkloadSpec, step: int | None = None)
         if tag:
             raise InputError(f"{uri} is an export, which has no step", WHERE, "leave out what follows the @")
         return NamedTeacher(_like(workload, model=f"{FOLDER}{uri}"))
-    commit = commit_at(uri, tag if step is None else step, WHERE, "has no commit, and is no export", PLACES)
+    commit = commit_at(
+        uri, tag if step is None else step, WHERE, "has no commit, and is not an export", PLACES
+    )
     job = job_of_commit(commit)
     hint = "export it, and name the export"
     if job is None:

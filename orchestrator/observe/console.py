@@ -195,7 +195,7 @@ def _scores(metrics: Mapping[str, float]) -> str:
 
 def _held_out(metrics: Mapping[str, float], asked: Sequence[str] | None, unit: str) -> str:
     """Return the requested metrics or, without a request, the usual and the user's own ones, as far as measured."""
-    texts = {"loss": f"{{:.4f}} {unit}", "bits_per_byte": "{:.4f} bits a byte", "accuracy": "{:.1%} right"}
+    texts = {"loss": f"{{:.4f}} {unit}", "bits_per_byte": "{:.4f} bits per byte", "accuracy": "{:.1%} right"}
     usual = [*texts, "reward_margin", "reward", "answer_tokens"]
     own_metrics = [name for name in metrics if name not in _NAMED and not name.startswith("router_")]
     return ", ".join(

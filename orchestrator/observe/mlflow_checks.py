@@ -73,7 +73,7 @@ def check_tracking(uri: str) -> None:
     try:
         scheme = urlsplit(uri).scheme.split("+")[0]
     except ValueError as error:
-        raise InputError(f"is no URI ({error})", place_in_job, "see MLflow's tracking URIs") from None
+        raise InputError(f"is not a URI ({error})", place_in_job, "see MLflow's tracking URIs") from None
     plugins = {point.name for point in entry_points(group="mlflow.tracking_store")}
     if scheme not in SCHEMES | plugins and uri not in SCHEMES:
         hint = "use http(s)://, sqlite:/// or another of MLflow's"
@@ -90,7 +90,7 @@ def check_tracking(uri: str) -> None:
         if os.path.isdir(match[1]):
             raise InputError("is a folder", place_in_job, hint)
         if not _is_database(match[1]):
-            raise InputError("is no SQLite database", place_in_job, hint)
+            raise InputError("is not a SQLite database", place_in_job, hint)
 
 
 def _check_driver(uri: str, where: str) -> None:
@@ -102,7 +102,7 @@ def _check_driver(uri: str, where: str) -> None:
         try:
             make_url(uri).get_dialect().import_dbapi()
         except (ArgumentError, ValueError) as error:
-            problem = f"is no address of a database ({redact(str(error))})"
+            problem = f"is not an address of a database ({redact(str(error))})"
             raise InputError(problem, where, "see SQLAlchemy's database URLs") from None
     except ImportError as error:
         module = (error.name or "").partition(".")[0]

@@ -23,7 +23,7 @@ PARTS = {
 """The parts of a step by their keys, without `_seconds`. `other` is the rest."""
 MEASURED = tuple(part for part in PARTS if part != "other")
 STALLS = {
-    "data": "prepare onto a faster disk, or give a worker more processors (per_worker.cpu)",
+    "data": "prepare onto a faster disk, or give a worker more CPUs (per_worker.cpu)",
     "communication": "larger micro-batches, fewer ranks or another layout communicate less: see `orchestrator "
     "plan`",
     "pipeline": "a smaller parallel.micro_batch reduces it; the schedules interleaved and zbv wait least",

@@ -132,7 +132,7 @@ class OptimizerSpec(StrictModel):
             said = set(kind.keys) - self.at_default(*kind.keys)
             if said and self.name != optimizer:
                 raise ValueError(
-                    f"{min(said)} is for {optimizer}, and this is {self.name}; remove it, or set betas"
+                    f"{min(said)} is for {optimizer}, but this is {self.name}; remove it, or set betas"
                 )
         return self
 
@@ -154,7 +154,7 @@ class OptimizerSpec(StrictModel):
             raise ValueError("schedule wsd has no decay; set decay to its steps, or schedule to constant")
         if self.schedule != "wsd" and said:
             raise ValueError(
-                f"decay {self.decay} is for schedule wsd, and this is {self.schedule}; remove it or set wsd"
+                f"decay {self.decay} is for schedule wsd, but this is {self.schedule}; remove it or set wsd"
             )
         return self
 
@@ -164,7 +164,7 @@ class OptimizerSpec(StrictModel):
         if self.name in defined:
             return ""
         return (
-            f"workload.mup says how {' and '.join(defined)} learn at another width, and the optimizer is {self.name}; "
+            f"workload.mup says how {' and '.join(defined)} learn at another width, but the optimizer is {self.name}; "
             "set train.optimizer.name to one of them, or workload.mup to null"
         )
 

@@ -29,7 +29,9 @@ def make_own(named: ObjectReference) -> Any:
         name for name in slots if not isinstance(name, str) or not name.isidentifier() or name in TAKEN
     ]:
         raise InputError(
-            f"{named} has a slot {wrong[0]!r}, a name with another meaning", WHERE, "rename the slot"
+            f"slot {wrong[0]!r} of {named} must be an identifier other than {' and '.join(TAKEN)}",
+            WHERE,
+            "rename the slot",
         )
     return found
 

@@ -50,7 +50,9 @@ def products(device: torch.device, seed: int, bend: Callable[[Tensor], Tensor] =
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         found = bend(left.to(device, dtype) @ right.to(device, dtype)).cpu()
         if count := int((found != exact.to(torch.float32).to(dtype)).sum()):
-            wrong.append(f"a product of {str(dtype).removeprefix('torch.')} has {count} wrong numbers")
+            wrong.append(
+                f"matrix multiplication in {str(dtype).removeprefix('torch.')}: {count} wrong elements"
+            )
     return wrong
 
 
@@ -65,7 +67,7 @@ def updates(device: torch.device, seed: int, bend: Callable[[Tensor], Tensor] = 
     # Squares, roots, quotients and halves of these whole numbers are exact in fp32: each step below gives back `x`.
     found = bend((((x * x).sqrt() * 4 + x - x) / 2 * x / x) * 0.5).cpu()
     count = int((found != whole.to(torch.float32)).sum())
-    return [f"an elementwise update has {count} wrong numbers"] if count else []
+    return [f"elementwise update: {count} wrong elements"] if count else []
 
 
 def memory(device: torch.device, size: int, seed: int) -> list[str]:
@@ -139,7 +141,7 @@ def collectives(device: torch.device, seed: int) -> list[str]:
         yield "all-to-all", found, torch.cat(slices)
 
     return [
-        f"{name} over {world} ranks has {int((found.cpu() != wanted).sum())} wrong numbers on rank {rank}"
+        f"{name} over {world} ranks: {int((found.cpu() != wanted).sum())} wrong elements on rank {rank}"
         for name, found, wanted in checks()
         if not torch.equal(found.cpu(), wanted)
     ]

@@ -50,7 +50,7 @@ class ParallelSpec(StrictModel):
     recompute: Literal["none", "selective", "full"] = Field(
         default="none",
         description="activations to recompute in the backward pass: none; selective, everything in a layer except "
-        "the results of matrix products and attention (with train.compile: except attention); or "
+        "the results of matrix multiplications and attention (with train.compile: except attention); or "
         "full, everything in a layer",
     )
     recompute_layers: int = Field(

@@ -156,16 +156,16 @@ def open_device(train: TrainSpec, worker: PerWorker, context: WorkerContext) -> 
 
 
 def check_has_precision(precision: str, device: torch.device) -> None:
-    """Raise InputError if the precision is fp8 and the GPU has no 8-bit products."""
+    """Raise InputError if the precision is fp8 and the GPU has no FP8 matrix multiplication."""
     if precision == "fp8" and torch.cuda.get_device_capability(device) < HAS_8_BITS:
-        what = f"{torch.cuda.get_device_name(device)} has no products in 8 bits"
-        raise InputError(what, "train.precision", "set it to bf16; Ada, Hopper and Blackwell have them")
+        what = f"{torch.cuda.get_device_name(device)} has no FP8 matrix multiplication"
+        raise InputError(what, "train.precision", "set it to bf16, or use an Ada, Hopper or Blackwell GPU")
 
 
 def _take_gpu(rank_info: RankInfo, bitwise: bool) -> torch.device:
     """Return this rank's GPU after setting its numerics. Raises RuntimeError without one."""
     if not torch.cuda.is_available():
-        raise RuntimeError("per_worker.gpu is 1, and this worker's torch sees no GPU")
+        raise RuntimeError("per_worker.gpu is 1, but this worker's torch sees no GPU")
     device = torch.device("cuda", gpu_of(rank_info.local_rank, torch.cuda.device_count()))
     set_numerics(bitwise)
     torch.cuda.set_device(device)

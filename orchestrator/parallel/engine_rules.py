@@ -36,7 +36,7 @@ def engine_problems(
             "set train.compile to false"
         )
     if layout.offload != "none" and not on_gpu:
-        found.append("offload moves state off a GPU, and these workers have no GPU; set offload to none")
+        found.append("offload moves state off a GPU, but these workers have no GPU; set offload to none")
     if train.sequence_warmup:
         found += _with_sequence_warmup(train, layout)
     if layout.engine == "deepspeed":
@@ -88,7 +88,7 @@ def _with_compared_texts(objective: str, layout: Layout) -> list[str]:
         if getattr(layout, axis) > 1
     ]
     if layout.engine == "deepspeed":
-        found.append("sentence_embeddings is trained by the torch engine; set parallel.engine to torch")
+        found.append("only the torch engine trains sentence_embeddings; set parallel.engine to torch")
     return found
 
 
@@ -110,8 +110,8 @@ def _with_sequence_warmup(train: TrainSpec, layout: Layout) -> list[str]:
         )
     if layout.sequence and train.sequence_warmup and train.sequence_warmup.length % layout.tp:
         found.append(
-            f"train.sequence_warmup.length is no multiple of tp {layout.tp}, over which sequence parallelism cuts it; "
-            "raise it, or set parallel.sequence to false"
+            f"train.sequence_warmup.length must be a multiple of tp {layout.tp}, because sequence parallelism divides "
+            "it; raise it, or set parallel.sequence to false"
         )
     return found
 
@@ -121,7 +121,7 @@ def _by_deepspeed(train: TrainSpec, layout: Layout) -> list[str]:
     found = []
     if train.optimizer.name != "adamw":
         found.append(
-            f"the DeepSpeed engine runs adamw, and the optimizer is {train.optimizer.name}; "
+            f"the DeepSpeed engine runs adamw, but the optimizer is {train.optimizer.name}; "
             "set train.optimizer.name to adamw, or parallel.engine to torch"
         )
     if train.determinism == "bitwise":
@@ -131,7 +131,7 @@ def _by_deepspeed(train: TrainSpec, layout: Layout) -> list[str]:
         )
     if train.thaw:
         found.append(
-            "DeepSpeed counts the updates of all parameters as one, and with train.thaw some are younger; set "
+            "DeepSpeed keeps one step count for all parameters, but train.thaw needs its own for thawed ones; set "
             "parallel.engine to torch"
         )
     if train.reference == "held":

@@ -215,7 +215,7 @@ def split_problems(layout: Layout, shape: ModelShape) -> list[str]:
     elif layout.cp > 1:
         found += _indivisible(2 * layout.cp, shape.sequence_length, "2 x cp", "positions in a sequence")
     if layout.ep > 1 and not shape.experts:
-        found.append(f"ep {layout.ep} needs experts, and this model is dense; set ep to 1")
+        found.append(f"ep {layout.ep} needs experts, but this model is dense; set ep to 1")
     elif layout.ep > 1:
         found += _indivisible(layout.ep, shape.experts, "ep", "experts")
     if layout.dp % layout.ep:
@@ -280,11 +280,11 @@ def _stage_problems(layout: Layout, shape: ModelShape) -> list[str]:
     stages = shape.stages or shape.layers
     if layout.stages <= max(stages, 1):
         return []
-    each = f", {layout.virtual} a rank under {layout.schedule}" if layout.stages > layout.pp else ""
+    each = f", {layout.virtual} per rank under {layout.schedule}" if layout.stages > layout.pp else ""
     most = stages // (layout.stages // layout.pp) or 1
-    other = ", or the schedule 1f1b, with one stage a rank" if layout.pp <= stages else ""
+    other = ", or the schedule 1f1b, with one stage per rank" if layout.pp <= stages else ""
     return [
-        f"pp {layout.pp} makes {layout.stages} stages{each}, and the model can be cut into {stages}; "
+        f"pp {layout.pp} makes {layout.stages} stages{each}, but the model can be cut into {stages}; "
         f"choose pp up to {most}{other}"
     ]
 
@@ -295,28 +295,29 @@ def _combinations(layout: Layout, shape: ModelShape) -> list[str]:
     """
     found = []
     if layout.sequence and layout.tp == 1:
-        found.append("sequence splits work over tensor-parallel ranks, and tp is 1; set sequence to false")
+        found.append("sequence parallelism needs tp above 1; set sequence to false")
     elif layout.sequence and shape.no_sequence_split:
-        found.append(f"sequence slices the residuals, and {shape.no_sequence_split}; set sequence to false")
+        found.append(f"sequence slices the residuals, but {shape.no_sequence_split}; set sequence to false")
     elif layout.sequence:
         found += _indivisible(
             layout.tp * layout.cp, shape.sequence_length, "tp x cp", "positions in a sequence"
         )
     if layout.shard and layout.zero < 2:
         found.append(
-            f"shard says over how many replicas ZeRO 2 and 3 divide, and zero is {layout.zero}; set zero to 3, or "
+            f"shard says over how many replicas ZeRO 2 and 3 divide, but zero is {layout.zero}; set zero to 3, or "
             "leave shard out"
         )
     elif layout.shard and layout.replicas % layout.shard:
         found += _indivisible(layout.shard, layout.replicas, "shard", "replicas")
     elif layout.shard and layout.shard % (layout.ep * layout.cp):
+        multiple = layout.ep * layout.cp
         found.append(
-            f"shard {layout.shard} is no multiple of ep x cp, {layout.ep * layout.cp}: every copy has all experts and "
-            "whole sequences; choose another shard"
+            f"shard {layout.shard} must be a multiple of ep x cp = {multiple}, because each sharded copy holds all "
+            f"experts and whole sequences; choose a multiple of {multiple}"
         )
     found += _cut(layout, shape)
     if layout.recompute != "none" and shape.no_recompute:
-        found.append(f"recompute runs layers a second time, and {shape.no_recompute}; set recompute to none")
+        found.append(f"recompute runs layers a second time, but {shape.no_recompute}; set recompute to none")
     return found
 
 
@@ -336,7 +337,7 @@ def _cut(layout: Layout, shape: ModelShape) -> list[str]:
     if (layout.first_less, layout.last_less) == (0, 1):
         return found
     if layout.pp == 1:
-        found.append("first_less and last_less cut a pipeline, and pp is 1; leave them out")
+        found.append("first_less and last_less cut a pipeline, but pp is 1; leave them out")
     layers = shape.stages or shape.layers
     counts = layers_by_stage(layers, layout.stages, layout.first_less, layout.last_less)
     if 0 in counts and layout.stages <= layers:
@@ -385,7 +386,7 @@ def _engine(layout: Layout) -> list[str]:
             return []
         return ["offload parameters is DeepSpeed's alone; set engine to deepspeed, or offload to optimizer"]
     found = [
-        f"the DeepSpeed engine is data parallel only, and {axis} is {getattr(layout, axis)}; "
+        f"the DeepSpeed engine is data parallel only, but {axis} is {getattr(layout, axis)}; "
         f"set {axis} to 1, or engine to torch"
         for axis in ("pp", "tp", "cp", "ep")
         if getattr(layout, axis) > 1
@@ -395,7 +396,7 @@ def _engine(layout: Layout) -> list[str]:
             "the DeepSpeed engine shards at least optimiser state; set zero to 1, 2 or 3, or engine to torch"
         )
     if layout.shard:
-        found.append("shard is the torch engine's; leave it out, or set engine to torch")
+        found.append("only the torch engine supports shard; leave it out, or set engine to torch")
     if layout.offload == "parameters" and layout.zero != 3:
         found.append(
             "offload parameters needs weights that are sharded over ranks; set zero to 3, or offload to optimizer"

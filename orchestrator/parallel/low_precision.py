@@ -74,7 +74,7 @@ def fake_quantise(
         assert isinstance(weight, torch.Tensor)
         if not scheme.fits(weight.shape[1]):
             raise WorkloadError(
-                f"a rank's part of {name} has rows of {weight.shape[1]}, which is no multiple of the group of "
+                f"a rank's part of {name} has rows of {weight.shape[1]}, which is not a multiple of the group of "
                 f"{scheme.group} weights with one scale; lower tp, or choose a smaller quantize.group or row"
             )
         if isinstance(module, RowLinear):

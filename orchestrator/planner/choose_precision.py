@@ -129,5 +129,5 @@ def _has_bf16(resources: ResourceSpec, machine: Machine) -> bool:
 def _told(found: Plan) -> str:
     if not found.fits:
         needed, there = found.chosen.memory / 2**30, found.machine.memory * MEMORY_SHARE / 2**30
-        return f"needs {needed:.2f} GiB a rank and a worker offers {there:.2f} GiB"
-    return f"{found.chosen.seconds:.3g} s a step"
+        return f"needs {needed:.2f} GiB per rank, but a worker offers {there:.2f} GiB"
+    return f"{found.chosen.seconds:.3g} s per step"

@@ -78,5 +78,5 @@ def load(path: Path) -> ClusterFile:
     hint = "it needs device and nodes, as in docs/guides/planning.md"
     found = read_model(path, ClusterFile, "cluster", hint, "give a YAML file")
     if not found.markets:
-        raise InputError("is no cluster: markets names none", str(path), "name one, or leave it out")
+        raise InputError("is not a cluster: markets names none", str(path), "name one, or leave it out")
     return found

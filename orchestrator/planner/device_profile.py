@@ -93,7 +93,7 @@ class Attention(StrictModel):
 
 
 class Narrow(StrictModel):
-    """Figures for steps in 16 bits, on a processor that computes them differently from 32 bits. See the figures of the
+    """Figures for steps in 16 bits, on a CPU that computes them differently from 32 bits. See the figures of the
     same names in `Profile`.
     """
 
@@ -178,7 +178,7 @@ class Profile(StrictModel):
     )
     host_bandwidth: Rate
     host_memory: Figure | None = Field(default=None, description="of a worker's share of its host")
-    host_cores: Figure | None = Field(default=None, description="processors of its host for each worker")
+    host_cores: Figure | None = Field(default=None, description="CPUs of its host for each worker")
     watts: Figure
     refined: tuple[Refinement, ...] = Field(default=(), description="by which runs, in order")
 
@@ -188,8 +188,8 @@ class Profile(StrictModel):
         Raises InputError if a GPU does not support the precision.
         """
         if precision == "fp8" and self.kind == "cuda" and self.peak.fp8 is None:
-            hint = "set it to bf16; Ada, Hopper and Blackwell have them"
-            raise InputError(f"{self.device} has no products in 8 bits", "train.precision", hint)
+            hint = "set it to bf16, or use an Ada, Hopper or Blackwell GPU"
+            raise InputError(f"{self.device} has no FP8 matrix multiplication", "train.precision", hint)
         half = self.peak.fp16 if precision == "fp16" else self.peak.bf16
         narrow = None if precision == "fp32" else self.narrow
         return Machine(

@@ -30,10 +30,11 @@ def snapshot_bytes(state: float, workers: int) -> float:
 def state_bytes(
     optimizer: OptimizerSpec, ema: float | None, shape: ModelShape, least: bool = False, pruned: float = 0.0
 ) -> float:
-    """Return the bytes of a commit over all ranks, within 1 %: fp32 weights, optimizer state and moving average.
+    """Return the size of a checkpoint in bytes over all ranks, within 1 %.
 
-    A user's optimizer counts as AdamW; with `least`, as one without state. `pruned` is `PruneSpec.bytes_per_parameter`,
-    which counts for every parameter, although embeddings and norms are rarely pruned.
+    It counts fp32 weights, optimizer state and moving average of the trained parameters. A user's optimizer counts as
+    AdamW; with `least` it counts as stateless, which gives a lower bound. `pruned` adds `PruneSpec.bytes_per_parameter`
+    for each of these parameters, although embeddings and norms are rarely pruned.
     """
     name = str(optimizer.name)
     numbers = 1.0 if least and name not in KINDS else 1.0 + kept_numbers(name, shape)
@@ -56,13 +57,13 @@ def check_workers_memory(resources: ResourceSpec, state: float, there: float) ->
     if (needed := worker_bytes(resources, state, most)) > there:
         what = f"two copies of the run's state are {needed / 1e9:.0f} GB of host memory for each of {most} workers"
         hint = "take more workers, nodes with more memory, a smaller model, or fewer parameters by an adapter"
-        what += f", and the smallest node has {there / 1e9:.0f} GB for each"
+        what += f", but the smallest node has {there / 1e9:.0f} GB for each"
         raise InputError(what, "resources", f"{hint}; {FORCED}")
 
 
 def check_host_memory(resources: ResourceSpec, state: float, there: float) -> None:
     """Raise InputError unless the state fits in the memory of one machine on which all workers run."""
     if (needed := worker_bytes(resources, state, 1)) > there:
-        what = f"two copies of the run's state are {needed / 1e9:.0f} GB of host memory, and this machine has"
+        what = f"two copies of the run's state are {needed / 1e9:.0f} GB of host memory, but this machine has"
         hint = "train on more machines, which divide it, a smaller model, or fewer parameters by an adapter"
         raise InputError(f"{what} {there / 1e9:.0f} GB", "resources", f"{hint}; {FORCED}")

@@ -73,7 +73,7 @@ def _known(precision: str) -> str:
 
 
 def has_products_in(precision: str) -> bool:
-    """Return whether this processor has instructions for matrix products in that precision; False if Linux does not
+    """Return whether this CPU has instructions for matrix multiplication in that precision; False if Linux does not
     say.
     """
     try:
@@ -87,11 +87,11 @@ def told(machine: Machine, precision: str) -> list[str]:
     """Return what a user should know about a machine for a job in that precision, one line each."""
     times = machine.full_flops / machine.flops
     if precision == "fp8" and not machine.launches_ahead:
-        return ["a processor has no products in 8 bits: fp8 is tried out on it, and slower than bf16"]
+        return ["CPUs have no FP8 matrix multiplication: fp8 runs, but slower than bf16"]
     if precision in INSTRUCTIONS and not machine.launches_ahead and times >= 2.0:
         return [
-            f"products in {precision} take {times:.0f} times as long as in fp32 on this processor: set train.precision "
-            "to fp32"
+            f"matrix multiplication in {precision} takes {times:.0f} times as long as in fp32 on this CPU: set "
+            "train.precision to fp32"
         ]
     if not machine.stands_for:
         return []

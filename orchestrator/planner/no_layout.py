@@ -93,4 +93,4 @@ def _pinned_problem(demand: Demand, shape: ModelShape, workers: int) -> str:
 
 def needs(memory: float, offered: float) -> str:
     """Return the text that says how much memory a layout needs that does not fit."""
-    return f"{memory / 2**30:.2f} GiB a rank and a worker offers {offered / 2**30:.2f} GiB"
+    return f"{memory / 2**30:.2f} GiB per rank, but a worker offers {offered / 2**30:.2f} GiB"

@@ -57,7 +57,7 @@ def load(uri: str | None) -> Prices:
     except (OSError, ValueError, TypeError, csv.Error, ImportError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         hint = f"write CSV with the columns {','.join(COLUMNS)}"
-        raise InputError(f"is no table of prices ({reason})", uri, hint) from None
+        raise InputError(f"is not a table of prices ({reason})", uri, hint) from None
 
 
 def _usd(row: Mapping[str, str]) -> float:

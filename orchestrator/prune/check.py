@@ -23,8 +23,8 @@ def check_prune(prune: PruneSpec | None, workload: Any) -> None:
     with wrong_input("prune.match"), told_by_our_names(workload.config):
         names = pruned_names(prune, workload)
     if not names:
-        what = f"{workload.name} has no trained matrix in a layer"
-        raise InputError(what, "prune", "name matrices in prune.match, or leave out train.freeze")
+        what = f"no layer of {workload.name} has a trainable weight matrix"
+        raise InputError(what, "prune", "unfreeze one, or name other matrices in prune.match")
     if prune.pattern is None:
         return
     if workload.config.divided_by == "plan":

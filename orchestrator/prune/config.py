@@ -61,12 +61,12 @@ class PruneSpec(StrictModel):
             raise ValueError("prune lacks the steps at which weights are chosen; give steps: [first, last]")
         if self.steps and not self.grows:
             raise ValueError(
-                "prune.steps chooses weights, and the job sets no share of them; give sparsity or pattern"
+                "prune.steps chooses weights, but the job sets no share of them; give sparsity or pattern"
             )
         if self.steps and self.steps[0] > self.steps[1]:
             raise ValueError("prune.steps ends before it begins; give [first, last]")
         if self.keep and self.method == "movement":
-            raise ValueError("prune.keep holds zeros, and movement lets weights return; use method magnitude")
+            raise ValueError("prune.keep holds zeros, but movement lets weights return; use method magnitude")
         return self
 
     @model_validator(mode="after")
@@ -77,7 +77,7 @@ class PruneSpec(StrictModel):
             )
         if self.pattern and self.scope == "layer":
             raise ValueError(
-                "scope compares weights for a share, and a pattern compares those of a group; leave it out"
+                "scope compares weights for a share, but a pattern compares those of a group; leave it out"
             )
         return self
 

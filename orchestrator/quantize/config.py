@@ -30,7 +30,7 @@ class QuantizeSpec(StrictModel):
     )
     activations: Literal["none", "dynamic"] = Field(
         default="none",
-        description="dynamic: the inputs of these layers are rounded to int8, with a scale a token",
+        description="dynamic: the inputs of these layers are rounded to int8, with a scale per token",
     )
     match: list[Pattern] = Field(
         default=["*"],

@@ -75,7 +75,9 @@ class Chat:
         try:
             return self._template.prompt(prompt)
         except ValueError as error:
-            raise InputError(str(error), WHERE, "fix the template") from None
+            raise InputError(
+                f"cannot write a user message ({error})", WHERE, "fix this Jinja template"
+            ) from None
 
 
 def unclosed(chat: Chat | None) -> list[str]:

@@ -127,9 +127,9 @@ class RewardSpec(StrictModel):
         for key, kinds in OPTIONS.items():
             if self.kind not in kinds and key not in self.at_default(key):
                 places = " and ".join(f"kind: {kind}" for kind in kinds)
-                raise ValueError(f"{key} is only for {places}, and this is {what}; remove it")
+                raise ValueError(f"{key} is only for {places}, but this is {what}; remove it")
         if self.model is not None and (said := set(LIMITS) - self.at_default(*LIMITS)):
-            raise ValueError(f"{min(said)} is for kind and own, and this is model; remove it")
+            raise ValueError(f"{min(said)} is for kind and own, but this is model; remove it")
         return self
 
     @model_validator(mode="after")
@@ -142,7 +142,7 @@ class RewardSpec(StrictModel):
             try:
                 groups = re.compile(self.pattern).groups
             except (re.error, OverflowError, RecursionError) as error:
-                raise ValueError(f"pattern is no regular expression ({error}); fix it") from None
+                raise ValueError(f"pattern is not a regular expression ({error}); fix it") from None
             if self.kind != "regex" and groups != 1:
                 raise ValueError(
                     f"pattern has {groups} groups, and kind: {self.kind} compares one; mark it by ( ), others by (?: )"

@@ -25,7 +25,7 @@ def own_rule(reward: Mapping[str, Any]) -> Rule:
             hint += ", or raise the reward's memory"
         raise Refused(what, hint) from None
     if not callable(function):
-        raise Refused(f"{name} is no function", "name one as module:function")
+        raise Refused(f"{name} is not a function", "name one as module:function")
     arguments = _arguments(function)
 
     def score(answer: Mapping[str, Any]) -> Any:
@@ -52,8 +52,8 @@ def _arguments(function: Callable[..., Any]) -> Callable[[Mapping[str, Any]], di
             given["columns"] = dict(columns)
         if missing := sorted(needed - given.keys()):
             raise Refused(
-                f"{getattr(function, '__name__', function)} takes {missing[0]}, and that is no column of the prompts "
-                f"(they have: {', '.join(sorted(columns)) or 'none'})",
+                f"{getattr(function, '__name__', function)} takes {missing[0]}, which is not a column of the "
+                f"prompts (they have: {', '.join(sorted(columns)) or 'none'})",
                 "rename the argument, or name the column in data.sources.field",
             )
         return given if takes_all else {key: value for key, value in given.items() if key in named}

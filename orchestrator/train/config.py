@@ -111,8 +111,8 @@ class TrainSpec(StrictModel):
     )
     precision: Literal["fp32", "bf16", "fp16", "fp8", "auto"] = Field(
         default="fp32",
-        description="dtype of matrix products; weights and optimizer state are fp32. fp8 is bf16, except that the "
-        "linear layers of blocks compute their forward products and input gradients in 8 bits. With "
+        description="dtype of matrix multiplications; weights and optimizer state are fp32. fp8 is bf16, except "
+        "that the linear layers of blocks compute their forward pass and input gradients in 8 bits. With "
         "auto, the planner chooses the fastest dtype except fp8 on the devices that the run starts "
         "on, or fp32 if none is faster; the run keeps it",
     )
@@ -226,7 +226,7 @@ class TrainSpec(StrictModel):
             )
         if self.thaw and self.precision == "fp16":
             raise ValueError(
-                "thaw counts the updates of each parameter, and fp16 skips some; set precision to bf16"
+                "thaw counts the updates of each parameter, but fp16 skips some; set precision to bf16"
             )
         return self
 
@@ -296,7 +296,7 @@ class TrainSpec(StrictModel):
 
     def _problem_with_reference(self, objective: str) -> str:
         if self.reference == "held" and objective not in (*REFERENCED, *REWARDED):
-            return f"train.reference is for {', '.join(REFERENCED)}, and this is {objective}; leave it out"
+            return f"train.reference is for {', '.join(REFERENCED)}, but this is {objective}; leave it out"
         return ""
 
     def _problem_with_continuing(self, workload: WorkloadSpec, is_search: bool) -> str:
@@ -324,7 +324,7 @@ class TrainSpec(StrictModel):
         if not self.thaw:
             return ""
         if not self.reads_base(workload):
-            return "train.thaw thaws frozen parameters, and this job freezes none; set train.freeze"
+            return "train.thaw thaws frozen parameters, but this job freezes none; set train.freeze"
         if workload.adapter and workload.adapter.quantize != "none":
             return (
                 "train.thaw would train weights that workload.adapter.quantize keeps in 4 bits; leave one of them "

@@ -46,7 +46,7 @@ def check_verification(resources: ResourceSpec, parallel: ParallelChoice, worklo
         degrees = f" with {named}" if named else ""
     if most // ranks < 2:
         workers = "1 worker has" if most == 1 else f"{most} workers{degrees} have"
-        what = f"{workers} one replica, and no second one to compute a step again"
+        what = f"{workers} one replica; a step needs a second replica to be recomputed"
         raise InputError(
-            what, HERE, "raise resources.workers, or set it to same, which finds only passing errors"
+            what, HERE, "raise resources.workers.max, or set it to same (finds transient errors only)"
         )

@@ -135,7 +135,7 @@ class _Inputs:
             problems = Problems()
             for where in (where for where, digest in now.items() if known.get(where, digest) != digest):
                 with problems.noted():
-                    raise InputError("is not the text that this search has read so far", where, HINT)
+                    raise InputError("differs from the text that earlier trials read", where, HINT)
             problems.raise_noted()
         elif part == CODE:
             check_same_code(self.identity.own_code, self.identity.accepted, known, self.where)

@@ -44,7 +44,7 @@ def _fault(text: str) -> ExternalFault | FaultSpec:
     try:
         return ExternalFault.parse(text) or FaultSpec.parse(text)
     except ValueError as error:
-        raise InputError(f"{text!r} is no fault", "--fault", str(error)) from None
+        raise InputError(f"{text!r} is not a fault", "--fault", str(error)) from None
 
 
 def _random(count: int, seed: int, steps: int, world: int) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Refine the profile of this machine's processors by a finished run."""
+"""Refine the profile of this machine's CPUs by a finished run."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _set(document: dict[str, Any], key: str, value: float) -> None:
 FEWEST = 20
 """The minimum number of steps of a run that refines a profile."""
 MOST = 10_000
-"""The maximum number of steps from which a rank's delay is computed."""
+"""A rank's delay is computed from about this many steps at most."""
 CALIBRATE = "run orchestrator calibrate first"
 
 
@@ -157,7 +157,7 @@ def refine(demand: Demand, shape_of: Callable[[], ModelShape], run: RunDir, path
     if not means or not chosen:
         raise InputError("has not measured the parts of a step", run.uri, "name a run that has ended")
     if demand.on_gpu:
-        raise InputError("ran on GPUs, and the profile is of processors", run.uri, "name a run on processors")
+        raise InputError("ran on GPUs, but this profile is for CPUs", run.uri, "name a CPU run")
     _check_machine(summary.get("machine") or {}, run)
     known = {entry.run for entry in profile.refined}
     if run.uri in known:
@@ -165,7 +165,9 @@ def refine(demand: Demand, shape_of: Callable[[], ModelShape], run: RunDir, path
     if len(summary.get("layouts") or ()) > 1:
         raise InputError("ran under several layouts", run.uri, "name a run under one")
     if (steps := int(summary.get("step") or 0)) < FEWEST:
-        raise InputError(f"has {steps} steps, and {FEWEST} say something", run.uri, "name a longer run")
+        raise InputError(
+            f"has {steps} steps; refinement needs at least {FEWEST}", run.uri, "name a longer run"
+        )
     layout = Layout.from_json({key: value for key, value in chosen.items() if key != "text"})
     machine = profile.machine(demand.precision).scaled(demand.resources.per_worker.cpu)
     time = predict(demand, shape_of(), layout, machine).time
@@ -221,7 +223,7 @@ def _check_machine(ran_on: Mapping[str, Any], run: RunDir) -> None:
     if any(ran_on[key] != here[key] for key in kind):
         there, mine = (f"{of['cores']} x {of['processor']}" for of in (ran_on, here))
         hint = "refine the profile on that machine"
-        raise InputError(f"ran on {there}, and this machine has {mine}", run.uri, hint)
+        raise InputError(f"ran on {there}, but this machine has {mine}", run.uri, hint)
 
 
 def _profile(path: Path) -> Profile:
@@ -229,5 +231,5 @@ def _profile(path: Path) -> Profile:
         raise InputError("this machine has no profile yet", str(path), CALIBRATE)
     profile = read(path)
     if profile.kind != "cpu":
-        raise InputError("is no profile of processors", str(path), CALIBRATE)
+        raise InputError("is not a profile for CPUs", str(path), CALIBRATE)
     return profile

@@ -1,4 +1,4 @@
-"""Both engines side by side: seconds a step, tokens a second and peak memory of the same model and batch.
+"""Both engines side by side: seconds per step, tokens per second and peak memory of the same model and batch.
 
     python tests/bench/bench_deepspeed.py --ranks 2 --rounds 3
     python tests/bench/bench_deepspeed.py --gpu --hidden 2048 --layers 24            # on one GPU
@@ -69,7 +69,7 @@ def main() -> None:
     parameters = next(iter(found.values()))[0]["parameters"]
     print(
         f"| {options.ranks} ranks, {parameters / 1e6:.1f} M parameters | s a step | processor s | tokens/s "
-        "| peak MiB a rank | bytes a parameter |\n|---|---|---|---|---|---|"
+        "| peak MiB per rank | bytes per parameter |\n|---|---|---|---|---|---|"
     )
     for name, rows in found.items():
         seconds, busy, peak = (statistics.median(r[key] for r in rows) for key in ("seconds", "busy", "peak"))

@@ -1,4 +1,4 @@
-"""GRPO here and in TRL on the sums of `make example-sums`: reward by step, seconds a step, and time to the same reward.
+"""GRPO here and in TRL on the sums of `make example-sums`: reward by step, seconds per step, time to the same reward.
 
     python tests/bench/bench_grpo.py PRETRAINED [rounds]
 
@@ -183,7 +183,7 @@ def main(pretrained: str, rounds: str = "3") -> None:
             )
     pairs = list(zip(curves["ours"], curves["TRL"], strict=True))
     ratios = [seconds_a_step(a) / seconds_a_step(b) for a, b in pairs]
-    print("ours over TRL, seconds a step, by round: " + ", ".join(f"{ratio:.2f}" for ratio in ratios))
+    print("ours over TRL, seconds per step, by round: " + ", ".join(f"{ratio:.2f}" for ratio in ratios))
     for target in TARGETS:
         found = [(reached(a, target), reached(b, target)) for a, b in pairs]
         texts = [f"{a / b:.2f}" if a and b else "not reached by both" for a, b in found]

@@ -1,7 +1,7 @@
 """What the loss in chunks of tokens costs and saves: a step and the peak memory of a rank, with chunks and with whole
 logits, interleaved in one process.
 
-GPT-2 124M, fp32, two sequences of 256 tokens a rank. Run it with `python tests/bench/bench_head.py RANKS ZERO`.
+GPT-2 124M, fp32, two sequences of 256 tokens per rank. Run it with `python tests/bench/bench_head.py RANKS ZERO`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(ranks: int, zero: int) -> None:
     for chunks in (True, False):
         found = finished(ranks, {"zero": zero, "memory": chunks}, "bench_head:measure", ProcessGang())
         print(
-            f"{'chunks' if chunks else 'whole'}: peak {max(f['peak'] for f in found) / 2**20:.2f} GiB a rank"
+            f"{'chunks' if chunks else 'whole'}: peak {max(f['peak'] for f in found) / 2**20:.2f} GiB per rank"
         )
     found = finished(ranks, {"zero": zero, "memory": None}, "bench_head:measure", ProcessGang())
     ratios = [chunks / whole for chunks, whole in found[0]["seconds"]]

@@ -107,7 +107,7 @@ def ideal(name: str, p: int, m: int, mean: dict[str, float]) -> tuple[float, str
     which is none, leaves out what each rank waits before its first call and after its last.
     """
     if name == "interleaved":
-        return (p - 1) / (2 * m + p - 1), "(p-1)/(2m+p-1), two stages a rank"
+        return (p - 1) / (2 * m + p - 1), "(p-1)/(2m+p-1), two stages per rank"
     if name in ("zero_bubble", "zbv"):
         work = 2 * m * (mean["F"] + mean["I"] + mean["W"])
         wait = (p - 1) * (mean["F"] + (mean["I"] - mean["W"] if name == "zero_bubble" else 0.0))
@@ -125,7 +125,9 @@ def memory() -> None:
     n = 2
     config = {"changes": {**SMALL, "hidden": 512, "intermediate": 1536, "layers": 24}, "vocabulary": 256,
               "length": 8, "batch": n, "steps": 2}  # fmt: skip
-    print(f"\n| zero, {n} ranks, fp32, bytes a parameter | between steps | theory | at the peak | theory | |")
+    print(
+        f"\n| zero, {n} ranks, fp32, bytes per parameter | between steps | theory | at the peak | theory | |"
+    )
     print("|---|---|---|---|---|---|")
     for zero in range(4):
         (found, *_) = ranks(n, "states", {**config, "layout": {"dp": n, "zero": zero}})

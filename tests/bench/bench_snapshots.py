@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument("--cost", type=float, nargs="+", help="MB of a rank's part")
     options = parser.parse_args()
     if options.cost:
-        print("| MB a rank | rank's thread | writing process | server | thread of 100 ms | all of 100 ms |")
+        print("| MB per rank | rank's thread | writing process | server | thread of 100 ms | all of 100 ms |")
         print("|---|---|---|---|---|---|")
         for megabytes in options.cost:
             cost(megabytes)

@@ -335,5 +335,5 @@ def test_a_stage_of_a_chain_teaches_another(
     shutil.rmtree(tmp_path / "runs/large")
     again = stages["large"].job.model_dump(mode="json")
     drive_here(again, str(tmp_path / "runs/large"), tmp_path / "cache")
-    with pytest.raises(InputError, match="it has learnt from large, and now that is another one"):
+    with pytest.raises(InputError, match="it has learnt from large, but now that is another one"):
         check_chain(parsed, stages, root, None)

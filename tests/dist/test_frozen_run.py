@@ -130,5 +130,5 @@ def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_names(text: 
     with pytest.raises(InputError, match=r"matches no frozen parameter; the nearest are layers\.0"):
         check_job(parse(wrong))
     wrong["train"] |= {"freeze": []}
-    with pytest.raises(InputError, match="thaw thaws frozen parameters, and this job freezes none"):
+    with pytest.raises(InputError, match="thaw thaws frozen parameters, but this job freezes none"):
         parse(wrong)

@@ -119,7 +119,7 @@ def test_any_run_is_quantised_by_rounding_alone(
     options: tuple[str, str | None, str | None], group: int, runs: Path, tmp_path: Path
 ) -> None:
     if group == 128:
-        with pytest.raises(InputError, match="rows of 64, which is no multiple of the group of 128"):
+        with pytest.raises(InputError, match="rows of 64, which is not a multiple of the group of 128"):
             export(str(runs / "bert"), STEPS, str(tmp_path / "out"), form=asked(*options))
         options = ("int8", "32", None)
     told = export(str(runs / "bert"), STEPS, str(tmp_path / "out"), form=asked(*options))

@@ -95,7 +95,7 @@ def test_text_that_is_edited_between_two_trials_ends_the_search(tmp_path: Path) 
     assert not (sweep / "0001" / "metrics.jsonl").exists()
     done = orchestrator("tune", path, cwd=tmp_path)
     assert done.returncode == 2
-    assert "data.sources: is not the text that this search has read so far" in done.stderr
+    assert "data.sources: differs from the text that earlier trials read" in done.stderr
     text.write_text(before)
     done = orchestrator("tune", path, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -80,7 +80,7 @@ def draw_answers(
     longest = max(map(len, prompts))
     if not min(map(len, prompts)) or (config.positions == "learned" and longest >= config.max_positions):
         raise WorkloadError(
-            f"prompts have {min(map(len, prompts))} to {longest} tokens, and the model {config.max_positions} "
+            f"prompts have {min(map(len, prompts))} to {longest} tokens, but the model {config.max_positions} "
             "positions; give one token at least, and leave room for an answer"
         )
     if config.positions == "learned":

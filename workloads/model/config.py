@@ -151,7 +151,7 @@ class TransformerConfig:
         if not self.head_dim:
             if self.hidden % self.heads:
                 raise WorkloadError(
-                    f"hidden {self.hidden} is no multiple of heads {self.heads}; choose heads that divide it"
+                    f"hidden {self.hidden} is not a multiple of heads {self.heads}; choose heads that divide it"
                     " or give head_dim"
                 )
             object.__setattr__(self, "head_dim", self.hidden // self.heads)
@@ -163,7 +163,9 @@ class TransformerConfig:
 
     def _check_attention(self) -> None:
         if self.heads % self.kv_heads:
-            raise WorkloadError(f"heads {self.heads} is no multiple of kv_heads {self.kv_heads}; change one")
+            raise WorkloadError(
+                f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}; change one"
+            )
         if self.latent and self.positions != "rotary":
             raise WorkloadError("latent attention needs rotary positions; set positions: rotary")
         if self.latent and (self.qk_norm or self.window or self.score_cap or self.sinks):

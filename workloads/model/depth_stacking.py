@@ -24,7 +24,7 @@ def stacked(base: Collection[str], model: Collection[str], where: str) -> Mappin
     for stack, count in ours.items():
         if stack in theirs and (count % theirs[stack] or count == theirs[stack]):
             raise WorkloadError(
-                f"{where} has {theirs[stack]} {stack}layers, and workload.model {count}; a stacked model has "
+                f"{where} has {theirs[stack]} {stack}layers, but workload.model {count}; a stacked model has "
                 "two or more times as many"
             )
     found = {}

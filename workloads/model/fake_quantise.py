@@ -240,7 +240,7 @@ def check_scheme(model: nn.Module, blocks: Iterable[nn.Module], scheme: Scheme) 
         assert isinstance(weight, Tensor)
         if not scheme.fits(weight.shape[1]):
             raise WorkloadError(
-                f"{name} has rows of {weight.shape[1]}, which is no multiple of the group of {scheme.group}; choose "
+                f"{name} has rows of {weight.shape[1]}, which is not a multiple of the group of {scheme.group}; choose "
                 "another group, or name it in keep"
             )
 

@@ -103,7 +103,7 @@ def _rooms(
         if config.positions == "learned":
             room = min(most, limit - len(row))
             if room < 1 or len(prompt) > limit:
-                what = f"prompt {number} has {len(prompt)} tokens, and the model has {limit} positions"
+                what = f"prompt {number} has {len(prompt)} tokens, but the model has {limit} positions"
                 raise WorkloadError(f"{what}; shorten the prompt")
         rooms.append(room)
     return rooms

@@ -55,7 +55,7 @@ def beside(config: TransformerConfig, widths: Mapping[str, Any]) -> TransformerC
     )
     if others := [*(name for name in widths if name not in WIDTHS), *inside]:
         raise WorkloadError(
-            f"mup.{others[0]} is no width; it takes the base model's {', '.join(WIDTHS[:-1])} and moe.intermediate"
+            f"mup.{others[0]} is not a width; it takes the base model's {', '.join(WIDTHS[:-1])} and moe.intermediate"
         )
     if config.scaled_embedding or config.norm == "rms_offset":
         raise WorkloadError(
@@ -144,7 +144,7 @@ def _last_norm(config: TransformerConfig) -> str:
         return f"{stack}norm"
     if config.norm_position == "pre" or config.shared_layers:
         raise WorkloadError(
-            "mup scales the logits of a tied head, and no norm before it could absorb the scale; "
+            "mup scales the logits of a tied head, but no norm before it could absorb the scale; "
             "set tied: false or checkpoint.export to null"
         )
     return f"{stack}layers.{(config.decoder_layers if seq2seq else config.layers) - 1}.feedforward_norm"

@@ -26,7 +26,7 @@ def check_types(kind: Any, values: Mapping[str, Any], prefix: str = "") -> None:
     for each in fields(kind):
         what, is_one = PLAIN.get(str(each.type), ("", bool))
         if what and each.name in values and not is_one(values[each.name]):
-            raise WorkloadError(f"{prefix}{each.name} should be {what}, and is {values[each.name]!r}")
+            raise WorkloadError(f"{prefix}{each.name} should be {what}, but is {values[each.name]!r}")
 
 
 @dataclass(frozen=True)

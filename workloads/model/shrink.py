@@ -59,7 +59,7 @@ def base_of_size(config: TransformerConfig, theirs: TransformerConfig) -> Transf
     if more:
         name = more[0]
         raise WorkloadError(
-            f"{name} is {getattr(config, name)}, and the base has {getattr(theirs, name)}; lower it"
+            f"{name} is {getattr(config, name)}, but the base has {getattr(theirs, name)}; lower it"
         )
     fewer = {name for name in SIZES if getattr(config, name) < getattr(theirs, name)}
     if not fewer:
@@ -151,12 +151,12 @@ def kept_layers(
     for new, old in enumerate(found):
         if base.full_every and ((new + 1) % base.full_every == 0) != ((old + 1) % base.full_every == 0):
             raise WorkloadError(
-                f"layer {old} of the base becomes layer {new}, and only one of them has a window, which every "
+                f"layer {old} of the base becomes layer {new}, but only one of them has a window, which every "
                 f"{base.full_every}th lacks; name other layers"
             )
         if base.moe and base.moe.at(new) != base.moe.at(old):
             raise WorkloadError(
-                f"layer {old} of the base becomes layer {new}, and only one of them has experts; name other layers"
+                f"layer {old} of the base becomes layer {new}, but only one of them has experts; name other layers"
             )
     return {"": found}
 

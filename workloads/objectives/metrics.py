@@ -144,7 +144,7 @@ def _library(module: str, metric: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise WorkloadError(f"{metric} needs {error.name}; {EXTRA} installs it") from None
+        raise WorkloadError(f"{metric} needs {error.name}; {EXTRA}") from None
 
 
 METRICS: Mapping[str, Callable[..., float]] = {

@@ -78,7 +78,7 @@ def cut_size(model: nn.Module) -> int:
             sizes = gcd(sizes, {"column": module.out_features, "row": module.in_features}.get(style, 0))
     if unused := [pattern for pattern in styles if pattern not in used]:
         raise WorkloadError(
-            f"sharding() names {unused[0]}, and no module that an earlier pattern does not match is called so"
+            f"sharding() names {unused[0]}, but no module that an earlier pattern does not match is called so"
         )
     return sizes or 1
 
@@ -118,7 +118,7 @@ def _check_kind(name: str, module: nn.Module, style: str) -> None:
     if not (is_table or type(module) is nn.Linear):
         wanted = "an nn.Linear or nn.Embedding" if style == "vocabulary" else "an nn.Linear"
         raise WorkloadError(
-            f"sharding() calls {name} {style}, and it is a {type(module).__name__}; that is for {wanted}"
+            f"sharding() calls {name} {style}, but it is a {type(module).__name__}; that is for {wanted}"
         )
     if isinstance(module, nn.Embedding) and (module.padding_idx is not None or module.max_norm is not None):
         raise WorkloadError(
@@ -134,7 +134,7 @@ def _modules_of(model: nn.Module, method: str) -> list[nn.Module]:
         raise WorkloadError(f"{method}() gives a {type(found).__name__}; return a list of modules")
     inside = set(map(id, model.modules()))
     if any(id(each) not in inside for each in found):
-        raise WorkloadError(f"{method}() gives what is no module of the model; give layers that it has")
+        raise WorkloadError(f"{method}() gives what is not a module of the model; give layers that it has")
     return list(found)
 
 
@@ -162,7 +162,7 @@ def _check_tensors(model: nn.Module) -> None:
             raise WorkloadError(f"the parameter {name} is of {parameter.dtype}; make it of real numbers")
         if parameter.dtype is not torch.float32:
             raise WorkloadError(
-                f"the parameter {name} is of {parameter.dtype}, and weights are kept in fp32; make it fp32; "
+                f"the parameter {name} is of {parameter.dtype}, but weights are kept in fp32; make it fp32; "
                 "train.precision sets the dtype of computation"
             )
         if not parameter.numel():
@@ -196,7 +196,7 @@ def checked(reference: str, found: nn.Module) -> nn.Module:
             raise WorkloadError(f"{reference} has no loss(batch); add it, or stages()")
         return found
     if not callable(getattr(found, "embed", None)):
-        raise WorkloadError(f"{reference} has compare(), and no embed(batch); add it")
+        raise WorkloadError(f"{reference} has compare(), but no embed(batch); add it")
     for name, declared in (("stages", stages_of(found)), ("sharding", styles_of(found))):
         if declared:
             raise WorkloadError(

@@ -79,7 +79,7 @@ class OwnModel:
         kind, options = load(self.reference), json.loads(self.options)
         # A stored folder may have named it, and anything else that is called with options could do anything.
         if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-            raise WorkloadError(f"{self.reference} is no torch.nn.Module; name a class of one")
+            raise WorkloadError(f"{self.reference} is not a torch.nn.Module; name a class of one")
         if "vocabulary_size" in _arguments(kind):
             options.setdefault("vocabulary_size", self.vocab_size)
         return checked(self.reference, call(self.reference, kind, options))

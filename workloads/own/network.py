@@ -117,8 +117,8 @@ def through(
         tensors = found if isinstance(found, tuple) else (found,)
         if not tensors or not all(isinstance(t, Tensor) and t.is_floating_point() for t in tensors):
             raise WorkloadError(
-                f"stage {number} of stages() hands on what is no tensor of floats; what else the next one needs is in "
-                "the batch"
+                f"stage {number} of stages() hands on what is not a tensor of floats; the batch has what else the "
+                "next one needs"
             )
         handed = tuple(t.float() for t in tensors)
     return handed

@@ -158,7 +158,7 @@ def _array(value: Any) -> np.ndarray:
         return np.asarray(found, dtype=np.int64, order="C")
     if found.dtype.kind == "b":
         return np.asarray(found, order="C")
-    raise TypeError(f"{found.dtype} is no number")
+    raise TypeError(f"{found.dtype} is not a number")
 
 
 def _hash(sample: Mapping[str, np.ndarray]) -> bytes:

@@ -105,7 +105,7 @@ def url(rule: Url, lists: Mapping[str, frozenset[str]]) -> Decide:
 def unusable(name: str, entry: str) -> str:
     """Return why an entry of a `url` list would match nothing, or everything; empty if it is sound."""
     if name == "domains":
-        return "" if re.fullmatch(r"[^\s/:*?#@]+\.?", _domain(entry)) else "is no host"
+        return "" if re.fullmatch(r"[^\s/:*?#@]+\.?", _domain(entry)) else "is not a host"
     if name == "urls":
         return ""
     if not _letters(entry):

@@ -152,7 +152,7 @@ def check_steps(data: DataSpec) -> None:
     for number, source in enumerate(data.sources if data.clean else ()):
         if not isinstance(source.field, str):
             hint = "leave it out, and clean the pairs before"
-            raise InputError(f"cleans text, and data.sources.{number} holds pairs", "data.clean", hint)
+            raise InputError(f"cleans text, but data.sources.{number} holds pairs", "data.clean", hint)
     for step in data.clean:
         if isinstance(step.options, Language):
             language(step.options)

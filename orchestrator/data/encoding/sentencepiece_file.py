@@ -43,7 +43,7 @@ def text_of(folder: DataFolder, name: str, where: str) -> str:
     try:
         return _converted(data)
     except (ValueError, RuntimeError) as error:
-        raise InputError(f"is no model of SentencePiece that can be read ({error})", where) from None
+        raise InputError(f"is not a model of SentencePiece that can be read ({error})", where) from None
 
 
 def _names_a_class(folder: DataFolder) -> bool:

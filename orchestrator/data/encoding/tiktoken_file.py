@@ -31,7 +31,7 @@ def tokenizer_of(folder: DataFolder, name: str, where: str) -> Tokenizer | None:
     try:
         return convert(ranks_of(data), pattern, special)
     except ValueError as error:
-        raise InputError(f"is no file of tiktoken ({error})", where, "download it again") from None
+        raise InputError(f"is not a file of tiktoken ({error})", where, "download it again") from None
 
 
 def _settings(folder: DataFolder, name: str, where: str) -> tuple[str, dict[str, int]]:

@@ -216,7 +216,7 @@ class Answers:
                 raise ValueError(f"its prompt is {type(prompt).__name__}, not a text or a list of messages")
             if self.template is None:
                 raise ValueError(
-                    "it holds messages, and the tokenizer has no chat template; name one in data.chat_template"
+                    "it holds messages, but the tokenizer has no chat template; name one in data.chat_template"
                 )
             named = tools_of(tools)
             given = self._given_prompt(prompt, named)
@@ -248,7 +248,7 @@ class Answers:
     def _spoken(self, prompt: list[Any], said: list[Any], tools: Any) -> list[np.ndarray]:
         if self.template is None:
             raise ValueError(
-                "it holds messages, and the tokenizer has no chat template; name one in data.chat_template"
+                "it holds messages, but the tokenizer has no chat template; name one in data.chat_template"
             )
         named = tools_of(tools)
         given = self._given([*prompt, *said], named)

@@ -215,7 +215,7 @@ def _part(given: Any, number: int) -> Message:
     part = _non_null(given)
     if part.get("type") != "text":
         kind = f"a part of type {part.get('type')!r}"
-        raise ValueError(f"its message {number} has {kind}, and only parts of text are read")
+        raise ValueError(f"its message {number} has {kind}, but only parts of text are read")
     if not isinstance(part.get("text"), str):
         raise ValueError(f"its message {number} has a part without text")
     return part

@@ -132,4 +132,4 @@ def _refuse_pairs_without_separator(files: Sequence[SourceFile], roles: Mapping[
     paired = next((file for file in files if isinstance(file.field, tuple)), None)
     if paired and "sep" not in roles:
         hint = "use a tokenizer with a separator, or train one"
-        raise InputError("holds pairs, and the tokenizer has no separator token", paired.uri, hint)
+        raise InputError("holds pairs, but the tokenizer has no separator token", paired.uri, hint)

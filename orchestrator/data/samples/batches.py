@@ -88,7 +88,7 @@ def batches_of(
         raise InputError(
             f"the text has {documents} document(s), but {objective.name} needs at least {reading.documents}",
             "data.sources",
-            "separate documents by lines of <|endoftext|>, or give one a line in .jsonl",
+            "separate documents by lines of <|endoftext|>, or give one per line in .jsonl",
         )
     read = SampleReader(tokens, windows, objective)
     if mixture is None:

@@ -178,9 +178,9 @@ def batches_of_samples(
     samples = open_samples(named, seed, folder)
     if len(samples) != data.documents:
         raise InputError(
-            f"there are {len(samples)} samples, but the run began with {data.documents}",
+            f"the dataset has {len(samples)} samples, but had {data.documents} when it was prepared",
             WHERE,
-            "restore the files",
+            "restore it",
         )
     numbers = np.arange(len(samples))
     held_out = None

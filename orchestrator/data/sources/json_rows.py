@@ -15,8 +15,8 @@ from orchestrator.data.sources.rejected import Rejected, Unfit
 from orchestrator.data.sources.repair import replaced
 
 _A_LINE_EACH = "write each of its objects on a separate line, or call the file .json"
-LIST = Unfit("json", "is no object, and begins a list", _A_LINE_EACH)
-NO_OBJECT = Unfit("json", "is no object")
+LIST = Unfit("json", "is not an object, and begins a list", _A_LINE_EACH)
+NO_OBJECT = Unfit("json", "is not an object")
 WHITE = b" \t\r\n"
 """JSON's white space."""
 

@@ -26,7 +26,7 @@ from orchestrator.storage.retry import Retry, status_of, transient
 from orchestrator.storage.uri import is_local, local_path
 
 LIST = ".list"
-"""The suffix of a file that lists files, one a line."""
+"""The suffix of a file that lists files, one per line."""
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 """A null in a Hive-style folder name."""
 THREADS = 8
@@ -213,7 +213,7 @@ def _named_in_list(place: str, where: str, on_error: str) -> list[Listed]:
         return matches
     if on_error == "fail":
         raise InputError(
-            f"names {place}, and there is no such file", where, "remove it, or set data.on_error"
+            f"names {place}, but there is no such file", where, "remove it, or set data.on_error"
         )
     fs, path = _file_system(place)
     return [Listed(fs, path, None, is_local(place))]

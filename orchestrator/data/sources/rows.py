@@ -73,7 +73,7 @@ class _Reader:
                 first = self._taken[0]
                 if damage_of(self._file) and not self._ahead:
                     return  # errors about the file itself
-                unfit = error if isinstance(error, Unfit) else Unfit("csv", f"is no row of CSV ({error})")
+                unfit = error if isinstance(error, Unfit) else Unfit("csv", f"is not a row of CSV ({error})")
                 self._rejected.refuse(self._source, unfit, begin, first[:1000])
                 if not self._named:
                     return  # no value of the file has a name

@@ -109,7 +109,7 @@ def _tensors(
         weight = weights.read(name).float()
         if not scheme.fits(weight.shape[1]):
             raise WorkloadError(
-                f"{name} has rows of {weight.shape[1]}, which is no multiple of the group of {scheme.group}; choose "
+                f"{name} has rows of {weight.shape[1]}, which is not a multiple of the group of {scheme.group}; choose "
                 "another group"
             )
         state = {"weight": weight, "weight_scale": quantise(weight, scheme)[1].squeeze(-1)}

@@ -112,7 +112,7 @@ def _cut(about: Mapping[str, Any]) -> str:
     last = steps[-1]
     if model["type"] != "BPE" or last.get("type") != "ByteLevel":
         raise WorkloadError(
-            f"GGUF files are written with byte-level BPE, and this tokenizer is another; {HINT}"
+            f"GGUF files are written with byte-level BPE, but this tokenizer is another; {HINT}"
         )
     expression = next((one["pattern"].get("Regex", "?") for one in steps if one["type"] == "Split"), "")
     name = _CUTS.get(expression)
@@ -125,7 +125,7 @@ def _cut(about: Mapping[str, Any]) -> str:
     whole = bool(model.get("ignore_merges")) == (name == "llama-bpe")
     if name is None or not plain or normalised or not whole:
         raise WorkloadError(
-            f"llama.cpp splits text as GPT-2, Llama 3 or Qwen 2 do, and this tokenizer does not; {HINT}"
+            f"llama.cpp splits text as GPT-2, Llama 3 or Qwen 2 do, but this tokenizer does not; {HINT}"
         )
     return name
 
@@ -204,13 +204,13 @@ def check_gguf(config: Mapping[str, Any]) -> None:
     if kind not in ARCHITECTURES or not str(config["architectures"][0]).endswith("ForCausalLM"):
         named = config["architectures"][0]
         raise WorkloadError(
-            f"GGUF files are written of language models of {', '.join(ARCHITECTURES)}, and this is {named}; "
+            f"GGUF files are written of language models of {', '.join(ARCHITECTURES)}, but this is {named}; "
             "export it for transformers"
         )
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     if window is not None and window < config["max_position_embeddings"]:
         raise WorkloadError(
-            f"llama.cpp attends to all positions in a {kind}, and this one to a window of {window}; "
+            f"llama.cpp attends to all positions in a {kind}, but this one to a window of {window}; "
             "export it for transformers"
         )
     if config["hidden_act"] != "silu" or config.get("attention_bias") or config.get("mlp_bias"):

@@ -143,7 +143,7 @@ def _of_parts(optimizers: Sequence[Mapping[str, Any]], groups: Any) -> Iterator[
             )
             offset += size
     if offset > len(flats[0]):
-        raise Refused(f"the parameters need {offset} elements a rank and the files hold {len(flats[0])}")
+        raise Refused(f"the parameters need {offset} elements per rank, but the files hold {len(flats[0])}")
 
 
 def _joined(groups: Any) -> Tensor:

@@ -53,9 +53,9 @@ class StoredModel(Mapping[str, Tensor]):
             yield canonical_name(name), None
             return
         if stacked[2].startswith("final_"):  # of the block, not of its layers
-            raise WorkloadError(f"{name} is no tensor of GPT that is known here, and would be lost")
+            raise WorkloadError(f"{name} is not a tensor of GPT that is known here, and would be lost")
         if not shape or shape[0] != layers:
-            raise WorkloadError(f"{name} is {list(shape)}, and its options say {layers} layers")
+            raise WorkloadError(f"{name} is {list(shape)}, but its options say {layers} layers")
         for number in range(layers):
             yield canonical_name(f"{stacked[1]}.{number}.{stacked[2]}"), number
 
@@ -65,7 +65,7 @@ class StoredModel(Mapping[str, Tensor]):
         part = whole if number is None else (slice(number, number + 1), *whole[1:])
         found = self._stored.part(name, part)
         if not found.is_floating_point():
-            raise WorkloadError(f"{name} is no plain tensor of real numbers")
+            raise WorkloadError(f"{name} is not a plain tensor of real numbers")
         return found if number is None else found[0]
 
     def __contains__(self, ours: object) -> bool:

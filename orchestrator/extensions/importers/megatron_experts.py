@@ -49,7 +49,7 @@ def with_all_experts(ranks: Sequence[Mapping[str, Tensor]], options: Options) ->
                     raise WorkloadError(f"{name} differs between expert-parallel ranks, but should be equal")
                 found[name] = tensor
             elif int(ours[2]) >= each:
-                raise WorkloadError(f"{name} is one too many: its options say {each} experts a rank")
+                raise WorkloadError(f"{name} is one too many: its options say {each} experts per rank")
             else:
                 found[f"{ours[1]}.{rank * each + int(ours[2])}.{ours[3]}"] = tensor
     return found
@@ -63,7 +63,9 @@ def _apart(model: Mapping[str, Tensor], each: int, hidden: int) -> Iterator[tupl
             yield name, tensor
             continue
         if tensor.dim() != 2 or not each or tensor.numel() % (each * hidden):
-            raise WorkloadError(f"{name} is {list(tensor.shape)}, and its options say {each} experts a rank")
+            raise WorkloadError(
+                f"{name} is {list(tensor.shape)}, but its options say {each} experts per rank"
+            )
         sizes = (each, hidden, -1) if together[2] == "up" else (each, -1, hidden)
         for number, part in enumerate(tensor.reshape(sizes)):
             yield f"{together[1]}.{number}.{together[2]}.weight", part.t()

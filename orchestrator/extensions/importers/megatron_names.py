@@ -45,7 +45,7 @@ _NOT_NEEDED = re.compile(r".*(_extra_state|inv_freq)")
 
 def canonical(model: Mapping[str, Any], most: int) -> dict[str, Tensor]:
     """The tensors of a rank, whose file has `most` bytes, by canonical names. Raises WorkloadError for one that is not
-    known, is named twice, or is no plain tensor of its own."""
+    known, is named twice, or is not a plain tensor of its own."""
     found: dict[str, Tensor] = {}
     taken = 0
     for name, tensor in _flat(model, "", set()):
@@ -53,7 +53,7 @@ def canonical(model: Mapping[str, Any], most: int) -> dict[str, Tensor]:
             continue
         plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and tensor.is_floating_point()
         if not plain or tensor.is_quantized:
-            raise WorkloadError(f"{name} is no plain tensor of real numbers")
+            raise WorkloadError(f"{name} is not a plain tensor of real numbers")
         taken += tensor.numel() * tensor.element_size()
         if taken > most:
             raise WorkloadError(f"{name} and what is before it take more bytes than their file has")
@@ -90,7 +90,7 @@ def canonical_name(name: str) -> str:
         part, _, leaf = rest.rpartition(".")
         if number is not None and part in _PARTS and leaf in ("weight", "bias"):
             return f"layers.{number}.{_PARTS[part]}.{leaf}"
-    raise WorkloadError(f"{name} is no tensor of GPT that is known here, and would be lost")
+    raise WorkloadError(f"{name} is not a tensor of GPT that is known here, and would be lost")
 
 
 def merged(
@@ -227,7 +227,7 @@ class _Whole:
             count += len(numbers)
         if count != self.options.layers:
             raise WorkloadError(
-                f"its ranks have {count} layers together, and its options say {self.options.layers}"
+                f"its ranks have {count} layers together, but its options say {self.options.layers}"
             )
 
     def parts(self, stage: int, name: str) -> list[Tensor]:
@@ -276,7 +276,7 @@ class _Whole:
         size, each = options.head_size, options.heads // options.groups
         fit = (heads + 2 * groups) * size
         if len(part) != fit:
-            raise WorkloadError(f"{name} has {len(part)} rows on a rank, and its options say {fit}")
+            raise WorkloadError(f"{name} has {len(part)} rows on a rank, but its options say {fit}")
         found: list[Tensor]
         if options.version >= 2.0:
             rows = part.view(groups, each + 2, size, *rest)

@@ -116,7 +116,7 @@ def _of_class(
     for name, tensor in tensors:
         shapes[name] = list(tensor.shape)
         if shapes[name] != wanted.get(name):
-            raise WorkloadError(f"{name} is {shapes[name]}, and its options make it {wanted.get(name)}")
+            raise WorkloadError(f"{name} is {shapes[name]}, but its options make it {wanted.get(name)}")
         yield name, tensor
     if lacking := sorted(wanted.keys() - shapes.keys()):
         raise WorkloadError(f"{lacking[0]} is not there")
@@ -243,7 +243,7 @@ def _load(path: Path) -> dict[str, Any]:
             packed = [each.filename for each in file.infolist() if each.compress_type != zipfile.ZIP_STORED]
         asked = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
     except Exception as error:  # a damaged file ends in any error
-        raise WorkloadError(f"{where} is no file of torch.save ({_line(error)}); copy it again") from None
+        raise WorkloadError(f"{where} is not a file of torch.save ({_line(error)}); copy it again") from None
     if packed:
         raise WorkloadError(f"{where} is compressed, which torch.save does not do; copy it again")
     allowed: list[Any] = []
@@ -254,7 +254,7 @@ def _load(path: Path) -> dict[str, Any]:
             allowed.append((type("Placeholder", (Placeholder,), {}), name))
         else:
             raise WorkloadError(
-                f"{where} asks for {name}, which is no plain data, and nothing was run; do not use what is from there"
+                f"{where} asks for {name}, which is not plain data, and nothing was run; do not use what is from there"
             )
     with torch.serialization.safe_globals(allowed):
         try:

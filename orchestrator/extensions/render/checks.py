@@ -71,7 +71,7 @@ def references_are_dns_names(manifest: Manifest) -> Iterator[str]:
                     found[f"{where}: Secret of {variable['name']}"] = referred["name"]
     for where, name in found.items():
         if not SUBDOMAIN.fullmatch(name) or len(name) > 253:
-            yield f"{where}: {name!r} is no name of at most 253 characters of a-z, 0-9, - and ."
+            yield f"{where}: {name!r} is not a name of at most 253 characters of a-z, 0-9, - and ."
 
 
 def group_names_are_unique(manifest: Manifest) -> Iterator[str]:
@@ -130,7 +130,7 @@ def quantities_have_one_unit(manifest: Manifest) -> Iterator[str]:
             for kind, amounts in container.get("resources", {}).items():
                 for name, amount in amounts.items():
                     if not QUANTITY.fullmatch(str(amount)):
-                        yield f"{where}: {kind} of {name} are {amount!r}, which is no quantity; write as in 500m or 4Gi"
+                        yield f"{where}: {kind} of {name} are {amount!r}, not a quantity; write as in 500m or 4Gi"
 
 
 def authentication_is_on(manifest: Manifest) -> Iterator[str]:

@@ -329,7 +329,9 @@ def slurm(
     for option in more or ():
         manifests.no_password(option, "--sbatch")
     if time is not None and not TIME.fullmatch(time):
-        raise InputError("is no time of Slurm", f"--time {time}", "write it as in 1-12:00:00 or 30")
+        raise InputError(
+            "is not a time in Slurm's format", f"--time {time}", "write it as in 1-12:00:00 or 30"
+        )
     manifests.refuse_labels(spec.resources, "Slurm", "allocation")
     place = absolute(f"{runs.rstrip('/')}/{spec.name}", Path.cwd())
     command = [

@@ -31,7 +31,7 @@ def counted(resource: str) -> tuple[str, int]:
     found = re.fullmatch(r"([a-z0-9.-]+/[A-Za-z0-9._-]+)(?:=([1-9][0-9]{0,3}))?", resource)
     if not found:
         hint = "write DOMAIN/NAME or DOMAIN/NAME=N"
-        raise InputError(f"{resource!r} is no resource of a device plugin", "--rdma", hint)
+        raise InputError(f"{resource!r} is not a resource of a device plugin", "--rdma", hint)
     return found[1], int(found[2] or 1)
 
 
@@ -39,7 +39,7 @@ def redis_at(given: str) -> str:
     """Check the address of a Redis and return it. Raises InputError if Ray would refuse it or it has a credential."""
     if not re.fullmatch(rf"(rediss?://)?{HOST}:{PORT}", no_password(given, "--redis")):
         hint = "write HOST:PORT, or rediss://HOST:PORT for TLS"
-        raise InputError(f"{given!r} is no address of a Redis", "--redis", hint)
+        raise InputError(f"{given!r} is not an address of a Redis", "--redis", hint)
     return given
 
 
@@ -47,7 +47,7 @@ def store_at(given: str) -> str:
     """Check the URL of a store and return it; empty for none. Raises InputError if it is wrong or has a credential."""
     if given and not re.fullmatch(rf"https?://{HOST}(:{PORT})?(/\S*)?", no_password(given, "--endpoint")):
         raise InputError(
-            f"{given!r} is no URL of a store", "--endpoint", "write http://HOST:PORT or https://HOST"
+            f"{given!r} is not a URL of a store", "--endpoint", "write http://HOST:PORT or https://HOST"
         )
     return given
 
@@ -58,7 +58,7 @@ def settings(given: Iterable[str]) -> dict[str, str]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise InputError(f"{text!r} is no variable with its value", "--env", "write NAME=VALUE")
+            raise InputError(f"{text!r} is not a variable with its value", "--env", "write NAME=VALUE")
         if redact({name: value}) != {name: value}:
             what = f"{name} carries its value, a credential that manifests would show"
             raise InputError(what, "--env", f"put it into the Secret and give --secret-env {name}")
@@ -82,7 +82,7 @@ def secret_settings(given: Iterable[str], plain: Iterable[str]) -> dict[str, str
     for text in given:
         written = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)(?:=([A-Za-z0-9._-]{1,253}))?", text)
         if not written:  # not shown, because it may be a secret value, given by mistake
-            raise InputError("is no variable with its key", "--secret-env", "write NAME or NAME=KEY")
+            raise InputError("is not a variable with its key", "--secret-env", "write NAME or NAME=KEY")
         name, key = written[1], written[2] or written[1]
         if name in keys or name in plain:
             raise InputError(f"{name} is given twice", "--secret-env", "give each once, here or by --env")
@@ -146,7 +146,7 @@ def check_queue(queue: str, namespace: str, kubeconfig: Path | None) -> None:
     found = re.fullmatch(r"(kueue|volcano):([a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?)", queue)
     if found is None:
         hint = "write kueue:NAME or volcano:NAME, in small letters, digits, dots and dashes"
-        raise InputError(f"{queue!r} is no queue", "--queue", hint)
+        raise InputError(f"{queue!r} is not a queue", "--queue", hint)
     if kubeconfig is None:
         return
     kind = QUEUES[found[1]]

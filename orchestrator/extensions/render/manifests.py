@@ -30,7 +30,7 @@ def refuse_secrets(document: Mapping[str, Any], path: Path) -> None:
     """Raise InputError, with the key, if the job has a credential. Rendered files are read by many and kept."""
     if where := hidden_at(document):
         hint = "take it out; the pods get credentials from a Secret"
-        raise InputError("carries a credential, and rendered files must not", f"{path}: {where}", hint)
+        raise InputError("carries a credential, but rendered files must not", f"{path}: {where}", hint)
 
 
 def refuse_labels(resources: ResourceSpec, system: str, unit: str) -> None:
@@ -68,7 +68,7 @@ def note(text: str) -> None:
 def no_password(text: str, option: str) -> str:
     """Return the value of an option. Raises InputError if it has a credential."""
     if redact(text) != text:
-        raise InputError("carries a credential, and rendered files must not", option, "take it out of it")
+        raise InputError("carries a credential, but rendered files must not", option, "take it out of it")
     return text
 
 

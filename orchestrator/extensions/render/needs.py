@@ -87,7 +87,7 @@ def _per_node(parallel: Literal["auto"] | ParallelSpec, given: int | None) -> in
     tp = 1 if parallel == "auto" else parallel.tp
     if given is not None and given % tp:
         raise InputError(
-            f"parallel.tp is {tp}, and those {tp} workers must share a node",
+            f"parallel.tp is {tp}, so those {tp} workers must share a node",
             "--per-node",
             f"give {tp} or leave it out",
         )

@@ -101,18 +101,18 @@ class Clip(nn.Module):
         end = self.text_model.end
         if caption.shape[1] > text["max_position_embeddings"]:
             raise ValueError(
-                f"captions have {caption.shape[1]} tokens, and text.max_position_embeddings is "
+                f"captions have {caption.shape[1]} tokens, but text.max_position_embeddings is "
                 f"{text['max_position_embeddings']}; change one of them"
             )
         size = max(limits.get("caption", 0), int(caption.max()) + 1)
         if size > text["vocab_size"]:
             raise ValueError(
-                f"token ids go up to {size - 1}, and text.vocab_size is {text['vocab_size']}; make it {size}"
+                f"token ids go up to {size - 1}, but text.vocab_size is {text['vocab_size']}; make it {size}"
             )
         ends = caption.max(1).values if end == LEGACY_END else torch.full_like(caption[:, 0], end)
         if (caption[:, -1] != ends).any():
             raise ValueError(
-                f"captions end with the token {int(caption[0, -1])}, and text.eos_token_id, at whose position "
+                f"captions end with the token {int(caption[0, -1])}, but text.eos_token_id, at whose position "
                 f"the vector of a text is read, is {end}; use a tokenizer that ends texts with that, or change it"
             )
 
@@ -291,7 +291,7 @@ def _filled(
     """Return all fields of one encoder. Raises ValueError for an unknown field or an unsupported value."""
     for name, only in WITHOUT.items():
         if given.get(name, only) != only:
-            raise ValueError(f"{side}.{name} is {given[name]}, and only {only} is supported")
+            raise ValueError(f"{side}.{name} is {given[name]}, but only {only} is supported")
     if not lenient and (unknown := sorted(set(given) - set(known))):
         raise ValueError(f"{side} has no field {unknown[0]}; it has {', '.join(known)}")
     return {name: given.get(name, value) for name, value in known.items()}

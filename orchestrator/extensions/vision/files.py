@@ -113,7 +113,7 @@ class ImageSource:
         names = sorted(path[len(root) :].strip("/") for path in found)
         names = [name for name in names if name and not any(p.startswith(".") for p in name.split("/"))]
         if not names:
-            raise InputError("is no folder with images", f"{self._where} {self.uri}", "check the path")
+            raise InputError("is not a folder with images", f"{self._where} {self.uri}", "check the path")
         return names, (fs, root.rstrip("/"))
 
     def _contents(self, folder: tuple[Any, str], names: Iterable[str]) -> Iterator[bytes]:
@@ -148,7 +148,7 @@ class ImageSource:
                 if kind == CAPTION:
                     raise Unfit("caption", "is a caption without an image of the same name")
                 if kind not in IMAGES:
-                    raise Unfit("type", f"is no image by the end of its name ({path.suffix})")
+                    raise Unfit("type", f"is not an image by the end of its name ({path.suffix})")
                 said = next(contents) if stem in captions else None
                 data = next(contents)
                 label = path.parts[0] if len(path.parts) > 1 else None

@@ -22,7 +22,7 @@ def options_of(folder: str, kind: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read ({error}); give the folder of a model") from None
     if found.get("model_type") != kind:
-        raise ValueError(f"{path} is of model_type {found.get('model_type')}, and this model is {kind}")
+        raise ValueError(f"{path} is of model_type {found.get('model_type')}, but this model is {kind}")
     return found
 
 

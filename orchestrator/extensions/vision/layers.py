@@ -119,7 +119,7 @@ def check_pixels(batch: Batch, config: Mapping[str, Any]) -> None:
     if "pixels" not in batch or batch["pixels"].shape[1:] != (channels, size, size):
         there = tuple(batch["pixels"].shape[1:]) if "pixels" in batch else "none"
         raise ValueError(
-            f"images of {channels} channels and {size} x {size} pixels are read, and those of samples are "
+            f"images of {channels} channels and {size} x {size} pixels are read, but those of samples are "
             f"{there}; set size and channels of data.samples.options, or image_size and num_channels"
         )
 

@@ -80,7 +80,7 @@ class Mae(nn.Module):
         given = sizes if folder is None else options_of(folder, "vit_mae")
         for name, only in WITHOUT.items():
             if given.get(name, only) != only:
-                raise ValueError(f"{name} is {given[name]}, and only {only} is supported")
+                raise ValueError(f"{name} is {given[name]}, but only {only} is supported")
         if folder is None and (unknown := sorted(set(given) - set(SIZES))):
             raise ValueError(f"there is no size {unknown[0]}; there are {', '.join(SIZES)}")
         self.config = config = {name: given.get(name, value) for name, value in SIZES.items()}

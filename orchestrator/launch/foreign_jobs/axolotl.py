@@ -43,7 +43,7 @@ def axolotl(job: ForeignJob) -> None:
     base = given.take("base_model")
     job.model(base)
     if (tokenizer := given.take("tokenizer_config")) not in (None, base):
-        job.lines.append(f"data.tokenizer: that of the model; {tokenizer} was asked for")
+        job.lines.append(f"data.tokenizer: the model's own; tokenizer_config {tokenizer} is ignored")
     rl = str(given.take("rl", usual="")).lower()
     objective = PREFERENCES.get(rl, "conversation")
     if given.flag("reward_model"):
@@ -52,7 +52,7 @@ def axolotl(job: ForeignJob) -> None:
         _grpo_of_axolotl(job)
         return
     if rl and rl not in PREFERENCES:
-        job.lines.append(f"workload.objective: dpo is nearest to {rl}")
+        job.lines.append(f"workload.objective: dpo, the closest here to rl {rl}")
         objective = "dpo"
     _axolotl_data(job, objective)
     job.chat_template(given.take("chat_template"))

@@ -41,7 +41,8 @@ class Usual:
 
 
 def fill_training(job: ForeignJob, usual: Usual) -> None:
-    """Fill in what axolotl, TRL and the Trainer have in common."""
+    """Translate the keys that axolotl, TRL and the Trainer share: length, optimizer, precision, seed, parallelism,
+    checkpoints, name. `usual` holds the trainer's defaults."""
     given = job.given
     optimizer = job.part("train")["optimizer"]
     least = given.number("lr_scheduler_kwargs.min_lr_rate", "cosine_min_lr_ratio")
@@ -144,9 +145,9 @@ def fill_rollout(
     ]
     job.document["rewards"] = made or [{"kind": "math", "column": "answer"}]
     if not made:
-        asked = f" for {', '.join(map(str, functions))}" if functions else ""
+        replaced = f", in place of {', '.join(map(str, functions))}" if functions else ""
         job.lines.append(
-            f"rewards: math, which compares with the column answer,{asked} see docs/rewards.md for others"
+            f'rewards: kind math on the column "answer"{replaced}; docs/rewards.md lists other kinds'
         )
 
 

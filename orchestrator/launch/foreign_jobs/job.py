@@ -158,7 +158,7 @@ class ForeignJob:
             self.part("data")["chat_template"] = f"shipped:{shipped[str(named)]}"
         elif self.folder.is_dir():
             self.lines.append(
-                "the tokenizer has no chat template; data.chat_template names one, as shipped:qwen3"
+                "the tokenizer has no chat template: set data.chat_template, for example shipped:qwen3"
             )
 
     def length(self, tokens: Any) -> None:

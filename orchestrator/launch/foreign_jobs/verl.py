@@ -49,7 +49,9 @@ def _verl_rollouts(job: ForeignJob) -> None:
         else "grpo"
     )
     if estimator != "grpo":
-        job.lines.append(f"workload.objective: {objective} is nearest to {estimator}")
+        job.lines.append(
+            f"workload.objective: {objective}, the closest here to algorithm.adv_estimator {estimator}"
+        )
     files = given.take("data.train_files")
     paths = [files] if isinstance(files, str) else list(files or ())
     paths = [str(path).strip("[]'\" ") for path in paths]
@@ -79,7 +81,8 @@ def _verl_rollouts(job: ForeignJob) -> None:
     small = given.number("actor_rollout_ref.actor.ppo_mini_batch_size")
     if small and small < prompts:
         job.lines.append(
-            f"rollout.steps: 1 step learns from {prompts} prompts; verl takes one for each {small:g} of them"
+            f"rollout.steps: 1 optimizer step uses all {prompts} prompts; verl takes one per {small:g} "
+            "(ppo_mini_batch_size)"
         )
     _verl_steps(job, 30)
     lr = given.number("actor_rollout_ref.actor.optim.lr")

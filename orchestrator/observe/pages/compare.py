@@ -86,7 +86,7 @@ def facts(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
         (read, [count(run.found["tokens"]) for run in runs]),
         ("loss", [_number(run.found["final_loss"]) for run in runs]),
         *((f"loss of {name}", [_of_set(run, name) for run in runs]) for name in sets),
-        (f"{read} a second", [count(run.found["measured"]["tokens_per_second"]) for run in runs]),
+        (f"{read} per second", [count(run.found["measured"]["tokens_per_second"]) for run in runs]),
         ("a step", [duration(run.found["measured"]["step_seconds"]) for run in runs]),
         ("MFU", ["" if run.found["mfu"] is None else f"{run.found['mfu']:.1%}" for run in runs]),
         ("wall time", [duration(run.found["ledger"]["wall_seconds"]) for run in runs]),
@@ -164,7 +164,7 @@ def _title(key: str, objectives: Iterable[str]) -> tuple[str, str]:
     if key == "grad_norm":
         return "Gradient norm", "before clipping"
     if key == "tokens_per_second":
-        return "Speed", " or ".join(dict.fromkeys(f"{read_unit(each)} a second" for each in objectives))
+        return "Speed", " or ".join(dict.fromkeys(f"{read_unit(each)} per second" for each in objectives))
     return key.capitalize(), " or ".join(dict.fromkeys(map(loss_unit, objectives)))
 
 

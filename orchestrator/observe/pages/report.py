@@ -137,7 +137,7 @@ def _plots(rows: RunTotals, events: Sequence[Row], found: dict[str, Any]) -> lis
     titles = (
         ("Reward", "mean over generated answers"),
         ("Loss", unit),
-        ("Speed", f"{read} a second"),
+        ("Speed", f"{read} per second"),
         ("Gradient norm", "before clipping"),
         ("Length of answers", "tokens"),
     )
@@ -246,7 +246,7 @@ def _compared(found: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for key, name, text_of in (
         ("step_seconds", "a step", duration),
-        ("tokens_per_second", f"{read_unit(found['objective'])} a second", count),
+        ("tokens_per_second", f"{read_unit(found['objective'])} per second", count),
         ("memory_bytes", "memory of a rank", size),
     ):
         predicted = found["predicted"][key]

@@ -26,9 +26,9 @@ from workloads.workload import Workload
 ENDS = 2
 """Ranks at the ends of a pipeline, which are traced first."""
 SECONDS = 40.0
-"""Processor seconds for the traces of a layout, and of the layouts tried in its place."""
+"""CPU seconds for the traces of a layout, and of the layouts tried in its place."""
 LAST = 20.0
-"""Additional processor seconds for the layout that needs least memory, if no other is known to fit."""
+"""Additional CPU seconds for the layout that needs least memory, if no other is known to fit."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class TracedMemory:
 
 
 def traced_memory(job: ResolvedJob, layout: Layout, seconds: float = SECONDS) -> TracedMemory:
-    """Trace one rank of each pipeline stage that may need most, within `seconds` of processor time.
+    """Trace one rank of each pipeline stage that may need most, within `seconds` of CPU time.
 
     A deep model, and a pipeline with many micro-batches, are extrapolated from two smaller traces. Never fails: a rank
     that cannot be traced has the reason instead.
@@ -247,7 +247,7 @@ def confirmed(
 ) -> Confirmed:
     """Plan a job as `planned` does, and confirm by traces that its layout fits.
 
-    If a layout does not fit by its trace, the next best one is tried, within SECONDS of processor time. If none fits,
+    If a layout does not fit by its trace, the next best one is tried, within SECONDS of CPU time. If none fits,
     the layout that needs least is chosen if its trace fits; otherwise the first one stays.
 
     Args:
@@ -324,9 +324,9 @@ def _too_large(found: Plan, traced: TracedMemory, on_cpu: bool) -> Verdict:
     needed, there = traced.needed(found.chosen.memory, on_cpu), offered(found.machine, on_cpu)
     if needed <= there:
         return Verdict(
-            f"other layouts do not fit by their traces, and this one has no trace: {traced.reasons[0]}", 1.0
+            f"other layouts do not fit by their traces, but this one has no trace: {traced.reasons[0]}", 1.0
         )
-    reason = f"needs {needed / 2**30:.2f} GiB a worker by its trace, which offers {there / 2**30:.2f} GiB"
+    reason = f"needs {needed / 2**30:.2f} GiB per worker by its trace, which offers {there / 2**30:.2f} GiB"
     share = found.chosen.memory / (found.machine.memory * MEMORY_SHARE)
     return Verdict(reason, needed / max(there, 1.0) / share)
 
@@ -346,7 +346,7 @@ def check_fits(job: ResolvedJob, machine: Machine) -> None:
     needed = found.traced.needed(found.plan.chosen.memory, on_cpu)
     if not fits(needed, machine, on_cpu):
         there = offered(machine, on_cpu) / 2**30
-        what = f"{layout} needs {needed / 2**30:.2f} GiB a worker, which offers {there:.2f} GiB"
+        what = f"{layout} needs {needed / 2**30:.2f} GiB per worker, which offers {there:.2f} GiB"
         hint = "lower micro_batch, or raise zero or workers; resources.must_fit false runs it all the same"
         raise InputError(what, "resources", hint)
 

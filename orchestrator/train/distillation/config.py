@@ -59,7 +59,7 @@ class LogitsSpec(StrictModel):
     @model_validator(mode="after")
     def k_is_of_stored_logits(self) -> LogitsSpec:
         if self.source == "online" and not self.at_default("k"):
-            raise ValueError("k is for source stored, and this is online; leave it out")
+            raise ValueError("k is for source stored, but this is online; leave it out")
         return self
 
 
@@ -136,7 +136,7 @@ class DistillSpec(StrictModel):
         if self.stored and self.looks_inside:
             what = "hidden" if self.hidden else "relations"
             raise ValueError(
-                f"{what} needs the teacher in every step, and logits.source is stored; set it to online"
+                f"{what} needs the teacher in every step, but logits.source is stored; set it to online"
             )
         return self
 
@@ -146,7 +146,7 @@ class DistillSpec(StrictModel):
         if reason := NEEDS_OTHER.get(objective):
             return f"distill has no loss for {objective}: {reason}; leave it out"
         if data.samples is not None or is_object_reference(workload.model) or is_object_reference(objective):
-            return "distill compares models of this project or of transformers, and this one is your own; leave it out"
+            return "distill compares models of this project or of transformers, but this one is your own; leave it out"
         if self.looks_inside and train.compile:
             return "distill.hidden and distill.relations look into layers, which train.compile fuses; set it to false"
         return self._problem_of_stored(objective, data, train) if self.stored else ""

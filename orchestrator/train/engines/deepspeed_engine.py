@@ -307,7 +307,7 @@ def compile_once(operator: str, load: Callable[[], object]) -> None:
     if missing:
         absent = " and no ".join(missing)
         raise InputError(
-            f"offload compiles DeepSpeed's {operator}, and this machine has no {absent}",
+            f"offload compiles DeepSpeed's {operator}, but this machine has no {absent}",
             where,
             f"install {' and '.join('g++' if tool == 'c++' else tool for tool in missing)}, {hint}",
         )

@@ -58,7 +58,7 @@ class Real:
             return f"{how}; name the device by --machine to know whether it fits", "", ""
         there = size(offered(machine, self.on_cpu))
         if not fits(needed, machine, self.on_cpu):
-            return "", f"{self.layout}: {how}, and a worker offers {there}", MEND
+            return "", f"{self.layout}: {how}, but a worker offers {there}", MEND
         return f"{how} of {there} that a worker offers", "", ""
 
 

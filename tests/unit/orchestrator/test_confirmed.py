@@ -103,7 +103,7 @@ def test_where_none_fits_in_the_time_the_first_stays_and_is_refused(
     resolved: ResolvedJob, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pinned = _job(tmp_path, {"micro_batch": 8, "recompute": "none"})
-    with pytest.raises(InputError, match=r"dp1 zero0 mb8 needs 0\.07 GiB a worker, which offers 0\.04 GiB"):
+    with pytest.raises(InputError, match=r"dp1 zero0 mb8 needs 0\.07 GiB per worker, which offers 0\.04 GiB"):
         check_fits(pinned, machine)
     check_fits(resolved, machine)
     monkeypatch.setattr(layout_memory, "SECONDS", 0.0)
@@ -125,7 +125,7 @@ def test_what_the_formula_alone_refuses_is_taken_where_its_trace_fits(
     assert traced is not None
     tight = Machine(1.01 * traced.memory.peak / MEMORY_SHARE, 1e12, launch=1e-4)
     monkeypatch.setattr(planning, "peak_bytes", lambda *_, **__: 1.2 * traced.memory.peak)
-    with pytest.raises(InputError, match="GiB a rank and a worker offers"):
+    with pytest.raises(InputError, match="GiB per rank, but a worker offers"):
         planning.plan(demand_of(pinned.spec), pinned.shape, 1, tight)
     found = confirmed(pinned, 1, tight)
     assert (found.plan.chosen.layout, found.plan.fits) == (layout, True)
@@ -137,10 +137,10 @@ def test_what_the_formula_alone_refuses_is_taken_where_its_trace_fits(
     assert unsure.choose(1) is None
 
     smaller = dataclasses.replace(tight, memory=0.95 * tight.memory)
-    with pytest.raises(InputError, match="GiB a rank and a worker offers"):
+    with pytest.raises(InputError, match="GiB per rank, but a worker offers"):
         confirmed(pinned, 1, smaller)
     monkeypatch.setattr(planning, "peak_bytes", lambda *_, **__: 1.5 * traced.memory.peak)
-    with pytest.raises(InputError, match="GiB a rank and a worker offers"):
+    with pytest.raises(InputError, match="GiB per rank, but a worker offers"):
         confirmed(pinned, 1, tight)
 
 

@@ -67,7 +67,7 @@ def generate(
             room = min(max_tokens, config.max_positions - (0 if pair else len(prompt)))
             if not prompt or room < 1:
                 raise WorkloadError(
-                    f"prompt {number} has {len(prompt)} tokens, and the model {config.max_positions} positions; "
+                    f"prompt {number} has {len(prompt)} tokens, but the model {config.max_positions} positions; "
                     "give one token at least, and leave room for one"
                 )
             begin = start if pair else None

@@ -300,7 +300,7 @@ def _architecture(folder: str, hf_config: Any) -> str:
     if masked is not None:
         return "encoder"
     raise WorkloadError(
-        f"{hf_config.model_type} in {folder} is no language model of transformers; "
+        f"{hf_config.model_type} in {folder} is not a language model of transformers; "
         "give the folder of a causal, masked or sequence-to-sequence one"
     )
 

@@ -68,7 +68,7 @@ def _unfit(bare: Any, name: str, module: nn.Module, style: str, plan: Mapping[st
     if style in LINEAR and type(module) is not nn.Linear:
         return f"{name} is a {type(module).__name__}"
     if style == "stack" and not is_stack(module):
-        return f"{name} is no plain stack of experts"
+        return f"{name} is not a plain stack of experts"
     if style == "own" and any(plan.get(f"{_starred(name)}.{n}") != "colwise" for n in module._parameters):
         return f"transformers' plan for it is not clear about {name}"
     if style == "latent" and type(getattr(_parent(bare, name), ROTATED, None)) is not int:

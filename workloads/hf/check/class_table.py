@@ -103,7 +103,7 @@ def outcome(model_type: str, architecture: str, check: ClassCheck) -> str:
     try:
         hf_config = configuration(model_type, architecture)
     except Exception as error:  # each class checks its configuration in its own way
-        return f"its default configuration is no model: {type(error).__name__}"
+        return f"its default configuration is not a model: {type(error).__name__}"
     with tempfile.TemporaryDirectory(prefix="sweep-") as folder:
         hf_config.save_pretrained(folder)
         try:
@@ -128,7 +128,7 @@ def _vocabulary(size: int) -> Vocabulary:
 
 
 def table() -> Iterator[str]:
-    """Return the tables in Markdown, one row a class."""
+    """Return the tables in Markdown, one row per class."""
     import transformers
 
     yield "# Hugging Face classes that run as they are\n"

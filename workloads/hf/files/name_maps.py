@@ -215,7 +215,7 @@ def _table(project: str, model_type: str) -> Table:
     tables = MAPS[project].tables
     if model_type not in tables:
         raise WorkloadError(
-            f"the names of {project} are known for {', '.join(tables)}, and this model is {model_type}; "
+            f"the names of {project} are known for {', '.join(tables)}, but this model is {model_type}; "
             "use the names of transformers"
         )
     return tables[model_type]

@@ -67,7 +67,7 @@ def dcp_metadata(data: bytes, where: str) -> Any:
     found = _loaded(_Metadata(io.BytesIO(data)), where)
     if not isinstance(found, Record) or not hasattr(found, "state_dict_metadata"):
         raise WorkloadError(
-            f"{where} is no metadata of torch.distributed.checkpoint; give a folder that it wrote"
+            f"{where} is not metadata of torch.distributed.checkpoint; give a folder that it wrote"
         )
     return found
 

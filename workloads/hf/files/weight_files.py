@@ -180,7 +180,7 @@ def _file_of(folder: Path) -> str | None:
     inside = isinstance(named, str) and Path(os.path.abspath(folder / named)).is_relative_to(here)
     if not inside or not named.endswith((".safetensors", ".safetensors.index.json")):
         raise WorkloadError(
-            f"{NAMED} {named!r} in {folder / 'config.json'} is no file of safetensors in this folder; name one"
+            f"{NAMED} {named!r} in {folder / 'config.json'} is not a file of safetensors in this folder; name one"
         )
     return str(named)
 
@@ -198,7 +198,7 @@ def _shards_of(index: Path) -> list[str]:
     try:
         return sorted(set(map(str, json.loads(index.read_text())["weight_map"].values())))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WorkloadError(f"{index} is no index of weights ({type(error).__name__}: {error})") from None
+        raise WorkloadError(f"{index} is not an index of weights ({type(error).__name__}: {error})") from None
 
 
 def _modern(name: str) -> str:

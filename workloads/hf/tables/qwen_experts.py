@@ -64,7 +64,7 @@ def _read_qwen2_moe(hf_config: Any) -> dict[str, Any]:
     shared, rest = divmod(hf_config.shared_expert_intermediate_size, hf_config.moe_intermediate_size)
     if rest or not shared:
         raise WorkloadError(
-            f"shared_expert_intermediate_size {hf_config.shared_expert_intermediate_size} is no multiple of "
+            f"shared_expert_intermediate_size {hf_config.shared_expert_intermediate_size} is not a multiple of "
             f"moe_intermediate_size {hf_config.moe_intermediate_size}, which is not supported here; "
             "use another checkpoint"
         )

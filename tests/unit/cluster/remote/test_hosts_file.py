@@ -20,12 +20,12 @@ def test_hosts_with_what_they_offer(tmp_path: Path) -> None:
     [
         ("", "has 0 hosts"),
         ("a\nb\na cpus=2\n", ":3: a is there twice"),
-        ("-oProxyCommand=rm", ":1: '-oProxyCommand=rm' is no host"),
+        ("-oProxyCommand=rm", ":1: '-oProxyCommand=rm' is not a host"),
         ("a slots=4", "'slots=4' is not known; write cpus=N, gpus=N or address=IP"),
-        ("a cpus=many", "cpus=many: is no number of them"),
-        ("a gpus=-1", "gpus=-1: is no number of them"),
-        ("a cpus=nan", "cpus=nan: is no number of them"),
-        ("a address=node-7", "address=node-7: is no IPv4 address"),
+        ("a cpus=many", "cpus=many: is not a number of them"),
+        ("a gpus=-1", "gpus=-1: is not a number of them"),
+        ("a cpus=nan", "cpus=nan: is not a number of them"),
+        ("a address=node-7", "address=node-7: is not an IPv4 address"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_line(text: str, told: str, tmp_path: Path) -> None:

@@ -32,14 +32,14 @@ def seen_as(address: str, folder: Path) -> Ssh:
 
 @pytest.mark.parametrize("address", ["203.0.113.7", "fe80::1", "::1"])
 def test_an_address_that_is_a_gateways_or_no_ipv4_is_told(address: str, tmp_path: Path) -> None:
-    told = f"node sees this machine as {address}, which is no IPv4 address of it; give --address"
+    told = f"node sees this machine as {address}, which is not an IPv4 address of it; give --address"
     with pytest.raises(ClusterError, match=told):
         ssh_cluster.up("a", [Host("node")], seen_as(address, tmp_path))
 
 
 @pytest.mark.parametrize("address", ["foo", "203.0.113.7", "::1"])
 def test_an_address_that_is_given_must_be_of_this_machine(address: str, tmp_path: Path) -> None:
-    with pytest.raises(ClusterError, match=f"--address {address} is no IPv4 address of this machine"):
+    with pytest.raises(ClusterError, match=f"--address {address} is not an IPv4 address of this machine"):
         ssh_cluster.up("a", [Host("node")], seen_as("10.0.0.1", tmp_path), address)
 
 

@@ -71,8 +71,8 @@ def test_a_plan_is_frozen_and_can_be_compared(document: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("given", "options", "line"),
     [
-        ({}, {"workers": 0}, "^workers: 0 is no number of workers"),
-        ({}, {"workers": True}, "^workers: True is no number of workers"),
+        ({}, {"workers": 0}, r"^workers: must be an integer of at least 1, or None \(got 0\)"),
+        ({}, {"workers": True}, r"^workers: must be an integer of at least 1, or None \(got True\)"),
         ({}, {"machine": "abacus"}, "abacus"),
         ({"sources": [{"uri": "missing.txt"}]}, {}, "there is no such file"),
     ],
@@ -83,5 +83,5 @@ def test_what_is_wrong_is_told_in_a_line(
     document["data"] |= given
     with pytest.raises(InputError, match=line):
         plan(Job(**document), **options)
-    with pytest.raises(InputError, match=r"^job: is str and no Job"):
+    with pytest.raises(InputError, match=r"^job: must be a Job, not str"):
         plan("job.yaml")  # type: ignore[arg-type]

@@ -140,7 +140,7 @@ def test_a_run_that_has_ended_is_waited_for_until_its_job_has(begun: RunDir) -> 
 
 def test_a_search_is_no_run(begun: RunDir) -> None:
     begun.append("trials.jsonl", [{"trial": "0001", "event": "drawn", "time": 1.0}])
-    with pytest.raises(InputError, match="is a search, and no run"):
+    with pytest.raises(InputError, match="is a search, not a run"):
         load_run(begun.uri)
 
 

@@ -63,8 +63,8 @@ def test_the_teacher_is_the_first_stage_with_an_export_and_comes_first() -> None
         ({"keep": 1.2}, "compress: keep: should be less than or equal to 1"),
         ({"kept": 0.9}, "kept: unknown key"),
         ({"nothing": 1}, "nothing: unknown key"),
-        ({"teacher": "draft"}, "draft is no stage with an export; name one of teacher, student"),
-        ({"teacher": "nobody"}, "nobody is no stage with an export"),
+        ({"teacher": "draft"}, "draft is not a stage with an export; name one of teacher, student"),
+        ({"teacher": "nobody"}, "nobody is not a stage with an export"),
     ],
 )
 def test_what_is_wrong_is_said_where(changes: dict[str, Any], says: str) -> None:
@@ -81,7 +81,7 @@ def test_the_teacher_may_be_an_export_of_another_run(tmp_path: Path) -> None:
     teacher = str(tmp_path / "large/export")
     assert compared(chain) == (teacher, "teacher")
     assert parse_chain(chain.document()) == chain
-    with pytest.raises(InputError, match="is no folder"):
+    with pytest.raises(InputError, match="is not a folder"):
         check_compress(chain, stage_runs(chain, RunDir(str(tmp_path / "runs"))))
 
 

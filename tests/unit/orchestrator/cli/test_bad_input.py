@@ -87,8 +87,8 @@ SOURCE = "data.sources=[{uri: %s}]"
         (["job.yaml", "--set", "workload.model=gpt-tinny"], ["unknown model 'gpt-tinny'", "gpt-tiny"]),
         (["job.yaml", "--set", "workload.model=hf:nowhere"], ["nowhere", "config.json"]),
         (["job.yaml", "--set", "workload.changes.hiden=32"], ["unknown model field 'hiden'", "hidden"]),
-        (["job.yaml", "--set", "workload.changes.hidden=33"], ["hidden 33 is no multiple of heads 4"]),
-        (["job.yaml", "--set", "workload.mup={layers: 1}"], ["workload: mup.layers is no width"]),
+        (["job.yaml", "--set", "workload.changes.hidden=33"], ["hidden 33 is not a multiple of heads 4"]),
+        (["job.yaml", "--set", "workload.mup={layers: 1}"], ["workload: mup.layers is not a width"]),
         (["job.yaml", "--set", "workload.objective=casual_lm"], ["no objective 'casual_lm'", "causal_lm"]),
         (
             ["job.yaml", "--set", "workload.objective=casual_lm", "--set", "data.tokenizer=nowhere.json"],
@@ -127,7 +127,7 @@ def test_a_job_that_cannot_run(command: Any, folder: Path, words: list[str], wan
             ["the Hub; `hf download gpt2 --local-dir gpt2`"],
         ),
         (["job.yaml", "--set", "workload.model=gpt-tinny"], ["unknown model 'gpt-tinny'"]),
-        (["job.yaml", "--set", "workload.changes={hidden: 65536, layers: 2000}"], ["GiB a rank"]),
+        (["job.yaml", "--set", "workload.changes={hidden: 65536, layers: 2000}"], ["GiB per rank"]),
     ],
 )
 def test_a_job_that_cannot_be_planned(
@@ -163,8 +163,8 @@ def test_a_run_that_is_not_there(command: Any, folder: Path, words: list[str], p
         (["data", "inspect", "nowhere"], ["nowhere: there is no prepared data"]),
         (["data", "inspect", "file/below"], ["file/below: there is no prepared data"]),
         (["chaos", "job.yaml", "--runs", "file"], ["file: runs of an earlier chaos are here"]),
-        (["cluster", "down", "--name", "../../home"], ["'../../home' is no name"]),
-        (["cluster", "show", "--name", ".."], ["'..' is no name"]),
+        (["cluster", "down", "--name", "../../home"], ["'../../home' is not a name"]),
+        (["cluster", "show", "--name", ".."], ["'..' is not a name"]),
         (
             ["run", "job.yaml", "--run-dir", "."],
             [": is not a run directory: it holds ", "one that is new or empty"],

@@ -152,7 +152,7 @@ def test_pruning_keeps_the_newest_whose_every_byte_is_right(command: Any, run: P
     flip(run, 8, "*.safetensors")
     said = command("checkpoint", "prune", run)
     assert said.code == 2
-    assert "no commit is whole, and nothing is removed" in said.err
+    assert "no checkpoint is whole, so nothing is removed" in said.err
     assert sorted(path.name for path in (run / "checkpoints").glob("step-*")) == [
         "step-00000008",
         "step-00000012",

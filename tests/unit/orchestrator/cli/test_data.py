@@ -152,7 +152,7 @@ def test_every_kind_of_objective_can_be_looked_at(looked_at: Any, model: str, ob
 def test_a_sample_that_is_not_there_is_refused(looked_at: Any, runs: Path, command: Any) -> None:
     said = looked_at({"model": "gpt-tiny"}, {}, "--sample", "100000")
     assert said.code == 2
-    assert "there is no sample 100000" in said.err
+    assert "no sample has the id 100000" in said.err
     for option, value in (("--share", "0.5"), ("--turn", "1"), ("--count", "2")):
         said = looked_at({"model": "gpt-tiny"}, {}, option, value)
         assert said.code == 2

@@ -79,7 +79,7 @@ def test_init_writes_no_job_that_is_wrong(command: Any, folder: Path, name: str)
     said = command("init", "a.yaml", "--name", name)
     assert said.code == 2
     assert said.err.count("\n") == 1
-    assert f"is no name (got {name!r}); use 1 to 63 letters a-z" in said.err
+    assert f"is not a name (got {name!r}); use 1 to 63 letters a-z" in said.err
     assert list(folder.iterdir()) == []
 
 
@@ -381,7 +381,7 @@ def test_a_plan_tells_what_does_not_fit_the_run_of_its_name(command: Any, folder
     begun.write_text("job.yaml", spec.dump(spec.parse({**asked, "seed": 99})))
     begun.append("events.jsonl", [{"time": 1e9, "phase": "prepare", "attempt": 1}])
     said = command("plan", "job.yaml")
-    assert (said.code, "tokens a step" in said.out) == (0, True)
+    assert (said.code, "tokens per step" in said.out) == (0, True)
     assert "`run` would refuse this without another --run-dir" in said.err
     assert "seed is 99 in this run and 3 in the job file" in said.err
 

@@ -112,7 +112,7 @@ def test_a_run_may_be_chosen_by_zero_shot(tmp_path: Path, document: dict[str, An
 @pytest.mark.parametrize(
     ("place", "changes", "message"),
     [
-        ("train", {"global_batch": 1}, "compares the samples of a global batch, and this batch has only one"),
+        ("train", {"global_batch": 1}, "compares the samples of a global batch, but this batch has only one"),
         ("checkpoint", {"export": "gguf"}, "gguf is not for own models"),
         ("data", {"streaming": True}, "streaming is of text"),
         ("data", {"cache": "s3://bucket/cache"}, "data.cache s3://bucket/cache: prepared samples must"),

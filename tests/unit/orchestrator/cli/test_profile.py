@@ -37,7 +37,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str]
 @pytest.mark.parametrize(
     ("ranks", "line"),
     [
-        ("0,x", "is no list of ranks"),
+        ("0,x", "is not a list of ranks"),
         ("2", "the run has 2 ranks; name some of 0 to 1"),
         ("-1", "the run has 2 ranks"),
     ],

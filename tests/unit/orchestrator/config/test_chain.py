@@ -81,7 +81,7 @@ def test_a_job_without_stages_is_a_job(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(job("a.txt")))
     assert load_job(path) == parse(job("a.txt"))
-    with pytest.raises(InputError, match="is a chain of stages, and one job is wanted"):
+    with pytest.raises(InputError, match="is a chain of stages, but one job is wanted"):
         parse(usual())
 
 
@@ -128,7 +128,7 @@ def on(reference: str, **more: Any) -> dict[str, Any]:
          "job: tracking: the stages of a chain share one MLflow run"),
         ([BASE, on("stage:base", workload={"init_from": "stage:base", "adapter": LORA}),
           {"name": "more", "workload": {"init_from": "stage:next"}, "data": {"tokenizer": "stage:base"}}],
-         "next trains an adapter, and its commits lack its base; set checkpoint.export of next to hf"),
+         "next trains an adapter, but its commits lack its base; set checkpoint.export of next to hf"),
         ([BASE, on("stage:base", workload={"init_from": "stage:base", "adapter": LORA}, checkpoint={"export": "hf"}),
           {"name": "more", "workload": {"init_from": "stage:next@8"}, "data": {"tokenizer": "stage:base"}}],
          "next trains an adapter, whose export is that of @last; name that"),

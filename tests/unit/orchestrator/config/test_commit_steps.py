@@ -37,8 +37,8 @@ def test_a_best_commit_that_would_be_the_last_is_refused(
     with pytest.raises(InputError) as found:
         check_best(spec.checkpoint, spec.train, spec.evaluate)
     assert str(found.value) == (
-        f"checkpoint.keep_best: would always be the last: evaluations are every 10 steps, commits every {commits}; "
-        "set checkpoint.every to 10, so that they meet"
+        "checkpoint.keep_best: no evaluation before the last falls on a checkpoint (evaluations every 10 steps, "
+        f"checkpoints every {commits}), so the best would always be the last; set checkpoint.every to 10"
     )
     with pytest.raises(InputError) as all_found:  # beside the text that is not there
         JobChecks(spec).without_model()

@@ -110,7 +110,7 @@ def test_what_is_no_secret_stays(text: str) -> None:
 @pytest.mark.parametrize(
     ("line", "clean"),
     [
-        ("notify.webhook: is no URL; set it", "notify.webhook: is no URL; set it"),
+        ("notify.webhook: is not a URL; set it", "notify.webhook: is not a URL; set it"),
         ("key.yaml: steps: unknown key", "key.yaml: steps: unknown key"),
         ("--secret-env: A is given twice", "--secret-env: A is given twice"),
         ("a.uri s3://key:ab/cd@bucket: AccountKey=abc", "a.uri s3://key:***@bucket: AccountKey=***"),

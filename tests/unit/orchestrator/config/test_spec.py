@@ -43,7 +43,7 @@ data:
   sequence_length: 128
 train:
   steps: 200
-  global_batch: 32                                     # sequences a step; constant
+  global_batch: 32                                     # sequences per step; constant
   optimizer: {name: adamw, lr: 1e-3, warmup: 20, schedule: cosine}
   precision: fp32
 parallel: auto                                         # or {engine, tp, pp, ep, cp, zero, schedule, micro_batch}
@@ -92,7 +92,7 @@ def refusal(document: dict[str, Any]) -> str:
         ),
         ("train.optimizer.nesterov", 0.9, ["train.optimizer.nesterov: unknown key", "lr, betas"]),
         ("train.optimizer.groups", [{"match": ["a"]}], ["the group changes nothing"]),
-        ("train.optimizer.momentum", 0.9, ["momentum is for muon, and this is adamw"]),
+        ("train.optimizer.momentum", 0.9, ["momentum is for muon, but this is adamw"]),
         ("train.gradient_accumulation", 2, ["unknown key", "it follows from train.global_batch"]),
         ("train.optimizer.name", "adam", ["should be 'adamw'", "adamw with weight_decay 0 is Adam"]),
         ("train.precision", "bfloat16", ["it is bf16 here"]),
@@ -123,13 +123,13 @@ def refusal(document: dict[str, Any]) -> str:
         ("train", MISSING, ["job.yaml: train: is missing"]),
         ("train.steps", MISSING, ["train.steps: is missing"]),
         ("resources.workers", {"min": 1}, ["resources.workers.max: is missing"]),
-        ("name", "a b", ["name: is no name (got 'a b'); use 1 to 63 letters"]),
-        ("name", "-a", ["name: is no name (got '-a')"]),
+        ("name", "a b", ["name: is not a name (got 'a b'); use 1 to 63 letters"]),
+        ("name", "-a", ["name: is not a name (got '-a')"]),
         ("seed", -1, ["seed: should be greater than or equal to 0 (got -1)"]),
         ("workload", "gpt-tiny", ["workload: must be a mapping", "its keys: model, changes, objective"]),
         ("train", None, ["train: must be a mapping", "its keys: steps, global_batch"]),
         ("data.max_rejected", "1%", ["data: max_rejected needs a policy", "set on_error to skip or repair"]),
-        ("data.chat_date", 20240726, ["data.chat_date: 20240726 is no day; write it as in 2026-11-28"]),
+        ("data.chat_date", 20240726, ["data.chat_date: 20240726 is not a day; write it as in 2026-11-28"]),
         ("data.chat_date", "26 Jul 2024", ["data.chat_date: should be a valid date"]),
         ("data.max_rejected", "1", ["data.max_rejected: '1' is neither a number of documents"]),
         ("data.sources.0.field", "{a!r}", ["data.sources.0.field: '{a!r}' formats {a}"]),
@@ -633,7 +633,7 @@ def test_every_key_of_the_top_is_in_the_schema() -> None:
 @pytest.mark.parametrize("key", ["data.validation", "evaluate.sets.wiki"])
 def test_held_out_text_has_no_weight(key: str) -> None:
     with pytest.raises(
-        InputError, match=r"sources.1.weight is 2, and held-out text is read once; leave it out"
+        InputError, match=r"sources.1.weight is 2, but held-out text is read once; leave it out"
     ):
         spec.parse(changed(f"{key}.sources", [{"uri": "a.txt"}, {"uri": "b.txt", "weight": 2}]))
 

@@ -143,4 +143,4 @@ def test_a_table_of_prices_that_is_gone_stops_nothing(tmp_path: Path) -> None:
     table.unlink()
     fields, told = market(limits, machines, 7.0)
     assert (fields["usd_per_hour"], fields["machines"]) == (None, machines)
-    assert told.startswith("; the price of its machines is unknown: ")
+    assert told.startswith("; the price of the machines is unknown: ")

@@ -63,7 +63,7 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "a compressed file": ("a.txt", gzip.compress(b"text"), "line 1, at byte 1: is not UTF-8"),
     "a compressed JSON": ("a.jsonl", gzip.compress(b"text"), "line 1, at byte 0: is not JSON"),
     "half a line": ("a.jsonl", b'{"text": "x"}\n{"text": "y', "line 2, at byte 14: is not JSON"),
-    "a list": ("a.jsonl", b'[{"text": "x"}]', "line 1, at byte 0: is no object"),
+    "a list": ("a.jsonl", b'[{"text": "x"}]', "line 1, at byte 0: is not an object"),
     "no field": ("a.jsonl", b'{"text": "x"}\n{"body": "x"}', "line 2, at byte 14: has no text 'text'"),
     "a number": ("a.jsonl", b'{"text": 3}', "line 1, at byte 0: has no text 'text'"),
     "null": ("a.jsonl", b'{"text": null}', "line 1, at byte 0: has no text 'text'"),
@@ -236,6 +236,6 @@ def test_a_list_that_is_cut_is_told_as_one(text: str, tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
         assert texts(tmp_path / name, data_format=6) == ["a"]
     with pytest.raises(
-        InputError, match=r"line 1, at byte 0: is no object, and begins a list; .* or call the file .json"
+        InputError, match=r"line 1, at byte 0: is not an object, and begins a list; .* or call the file .json"
     ):
         texts(tmp_path / "a.jsonl", part_bytes=5, data_format=6)

@@ -150,5 +150,5 @@ def test_pairs_are_told_apart_by_a_tokenizer_that_ends_both_sides_with_one_token
 @pytest.mark.parametrize("file", ["spiece.model", "tokenizer.model"])
 def test_a_model_of_sentencepiece_that_cannot_be_read_is_refused(file: str, tmp_path: Path) -> None:
     (tmp_path / file).write_bytes(b"\x0a\x0e")
-    with pytest.raises(InputError, match=r"is no model of SentencePiece that can be read"):
+    with pytest.raises(InputError, match=r"is not a model of SentencePiece that can be read"):
         tokenizer.load(str(tmp_path), ())

@@ -63,7 +63,7 @@ SHARE = {"share": 0.1}
                 SHARE,
                 workload={"model": "bert-tiny", "objective": "masked_lm"},
             ),
-            "bits_per_byte is no metric of masked_lm, which has loss, perplexity, accuracy",
+            "bits_per_byte is not a metric of masked_lm, which has loss, perplexity, accuracy",
         ),
     ],
 )

@@ -52,8 +52,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"test_split": "dev"}, "test_split: there is no split dev; name one of test"),
     ({"test_split": None}, "test_split: names no split to evaluate; name one of test"),
     ({"output_type": "multiple"}, "output_type: 'multiple' is unknown; choose from multiple_choice, "),
-    ({"task": ["a", "b"]}, "task: is no single task with a name of letters"),
-    ({"task": "a b"}, "task: is no single task"),
+    ({"task": ["a", "b"]}, "task: is not a single task with a name of letters"),
+    ({"task": "a b"}, "task: is not a single task"),
     ({"class": "Mine"}, "class: a task that is a Python class cannot be checked"),
     (
         {"metric_list": [{"metric": "acc_nrm"}]},
@@ -83,8 +83,8 @@ def test_what_is_wrong_is_told(changes: dict[str, Any], told: str, tmp_path: Pat
     ("generation", "told"),
     [
         ({"num_beams": 4}, "generation_kwargs: num_beams is not supported; known keys: do_sample, "),
-        ({"max_gen_toks": 0}, "max_gen_toks: 0 is no number of tokens; give one of at least 1"),
-        ({"max_new_tokens": "many"}, "'many' is no number of tokens"),
+        ({"max_gen_toks": 0}, "max_gen_toks: 0 is not a number of tokens; give one of at least 1"),
+        ({"max_new_tokens": "many"}, "'many' is not a number of tokens"),
         ({"do_sample": "yes"}, "generation_kwargs.do_sample: 'yes' is not true or false"),
         ({"do_sample": True, "temperature": -1.0}, "temperature: -1.0 is not a number of at least 0"),
         ({"do_sample": True, "temperature": 0.0}, "temperature: do_sample draws, and 0 takes the likeliest"),

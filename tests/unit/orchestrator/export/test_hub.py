@@ -151,5 +151,7 @@ def test_an_unreachable_hub_is_told_with_the_folder(folder: Path, monkeypatch: p
     "repo", ["model", "a/b/c", "me/-model", "me/mo--del", "me/a..b", "me/model.git", "me/m\u00f6"]
 )
 def test_a_name_is_checked_before_the_export(repo: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"--push .*: is no repository of the Hub.*; write it as USER/NAME"):
+    with pytest.raises(
+        InputError, match=r"--push .*: is not a repository of the Hub.*; write it as USER/NAME"
+    ):
         check_push(repo, str(tmp_path))

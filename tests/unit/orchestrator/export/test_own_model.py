@@ -60,9 +60,9 @@ def test_what_is_no_class_of_a_model_is_not_called(
     (here / "run_by_load.py").write_text(RUN.format(mark=str(here / "called")))
     write(here / "export", reference, **{option: "called" if option == "path" else "run_by_load:Model"})
     (here / "export" / "tokenizer.json").write_text(train_bytes(["a text"] * 9, 300, ["<pad>"]))
-    with pytest.raises(InputError, match=f"{reference} is no torch.nn.Module; name a class of one"):
+    with pytest.raises(InputError, match=f"{reference} is not a torch.nn.Module; name a class of one"):
         load_own("export")
-    assert f"{reference} is no torch.nn.Module" in refused(capsys, "chat", "export")
+    assert f"{reference} is not a torch.nn.Module" in refused(capsys, "chat", "export")
     assert not (here / "called").exists()
 
 

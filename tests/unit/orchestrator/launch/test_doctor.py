@@ -23,7 +23,7 @@ def finding(what: str) -> Finding:
 def test_a_machine_that_runs_these_tests_lacks_nothing() -> None:
     found = examine()
     assert [f for f in found if f.verdict == "missing"] == []
-    assert {"Python", "torch", "ray", "processors", "memory", "GPUs", "process groups", "loopback"} <= {
+    assert {"Python", "torch", "ray", "CPUs", "memory", "GPUs", "process groups", "loopback"} <= {
         f.what for f in found
     }
     assert len({f.what for f in found}) == len(found)

@@ -36,7 +36,7 @@ def test_a_gang_has_the_gpus_that_are_there(monkeypatch: pytest.MonkeyPatch) -> 
     check_machine(asked.resources, asked.evaluates_beside, None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     check_machine(asked.resources, asked.evaluates_beside, "10.0.0.1:6379")
-    with pytest.raises(InputError, match="the smallest gang needs 2 GPUs, and this machine has none"):
+    with pytest.raises(InputError, match="the smallest gang needs 2 GPUs, but this machine has none"):
         check_machine(asked.resources, asked.evaluates_beside, None)
 
 
@@ -44,7 +44,7 @@ def test_a_predicted_out_of_memory_is_refused_unless_it_is_forced() -> None:
     wide = {"changes": {"hidden": 1024, "heads": 4, "intermediate": 4096, "layers": 1}}
     resolved = resolve(spec(workload=wide))
     machine = Machine(0.6e9, 1e11)  # the tensors would fit, a process with them would not
-    with pytest.raises(InputError, match=r"needs 0\.\d\d GiB a worker, which offers 0\.20 GiB") as found:
+    with pytest.raises(InputError, match=r"needs 0\.\d\d GiB per worker, which offers 0\.20 GiB") as found:
         check_memory(resolved, machine)
     assert "resources.must_fit false" in str(found.value)
     check_memory(resolve(spec(workload=wide, resources={"must_fit": False})), machine)

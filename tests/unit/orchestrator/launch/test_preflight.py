@@ -269,7 +269,7 @@ PAIRS = {"uri": "a.jsonl", "field": {"prompt": "p", "chosen": "c", "rejected": "
         ({"data": {"shuffle": "sections"}}, "about all records before it trains; set train.reference to held"),
         ({"data": {"chat_template": "no.jinja"}}, r"data\.chat_template no\.jinja: there is no such file; give"),
         ({"workload": {"model": "bert-tiny"}}, r"workload\.objective: dpo does not train bert-tiny, which is a"),
-        ({"evaluate": {"metrics": ["perplexity"]}}, "perplexity is no metric of dpo, which has loss, accuracy"),
+        ({"evaluate": {"metrics": ["perplexity"]}}, "perplexity is not a metric of dpo, which has loss, accuracy"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_preferences_is_told_before_anything_starts(

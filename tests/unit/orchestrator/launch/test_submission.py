@@ -109,7 +109,7 @@ def test_other_folders_and_this_program_itself_are_sent_along(tmp_path: Path) ->
 
 def test_a_credential_of_the_run_directory_is_none_of_others(tmp_path: Path) -> None:
     run = RunDir("memory://x?password=hunter2")
-    with pytest.raises(InputError, match="carries a credential, and a submitted job can be read") as error:
+    with pytest.raises(InputError, match="carries a credential, but a submitted job can be read") as error:
         entrypoint("small", parse(job("a.txt")).document(), run, None, 0)
     assert "hunter2" not in str(error.value)
 

@@ -55,7 +55,7 @@ def test_a_job_that_can_run_passes(document: dict[str, Any], model: str, objecti
         ({"workload": {"model": "gpt-tinny"}}, "workload: unknown model 'gpt-tinny'"),
         ({"workload": {"objective": "masked_lm"}}, "workload.objective: masked_lm does not train gpt-tiny"),
         ({"workload": {"options": {"rate": 1}}}, "workload: causal_lm has no option rate"),
-        ({"workload": {"changes": {"hidden": 30}}}, "workload: hidden 30 is no multiple of heads"),
+        ({"workload": {"changes": {"hidden": 30}}}, "workload: hidden 30 is not a multiple of heads"),
         ({"parallel": {"tp": 3}}, "parallel: tp 3 does not divide"),
     ],
 )

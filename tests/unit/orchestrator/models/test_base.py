@@ -143,10 +143,10 @@ def test_another_head_begins_anew_and_is_named(run: str) -> None:
     [
         ({"init_from": "{run}@5"}, r"no commit at 5.*name a step of \[4, 8\]"),
         ({"init_from": "{run}@best"}, "keeps no best commit"),
-        ({"init_from": "{run}-not"}, "has no commit, and is no export"),
-        ({"init_from": "{run}", "changes": {**SMALL, "layers": 3}}, "has layers 2, and workload.model 3"),
+        ({"init_from": "{run}-not"}, "has no commit, and is not an export"),
+        ({"init_from": "{run}", "changes": {**SMALL, "layers": 3}}, "has layers 2, but workload.model 3"),
         ({"init_from": "{run}", "changes": {**SMALL, "hidden": 64}}, "give the model of the base"),
-        ({"init_from": "{run}", "changes": {**SMALL, "activation": "relu"}}, "has activation 'gelu', and"),
+        ({"init_from": "{run}", "changes": {**SMALL, "activation": "relu"}}, "has activation 'gelu', but"),
     ],
 )
 def test_a_base_that_does_not_fit_is_refused(run: str, workload: dict[str, Any], says: str) -> None:
@@ -250,7 +250,7 @@ def test_a_depth_that_is_no_multiple_is_refused(run: str, layers: int, word: str
 
 
 def test_a_deeper_model_does_not_begin_with_fewer_layers_by_itself(run: str) -> None:
-    with pytest.raises(InputError, match="has layers 2, and"):
+    with pytest.raises(InputError, match="has layers 2, but"):
         begun(job(init_from=run, changes={**SMALL, "layers": 4}))
     with pytest.raises(InputError, match="has embedding_size 32"):
         begun(deeper(run, 4, changes={**SMALL, "layers": 4, "hidden": 64}))

@@ -110,7 +110,7 @@ def test_a_pretrained_model_with_weights_of_another_folder_keeps_its_own_start(t
     assert workload.decoder_start == 5
     other = folder_of(tmp_path / "other")
     with pytest.raises(
-        InputError, match=r"begins with token 1, and that of the job with 5; set .*start to 1"
+        InputError, match=r"begins with token 1, but that of the job with 5; set .*start to 1"
     ):
         begun(job(model=f"hf:{folder}", changes={}, init_from=other))
 
@@ -131,7 +131,7 @@ def test_a_preset_lacks_the_language_of_a_target(tmp_path: Path) -> None:
         (
             {"options": {"start": 5}},
             {},
-            r"@4 begins with token 5, and that of the job with 1; set .*start to 5",
+            r"@4 begins with token 5, but that of the job with 1; set .*start to 5",
         ),
         ({"options": {"start": 5}}, {"options": {"start": 5}}, ""),
         ({"options": {"start": 5}}, {"options": {"start": 1}}, ""),

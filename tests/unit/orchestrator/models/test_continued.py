@@ -76,7 +76,7 @@ REFUSED = [
             "train__continue_from": {"run": "FIRST", "schedule": "restart"},
             "train__optimizer": {"schedule": "wsd", "warmup": 6, "decay": 6},
         },
-        r"warm-up and decay are 12 steps, and this phase has 10",
+        r"warm-up and decay are 12 steps, but this phase has 10",
     ),
     (
         {

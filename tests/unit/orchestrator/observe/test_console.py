@@ -124,7 +124,7 @@ def test_facts() -> None:
             }
         )
     )  # fmt: skip
-    assert found["loss"] == "5.1000 nats a token (unigram entropy 6.2000)"
+    assert found["loss"] == "5.1000 nats per token (unigram entropy 6.2000)"
     assert found["goodput"] == "81.5%"
     assert found["wall time"] == "2 min 10 s: launch 4.0 s, step 1 min 46 s, export 20 s"
     assert found["attempts"] == "2, 7 steps lost"
@@ -141,11 +141,11 @@ def test_the_time_for_which_a_run_was_stopped_is_named_beside_its_wall_time() ->
 @pytest.mark.parametrize(
     ("objective", "unit", "read"),
     [
-        ("masked_lm", "nats a token", "tokens"),
-        ("sequence_classification", "nats a record", "tokens"),
-        ("regression", "a record", "tokens"),
-        ("dpo", "nats a pair", "tokens"),
-        ("samples", "a sample", "samples"),
+        ("masked_lm", "nats per token", "tokens"),
+        ("sequence_classification", "nats per record", "tokens"),
+        ("regression", "per record", "tokens"),
+        ("dpo", "nats per pair", "tokens"),
+        ("samples", "per sample", "samples"),
     ],
 )
 def test_a_loss_has_the_unit_of_its_objective(objective: str, unit: str, read: str) -> None:
@@ -163,8 +163,8 @@ def test_a_loss_has_the_unit_of_its_objective(objective: str, unit: str, read: s
     ("asked", "name", "text"),
     [
         (["accuracy", "f1", "mine:margin_of"], "test", "75.0% right, f1 0.8000, mine:margin_of 0.1250"),
-        (["loss", "perplexity"], "loss of test", "0.5000 nats a record, perplexity 1.6500"),
-        (None, "loss of test", "0.5000 nats a record, 75.0% right, mine:margin_of 0.1250"),
+        (["loss", "perplexity"], "loss of test", "0.5000 nats per record, perplexity 1.6500"),
+        (None, "loss of test", "0.5000 nats per record, 75.0% right, mine:margin_of 0.1250"),
     ],
 )
 def test_every_metric_that_was_asked_for_is_told(asked: list[str] | None, name: str, text: str) -> None:

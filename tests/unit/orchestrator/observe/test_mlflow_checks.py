@@ -76,9 +76,12 @@ def test_a_deleted_experiment_is_refused_where_the_store_tells(tmp_path: Path) -
     [
         (
             "postgresql+nosuch://host/mlflow",
-            r"is no address of a database .*nosuch.*; see SQLAlchemy's database URLs",
+            r"is not an address of a database .*nosuch.*; see SQLAlchemy's database URLs",
         ),
-        ("postgresql://user:hunter2@host:port/mlflow", r"is no address of a database .*; see SQLAlchemy's"),
+        (
+            "postgresql://user:hunter2@host:port/mlflow",
+            r"is not an address of a database .*; see SQLAlchemy's",
+        ),
         ("mssql+pyodbc://host/mlflow", r"needs the Python module pyodbc, .*; pip install pyodbc"),
         ("mysql://host/mlflow", r"needs the Python module MySQLdb, .*; pip install mysqlclient"),
         ("mysql+pymysql://host/mlflow", r"needs the Python module pymysql, .*; pip install PyMySQL"),

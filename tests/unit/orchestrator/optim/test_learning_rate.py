@@ -136,7 +136,7 @@ def test_a_schedule_over_the_whole_run_is_never_settled(schedule: str) -> None:
     ("options", "wrong"),
     [
         ({"schedule": "wsd"}, "wsd has no decay"),
-        ({"decay": 3}, "decay 3 is for schedule wsd, and this is cosine"),
+        ({"decay": 3}, "decay 3 is for schedule wsd, but this is cosine"),
         (
             {"schedule": "wsd", "warmup": 4, "decay": 17},
             "decay 17 is longer than the 16 steps after the",

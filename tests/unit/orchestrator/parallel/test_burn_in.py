@@ -27,10 +27,10 @@ def test_a_sound_device_passes(seed: int) -> None:
 
 def test_one_wrong_bit_is_found() -> None:
     found = burn_in.products(CPU, 1, flipped)
-    assert [line.split(" has ")[0] for line in found] == [
-        f"a product of {dtype}" for dtype in ("float32", "bfloat16", "float16")
+    assert [line.split(":")[0] for line in found] == [
+        f"matrix multiplication in {dtype}" for dtype in ("float32", "bfloat16", "float16")
     ]
-    assert burn_in.updates(CPU, 1, flipped) == ["an elementwise update has 1 wrong numbers"]
+    assert burn_in.updates(CPU, 1, flipped) == ["elementwise update: 1 wrong elements"]
 
 
 def test_memory_that_forgets_a_bit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

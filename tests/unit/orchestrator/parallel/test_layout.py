@@ -50,15 +50,15 @@ def test_zbv_comes_back_to_the_first_rank() -> None:
         (Layout(tp=8), DENSE, "tp 8 does not divide the model's 4 key-value heads"),
         (Layout(tp=4), dataclasses.replace(EXPERTS, expert_feedforward=6), "columns of an expert"),
         (Layout(tp=2), dataclasses.replace(DENSE, uneven_vocabulary=False, vocabulary=9), "vocabulary"),
-        (Layout(pp=16), DENSE, "pp 16 makes 16 stages, and the model can be cut into 8; choose pp up to 8"),
-        (Layout(pp=8, schedule="zbv"), DENSE, "makes 16 stages, 2 a rank under zbv"),
+        (Layout(pp=16), DENSE, "pp 16 makes 16 stages, but the model can be cut into 8; choose pp up to 8"),
+        (Layout(pp=8, schedule="zbv"), DENSE, "makes 16 stages, 2 per rank under zbv"),
         (Layout(pp=2), dataclasses.replace(DENSE, stages=1), "choose pp up to 1"),
         (Layout(cp=3), DENSE, "2 x cp 6 does not divide the model's 32 positions"),
         (Layout(cp=2), dataclasses.replace(DENSE, no_context_split="it reads all"), "it reads all; set cp to 1"),
-        (Layout(dp=2, ep=2), DENSE, "needs experts, and this model is dense"),
+        (Layout(dp=2, ep=2), DENSE, "needs experts, but this model is dense"),
         (Layout(dp=4, ep=4), EXPERTS, "ep 4 does not divide the model's 6 experts"),
         (Layout(dp=4, ep=3), EXPERTS, "ep 3 does not divide the 4 data-parallel ranks it borrows"),
-        (Layout(sequence=True), DENSE, "tp is 1; set sequence to false"),
+        (Layout(sequence=True), DENSE, "tp above 1; set sequence to false"),
         (
             Layout(tp=2, sequence=True),
             dataclasses.replace(DENSE, no_sequence_split="it reads all"),
@@ -75,7 +75,7 @@ def test_zbv_comes_back_to_the_first_rank() -> None:
         (Layout(pp=4, micro_batch=8), DENSE, "needs at least pp 4 micro-batches, and there are 2"),
         (Layout(virtual=4), DENSE, "virtual 4 is for pipelines whose ranks interleave"),
         (Layout(pp=2, schedule="zbv", virtual=4), DENSE, "or leave virtual out"),
-        (Layout(last_less=2), DENSE, "cut a pipeline, and pp is 1"),
+        (Layout(last_less=2), DENSE, "cut a pipeline, but pp is 1"),
         (Layout(pp=4, first_less=8, micro_batch=1), DENSE, "leave stage 0 of 4 none of the 8 layers"),
         (Layout(recompute_layers=2), DENSE, "recompute is none; set recompute to full"),
         (Layout(pp=3, schedule="interleaved"), DENSE, "needs a multiple of pp 3 micro-batches, and there are 16"),
@@ -125,8 +125,11 @@ def test_copies_of_what_is_sharded_have_whole_experts_and_sequences() -> None:
     assert Layout(dp=8, zero=3, shard=4).problems(DENSE, 16) == []
     assert "zero is 1" in Layout(dp=8, zero=1, shard=4).problems(DENSE, 16)[0]
     assert "does not divide" in Layout(dp=8, zero=3, shard=3).problems(DENSE, 24)[0]
-    assert "no multiple of ep x cp, 4" in Layout(dp=4, cp=4, zero=3, shard=2).problems(DENSE, 16)[0]
-    assert "torch engine's" in Layout(dp=8, zero=3, shard=4, engine="deepspeed").problems(DENSE, 16)[0]
+    assert "must be a multiple of ep x cp = 4" in Layout(dp=4, cp=4, zero=3, shard=2).problems(DENSE, 16)[0]
+    assert (
+        "torch engine supports shard"
+        in Layout(dp=8, zero=3, shard=4, engine="deepspeed").problems(DENSE, 16)[0]
+    )
 
 
 @pytest.mark.parametrize(("workers", "shard"), [(16, 8), (12, 6), (8, 0), (5, 0), (10, 5), (1, 0)])

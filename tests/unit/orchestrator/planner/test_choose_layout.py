@@ -155,7 +155,7 @@ def test_what_is_near_is_what_the_job_can_run() -> None:
 
 
 def test_experts_that_the_model_has_not_are_refused() -> None:
-    assert "needs experts, and this model is dense" in refusal({"ep": 2}, 2)
+    assert "needs experts, but this model is dense" in refusal({"ep": 2}, 2)
 
 
 @pytest.mark.parametrize("parallel", [{"tp": 4}, {"pp": 2, "tp": 2}])
@@ -168,7 +168,7 @@ def test_a_model_that_fits_nowhere_is_refused_with_the_numbers() -> None:
     small = Machine(memory=1e6, flops=1e12)
     for parallel in ({"zero": 0}, "auto"):
         line = refusal(parallel, 1, machine=small)
-        assert "GiB a rank and a worker offers 0.00 GiB" in line
+        assert "GiB per rank, but a worker offers 0.00 GiB" in line
         assert line.startswith("parallel: ")
 
 
@@ -419,9 +419,9 @@ def test_what_is_offloaded_has_to_fit_the_host_too() -> None:
 @pytest.mark.parametrize(
     ("pins", "workers", "said"),
     [
-        ({"tp": 2, "engine": "deepspeed"}, 4, "DeepSpeed engine is data parallel only, and tp is 2"),
+        ({"tp": 2, "engine": "deepspeed"}, 4, "DeepSpeed engine is data parallel only, but tp is 2"),
         ({"pp": 2, "tp": 4}, 4, "needs 8 workers of 4"),
-        ({"tp": 1, "sequence": True}, 2, "sequence splits work over tensor-parallel ranks, and tp is 1"),
+        ({"tp": 1, "sequence": True}, 2, "sequence parallelism needs tp above 1"),
         ({"pp": 1, "virtual": 3}, 2, "virtual 3 is for pipelines"),
         ({"recompute": "none", "recompute_layers": 1}, 1, "recompute is none"),
     ],
@@ -436,7 +436,7 @@ def test_what_does_not_fit_is_not_recommended_either() -> None:
         peak_bytes(demand_of(spec), shape, Layout(dp=2, zero=zero, micro_batch=1)) for zero in (3, 0)
     )
     machine = dataclasses.replace(ROOMY, memory=(least + 0.1 * (most - least)) / MEMORY_SHARE)
-    with pytest.raises(InputError, match=r"needs .* GiB a rank") as error:
+    with pytest.raises(InputError, match=r"needs .* GiB per rank") as error:
         plan(demand_of(spec), shape, 2, machine)
     hint = str(error.value)
     assert "the nearest layouts that fit are" in hint

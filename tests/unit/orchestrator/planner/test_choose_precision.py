@@ -59,7 +59,7 @@ def test_the_fastest_wins_and_what_is_chosen_is_what_each_would_be_if_it_were_na
             == planned(demand_of(there), SHAPES["gpt2"], 8, h100(there.resources, precision)).chosen
         )
     fp32, bf16 = (plan.chosen.seconds for _, plan in found.plans)
-    assert str(found) == f"bf16: {bf16:.3g} s a step, fp32 {fp32:.3g} s a step"
+    assert str(found) == f"bf16: {bf16:.3g} s per step, fp32 {fp32:.3g} s per step"
     assert found.to_json()["why"] == str(found)
     assert [each["precision"] for each in found.to_json()["candidates"]] == ["fp32", "bf16"]
 
@@ -89,7 +89,7 @@ def test_a_rule_that_a_named_precision_would_break_removes_it_and_is_told() -> N
     assert found.precision in ("fp32", "bf16")
     ((precision, reason),) = found.rejected
     assert precision == "fp16"
-    assert reason.startswith("thaw counts the updates of each parameter, and fp16 skips some")
+    assert reason.startswith("thaw counts the updates of each parameter, but fp16 skips some")
     assert str(found).endswith(f"; fp16: {reason}")
     assert found.to_json()["rejected"] == [{"precision": "fp16", "reason": reason}]
 

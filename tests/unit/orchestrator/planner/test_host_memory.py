@@ -32,7 +32,7 @@ def test_the_state_of_70_billion_parameters() -> None:
 
 
 def test_a_machine_that_cannot_hold_two_copies_is_refused() -> None:
-    with pytest.raises(InputError, match="1680 GB of host memory, and this machine has 1000 GB"):
+    with pytest.raises(InputError, match="1680 GB of host memory, but this machine has 1000 GB"):
         check_host_memory(*state_of(spec(1)), 1e12)
     check_host_memory(*state_of(spec(1)), 2e12)
     check_host_memory(*state_of(spec(0)), 1e12)
@@ -41,7 +41,7 @@ def test_a_machine_that_cannot_hold_two_copies_is_refused() -> None:
 
 def test_workers_of_a_cluster_that_cannot_hold_their_part_are_refused() -> None:
     with pytest.raises(
-        InputError, match="210 GB of host memory for each of 8 workers, and the smallest node has 200"
+        InputError, match="210 GB of host memory for each of 8 workers, but the smallest node has 200"
     ):
         check_workers_memory(*state_of(spec(1)), 2e11)
     for asked, there in ((spec(1), 2.2e11), (spec(0), 1e11), (spec(1, must_fit=False), 1e11)):

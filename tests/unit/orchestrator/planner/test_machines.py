@@ -90,7 +90,7 @@ def test_products_in_8_bits_are_of_the_devices_that_have_them() -> None:
     assert h100.eight_bit_flops == 2 * h100.flops + 1e12
     assert h100.matrix(8192, 4096, 4096, 1.0) < 0.6 * h100.matrix(8192, 4096, 4096, 2.0)
     with pytest.raises(
-        InputError, match=r"train.precision: NVIDIA A100 .* has no products in 8 bits; set it to bf16"
+        InputError, match=r"train.precision: NVIDIA A100 .* has no FP8 matrix multiplication; set it to bf16"
     ):
         machine_for(Offer(8e10, "A100"), Bundle(1, 1), "fp8")
     unknown = machine_for(Offer(8e10, "RTX9090"), Bundle(1, 1), "fp8")
@@ -98,7 +98,7 @@ def test_products_in_8_bits_are_of_the_devices_that_have_them() -> None:
     core = load("cpu-core").machine("fp8")
     assert core.matrix(64, 64, 64, 1.0) <= core.matrix(64, 64, 64, 2.0)
     (line,) = told(core, "fp8")
-    assert "no products in 8 bits" in line
+    assert "no FP8 matrix multiplication" in line
 
 
 def test_the_measurement_is_a_rate() -> None:

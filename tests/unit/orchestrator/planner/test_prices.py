@@ -80,9 +80,9 @@ def test_nodes_and_price_by_zone_and_market() -> None:
 def test_what_is_no_table_is_one_line(tmp_path: Path, text: str) -> None:
     table = tmp_path / "prices.csv"
     table.write_text(text)
-    with pytest.raises(InputError, match="is no table of prices"):
+    with pytest.raises(InputError, match="is not a table of prices"):
         load(str(table))
-    with pytest.raises(InputError, match="is no table of prices"):
+    with pytest.raises(InputError, match="is not a table of prices"):
         load(str(tmp_path / "nowhere.csv"))
 
 

@@ -70,7 +70,7 @@ def test_patterns_choose_others() -> None:
     ("prune", "parts", "words"),
     [
         ({**HALF, "match": ["*.norm.*"]}, {}, r"prune\.match.*matches no trained matrix"),
-        (HALF, {"train": {"freeze": ["*layers*"]}}, "has no trained matrix in a layer"),
+        (HALF, {"train": {"freeze": ["*layers*"]}}, "no layer of .* has a trainable weight matrix"),
         ({"pattern": "3:7", "steps": [2, 2]}, {}, r"prune\.pattern.*no rows of whole groups of 7"),
         (HALF, {"parallel": {"engine": "deepspeed", "zero": 1}}, "set parallel.engine to torch"),
     ],

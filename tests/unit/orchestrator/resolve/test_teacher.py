@@ -129,7 +129,7 @@ def test_other_labels_and_no_head_are_refused(place: Path) -> None:
 @pytest.mark.parametrize(
     ("teacher", "distill", "says"),
     [
-        ("nowhere", {}, "has no commit, and is no export"),
+        ("nowhere", {}, "has no commit, and is not an export"),
         ("hf:nowhere", {}, "distill.teacher"),
         ("gpt@5", {}, "is an export, which has no step"),
         ("hf:class", {"hidden": {}}, "is run as a class of transformers, whose layers are not compared"),

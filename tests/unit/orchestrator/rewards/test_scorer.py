@@ -212,8 +212,11 @@ def test_the_first_failure_stops_whatever_is_slower(marked: Path) -> None:
     [
         (own("absent"), "absent: own_rewards has no absent; name something in"),
         (RewardSpec(own="absent_module:f"), "there is no module absent_module in"),
-        (own("not_callable"), "own_rewards:not_callable is no function; name one as module:function"),
-        (own("unknown"), "unknown takes solution, and that is no column of the prompts (they have: answer)"),
+        (own("not_callable"), "own_rewards:not_callable is not a function; name one as module:function"),
+        (
+            own("unknown"),
+            "unknown takes solution, which is not a column of the prompts (they have: answer)",
+        ),
         (
             RewardSpec(kind="exact_match", column="label"),
             "the prompts have no column label (they have: answer)",

@@ -58,7 +58,7 @@ def test_an_illegal_one_names_the_rule_and_the_nearest_legal_ones() -> None:
     with pytest.raises(InputError) as error:
         chosen(8, parallel={"pp": 4, "tp": 2, "schedule": "zbv"})
     line = str(error.value)
-    assert "pp 4 makes 8 stages, 2 a rank under zbv, and the model can be cut into 4" in line
+    assert "pp 4 makes 8 stages, 2 per rank under zbv, but the model can be cut into 4" in line
     assert "the nearest legal layouts are pp4 dp1 tp2 1f1b" in line
 
 

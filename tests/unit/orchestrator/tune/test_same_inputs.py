@@ -106,7 +106,7 @@ def test_another_text_of_the_same_name_is_refused_by_its_key(search: Search, nam
     with pytest.raises(InputError) as told:
         search.check()
     assert key in [each.where for each in told.value.each()]
-    assert "is not the text that this search has read so far" in str(told.value)
+    assert "differs from the text that earlier trials read" in str(told.value)
 
 
 def test_a_model_folder_that_was_edited_is_refused_by_the_key_in_it(search: Search) -> None:
@@ -130,7 +130,7 @@ def test_a_set_that_is_new_is_added(search: Search) -> None:
     search.document["evaluate"]["sets"] = {"more": {"sources": [{"uri": str(search.place / "more.txt")}]}}
     search.check()
     (search.place / "more.txt").write_text("other words than those " * 400)
-    with pytest.raises(InputError, match="is not the text"):
+    with pytest.raises(InputError, match="differs from the text"):
         search.check()
 
 
@@ -142,7 +142,7 @@ MODEL = "workload.model"
 def test_a_trial_notices_text_that_was_edited_since_the_one_before(search: Search) -> None:
     search.trial({LR: 1e-3})
     (search.place / "topics.txt").write_text("noise of another kind " * 400)
-    with pytest.raises(InputsChanged, match="is not the text that this search has read so far") as told:
+    with pytest.raises(InputsChanged, match="differs from the text that earlier trials read") as told:
         search.trial({LR: 2e-3})
     assert "data.sources" in [each.where for each in told.value.each()]
 
@@ -156,7 +156,7 @@ def test_trials_whose_text_follows_from_a_key_of_the_search_are_compared_with_ea
     search.trial({SPECIAL: "text", LR: 1e-3})
     search.trial({SPECIAL: "parse", LR: 2e-3})
     (search.place / "topics.txt").write_text("noise of another kind " * 400)
-    with pytest.raises(InputsChanged, match="is not the text"):
+    with pytest.raises(InputsChanged, match="differs from the text"):
         search.trial({SPECIAL: "parse", LR: 1e-3})
 
 
@@ -167,7 +167,7 @@ def test_a_key_that_changes_no_text_leaves_texts_compared(search: Search, key: s
     search.check()
     search.trial({key: values[0]})
     (search.place / "held.txt").write_text("noise of another kind " * 400)
-    with pytest.raises(InputsChanged, match="is not the text"):
+    with pytest.raises(InputsChanged, match="differs from the text"):
         search.trial({key: values[1]})
 
 

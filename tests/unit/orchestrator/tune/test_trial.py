@@ -56,11 +56,11 @@ def test_a_trial_that_would_read_other_files_ends_nothing_but_the_search(
     trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def changed(*_: Any, **__: Any) -> int:
-        raise InputsChanged("is not the text that this search has read so far", "data.sources", "put it back")
+        raise InputsChanged("differs from the text that earlier trials read", "data.sources", "put it back")
 
     monkeypatch.setattr(Trial, "_drive", changed)
     found = trial.step()
-    assert found["changed"] == "data.sources: is not the text that this search has read so far; put it back"
+    assert found["changed"] == "data.sources: differs from the text that earlier trials read; put it back"
     assert (found["limited"], found["done"], found["failed"], found["finished"]) == (True, True, "", False)
     assert not (tmp_path / "0001" / FAILED).exists()
 

@@ -136,7 +136,7 @@ def test_few_steps_say_nothing_of_how_late_a_rank_is() -> None:
         ({"step_parts": {}}, "has not measured"),
         ({"layouts": ["one", "two"]}, "several layouts"),
         ({"machine": {}}, "does not say"),
-        ({"machine": {**this_machine(), "processor": "another"}}, "ran on .* another, and this machine"),
+        ({"machine": {**this_machine(), "processor": "another"}}, "ran on .* another, but this machine"),
         ({"machine": {**this_machine(), "cores": 4096}}, "ran on 4096 x"),
     ],
 )

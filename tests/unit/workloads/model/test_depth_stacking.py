@@ -29,5 +29,5 @@ def test_each_stack_is_copied_on_top_of_itself() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_a_depth_that_is_no_multiple_is_refused(count: int) -> None:
-    with pytest.raises(WorkloadError, match=f"there has 2 encoder.layers, and workload.model {count}"):
+    with pytest.raises(WorkloadError, match=f"there has 2 encoder.layers, but workload.model {count}"):
         stacked(BASE, deeper(count), "there")

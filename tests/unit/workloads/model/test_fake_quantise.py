@@ -176,7 +176,7 @@ def test_the_layers_are_those_of_blocks_that_the_patterns_name() -> None:
             r"'\*\.weights' matches no weight of a linear layer in a block",
         ),
         (Scheme("int8", keep=("*",)), "keep leaves no linear layer"),
-        (Scheme("int8", 48), "rows of .*, which is no multiple of the group of 48"),
+        (Scheme("int8", 48), "rows of .*, which is not a multiple of the group of 48"),
     ],
 )
 def test_what_cannot_be_quantised_is_told(scheme: Scheme, wanted: str) -> None:

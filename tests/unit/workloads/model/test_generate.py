@@ -119,7 +119,7 @@ def test_learned_positions_end_a_text() -> None:
     given = [list(range(3, 3 + most - 2)), [5, 6]]
     assert [len(row) for row in workload.generate(model, given, 100, GREEDY)] == [2, most - 2]
     with pytest.raises(
-        WorkloadError, match=f"prompt 1 has {most} tokens, and the model has {most} positions"
+        WorkloadError, match=f"prompt 1 has {most} tokens, but the model has {most} positions"
     ):
         workload.generate(model, [[5], list(range(3, 3 + most))], 4, GREEDY)
 

@@ -240,11 +240,11 @@ def test_a_scale_that_no_norm_can_take_is_not_exported() -> None:
 @pytest.mark.parametrize(
     ("model", "mup", "words"),
     [
-        ("gpt-tiny", {"layers": 1}, "mup.layers is no width; it takes the base model's hidden, heads"),
-        ("gpt-tiny", {"width": 1}, "mup.width is no width"),
-        ("gpt-tiny", {"hidden": 33}, "hidden 33 is no multiple of heads"),
-        ("mixtral-tiny", {"hidden": 32, "moe": {"experts": 2}}, "mup.moe.experts is no width"),
-        ("mixtral-tiny", {"moe": 3}, "mup.moe is no width"),
+        ("gpt-tiny", {"layers": 1}, "mup.layers is not a width; it takes the base model's hidden, heads"),
+        ("gpt-tiny", {"width": 1}, "mup.width is not a width"),
+        ("gpt-tiny", {"hidden": 33}, "hidden 33 is not a multiple of heads"),
+        ("mixtral-tiny", {"hidden": 32, "moe": {"experts": 2}}, "mup.moe.experts is not a width"),
+        ("mixtral-tiny", {"moe": 3}, "mup.moe is not a width"),
         ("albert-tiny", {"hidden": 32}, "has projection.bias; give it widths at which both have the same"),
         (
             "hf:somewhere",

@@ -227,7 +227,7 @@ def test_other_numbers_of_layers_are_refused(numbers: list[int]) -> None:
     ("model", "sizes", "words"),
     [
         ("gpt-tiny", {}, "as large as its base"),
-        ("gpt-tiny", {"layers": 4}, "layers is 4, and the base has 3"),
+        ("gpt-tiny", {"layers": 4}, "layers is 4, but the base has 3"),
         ("gpt-tiny", {"heads": 2, "head_dim": 16}, "set workload.changes.head_dim to 8"),
         ("qwen3-tiny", {"heads": 2}, "2 of them in the base"),
         ("t5-tiny", {"heads": 2}, "a bias by distance for each head"),

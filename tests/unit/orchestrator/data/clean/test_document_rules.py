@@ -109,7 +109,7 @@ def test_own_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         with pytest.raises(InputError, match=problem):
             document_rules.own(Own(function=f"own_steps:{name}"))("text", {})
-    for name, problem in (("value", "is no function"), ("missing", "has no missing")):
+    for name, problem in (("value", "is not a function"), ("missing", "has no missing")):
         with pytest.raises(InputError, match=problem):
             document_rules.own(Own(function=f"own_steps:{name}"))
     with pytest.raises(InputError, match="there is no module"):

@@ -124,7 +124,7 @@ def test_passes_end_with_what_compares_all_documents(folder: Path) -> None:
         (
             ["c4"],
             {"sources": [{"uri": "a.jsonl", "field": ("a", "b")}]},
-            "cleans text, and data.sources.0 holds pairs",
+            "cleans text, but data.sources.0 holds pairs",
         ),
     ],
 )

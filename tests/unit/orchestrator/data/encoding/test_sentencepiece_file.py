@@ -90,7 +90,7 @@ def test_a_folder_is_read_as_its_class_reads_it(tmp_path: Path) -> None:
 def test_a_broken_model_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "a.model").write_bytes(b"\x00\x01 no model")
     with pytest.raises(
-        InputError, match=r"data.tokenizer .*a.model: is no model of SentencePiece that can be read"
+        InputError, match=r"data.tokenizer .*a.model: is not a model of SentencePiece that can be read"
     ):
         load(str(tmp_path / "a.model"), ())
     (tmp_path / "b.model").write_bytes(trained(user_defined_symbols=["<x>"]))

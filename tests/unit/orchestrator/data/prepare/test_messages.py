@@ -39,7 +39,7 @@ def test_text_stands_in_parts_too() -> None:
 @pytest.mark.parametrize(
     ("message", "says"),
     [
-        ({"role": "user", "content": [{"type": "image", "url": "a"}]}, "has a part of type 'image', and only parts"),
+        ({"role": "user", "content": [{"type": "image", "url": "a"}]}, "has a part of type 'image', but only parts"),
         ({"role": "user", "content": [{"type": "text"}]}, "has a part without text"),
         ({"role": "user", "content": [{"type": "text", "text": "\ud800"}]}, "has an unpaired surrogate"),
         ({"role": "user", "content": ["a"]}, "has a part of type None"),

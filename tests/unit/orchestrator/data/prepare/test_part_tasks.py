@@ -16,7 +16,7 @@ from orchestrator.data.prepare.part_tasks import encode_error, grouped, raise_er
 @pytest.mark.parametrize(
     ("error", "kind", "line"),
     [
-        (InputError("is no text", "a.txt", "convert it"), InputError, "a.txt: is no text; convert it"),
+        (InputError("is not a text", "a.txt", "convert it"), InputError, "a.txt: is not a text; convert it"),
         (
             OSError(errno.ENOSPC, "No space left on device", "/cache/1.bin"),
             InputError,

@@ -169,7 +169,7 @@ def test_a_file_that_is_named_twice_is_told(tmp_path: Path) -> None:
 def test_a_list_is_told_what_is_wrong_with_it(tmp_path: Path) -> None:
     for text, said in (
         ("", "a list without names"),
-        ("gone.txt", "names .*gone.txt, and there is no such file"),
+        ("gone.txt", "names .*gone.txt, but there is no such file"),
     ):
         (tmp_path / "a.list").write_text(text)
         with pytest.raises(InputError, match=said):

@@ -88,7 +88,7 @@ def test_a_template_enters_no_attributes(tmp_path: Path) -> None:
         ("a.txt.gz", b"plain text", r"is damaged \(it does not begin as .gz does\)"),
         ("a.jsonl.zst", gzip.compress(b"x"), r"it does not begin as .zst does"),
         ("a.jsonl.gz", b"", "is cut off"),
-        ("a.csv", b'text\n"one"x\n', "line 2, at byte 5: is no row of CSV"),
+        ("a.csv", b'text\n"one"x\n', "line 2, at byte 5: is not a row of CSV"),
         ("a.csv", b"text\none,two\n", "line 2, at byte 5: has 2 values, and there are 1 columns"),
         ("a.csv", b"text,text\nno,text\n", "line 1, at byte 0: has several columns called .text."),
         ("a.csv", b"text\n\xff\n", "line 2, at byte 5: is not UTF-8"),

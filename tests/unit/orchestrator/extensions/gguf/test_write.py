@@ -160,7 +160,7 @@ def test_models_that_llama_cpp_computes_otherwise_are_refused(tmp_path: Path) ->
             "kind",
             "gpt2",
             {},
-            "written of language models of llama, mistral, qwen2, qwen3, and this is GPT2LMHead",
+            "written of language models of llama, mistral, qwen2, qwen3, but this is GPT2LMHead",
         ),
     ):
         folder = tmp_path / name / "hf"
@@ -178,7 +178,7 @@ def test_tokenizers_that_llama_cpp_lacks_are_refused(tmp_path: Path) -> None:
         ({"normalizer": {"type": "Lowercase"}}, "splits text as GPT-2, Llama 3 or Qwen 2 do"),
         ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "use_regex": True, "trim_offsets": True}},
          "splits text as GPT-2"),
-        ({"pre_tokenizer": {"type": "Whitespace"}}, "byte-level BPE, and this tokenizer is another"),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "byte-level BPE, but this tokenizer is another"),
     ):  # fmt: skip
         (plain / "tokenizer.json").write_text(json.dumps(whole | changes))
         refused(plain, match)

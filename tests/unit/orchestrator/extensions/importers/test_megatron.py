@@ -272,7 +272,7 @@ def test_another_process_apart_reads_the_files(tmp_path: Path) -> None:
     source = save(tmp_path / "theirs", gpt2(), 2, 1)
     assert import_megatron(str(source), str(tmp_path / "ours"))["model_type"] == "gpt2"
     edited(source, "mp_rank_01", lambda s: s.update(model=Bomb()))
-    with pytest.raises(InputError, match=r"asks for (posix|nt)\.system, which is no plain data"):
+    with pytest.raises(InputError, match=r"asks for (posix|nt)\.system, which is not plain data"):
         import_megatron(str(source), str(tmp_path / "again"))
     assert sorted(os.listdir(tmp_path)) == ["ours", "theirs"]
 
@@ -301,21 +301,21 @@ class Bomb:
             "its num_query_groups is 0, which is less than 1",
         ),
         ({"num_attention_heads": 3}, "3 heads in 3 groups are not divided over 2 ranks"),
-        ({"ffn_hidden_size": 64}, r"mlp.c_fc.weight is \[32, 48\], and its options make it \[32, 64\]"),
+        ({"ffn_hidden_size": 64}, r"mlp.c_fc.weight is \[32, 48\], but its options make it \[32, 64\]"),
         ({"tensor_model_parallel_size": 1}, "tensor-parallel rank 1 and pipeline rank 0 is one too many"),
         ({"apply_layernorm_1p": True}, "apply_layernorm_1p True"),
         ({"window_size": (4096, 0)}, r"window_size \(4096, 0\) is not imported"),
         ({"swiglu": True}, "are neither GPT-2's .* nor Llama's"),
-        ({"num_layers": 5}, "its ranks have 4 layers together, and its options say 5"),
+        ({"num_layers": 5}, "its ranks have 4 layers together, but its options say 5"),
         (
             {"tensor_model_parallel_size": 4},
             "the file of tensor-parallel rank 2 and pipeline rank 0 is missing",
         ),
-        ({"num_attention_heads": 2, "kv_channels": 4}, "rows on a rank, and its options say"),
+        ({"num_attention_heads": 2, "kv_channels": 4}, "rows on a rank, but its options say"),
         ({"untie_embeddings_and_output_weights": True}, "its head is not tied"),
         (
             {"bomb": Bomb()},
-            r"asks for (posix|nt)\.system, which is no plain data, and nothing was run",
+            r"asks for (posix|nt)\.system, which is not plain data, and nothing was run",
         ),
     ],
 )
@@ -358,9 +358,9 @@ QKV = "layers.0.self_attention.query_key_value"
         (lambda s: s.update(args={}), "mp_rank_01/model_optim_rng.pt holds no options"),
         (lambda s: language(s).update({f"{QKV}.weight": language(s)[f"{QKV}.weight"].half()}), "other shapes or types"),
         (lambda s: language(s).update({f"{QKV}.weight": torch.zeros(1).expand(4000, 4000)}), "more bytes than"),
-        (lambda s: language(s).update({f"{QKV}.weight": torch.empty(3, device="meta")}), "is no plain tensor"),
-        (lambda s: language(s).update({f"{QKV}.weight": torch.zeros(3, 3).to_sparse()}), "is no plain tensor"),
-        (lambda s: language(s).update({f"{QKV}.scale": torch.zeros(3)}), "is no tensor of GPT that is known here"),
+        (lambda s: language(s).update({f"{QKV}.weight": torch.empty(3, device="meta")}), "is not a plain tensor"),
+        (lambda s: language(s).update({f"{QKV}.weight": torch.zeros(3, 3).to_sparse()}), "is not a plain tensor"),
+        (lambda s: language(s).update({f"{QKV}.scale": torch.zeros(3)}), "is not a tensor of GPT that is known here"),
         (itself, "is in there twice"),
         (lambda s: s.update(model=[1]), "has no model"),
     ],
@@ -460,7 +460,7 @@ def test_folders_and_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has 104 rows of tokens, and 200 are asked for"):
         import_megatron(str(source), str(tmp_path / "ours"), 100, 200)
     file.write_bytes(file.read_bytes()[:2000])
-    with pytest.raises(InputError, match=r"is no file of torch\.save"):
+    with pytest.raises(InputError, match=r"is not a file of torch\.save"):
         import_megatron(str(source), str(tmp_path / "ours"))
     (source / "latest_checkpointed_iteration.txt").write_text("../../etc")
     with pytest.raises(InputError, match=r"names no iteration \('../../etc'\)"):

@@ -200,15 +200,15 @@ def without(name: str) -> Callable[[dict[str, Tensor]], None]:
         (without("output_layer.weight"), "head is missing"),
         (lambda t: t.update({"decoder.layers.mlp.router.weight": torch.zeros(LAYERS, 4, 4)}), "would be lost"),
         (lambda t: t.update({"decoder.layers.mlp.linear_fc1.weight_w": torch.zeros(LAYERS, 4)}), "would be lost"),
-        (lambda t: t.update({"vision.weight": torch.zeros(4)}), "vision.weight is no tensor of GPT"),
+        (lambda t: t.update({"vision.weight": torch.zeros(4)}), "vision.weight is not a tensor of GPT"),
         (lambda t: t.update({"decoder.layers.final_layernorm.weight": torch.zeros(LAYERS, 4)}), "would be lost"),
         (lambda t: t.update({"decoder.layers.1.mlp.linear_fc2.weight": torch.zeros(4)}), "is there under two names"),
         (lambda t: t.update({"decoder.layers.mlp.linear_fc2.weight": torch.zeros(LAYERS + 1, 4, 4)}),
-         r"is \[4, 4, 4\], and its options say 3 layers"),
+         r"is \[4, 4, 4\], but its options say 3 layers"),
         (lambda t: t.update({"decoder.layers.mlp.linear_fc2.bias": torch.zeros(LAYERS, HIDDEN)}),
          "layers.0.down.bias .* has no place"),
         (lambda t: t.update({"output_layer.weight": torch.zeros(PADDED, HIDDEN, dtype=torch.long)}),
-         "is no plain tensor of real numbers"),
+         "is not a plain tensor of real numbers"),
     ],
 )  # fmt: skip
 def test_what_is_not_known_or_missing_is_refused(edit: Any, wanted: str, tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ ROUTER, LAST = (
     [
         (lambda s: s["model0"][ROUTER].add_(1), "differs between expert-parallel ranks"),
         (lambda s: s["model0"].pop(LAST.replace("s.1.m", "s.0.m")), "layers.0.experts.3.down.weight is missing"),
-        (lambda s: s["model0"].update({LAST.replace("ts.1.", "ts.2."): torch.ones(1)}), "2 experts a rank"),
+        (lambda s: s["model0"].update({LAST.replace("ts.1.", "ts.2."): torch.ones(1)}), "2 experts per rank"),
         (lambda s: s.pop("model1"), "has other options or another iteration"),
         (lambda s: (s.pop("model0"), s.pop("model1")), "has no model"),
         (lambda s: s.update(model0=s["model1"], model1=s["model0"]), "differs between expert-parallel ranks"),

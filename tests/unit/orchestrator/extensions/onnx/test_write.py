@@ -95,6 +95,6 @@ def test_what_is_no_encoder_or_too_large_is_refused(tmp_path: Path, monkeypatch:
     about = json.loads((tmp_path / "hf" / "config.json").read_text())
     about |= {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
     (tmp_path / "hf" / "config.json").write_text(json.dumps(about))
-    with pytest.raises(WorkloadError, match=r"written of single encoders .* and this is GPT2LMHeadModel"):
+    with pytest.raises(WorkloadError, match=r"written of single encoders .*, but this is GPT2LMHeadModel"):
         export_onnx(str(tmp_path / "hf"), str(tmp_path))
     assert not (tmp_path / "model.onnx").exists()

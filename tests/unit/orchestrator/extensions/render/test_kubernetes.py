@@ -165,7 +165,7 @@ def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     "queue", ["slurm", "kueue:", "kueue:a b", "kueue:Team", "volcano:-a", f"kueue:{'a' * 64}"]
 )
 def test_what_is_no_name_of_a_queue(queue: str) -> None:
-    with pytest.raises(InputError, match=r"--queue: .* is no queue; write kueue:NAME or volcano:NAME"):
+    with pytest.raises(InputError, match=r"--queue: .* is not a queue; write kueue:NAME or volcano:NAME"):
         check_queue(queue, "default", None)
 
 
@@ -203,7 +203,7 @@ def test_an_address_of_a_redis_is_taken(given: str) -> None:
     "given", ["redis", "", "redis:", "redis:0", "redis:65536", "http://redis:6379", "a b:1", ":1"]
 )
 def test_what_is_no_address_of_a_redis(given: str) -> None:
-    with pytest.raises(InputError, match=r"--redis: .* is no address of a Redis; write HOST:PORT"):
+    with pytest.raises(InputError, match=r"--redis: .* is not an address of a Redis; write HOST:PORT"):
         redis_at(given)
 
 
@@ -218,5 +218,5 @@ def test_a_url_of_a_store_is_taken(given: str) -> None:
     "given", ["notaurl", "s3.store:8333", "ftp://a", "http://", "http://a:99999", "http://a b"]
 )
 def test_what_is_no_url_of_a_store(given: str) -> None:
-    with pytest.raises(InputError, match=r"--endpoint: .* is no URL of a store; write http://HOST:PORT"):
+    with pytest.raises(InputError, match=r"--endpoint: .* is not a URL of a store; write http://HOST:PORT"):
         store_at(given)

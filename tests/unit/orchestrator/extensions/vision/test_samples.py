@@ -134,7 +134,7 @@ def spoil(folder: Path, kind: str) -> None:
     [
         ("torn", "image", r"cannot be decoded .*truncated.*0\.png|0\.png: cannot be decoded"),
         ("text", "image", "cannot be decoded"),
-        ("type", "type", "is no image by the end of its name"),
+        ("type", "type", "is not an image by the end of its name"),
         ("caption", "caption", "has no caption"),
         ("orphan", "caption", "without an image of the same name"),
         ("latin", "encoding", "is not UTF-8"),
@@ -508,5 +508,5 @@ def test_files_are_read_several_at_once_and_stay_in_their_order(
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is no folder with images"):
+    with pytest.raises(InputError, match="is not a folder with images"):
         Images(str(tmp_path / "none"), **OPTIONS).prepare(str(tmp_path / "out"))

@@ -174,7 +174,7 @@ def test_what_is_of_no_class_does_not_count_as_wrong() -> None:
         ({"caption": None}, {}, "samples have no caption"),
         ({"caption": torch.full((2, 13), 257)}, {}, "captions have 13 tokens"),
         ({"caption": torch.full((2, 12), 258)}, {}, "token ids go up to 258"),
-        ({}, {"caption": 300}, "token ids go up to 299, and text.vocab_size is 258"),
+        ({}, {"caption": 300}, "token ids go up to 299, but text.vocab_size is 258"),
         ({"caption": torch.full((2, 12), 7)}, {}, "captions end with the token 7"),
     ],
 )

@@ -53,9 +53,9 @@ def test_the_page_has_every_run_and_nothing_from_outside(two: list[RunDir]) -> N
 
 
 def test_losses_of_other_objectives_have_both_units() -> None:
-    assert compare._title("loss", ["dpo", "causal_lm", "dpo"]) == ("Loss", "nats a pair or nats a token")
-    assert compare._title("loss of test", ["regression"]) == ("Loss of test", "a record")
-    assert compare._title("tokens_per_second", ["samples"]) == ("Speed", "samples a second")
+    assert compare._title("loss", ["dpo", "causal_lm", "dpo"]) == ("Loss", "nats per pair or nats per token")
+    assert compare._title("loss of test", ["regression"]) == ("Loss of test", "per record")
+    assert compare._title("tokens_per_second", ["samples"]) == ("Speed", "samples per second")
 
 
 @pytest.mark.parametrize("count", [0, 1, 9])

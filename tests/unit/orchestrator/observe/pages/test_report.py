@@ -219,8 +219,8 @@ def test_training_and_held_out_text_are_in_one_plot(run_dir: RunDir) -> None:
 @pytest.mark.parametrize(
     ("objective", "read", "unit", "counted"),
     [
-        ("sequence_classification", {"text": "t", "label": "l"}, "nats a record", "records"),
-        ("dpo", {"chosen": "c", "rejected": "r"}, "nats a pair", "pairs"),
+        ("sequence_classification", {"text": "t", "label": "l"}, "nats per record", "records"),
+        ("dpo", {"chosen": "c", "rejected": "r"}, "nats per pair", "pairs"),
     ],
 )
 def test_a_loss_that_is_not_of_text_is_not_set_against_its_entropy(
@@ -247,7 +247,7 @@ def test_a_loss_that_is_not_of_text_is_not_set_against_its_entropy(
     assert not page.of("line", "level")
     assert f"Loss{unit}, by step" in page.text
     assert f"Held-out {counted}" in page.text
-    assert "nats a token" not in page.text
+    assert "nats per token" not in page.text
 
 
 def test_what_the_model_says_is_shown_from_first_to_last(run_dir: RunDir) -> None:
@@ -305,7 +305,7 @@ def test_a_run_that_has_just_begun(run_dir: RunDir, tmp_path: Path) -> None:
     )
     page = Page(report(young))
     assert "No plan yet." in page.text
-    assert page.of("path") == [], "a loss that is no number has no curve"
+    assert page.of("path") == [], "a loss that is not a number has no curve"
 
 
 def test_a_damaged_commit_is_told_and_not_hidden(run_dir: RunDir) -> None:

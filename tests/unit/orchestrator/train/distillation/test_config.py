@@ -46,8 +46,8 @@ HIDDEN: dict[str, Any] = {"hidden": {}}
     ("distill", "parts", "says"),
     [
         ({"logits": None}, {}, "learns nothing from the teacher; give logits, hidden or relations"),
-        ({"logits": {"k": 5}}, {}, "k is for source stored, and this is online; leave it out"),
-        ({**STORED, **HIDDEN}, {}, "hidden needs the teacher in every step, and logits.source is stored"),
+        ({"logits": {"k": 5}}, {}, "k is for source stored, but this is online; leave it out"),
+        ({**STORED, **HIDDEN}, {}, "hidden needs the teacher in every step, but logits.source is stored"),
         ({"relations": {"of": ["values", "values"]}}, {}, "of names values twice"),
         ({"relations": {"of": ["scores"], "heads": 4}}, {}, "heads divides queries, keys and values"),
         ({"logits": {"temperature": 0}}, {}, "temperature"),

@@ -76,7 +76,7 @@ def test_what_is_drawn_depends_on_seed_prompt_and_place_alone(tmp_path: Path) ->
 def test_what_generates_nothing_says_so(tmp_path: Path) -> None:
     workload, model = made(tmp_path, NEOX, "causal_lm")
     assert [len(row) for row in workload.generate(model, [list(range(6, 26))], 90, Sampling())] == [4]
-    with pytest.raises(WorkloadError, match="prompt 1 has 24 tokens, and the model 24 positions"):
+    with pytest.raises(WorkloadError, match="prompt 1 has 24 tokens, but the model 24 positions"):
         workload.generate(model, [[5], list(range(6, 30))], 4, Sampling())
     camembert = transformers.CamembertConfig(**WIDE, max_position_embeddings=66)
     workload, model = made(tmp_path / "other", camembert, "masked_lm")

@@ -109,8 +109,8 @@ class Called(Experts):
         (nn.Linear(4, 4), {"layers.*": "mla_kv_a_proj"}, "it is not known what of layers.0 all heads read"),
         (nn.Linear(4, 4), {"layers.*": "local_params"}, "not clear about layers.0"),
         (nn.Linear(4, 4), {"layers.*": "colwise"}, "names none of its layers"),
-        (Experts((4, 3)), {"layers.*": "moe_tp_experts"}, "layers.0 is no plain stack of experts"),
-        (Called(), {"layers.*": "moe_tp_experts"}, "layers.0 is no plain stack of experts"),
+        (Experts((4, 3)), {"layers.*": "moe_tp_experts"}, "layers.0 is not a plain stack of experts"),
+        (Called(), {"layers.*": "moe_tp_experts"}, "layers.0 is not a plain stack of experts"),
         (Experts(), {"layers.*": "moe_tp_experts", "layers.*.weight0": "packed_colwise"}, ""),
     ],
 )

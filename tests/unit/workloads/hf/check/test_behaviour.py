@@ -246,9 +246,9 @@ def test_layers_are_found_and_run_again_where_they_are_recomputed(tmp_path: Path
 @pytest.mark.parametrize(
     ("theirs", "why"),
     [
-        (transformers.ViTConfig(), "vit in .* is no language model"),
-        (transformers.CLIPConfig(), "clip in .* is no language model"),
-        (transformers.WhisperConfig(), "whisper in .* is no language model"),
+        (transformers.ViTConfig(), "vit in .* is not a language model"),
+        (transformers.CLIPConfig(), "clip in .* is not a language model"),
+        (transformers.WhisperConfig(), "whisper in .* is not a language model"),
     ],
 )
 def test_what_reads_no_text_is_refused_in_a_line(tmp_path: Path, theirs: Any, why: str) -> None:

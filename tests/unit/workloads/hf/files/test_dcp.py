@@ -196,7 +196,7 @@ def test_damage_is_told_in_a_line(tmp_path: Path) -> None:
     (tmp_path / ".metadata").write_bytes(metadata[:40])
     refused("cannot be read")
     (tmp_path / ".metadata").write_bytes(pickle.dumps({"a": 1}))
-    refused("is no metadata")
+    refused("is not metadata")
 
 
 def test_a_class_that_is_run_as_it_is_reads_no_such_folder(tmp_path: Path) -> None:

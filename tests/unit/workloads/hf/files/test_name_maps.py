@@ -233,7 +233,7 @@ def test_a_class_that_a_project_lacks_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(
         WorkloadError,
-        match="names of torchtitan are known for llama, qwen3, qwen3_moe, and this model is gpt2",
+        match="names of torchtitan are known for llama, qwen3, qwen3_moe, but this model is gpt2",
     ):
         export_dcp(str(tmp_path / "hf"), str(tmp_path / "out"), "torchtitan")
     dcp.save({"tok_embeddings.weight": torch.ones(2, 2)}, checkpoint_id=tmp_path / "in")

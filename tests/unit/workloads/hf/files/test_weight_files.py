@@ -126,5 +126,5 @@ def test_a_configuration_that_names_no_weights_in_its_folder_is_refused(
     whole(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"transformers_weights": named}))
-    with pytest.raises(WorkloadError, match="is no file of safetensors in this folder"):
+    with pytest.raises(WorkloadError, match="is not a file of safetensors in this folder"):
         has_weights(str(tmp_path))

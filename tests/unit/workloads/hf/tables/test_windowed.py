@@ -50,7 +50,7 @@ UNKNOWN: dict[str, tuple[Any, str]] = {
     "a shared expert of another width": (
         transformers.Qwen2MoeConfig(
             **SIZES, moe_intermediate_size=16, shared_expert_intermediate_size=24, num_experts=4),
-        "no multiple of moe_intermediate_size 16"),
+        "not a multiple of moe_intermediate_size 16"),
     "gpt-oss with windows in no order": (
         transformers.GptOssConfig(**SIZES, head_dim=8, layer_types=[FULL, NEAR, NEAR]), "layer_types of gpt_oss"),
     "gpt-oss with another activation": (

@@ -108,7 +108,7 @@ def test_phases_out_of_order_are_refused() -> None:
 
 def test_held_out_text_has_no_share() -> None:
     held_out = {"sources": [{"uri": "h.txt", "share": 0.5}]}
-    with pytest.raises(ValueError, match=r"sources\.0\.share is 0\.5, and held-out text is read once"):
+    with pytest.raises(ValueError, match=r"sources\.0\.share is 0\.5, but held-out text is read once"):
         data([{}], validation=held_out)
 
 
