@@ -1,6 +1,7 @@
 """What the manifest of a large state costs: Llama 3 405B under tp 8, pp 16 and ZeRO 1, beside DCP's own metadata.
 
     python tests/bench/bench_manifests.py [--dp 8 32 128]
+    python tests/bench/bench_manifests.py --calls 4096
 
 The writers' records, the merge, the root, the tables and a rank's part are the product's own code. Only the weights are
 missing: a record has random checksums. Each measurement has a process of its own, which reports its seconds of a
@@ -227,6 +228,49 @@ def dcp_part(width: int, folder: Path) -> dict[str, Any]:
     }
 
 
+class Slow:
+    """A backend whose calls take as long as a store's answer."""
+
+    def __init__(self, backend: Any, seconds: float) -> None:
+        self._backend, self._seconds = backend, seconds
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._backend, name)
+
+        def slow(*args: Any, **kwargs: Any) -> Any:
+            time.sleep(self._seconds)
+            return call(*args, **kwargs)
+
+        return slow
+
+
+def calls(count: int, answer: float) -> None:
+    """Gather the notes of `count` writers, and remove a commit and the notes of another, at a store that is slow."""
+    from orchestrator.checkpoint.commit_store import Store
+    from orchestrator.checkpoint.committer import Committer
+    from orchestrator.checkpoint.retention import Retention, prune
+
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        store = Store(folder, attempt="a")
+        for step in (1, 2):
+            for writer in range(1, count):
+                path = Path(folder, f"step-{step:08d}", f"records-{writer:05d}-a.json")
+                path.parent.mkdir(exist_ok=True)
+                path.write_text('{"records":[]}')
+            if step == 1:
+                store.publish(step, [], {"position": 0, "receipt": ""})
+        store.backend = Slow(store.backend, answer)
+        began = time.perf_counter()
+        Committer(store, 0, count)._gather(2, 60.0)
+        gathered = time.perf_counter() - began
+        store.publish(2, [], {"position": 0, "receipt": ""})
+        began = time.perf_counter()
+        prune(store, Retention(keep=1))
+        removed = time.perf_counter() - began
+        left = len(store.backend.list())
+    print(json.dumps({"writers": count, "gather_s": gathered, "remove_s": removed, "left": left}))
+
+
 MEASURED = {"ours": ours, "our_part": our_part, "dcp": dcp, "dcp_part": dcp_part}
 
 
@@ -242,9 +286,16 @@ def main() -> None:
     parser.add_argument(
         "--dcp-up-to", type=int, default=32, help="the largest width of which DCP's fits in memory"
     )
+    parser.add_argument(
+        "--calls", type=int, default=0, help="writers whose notes are gathered and removed instead"
+    )
+    parser.add_argument("--answer", type=float, default=0.005, help="seconds of each call then")
     parser.add_argument("--only", choices=MEASURED)
     parser.add_argument("--folder", default="")
     options = parser.parse_args()
+    if options.calls:
+        calls(options.calls, options.answer)
+        return
     if options.only:
         print(json.dumps(MEASURED[options.only](options.dp[0], Path(options.folder))))
         return
