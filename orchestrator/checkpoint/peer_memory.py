@@ -10,10 +10,12 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.checkpoint.commit_store import Store, merge_records
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import CommitManifest, commit_folder, parse_manifest
+from orchestrator.checkpoint.merging import merge_records
 from orchestrator.checkpoint.retention import rewind
 from orchestrator.checkpoint.snapshot_server import ERRNO, receive, receive_message, send
 from orchestrator.config.errors import InputError
@@ -64,6 +66,8 @@ class PeerMemory:
         """The monotonic time at which a server timed out, by address."""
         self._places: dict[int, dict[str, list[str]]] = {}
         """The servers that hold each file, by step."""
+        self._index = b""
+        """The index file of the manifest that `latest` has returned."""
         self._last_read: tuple[str, int] = ("", 0)
         """Path and offset of the last read."""
 
@@ -85,13 +89,14 @@ class PeerMemory:
                 continue  # what is not whole was never finished
             meta: dict[str, Any] = next((part["meta"] for part in parts if part["writer"] == 0), {})
             try:
-                found = merge_records(
+                found, index = merge_records(
                     step, [part["record"] for part in parts], meta, f"{LOCATION}: step {step}"
                 )
             except InputError as error:
                 self.skipped.append((step, str(error)))
                 continue
             self._places = {step: {name: places[step, name] for name in found.files}}
+            self._index = index
             return found
         return None
 
@@ -122,7 +127,9 @@ class PeerMemory:
             except OSError as failure:
                 error = error if isinstance(failure, FileNotFoundError) else failure
                 continue
-            found = parse_manifest(document["manifest"].encode(), f"{LOCATION}: step {step}")
+            found = parse_manifest(
+                document["manifest"].encode(), f"{LOCATION}: step {step}", partial(self._read_index, step)
+            )
             order = {address: number for number, address in enumerate(self._servers)}
             far = len(order)
             self._places = {
@@ -130,6 +137,7 @@ class PeerMemory:
                     name: sorted(places, key=lambda place: order.get(place, far))
                     for name, places in document["places"].items()
                 }
+                | {found.index[0]: self._servers}
             }
             return found
         raise error
@@ -161,6 +169,9 @@ class PeerMemory:
             except OSError as failure:
                 error = failure
         raise error
+
+    def _read_index(self, step: int, name: str, offset: int, target: memoryview) -> int:
+        return self.read_into(f"{commit_folder(step)}/{name}", offset, target)
 
     # -- writing
 
@@ -204,11 +215,13 @@ class PeerMemory:
             attempt: the attempt that starts there.
             manifest: what `latest` has returned, if the ranks are to restore it from memory. Only it is kept then.
         """
-        document = b""
+        document, index = b"", b""
         if manifest is not None:
             text = manifest.to_bytes().decode()
             document = json.dumps({"manifest": text, "places": self._places[manifest.step]}).encode()
-        self._ask_all({"do": "rewind", "step": step, "attempt": attempt}, document)
+            index = self._index
+        request = {"do": "rewind", "step": step, "attempt": attempt, "manifest": len(document)}
+        self._ask_all(request, document, index)
 
     # -- connections
 

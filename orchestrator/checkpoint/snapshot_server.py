@@ -149,8 +149,8 @@ class SnapshotServer:
         """By step and name of the file."""
         self._shared: dict[str, Shared] = {}
         """By name of the file."""
-        self._manifest: tuple[int, bytes] = (-1, b"")
-        """The step that the run restores, and its manifest."""
+        self._manifest: tuple[int, bytes, memoryview] = (-1, b"", memoryview(b""))
+        """The step that the run restores, its manifest and its index file."""
         self._attempt = 0
         """Parts of earlier attempts are refused."""
         self._arriving = 0
@@ -220,10 +220,11 @@ class SnapshotServer:
                 return self._read(request)
             case "rewind":
                 received = receive(connection, memoryview(bytearray(request["size"])))
-                self._rewind(request, bytes(received))
+                end = int(request["manifest"])
+                self._rewind(request, bytes(received[:end]), received[end:])
                 return ({},)
             case "manifest":
-                step, manifest = self._manifest
+                step, manifest, _ = self._manifest
                 return ({}, manifest) if step == request["step"] and manifest else ({"error": "missing"},)
         return ({"error": "malformed"},)
 
@@ -309,6 +310,9 @@ class SnapshotServer:
     def _read(self, request: dict[str, Any]) -> tuple[Any, ...]:
         step, name = request["step"], request["name"]
         with self._changed:
+            restored, _, index = self._manifest
+            if step == restored and name.startswith("index-"):
+                return {}, index[request["offset"] : request["offset"] + request["count"]]
             part = self._parts.get((step, name))
             if part is None and name in self._shared:
                 part = next((part for at, part in self._shared[name].parts() if at == step), None)
@@ -316,7 +320,7 @@ class SnapshotServer:
                 return ({"error": "missing"},)
             return {}, part.read(request["offset"], request["count"])
 
-    def _rewind(self, request: dict[str, Any], manifest: bytes) -> None:
+    def _rewind(self, request: dict[str, Any], manifest: bytes, index: memoryview) -> None:
         """Forget what is after a step, and with a manifest all but that step. Refuse parts of earlier attempts.
 
         What the step needs of the memory of ranks stays open, and nothing that their writing processes do later counts.
@@ -331,7 +335,7 @@ class SnapshotServer:
                         self._parts[at, name] = Part(part.attempt, part.note, os.dup(part.data))
                 shared.free()
             self._free(lambda at, part: at[0] > step or (bool(manifest) and at[0] < step))
-            self._manifest = (step, manifest)
+            self._manifest = (step, manifest, index)
 
 
 def main() -> None:

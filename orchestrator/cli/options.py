@@ -153,11 +153,10 @@ def existing_run(run_dir: str) -> tuple[RunDir, JobSpec]:
 
 def existing_folder(folder: str) -> str:
     """The absolute path or URI of a folder of run directories. Raises InputError if the folder does not exist."""
-    from orchestrator.config.paths import absolute
     from orchestrator.storage.uri import check_uri, is_local
 
     check_uri(folder)
-    place = absolute(folder, Path.cwd())
+    place = folder if "://" in folder else os.path.normpath(Path.cwd() / folder)
     if is_local(place) and not Path(place).is_dir():
         raise InputError("there is no such folder", folder, "name a folder of run directories")
     return place

@@ -15,6 +15,7 @@ import pytest
 import torch
 from sockets import silent
 
+from orchestrator.checkpoint import merging
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.checkpoint.peer_memory import PeerMemory, newest_commit
@@ -145,6 +146,32 @@ def test_the_newest_snapshot_that_is_whole_is_found_and_loaded(servers: list[Sna
     assert torch.equal(loaded(memory(servers), 3), rows(3))
     with pytest.raises(FileNotFoundError):
         memory(servers).manifest(2)
+
+
+def test_tables_of_a_large_state_are_read_from_memory_too(
+    servers: list[SnapshotServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From any server, as each holds all of them."""
+    monkeypatch.setattr(merging, "INLINE_BYTES", 0)
+    ranks = gang(servers)
+    save(ranks, 1)
+    end(ranks)
+    controller = memory(servers)
+    found = controller.latest()
+    assert found is not None
+    assert found.index[1] > 0
+    assert torch.equal(controller.reader(found).read("model.w"), rows(1))
+    controller.rewind(1, 2, found)
+    assert torch.equal(loaded(memory(servers), 1), rows(1))
+    name, _ = found.index
+    restoring = memory(servers)
+    restoring.manifest(1)
+    with pytest.raises(FileNotFoundError):
+        restoring.read_into(f"step-00000002/{name}", 0, memoryview(bytearray(4)))
+    flipped = bytearray(servers[0]._manifest[2])
+    flipped[0] ^= 1
+    servers[0]._manifest = (*servers[0]._manifest[:2], memoryview(flipped))
+    assert torch.equal(loaded(memory(servers), 1), rows(1)), "the copy of another server is read"
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])

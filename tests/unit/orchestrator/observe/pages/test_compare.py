@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from run_directories import run_of
 
 from orchestrator.config.errors import InputError
@@ -87,6 +90,37 @@ def test_all_runs_of_a_folder_are_found_by_words(tmp_path: Path, two: list[RunDi
     page = runs_page.page("runs", runs_page.listed(runs), '"><script>', 3)
     assert "<script>" not in page
     assert 'href="/run/chain/stage"' in page
+
+
+def test_a_second_look_reads_only_the_runs_that_changed(
+    tmp_path: Path, two: list[RunDir], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`a` has ended, and `b` trains."""
+    read: list[str] = []
+    real = LocalFileSystem.cat_file
+
+    def cat_file(self: LocalFileSystem, path: str, *which: Any, **how: Any) -> bytes:
+        read.append(Path(path).parent.name)
+        return real(self, path, *which, **how)
+
+    monkeypatch.setattr(LocalFileSystem, "cat_file", cat_file)
+    runs, seen = runs_page.Runs(str(tmp_path)), runs_page.Seen()
+    first = runs_page.listed(runs.find(), seen=seen)
+    assert {"a", "b"} <= set(read)
+    read.clear()
+    assert runs_page.listed(runs.find(), seen=seen) == first
+    assert set(read) == {"b"}
+    read.clear()
+    status = json.loads((tmp_path / "a" / "status.json").read_text())
+    (tmp_path / "a" / "next").write_text(json.dumps({**status, "note": "changed"}))
+    (tmp_path / "a" / "next").replace(tmp_path / "a" / "status.json")
+    rows = {row["name"]: row for row in runs_page.listed(runs.find(), seen=seen)}
+    assert "a" in read
+    assert rows["a"]["says"] == "changed"
+    (tmp_path / "a" / "status.json").unlink()
+    assert {row["name"] for row in runs_page.listed(runs.find(), "stage", seen)} == set()
+    shutil.rmtree(tmp_path / "a")
+    assert [row["name"] for row in runs_page.listed(runs.find(), seen=seen)] == ["b"]
 
 
 def test_a_damaged_run_hides_no_other(tmp_path: Path, two: list[RunDir]) -> None:
