@@ -79,11 +79,11 @@ def run(
 def _drive(driver: Driver, stages: Mapping[str, StageRun], address: str | None) -> None:
     jobs = [stage.job for stage in stages.values()]
     cpus = max(
-        (each.resources.workers.max + each.evaluates_beside) * each.resources.per_worker.cpu for each in jobs
+        (each.resources.workers.max + each.workers_beside) * each.resources.per_worker.cpu for each in jobs
     )
     with_gpu = [each for each in jobs if each.resources.per_worker.gpu]
     gpus = (
-        max((gpus_here(each.resources, each.evaluates_beside) for each in with_gpu), default=0)
+        max((gpus_here(each.resources, each.workers_beside) for each in with_gpu), default=0)
         if address is None
         else 0
     )

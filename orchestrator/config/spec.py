@@ -228,6 +228,18 @@ class JobSpec(StrictModel):
         return self.evaluate is not None and self.evaluate.is_beside
 
     @property
+    def workers_beside(self) -> int:
+        """The most workers that the run has besides those that train: they evaluate, or generate answers."""
+        rollout = self.rollout.workers if self.rollout else None
+        return self.evaluates_beside + (rollout.max if rollout else 0)
+
+    @property
+    def least_workers(self) -> int:
+        """Fewer workers than these cannot run the job: those that train, and those that generate answers."""
+        rollout = self.rollout.workers if self.rollout else None
+        return self.resources.workers.min + (rollout.min if rollout else 0)
+
+    @property
     def set_names(self) -> list[str]:
         """The names of the sets of held-out text that the job evaluates."""
         return self.evaluate.set_names(self.data.validation is not None) if self.evaluate else []

@@ -55,15 +55,15 @@ def check_memory(job: ResolvedJob, machine: Machine) -> None:
         check_fits(job, machine)
 
 
-def check_machine(resources: ResourceSpec, evaluates_beside: bool, address: str | None) -> None:
+def check_machine(resources: ResourceSpec, beside: int, address: str | None) -> None:
     """Check that this machine has the labels and GPUs that the job asks for, if it runs here (`address` is None)."""
     check_labels(resources, address)
     if address is None and resources.per_worker.gpu:
-        gpus_here(resources, evaluates_beside)
+        gpus_here(resources, beside)
 
 
-def gpus_here(resources: ResourceSpec, evaluates_beside: bool) -> int:
-    """Return how many GPUs an embedded cluster claims, including one for an evaluation beside the run.
+def gpus_here(resources: ResourceSpec, beside: int) -> int:
+    """Return how many GPUs an embedded cluster claims, including those of up to `beside` workers that do not train.
 
     Raises InputError if this machine has too few.
     """
@@ -76,7 +76,7 @@ def gpus_here(resources: ResourceSpec, evaluates_beside: bool) -> int:
         gpus = f"{least} GPU{'s' * (least > 1)}"
         what = f"the smallest gang needs {gpus}, and this machine has {available or 'none'}"
         raise InputError(what, "resources.per_worker.gpu", "set it to 0, or name a cluster with --address")
-    return min(most + evaluates_beside * int(resources.per_worker.gpu), available)
+    return min(most + beside * int(resources.per_worker.gpu), available)
 
 
 def check_labels(resources: ResourceSpec, address: str | None) -> None:

@@ -109,9 +109,9 @@ def _run(
     spec = job.spec
     queue = None if address is None else priority
     workers, worker = spec.resources.workers, spec.resources.per_worker
-    most = workers.max + spec.evaluates_beside
+    most = workers.max + spec.workers_beside
     gpus = (
-        gpus_here(spec.resources, spec.evaluates_beside)
+        gpus_here(spec.resources, spec.workers_beside)
         if address is None and worker.gpu
         else workers.max * worker.gpu
     )

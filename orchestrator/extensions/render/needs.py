@@ -21,7 +21,7 @@ def needed_machines(
     name: str,
     resources: ResourceSpec,
     parallel: ParallelChoice,
-    evaluates_beside: bool,
+    beside: int,
     image: str | None,
     spot: bool,
     per_node: int | None,
@@ -33,7 +33,7 @@ def needed_machines(
         name: the name of the job.
         resources: the workers of the job.
         parallel: how the job divides the model.
-        evaluates_beside: whether commits are evaluated beside the run.
+        beside: the most workers of the run besides those that train.
         image: the container image, None for the default.
         spot: whether workers are spot machines.
         per_node: workers on a node, None for the size of a tensor-parallel group.
@@ -49,7 +49,7 @@ def needed_machines(
         )
     if len(set(accelerators)) < len(accelerators):
         raise InputError("a device type is given twice", "--accelerator", "give each once")
-    most = workers.max + evaluates_beside
+    most = workers.max + beside
     needs = ClusterNeeds(
         name=dns_name(name),
         image=_image(image, bool(worker.gpu)),

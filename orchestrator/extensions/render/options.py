@@ -77,7 +77,7 @@ def job_on_machines(
         name=spec.name,
         resources=spec.resources,
         parallel=spec.parallel,
-        evaluates_beside=spec.evaluates_beside,
+        beside=spec.workers_beside,
         image=image,
         spot=spot,
         per_node=per_node,
