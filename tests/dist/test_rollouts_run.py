@@ -266,7 +266,7 @@ def test_a_frozen_rollout_worker_is_replaced_and_changes_no_bit(
 @pytest.mark.slow
 def test_a_rollout_worker_that_always_fails_ends_the_run(place: Path, tmp_path: Path) -> None:
     def gang() -> Gang:
-        made.append(RolloutGang(("raise@0:1",)) if made else LocalGang([3]))
+        made.append(RolloutGang(("raise@0:1/*",)) if made else LocalGang([3]))
         return made[-1]
 
     made: list[Gang] = []
@@ -277,6 +277,25 @@ def test_a_rollout_worker_that_always_fails_ends_the_run(place: Path, tmp_path: 
     why = rows(tmp_path / "run", "events.jsonl")[-1]["reason"]
     assert "rollout worker" in why, why
     assert "InjectedFault" in why
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_faults_at_random_of_ranks_and_rollout_workers_change_no_bit(
+    seed: int, quiet: Path, place: Path, tmp_path: Path
+) -> None:
+    """Four faults of ranks, and as many of rollout workers, while there is room for one of these or for two."""
+    draw = random.Random(seed)
+    places = sorted({(draw.randrange(1, STEPS), draw.random() < 0.2) for _ in range(4)})
+    of_ranks = tuple(
+        f"kill@{draw.randrange(2)}:{4 if is_late else step}{'e' if is_late else ''}/{attempt}"
+        for attempt, (step, is_late) in enumerate(places, start=1)
+    )
+    of_workers = tuple(f"{draw.choice(('kill', 'raise'))}@0:{draw.randrange(1, 7)}" for _ in range(4))
+    rooms = [draw.choice((3, 4)) for _ in range(8)]
+    gang = with_rollout_workers(rooms, faults=of_workers)
+    run = run_of(tmp_path, "run", with_workers(place), gang=gang, faults=of_ranks)
+    same(run, quiet)
 
 
 @pytest.mark.slow

@@ -32,11 +32,13 @@ class _Unit:
 
     Attributes:
         text: what to generate.
+        rank: the connection of the rank that asked for it.
         answers: the answers as text; None before they are there.
         worker: the rollout worker that generates them, empty without one, and the number of its connection.
     """
 
     text: str
+    rank: int
     answers: str | None = None
     worker: tuple[str, int] = ("", 0)
 
@@ -90,6 +92,8 @@ class RolloutQueue:
             answer_all(connection, self.token, lambda request: self._answer(connection, request, number))
         finally:
             self._release(lambda each: each[1] == number)
+            with self._changed:  # nobody collects what a rank asked for that has ended
+                self._units = {name: unit for name, unit in self._units.items() if unit.rank != number}
 
     def _answer(self, connection: socket.socket, request: dict[str, Any], number: int) -> tuple[Any, ...]:
         """Carry out a request of a connection. Return the answer, and the bytes that follow it."""
@@ -98,7 +102,7 @@ class RolloutQueue:
             case "servers":
                 return {}, json.dumps(list(self.servers)).encode()
             case "ask":
-                return (self._ask(request["attempt"], json.loads(given)),)
+                return (self._ask(request["attempt"], json.loads(given), number),)
             case "collect":
                 return self._collect(json.loads(given))
             case "take":
@@ -110,14 +114,14 @@ class RolloutQueue:
                 return ({"wanted": self._is_wanted(request["name"])},)
         return ({"error": "malformed"},)
 
-    def _ask(self, attempt: int, units: dict[str, str]) -> dict[str, Any]:
+    def _ask(self, attempt: int, units: dict[str, str], rank: int) -> dict[str, Any]:
         with self._changed:
             if attempt < self._attempt:
                 return {"error": "replaced"}
             if attempt > self._attempt:  # nobody collects what the ranks of earlier attempts asked for
                 self._attempt = attempt
                 self._units = {}
-            self._units |= {name: _Unit(text) for name, text in units.items()}
+            self._units |= {name: _Unit(text, rank) for name, text in units.items()}
             self._changed.notify_all()
         return {}
 

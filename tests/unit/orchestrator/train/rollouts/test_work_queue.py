@@ -111,6 +111,17 @@ def test_what_an_earlier_attempt_asked_for_is_forgotten_and_refused(queue: Rollo
     assert zombie.error is not None
 
 
+def test_what_a_rank_asked_for_goes_with_it(queue: RolloutQueue) -> None:
+    """Its weights are replaced soon, and a worker that looked for them would fail."""
+    rank, worker = client(queue), client(queue, "x")
+    rank._do("ask", b'{"0": "{}"}', attempt=1)
+    assert worker.is_wanted("0")
+    rank.close()
+    while worker.is_wanted("0"):
+        pass
+    assert worker.take() is None
+
+
 def test_a_wrong_token_is_refused(queue: RolloutQueue) -> None:
     with pytest.raises(OSError, match=r"."):
         QueueClient(queue.address, "guess", "x").take()
