@@ -262,7 +262,7 @@ class Controller:
             self._queue.report_nodes([rank.node for rank in workers.ranks])
         now = workers.status.at if workers.running else time.monotonic()
         capacity = workers.capacity(state.phase, state.failures, now, self._held_beside, state.wrong_nodes)
-        may_start = self._state.phase == "wait" and capacity >= self._spec.least_workers
+        may_start = self._state.phase == "wait" and capacity >= self._spec.all_workers.min
         if may_start and not is_preparing:  # files may be lost during a long wait
             self._inputs.forget_lost_data()
         hours, usd = history.spending.count(history.recent, wall())

@@ -55,7 +55,7 @@ def tune(
     assert search is not None
     made = sweep.create()
     worker = spec.resources.per_worker
-    workers = (search.concurrency or 1) * (spec.resources.workers.max + spec.workers_beside)
+    workers = (search.concurrency or 1) * spec.all_workers.max
     try:
         with on_cluster(address, workers * worker.cpu, workers * worker.gpu):
             with sweep.lock():

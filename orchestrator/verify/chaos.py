@@ -45,8 +45,9 @@ def chaos(
             raise InputError(str(error)) from None
         runs.mkdir(parents=True, exist_ok=True)
         job = _job(spec, runs)
-        nodes = spec.resources.workers.max + spec.workers_beside
-        return _compared(job, runs, disturbed, report, worker=spec.resources.per_worker, nodes=nodes)
+        return _compared(
+            job, runs, disturbed, report, worker=spec.resources.per_worker, nodes=spec.all_workers.max
+        )
 
 
 def _compared(

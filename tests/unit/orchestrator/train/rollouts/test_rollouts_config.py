@@ -54,7 +54,7 @@ def test_rollouts_have_defaults_and_a_divergence_holds_its_reference(tmp_path: A
 
 def test_rollout_workers_are_counted_with_the_run_s() -> None:
     job = parse(document(rollout={"max_tokens": 32, "together": 1, "workers": {"min": 1, "max": 2}}))
-    assert (job.least_workers, job.resources.workers.max + job.workers_beside) == (2, 3)
+    assert (job.all_workers.min, job.all_workers.max) == (2, 3)
     assert job.rollout is not None
     assert (job.rollout.decoded_by_ranks, parse(document()).rollout.decoded_by_ranks) == (0, 64)  # type: ignore[union-attr]
 
