@@ -18,7 +18,7 @@ from typing import Any
 
 from cluster.local.address import ClusterAddress, NoCluster, WrongToken, check_reachable
 from cluster.workers.environment import put_back
-from cluster.workers.interruptions import held_interruptions
+from cluster.workers.signals import held_interruptions
 from cluster.workers.ray_internals import UPLOAD_LOGGERS, forget_token, uploaded
 
 READY_TIMEOUT = 60.0

@@ -20,7 +20,7 @@ import psutil
 
 from cluster.local import reaper
 from cluster.local.node import LONG_PATH, NodeSpec
-from cluster.workers.interruptions import held_interruptions
+from cluster.workers.signals import held_interruptions
 from cluster.workers.program import command_of
 
 OF_CLUSTER = "ORCHESTRATOR_LOCAL_CLUSTER"

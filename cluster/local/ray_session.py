@@ -24,7 +24,7 @@ from cluster.local.node import COMMON, LONG_PATH
 from cluster.local.reaped import reaped
 from cluster.workers import ray_internals
 from cluster.workers.environment import put_back
-from cluster.workers.interruptions import kept_interruptions
+from cluster.workers.signals import kept_interruptions
 from cluster.workers.machine import host_memory, processors_here
 from cluster.workers.program import hidden_packages, keeper
 

@@ -296,6 +296,9 @@ def test_faults_at_random_of_ranks_and_rollout_workers_change_no_bit(
     gang = with_rollout_workers(rooms, faults=of_workers)
     run = run_of(tmp_path, "run", with_workers(place), gang=gang, faults=of_ranks)
     same(run, quiet)
+    events = rows(run, "events.jsonl")
+    assert sum("others generate" in event["reason"] for event in events) > 0
+    assert sum(bool(event.get("first_fault")) for event in events) > 0
 
 
 @pytest.mark.slow
