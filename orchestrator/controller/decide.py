@@ -130,6 +130,9 @@ def with_rollout_workers(policy: Policy, state: State, seen: Observation, action
         return state
     if state.phase not in NEED_ROLLOUTS or state.layout is None:
         return dataclasses.replace(state, rollout_workers=0, no_rollouts=0.0, rollout_failures=0)
+    if state.layout.tp > 1 and (state.phase in ("stop", "wait") or action.do == "start"):
+        # They could take the room that workers which must share a node need. The next gang gets new ones.
+        return dataclasses.replace(state, rollout_workers=0)
     left = seen.room - _training_workers(policy, state, action) - policy.resources.spares
     return dataclasses.replace(state, rollout_workers=min(max(left, asked.min), asked.max))
 

@@ -74,6 +74,9 @@ def see(capacity: int, dp: int = 2, **more: Any) -> Observation:
         (at("start"), see(4, ranks=()), JOB, 2),
         (at("stop"), see(4, ranks=()), JOB, 2),  # they stay for the next gang
         (at("wait", dp=1), see(4, ranks=()), JOB, 2),  # which may be larger
+        (at("stop", layout=Layout(tp=2)), see(4, ranks=()), JOB, 0),  # these need places on one node
+        (at("start", layout=Layout(tp=2)), see(4, ranks=()), JOB, 2),
+        (at("train", layout=Layout(tp=2), resizing="to grow"), see(4), JOB, 2),  # the ranks wait for answers
         (State(phase="wait", since=NOW - 1), see(9, ranks=()), JOB, 3),
         (State(phase="wait", since=NOW - 1), see(1, ranks=()), JOB, 0),
         (State(phase="prepare"), see(9, ranks=(), prepared=False), JOB, 0),
