@@ -22,7 +22,7 @@ import socket
 import socketserver
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +86,43 @@ def read_note(file: int) -> bytes:
     head = os.pread(file, HEAD_BYTES, 0)
     note = os.pread(file, int.from_bytes(head[:8], "little"), HEAD_BYTES)
     return note if note and xxhash.xxh3_128_digest(note) == head[8:] else b""
+
+
+def listen(host: str, port: int, serve: Callable[[socket.socket], None]) -> socketserver.ThreadingTCPServer:
+    """Return a server that calls `serve` in a thread of its own for each connection, until it is shut down."""
+
+    class Connection(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            serve(self.request)
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+        request_queue_size = 1024
+
+    server = Server((host, port), Connection)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+def answer_all(
+    connection: socket.socket, token: str, answer: Callable[[dict[str, Any]], tuple[Any, ...]]
+) -> None:
+    """Answer the requests of a connection until it ends, or sends a wrong token or no message.
+
+    `answer` returns the answer to a request, and the bytes that follow it.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        # A connection is idle between two requests, for as long as that takes.
+        while connection.recv(1, socket.MSG_PEEK):
+            connection.settimeout(STALL)
+            request = receive_message(connection)
+            if not hmac.compare_digest(str(request["token"]).encode(), token.encode()):
+                return
+            found, *buffers = answer(request)
+            send(connection, found, *buffers)
+            connection.settimeout(None)
 
 
 @dataclass
@@ -159,19 +196,8 @@ class SnapshotServer:
         """Guards all of it. Notified when a process that shares memory ends."""
         self._token = token
         self._limit = limit_bytes
-        outer = self
-
-        class Connection(socketserver.BaseRequestHandler):
-            def handle(self) -> None:
-                outer._serve(self.request)
-
-        class Server(socketserver.ThreadingTCPServer):
-            daemon_threads = True
-            request_queue_size = 1024
-
-        self._server = Server((host, port), Connection)
+        self._server = listen(host, port, self._serve)
         self.address = "{}:{}".format(*self._server.server_address[:2])
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
         """Stop serving and free the memory."""
@@ -183,21 +209,9 @@ class SnapshotServer:
                 self._shared.popitem()[1].free()
 
     def _serve(self, connection: socket.socket) -> None:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         mine: list[Shared] = []
         try:
-            # A connection is idle between two snapshots, for as long as that takes.
-            while connection.recv(1, socket.MSG_PEEK):
-                connection.settimeout(STALL)
-                request = receive_message(connection)
-                if not hmac.compare_digest(str(request["token"]).encode(), self._token.encode()):
-                    return
-                answer, *buffers = self._answer(connection, request, mine)
-                send(connection, answer, *buffers)
-                connection.settimeout(None)
-        except (OSError, ValueError, KeyError, TypeError):
-            return
+            answer_all(connection, self._token, lambda request: self._answer(connection, request, mine))
         finally:
             with self._changed:
                 for shared in mine:
@@ -336,6 +350,11 @@ class SnapshotServer:
                 shared.free()
             self._free(lambda at, part: at[0] > step or (bool(manifest) and at[0] < step))
             self._manifest = (step, manifest, index)
+
+
+def weight_server(token: str, host: str) -> SnapshotServer:
+    """Return a server for weights, which rollout workers of its node read. The model sets its size, not a limit."""
+    return SnapshotServer(token, host, limit_bytes=sys.maxsize)
 
 
 def main() -> None:

@@ -408,3 +408,6 @@ def _show_status(current: dict[str, Any]) -> None:
     if current["ranks"]:
         rows = [[str(r[key]) for key in ("rank", "node", "pid", "state", "step")] for r in current["ranks"]]
         table("", ["rank", "node", "pid", "state", "step"], rows)
+    if beside := current.get("rollout_workers"):
+        rows = [[str(worker[key]) for key in ("node", "pid", "state")] for worker in beside]
+        table("", ["rollout worker on", "pid", "state"], rows)

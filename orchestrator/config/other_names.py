@@ -356,6 +356,7 @@ _KEYS: Mapping[str, str] = {
     "distill.logits.divergence: forward, reverse or jensen_shannon": "kd_beta",
     "distill.hidden": "alpha_mse alpha_cos",
     "rollout.group": "num_generations rollout_n num_return_sequences",
+    "rollout.workers": ("num_rollout_workers rollout_workers num_generation_workers"),
     "rollout.max_tokens": "max_completion_length max_response_length response_length",
     "rollout.steps": (
         "steps_per_generation generation_batch_size ppo_mini_batch_size num_iterations ppo_epochs"

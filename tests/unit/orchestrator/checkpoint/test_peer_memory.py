@@ -232,7 +232,7 @@ def test_memory_that_is_filled_anew_holds_no_snapshot(servers: list[SnapshotServ
 
 
 def notes(node: Node | SnapshotServer) -> list[dict[str, int]]:
-    return json.loads(memory([node])._ask(node.address, {"do": "notes", "wait": 0.0})["bytes"])  # type: ignore[no-any-return]
+    return json.loads(memory([node])._connections.ask(node.address, {"do": "notes", "wait": 0.0})["bytes"])  # type: ignore[no-any-return]
 
 
 def test_old_parts_are_forgotten(servers: list[SnapshotServer]) -> None:
@@ -420,12 +420,12 @@ def test_connections_are_kept_and_made_anew(servers: list[SnapshotServer]) -> No
     """A server may have ended one while it was idle."""
     peers = memory(servers[:1])
     peers.latest()
-    (connection,) = peers._idle[servers[0].address]
+    (connection,) = peers._connections._idle[servers[0].address]
     peers.latest()
-    assert peers._idle[servers[0].address] == [connection]
+    assert peers._connections._idle[servers[0].address] == [connection]
     connection.shutdown(socket.SHUT_RDWR)
     assert peers.latest() is None
-    assert peers._idle[servers[0].address] != [connection]
+    assert peers._connections._idle[servers[0].address] != [connection]
 
 
 def test_a_silent_server_is_waited_for_once(servers: list[SnapshotServer]) -> None:
