@@ -91,6 +91,8 @@ THINGS = (
           "unit/orchestrator/cli/test_runs.py::test_runs_are_listed_with_their_sizes"),
     Thing("A notebook", "`examples/notebook.ipynb`", "guides/python.md", "notebook",
           "ray/test_notebook.py::test_the_notebook_runs"),
+    Thing("Several seeds with mean and band", "`run JOB --seeds N`, `compare runs/NAME-seeds`", "guides/run-tasks.md",
+          "--seeds", "dist/test_seeds.py::test_seeds_of_one_command_are_runs_and_what_is_missing_is_trained"),
     Thing("Epochs", "no: `train.steps` counts steps; `init --from` computes them", NAMES, "**Epochs.**"),
     Thing("Callbacks", "no: own metrics, objectives, optimizers and sinks", NAMES, "**Callbacks.**"),
     Thing("PPO with a value network", "no: `grpo` and `reinforce` compare answers", NAMES, "**PPO**"),

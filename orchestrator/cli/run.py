@@ -19,6 +19,7 @@ from orchestrator.cli.options import (
     Priority,
     Progress,
     RunDirectory,
+    Seeds,
     Set,
     at_its_end,
     emit,
@@ -73,6 +74,7 @@ def run(
             help="try the job in a few small steps, in a separate run directory that each try empties",
         ),
     ] = False,
+    seeds: Seeds = None,
     as_json: Json = False,
 ) -> None:
     """Train a job or a chain to its end. Resume it from its last checkpoint if it has one."""
@@ -80,7 +82,7 @@ def run(
     from orchestrator.launch.start_run import run as drive
     from orchestrator.observe.console import ProgressDisplay, final_table
 
-    spec = jobs_of(job, overrides)
+    spec = jobs_of(job, overrides, seeds)
     if isinstance(spec, ChainSpec):
         if until is not None or smoke:
             option = "--until" if until is not None else "--smoke"

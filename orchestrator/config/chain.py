@@ -38,6 +38,8 @@ COMPRESS = "compress"
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,30}")
 LONGEST = 62
 """Maximum number of characters of the chain's and a stage's name together. Joined by a hyphen, they name a run."""
+OF_SEEDS = "-seeds"
+"""What the name of a job's chain of seeds has after the job's name."""
 RESERVED = frozenset({"checkpoints"})
 """Names that a stage cannot have, because a run directory uses them for something else."""
 
@@ -231,6 +233,22 @@ def _compress(given: Any, stages: Sequence[Stage], where: str) -> CompressSpec |
         hint = f"name one of {', '.join(exporting)}, or a folder as ./folder"
         raise InputError(f"{teacher} is no stage with an export", f"{place}.teacher", hint)
     return compress.model_copy(update={"teacher": teacher})
+
+
+def chain_of_seeds(job: JobSpec, count: int) -> ChainSpec:
+    """Return a chain that runs one job under `count` seeds: the job's seed and those after it, a stage for each.
+
+    Raises InputError if the names become too long, or all seeds would be exported to one folder.
+    """
+    seeds = range(job.seed, job.seed + count)
+    stages = [{"name": seed_name(seed), "seed": seed} for seed in seeds]
+    document = job.document() | {"name": f"{job.name}{OF_SEEDS}", "tune": None, STAGES: stages}
+    return parse_chain(document, "--seeds")
+
+
+def seed_name(seed: int) -> str:
+    """Return the name of a seed's stage in a chain of seeds."""
+    return f"seed-{seed}"
 
 
 def schema() -> str:
