@@ -235,15 +235,16 @@ def _compress(given: Any, stages: Sequence[Stage], where: str) -> CompressSpec |
     return compress.model_copy(update={"teacher": teacher})
 
 
-def chain_of_seeds(job: JobSpec, count: int) -> ChainSpec:
-    """Return a chain that runs one job under `count` seeds: the job's seed and those after it, a stage for each.
+def chain_of_seeds(job: Mapping[str, Any], count: int) -> ChainSpec:
+    """Return a chain that runs one job, given as a document with all of its keys, under `count` seeds: the job's seed
+    and those after it, a stage for each.
 
     Raises InputError if the names become too long, or all seeds would be exported to one folder.
     """
-    seeds = range(job.seed, job.seed + count)
+    seeds = range(job["seed"], job["seed"] + count)
     stages = [{"name": seed_name(seed), "seed": seed} for seed in seeds]
-    document = job.document() | {"name": f"{job.name}{OF_SEEDS}", "tune": None, STAGES: stages}
-    return parse_chain(document, "--seeds")
+    own = {"name": f"{job['name']}{OF_SEEDS}", "tune": None, STAGES: stages}
+    return parse_chain({**job, **own}, "--seeds")
 
 
 def seed_name(seed: int) -> str:
@@ -397,6 +398,13 @@ def _check_together(chain: ChainSpec, where: str) -> None:
                     problem, f"{where}: checkpoint.export_to", "give each stage its own, or none"
                 )
             exports[target] = stage.name
+    repositories: dict[str, str] = {}
+    for stage in chain.stages:
+        if repo := stage.job.checkpoint.push:
+            if repo in repositories:
+                problem = f"{repositories[repo]} and {stage.name} are pushed to the same repository"
+                raise InputError(problem, f"{where}: checkpoint.push", "set it for one stage, or for none")
+            repositories[repo] = stage.name
     tracked = {
         (each.job.tracking.uri, each.job.tracking.experiment) for each in chain.stages if each.job.tracking
     }

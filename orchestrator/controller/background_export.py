@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from cluster.workers.cluster import Cluster, RemoteTask
@@ -115,6 +116,19 @@ def export_commit(run_uri: str, step: int, target: str) -> dict[str, Any]:
     return read_chosen(Store(RunDir(run_uri).commits), None, write, choose)
 
 
+def export_and_push(repo: str, run_uri: str, step: int, target: str, best: bool) -> dict[str, Any]:
+    """Export a commit and upload the export to a private repository of the Hub. For the result see `export`; it also
+    has `pushed`, the address, or `not_pushed`, why the Hub has no export.
+    """
+    from orchestrator.export import hub
+
+    done = export.export(run_uri, step, target, best)
+    try:
+        return done | {"pushed": hub.push(target, repo, private=True)}
+    except Exception as error:  # any error, since the export itself has succeeded
+        return done | {"not_pushed": " ".join(str(error).split())[:400]}
+
+
 @dataclass(frozen=True)
 class Wanted:
     """The checkpoint to export: the one at `step`, or with `best` the best one up to there."""
@@ -193,7 +207,11 @@ class BackgroundExport:
                 self._advance(wanted)
                 return self.has_last(step)
             self.stop()
-            if (mark := mark_of(self._target)) not in ("", self._mark_before):
+            # Whether a stopped push has ended is unknown, so the next command exports and pushes again.
+            if self._checkpoint.push is None and (mark := mark_of(self._target)) not in (
+                "",
+                self._mark_before,
+            ):
                 facts = json.loads(mark)
                 self.done = {"uri": self._target, "sample": None}
                 self.done |= {key: value for key, value in facts.items() if key not in OF_THE_FOLDER}
@@ -207,6 +225,15 @@ class BackgroundExport:
             _, task = self._task
             task.cancel()
             self._task = None
+
+    def _tell_of_push(self) -> None:
+        """Tell whether the last export has been pushed, if it was to be."""
+        repo = self._checkpoint.push
+        if "pushed" in self.done:
+            self._tell(f"the export is pushed to {self.done['pushed']}")
+        elif why := self.done.get("not_pushed"):
+            again = f"`orchestrator checkpoint export {self._run.uri} --push {repo}` does it"
+            self._tell(f"the export is not pushed: {why}; {again}")
 
     def _advance(self, wanted: Wanted, beside: bool = False) -> None:
         """Take the result of an export that has ended, and start the wanted one unless one is in progress.
@@ -227,6 +254,7 @@ class BackgroundExport:
                 self.done = task.result()
                 self._exported = exported if exported.best else Wanted(self.done["step"])
                 self._failures.pop(exported, None)
+                self._tell_of_push()
             except Exception as error:  # any error, since training continues
                 why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
                 self._failures[exported] = why
@@ -244,6 +272,8 @@ class BackgroundExport:
         target = self._target
         if beside:
             task = self._cluster.run_task(export_commit, uri, step, target)
+        elif (repo := self._checkpoint.push) is not None:
+            task = self._cluster.run_task(partial(export_and_push, repo), uri, step, target, wanted.best)
         else:
             task = self._cluster.run_task(export.export, uri, step, target, wanted.best)
         self._task = (wanted, task)

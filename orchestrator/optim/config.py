@@ -81,7 +81,7 @@ class OptimizerSpec(StrictModel):
     and momentum are not for it.
     """
 
-    ADDED_LATER: ClassVar[tuple[str, ...]] = ("momentum", "layer_decay", "groups")
+    ADDED_LATER: ClassVar[tuple[str, ...]] = ("momentum", "layer_decay", "groups", "first_lr")
 
     name: OptimizerName | ObjectReference = Field(
         default="adamw", description="the optimizer, or your own module:name"
@@ -110,11 +110,14 @@ class OptimizerSpec(StrictModel):
     warmup: Steps = Field(
         default=0, description="steps of linear warm-up, or a share of train.steps such as 5%"
     )
-    schedule: Literal["constant", "linear", "cosine", "wsd", "inverse_sqrt"] | ObjectReference = Field(
+    schedule: (
+        Literal["constant", "linear", "cosine", "wsd", "inverse_sqrt", "range_test"] | ObjectReference
+    ) = Field(
         default="cosine",
         description="learning rate after the warm-up, or an own function module:name; "
         "wsd is constant up to the decay; a run under constant, wsd or "
-        "inverse_sqrt can be extended by raising train.steps",
+        "inverse_sqrt can be extended by raising train.steps; range_test rises by the same factor from step to step, "
+        "see `orchestrator run --lr-range`",
     )
     decay: Steps = Field(
         default=0,
@@ -122,6 +125,10 @@ class OptimizerSpec(StrictModel):
     )
     final_lr: float = Field(
         default=0.1, ge=0.0, le=1.0, description="linear, cosine, wsd: last learning rate as a share of lr"
+    )
+
+    first_lr: float = Field(
+        default=1e-6, gt=0.0, lt=1.0, description="range_test: first learning rate as a share of lr"
     )
 
     @model_validator(mode="after")
@@ -156,6 +163,14 @@ class OptimizerSpec(StrictModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def only_a_range_test_has_a_first_rate(self) -> OptimizerSpec:
+        if self.schedule != "range_test" and not self.at_default("first_lr"):
+            raise ValueError(
+                f"first_lr is for schedule range_test, and this is {self.schedule}; remove it, or set warmup"
+            )
+        return self
+
     def problem_with_mup(self) -> str:
         """Return why maximal update parametrisation does not work with this optimizer; empty if it does."""
         defined = [name for name, kind in KINDS.items() if kind.has_mup]
@@ -171,5 +186,7 @@ class OptimizerSpec(StrictModel):
 
         None under a schedule that spans the whole run.
         """
-        stretched = self.schedule in ("linear", "cosine") or isinstance(self.schedule, ObjectReference)
+        stretched = self.schedule in ("linear", "cosine", "range_test") or isinstance(
+            self.schedule, ObjectReference
+        )
         return None if stretched else steps - in_steps(self.decay, steps)

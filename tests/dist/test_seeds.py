@@ -26,7 +26,7 @@ def test_seeds_of_one_command_are_runs_and_what_is_missing_is_trained(
     document = job(write_text(tmp_path / "text", 20_000), steps=STEPS)
     document["parallel"] = {"micro_batch": 2}
     document["data"]["cache"] = str(tmp_path / "cache")
-    chain = chain_of_seeds(parse(document), 2).document()
+    chain = chain_of_seeds(parse(document).document(), 2).document()
     # The run of one seed is there already: its own command made it, and the other seed is missing.
     root = tmp_path / "small-seeds"
     alone = deepcopy(document) | {"seed": 4, "name": "small-seeds-seed-4"}

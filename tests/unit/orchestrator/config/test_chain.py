@@ -156,7 +156,7 @@ def test_the_tokenizer_of_the_same_text_is_the_same() -> None:
 
 def test_a_chain_of_seeds_has_the_job_under_each_seed() -> None:
     one = parse(job("a.txt"))
-    found = chain_of_seeds(one, 3)
+    found = chain_of_seeds(one.document(), 3)
     assert found.name == "small-seeds"
     assert [stage.name for stage in found.stages] == ["seed-3", "seed-4", "seed-5"]
     for seed, stage in zip((3, 4, 5), found.stages, strict=True):
@@ -169,11 +169,12 @@ def test_a_chain_of_seeds_has_the_job_under_each_seed() -> None:
     [
         ({"name": "n" * 60}, "longer than 63 characters"),
         ({"checkpoint": {"export": "hf", "export_to": "/there"}}, "exported to the same folder"),
+        ({"checkpoint": {"export": "hf", "push": "me/model"}}, "pushed to the same repository"),
     ],
 )
 def test_seeds_that_do_not_fit_are_refused(changes: dict[str, Any], wanted: str) -> None:
     with pytest.raises(InputError, match=wanted):
-        chain_of_seeds(parse(job("a.txt") | changes), 2)
+        chain_of_seeds(parse(job("a.txt") | changes).document(), 2)
 
 
 def test_the_schema_takes_chains_and_jobs() -> None:
