@@ -6,13 +6,14 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from cluster.workers.cluster import Cluster, RemoteTask
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.config import CheckpointSpec
+from orchestrator.checkpoint.identity import read_job
 from orchestrator.checkpoint.resolve_checkpoint import read_chosen
+from orchestrator.config.errors import InputError
 from orchestrator.evaluate.config import EvaluateSpec
 from orchestrator.evaluate.on_tasks import evaluate_commit_on_tasks
 from orchestrator.export import hugging_face as export
@@ -116,14 +117,20 @@ def export_commit(run_uri: str, step: int, target: str) -> dict[str, Any]:
     return read_chosen(Store(RunDir(run_uri).commits), None, write, choose)
 
 
-def export_and_push(repo: str, run_uri: str, step: int, target: str, best: bool) -> dict[str, Any]:
-    """Export a commit and upload the export to a private repository of the Hub. For the result see `export`; it also
-    has `pushed`, the address, or `not_pushed`, why the Hub has no export.
+def export_and_push(run_uri: str, step: int, target: str, best: bool) -> dict[str, Any]:
+    """Export a commit and upload the export to the private repository of the Hub that the run's job names.
+
+    For the arguments and the result see `export`. It also has `pushed`, the address, or `not_pushed`, why the Hub has
+    no export.
     """
     from orchestrator.export import hub
 
     done = export.export(run_uri, step, target, best)
     try:
+        job = read_job(RunDir(run_uri))
+        repo = job.checkpoint.push if job is not None else None
+        if repo is None:
+            raise InputError("names no repository", "checkpoint.push", "set it to USER/NAME")
         return done | {"pushed": hub.push(target, repo, private=True)}
     except Exception as error:  # any error, since the export itself has succeeded
         return done | {"not_pushed": " ".join(str(error).split())[:400]}
@@ -272,8 +279,8 @@ class BackgroundExport:
         target = self._target
         if beside:
             task = self._cluster.run_task(export_commit, uri, step, target)
-        elif (repo := self._checkpoint.push) is not None:
-            task = self._cluster.run_task(partial(export_and_push, repo), uri, step, target, wanted.best)
+        elif self._checkpoint.push is not None:
+            task = self._cluster.run_task(export_and_push, uri, step, target, wanted.best)
         else:
             task = self._cluster.run_task(export.export, uri, step, target, wanted.best)
         self._task = (wanted, task)

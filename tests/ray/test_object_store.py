@@ -103,4 +103,4 @@ def test_a_run_in_a_bucket_is_killed_and_goes_on(
     assert store.steps() == [8, 12, 16]
     assert [store.verify(step) for step in store.steps()] == [[], [], []]
     parts = Counter(path.split("/")[-2] for path in run.fs.find(run.path) if "/part-" in path)
-    assert parts["metrics.jsonl"] <= 4, "rows are written together"
+    assert parts["metrics.jsonl"] < len(curve(quiet)), "rows are written together"

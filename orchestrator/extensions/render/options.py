@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -26,27 +29,98 @@ Image = Annotated[
         "infra/Dockerfile builds it, :cpu and :cuda",
     ),
 ]
-Spot = Annotated[
-    bool, typer.Option("--spot/--on-demand", help="place workers on spot machines, which may be preempted")
-]
-Memory = Annotated[
-    float | None,
-    typer.Option(
-        "--memory-gib",
-        min=0.5,
-        max=65536,
-        callback=finite,
-        help="memory of one worker in GiB [default: what it needs; on a cloud's machines all of it]",
-    ),
-]
 PerNode = Annotated[
     int | None,
     typer.Option(min=1, max=4096, help="workers on one node [default: parallel.tp, which must share one]"),
 ]
-Accelerator = Annotated[
-    list[str] | None,
-    typer.Option(callback=words, help="device type, such as H100; repeat for alternatives"),
+Overlay = Annotated[
+    Path | None,
+    typer.Option(
+        "--overlay",
+        metavar="FILE",
+        parser=on_this_machine,
+        help="YAML file whose fields are merged into what is written; a null removes a field",
+    ),
 ]
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Options of the machines that the workers get, spot machines by default."""
+
+    spot: Annotated[
+        bool,
+        typer.Option("--spot/--on-demand", help="place workers on spot machines, which may be preempted"),
+    ] = True
+    memory: Annotated[
+        float | None,
+        typer.Option(
+            "--memory-gib",
+            min=0.5,
+            max=65536,
+            callback=finite,
+            help="memory of one worker in GiB [default: what it needs; on a cloud's machines all of it]",
+        ),
+    ] = None
+    per_node: PerNode = None
+    accelerator: Annotated[
+        list[str] | None,
+        typer.Option(callback=words, help="device type, such as H100; repeat for alternatives"),
+    ] = None
+
+
+@dataclass(frozen=True)
+class OnDemandMachines(Machines):
+    """The same options, with on-demand machines by default."""
+
+    spot: Annotated[
+        bool,
+        typer.Option("--spot/--on-demand", help="place workers on spot machines, which may be preempted"),
+    ] = False
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a typer command take groups of options: a parameter whose type is a dataclass, each field an option."""
+    signature = inspect.signature(command, eval_str=True)
+    groups: dict[str, type[Any]] = {
+        name: parameter.annotation
+        for name, parameter in signature.parameters.items()
+        if isinstance(parameter.annotation, type) and dataclasses.is_dataclass(parameter.annotation)
+    }
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        if name in groups:
+            parameters += _options(groups[name])
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+    def flat(**given: Any) -> None:
+        values = {
+            name: group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
+            for name, group in groups.items()
+        }
+        command(**given, **values)
+
+    flat.__name__ = command.__name__
+    flat.__doc__ = command.__doc__
+    # typer reads options from the signature and the annotations.
+    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    flat.__annotations__ = {each.name: each.annotation for each in parameters}
+    return flat
+
+
+def _options(group: type[Any]) -> list[inspect.Parameter]:
+    """The fields of a dataclass as parameters of a command."""
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in dataclasses.fields(group)
+    ]
 
 
 def arguments(overrides: Sequence[str] | None) -> list[str]:
@@ -55,12 +129,7 @@ def arguments(overrides: Sequence[str] | None) -> list[str]:
 
 
 def job_on_machines(
-    path: Path,
-    overrides: Sequence[str] | None,
-    image: str | None,
-    spot: bool,
-    per_node: int | None,
-    accelerators: Sequence[str] | None,
+    path: Path, overrides: Sequence[str] | None, image: str | None, machines: Machines
 ) -> tuple[JobSpec, ClusterNeeds]:
     """The job, its paths as written since they are those of the machines, and the machines that it needs.
 
@@ -79,9 +148,9 @@ def job_on_machines(
         parallel=spec.parallel,
         evaluates_beside=spec.evaluates_beside,
         image=image,
-        spot=spot,
-        per_node=per_node,
-        accelerators=tuple(accelerators or ()),
+        spot=machines.spot,
+        per_node=machines.per_node,
+        accelerators=tuple(machines.accelerator or ()),
     )
     check_could_run(spec)
     return spec, needs

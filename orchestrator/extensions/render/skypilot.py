@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,8 +100,10 @@ class SkyPilotOptions:
     notice: int = 100
 
 
-def task_file(needs: ClusterNeeds, options: SkyPilotOptions, command: Sequence[str], python: str) -> str:
-    """Return the task of a job as YAML.
+def task(
+    needs: ClusterNeeds, options: SkyPilotOptions, command: Sequence[str], python: str
+) -> dict[str, Any]:
+    """Return the task of a job.
 
     It has the nodes for the largest number of workers, because SkyPilot starts and ends all nodes together.
 
@@ -136,7 +138,7 @@ def task_file(needs: ClusterNeeds, options: SkyPilotOptions, command: Sequence[s
         command=shlex.join(command),
         preempted=PREEMPTED,
     )
-    task = {
+    return {
         "name": needs.name,
         "num_nodes": math.ceil(needs.max_workers / needs.per_node),
         "workdir": options.workdir,
@@ -148,7 +150,11 @@ def task_file(needs: ClusterNeeds, options: SkyPilotOptions, command: Sequence[s
             "hooks": [{"events": ["preemption"], "timeout": options.notice, "run": _HOOK.format(pid=pid)}]
         },
     }
-    return yaml.dump(task, Dumper=_Dumper, sort_keys=False, width=1000)
+
+
+def task_text(document: Mapping[str, Any]) -> str:
+    """Return a task as YAML."""
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=1000)
 
 
 class _Dumper(yaml.SafeDumper):

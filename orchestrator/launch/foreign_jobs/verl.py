@@ -85,15 +85,7 @@ def _verl_rollouts(job: ForeignJob) -> None:
     lr = given.number("actor_rollout_ref.actor.optim.lr")
     if lr is None:
         lr = job.usual("train.optimizer.lr", 1e-6, "verl")
-    job.optimizer("adamw", lr, "constant", None)
-    job.warmup(given.number("actor_rollout_ref.actor.optim.lr_warmup_steps"),
-               given.number("actor_rollout_ref.actor.optim.lr_warmup_steps_ratio"))  # fmt: skip
-    job.part("train")["optimizer"]["weight_decay"] = float(
-        given.number("actor_rollout_ref.actor.optim.weight_decay", usual=0.01)
-    )
-    job.part("train")["optimizer"]["clip"] = float(
-        given.number("actor_rollout_ref.actor.grad_clip", usual=1.0)
-    )
+    _verl_optimizer(job, "actor_rollout_ref.actor.optim", lr, "constant", "actor_rollout_ref.actor.grad_clip")
     uses = given.flag("actor_rollout_ref.actor.use_kl_loss")
     weight = given.number("actor_rollout_ref.actor.kl_loss_coef", usual=0.001)
     set_options(job, {"beta": float(weight) if uses else None} if objective == "grpo" else {})
@@ -104,6 +96,19 @@ def _verl_rollouts(job: ForeignJob) -> None:
         "algorithm.use_kl_in_reward actor_rollout_ref.actor.use_dynamic_bsz "
         "trainer.nnodes"
     )
+
+
+def _verl_optimizer(job: ForeignJob, section: str, lr: float | None, schedule: str, clip: str) -> None:
+    """Set AdamW from a section of keys, with verl's usual values. `clip` is the key of the largest norm."""
+    given = job.given
+    job.optimizer("adamw", lr, schedule, None)
+    job.warmup(
+        given.number(f"{section}.lr_warmup_steps"),
+        given.number(f"{section}.lr_warmup_steps_ratio", f"{section}.warmup_steps_ratio"),
+    )
+    optimizer = job.part("train")["optimizer"]
+    optimizer["weight_decay"] = float(given.number(f"{section}.weight_decay", usual=0.01))
+    optimizer["clip"] = float(given.number(clip, usual=1.0))
 
 
 def _verl_steps(job: ForeignJob, usual: float) -> None:
@@ -145,13 +150,8 @@ def _verl_sft(job: ForeignJob) -> None:
     if micro := given.number("data.micro_batch_size_per_gpu", "data.micro_batch_size"):
         job.part("parallel")["micro_batch"] = int(micro)
     _verl_steps(job, 4)
-    job.optimizer("adamw", given.number("optim.lr"), given.take("optim.lr_scheduler", usual="cosine"), None)
-    job.warmup(
-        given.number("optim.lr_warmup_steps"),
-        given.number("optim.lr_warmup_steps_ratio", "optim.warmup_steps_ratio"),
-    )
-    job.part("train")["optimizer"]["weight_decay"] = float(given.number("optim.weight_decay", usual=0.01))
-    job.part("train")["optimizer"]["clip"] = float(given.number("optim.clip_grad", usual=1.0))
+    schedule = given.take("optim.lr_scheduler", usual="cosine")
+    _verl_optimizer(job, "optim", given.number("optim.lr"), schedule, "optim.clip_grad")
     job.part("train")["precision"] = "bf16"
     _verl_model(job, "model")
 

@@ -97,7 +97,7 @@ def test_a_frozen_holder_is_overtaken_after_its_silence_and_writes_nothing_when_
     try:
         run, began = RunDir(uri), time.monotonic()
         with run.lock():
-            assert 10 < time.monotonic() - began < 20
+            assert 10 < time.monotonic() - began < 60
             run.append("events.jsonl", [NEXT])
             os.kill(frozen.pid, signal.SIGCONT)
             _, said = frozen.communicate(timeout=60)

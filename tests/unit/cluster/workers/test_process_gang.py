@@ -106,7 +106,7 @@ def test_a_frozen_rank_is_heard_of_no_more_and_can_be_stopped(gang: ProcessGang)
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
     beats = [gang.poll(0, 0.3) for _ in range(2)]
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     assert beats[-1].ranks[0].state == "running"
     assert beats[-1].ranks[0].last_heartbeat - last_heartbeat < 0.5
     os.kill(pid, signal.SIGCONT)

@@ -69,7 +69,7 @@ def test_a_rank_says_how_far_its_work_between_two_steps_is(server: HeartbeatServ
     assert begun.work is not None
     assert (begun.work.name, begun.work.unit) == ("evaluation of validation after step 1", "batches")
     assert begun.work.of == 3
-    assert 0.2 <= begun.work.seconds < 5
+    assert 0.2 <= begun.work.seconds < 60
     assert begun.work.seconds_left == pytest.approx(begun.work.seconds / 2)
     until(server, lambda status: status.work is None and status.step == 1)
     process.kill()

@@ -151,7 +151,7 @@ def test_the_outcome_of_a_push_is_told_and_does_not_fail_the_run(
     exports = BackgroundExport(cluster, spec.checkpoint, spec.evaluate, run, told.append)
     exports.advance(1)
     exports.advance(1)
-    assert asked == [("me/model", run.uri, 1, run.at("export"), False)]
+    assert asked == [(run.uri, 1, run.at("export"), False)]
     assert exports.has_last(1)
     assert exports.failed(1) == ""
     assert len(told) == 1

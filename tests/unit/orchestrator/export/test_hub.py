@@ -16,8 +16,10 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+from jobs import job
 
 from orchestrator.config.errors import InputError
+from orchestrator.config.spec import dump, parse
 from orchestrator.export.hub import check_push, push
 
 TOKEN = "hf_" + "s3cr3t" * 5
@@ -29,7 +31,7 @@ IN_A_RUN = """
 import json, sys
 from orchestrator.controller import background_export
 background_export.export.export = lambda run, step, target, best: {"step": step}
-print(json.dumps(background_export.export_and_push("me/model", "run", 12, sys.argv[1], False)))
+print(json.dumps(background_export.export_and_push(sys.argv[1] + "/..", 12, sys.argv[1], False)))
 """
 
 
@@ -142,6 +144,9 @@ def test_an_export_arrives_and_the_token_is_in_no_message(folder: Path, hub: Hub
 
 def test_a_run_pushes_its_export_and_a_refusal_does_not_fail_it(folder: Path, hub: Hub) -> None:
     """The task after training that `checkpoint.push` asks for, in a process of its own as in a run."""
+    document = job("none")
+    document["checkpoint"] |= {"export": "hf", "push": "me/model"}
+    (folder.parent / "job.yaml").write_text(dump(parse(document)))
     done = pushed(folder, hub, IN_A_RUN)
     assert done.returncode == 0, done.stderr
     assert TOKEN not in done.stdout + done.stderr

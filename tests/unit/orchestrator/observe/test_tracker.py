@@ -344,9 +344,9 @@ def test_a_dead_server_neither_blocks_nor_raises(tmp_path: Path, mute: str) -> N
         write(run_dir, followed, [row(step)])
     followed.document("plan.json")
     followed.status("FINISHED")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     found = followed.close(1)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 45
     assert found.missing == 50
     assert found.problem
     assert "hunter2" not in found.problem
@@ -354,7 +354,7 @@ def test_a_dead_server_neither_blocks_nor_raises(tmp_path: Path, mute: str) -> N
         tracker.rows_on_server((asked := job(mute, "dead")).name, asked.tracking, run_dir, [(1, 50)], 1.0)
         == []
     )
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 60
 
 
 def test_a_refused_connection_is_told(tmp_path: Path, client: Any) -> None:

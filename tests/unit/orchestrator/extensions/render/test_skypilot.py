@@ -12,13 +12,13 @@ import yaml
 
 from cluster.local.allocation import spec_of
 from orchestrator.extensions.render.cluster_needs import ClusterNeeds
-from orchestrator.extensions.render.skypilot import TOKEN, SkyPilotOptions, task_file
+from orchestrator.extensions.render.skypilot import TOKEN, SkyPilotOptions, task, task_text
 
 GPUS = ClusterNeeds("gpt", "i", 4, 16, cpu=3.0, gpu=1, per_node=4, accelerators=("H100", "A100"), spot=True)
 
 
 def rendered(needs: ClusterNeeds, **options: Any) -> dict[str, Any]:
-    text = task_file(needs, SkyPilotOptions("/w", **options), ["python", "run", "a b.yaml"], "python")
+    text = task_text(task(needs, SkyPilotOptions("/w", **options), ["python", "run", "a b.yaml"], "python"))
     found: dict[str, Any] = yaml.safe_load(text)
     return found
 
