@@ -39,7 +39,9 @@ def run_lr_range(
     with begun_anew(directory), ProgressDisplay(how=how) as display:
         outcome = drive(job, directory, until=None, address=address, show=display.update)
     if outcome.outcome != Outcome.DONE and not has_diverged(directory):
-        if outcome.line:
+        if as_json:
+            emit({"exit_code": outcome.outcome.exit_code, "run_dir": directory.uri, "line": outcome.line})
+        elif outcome.line:
             print(f"orchestrator: {outcome.line}", file=sys.stderr)
         return outcome.outcome
     with at_its_end():

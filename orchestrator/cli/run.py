@@ -11,7 +11,6 @@ import typer
 
 from cluster.workers.clock import process_age, wall
 from orchestrator.cli.chain import chain_at, check, run_chain, show_status, stop_stages
-from orchestrator.cli.lr_range import refuse_beside, run_lr_range
 from orchestrator.cli.options import (
     Address,
     Cluster,
@@ -93,6 +92,8 @@ def run(
 
     spec = jobs_of(job, overrides, seeds)
     if lr_range is not None:
+        from orchestrator.cli.lr_range import refuse_beside, run_lr_range
+
         refuse_beside(
             {"--until": until is not None, "--smoke": smoke, "--dry-run": dry_run, "--seeds": bool(seeds)}
         )

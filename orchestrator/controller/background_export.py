@@ -181,7 +181,12 @@ class BackgroundExport:
 
     def has_last(self, step: int) -> bool:
         """Whether the last export is the final model of a run that ends at `step`."""
-        return self._exported == self._last(step)
+        return self._exported == self._last(step) and self._is_pushed
+
+    @property
+    def _is_pushed(self) -> bool:
+        """Whether the last export was to be pushed and that was tried, or nothing is to be pushed."""
+        return self._checkpoint.push is None or bool(self.done.keys() & {"pushed", "not_pushed"})
 
     def failed(self, step: int) -> str:
         """Return why the export of a run that ends at `step` failed; empty if it did not."""
@@ -270,7 +275,9 @@ class BackgroundExport:
                     return
             finally:
                 self._task = None
-        if self._exported == wanted or (beside and self._exported and wanted.step < self._exported.step):
+        # What was exported beside training is not pushed yet.
+        is_done = self._exported == wanted and (beside or self._is_pushed)
+        if is_done or (beside and self._exported and wanted.step < self._exported.step):
             return
         self._began = time.monotonic()
         self._mark_before = mark_of(self._target)

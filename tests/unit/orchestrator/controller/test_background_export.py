@@ -158,6 +158,36 @@ def test_the_outcome_of_a_push_is_told_and_does_not_fail_the_run(
     assert told[0].startswith(wanted.format(run.uri))
 
 
+def test_what_was_exported_beside_training_is_pushed_at_the_end(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[str]()
+
+    def export(uri: str, step: int, target: str, best: bool = False) -> dict[str, Any]:
+        asked.append("export")
+        return {"step": step}
+
+    def pushing(uri: str, step: int, target: str, best: bool) -> dict[str, Any]:
+        asked.append("push")
+        return {"step": step, "pushed": "there"}
+
+    monkeypatch.setattr(hugging_face, "export", export)
+    monkeypatch.setattr(background_export, "export_and_push", pushing)
+    document = job("none")
+    document["checkpoint"] |= {"export": "hf", "export_at": "commit", "push": "me/model"}
+    spec = parse(document)
+    cluster = fake_cluster(lambda: pytest.fail("no gang"))
+    exports = BackgroundExport(cluster, spec.checkpoint, spec.evaluate, run, lambda _: None)
+    exports.published(1)
+    exports.published(1)
+    assert not exports.has_last(1)
+    for _ in range(2):
+        exports.advance(1)
+    assert exports.has_last(1)
+    exports.advance(1)
+    assert asked == ["export", "push"]
+
+
 @pytest.mark.parametrize(
     ("push", "export_to", "wanted"),
     [
