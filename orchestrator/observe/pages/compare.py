@@ -153,13 +153,16 @@ def compared(runs: Sequence[RunDir]) -> list[Column]:
 
 
 def _columns(runs: list[ComparedRun]) -> list[Column]:
-    """Return one column for runs of one job, if each has its own seed; else a column for each."""
-    if len(runs) == 1 or len({run.job[SEED] for run in runs}) < len(runs):
-        return [Column(run.label, (run,)) for run in runs]
+    """Return the columns of runs of one job: one for the first run of each seed, and one for each further run."""
+    first = {run.job[SEED]: run for run in reversed(runs)}
+    again = [Column(run.label, (run,)) for run in runs if first[run.job[SEED]] is not run]
+    if len(first) == 1:
+        return [Column(runs[0].label, (runs[0],)), *again]
+    runs = [run for run in runs if first[run.job[SEED]] is run]
     chains = {run.job[NAME].removesuffix(f"-{seed_name(int(run.job[SEED]))}") for run in runs}
     is_chain = len(chains) == 1 and not chains.intersection(run.job[NAME] for run in runs)
     label = chains.pop() if is_chain else f"{runs[0].label} and {len(runs) - 1} more"
-    return [Column(label, tuple(runs))]
+    return [Column(label, tuple(runs)), *again]
 
 
 def _wrong_number() -> InputError:

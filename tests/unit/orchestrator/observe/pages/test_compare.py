@@ -120,6 +120,9 @@ def test_a_loss_that_is_no_number_breaks_no_comparison(tmp_path: Path) -> None:
 def test_runs_of_the_same_seed_are_no_sample_of_seeds(tmp_path: Path) -> None:
     columns = compare.compared([run_of(tmp_path / "a"), run_of(tmp_path / "b")])
     assert [column.title for column in columns] == ["a", "b"]
+    seeds = seeds_of(tmp_path / "s", {3: (3.0, 2.0), 4: (3.0, 1.0)})
+    columns = compare.compared([*seeds, run_of(tmp_path / "again")])
+    assert [column.title for column in columns] == ["a-3 and 1 more (mean of 2 seeds)", "again"]
 
 
 def test_more_seeds_than_columns_are_compared(tmp_path: Path) -> None:
