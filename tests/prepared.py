@@ -11,6 +11,7 @@ from orchestrator.config.spec import JobSpec, parse
 from orchestrator.data import sources
 from orchestrator.data.config import TrainBpe
 from orchestrator.data.encoding import tokenizer
+from orchestrator.data.encoding.training import train_bytes
 from orchestrator.data.prepare import shards
 from orchestrator.data.prepare.fingerprint import fingerprint, given_in
 from orchestrator.data.prepare.gather import gather
@@ -77,7 +78,7 @@ def _prepare(spec: JobSpec, cache: str, tokenizer_of: tuple[str, dict[str, int]]
         return folder.uri
     if isinstance(spec.data.tokenizer, TrainBpe):
         entries = spec.data.tokenizer.train_bpe
-        text = tokenizer.train(sample(parts, 2**20), entries, extra)
+        text = train_bytes(sample(parts, 2**20), entries, extra)
         roles = tokenizer.roles_of(Tokenizer.from_str(text), {})
     else:
         text, roles = chosen

@@ -20,8 +20,8 @@ import psutil
 
 from cluster.local import reaper
 from cluster.local.node import LONG_PATH, NodeSpec
-from cluster.workers.interruptions import held_interruptions
 from cluster.workers.program import command_of
+from cluster.workers.signals import held_interruptions
 
 OF_CLUSTER = "ORCHESTRATOR_LOCAL_CLUSTER"
 """The variable with the cluster's folder, in every process of a local cluster."""

@@ -12,9 +12,9 @@ from orchestrator.config.chain import ChainSpec
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.redact import redact
 from orchestrator.observe.config import TrackingSpec
+from orchestrator.observe.mlflow_delivery import MLFLOW_STATUS
 from orchestrator.observe.mlflow_parent import Follower, ParentRun
 from orchestrator.observe.mlflow_run import within
-from orchestrator.observe.tracker import MLFLOW_STATUS
 from orchestrator.storage.file_names import CHAIN
 from orchestrator.storage.run_directory import REPORT, RunDir
 

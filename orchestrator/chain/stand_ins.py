@@ -22,7 +22,7 @@ def stand_ins(chain: ChainSpec, stages: Mapping[str, StageRun]) -> Iterator[dict
     A tokenizer that an earlier stage will train is replaced by an untrained one of the same kind, in a folder that
     exists during this context.
     """
-    from orchestrator.data.encoding import tokenizer
+    from orchestrator.data.encoding import training
 
     with tempfile.TemporaryDirectory(prefix="chain-") as folder:
         jobs = {}
@@ -34,7 +34,7 @@ def stand_ins(chain: ChainSpec, stages: Mapping[str, StageRun]) -> Iterator[dict
                 continue
             place = Path(folder, origin.name)
             place.mkdir(exist_ok=True)
-            text = tokenizer.train(
+            text = training.train_bytes(
                 (), wanted.recipe.vocabulary, special_tokens_of(origin.job.data, origin.job.workload)
             )
             (place / "tokenizer.json").write_text(text)

@@ -18,9 +18,9 @@ from orchestrator.planner.search import TIE, Candidate
 from orchestrator.planner.step_trace import CATEGORIES
 
 if TYPE_CHECKING:
+    from orchestrator.planner.choose_precision import Choice
     from orchestrator.planner.demand import Demand
     from orchestrator.planner.frontier import Point
-    from orchestrator.planner.precision import Choice
     from orchestrator.planner.trace.layout_memory import TracedMemory
 
 SHOWN = 10

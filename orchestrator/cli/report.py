@@ -43,9 +43,9 @@ def verify_resume(
 
 def report(run_dir: Run) -> None:
     """Write report.html again. Send missing rows to MLflow, and the model if the job registers it."""
+    from orchestrator.observe.mlflow_delivery import deliver
     from orchestrator.observe.pages.report import report as make
     from orchestrator.observe.registry import register_export
-    from orchestrator.observe.tracker import deliver
 
     if (chain := chain_at(run_dir)) is not None:
         write_report(*chain)

@@ -206,7 +206,7 @@ def _settle(directory: RunDir, as_json: bool) -> None:
 
     if last_status(directory).get("phase") != LOST:  # the next import takes a moment
         return
-    from orchestrator.observe.mlflow_lost import settle
+    from orchestrator.observe.mlflow_dead_runs import settle
 
     line = settle(directory)
     if line and not as_json:

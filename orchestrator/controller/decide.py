@@ -284,7 +284,10 @@ def _with_progress(state: State, seen: Observation, step: int, heard: float) -> 
 
 
 def _resize(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
-    """Replace the gang to make room for another job, to leave nodes that will be taken away, or to grow if it pays."""
+    """Replace the gang to make room for another job, to leave nodes that will be taken away, or to grow if it pays.
+
+    A gang that lost workers shrinks in `_wait`.
+    """
     if other := _yields_to(seen):
         reason = f"makes room for {other}"
         return dataclasses.replace(state, resizing=reason, yielding=other), Action("ask_stop", reason)

@@ -18,10 +18,10 @@ from orchestrator.models.pinned_base import release_base, release_teacher
 from orchestrator.observe.config import SummarisedJob, TrackedJob, TrackingSpec
 from orchestrator.observe.goodput import with_end
 from orchestrator.observe.mlflow_client import SQLITE
+from orchestrator.observe.mlflow_delivery import MLFLOW_STATUS
 from orchestrator.observe.registry import register_export
 from orchestrator.observe.summary import summary
 from orchestrator.observe.totals import RunTotals, is_number
-from orchestrator.observe.tracker import MLFLOW_STATUS
 from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.run_directory import RunDir
 

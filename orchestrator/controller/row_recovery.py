@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.observe.config import TrackingSpec
-from orchestrator.observe.tracker import rows_on_server
+from orchestrator.observe.mlflow_delivery import rows_on_server
 from orchestrator.storage.row_line import METRICS, Row
 from orchestrator.storage.row_log import RowLog, steps_text
 from orchestrator.storage.run_directory import RunDir

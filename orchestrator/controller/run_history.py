@@ -31,11 +31,11 @@ from orchestrator.controller.row_recovery import find, recovered
 from orchestrator.controller.save_failures import SaveFailures
 from orchestrator.controller.state import Phase, State
 from orchestrator.data.samples.skips import is_before, merged
-from orchestrator.observe.mlflow_lost import settle_others
+from orchestrator.observe.mlflow_dead_runs import settle_others
+from orchestrator.observe.mlflow_delivery import Tracker
 from orchestrator.observe.notifier import TELLING, Notifier
 from orchestrator.observe.sinks.sink_process import SinkProcess
 from orchestrator.observe.totals import RunTotals, is_number, longest_step, median_step, totals_of
-from orchestrator.observe.tracker import Tracker
 from orchestrator.storage.background_writer import BackgroundWriter
 from orchestrator.storage.document_writer import DocumentWriter
 from orchestrator.storage.row_line import EVENTS, METRICS, Row, evaluations_in

@@ -13,10 +13,10 @@ from orchestrator.data.sources.check import check_sources
 from orchestrator.launch.component_checks import ComponentChecks
 from orchestrator.launch.worker import worker_here
 from orchestrator.planner.choose_layout import plan
+from orchestrator.planner.choose_precision import MachineOf
 from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import BOUNDLESS
 from orchestrator.planner.no_layout import too_narrow
-from orchestrator.planner.precision import MachineOf
 from orchestrator.resolve.objective_check import check_objective
 from orchestrator.resolve.precision import in_chosen_precision
 from orchestrator.resolve.prepared_data import format_at

@@ -17,10 +17,10 @@ from orchestrator.launch.preflight import check_here, preflight
 from orchestrator.launch.worker import worker_here
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.choose_layout import Plan, Verdict
+from orchestrator.planner.choose_precision import Choice
 from orchestrator.planner.device import Machine
 from orchestrator.planner.feed import feed
 from orchestrator.planner.machines import on_paper, worker_on_paper
-from orchestrator.planner.precision import Choice
 from orchestrator.planner.trace.layout_memory import TracedMemory, confirmed
 from orchestrator.resolve.precision import as_its_run, choice_of, in_chosen_precision
 from orchestrator.resolve.resolved_job import ResolvedJob

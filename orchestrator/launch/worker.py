@@ -12,10 +12,10 @@ from cluster.workers.machine import ACCELERATOR, Offer, smallest_offer
 from orchestrator.config.errors import InputError
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.launch.submission import on_cluster
+from orchestrator.planner.choose_precision import MachineOf
 from orchestrator.planner.device import Machine
 from orchestrator.planner.device_profile import of_accelerator
 from orchestrator.planner.machines import machine_for
-from orchestrator.planner.precision import MachineOf
 from orchestrator.train.config import Precision
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from orchestrator.observe.config import TrackingSpec
 from orchestrator.observe.formatting import run_name
+from orchestrator.observe.mlflow_delivery import BACKOFF_SECONDS, born_of
 from orchestrator.observe.mlflow_run import PARENT_TAG, MlflowRun, as_key, run_of, within
-from orchestrator.observe.tracker import BACKOFF_SECONDS, born_of
 from orchestrator.storage.run_directory import RunDir
 
 EVERY = 5.0

@@ -23,8 +23,8 @@ from orchestrator.config.metric_names import larger_is_better
 from orchestrator.config.redact import told
 from orchestrator.data.encoding.auto_tokenizer import FILE, class_to_read
 from orchestrator.observe.config import TrackingSpec
+from orchestrator.observe.mlflow_delivery import connect
 from orchestrator.observe.mlflow_run import within
-from orchestrator.observe.tracker import connect
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import is_local, local_path
 

@@ -12,6 +12,8 @@ from orchestrator.config.object_reference import ObjectReference
 from orchestrator.config.strict import Count, Fraction, StrictModel
 from orchestrator.optim.kinds import KINDS
 
+EXTENDABLE = ("constant", "inverse_sqrt", "wsd")
+"""Schedules whose rates, before any decay, do not depend on the number of all steps. Others span the whole run."""
 SHARE = r"^[0-9]+(\.[0-9]+)?%$"
 
 
@@ -186,7 +188,6 @@ class OptimizerSpec(StrictModel):
 
         None under a schedule that spans the whole run.
         """
-        stretched = self.schedule in ("linear", "cosine", "range_test") or isinstance(
-            self.schedule, ObjectReference
-        )
-        return None if stretched else steps - in_steps(self.decay, steps)
+        if self.schedule in EXTENDABLE:
+            return steps - in_steps(self.decay, steps)
+        return None

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from orchestrator.checkpoint.identity import job_begun
 from orchestrator.config.errors import InputError
+from orchestrator.planner.choose_precision import Choice, MachineOf, chosen, in_precision
 from orchestrator.planner.demand import Demand, demand_of
-from orchestrator.planner.precision import Choice, MachineOf, chosen, in_precision
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.storage.run_directory import PRECISION, RunDir
 from orchestrator.train.config import Precision, TrainSpec

@@ -16,7 +16,7 @@ from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.models.kept_config import config_to_keep
 from orchestrator.models.named_teacher import WHERE, named_teacher
 from orchestrator.parallel.layout import ModelShape
-from orchestrator.planner.precision import Choice
+from orchestrator.planner.choose_precision import Choice
 from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.train.distillation.config import DistillSpec
 from workloads.errors import WorkloadError

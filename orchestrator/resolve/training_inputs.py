@@ -526,7 +526,7 @@ def vocabulary_before_data(job: ResolvedJob, data_format: int = FORMAT) -> Vocab
     source = job.spec.data.tokenizer
     if isinstance(source, TrainedTokenizer):
         training.check_size(source.recipe, job.special_tokens)
-        text = tokenizer.train((), size, job.special_tokens)
+        text = training.train_bytes((), size, job.special_tokens)
         roles = tokenizer.roles_of(Tokenizer.from_str(text), {})
     else:
         text, roles = tokenizer.load(source, job.special_tokens, job.spec.data.add_tokens, data_format)

@@ -17,7 +17,7 @@ from orchestrator.config.extras import install
 from orchestrator.rewards.config import RewardSpec
 from orchestrator.rewards.function_process import scored
 from orchestrator.rewards.rules import EXTRA, is_instant, rule_of
-from orchestrator.rewards.worker_process import WorkerProcess
+from orchestrator.rewards.worker_handle import WorkerProcess
 
 ANSWERS = 180.0
 """Seconds after the time limit of an answer when a worker counts as stuck: it may have to start and to import."""

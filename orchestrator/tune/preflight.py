@@ -13,7 +13,7 @@ from orchestrator.launch.machine_checks import check_labels
 from orchestrator.launch.own_sources import make_own_sources
 from orchestrator.launch.path_checks import check_all_places, check_written
 from orchestrator.launch.worker import worker_at
-from orchestrator.planner.precision import in_precision
+from orchestrator.planner.choose_precision import in_precision
 from orchestrator.resolve.precision import as_its_run
 from orchestrator.storage.row_line import TRIALS
 from orchestrator.storage.run_directory import RunDir

@@ -26,7 +26,7 @@ from ray.tune.search import Searcher
 from orchestrator.train.config import TrainSpec
 from orchestrator.tune.config import POPULATION, TuneSpec
 from orchestrator.tune.pb2 import Gain, explored
-from orchestrator.tune.rungs import asha_rungs, grace_of, interval_of, longest_warmup
+from orchestrator.tune.rung_steps import asha_rungs, grace_of, interval_of, longest_warmup
 from orchestrator.tune.space import Config, distribution_of, perturbed
 from orchestrator.tune.trial import STEP, VALUE
 from orchestrator.tune.trial_records import TrialRecords

@@ -18,7 +18,7 @@ from orchestrator.tune.config import TuneSpec
 from orchestrator.tune.drive_trials import drive_trials
 from orchestrator.tune.preflight import checked_search
 from orchestrator.tune.progress import SearchProgress
-from orchestrator.tune.rungs import early_decision, longest_warmup
+from orchestrator.tune.rung_steps import early_decision, longest_warmup
 from orchestrator.tune.same_inputs import check_same_inputs
 from orchestrator.tune.space import drawn, grid, job_of
 from orchestrator.tune.trial_records import TrialRecords

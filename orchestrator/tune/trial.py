@@ -28,7 +28,7 @@ from orchestrator.resolve.commit_model import as_begun
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import lineage
 from orchestrator.tune.config import POPULATION
-from orchestrator.tune.rungs import longest_warmup, rungs
+from orchestrator.tune.rung_steps import longest_warmup, rungs
 from orchestrator.tune.same_inputs import InputsChanged, check_same_inputs
 from orchestrator.tune.trial_job import job_of_trial
 from orchestrator.tune.trial_values import evaluated_value, hours_of, trained_value

@@ -13,7 +13,7 @@ from orchestrator.observe.formatting import run_name, trial_name
 from orchestrator.resolve.prepared_data import data_cache
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune.config import POPULATION
-from orchestrator.tune.rungs import interval_of, longest_warmup, rungs
+from orchestrator.tune.rung_steps import interval_of, longest_warmup, rungs
 from orchestrator.tune.space import job_of
 
 

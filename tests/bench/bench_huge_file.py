@@ -78,11 +78,11 @@ def plan(uri: str, lines: int, boundaries: int) -> list[dict[str, Any]]:
 
 def start(uri: str, folder: Path) -> dict[str, Any]:
     """The row `start`."""
-    from orchestrator.data.encoding import tokenizer
+    from orchestrator.data.encoding.training import train_bytes
 
     (folder / "tokenizer").mkdir()
     some = [json.loads(line)["text"] for line in read(0, BASE_BYTES).splitlines()[:-1]]
-    (folder / "tokenizer" / "tokenizer.json").write_text(tokenizer.train(some, 8000, ()))
+    (folder / "tokenizer" / "tokenizer.json").write_text(train_bytes(some, 8000, ()))
     job = {
         "name": "huge",
         "workload": {"model": "gpt-tiny", "objective": "causal_lm"},

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from orchestrator.data.encoding import tokenizer
+from orchestrator.data.encoding.training import train_bytes
 from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.groups import Rate, groups_of, set_lr
 from workloads.load import load
@@ -34,7 +34,7 @@ def tokens() -> np.ndarray:
     from tokenizers import Tokenizer
 
     text = "\n".join(topics[key] for key in sorted(topics))
-    made = Tokenizer.from_str(tokenizer.train([text], ENTRIES, ()))
+    made = Tokenizer.from_str(train_bytes([text], ENTRIES, ()))
     return np.array(made.encode(text).ids, dtype=np.int64)
 
 

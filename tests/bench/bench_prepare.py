@@ -62,14 +62,14 @@ def texts(limit: int) -> Iterator[str]:
 
 def build(folder: Path, megabytes: float) -> None:
     """The text and a tokenizer that was trained on a part of it."""
-    from orchestrator.data.encoding import tokenizer
+    from orchestrator.data.encoding.training import train_bytes
 
     limit = int(megabytes * 10**6)
     with open(folder / "text.jsonl", "w") as file:
         for text in texts(limit):
             file.write(json.dumps({"text": text}) + "\n")
     (folder / "tokenizer").mkdir()
-    trained = tokenizer.train(texts(min(limit, 2 * 10**7)), ENTRIES, ())
+    trained = train_bytes(texts(min(limit, 2 * 10**7)), ENTRIES, ())
     (folder / "tokenizer" / "tokenizer.json").write_text(trained)
 
 

@@ -76,7 +76,7 @@ LIGHT = {
     "orchestrator.config.spec": ("torch", "ray", "transformers", "mlflow", "numpy"),
     "orchestrator.api.start": ("torch", "ray", "transformers", "mlflow", "pandas"),
     "orchestrator.tune.space": ("torch", "ray", "transformers", "mlflow", "optuna"),
-    "orchestrator.tune.rungs": ("torch", "ray", "transformers", "mlflow", "optuna"),
+    "orchestrator.tune.rung_steps": ("torch", "ray", "transformers", "mlflow", "optuna"),
     "orchestrator.controller.decide": ("torch", "ray", "transformers", "mlflow"),
     "orchestrator.planner.choose_layout": ("torch", "ray", "transformers", "mlflow"),
     "orchestrator.storage.run_directory": ("torch", "ray", "transformers", "mlflow"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_serializer, model_validator
 
@@ -11,6 +12,23 @@ from orchestrator.config.strict import Positive, StrictModel
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Names = str | list[str]
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What the passes need to know of a step. Each class of options has them as `TRAITS`.
+
+    Attributes:
+        changes_text: whether the step may change a document's text, so that later passes apply it again.
+        compares_all: whether it compares all documents.
+        by_datatrove: whether datatrove decides.
+        simplifies: whether it compares texts as datatrove simplifies them.
+    """
+
+    changes_text: bool
+    compares_all: bool = False
+    by_datatrove: bool = False
+    simplifies: bool = False
 
 
 class OtherText(StrictModel):
@@ -26,6 +44,8 @@ class OtherText(StrictModel):
 class Normalize(StrictModel):
     """Rewrite text in one Unicode form."""
 
+    TRAITS: ClassVar = Traits(changes_text=True)
+
     form: Literal["NFC", "NFKC", "NFD", "NFKD"] = Field(default="NFC", description="the Unicode form")
     fix: bool = Field(
         default=False,
@@ -34,7 +54,9 @@ class Normalize(StrictModel):
 
 
 class Language(StrictModel):
-    "Keep documents in certain languages."
+    """Keep documents in certain languages."""
+
+    TRAITS: ClassVar = Traits(changes_text=False)
 
     keep: list[str] = Field(min_length=1, description="ISO 639 codes, as in [en, de]")
     min_score: Share = Field(default=0.0, description="minimum probability of the detected language")
@@ -43,6 +65,8 @@ class Language(StrictModel):
 
 class GopherQuality(StrictModel):
     """The quality rules of Gopher (Rae et al., 2021, table A1). 0 or null disables a rule."""
+
+    TRAITS: ClassVar = Traits(changes_text=False, by_datatrove=True)
 
     min_words: int | None = Field(default=50, ge=0, description="minimum words of a document")
     max_words: int | None = Field(default=100_000, ge=0, description="maximum words of a document")
@@ -69,6 +93,8 @@ Grams = list[tuple[Annotated[int, Field(ge=2, le=20)], Share]]
 class GopherRepetition(StrictModel):
     """The repetition rules of Gopher (Rae et al., 2021, table A1): maximum shares. 0 or null disables a rule."""
 
+    TRAITS: ClassVar = Traits(changes_text=False, by_datatrove=True)
+
     lines: Share | None = Field(default=0.3, description="share of lines that repeat an earlier line")
     paragraphs: Share | None = Field(
         default=0.3, description="share of paragraphs that repeat an earlier paragraph"
@@ -92,6 +118,8 @@ class C4(StrictModel):
     sentences.
     """
 
+    TRAITS: ClassVar = Traits(changes_text=True, by_datatrove=True)
+
     citations: bool = Field(default=True, description="remove [1], [edit] and [citation needed]")
     terminal_punctuation: bool = Field(default=True, description="drop lines that do not end a sentence")
     min_sentences: int = Field(default=5, ge=0, description="minimum sentences of a document")
@@ -105,6 +133,8 @@ class C4(StrictModel):
 
 class FineWeb(StrictModel):
     """The rules that FineWeb adds (Penedo et al., 2024)."""
+
+    TRAITS: ClassVar = Traits(changes_text=False, by_datatrove=True)
 
     min_punctuated_lines: Share = Field(
         default=0.12, description="minimum share of lines that end a sentence"
@@ -120,6 +150,7 @@ class FineWeb(StrictModel):
 class Url(StrictModel):
     """Remove documents by their address in a column. Lists are given here, or as a file with one entry a line."""
 
+    TRAITS: ClassVar = Traits(changes_text=False)
     LISTS: ClassVar = ("domains", "urls", "words", "soft_words", "parts")
 
     column: str = Field(default="url", description="the column of the address")
@@ -138,6 +169,8 @@ class Url(StrictModel):
 class Pii(StrictModel):
     """Personal data in the text."""
 
+    TRAITS: ClassVar = Traits(changes_text=True, by_datatrove=True)
+
     kinds: list[Literal["email", "ip", "phone"]] = Field(
         default=["email", "ip"], min_length=1, description="what is looked for"
     )
@@ -150,6 +183,8 @@ class Pii(StrictModel):
 class ExactDuplicates(StrictModel):
     """Keep the first of several documents with the same text, in the order of the sources."""
 
+    TRAITS: ClassVar = Traits(changes_text=False, compares_all=True)
+
     against: list[OtherText] = Field(
         default_factory=list, description="text to keep out of training; data.validation is added"
     )
@@ -157,6 +192,8 @@ class ExactDuplicates(StrictModel):
 
 class NearDuplicates(StrictModel):
     """Keep one document of each cluster of similar documents (MinHash, Broder 1997) over all sources."""
+
+    TRAITS: ClassVar = Traits(changes_text=False, compares_all=True, simplifies=True)
 
     threshold: float = Field(default=0.8, gt=0.0, lt=1.0, description="minimum Jaccard similarity of a pair")
     words: int = Field(default=5, ge=1, le=50, description="length of the word n-grams to compare")
@@ -174,12 +211,16 @@ class NearDuplicates(StrictModel):
 class Decontaminate(StrictModel):
     """Remove documents that share word n-grams with evaluation text."""
 
+    TRAITS: ClassVar = Traits(changes_text=False, simplifies=True)
+
     sources: list[OtherText] = Field(min_length=1, description="the evaluation text")
     words: int = Field(default=12, ge=1, le=200, description="words in a row")
 
 
 class Own(StrictModel):
     """A function `fn(text, row) -> text | None`: None removes the document."""
+
+    TRAITS: ClassVar = Traits(changes_text=True)
 
     function: str = Field(pattern=r"^[\w.]+:\w+$", description="module:function")
     options: dict[str, Any] = Field(default_factory=dict, description="further keyword arguments")
@@ -261,3 +302,9 @@ class CleanStep(StrictModel):
     def options(self) -> Any:
         """Return the step's options."""
         return getattr(self, self.name)
+
+
+TRAITS: dict[str, Traits] = {
+    name: get_args(field.annotation)[0].TRAITS for name, field in CleanStep.model_fields.items()
+}
+"""The traits of each step by its name in the job file."""

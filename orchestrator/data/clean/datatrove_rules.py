@@ -18,10 +18,10 @@ from datatrove.pipeline.formatters.pii import PIIFormatter, PIIReplacer
 from datatrove.utils.word_tokenizers import WordTokenizer
 
 from orchestrator.data.clean.config import C4, FineWeb, GopherQuality, GopherRepetition, Pii
+from orchestrator.data.clean.document_rules import Decide, Row
 from orchestrator.data.clean.gopher_quality import quality
 from orchestrator.data.clean.removed import Removed
 from orchestrator.data.clean.repeated_words import repeated_words
-from orchestrator.data.clean.text_steps import Decide, Row
 from orchestrator.data.clean.words import sentences, words
 
 REASONS = {

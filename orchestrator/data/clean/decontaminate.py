@@ -13,11 +13,11 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.redact import without_credentials
 from orchestrator.data import sources
 from orchestrator.data.clean.config import Decontaminate
+from orchestrator.data.clean.document_rules import Decide, Row
 from orchestrator.data.clean.documents import aligned, texts
 from orchestrator.data.clean.plan import PlannedStep, others
 from orchestrator.data.clean.removed import Removed
 from orchestrator.data.clean.signatures import WordHashes
-from orchestrator.data.clean.text_steps import Decide, Row
 from orchestrator.data.clean.words import plain_words
 from orchestrator.data.store.data_folder import DataFolder
 

@@ -13,12 +13,12 @@ import xxhash
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import cleaning_code
-from orchestrator.data.clean import decisions, decontaminate, signatures, text_steps
+from orchestrator.data.clean import decisions, decontaminate, document_rules, signatures
 from orchestrator.data.clean.decisions import Decision
+from orchestrator.data.clean.document_rules import Decide, Row, needs_extra
 from orchestrator.data.clean.documents import texts
 from orchestrator.data.clean.plan import BY_DATATROVE, CHANGE_TEXT, CORPUS, Cleaning, PlannedStep
 from orchestrator.data.clean.removed import Removed
-from orchestrator.data.clean.text_steps import Decide, Row, needs_extra
 from orchestrator.data.clean.words import plain_words
 from orchestrator.data.sources import Part
 from orchestrator.data.sources.identity import part_key
@@ -41,10 +41,10 @@ def decide_of(uri: str, step: PlannedStepJson) -> Decide:
     name = planned.name
     if name == "url":
         lists = json.loads(folder.read(f"{planned.key}/lists.json") or b"{}")
-        return text_steps.url(rule, {key: frozenset(entries) for key, entries in lists.items()})
+        return document_rules.url(rule, {key: frozenset(entries) for key, entries in lists.items()})
     if name == "decontaminate":
         return decontaminate.decontaminate(folder, planned)
-    rules: Any = text_steps
+    rules: Any = document_rules
     if name in BY_DATATROVE:
         needs_extra(name, "datatrove.utils.text", "clean")
         from orchestrator.data.clean import datatrove_rules as rules

@@ -17,21 +17,29 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import cleaning_code
 from orchestrator.data import sources
 from orchestrator.data.clean import signatures
-from orchestrator.data.clean.config import CleanStep, Decontaminate, Language, Own, Url, columns_of_rule
-from orchestrator.data.clean.text_steps import language, needs_extra, unusable
+from orchestrator.data.clean.config import (
+    TRAITS,
+    CleanStep,
+    Decontaminate,
+    Language,
+    Own,
+    Url,
+    columns_of_rule,
+)
+from orchestrator.data.clean.document_rules import language, needs_extra, unusable
 from orchestrator.data.config import DataSpec, Source
 from orchestrator.data.sources import SourceFile
 from orchestrator.data.sources.identity import identity_of
 from orchestrator.data.store import manifest
 from orchestrator.storage.input_files import open_input
 
-CORPUS = ("exact_duplicates", "near_duplicates")
+CORPUS = tuple(name for name, traits in TRAITS.items() if traits.compares_all)
 """Steps that compare all documents."""
-CHANGE_TEXT = ("normalize", "c4", "pii", "own")
+CHANGE_TEXT = tuple(name for name, traits in TRAITS.items() if traits.changes_text)
 """Steps that may change a document's text."""
-BY_DATATROVE = ("gopher_quality", "gopher_repetition", "c4", "fineweb", "pii")
+BY_DATATROVE = tuple(name for name, traits in TRAITS.items() if traits.by_datatrove)
 """Steps that datatrove decides."""
-SIMPLIFIED = ("near_duplicates", "decontaminate")
+SIMPLIFIED = tuple(name for name, traits in TRAITS.items() if traits.simplifies)
 """Steps that compare texts as datatrove simplifies them."""
 VERSION = 2
 """Increase it when a rule's decisions change, as they may with another version of datatrove."""

@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 
 from orchestrator.config.errors import InputError
-from orchestrator.data.clean.text_steps import needs_extra
+from orchestrator.data.clean.document_rules import needs_extra
 from orchestrator.data.samples.order import mix
 from orchestrator.data.store.data_folder import DataFolder
 

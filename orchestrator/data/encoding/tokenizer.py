@@ -1,13 +1,13 @@
-"""Training or loading of a tokenizer, and the roles of its special tokens."""
+"""Loading of a tokenizer, and the roles of its special tokens."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer
 
 from orchestrator.config.errors import InputError
 from orchestrator.data.encoding import sentencepiece_file, tiktoken_file
@@ -33,30 +33,6 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
 
 LANGUAGES = {"source_language": "src_lang", "target_language": "tgt_lang"}
 """The roles of languages, and their names in transformers' tokenizers."""
-
-LONGEST = 256
-"""Maximum characters of a trained token. A text that repeats one letter a thousand times would otherwise yield useless
-tokens of every length, which take long to read.
-"""
-
-
-def train(texts: Iterable[str], entries: int, special_tokens: Sequence[str]) -> str:
-    """Train a byte-level BPE tokenizer (Radford et al., 2019, section 2.2) with `entries` entries, and return its JSON.
-
-    A small text may yield fewer entries.
-    """
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=entries,
-        special_tokens=all_special(special_tokens),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        max_token_length=LONGEST,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return str(tokenizer.to_str())
 
 
 def all_special(objective: Sequence[str]) -> list[str]:

@@ -28,6 +28,10 @@ DIGITS = 4
 """Decimal digits of a unigram model's scores. Two trainings differ from the twelfth digit on."""
 NEVER = 1000.0
 """How far the score of a special token is below that of any piece in a unigram model."""
+LONGEST = 256
+"""Maximum characters of a trained token. A text that repeats one letter a thousand times would otherwise yield useless
+tokens of every length, which take long to read.
+"""
 
 
 def train(texts: Iterable[str], recipe: TokenizerRecipe, special_tokens: Sequence[str]) -> str:
@@ -46,7 +50,7 @@ def train(texts: Iterable[str], recipe: TokenizerRecipe, special_tokens: Sequenc
     """
     check_size(recipe, special_tokens)
     if not recipe.to_json():
-        return byte_level.train(texts, recipe.vocabulary, special_tokens)
+        return train_bytes(texts, recipe.vocabulary, special_tokens)
     special = byte_level.all_special(special_tokens)
     tokenizer = _empty(recipe)
     if recipe.divided_by in ("gpt2", "gpt4"):
@@ -81,6 +85,25 @@ def check_size(recipe: TokenizerRecipe, special_tokens: Sequence[str]) -> None:
         least = _reserved(recipe, special) + 256
         what = f"{recipe.vocabulary} entries are few for {least - 256} special tokens and bytes"
         raise InputError(what, "data.tokenizer.train.vocabulary", f"make it at least {least}")
+
+
+def train_bytes(texts: Iterable[str], entries: int, special_tokens: Sequence[str]) -> str:
+    """Train a byte-level BPE tokenizer (Radford et al., 2019, section 2.2) with `entries` entries, and return its JSON.
+
+    A small text may yield fewer entries.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=entries,
+        special_tokens=byte_level.all_special(special_tokens),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        max_token_length=LONGEST,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return str(tokenizer.to_str())
 
 
 def _reserved(recipe: TokenizerRecipe, special: Sequence[str]) -> int:
@@ -134,9 +157,7 @@ def _trainer(recipe: TokenizerRecipe, special: list[str], alphabet: list[str]) -
     if recipe.kind == "wordpiece":
         given["special_tokens"] = [*special, *alphabet, *(f"##{character}" for character in alphabet)]
         return trainers.WordPieceTrainer(**given, limit_alphabet=len(alphabet))
-    return trainers.BpeTrainer(
-        **given, limit_alphabet=max(len(alphabet), 256), max_token_length=byte_level.LONGEST
-    )
+    return trainers.BpeTrainer(**given, limit_alphabet=max(len(alphabet), 256), max_token_length=LONGEST)
 
 
 def _characters(texts: Sequence[str], limit: int, special: Sequence[str]) -> list[str]:

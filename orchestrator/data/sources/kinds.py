@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-ROWS = {
-    ".jsonl": ".jsonl",
-    ".ndjson": ".jsonl",
-    ".json": ".jsonl",
-    ".parquet": ".parquet",
-    ".pq": ".parquet",
-    ".csv": ".csv",
-    ".tsv": ".tsv",
-    ".arrow": ".arrow",
-    ".feather": ".arrow",
-    ".tar": ".tar",
-}
+
+@dataclass(frozen=True)
+class Rows:
+    """A kind of files with rows.
+
+    Attributes:
+        suffixes: the suffixes of such files, the kind's own first.
+        divided: whether a part may begin in the middle of a file. Others can be read only from the beginning: a line
+            may end within a quoted value, and a member's text is anywhere.
+        numbered: whether a row is identified by its number. In others it is identified by the byte at which its line
+            begins.
+    """
+
+    suffixes: tuple[str, ...]
+    divided: bool
+    numbered: bool
+
+
+KINDS = (
+    Rows((".jsonl", ".ndjson", ".json"), divided=True, numbered=False),
+    Rows((".parquet", ".pq"), divided=True, numbered=True),
+    Rows((".csv",), divided=False, numbered=False),
+    Rows((".tsv",), divided=False, numbered=False),
+    Rows((".arrow", ".feather"), divided=True, numbered=True),
+    Rows((".tar",), divided=False, numbered=True),
+)
+"""The kinds of files with rows. `rows` has the reader of each, and `data.sources[].format` its name."""
+ROWS = {suffix: kind.suffixes[0] for kind in KINDS for suffix in kind.suffixes}
 """Suffixes of files with rows, and the kind of each."""
+UNDIVIDED = tuple(kind.suffixes[0] for kind in KINDS if not kind.divided)
+NUMBERED = tuple(kind.suffixes[0] for kind in KINDS if kind.numbered)
 COMPRESSED = {".gz": "gz", ".bz2": "bz2", ".xz": "xz", ".zst": "zst", ".zstd": "zst"}
 SHORT = {".tgz": (".tar", "gz"), ".tbz2": (".tar", "bz2"), ".txz": (".tar", "xz")}
 NO_TEXT = {

@@ -11,6 +11,7 @@ from typing import Any
 from orchestrator.config.errors import InputError
 from orchestrator.config.redact import without_credentials
 from orchestrator.data.sources.files import SourceFile
+from orchestrator.data.sources.kinds import NUMBERED
 from orchestrator.data.sources.lines import line_number
 from orchestrator.data.sources.plain import opened_plain
 
@@ -23,8 +24,6 @@ COUNTED_BYTES = 2**30
 LEFT_OUT = "left out"
 REPAIRED = "repaired"
 READ = "read by number"
-ROWS = (".parquet", ".arrow", ".tar")
-"""Kinds of files whose rows are numbered. In others, a row is identified by the byte at which its line begins."""
 
 
 class Unfit(Exception):
@@ -97,7 +96,7 @@ class Rejected:
         found = self._found.setdefault(key, Finding(file.source, where, error.kind, action))
         found.count += count
         if len(found.examples) < EXAMPLES:
-            place = {} if at is None else {("row" if file.kind in ROWS else "byte"): at}
+            place = {} if at is None else {("row" if file.kind in NUMBERED else "byte"): at}
             found.examples.append({**place, "what": error.what[:SHOWN], "text": shown(sample)})
 
 
@@ -112,7 +111,7 @@ def shown(sample: object) -> str:
 
 def place_of(file: SourceFile, at: int) -> str:
     """Return a position in a file for people. A line-based file is read once more to count lines, if that is quick."""
-    if file.kind in ROWS:
+    if file.kind in NUMBERED:
         return f"row {at + 1}"
     if at > COUNTED_BYTES:
         return f"at byte {at}"

@@ -11,6 +11,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.data.sources.arrow_files import batch_ends, schema_of
 from orchestrator.data.sources.files import TABLES, VANISHED, Part, SourceFile, Span, opened
 from orchestrator.data.sources.json_rows import begins_list
+from orchestrator.data.sources.kinds import UNDIVIDED
 from orchestrator.data.sources.table_rows import ERRORS, top_level
 from orchestrator.data.store.manifest import FORMAT
 
@@ -21,10 +22,6 @@ PART_BYTES = (2**20, 2**25)
 
 BEGINNING = 2**16
 """Bytes of a file that are read to see whether it holds a list."""
-UNDIVIDED = (".csv", ".tsv", ".tar")
-"""Kinds that can be read only from the beginning: a line may end within a quoted value, and a member's text is
-anywhere.
-"""
 
 
 def part_size(files: Sequence[SourceFile]) -> int:

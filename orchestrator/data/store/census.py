@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from orchestrator.config.errors import InputError
-from orchestrator.data.clean.text_steps import identifier
+from orchestrator.data.clean.document_rules import identifier
 from orchestrator.data.clean.totals import read_totals
 from orchestrator.data.clean.words import words
 from orchestrator.data.prepare import rejections

@@ -41,6 +41,8 @@ Fact = tuple[str, list[str]]
 """The name of a figure, and its text in each column."""
 NAME = "name"
 SEED = "seed"
+CACHE = "data.cache"
+"""Where the same prepared data lies. A chain names the place that its runs have by default."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def compared(runs: Sequence[RunDir]) -> list[Column]:
     jobs: dict[tuple[tuple[str, str], ...], list[ComparedRun]] = {}
     for run, label in zip(runs, labels, strict=True):
         read = _read(run, label)
-        but_seed = tuple(item for item in read.job.items() if item[0] not in (NAME, SEED))
+        but_seed = tuple(item for item in read.job.items() if item[0] not in (NAME, SEED, CACHE))
         jobs.setdefault(but_seed, []).append(read)
         if len(jobs) > MOST:
             raise _wrong_number()

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.choose_layout import Plan
+from orchestrator.planner.choose_precision import MachineOf
 from orchestrator.planner.device import Machine
 from orchestrator.planner.machines import on_paper, worker_on_paper
 from orchestrator.planner.memory import fits, offered
-from orchestrator.planner.precision import MachineOf
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.train.config import Precision
 

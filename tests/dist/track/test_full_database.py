@@ -11,7 +11,7 @@ from jobs import job
 from tmpfs import mounted
 
 from orchestrator.config.spec import parse
-from orchestrator.observe.tracker import Delivery, Tracker
+from orchestrator.observe.mlflow_delivery import Delivery, Tracker
 from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.run_directory import RunDir
 

@@ -20,8 +20,8 @@ from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.evaluations import TO_EVALUATE, attach
 from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.config.spec import JobSpec, parse
+from orchestrator.observe.mlflow_delivery import Delivery, Tracker
 from orchestrator.observe.registry import register_export
-from orchestrator.observe.tracker import Delivery, Tracker
 from orchestrator.storage.run_directory import RunDir
 
 BORN = 1_700_000_000.0

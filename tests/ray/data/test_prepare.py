@@ -23,7 +23,7 @@ from cluster.workers import ray_internals
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.data.config import DataSpec
-from orchestrator.data.encoding import tokenizer
+from orchestrator.data.encoding.training import train_bytes
 from orchestrator.data.prepare.prepare import prepare
 from orchestrator.data.store.tokens import Tokens
 from orchestrator.data.store.verified_shard import DamagedShard
@@ -137,7 +137,7 @@ def test_a_tokenizer_is_trained_by_a_recipe(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_may_be_brought_along(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text(tokenizer.train(SENTENCES, 400, ()))
+    (tmp_path / "tokenizer.json").write_text(train_bytes(SENTENCES, 400, ()))
     data = spec(*write_texts(tmp_path / "texts"), tokens=str(tmp_path))
     tokens = Tokens.open(prepare(data, ("<extra_id_0>",), str(tmp_path / "cache")))
     assert tokens.manifest.vocabulary == 401
@@ -183,7 +183,7 @@ def test_wrong_text_is_told_plainly_and_leaves_nothing_running(tmp_path: Path) -
     (tmp_path / "a.jsonl").write_text(
         "\n".join(json.dumps({"text": line}) for line in SENTENCES) + "\nnot JSON\n"
     )
-    (tmp_path / "tokenizer.json").write_text(tokenizer.train(SENTENCES, 400, ()))
+    (tmp_path / "tokenizer.json").write_text(train_bytes(SENTENCES, 400, ()))
     for tokens in (None, str(tmp_path)):  # found while the tokenizer is trained, and while tokenising
         with pytest.raises(InputError, match="is not JSON") as caught:
             prepare(

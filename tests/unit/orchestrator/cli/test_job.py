@@ -18,7 +18,7 @@ from orchestrator.cli.try_run import begun_anew, place_of_try
 from orchestrator.config import chain, spec
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import dump, parse
-from orchestrator.data.encoding import tokenizer
+from orchestrator.data.encoding.training import train_bytes
 from orchestrator.data.prepare.chat_template import Template
 from orchestrator.data.sources.fields import value_of
 from orchestrator.launch.doctor import Finding
@@ -103,7 +103,7 @@ def test_init_makes_a_name_of_any_file_name(command: Any, folder: Path, file: st
 def test_init_fills_in_what_it_finds(command: Any, folder: Path) -> None:
     config = transformers.GPT2Config(vocab_size=512, n_positions=96, n_embd=32, n_layer=1, n_head=2)
     transformers.GPT2LMHeadModel(config).save_pretrained(folder / "base")
-    made = tokenizer.train([write_and_read(folder)], 300, ())
+    made = train_bytes([write_and_read(folder)], 300, ())
     (folder / "base/tokenizer.json").write_text(made)
     rows = [{"id": "7", "body": "a long text " * 40}, {"id": "8", "body": "another text " * 40}]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -163,7 +163,7 @@ def test_init_writes_no_job_for_data_that_cannot_be_used(
 def test_init_writes_a_chat_template_for_a_model_that_has_none(command: Any, folder: Path) -> None:
     place = folder / "tokenizer"
     place.mkdir()
-    (place / "tokenizer.json").write_text(tokenizer.train([], 300, ["<|endoftext|>"]))
+    (place / "tokenizer.json").write_text(train_bytes([], 300, ["<|endoftext|>"]))
     (place / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
     said = [{"role": role, "content": text} for role, text in (("user", "a?"), ("assistant", "b"))]
     (folder / "chat.jsonl").write_text("".join(json.dumps({"messages": said}) + "\n" for _ in range(40)))
@@ -191,7 +191,7 @@ def test_init_compares_answers_and_writes_a_template_where_they_are_messages(
 ) -> None:
     config = transformers.GPT2Config(vocab_size=300, n_positions=96, n_embd=32, n_layer=1, n_head=2)
     transformers.GPT2LMHeadModel(config).save_pretrained(folder / "base")
-    (folder / "base/tokenizer.json").write_text(tokenizer.train([], 300, ["<|endoftext|>"]))
+    (folder / "base/tokenizer.json").write_text(train_bytes([], 300, ["<|endoftext|>"]))
     for name, asked in (("texts", "a?"), ("turns", [{"role": "user", "content": "a?"}])):
         row = {"by": 1, "prompt": asked, "chosen": "b", "rejected": "c"}
         (folder / f"{name}.jsonl").write_text((json.dumps(row) + "\n") * 40)
@@ -456,9 +456,7 @@ def test_init_classifies_texts(command: Any, folder: Path) -> None:
         vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
     )
     transformers.BertModel(config).save_pretrained(folder / "base")
-    (folder / "base/tokenizer.json").write_text(
-        tokenizer.train([], 300, ["[CLS]", "[SEP]", "[PAD]", "[MASK]"])
-    )
+    (folder / "base/tokenizer.json").write_text(train_bytes([], 300, ["[CLS]", "[SEP]", "[PAD]", "[MASK]"]))
     rows = [{"review": f"a film {n}", "label": ("bad", "good")[n % 2]} for n in range(40)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     said = command("init", "mine.yaml", "--from-hf", "base", "--data", "rows.jsonl")

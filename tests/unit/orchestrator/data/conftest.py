@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from orchestrator.data import sources
 from orchestrator.data.config import Source
 from orchestrator.data.encoding import tokenizer
+from orchestrator.data.encoding.training import train_bytes
 from orchestrator.data.prepare import shards
 from orchestrator.data.prepare.gather import gather
 from orchestrator.data.prepare.part_text import sample
@@ -36,7 +37,7 @@ def prepare_here(tmp_path: Path) -> Callable[..., str]:
             named.append(Source(uri=str(tmp_path / f"source-{number}" / "*.txt")))
         parts = sources.cut(sources.resolve(named), part_bytes)
         folder = DataFolder(uri or str(tmp_path / "prepared"))
-        text = tokenizer.train(sample(parts, 2**20), ENTRIES, special)
+        text = train_bytes(sample(parts, 2**20), ENTRIES, special)
         roles = tokenizer.roles_of(Tokenizer.from_str(text), {})
         folder.write("tokenizer.json", text.encode())
         for number, part in enumerate(parts):

@@ -18,6 +18,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.data import sources
 from orchestrator.data.config import Source
 from orchestrator.data.encoding import tokenizer
+from orchestrator.data.encoding.training import train_bytes
 from orchestrator.data.sources import lines, text_rows
 from orchestrator.data.sources.documents import pieces
 
@@ -196,7 +197,7 @@ def test_pieces_of_a_giant_line_are_tokenised_as_the_line_would_be(
     """By byte-level BPE: its words begin with the space before them, which is where the line is cut."""
     text = " ".join(f"word{i % 97}  two,  {i}" if i % 5 else f"w{i} x" for i in range(3000))
     (tmp_path / "a.txt").write_text(text)
-    trained = tokenizer.train([text], 400, ())
+    trained = train_bytes([text], 400, ())
     encoder = tokenizer.encoder(trained)
     monkeypatch.setattr(text_rows, "PIECE_BYTES", 500)
     found = [

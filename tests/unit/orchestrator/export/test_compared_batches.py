@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from orchestrator.data import sources
 from orchestrator.data.config import Source
 from orchestrator.data.encoding import tokenizer
+from orchestrator.data.encoding.training import train_bytes
 from orchestrator.data.prepare import shards
 from orchestrator.data.prepare.gather import gather
 from orchestrator.data.prepare.records import RecordKind
@@ -33,9 +34,7 @@ def test_records_are_of_the_largest_source_wherever_it_stands(tmp_path: Path) ->
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         named.append(Source(uri=str(path), field={"text": "t", "label": "l"}))
     folder = DataFolder(str(tmp_path / "prepared"))
-    text = tokenizer.train(
-        ["a small film, a large film, good and bad"] * 20, 280, ["[CLS]", "[SEP]", "[PAD]"]
-    )
+    text = train_bytes(["a small film, a large film, good and bad"] * 20, 280, ["[CLS]", "[SEP]", "[PAD]"])
     folder.write("tokenizer.json", text.encode())
     roles = tokenizer.roles_of(Tokenizer.from_str(text), {})
     written = shards.TokenFormat(280, roles, 4, RecordKind("sequence_classification", LABELS))

@@ -54,12 +54,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_is_no_class_of_a_model_is_not_called(
     reference: str, option: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from orchestrator.data.encoding import tokenizer
+    from orchestrator.data.encoding.training import train_bytes
 
     (here / "only_touches.py").write_text(TOUCH)
     (here / "run_by_load.py").write_text(RUN.format(mark=str(here / "called")))
     write(here / "export", reference, **{option: "called" if option == "path" else "run_by_load:Model"})
-    (here / "export" / "tokenizer.json").write_text(tokenizer.train(["a text"] * 9, 300, ["<pad>"]))
+    (here / "export" / "tokenizer.json").write_text(train_bytes(["a text"] * 9, 300, ["<pad>"]))
     with pytest.raises(InputError, match=f"{reference} is no torch.nn.Module; name a class of one"):
         load_own("export")
     assert f"{reference} is no torch.nn.Module" in refused(capsys, "chat", "export")

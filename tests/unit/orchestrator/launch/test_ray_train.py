@@ -18,7 +18,7 @@ from orchestrator.config.spec import dump, parse
 from orchestrator.launch import ray_train, ray_train_attempt, worker
 from orchestrator.launch.ray_train_history import history_of
 from orchestrator.planner import machines
-from orchestrator.planner.precision import in_precision
+from orchestrator.planner.choose_precision import in_precision
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.instability import NonFinite

@@ -14,7 +14,7 @@ from prepared import prepare_here, prepare_sets_here
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
-from orchestrator.data.encoding import tokenizer
+from orchestrator.data.encoding.training import train_bytes
 from orchestrator.data.store.tokens import Tokens
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.training_inputs import resolve_over, training_inputs
@@ -118,7 +118,7 @@ def test_conversations_that_are_cut_are_counted_one_by_one_and_some_answer_is_le
         "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}\n{% endfor %}",
     )
     place.mkdir()
-    (place / "tokenizer.json").write_text(tokenizer.train(TEXTS, 300, ["<|endoftext|>"]))
+    (place / "tokenizer.json").write_text(train_bytes(TEXTS, 300, ["<|endoftext|>"]))
     (place / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
     (place / "chat_template.jinja").write_text(
         template + "{% if add_generation_prompt %}assistant: {% endif %}"

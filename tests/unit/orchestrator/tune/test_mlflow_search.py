@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.export import hugging_face
 from orchestrator.observe import mlflow_parent
-from orchestrator.observe.tracker import connect
+from orchestrator.observe.mlflow_delivery import connect
 from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import mlflow_search

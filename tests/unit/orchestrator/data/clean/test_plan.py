@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from orchestrator.config.errors import InputError
+from orchestrator.data.clean.config import TRAITS
 from orchestrator.data.clean.plan import Cleaning, check_steps, cleaning_of
 from orchestrator.data.config import DataSpec
 from orchestrator.data.sources import resolve
@@ -141,3 +142,12 @@ def test_what_a_step_lacks_is_told_before_anything_is_done(
 def test_steps_that_are_none_are_refused(folder: Path, steps: list[Any]) -> None:
     with pytest.raises(ValidationError):
         spec(folder, steps)
+
+
+def test_each_step_has_a_function_of_its_name() -> None:
+    """`url` and `decontaminate` get more than their options; steps that compare all documents have modules."""
+    from orchestrator.data.clean import datatrove_rules, document_rules
+
+    for name, traits in TRAITS.items():
+        if not traits.compares_all and name != "decontaminate":
+            assert callable(getattr(datatrove_rules if traits.by_datatrove else document_rules, name))

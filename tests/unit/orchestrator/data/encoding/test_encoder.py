@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from orchestrator.data.config import Source
-from orchestrator.data.encoding import tokenizer
 from orchestrator.data.encoding.engines import Encoded, FastEngine, fast, reference
+from orchestrator.data.encoding.training import train_bytes
 from orchestrator.data.prepare import shards
 from orchestrator.data.sources import cut, resolve
 from orchestrator.data.sources.documents import TextPiece
@@ -83,7 +83,7 @@ def test_what_an_engine_made_that_later_differs_is_made_again(
 
 
 def test_of_a_long_piece_the_beginning_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = tokenizer.train([TEXT], 320, ())
+    text = train_bytes([TEXT], 320, ())
     pieces = [TextPiece(one, True, len(one)) for one in (TEXT, "short")]
     assert len(TEXT) > 2 * shards.COMPARED
     found = shards.PartEncoder(text, 0)

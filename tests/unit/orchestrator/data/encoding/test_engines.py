@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from orchestrator.data.encoding import engines, tokenizer
+from orchestrator.data.encoding import engines, tokenizer, training
 from orchestrator.data.encoding.engines import FastEngine, fast, reference, same
 from orchestrator.data.encoding.hard_texts import TEXTS, hard_texts
+from orchestrator.data.encoding.training import train_bytes
 
 WORDS = [f"word{i} of {i * 7} naïve 日本 \n\n  x = '{i}'\t" for i in range(200)]
 
@@ -25,7 +26,7 @@ def nothing_kept() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def text() -> str:
-    return tokenizer.train(WORDS, 400, ("<extra_id_0>",))
+    return train_bytes(WORDS, 400, ("<extra_id_0>",))
 
 
 def added(text: str, *tokens: str) -> str:
@@ -138,8 +139,8 @@ def test_what_was_compared_is_added_up_by_engine() -> None:
 def test_no_token_is_made_of_a_letter_thousands_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """The faster engine would read such a tokenizer in the square of that length."""
     texts = ["x" * 20_000, *("some words of a text " * 40 for _ in range(30))]
-    trained = tokenizer.train(texts, 600, [])
-    assert max(map(len, Tokenizer.from_str(trained).get_vocab())) <= tokenizer.LONGEST
+    trained = train_bytes(texts, 600, [])
+    assert max(map(len, Tokenizer.from_str(trained).get_vocab())) <= training.LONGEST
     read: list[str] = []
     monkeypatch.setattr(engines, "FastEngine", read.append)
     foreign = Tokenizer(models.BPE({"a": 0, "a" * 1000: 1}, []))

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from orchestrator.config.errors import InputError
 from orchestrator.data.encoding import tokenizer
+from orchestrator.data.encoding.training import train_bytes
 from orchestrator.data.encoding.vocabulary import first_added
 
 TEXTS = ["the cat sat on the mat. the dog sat on the log.\n" * 20, "naïve façade — 中文 🙂\n"]
@@ -24,7 +25,7 @@ def wordpiece(special: list[str]) -> Tokenizer:
 
 
 def test_training_is_reproducible_and_loses_no_text() -> None:
-    one, two = (tokenizer.train(TEXTS, 300, ("<extra_id_0>",)) for _ in range(2))
+    one, two = (train_bytes(TEXTS, 300, ("<extra_id_0>",)) for _ in range(2))
     assert one == two
     trained = tokenizer.encoder(one)
     for text in [*TEXTS, "unseen: Ω\t\x00 <pad>"]:
@@ -33,7 +34,7 @@ def test_training_is_reproducible_and_loses_no_text() -> None:
 
 
 def test_special_tokens_have_the_first_ids() -> None:
-    trained = Tokenizer.from_str(tokenizer.train(TEXTS, 300, ("<extra_id_0>", "<pad>", "<extra_id_1>")))
+    trained = Tokenizer.from_str(train_bytes(TEXTS, 300, ("<extra_id_0>", "<pad>", "<extra_id_1>")))
     roles = tokenizer.roles_of(trained, {})
     assert roles == {"eos": 0, "pad": 1, "bos": 2, "cls": 3, "sep": 4, "mask": 5, "unk": 6}
     assert tokenizer.sentinels(trained) == [7, 8]
@@ -41,7 +42,7 @@ def test_special_tokens_have_the_first_ids() -> None:
 
 
 def test_special_tokens_that_stand_in_the_text_are_text() -> None:
-    trained = tokenizer.encoder(tokenizer.train(TEXTS, 300, ()))
+    trained = tokenizer.encoder(train_bytes(TEXTS, 300, ()))
     ids = trained.encode("a <|endoftext|> b <mask>", add_special_tokens=False).ids
     assert min(ids) >= len(tokenizer.STANDARD)
 
@@ -53,7 +54,7 @@ def test_a_vocabulary_without_room_for_all_bytes_is_told() -> None:
 
 
 def test_a_tokenizer_is_loaded_from_its_file_or_its_folder(tmp_path: Path) -> None:
-    text = tokenizer.train(TEXTS, 300, ())
+    text = train_bytes(TEXTS, 300, ())
     (tmp_path / "tokenizer.json").write_text(text)
     by_file = tokenizer.load(str(tmp_path / "tokenizer.json"), ())
     assert by_file == tokenizer.load(str(tmp_path), ())
@@ -62,7 +63,7 @@ def test_a_tokenizer_is_loaded_from_its_file_or_its_folder(tmp_path: Path) -> No
 
 
 def test_truncation_and_padding_of_a_loaded_tokenizer_are_off(tmp_path: Path) -> None:
-    made = Tokenizer.from_str(tokenizer.train(TEXTS, 300, ()))
+    made = Tokenizer.from_str(train_bytes(TEXTS, 300, ()))
     made.enable_truncation(3)
     made.enable_padding(length=50)
     made.save(str(tmp_path / "tokenizer.json"))
@@ -100,7 +101,7 @@ def test_a_tokenizer_that_cannot_be_used_is_told(tmp_path: Path) -> None:
 
 def test_tokens_are_added_behind_all_others_and_found_in_text(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
-    path.write_text(tokenizer.train(["some text"] * 9, 300, ()))
+    path.write_text(train_bytes(["some text"] * 9, 300, ()))
     plain, _ = tokenizer.load(str(path), ["<extra_id_0>"])
     found, roles = tokenizer.load(str(path), ["<extra_id_0>"], ["<call>", "<result>"])
     before, size = (tokenizer.size_of(tokenizer.encoder(text)) for text in (plain, found))
@@ -162,7 +163,7 @@ def test_roles_are_those_of_the_tokenizer_that_transformers_loads(title: str, tm
 
 
 def test_before_format_6_one_file_was_read(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text(tokenizer.train(["some words"], 300, ()))
+    (tmp_path / "tokenizer.json").write_text(train_bytes(["some words"], 300, ()))
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<bos>"}')
     (tmp_path / "special_tokens_map.json").write_text('{"eos_token": "<cls>"}')
     text, roles = tokenizer.load(str(tmp_path), (), (), 5)

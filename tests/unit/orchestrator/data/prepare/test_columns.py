@@ -23,6 +23,7 @@ from orchestrator.config.records import COLUMNS, COMPARED, REWARDED
 from orchestrator.data import sources
 from orchestrator.data.config import Source
 from orchestrator.data.encoding import tokenizer
+from orchestrator.data.encoding.training import train_bytes
 from orchestrator.data.prepare.records import Record, RecordKind, records_of
 from orchestrator.data.sources.named_columns import check_columns
 from orchestrator.data.sources.rejected import Rejected
@@ -46,7 +47,7 @@ def library() -> Any:
 
 @pytest.fixture(scope="module")
 def encoder() -> Tokenizer:
-    return tokenizer.encoder(tokenizer.train(["a good film, a bad film"] * 20, 300, ()))
+    return tokenizer.encoder(train_bytes(["a good film, a bad film"] * 20, 300, ()))
 
 
 def call(city: str, **more: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 from orchestrator.config.errors import InputError
 from orchestrator.data import sources
 from orchestrator.data.config import DataSpec
-from orchestrator.data.encoding import tokenizer
+from orchestrator.data.encoding.training import train_bytes
 from orchestrator.data.prepare import part_tasks
 from orchestrator.data.prepare.fingerprint import chosen_tokenizer, fingerprint
 from orchestrator.data.prepare.prepare import prepare
@@ -41,7 +41,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def data(tmp_path: Path) -> DataSpec:
-    (tmp_path / "tokenizer.json").write_text(tokenizer.train(["a few words"], 300, ()))
+    (tmp_path / "tokenizer.json").write_text(train_bytes(["a few words"], 300, ()))
     schema = pa.schema([("text", pa.string()), ("label", pa.int64())], {"huggingface": json.dumps(FEATURES)})
     pq.write_table(pa.table({"text": ["a", "b", "c"], "label": [0, 1, 1]}, schema), tmp_path / "a.parquet")
     field = {"text": "text", "label": "label"}

@@ -21,6 +21,7 @@ from orchestrator.config.records import problem_of
 from orchestrator.data import sources
 from orchestrator.data.config import Source
 from orchestrator.data.encoding import tokenizer
+from orchestrator.data.encoding.training import train_bytes
 from orchestrator.data.prepare import records
 from orchestrator.data.prepare.chat_template import Template
 from orchestrator.data.prepare.records import Record, RecordKind, records_of
@@ -434,7 +435,7 @@ def test_what_is_wrong_with_a_pair(
 @pytest.fixture(scope="module")
 def joining() -> Tokenizer:
     """Of bytes, which joins the space before a word to it, as GPT-2's does."""
-    return tokenizer.encoder(tokenizer.train(["Q: capital? A: Paris\nQ: capital? A: London\n"] * 50, 300, ()))
+    return tokenizer.encoder(train_bytes(["Q: capital? A: Paris\nQ: capital? A: London\n"] * 50, 300, ()))
 
 
 def test_a_token_that_begins_before_an_answer_is_the_answers(joining: Tokenizer, tmp_path: Path) -> None:
@@ -524,7 +525,7 @@ def test_an_empty_text_is_refused_where_nothing_stands_around_it(encoder: Tokeni
     for kind in (RecordKind("sequence_classification", ("bad", "good")), RecordKind("regression")):
         with pytest.raises(InputError, match="line 1, at byte 0: its text has no token and this tokenizer"):
             one(row, kind, columns, encoder, tmp_path)
-        framed = tokenizer.encoder(tokenizer.train((), 300, ()))  # it has <cls> and <sep>
+        framed = tokenizer.encoder(train_bytes((), 300, ()))  # it has <cls> and <sep>
         assert unpack(one(row, kind, columns, framed, tmp_path))[0].tolist() == []
     pair = {"text": "t", "pair": "p", "label": "l"}
     assert len(unpack(one({**row, "p": "a"}, KIND, pair, encoder, tmp_path))[1]) == 1

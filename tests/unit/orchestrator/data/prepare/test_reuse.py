@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from orchestrator.data.config import DataSpec
-from orchestrator.data.encoding import tokenizer
+from orchestrator.data.encoding.training import train_bytes
 from orchestrator.data.prepare import part_tasks, reuse, shards
 from orchestrator.data.prepare.prepare import prepare as prepare_data
 
-TOKENIZER = tokenizer.train(["a few words of text, and more of them.\n"], 320, ())
+TOKENIZER = train_bytes(["a few words of text, and more of them.\n"], 320, ())
 
 
 def content(uri: str) -> dict[str, bytes]:

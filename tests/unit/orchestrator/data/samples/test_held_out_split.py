@@ -19,6 +19,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.data import sources
 from orchestrator.data.config import Source
 from orchestrator.data.encoding import tokenizer
+from orchestrator.data.encoding.training import train_bytes
 from orchestrator.data.prepare import shards
 from orchestrator.data.prepare.gather import gather
 from orchestrator.data.samples import held_out_split
@@ -30,7 +31,7 @@ from orchestrator.data.store.tokens import Tokens
 
 Prepare = Callable[..., str]
 ENTRIES = 320
-TOKENIZER = tokenizer.train(["a few words of text, and more of them.\n"], ENTRIES, ())
+TOKENIZER = train_bytes(["a few words of text, and more of them.\n"], ENTRIES, ())
 BREAK = "\n<|endoftext|>\n"
 TEXT = st.text(st.sampled_from("ab \né☃"), min_size=1, max_size=40).map(lambda text: text.strip("\n") or "a")
 DOCUMENTS = st.lists(TEXT, min_size=2, max_size=12)

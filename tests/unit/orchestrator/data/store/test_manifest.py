@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from orchestrator.data import sources
 from orchestrator.data.config import Source
 from orchestrator.data.encoding import tokenizer
+from orchestrator.data.encoding.training import train_bytes
 from orchestrator.data.prepare import shards
 from orchestrator.data.prepare.gather import gather
 from orchestrator.data.store import manifest
@@ -37,7 +38,7 @@ def test_data_of_format_2_is_read_and_made_again_as_it_was(tmp_path: Path) -> No
     }
     (tmp_path / "a.txt").write_text("a few words\n<|endoftext|>\nand more")
     (part,) = sources.cut(sources.resolve([Source(uri=str(tmp_path / "a.txt"))]), 10**6)
-    text = tokenizer.train(["a few words"], 320, ())
+    text = train_bytes(["a few words"], 320, ())
     roles = tokenizer.roles_of(Tokenizer.from_str(text), {})
     folder.write("tokenizer.json", text.encode())
     shards.make_shard(folder.uri, 0, part, shards.TokenFormat(320, roles, 2))()

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 from run_directories import run_of
 
+from orchestrator.checkpoint.identity import read_job
 from orchestrator.config.errors import InputError
+from orchestrator.config.spec import dump
 from orchestrator.observe.pages import compare, runs_page
 from orchestrator.storage.process_identity import process_identity
 from orchestrator.storage.run_directory import RunDir
@@ -121,6 +123,10 @@ def test_runs_of_the_same_seed_are_no_sample_of_seeds(tmp_path: Path) -> None:
     columns = compare.compared([run_of(tmp_path / "a"), run_of(tmp_path / "b")])
     assert [column.title for column in columns] == ["a", "b"]
     seeds = seeds_of(tmp_path / "s", {3: (3.0, 2.0), 4: (3.0, 1.0)})
+    spec = read_job(seeds[1])
+    assert spec is not None
+    elsewhere = spec.with_parts(data=spec.data.model_copy(update={"cache": "/elsewhere"}))
+    seeds[1].write_text("job.yaml", dump(elsewhere))
     columns = compare.compared([*seeds, run_of(tmp_path / "again")])
     assert [column.title for column in columns] == ["a-3 and 1 more (mean of 2 seeds)", "again"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.data import sources
 from orchestrator.data.config import DataSpec
-from orchestrator.data.encoding import tokenizer
+from orchestrator.data.encoding.training import train_bytes
 from orchestrator.data.prepare import part_tasks
 from orchestrator.data.prepare.prepare import prepare
 from orchestrator.data.prepare.records import RecordKind
@@ -30,7 +30,7 @@ def test_sections_of_records_are_published_as_all_of_them_are(
     rows = [{"text": f"number {n} of many", "label": n % 2} for n in range(200)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "tokenizer.json").write_text(
-        tokenizer.train(["number of many 0123456789"], 300, ("<cls>", "<sep>", "<pad>"))
+        train_bytes(["number of many 0123456789"], 300, ("<cls>", "<sep>", "<pad>"))
     )
     data = DataSpec(
         sources=[{"uri": str(tmp_path / "rows.jsonl"), "field": {"text": "text", "label": "label"}}],

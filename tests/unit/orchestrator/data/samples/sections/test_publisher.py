@@ -13,7 +13,7 @@ from tmpfs import mounted
 from orchestrator.config.errors import InputError
 from orchestrator.data import sources
 from orchestrator.data.config import DataSpec
-from orchestrator.data.encoding import tokenizer
+from orchestrator.data.encoding.training import train_bytes
 from orchestrator.data.prepare import part_tasks
 from orchestrator.data.prepare.prepare import prepare
 from orchestrator.data.samples.sections.plan import SectionPlan
@@ -37,7 +37,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataSpec:
     monkeypatch.setattr(part_tasks, "run_tasks", here)
     monkeypatch.setattr(sources, "part_size", lambda files: 1_000)
     (tmp_path / "text.txt").write_text("".join(f"line {n} of many\n<|endoftext|>\n" for n in range(320)))
-    (tmp_path / "tokenizer.json").write_text(tokenizer.train(["line of many 0123456789"], 300, ()))
+    (tmp_path / "tokenizer.json").write_text(train_bytes(["line of many 0123456789"], 300, ()))
     return DataSpec(
         sources=[{"uri": str(tmp_path / "text.txt")}],
         tokenizer=str(tmp_path / "tokenizer.json"),

@@ -15,10 +15,10 @@ import pytest
 from sockets import silent, trickling
 
 from orchestrator.config.spec import JobSpec, parse
-from orchestrator.observe import mlflow_run, tracker
+from orchestrator.observe import mlflow_delivery, mlflow_run
+from orchestrator.observe.mlflow_delivery import Tracker, deliver, rows_on_server
 from orchestrator.observe.mlflow_run import code_tags
 from orchestrator.observe.totals import totals_of
-from orchestrator.observe.tracker import Tracker, deliver, rows_on_server
 from orchestrator.storage.run_directory import RunDir
 
 BORN = 1_700_000_000.0
@@ -101,7 +101,7 @@ def test_a_run_arrives_whole(tmp_path: Path, store: str, client: Any) -> None:
     run_dir.write_text("summary.json", "{}\n")
     followed.document("summary.json")
     followed.status("FINISHED")
-    assert followed.close(60) == tracker.Delivery(0)
+    assert followed.close(60) == mlflow_delivery.Delivery(0)
 
     [run] = runs(client, "whole")
     assert (run.info.status, run.info.run_name) == ("FINISHED", "run"), "one job may have many runs"
@@ -140,7 +140,7 @@ def test_a_name_that_mlflow_does_not_take_holds_back_nothing_else(
         run_dir, followed, [row(1, **{"mine//own": 1.0, "fine": 2.0}), row(2, **{"../up": 3.0, "fine": 4.0})]
     )
     found = followed.close(60)
-    assert found == tracker.Delivery(0, None, ("../up", "mine//own", "workload.changes.a//b"))
+    assert found == mlflow_delivery.Delivery(0, None, ("../up", "mine//own", "workload.changes.a//b"))
     assert found.line.startswith("MLflow takes no metric or parameter named ../up, mine//own, workload.")
     [run] = runs(client, "names")
     assert history(client, run) == [(1, 10.0), (2, 5.0)]
@@ -158,7 +158,7 @@ def test_statistics_of_many_layers_reach_mlflow_in_parts(tmp_path: Path, store: 
         for n in range(MANY)
     }
     write(run_dir, followed, [row(1), row(2, layer_statistics=layers)])
-    assert followed.close(120) == tracker.Delivery(0)
+    assert followed.close(120) == mlflow_delivery.Delivery(0)
     [run] = runs(client, "layers")
     for number in (0, MANY - 1):
         key = f"weight_norm/layers.{number}.weight"
@@ -176,7 +176,7 @@ def test_an_infinity_comes_back_from_mlflow_as_one(tmp_path: Path, store: str, c
     followed = Tracker(job(store, "infinite").tracked, run_dir)
     row_of = {"grad_norm": math.inf, "least": -math.inf, "loss": math.nan}
     write(run_dir, followed, [row(1, **row_of)])
-    assert followed.close(60) == tracker.Delivery(0)
+    assert followed.close(60) == mlflow_delivery.Delivery(0)
     [run] = runs(client, "infinite")
     held = [history(client, run, key)[0][1] for key in row_of]
     assert held == [sys.float_info.max, -sys.float_info.max, pytest.approx(math.nan, nan_ok=True)]
@@ -193,7 +193,7 @@ def test_evaluations_arrive_with_their_own_step(tmp_path: Path, store: str, clie
     start = {"step": 0, "attempt": 1, "time": BORN, "seconds": 1.0, "sets": sets, "samples": said}
     later = {**start, "step": 2, "sets": {"validation": {"loss": 6.5}}}
     write(run_dir, followed, [row(1, evaluations=[start]), row(2, evaluations=[later])])
-    assert followed.close(60) == tracker.Delivery(0)
+    assert followed.close(60) == mlflow_delivery.Delivery(0)
     [run] = runs(client, "evaluated")
     assert history(client, run, "validation.loss") == [(0, 7.5), (2, 6.5)]
     assert history(client, run, "validation.accuracy") == [(0, 0.25)]
@@ -202,7 +202,7 @@ def test_evaluations_arrive_with_their_own_step(tmp_path: Path, store: str, clie
     assert texts == ["step-00000000.txt", "step-00000002.txt"]
     told = Path(client.download_artifacts(run.info.run_id, f"samples/{texts[0]}")).read_text()
     assert told == "Once \n=> upon a time\n\nif\n=> \n"
-    lost = tracker.rows_on_server(
+    lost = mlflow_delivery.rows_on_server(
         (asked := job(store, "evaluated")).name, asked.tracking, run_dir, [(1, 2)], 60
     )
     assert [(r["step"], "validation.loss" in r) for r in lost] == [(1, False), (2, False)]
@@ -223,7 +223,7 @@ def test_evaluations_beside_a_run_arrive_when_they_are_there(tmp_path: Path, sto
             beside = {"step": step, "attempt": 1, "time": BORN + step, "seconds": 1.5, "sets": sets}
             run_dir.append("evals.jsonl", [beside])
             followed.evaluated()
-        assert followed.close(60) == tracker.Delivery(0)
+        assert followed.close(60) == mlflow_delivery.Delivery(0)
     [run] = runs(client, "beside")
     assert history(client, run, "validation.loss") == [(0, 7.0), (2, 5.0), (4, 3.0)]
     totals = totals_of(run_dir)
@@ -241,7 +241,7 @@ def test_a_controller_killed_goes_on_after_the_last_step(tmp_path: Path, store: 
     second = Tracker(longer.tracked, run_dir)
     write(run_dir, second, [row(3, 2), row(4, 2), row(5, 2)])  # rolled back to step 2
     second.status("FAILED")
-    assert second.close(60) == tracker.Delivery(0)
+    assert second.close(60) == mlflow_delivery.Delivery(0)
     [run] = runs(client, "killed")
     assert history(client, run) == [(s, 10 / s) for s in (1, 2, 3, 4, 5)]
     assert [attempt for _, attempt in json.loads(run.data.tags["orchestrator.attempts"])] == [1, 2]
@@ -282,7 +282,7 @@ def test_a_directory_used_anew_is_another_run(tmp_path: Path, store: str, client
         run_dir = new_run(tmp_path / f"{born}", born)
         run_dir.uri = str(tmp_path / "it's the same")
         run_dir.append("metrics.jsonl", [row(1)])
-        assert deliver(job(store, "anew").tracked, run_dir) == tracker.Delivery(0)
+        assert deliver(job(store, "anew").tracked, run_dir) == mlflow_delivery.Delivery(0)
     assert [len(history(client, run)) for run in runs(client, "anew")] == [1, 1]
 
 
@@ -314,7 +314,7 @@ def test_deliver_brings_what_is_missing_and_nothing_twice(tmp_path: Path, store:
     run_dir.append("metrics.jsonl", [row(s, **{f"m{i}": float(i) for i in range(400)}) for s in range(1, 8)])
     run_dir.append("events.jsonl", [{"time": BORN + 99, "phase": "stopped", "attempt": 1}])
     for _ in range(2):
-        assert deliver(job(store, "deliver").tracked, run_dir) == tracker.Delivery(0)
+        assert deliver(job(store, "deliver").tracked, run_dir) == mlflow_delivery.Delivery(0)
     [run] = runs(client, "deliver")
     assert history(client, run, "m399") == [(s, 399.0) for s in range(1, 8)]
     assert run.info.status == "KILLED"
@@ -323,7 +323,7 @@ def test_deliver_brings_what_is_missing_and_nothing_twice(tmp_path: Path, store:
 def test_more_rows_than_memory_holds_come_from_the_run_directory(
     tmp_path: Path, store: str, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracker, "PENDING_ROWS", 10)
+    monkeypatch.setattr(mlflow_delivery, "PENDING_ROWS", 10)
     run_dir = new_run(tmp_path / "run")
     followed = Tracker(job(store, "many").tracked, run_dir)
     for step in range(1, 101):
@@ -331,7 +331,7 @@ def test_more_rows_than_memory_holds_come_from_the_run_directory(
         assert len(followed._rows) <= 10
         if step == 50:
             time.sleep(2.5)  # delivered so far, and so no longer behind
-    assert followed.close(60) == tracker.Delivery(0)
+    assert followed.close(60) == mlflow_delivery.Delivery(0)
     [run] = runs(client, "many")
     assert [s for s, _ in history(client, run)] == list(range(1, 101))
 
@@ -351,7 +351,9 @@ def test_a_dead_server_neither_blocks_nor_raises(tmp_path: Path, mute: str) -> N
     assert found.problem
     assert "hunter2" not in found.problem
     assert (
-        tracker.rows_on_server((asked := job(mute, "dead")).name, asked.tracking, run_dir, [(1, 50)], 1.0)
+        mlflow_delivery.rows_on_server(
+            (asked := job(mute, "dead")).name, asked.tracking, run_dir, [(1, 50)], 1.0
+        )
         == []
     )
     assert time.monotonic() - began < 60
@@ -369,7 +371,7 @@ def test_without_tracking_nothing_happens(tmp_path: Path) -> None:
     run_dir = new_run(tmp_path / "run")
     followed = Tracker(job("x", "none", tracking=None).tracked, run_dir)
     write(run_dir, followed, [row(1)])
-    assert followed.close(10) == tracker.Delivery(0)
+    assert followed.close(10) == mlflow_delivery.Delivery(0)
 
 
 def test_flatten_names_every_leaf() -> None:
@@ -390,12 +392,12 @@ def test_readings_of_nodes_are_system_metrics_of_each_and_arrive_once(
 
     run_dir.append("nodes.jsonl", [reading(number) for number in range(1, 1801)])
     first = Tracker(spec.tracked, run_dir)
-    assert first.close(60) == tracker.Delivery(0)
+    assert first.close(60) == mlflow_delivery.Delivery(0)
     run_dir.append("nodes.jsonl", [reading(1801), reading(1802)])
     second = Tracker(spec.tracked, run_dir)
     run_dir.append("nodes.jsonl", [reading(1803)])
     second.nodes()
-    assert second.close(60) == tracker.Delivery(0)
+    assert second.close(60) == mlflow_delivery.Delivery(0)
     [run] = runs(client, "nodes")
     assert run.data.tags["orchestrator.last_node_row"] == "1803"
     for node in (0, 1):

@@ -7,7 +7,7 @@ import pytest
 from cleaning_texts import PROSE
 
 from orchestrator.config.errors import InputError
-from orchestrator.data.clean import text_steps
+from orchestrator.data.clean import document_rules
 from orchestrator.data.clean.config import Language, Normalize, Own, Url
 from orchestrator.data.clean.removed import Removed
 
@@ -36,12 +36,12 @@ def test_documents_go_by_their_address(address: object, reason: str) -> None:
         soft_words=["free", "poker"],
         parts=["porn"],
     )
-    found = text_steps.url(Url(column="link"), given)("text", {"link": address})
+    found = document_rules.url(Url(column="link"), given)("text", {"link": address})
     assert found == (Removed(reason) if reason else "text")
 
 
 def test_an_address_may_be_inside_a_column() -> None:
-    step = text_steps.url(
+    step = document_rules.url(
         Url(column="meta.url"), lists(domains=["https://bad.org/", "*.worse.org", ".worst.org"])
     )
     for host, kept in (("bad.org", False), ("a.worse.org", False), ("worst.org", False), ("good.org", True)):
@@ -59,31 +59,33 @@ def test_an_address_may_be_inside_a_column() -> None:
     ],
 )  # fmt: skip
 def test_an_entry_that_would_mean_nothing_or_all_is_none(name: str, entry: str, why: str) -> None:
-    assert bool(why) == bool(found := text_steps.unusable(name, entry))
+    assert bool(why) == bool(found := document_rules.unusable(name, entry))
     assert why in found
 
 
 def test_languages_are_told_apart() -> None:
     german = "Der Fluss ist hier breit, und die Leute der Stadt haben immer mit ihm gelebt. Im Sommer baden sie darin."
-    keep = text_steps.language(Language(keep=["en"]))
+    keep = document_rules.language(Language(keep=["en"]))
     assert keep(PROSE, {}) == PROSE
     assert keep(german, {}) == Removed("de")
-    assert text_steps.language(Language(keep=["en", "de"]))(german, {}) == german
-    assert text_steps.language(Language(keep=["en"], min_score=1.0))(PROSE, {}) == Removed("en, too unsure")
+    assert document_rules.language(Language(keep=["en", "de"]))(german, {}) == german
+    assert document_rules.language(Language(keep=["en"], min_score=1.0))(PROSE, {}) == Removed(
+        "en, too unsure"
+    )
     with pytest.raises(InputError, match="no language is called english"):
-        text_steps.language(Language(keep=["english"]))
+        document_rules.language(Language(keep=["english"]))
 
 
 def test_unicode_is_normalised_and_repaired() -> None:
-    assert text_steps.normalize(Normalize())("e\u0301 \ufb01", {}) == "\u00e9 \ufb01"
-    assert text_steps.normalize(Normalize(form="NFKC"))("\ufb01", {}) == "fi"
-    assert text_steps.normalize(Normalize(fix=True))("itâ€™s", {}) == "it's"
+    assert document_rules.normalize(Normalize())("e\u0301 \ufb01", {}) == "\u00e9 \ufb01"
+    assert document_rules.normalize(Normalize(form="NFKC"))("\ufb01", {}) == "fi"
+    assert document_rules.normalize(Normalize(fix=True))("itâ€™s", {}) == "it's"
 
 
 def test_a_step_names_the_extra_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ftfy", None)
     with pytest.raises(InputError, match=r"normalize with fix needs ftfy; install it: .*\[data\]"):
-        text_steps.normalize(Normalize(fix=True))
+        document_rules.normalize(Normalize(fix=True))
 
 
 def test_own_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,20 +97,20 @@ def test_own_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "value = 1\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    keep = text_steps.own(Own(function="own_steps:keep", options={"least": 2}, columns=["mark"]))
+    keep = document_rules.own(Own(function="own_steps:keep", options={"least": 2}, columns=["mark"]))
     assert keep("ab", {"mark": "!"}) == "AB!"
-    inner = text_steps.own(Own(function="own_steps:told", columns=["meta.score", "gone", "null"]))
+    inner = document_rules.own(Own(function="own_steps:told", columns=["meta.score", "gone", "null"]))
     assert inner("ab", {"meta": {"score": 3}, "more": 1, "null": None}) == "{'meta.score': 3}"
-    assert text_steps.own(Own(function="own_steps:told"))("ab", {"more": 1}) == "{}"
+    assert document_rules.own(Own(function="own_steps:told"))("ab", {"more": 1}) == "{}"
     assert keep("a", {}) == Removed("own_steps:keep")
     for name, problem in (
         ("wrong", "returned int instead of text"),
         ("half", "returned str instead of text"),
     ):
         with pytest.raises(InputError, match=problem):
-            text_steps.own(Own(function=f"own_steps:{name}"))("text", {})
+            document_rules.own(Own(function=f"own_steps:{name}"))("text", {})
     for name, problem in (("value", "is no function"), ("missing", "has no missing")):
         with pytest.raises(InputError, match=problem):
-            text_steps.own(Own(function=f"own_steps:{name}"))
+            document_rules.own(Own(function=f"own_steps:{name}"))
     with pytest.raises(InputError, match="there is no module"):
-        text_steps.own(Own(function="no_such_module_at_all:f"))
+        document_rules.own(Own(function="no_such_module_at_all:f"))

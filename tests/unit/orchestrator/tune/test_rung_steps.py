@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.train.config import TrainSpec
 from orchestrator.tune.config import TuneSpec
-from orchestrator.tune.rungs import early_decision, longest_warmup, rungs
+from orchestrator.tune.rung_steps import early_decision, longest_warmup, rungs
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,10 @@ from orchestrator.planner.planner import best_of, planned
 from orchestrator.train.config import Precision, TrainSpec
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
-"""From the widest numbers to those that need a loss scale. Among equally fast ones the first is chosen."""
+"""From the widest numbers to those that need a loss scale. Among equally fast ones the first is chosen.
+
+fp8 is never chosen automatically, because it changes numerics.
+"""
 
 MachineOf = Callable[[ResourceSpec, Precision], Machine]
 """Returns a worker with these resources, which trains in that precision."""

@@ -12,8 +12,8 @@ import threading
 
 from orchestrator.checkpoint.identity import read_job
 from orchestrator.observe.last_status import LOST, last_status
+from orchestrator.observe.mlflow_delivery import KILLED, born_of, deliver
 from orchestrator.observe.mlflow_run import BORN_TAG, URI_TAG, MlflowRun
-from orchestrator.observe.tracker import KILLED, born_of, deliver
 from orchestrator.storage.run_directory import RunDir
 
 SETTLED = "mlflow.json"

@@ -13,8 +13,8 @@ import pytest
 from jobs import wait_for
 
 from orchestrator.config.spec import JobSpec, dump, parse
-from orchestrator.observe.mlflow_lost import SETTLED, settle, settle_others
-from orchestrator.observe.tracker import Tracker
+from orchestrator.observe.mlflow_dead_runs import SETTLED, settle, settle_others
+from orchestrator.observe.mlflow_delivery import Tracker
 from orchestrator.storage.process_identity import lineage, process_identity
 from orchestrator.storage.run_directory import RunDir
 

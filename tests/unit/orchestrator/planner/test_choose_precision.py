@@ -11,12 +11,12 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.planner.choose_layout import TIE
+from orchestrator.planner.choose_precision import Choice, MachineOf, chosen, in_precision
 from orchestrator.planner.demand import Demand, demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.device_profile import load
 from orchestrator.planner.memory import MEMORY_SHARE
 from orchestrator.planner.planner import planned
-from orchestrator.planner.precision import Choice, MachineOf, chosen, in_precision
 from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.train.config import Precision
 from workloads.describe import describe
