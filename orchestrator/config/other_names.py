@@ -271,7 +271,7 @@ _KEYS: Mapping[str, str] = {
         "router_aux_loss_coef aux_loss_coef moe_aux_loss_coeff"
     ),
     # What is not here.
-    "`orchestrator checkpoint export RUN --push USER/NAME` uploads the export; HF_TOKEN is the token": (
+    "checkpoint.push, as in USER/NAME, uploads the export; HF_TOKEN is the token": (
         "hub_repo_id push_to_hub hub_model_id hub_private hub_private_repo hub_token push_to_hub_model_id "
         "push_to_hub_organization push_to_hub_token hf_use_auth_token use_auth_token"
     ),

@@ -35,7 +35,7 @@ def smoke_of(spec: JobSpec, is_alike: Callable[[JobSpec], bool]) -> JobSpec:
     document["train"] |= {"continue_from": None, "thaw": {}}
     if spec.train.thaw:  # it may train the parameters that a group matches
         document["train"]["optimizer"]["groups"] = []
-    document["checkpoint"] |= {"every": half, "keep_every": None, "export_to": None}
+    document["checkpoint"] |= {"every": half, "keep_every": None, "export_to": None, "push": None}
     if spec.prune is not None:
         document["prune"] = spec.prune.shortened(spec.train.steps, steps)
     if spec.workload.shrink is not None:

@@ -19,6 +19,7 @@ from orchestrator.observe.goodput import BETWEEN_COMMANDS, BUCKETS, Phase, timel
 from orchestrator.observe.last_status import if_lost
 from orchestrator.observe.pages import charts
 from orchestrator.observe.pages.kept_rollouts import rollouts_shown
+from orchestrator.observe.pages.layer_table import layer_table
 from orchestrator.observe.pages.page import render, size
 from orchestrator.observe.pages.pipeline_timeline import timelines
 from orchestrator.observe.step_parts import in_table
@@ -105,6 +106,7 @@ def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
         "audit": _audit(fields["audit"]),
         "memory": _memory(fields["memory_audit"]),
         "pipeline": timelines(run_dir, plan),
+        "layers": layer_table(rows.layers),
         "evaluations": _evaluations(rows.evaluations),
         "tasks": _evaluations(tasks_in(events)),
         "sayings": redact(_sayings(rows)),
