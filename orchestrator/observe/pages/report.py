@@ -17,9 +17,8 @@ from orchestrator.config.redact import redact
 from orchestrator.observe.formatting import count, duration, run_name
 from orchestrator.observe.goodput import BETWEEN_COMMANDS, BUCKETS, Phase, timeline, with_end_of
 from orchestrator.observe.last_status import if_lost
-from orchestrator.observe.pages import charts
+from orchestrator.observe.pages import charts, layer_table
 from orchestrator.observe.pages.kept_rollouts import rollouts_shown
-from orchestrator.observe.pages.layer_table import layer_table
 from orchestrator.observe.pages.page import render, size
 from orchestrator.observe.pages.pipeline_timeline import timelines
 from orchestrator.observe.step_parts import in_table
@@ -106,7 +105,7 @@ def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
         "audit": _audit(fields["audit"]),
         "memory": _memory(fields["memory_audit"]),
         "pipeline": timelines(run_dir, plan),
-        "layers": layer_table(rows.layers),
+        "layers": layer_table.layer_table(rows.layers),
         "evaluations": _evaluations(rows.evaluations),
         "tasks": _evaluations(tasks_in(events)),
         "sayings": redact(_sayings(rows)),
