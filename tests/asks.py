@@ -31,6 +31,7 @@ PLACES = {
     "torchtitan": "pytorch/torchtitan",
     "transformers": "huggingface/transformers",
     "verl": "verl-project/verl",
+    "AReaL": "inclusionAI/AReaL",
 }
 """Where the threads of a repository are."""
 
@@ -244,6 +245,12 @@ ASKS = (
         FROZEN,
     ),
     Ask(
+        "AReaL#606",
+        "Processes that generate answers beside the trainer come and go while it trains.",
+        "`rollout: {workers: {min: 1, max: 4}}`",
+        "dist/test_rollouts_run.py::test_rollout_workers_that_come_and_die_change_no_bit",
+    ),
+    Ask(
         "trl#6797",
         "Weights that cannot be handed to those who generate are an error within a bound, and no hang.",
         "`orchestrator chaos JOB --fault stop@1:5`",
@@ -418,7 +425,6 @@ ASKS = (
 
 NOT_HERE = {
     "faults within a step of learning from rewards, answered without a restart": "verl#7910",
-    "processes that generate answers beside the trainer, and are added and taken away while it trains": "AReaL#606",
     "quantisation by AWQ, whose calibration hangs in the request": "llm-compressor#1520",
     "what Kueue does: a job that grows in another cluster, several failed nodes replaced": "kueue#8712, kueue#14244",
 }

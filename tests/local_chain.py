@@ -57,7 +57,7 @@ def drive_chain_here(
     faults: dict[str, tuple[str, ...]] | None = None,
 ) -> ChainOutcome:
     """Run a chain whose stages export nothing, with all of its data prepared in `cache`."""
-    document["data"]["cache"] = str(cache)
+    document.setdefault("data", {})["cache"] = str(cache)
     chain, place, turn = parse_chain(document), RunDir(str(root)), threading.Lock()
     stages = stage_runs(chain, place)
     done = check_chain(chain, stages, place, None)

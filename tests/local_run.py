@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from lasting_gang import lasting_gang
@@ -93,6 +93,44 @@ def with_evaluator(rooms: list[int]) -> Callable[[], Gang]:
         return made[-1]
 
     return gang
+
+
+def with_rollout_workers(rooms: list[int], faults: tuple[str, ...] = ()) -> Callable[[], Gang]:
+    """Makes gangs of a run: the first is that of the ranks, in each attempt with so much room, which rollout workers
+    beside them take their own from; the others are of one rollout worker each. Each of `faults` is for one of those, in
+    turn; its step counts units of work."""
+    made: list[Gang] = []
+    left = list(faults)
+
+    def gang() -> Gang:
+        given = (left.pop(0),) if made and left else ()
+        made.append(RolloutGang(given) if made else LocalGang(rooms))
+        return made[-1]
+
+    return gang
+
+
+class RolloutGang(LocalGang):
+    """The gang of a rollout worker with injected faults."""
+
+    used: ClassVar[set[str]] = set()
+    """The names of lasting gangs that are in use."""
+
+    def __init__(self, faults: tuple[str, ...]) -> None:
+        super().__init__([1])
+        self._name = next(name for n in range(9) if (name := f"rollouts-{n}") not in self.used)
+        self.used.add(self._name)
+        self._ranks, self._faults = lasting_gang(self._name), faults
+
+    def start(self, *arguments: Any, **more: Any) -> None:
+        """See `Gang.start`."""
+        world, bundle, target, config = arguments
+        super().start(world, bundle, target, {**config, "faults": self._faults}, **more)
+
+    def close(self) -> None:
+        """See `Gang.close`."""
+        super().close()
+        self.used.discard(self._name)
 
 
 def drive_here(

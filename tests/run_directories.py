@@ -18,12 +18,14 @@ def run_of(
     phase: str = "done",
     losses: tuple[float, ...] = (4.0, 3.0, 2.0),
     seen: float = START,
+    *,
+    seed: int = 3,
     **train: Any,
 ) -> RunDir:
     """A run directory with a row for each loss, and an evaluation after the last. Its status was written at `seen`."""
     run = RunDir(str(folder))
     run.create()
-    run.write_text("job.yaml", dump(parse(job("corpus.txt", **train) | {"name": folder.name})))
+    run.write_text("job.yaml", dump(parse(job("corpus.txt", **train) | {"name": folder.name, "seed": seed})))
     events: list[dict[str, Any]] = [{"time": START, "attempt": 1, "phase": "train"}]
     events += [{"time": START + 9, "attempt": 1, "phase": phase}] if phase == "done" else []
     run.append("events.jsonl", events)

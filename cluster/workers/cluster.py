@@ -63,6 +63,8 @@ class Cluster:
     services: Callable[[str, str], NodeServices]
     """`services("module:Class", token)` keeps an object of that class on every node, made with the token and the node's
     address."""
+    host: Callable[[], str] = lambda: "127.0.0.1"
+    """`host()` returns the address at which all nodes reach this process."""
     call: Callable[..., Any] = _call
     """`call(function, *arguments)` calls a function and returns its value, with imports done already if possible."""
     request_workers: Callable[[Bundle, int], None] = _fixed_size

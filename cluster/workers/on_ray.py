@@ -125,9 +125,10 @@ def on_ray(shared: str = "") -> Cluster:
     `shared` names a process on this machine that has the imports of ranks done, see `RayGang`. Functions are called in
     copies of it, unless it is gone.
     """
+    host = ray.util.get_node_ip_address
     if not shared:
         gang = functools.partial(RayGang, secrets.token_hex(16))
-        return Cluster(gang, smallest_offer, RayTask, RayNodeServices, machines=machines)
+        return Cluster(gang, smallest_offer, RayTask, RayNodeServices, host=host, machines=machines)
 
     def run_task(function: Any, *arguments: Any) -> RemoteTask:
         try:
@@ -142,4 +143,4 @@ def on_ray(shared: str = "") -> Cluster:
             return function(*arguments)
 
     gang = functools.partial(RayGang, shared)
-    return Cluster(gang, smallest_offer, run_task, RayNodeServices, call, machines=machines)
+    return Cluster(gang, smallest_offer, run_task, RayNodeServices, host=host, call=call, machines=machines)

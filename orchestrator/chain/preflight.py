@@ -50,7 +50,7 @@ def check_chain(
                     done.add(name)
                     continue
                 check_all_places(stage.job, stage.run)
-                check_machine(stage.job.resources, stage.job.evaluates_beside, address)
+                check_machine(stage.job.resources, stage.job.all_workers, address)
                 asked = jobs[name].with_parts(train=as_its_run(jobs[name].train, stage.run))
                 teacher = stage.stage.learns_from
                 if teacher is not None and teacher.stage not in done:

@@ -78,15 +78,9 @@ def run(
 
 def _drive(driver: Driver, stages: Mapping[str, StageRun], address: str | None) -> None:
     jobs = [stage.job for stage in stages.values()]
-    cpus = max(
-        (each.resources.workers.max + each.evaluates_beside) * each.resources.per_worker.cpu for each in jobs
-    )
+    cpus = max(each.all_workers.max * each.resources.per_worker.cpu for each in jobs)
     with_gpu = [each for each in jobs if each.resources.per_worker.gpu]
-    gpus = (
-        max((gpus_here(each.resources, each.evaluates_beside) for each in with_gpu), default=0)
-        if address is None
-        else 0
-    )
+    gpus = max((gpus_here(each.all_workers) for each in with_gpu), default=0) if address is None else 0
     with imports_begun(jobs[0].parallel, embedded=address is None) as shared:
         for _ in range(3):
             with on_cluster(address, cpus, gpus):

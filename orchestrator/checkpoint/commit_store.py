@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.checkpoint import shard as shards
+from orchestrator.checkpoint.compact import checksum
 from orchestrator.checkpoint.manifest import (
-    Chunk,
     CommitManifest,
     CorruptCommit,
-    FileEntry,
-    TensorEntry,
-    check_manifest,
     commit_folder,
     parse_manifest,
     published_steps,
 )
-from orchestrator.checkpoint.shard import ITEM_BYTES, digest
+from orchestrator.checkpoint.merging import merge_records
 from orchestrator.config.errors import InputError
 from orchestrator.storage.backend import Backend
 from orchestrator.storage.file_names import ATTEMPT_FILE, MANIFEST
@@ -32,92 +26,65 @@ from orchestrator.storage.open_backend import open_backend
 from orchestrator.storage.retry import LostBytes, Retry, read_stored
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from orchestrator.checkpoint.chunks import FileEntry
     from orchestrator.checkpoint.pieces import TensorPiece
     from orchestrator.checkpoint.reader import Reader
-
-
-def merge_records(
-    step: int, records: list[dict[str, Any]], meta: dict[str, Any], where: str
-) -> CommitManifest:
-    """Make and check the manifest of a commit from the writers' records (see `shard.file_content`).
-
-    Raises:
-        InputError: chunks overlap or leave holes, writers disagree, or `meta` lacks something.
-    """
-    rest = dict(meta)
-    try:
-        position, receipt = int(rest.pop("position")), str(rest.pop("receipt"))
-        rest = json.loads(json.dumps(rest))
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"meta is not usable: {error!r}", where, "pass JSON with position and receipt"
-        ) from None
-    files = {
-        record["file"]: FileEntry(record["bytes"], record["header_bytes"], record["header"])
-        for record in records
-    }
-    sizes = {record["block_bytes"] for record in records}
-    if len(sizes) > 1:
-        raise InputError(
-            f"writers used blocks of {sorted(sizes)} bytes", where, "open all stores with the same block size"
-        )
-    created = datetime.now(UTC).isoformat(timespec="milliseconds")
-    block_bytes = sizes.pop() if sizes else 1 << 20
-    commit = CommitManifest(
-        step,
-        position,
-        receipt=receipt,
-        created=created,
-        meta=rest,
-        block_bytes=block_bytes,
-        files=files,
-        tensors=_tensors(records, where),
-    )
-    check_manifest(commit, where)
-    return commit
-
-
-def _tensors(records: list[dict[str, Any]], where: str) -> dict[str, TensorEntry]:
-    chunks: dict[str, list[Chunk]] = {}
-    kinds: dict[str, tuple[tuple[int, ...], str]] = {}
-    for record in records:
-        for one in record["chunks"]:
-            name, kind = one["name"], (tuple(one["shape"]), one["dtype"])
-            if kinds.setdefault(name, kind) != kind:
-                raise InputError(
-                    f"{name}: writers disagree: {kinds[name]} and {kind}", where, "save it alike"
-                )
-            start, extent = tuple(one["start"]), tuple(one["extent"])
-            chunk = Chunk(record["file"], one["offset"], start, extent, tuple(one["blocks"]))
-            chunks.setdefault(name, []).append(chunk)
-    return {name: TensorEntry(*kinds[name], tuple(chunks[name])) for name in sorted(chunks)}
 
 
 READ_BYTES = 16 << 20
 """Bytes of a file that are read at a time to verify it."""
 
-Span = tuple[int, int, str, str]
+Span = tuple[int, int, bytes, str]
 """A range of bytes with a checksum: the first byte, the byte after the last, the checksum, and what it covers."""
 
 
-def checksummed_ranges(commit: CommitManifest) -> dict[str, list[Span]]:
-    """Return all ranges that have a checksum, in order, by file. Together they cover the file."""
-    found = {
-        name: [(0, entry.header_bytes, entry.header, "the header")] for name, entry in commit.files.items()
+def checksummed_ranges(commit: CommitManifest) -> tuple[list[str], dict[str, Iterator[Span]]]:
+    """Return the ranges that have a checksum, in order, by file. Together they cover the file.
+
+    Also returns a line for each table of chunks that cannot be read; the ranges of its chunks are left out.
+    """
+    import numpy as np
+
+    problems: list[str] = []
+    tables = []
+    for table in commit.tables:
+        try:
+            _ = table.columns
+        except CorruptCommit as error:
+            problems.append(str(error))
+        else:
+            tables.append(table)
+    columns = np.concatenate(
+        [np.stack([table.columns[1], table.columns[2]]) for table in tables] or [np.empty((2, 0), np.int64)],
+        axis=1,
+    )
+    order = np.lexsort([columns[1], columns[0]])
+    edges = np.searchsorted(columns[0][order], np.arange(len(commit.files) + 1)).tolist()
+    first = np.cumsum([0, *(table.columns.shape[1] for table in tables)])
+
+    def spans(entry: FileEntry, rows: NDArray[np.int64]) -> Iterator[Span]:
+        yield 0, entry.header_bytes, entry.header, "the header"
+        for row in rows.tolist():
+            number = int(np.searchsorted(first, row, side="right")) - 1
+            table, mine = tables[number], row - int(first[number])
+            chunk = table.chunk(mine)
+            name = table.kinds[int(table.columns[0, mine])][0]
+            end = chunk.offset + int(table.bytes_of[mine])
+            for block, wanted in enumerate(chunk.blocks):
+                at = chunk.offset + block * commit.block_bytes
+                yield at, min(at + commit.block_bytes, end), wanted, f"{name} block {block}"
+
+    return problems, {
+        name: spans(entry, order[low:high])
+        for (name, entry), low, high in zip(commit.files.items(), edges, edges[1:], strict=False)
     }
-    for name, tensor in commit.tensors.items():
-        for chunk in tensor.chunks:
-            end = chunk.offset + math.prod(chunk.shape) * ITEM_BYTES[tensor.dtype]
-            for number, checksum in enumerate(chunk.blocks):
-                at = chunk.offset + number * commit.block_bytes
-                found[chunk.file].append(
-                    (at, min(at + commit.block_bytes, end), checksum, f"{name} block {number}")
-                )
-    return {name: sorted(ranges) for name, ranges in found.items()}
 
 
 def damaged_ranges(
-    backend: Backend, retry: Retry, commit: CommitManifest, file: str, ranges: list[Span]
+    backend: Backend, retry: Retry, commit: CommitManifest, file: str, ranges: Iterable[Span]
 ) -> list[str]:
     """Return a line for each range of a file whose checksum is wrong. Stops at a range that cannot be read.
 
@@ -126,7 +93,7 @@ def damaged_ranges(
     size = commit.files[file].size
     lines: list[str] = []
     base, held = 0, memoryview(b"")
-    for low, high, checksum, label in ranges:
+    for low, high, wanted, label in ranges:
         if high > base + len(held):
             base = low
             target = memoryview(bytearray(min(max(READ_BYTES, high - low), size - low)))
@@ -138,13 +105,18 @@ def damaged_ranges(
             except LostBytes as error:
                 unreadable = f"{file}: {label} at byte {low} cannot be read: {error.strerror}"
                 return [*lines, unreadable]
-        if digest(held[low - base : high - base]) != checksum:
+        if checksum(held[low - base : high - base]) != wanted:
             lines.append(f"{file}: {label} at byte {low} is damaged")
     return lines
 
 
 KEEP_MORE = "let the run keep more by checkpoint.keep or checkpoint.keep_every, or wait for its end"
 """The hint of errors about a commit that a running job has removed."""
+FEW = 8
+"""Small files that are read or removed one after the other."""
+AT_ONCE = 32
+"""Small files that are read or removed at the same time, if there are more."""
+T = TypeVar("T")
 LOOKS = 5
 """How often the newest commit is looked for again when a running job removes commits meanwhile."""
 
@@ -203,6 +175,13 @@ class Store:
             "timeout": self.timeout,
         }
 
+    def many(self, call: Callable[[str], T], paths: Collection[str]) -> list[T]:
+        """Return `call(path)` for each of these paths, in order. Many run at the same time."""
+        if len(paths) <= FEW:
+            return [call(path) for path in paths]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return list(pool.map(call, paths))
+
     # -- writing
 
     def write_shard(self, step: int, shard: int, pieces: Iterable[TensorPiece]) -> list[dict[str, Any]]:
@@ -251,13 +230,15 @@ class Store:
                 attempt has taken over (see `fence`).
         """
         path = f"{commit_folder(step)}/{MANIFEST}"
-        commit = merge_records(step, records, meta, self._where(step))
+        commit, index = merge_records(step, records, meta, self._where(step))
         present = self.retry(self.backend.list, commit_folder(step))
         for name, entry in commit.files.items():
             if present.get(f"{commit_folder(step)}/{name}") != entry.size:
                 raise InputError(f"{name} is missing or cut short", self._where(step), "save again")
-        data = commit.to_bytes()
         self._check_fence(commit)
+        if index:
+            commit = commit.with_index(self._write_index(step, index))
+        data = commit.to_bytes()
         try:
             self.retry(self.backend.publish, path, data)
         except FileExistsError:
@@ -265,6 +246,16 @@ class Store:
         with contextlib.suppress(OSError):  # for people only: the program never reads it
             self.retry(self.backend.replace, "LATEST", f"{commit_folder(step)}\n".encode())
         return commit
+
+    def _write_index(self, step: int, index: bytes) -> str:
+        """Write the index file of a commit durably, and return its name."""
+
+        def attempt() -> str:
+            name = f"index-{self.attempt}-{uuid.uuid4().hex[:8]}.bin"
+            self.backend.write(f"{commit_folder(step)}/{name}", [index])
+            return name
+
+        return self.retry(attempt)
 
     def fence(self, attempt: int) -> None:
         """Allow only this attempt of the run, and later ones, to publish.
@@ -331,7 +322,12 @@ class Store:
         except LostBytes as error:
             what = f"{self._where(step)}: the manifest cannot be read: {error.strerror}"
             raise CorruptCommit(what) from error
-        found = parse_manifest(raw, self._where(step))
+
+        def read(name: str, offset: int, target: memoryview) -> int:
+            path = f"{commit_folder(step)}/{name}"
+            return read_stored(self.retry, self.backend.read_into, path, offset, target)
+
+        found = parse_manifest(raw, self._where(step), read)
         if found.step != step:
             raise CorruptCommit(f"{self._where(step)}: the manifest is of step {found.step} ({MANIFEST})")
         return found
@@ -399,12 +395,12 @@ class Store:
         return Reader(self.backend, self.retry, commit_folder(manifest.step), manifest)
 
     def _check_bytes(self, commit: CommitManifest) -> list[str]:
+        problems, ranges = checksummed_ranges(commit)
         with ThreadPoolExecutor(self.threads) as pool:
             found = pool.map(
-                lambda item: damaged_ranges(self.backend, self.retry, commit, *item),
-                checksummed_ranges(commit).items(),
+                lambda item: damaged_ranges(self.backend, self.retry, commit, *item), ranges.items()
             )
-            return [line for lines in found for line in lines]
+            return problems + [line for lines in found for line in lines]
 
     def _where(self, step: int) -> str:
         return f"{self.location}/{commit_folder(step)}"

@@ -141,8 +141,9 @@ class Committer:
             if present != before:
                 before = present
                 end = time.monotonic() + patience
-            for path in missing.keys() & present.keys():
-                note = json.loads(self.store.retry(self.store.backend.read, path))
+            arrived = sorted(missing.keys() & present.keys())
+            for path, raw in zip(arrived, self.store.many(self._read, arrived), strict=True):
+                note = json.loads(raw)
                 writer = missing.pop(path)
                 if "failed" in note:
                     raise RuntimeError(f"writer {writer}: {note['failed']}")
@@ -155,6 +156,9 @@ class Committer:
                 time.sleep(pause)
                 pause = min(pause * 1.5, 1.0)
         return records
+
+    def _read(self, path: str) -> bytes:
+        return self.store.retry(self.store.backend.read, path)
 
     def _prune(self) -> str:
         """Remove old commits after the new one is published. Return why that failed; the new commit stands."""

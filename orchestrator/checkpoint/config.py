@@ -74,6 +74,7 @@ NO_EXPORT = {
     "export_at": "end",
     "export_names": None,
     "export_numbers": None,
+    "push": None,
 }
 """The export keys of `checkpoint` in a job that exports nothing."""
 
@@ -134,6 +135,11 @@ class CheckpointSpec(StrictModel):
     export_to: str | None = Field(
         default=None, description="folder or URI of the export; unset: <run>/export"
     )
+    push: str | None = Field(
+        default=None,
+        description="USER/NAME: upload the final export to this private repository of the Hugging Face Hub; the token "
+        "is HF_TOKEN where the run's controller is. A failure is reported, and does not fail the run",
+    )
 
     @model_validator(mode="after")
     def what_is_kept_is_committed(self) -> CheckpointSpec:
@@ -150,8 +156,8 @@ class CheckpointSpec(StrictModel):
             raise ValueError(f"export_names is for export dcp, and export is {self.export}; leave it out")
         if self.export_numbers is not None:
             self._has_numbers(self.export_numbers)
-        if self.export is None and (self.export_to or self.export_at == "commit"):
-            key = "export_to" if self.export_to else "export_at"
+        if self.export is None and (self.push or self.export_to or self.export_at == "commit"):
+            key = "push" if self.push else "export_to" if self.export_to else "export_at"
             raise ValueError(
                 f"nothing is exported, since export is null; leave out {key}, or set export to hf"
             )

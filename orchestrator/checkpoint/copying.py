@@ -32,7 +32,7 @@ def copy_commit(
     """
     commit = source.manifest(step)
     copied_files = target.retry(target.backend.list, commit_folder(step))
-    for name in commit.files:
+    for name in commit.file_sizes:
         path = f"{commit_folder(step)}/{name}"
         data = source.retry(source.backend.read, path)
         if copied_files.get(path) == len(data):

@@ -29,11 +29,13 @@ MEASURED = "measured"
 def measure_of(evaluate: EvaluateSpec | None, averaged: int) -> dict[str, int | None]:
     """Return the settings that change the values of evaluations and that a job may change during its run.
 
-    These are the number of global batches that are read of a set, and the number of commits that the weights are
-    averaged over. Values under different settings are not compared.
+    These are the number of global batches that are read of a set, the number of commits that the weights are averaged
+    over, and the number of answers that are drawn to a prompt, if any. Values under different settings are not
+    compared.
     """
     batches = evaluate.batches if evaluate else None
-    return {"batches": batches, "averaged": averaged if evaluate and evaluate.where == "beside" else 0}
+    found = {"batches": batches, "averaged": averaged if evaluate and evaluate.where == "beside" else 0}
+    return found | ({"answers": evaluate.answers} if evaluate and evaluate.answers else {})
 
 
 def attach(store: Store, row: Row) -> None:

@@ -1,7 +1,8 @@
 """The manifest of a commit: its tensors, where each byte of them is stored, and all checksums.
 
-The file is JSON and ends with a checksum of the bytes before it, so a flipped bit anywhere is found. The module does
-not import torch.
+`manifest.json` ends with a checksum of the bytes before it, so a flipped bit anywhere is found. It has the files, the
+tensors and the tables of chunks (`compact`): small ones themselves, others by their places in the commit's index file
+and their checksums. Commits of earlier versions have the chunks in JSON. The module does not import torch.
 """
 
 from __future__ import annotations
@@ -9,43 +10,36 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from orchestrator.checkpoint.chunks import Chunks, ChunkTable, FileEntry, ShardFiles, TensorEntry
+from orchestrator.checkpoint.compact import (
+    FIXED,
+    LARGEST,
+    SUM_BYTES,
+    Kind,
+    checksum,
+    inline,
+    sizes_of,
+    unpack,
+)
 from orchestrator.checkpoint.shard import ITEM_BYTES, digest
 from orchestrator.config.errors import InputError
 from orchestrator.storage.file_names import MANIFEST
+from orchestrator.storage.retry import LostBytes
 
+if TYPE_CHECKING:
+    from orchestrator.checkpoint.compact import Numbers, Sums
 
-def tiling_problem(shape: tuple[int, ...], boxes: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> str:
-    """Return why boxes (start, extent) do not tile `shape` exactly; empty if they do.
-
-    Boxes tile the shape if they lie inside it, do not overlap, and their volumes add up to its volume. A sweep over the
-    first dimension avoids comparing all pairs.
-    """
-    for start, extent in boxes:
-        if not len(start) == len(extent) == len(shape):
-            return f"a chunk of {list(extent)} at {list(start)} in a tensor of {list(shape)}"
-        if any(at + size > whole for at, size, whole in zip(start, extent, shape, strict=True)):
-            return f"a chunk of {list(extent)} at {list(start)} reaches outside {list(shape)}"
-    volume = sum(math.prod(extent) for _, extent in boxes)
-    open_boxes: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-    for start, extent in sorted(box for box in boxes if math.prod(box[1])):
-        open_boxes = [box for box in open_boxes if not shape or box[0][0] + box[1][0] > start[0]]
-        for other, size in open_boxes:
-            spans = zip(start, extent, other, size, strict=True)
-            if all(a < b + lb and b < a + la for a, la, b, lb in spans):
-                return f"chunks at {list(other)} and {list(start)} overlap"
-        open_boxes.append((start, extent))
-    if volume != math.prod(shape) or not boxes:
-        return f"chunks hold {volume} of {math.prod(shape)} elements"
-    return ""
-
-
-SCHEMA = 1
-LARGEST = 1 << 60  # of any size or offset
+SCHEMA = 2
+JSON_CHUNKS = 1
+"""The schema of earlier versions, with every chunk in JSON. It is read and copied, and no longer written."""
 FILE_NAME = re.compile(r"shard-[0-9]{5,}-[0-9a-z]+-[0-9a-f]+\.safetensors")
+INDEX_NAME = re.compile(r"index-[0-9a-z]+-[0-9a-f]+\.bin")
+"""The name of the file with the tables of chunks that are not in the manifest."""
 VERIFIED = "verified"
 """Key of a commit's meta: the last step that another rank has computed too, with equal results; 0 before the first."""
 FOLDER = re.compile(r"step-([0-9]{8,})")
@@ -78,37 +72,8 @@ class CorruptCommit(Exception):
         super().__init__(what)
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """A box of a tensor, which is stored contiguously in one file."""
-
-    file: str
-    offset: int
-    """The first byte in the file."""
-    start: tuple[int, ...]
-    """The offset of the box in the tensor, for each dimension."""
-    shape: tuple[int, ...]
-    """The extent of the box."""
-    blocks: tuple[str, ...]
-    """The checksum of each block."""
-
-
-@dataclass(frozen=True)
-class TensorEntry:
-    """A global tensor: its shape, its dtype by safetensors' name, and the chunks that tile it."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    chunks: tuple[Chunk, ...]
-
-
-@dataclass(frozen=True)
-class FileEntry:
-    """A shard file: its size in bytes, and the size and checksum of its header. Chunks cover the rest."""
-
-    size: int
-    header_bytes: int
-    header: str
+ReadIndex = Callable[[str, int, memoryview], int]
+"""Fills a buffer from an offset of a file of the commit, by name, and returns the bytes read."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +89,8 @@ class CommitManifest:
         block_bytes: size of a block; each block has a checksum.
         files: the shard files, by name.
         tensors: the global tensors, by name.
+        tables: the tables that the chunks of the tensors are in.
+        document: what the file has beside the fields above.
         schema: the version of this format.
     """
 
@@ -134,28 +101,48 @@ class CommitManifest:
     meta: dict[str, Any]
     block_bytes: int
     files: dict[str, FileEntry]
-    tensors: dict[str, TensorEntry]
-    schema: int = field(default=SCHEMA)
+    tensors: dict[str, TensorEntry] = field(repr=False)
+    tables: tuple[ChunkTable, ...] = field(repr=False, compare=False)
+    document: dict[str, Any] = field(repr=False)
+    schema: int
 
     @property
     def total_bytes(self) -> int:
         """Bytes of all shard files."""
         return sum(entry.size for entry in self.files.values())
 
+    @property
+    def index(self) -> tuple[str, int]:
+        """The name and the bytes of the index file; empty and 0 without one."""
+        name, size = self.document.get("index", ("", 0))
+        return name, size
+
+    @property
+    def file_sizes(self) -> dict[str, int]:
+        """The bytes of every file beside the manifest, by name."""
+        name, size = self.index
+        return {name: entry.size for name, entry in self.files.items()} | ({name: size} if name else {})
+
     def wrong_files(self, sizes: Mapping[str, int]) -> list[str]:
         """Return a line for each file that is missing or has the wrong size. `sizes` has the stored files by path."""
         lines = []
-        for name, entry in self.files.items():
+        for name, wanted in self.file_sizes.items():
             size = sizes.get(f"{commit_folder(self.step)}/{name}")
             if size is None:
                 lines.append(f"{name} is missing")
-            elif size != entry.size:
-                lines.append(f"{name} has {size} bytes and should have {entry.size}")
+            elif size != wanted:
+                lines.append(f"{name} has {size} bytes and should have {wanted}")
         return lines
+
+    def with_index(self, name: str) -> CommitManifest:
+        """Return the manifest with this name of its index file."""
+        return replace(self, document=self.document | {"index": [name, self.index[1]]})
 
     def to_bytes(self) -> bytes:
         """Return the content of manifest.json."""
-        body = json.dumps(asdict(self), separators=(",", ":"), sort_keys=True).encode()
+        named = ("step", "position", "receipt", "created", "meta", "block_bytes", "schema")
+        content = self.document | {name: getattr(self, name) for name in named}
+        body = json.dumps(content, separators=(",", ":"), sort_keys=True).encode()
         return body[:-1] + b',"checksum":"' + digest(body).encode() + b'"}\n'
 
     def check_shapes(self, shapes: Mapping[str, tuple[int, ...]], prefix: str = "model.") -> None:
@@ -185,8 +172,13 @@ class CommitManifest:
             )
 
 
-def parse_manifest(raw: bytes, where: str) -> CommitManifest:
-    """Parse the content of a manifest.json; `where` is for messages.
+def parse_manifest(raw: bytes, where: str, read: ReadIndex | None = None) -> CommitManifest:
+    """Parse the content of a manifest.json. Its tables of chunks are read and checked when they are needed.
+
+    Args:
+        raw: the content.
+        where: names the commit in messages.
+        read: reads the commit's index file; None if that is not at hand.
 
     Raises:
         CorruptCommit: the bytes differ from those that were written.
@@ -204,42 +196,37 @@ def parse_manifest(raw: bytes, where: str) -> CommitManifest:
                 where,
                 "upgrade the orchestrator to read it",
             )
-        if data["schema"] != SCHEMA:
+        if data["schema"] not in (SCHEMA, JSON_CHUNKS):
             raise ValueError(f"schema {data['schema']!r}")
-        manifest = _build(data)
+        return built(data, where, read)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise InputError(
             f"not a manifest of this format ({type(error).__name__}: {error})", where, "use one"
         ) from None
-    check_manifest(manifest, where)
-    return manifest
 
 
-def _build(data: dict[str, Any]) -> CommitManifest:
-    def ints(values: list[int]) -> tuple[int, ...]:
-        if not all(type(value) is int and 0 <= value <= LARGEST for value in values):
-            raise ValueError(f"{values} are not sizes")
-        return tuple(values)
+def built(data: dict[str, Any], where: str, read: ReadIndex | None) -> CommitManifest:
+    """Return the commit that a parsed manifest describes. Arguments as for `parse_manifest`.
 
-    def chunk(entry: dict[str, Any]) -> Chunk:
-        (offset,) = ints([entry["offset"]])
-        return Chunk(
-            str(entry["file"]),
-            offset,
-            ints(entry["start"]),
-            ints(entry["shape"]),
-            tuple(map(str, entry["blocks"])),
-        )
-
-    def file(entry: dict[str, Any]) -> FileEntry:
-        size, header_bytes = ints([entry["size"], entry["header_bytes"]])
-        return FileEntry(size, header_bytes, str(entry["header"]))
-
-    tensors = {
-        name: TensorEntry(ints(entry["shape"]), entry["dtype"], tuple(map(chunk, entry["chunks"])))
-        for name, entry in data["tensors"].items()
-    }
-    step, position, block_bytes = ints([data["step"], data["position"], data["block_bytes"]])
+    Raises:
+        InputError: it contradicts itself.
+        ValueError, KeyError, TypeError, AttributeError: it is not a manifest.
+    """
+    has_json_chunks = data["schema"] == JSON_CHUNKS
+    step, position, block_bytes = _sizes([data["step"], data["position"], data["block_bytes"]])
+    files = ShardFiles((_earlier_files if has_json_chunks else _files)(data["files"]), block_bytes)
+    kinds = (_earlier_kinds if has_json_chunks else _kinds)(data["tensors"])
+    problem = _block_problem(block_bytes) or _file_problem(files.entries) or _kind_problem(kinds)
+    if problem:
+        raise InputError(problem, where, "do not use this commit")
+    if has_json_chunks:
+        load = partial(_earlier_chunks, kinds, files, data["tensors"])
+        tables = [ChunkTable(kinds, files, where, load)] if kinds else []
+        for table in tables:
+            _ = table.columns  # it is here already, so it is checked at once
+    else:
+        tables = list(_tables(data, kinds, files, where, read))
+    kept: dict[str, Any] = {key: data[key] for key in ("files", "tensors", "tables", "index") if key in data}
     return CommitManifest(
         step,
         position,
@@ -247,29 +234,154 @@ def _build(data: dict[str, Any]) -> CommitManifest:
         created=str(data["created"]),
         meta=dict(data["meta"]),
         block_bytes=block_bytes,
-        files={name: file(entry) for name, entry in data["files"].items()},
-        tensors=tensors,
+        files=files.entries,
+        tensors={
+            name: TensorEntry(shape, dtype, Chunks(table, number))
+            for table in tables
+            for number, (name, dtype, shape) in enumerate(table.kinds)
+        },
+        tables=tuple(tables),
+        document=kept,
         schema=data["schema"],
     )
 
 
-def check_manifest(manifest: CommitManifest, where: str) -> None:
-    """Check that a manifest does not contradict itself and names only files of its own folder.
+def _sizes(values: Sequence[int]) -> tuple[int, ...]:
+    if not all(type(value) is int and 0 <= value <= LARGEST for value in values):
+        raise ValueError(f"{values} are not sizes")
+    return tuple(values)
+
+
+def _files(data: list[Any]) -> dict[str, FileEntry]:
+    found = {name: _file(size, header_bytes, header) for name, size, header_bytes, header in data}
+    if len(found) != len(data):
+        raise ValueError("a file is listed twice")
+    return found
+
+
+def _file(size: int, header_bytes: int, header: str) -> FileEntry:
+    _sizes([size, header_bytes])
+    return FileEntry(size, header_bytes, _sum(header))
+
+
+def _kinds(data: list[Any]) -> list[Kind]:
+    found = [(str(name), dtype, _sizes(shape)) for name, dtype, shape in data]
+    if len({name for name, _, _ in found}) != len(found):
+        raise ValueError("a tensor is listed twice")
+    return found
+
+
+def _sum(text: str) -> bytes:
+    """A checksum, of which commits of earlier versions have twice as many bytes."""
+    found = bytes.fromhex(text)[:SUM_BYTES]
+    if len(found) < SUM_BYTES:
+        raise ValueError(f"{text!r} is not a checksum")
+    return found
+
+
+def _earlier_files(data: dict[str, Any]) -> dict[str, FileEntry]:
+    return {
+        name: _file(entry["size"], entry["header_bytes"], entry["header"]) for name, entry in data.items()
+    }
+
+
+def _earlier_kinds(data: dict[str, Any]) -> list[Kind]:
+    return [(name, entry["dtype"], _sizes(entry["shape"])) for name, entry in data.items()]
+
+
+def _earlier_chunks(kinds: list[Kind], files: ShardFiles, data: dict[str, Any]) -> tuple[Numbers, Sums]:
+    """Return the columns and the checksums of chunks in JSON, see `compact.unpack`."""
+    import numpy as np
+
+    number_of = {name: number for number, name in enumerate(files.names)}
+    dimensions = max(len(shape) for _, _, shape in kinds)
+    rows: list[tuple[int, ...]] = []
+    sums: list[bytes] = []
+    for tensor, (name, dtype, shape) in enumerate(kinds):
+        if not data[name]["chunks"]:
+            raise ValueError(f"{name}: chunks hold 0 of {math.prod(shape)} elements")
+        for chunk in data[name]["chunks"]:
+            if chunk["file"] not in number_of:
+                raise ValueError(f"{name}: {chunk['file']!r} is not a shard of this commit")
+            offset, *start = _sizes([chunk["offset"], *chunk["start"]])
+            extent = _sizes(chunk["shape"])
+            size = math.prod(extent) * ITEM_BYTES[dtype]
+            if len(chunk["blocks"]) != -(-size // files.block_bytes):
+                raise ValueError(f"{name}: {len(chunk['blocks'])} checksums for {size} bytes")
+            if not len(start) == len(extent) == len(shape):
+                raise ValueError(f"{name}: a chunk of {list(extent)} at {start} in a tensor of {list(shape)}")
+            padding = dimensions - len(shape)
+            row = (tensor, number_of[chunk["file"]], offset)
+            rows.append((*row, *start, *[0] * padding, *extent, *[1] * padding))
+            sums += map(_sum, chunk["blocks"])
+    columns = np.array(rows, np.int64).reshape(len(rows), FIXED + 2 * dimensions).T
+    return columns, np.frombuffer(b"".join(sums), np.uint8).reshape(-1, SUM_BYTES)
+
+
+def _tables(
+    data: dict[str, Any], kinds: list[Kind], files: ShardFiles, where: str, read: ReadIndex | None
+) -> Iterable[ChunkTable]:
+    """Yield the tables of a manifest. Arguments as for `parse_manifest`."""
+    index, size = data.get("index", ("", 0))
+    if index and (not INDEX_NAME.fullmatch(index) or _sizes([size]) != (size,)):
+        raise ValueError(f"{index!r} is not the index of this commit")
+    first = 0
+    for entry in data["tables"]:
+        sizes_of(entry)
+        (count,) = _sizes([entry["tensors"]])
+        if not count or ("data" not in entry and not index):
+            raise ValueError("a table of chunks without tensors, or without bytes")
+        mine = kinds[first : first + count]
+        if "data" in entry:
+            load = partial(_inline, entry)
+        else:
+            if sum(_sizes([entry["offset"], entry["bytes"]])) > size:
+                raise ValueError(f"a table of chunks is beyond the {size} bytes of {index}")
+            what = f"{where}: the chunks of {mine[0][0]} to {mine[-1][0]} in {index}" if mine else where
+            load = partial(_indexed, entry, index, read, what)
+        yield ChunkTable(mine, files, where, load)
+        first += count
+    if first != len(kinds):
+        raise ValueError(f"tables have {first} of {len(kinds)} tensors")
+
+
+def _inline(entry: dict[str, Any]) -> tuple[Numbers, Sums]:
+    return unpack(entry, inline(entry))
+
+
+def _indexed(entry: dict[str, Any], index: str, read: ReadIndex | None, what: str) -> tuple[Numbers, Sums]:
+    """Read a table from the index file, once more after a wrong checksum. `what` names it in messages.
 
     Raises:
-        InputError: it does not hold.
+        CorruptCommit: its bytes are missing or damaged.
     """
-    problem = ""
-    if manifest.block_bytes < 16 or manifest.block_bytes % 16:
-        problem = f"blocks of {manifest.block_bytes} bytes are not a multiple of 16"
-    problem = problem or _file_problem(manifest) or _tensor_problem(manifest)
-    if problem:
-        raise InputError(problem, where, "do not use this commit")
+    problem = "are not at hand"
+    for _ in range(2 if read else 0):
+        assert read is not None
+        target = bytearray(entry["bytes"])
+        try:
+            count = read(index, entry["offset"], memoryview(target))
+        except FileNotFoundError:
+            problem = "are missing"
+            break
+        except LostBytes as error:
+            problem = f"cannot be read: {error.strerror}"
+            break
+        if count == len(target) and checksum(target).hex() == entry["sum"]:
+            return unpack(entry, bytes(target))
+        problem = "are cut short" if count < len(target) else "are damaged"
+    raise CorruptCommit(f"{what} {problem}")
 
 
-def _file_problem(manifest: CommitManifest) -> str:
+def _block_problem(block_bytes: int) -> str:
+    if block_bytes < 16 or block_bytes % 16:
+        return f"blocks of {block_bytes} bytes are not a multiple of 16"
+    return ""
+
+
+def _file_problem(files: Mapping[str, FileEntry]) -> str:
     """Return what is wrong with the entry of a file; empty if nothing is."""
-    for name, file in manifest.files.items():
+    for name, file in files.items():
         if not FILE_NAME.fullmatch(name):
             return f"{name!r} is not a shard of this folder"
         if file.header_bytes > file.size:
@@ -277,19 +389,11 @@ def _file_problem(manifest: CommitManifest) -> str:
     return ""
 
 
-def _tensor_problem(manifest: CommitManifest) -> str:
-    """Return why a tensor cannot be read from the files; empty if all can."""
-    for name, tensor in manifest.tensors.items():
-        if tensor.dtype not in ITEM_BYTES:
-            return f"{name}: unknown dtype {tensor.dtype!r}"
-        for chunk in tensor.chunks:
-            if chunk.file not in manifest.files:
-                return f"{name}: {chunk.file!r} is not a shard of this commit"
-            size = math.prod(chunk.shape) * ITEM_BYTES[tensor.dtype]
-            if chunk.offset + size > manifest.files[chunk.file].size:
-                return f"{name}: its {size} bytes at {chunk.offset} are more than {chunk.file} holds"
-            if len(chunk.blocks) != -(-size // manifest.block_bytes):
-                return f"{name}: {len(chunk.blocks)} checksums for {size} bytes"
-        if problem := tiling_problem(tensor.shape, [(chunk.start, chunk.shape) for chunk in tensor.chunks]):
-            return f"{name}: {problem}"
+def _kind_problem(kinds: Sequence[Kind]) -> str:
+    """Return which tensor cannot be one; empty if all can."""
+    for name, dtype, shape in kinds:
+        if dtype not in ITEM_BYTES:
+            return f"{name}: unknown dtype {dtype!r}"
+        if math.prod(shape) * ITEM_BYTES[dtype] > LARGEST:
+            return f"{name}: {list(shape)} are not sizes"
     return ""

@@ -5,29 +5,25 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
-import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.checkpoint.commit_store import Store, merge_records
+from orchestrator.checkpoint.commit_store import Store
+from orchestrator.checkpoint.connections import Connections
 from orchestrator.checkpoint.manifest import CommitManifest, commit_folder, parse_manifest
+from orchestrator.checkpoint.merging import merge_records
 from orchestrator.checkpoint.retention import rewind
-from orchestrator.checkpoint.snapshot_server import ERRNO, receive, receive_message, send
+from orchestrator.checkpoint.snapshot_server import ERRNO
 from orchestrator.config.errors import InputError
 from orchestrator.storage.retry import Retry
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.reader import Reader
 
-CONNECT_TIMEOUT = 2.0
-"""Seconds for a server to accept a connection."""
 TIMEOUT = 10.0
 """Seconds for a server to answer."""
-UNRESPONSIVE_SECONDS = 10.0
-"""Seconds for which a server that timed out is not asked again, because its node may be cut off from the network."""
 AT_ONCE = 16
 """Servers that are asked at the same time."""
 LAST_WORDS = 1.0
@@ -54,16 +50,12 @@ class PeerMemory:
             timeout: seconds for a server to answer.
         """
         self.skipped: list[tuple[int, str]] = []
-        self._token = token
         self._servers = list(servers)
-        self._timeout = timeout
-        self._lock = threading.Lock()
-        self._idle: dict[str, list[socket.socket]] = {}
-        """Connections that no thread uses, by address."""
-        self._unresponsive: dict[str, float] = {}
-        """The monotonic time at which a server timed out, by address."""
+        self._connections = Connections(token, timeout)
         self._places: dict[int, dict[str, list[str]]] = {}
         """The servers that hold each file, by step."""
+        self._index = b""
+        """The index file of the manifest that `latest` has returned."""
         self._last_read: tuple[str, int] = ("", 0)
         """Path and offset of the last read."""
 
@@ -85,13 +77,14 @@ class PeerMemory:
                 continue  # what is not whole was never finished
             meta: dict[str, Any] = next((part["meta"] for part in parts if part["writer"] == 0), {})
             try:
-                found = merge_records(
+                found, index = merge_records(
                     step, [part["record"] for part in parts], meta, f"{LOCATION}: step {step}"
                 )
             except InputError as error:
                 self.skipped.append((step, str(error)))
                 continue
             self._places = {step: {name: places[step, name] for name in found.files}}
+            self._index = index
             return found
         return None
 
@@ -118,11 +111,15 @@ class PeerMemory:
         error: OSError = FileNotFoundError(ERRNO["missing"], "no snapshot server has it")
         for server in self._servers:
             try:
-                document = json.loads(self._ask(server, {"do": "manifest", "step": step})["bytes"])
+                document = json.loads(
+                    self._connections.ask(server, {"do": "manifest", "step": step})["bytes"]
+                )
             except OSError as failure:
                 error = error if isinstance(failure, FileNotFoundError) else failure
                 continue
-            found = parse_manifest(document["manifest"].encode(), f"{LOCATION}: step {step}")
+            found = parse_manifest(
+                document["manifest"].encode(), f"{LOCATION}: step {step}", partial(self._read_index, step)
+            )
             order = {address: number for number, address in enumerate(self._servers)}
             far = len(order)
             self._places = {
@@ -130,6 +127,7 @@ class PeerMemory:
                     name: sorted(places, key=lambda place: order.get(place, far))
                     for name, places in document["places"].items()
                 }
+                | {found.index[0]: self._servers}
             }
             return found
         raise error
@@ -157,10 +155,13 @@ class PeerMemory:
         error: OSError = FileNotFoundError(ERRNO["missing"], "no snapshot server has it", path)
         for server in servers:
             try:
-                return int(self._ask(server, request, target=target)["size"])
+                return int(self._connections.ask(server, request, target=target)["size"])
             except OSError as failure:
                 error = failure
         raise error
+
+    def _read_index(self, step: int, name: str, offset: int, target: memoryview) -> int:
+        return self.read_into(f"{commit_folder(step)}/{name}", offset, target)
 
     # -- writing
 
@@ -178,7 +179,7 @@ class PeerMemory:
         """
         request = {"do": "share", "name": name, "attempt": attempt, "pid": os.getpid(), "files": list(files)}
         try:
-            self._ask(server, request)
+            self._connections.ask(server, request)
         except OSError:
             return False
         return True
@@ -194,7 +195,7 @@ class PeerMemory:
         request = {
             "do": "keep", "step": step, "name": name, "attempt": attempt, "complete": complete, "note": len(note),
         }  # fmt: skip
-        self._ask(server, request, note, data)
+        self._connections.ask(server, request, note, data)
 
     def rewind(self, step: int, attempt: int, manifest: CommitManifest | None = None) -> None:
         """Forget the snapshots after `step`, and refuse those of attempts before `attempt` from now on.
@@ -204,13 +205,17 @@ class PeerMemory:
             attempt: the attempt that starts there.
             manifest: what `latest` has returned, if the ranks are to restore it from memory. Only it is kept then.
         """
-        document = b""
+        document, index = b"", b""
         if manifest is not None:
             text = manifest.to_bytes().decode()
             document = json.dumps({"manifest": text, "places": self._places[manifest.step]}).encode()
-        self._ask_all({"do": "rewind", "step": step, "attempt": attempt}, document)
+            index = self._index
+        request = {"do": "rewind", "step": step, "attempt": attempt, "manifest": len(document)}
+        self._ask_all(request, document, index)
 
-    # -- connections
+    def close(self) -> None:
+        """Close the connections."""
+        self._connections.close()
 
     def _ask_all(self, request: dict[str, Any], *buffers: bytes) -> list[dict[str, Any] | None]:
         """Return the answer of each server, None of one that cannot be reached. Raises the last error if none can."""
@@ -218,7 +223,7 @@ class PeerMemory:
 
         def ask(server: str) -> dict[str, Any] | None:
             try:
-                return self._ask(server, request, *buffers)
+                return self._connections.ask(server, request, *buffers)
             except OSError as error:
                 errors.append(error)
                 return None
@@ -228,66 +233,6 @@ class PeerMemory:
         if not any(answer is not None for answer in answers):
             raise errors[-1]
         return answers
-
-    def _ask(
-        self,
-        server: str,
-        request: dict[str, Any],
-        *buffers: bytes | memoryview,
-        target: memoryview | None = None,
-    ) -> dict[str, Any]:
-        if time.monotonic() - self._unresponsive.get(server, -UNRESPONSIVE_SECONDS) < UNRESPONSIVE_SECONDS:
-            raise TimeoutError(f"the snapshot server at {server} did not answer a moment ago")
-        request = request | {"token": self._token}
-        try:
-            with self._lock:
-                kept = self._idle.get(server)
-                connection = kept.pop() if kept else None
-            if connection is not None:
-                # The server may have ended the connection since; a new one tells whether it is gone.
-                with contextlib.suppress(ConnectionError):
-                    return self._ask_on(server, connection, request, buffers, target)
-            host, _, port = server.rpartition(":")
-            connection = socket.create_connection((host, int(port)), min(self._timeout, CONNECT_TIMEOUT))
-            connection.settimeout(self._timeout)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return self._ask_on(server, connection, request, buffers, target)
-        except TimeoutError:
-            self._unresponsive[server] = time.monotonic()
-            raise
-
-    def _ask_on(
-        self,
-        server: str,
-        connection: socket.socket,
-        request: dict[str, Any],
-        buffers: Sequence[bytes | memoryview],
-        target: memoryview | None,
-    ) -> dict[str, Any]:
-        """Ask on a connection, which is kept if the answer arrives whole."""
-        try:
-            send(connection, request, *buffers)
-            answer = receive_message(connection)
-            if target is None:
-                answer["bytes"] = bytes(receive(connection, memoryview(bytearray(answer["size"]))))
-            else:
-                receive(connection, target[: answer["size"]])
-        except BaseException:
-            connection.close()
-            raise
-        with self._lock:
-            self._idle.setdefault(server, []).append(connection)
-        if "error" in answer:
-            code = ERRNO[answer["error"]]
-            raise OSError(code, os.strerror(code), request.get("name", ""))
-        return answer
-
-    def close(self) -> None:
-        """Close the connections."""
-        with self._lock:
-            for connection in [each for kept in self._idle.values() for each in kept]:
-                connection.close()
-            self._idle.clear()
 
 
 def rewind_memory(

@@ -8,9 +8,11 @@ from typing import Protocol
 
 import torch
 
-from orchestrator.checkpoint.manifest import Chunk, CommitManifest, CorruptCommit
+from orchestrator.checkpoint.chunks import Box, Chunk
+from orchestrator.checkpoint.compact import checksum
+from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit
 from orchestrator.checkpoint.pieces import DTYPES
-from orchestrator.checkpoint.shard import ITEM_BYTES, digest
+from orchestrator.checkpoint.shard import ITEM_BYTES
 from orchestrator.config.errors import InputError
 from orchestrator.storage.retry import LostBytes, Retry, read_stored
 
@@ -20,9 +22,6 @@ class ByteSource(Protocol):
 
     def read_into(self, path: str, offset: int, target: memoryview) -> int:
         """See `Backend.read_into`."""
-
-
-Box = tuple[tuple[int, ...], tuple[int, ...]]  # start, extent
 
 
 class Reader:
@@ -61,7 +60,7 @@ class Reader:
             )
         begin, extent = self._slice(name, entry.shape, start, shape)
         out = torch.empty(extent, dtype=DTYPES[entry.dtype])
-        for chunk in entry.chunks:
+        for chunk in entry.chunks.overlapping((begin, extent)):
             part = _overlap((begin, extent), (chunk.start, chunk.shape))
             if part is not None:
                 place = tuple(slice(at - b, at - b + n) for at, n, b in zip(*part, begin, strict=True))
@@ -127,7 +126,7 @@ class Reader:
         if count < len(target):
             return "the file is cut short"
         for number, at in enumerate(range(0, len(target), size), block):
-            if digest(target[at : at + size]) != chunk.blocks[number]:
+            if checksum(target[at : at + size]) != chunk.blocks[number]:
                 return f"block {number} at byte {chunk.offset + number * size} is damaged"
         return ""
 

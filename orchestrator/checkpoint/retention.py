@@ -13,6 +13,7 @@ from orchestrator.checkpoint.evaluations import awaits, evaluated
 from orchestrator.checkpoint.manifest import (
     FILE_NAME,
     FOLDER,
+    INDEX_NAME,
     VERIFIED,
     CommitManifest,
     CorruptCommit,
@@ -184,15 +185,22 @@ def remove(store: Store, step: int, paths: Iterable[str]) -> None:
     The manifest is removed first, so no manifest is ever without its shards. Files that no store wrote stay.
     """
     ours = [path for path in paths if path.startswith(commit_folder(step) + "/") and _is_ours(path)]
-    for path in sorted(ours, key=lambda path: not path.endswith("/" + MANIFEST)):
-        store.retry(store.backend.remove, path, settle=path.endswith("/" + MANIFEST))
+    manifest = f"{commit_folder(step)}/{MANIFEST}"
+    if manifest in ours:
+        store.retry(store.backend.remove, manifest, settle=True)
+    _remove_all(store, [path for path in ours if path != manifest])
     store.retry(store.backend.remove_folder, commit_folder(step))
+
+
+def _remove_all(store: Store, paths: Collection[str]) -> None:
+    """Remove files. Those of a commit of many writers are removed many at a time."""
+    store.many(lambda path: store.retry(store.backend.remove, path), paths)
 
 
 def _is_ours(path: str) -> bool:
     """Whether a file in a commit's folder has a name that only a store gives."""
     name = path.partition("/")[2]
-    return any(pattern.fullmatch(name) for pattern in (FILE_NAME, DOCUMENT, HOLD))
+    return any(pattern.fullmatch(name) for pattern in (FILE_NAME, INDEX_NAME, DOCUMENT, HOLD))
 
 
 def _sound(store: Store, sizes: dict[str, int], limit: int | None) -> dict[int, CommitManifest]:
@@ -218,8 +226,7 @@ def _present(sizes: dict[str, int]) -> list[int]:
 
 def _sweep(store: Store, step: int, sizes: dict[str, int], commit: CommitManifest) -> None:
     """Remove what interrupted attempts left in the folder of a published commit."""
-    named = {f"{commit_folder(step)}/{name}" for name in (*commit.files, MANIFEST, EVALUATION)}
-    for path in sizes:
-        is_in = path.startswith(commit_folder(step) + "/") and path not in named
-        if is_in and _is_ours(path) and not HOLD.fullmatch(path.partition("/")[2]):
-            store.retry(store.backend.remove, path)
+    named = {f"{commit_folder(step)}/{name}" for name in (*commit.file_sizes, MANIFEST, EVALUATION)}
+    left = [path for path in sizes if path.startswith(commit_folder(step) + "/") and path not in named]
+    left = [path for path in left if _is_ours(path) and not HOLD.fullmatch(path.partition("/")[2])]
+    _remove_all(store, left)

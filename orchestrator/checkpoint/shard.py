@@ -16,6 +16,8 @@ from typing import Any
 
 import xxhash
 
+from orchestrator.checkpoint.compact import PieceTable, block_sums
+
 ITEM_BYTES = {
     "F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4,
     "F16": 2, "BF16": 2, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
@@ -38,11 +40,6 @@ class RawPiece:
 def digest(data: bytes | memoryview) -> str:
     """Return the xxh3_128 hash in 32 hexadecimal digits."""
     return xxhash.xxh3_128_hexdigest(data)
-
-
-def block_digests(data: memoryview, block_bytes: int) -> list[str]:
-    """Return a checksum for each block of `block_bytes`, so a part can be verified alone. The last may be shorter."""
-    return [digest(data[at : at + block_bytes]) for at in range(0, len(data), block_bytes)]
 
 
 def panels(piece: RawPiece, block_bytes: int) -> list[RawPiece]:
@@ -95,7 +92,8 @@ def file_content(
     """
     ordered = sorted(pieces, key=lambda piece: -ITEM_BYTES[piece.dtype])
     index: dict[str, Any] = {}
-    at = 0
+    offsets: list[int] = []
+    size = 0
     for piece in ordered:
         key = piece.name + "@" + ",".join(map(str, piece.start))
         if key in index:
@@ -107,30 +105,17 @@ def file_content(
         index[key] = {
             "dtype": piece.dtype,
             "shape": list(piece.extent),
-            "data_offsets": [at, at + len(piece.data)],
+            "data_offsets": [size, size + len(piece.data)],
         }
-        at += len(piece.data)
+        offsets.append(size)
+        size += len(piece.data)
     text = json.dumps(index, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     header = len(text).to_bytes(8, "little") + text
-    chunks = [
-        {
-            "name": piece.name,
-            "dtype": piece.dtype,
-            "shape": list(piece.shape),
-            "start": list(piece.start),
-            "extent": list(piece.extent),
-            "offset": len(header) + entry["data_offsets"][0],
-            "blocks": block_digests(piece.data, block_bytes),
-        }
-        for piece, entry in zip(ordered, index.values(), strict=True)
+    places = [
+        ((piece.name, piece.dtype, tuple(piece.shape)), piece.start, piece.extent, len(header) + at)
+        for piece, at in zip(ordered, offsets, strict=True)
     ]
-    record = {
-        "file": file,
-        "bytes": len(header) + at,
-        "header_bytes": len(header),
-        "header": digest(header),
-        "block_bytes": block_bytes,
-        "chunks": chunks,
-    }
+    sums = b"".join(block_sums(piece.data, block_bytes) for piece in ordered)
+    record = PieceTable(places).record(file, len(header) + size, header, block_bytes, sums)
     return [header, *(piece.data for piece in ordered)], record

@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
+from importlib import import_module
 from typing import Any
 
 from orchestrator.checkpoint.commit_store import Store
@@ -54,6 +55,8 @@ def main() -> None:
     generations = Generations(settings["memory"])
     committer = _committer(settings)
     writer = _snapshot_writer(settings)
+    if committer.writer == 0:
+        import_module("numpy")  # merging needs it; imported later, it would delay the answer to a request
     answer({})
     receiver = threading.Thread(
         target=_receive, args=(snapshots, commits, committer, answer), name="requests", daemon=True

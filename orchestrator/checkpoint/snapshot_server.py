@@ -22,7 +22,7 @@ import socket
 import socketserver
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +88,43 @@ def read_note(file: int) -> bytes:
     return note if note and xxhash.xxh3_128_digest(note) == head[8:] else b""
 
 
+def listen(host: str, port: int, serve: Callable[[socket.socket], None]) -> socketserver.ThreadingTCPServer:
+    """Return a server that calls `serve` in a thread of its own for each connection, until it is shut down."""
+
+    class Connection(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            serve(self.request)
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+        request_queue_size = 1024
+
+    server = Server((host, port), Connection)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+def answer_all(
+    connection: socket.socket, token: str, answer: Callable[[dict[str, Any]], tuple[Any, ...]]
+) -> None:
+    """Answer the requests of a connection until it ends, or sends a wrong token or no message.
+
+    `answer` returns the answer to a request, and the bytes that follow it.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        # A connection is idle between two requests, for as long as that takes.
+        while connection.recv(1, socket.MSG_PEEK):
+            connection.settimeout(STALL)
+            request = receive_message(connection)
+            if not hmac.compare_digest(str(request["token"]).encode(), token.encode()):
+                return
+            found, *buffers = answer(request)
+            send(connection, found, *buffers)
+            connection.settimeout(None)
+
+
 @dataclass
 class Part:
     """One writer's part of a snapshot: a note, which is JSON, and bytes, here or in a rank's memory.
@@ -149,8 +186,8 @@ class SnapshotServer:
         """By step and name of the file."""
         self._shared: dict[str, Shared] = {}
         """By name of the file."""
-        self._manifest: tuple[int, bytes] = (-1, b"")
-        """The step that the run restores, and its manifest."""
+        self._manifest: tuple[int, bytes, memoryview] = (-1, b"", memoryview(b""))
+        """The step that the run restores, its manifest and its index file."""
         self._attempt = 0
         """Parts of earlier attempts are refused."""
         self._arriving = 0
@@ -159,19 +196,8 @@ class SnapshotServer:
         """Guards all of it. Notified when a process that shares memory ends."""
         self._token = token
         self._limit = limit_bytes
-        outer = self
-
-        class Connection(socketserver.BaseRequestHandler):
-            def handle(self) -> None:
-                outer._serve(self.request)
-
-        class Server(socketserver.ThreadingTCPServer):
-            daemon_threads = True
-            request_queue_size = 1024
-
-        self._server = Server((host, port), Connection)
+        self._server = listen(host, port, self._serve)
         self.address = "{}:{}".format(*self._server.server_address[:2])
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
         """Stop serving and free the memory."""
@@ -183,21 +209,9 @@ class SnapshotServer:
                 self._shared.popitem()[1].free()
 
     def _serve(self, connection: socket.socket) -> None:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         mine: list[Shared] = []
         try:
-            # A connection is idle between two snapshots, for as long as that takes.
-            while connection.recv(1, socket.MSG_PEEK):
-                connection.settimeout(STALL)
-                request = receive_message(connection)
-                if not hmac.compare_digest(str(request["token"]).encode(), self._token.encode()):
-                    return
-                answer, *buffers = self._answer(connection, request, mine)
-                send(connection, answer, *buffers)
-                connection.settimeout(None)
-        except (OSError, ValueError, KeyError, TypeError):
-            return
+            answer_all(connection, self._token, lambda request: self._answer(connection, request, mine))
         finally:
             with self._changed:
                 for shared in mine:
@@ -220,10 +234,11 @@ class SnapshotServer:
                 return self._read(request)
             case "rewind":
                 received = receive(connection, memoryview(bytearray(request["size"])))
-                self._rewind(request, bytes(received))
+                end = int(request["manifest"])
+                self._rewind(request, bytes(received[:end]), received[end:])
                 return ({},)
             case "manifest":
-                step, manifest = self._manifest
+                step, manifest, _ = self._manifest
                 return ({}, manifest) if step == request["step"] and manifest else ({"error": "missing"},)
         return ({"error": "malformed"},)
 
@@ -309,6 +324,9 @@ class SnapshotServer:
     def _read(self, request: dict[str, Any]) -> tuple[Any, ...]:
         step, name = request["step"], request["name"]
         with self._changed:
+            restored, _, index = self._manifest
+            if step == restored and name.startswith("index-"):
+                return {}, index[request["offset"] : request["offset"] + request["count"]]
             part = self._parts.get((step, name))
             if part is None and name in self._shared:
                 part = next((part for at, part in self._shared[name].parts() if at == step), None)
@@ -316,7 +334,7 @@ class SnapshotServer:
                 return ({"error": "missing"},)
             return {}, part.read(request["offset"], request["count"])
 
-    def _rewind(self, request: dict[str, Any], manifest: bytes) -> None:
+    def _rewind(self, request: dict[str, Any], manifest: bytes, index: memoryview) -> None:
         """Forget what is after a step, and with a manifest all but that step. Refuse parts of earlier attempts.
 
         What the step needs of the memory of ranks stays open, and nothing that their writing processes do later counts.
@@ -331,7 +349,12 @@ class SnapshotServer:
                         self._parts[at, name] = Part(part.attempt, part.note, os.dup(part.data))
                 shared.free()
             self._free(lambda at, part: at[0] > step or (bool(manifest) and at[0] < step))
-            self._manifest = (step, manifest)
+            self._manifest = (step, manifest, index)
+
+
+def weight_server(token: str, host: str) -> SnapshotServer:
+    """Return a server for weights, which rollout workers of its node read. The model sets its size, not a limit."""
+    return SnapshotServer(token, host, limit_bytes=sys.maxsize)
 
 
 def main() -> None:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.checkpoint.committer import CommitOutcome
+from orchestrator.checkpoint.compact import PieceTable, block_sums
 from orchestrator.checkpoint.peer_memory import LOCATION, PeerMemory
-from orchestrator.checkpoint.shard import block_digests, digest
 from orchestrator.checkpoint.snapshot_server import write_note
 from orchestrator.config.errors import one_line
 
@@ -67,6 +67,9 @@ class SnapshotWriter:
             "writers": writers,
         }
         self._attempt = placement.attempt
+        self._pieces: Sequence[PieceEntry] = ()
+        """The pieces of the last snapshot. Those of the next are the same object unless they have changed."""
+        self._table = PieceTable(())
         self._notes = [note for _, note in generations]
         self._peers = PeerMemory(placement.token, [])
         self._copies_to = [placement.other] if placement.other else []
@@ -128,22 +131,11 @@ class SnapshotWriter:
 
     def _record(self, data: memoryview, pieces: Sequence[PieceEntry]) -> dict[str, Any]:
         """Return the record of the bytes as if they were a shard file, see `shard.file_content`."""
-        return {
-            "file": self._name,
-            "bytes": len(data),
-            "header_bytes": 0,
-            "header": digest(b""),
-            "block_bytes": BLOCK_BYTES,
-            "chunks": [
-                {
-                    "name": name,
-                    "dtype": dtype,
-                    "shape": shape,
-                    "start": start,
-                    "extent": extent,
-                    "offset": offset,
-                    "blocks": block_digests(data[offset : offset + size], BLOCK_BYTES),
-                }
-                for name, dtype, shape, start, extent, offset, size in pieces
-            ],
-        }
+        if pieces is not self._pieces:
+            places = [
+                ((name, dtype, tuple(shape)), start, extent, offset)
+                for name, dtype, shape, start, extent, offset, _ in pieces
+            ]
+            self._pieces, self._table = pieces, PieceTable(places)
+        sums = b"".join(block_sums(data[offset : offset + size], BLOCK_BYTES) for *_, offset, size in pieces)
+        return self._table.record(self._name, len(data), b"", BLOCK_BYTES, sums)

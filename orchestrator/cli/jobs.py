@@ -19,6 +19,7 @@ from orchestrator.cli.options import (
     Priority,
     Progress,
     RunDirectory,
+    Seeds,
     Set,
     at_its_end,
     emit,
@@ -68,6 +69,7 @@ def submit(
     exclude: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN", help="leave out matching files too; repeat")
     ] = None,
+    seeds: Seeds = None,
     wait: Annotated[bool, typer.Option("--wait", help="follow the job to its end, like attach")] = False,
     as_json: Json = False,
 ) -> None:
@@ -85,7 +87,7 @@ def submit(
         raise InputError("there is no folder to leave it out of", "--exclude", "give --working-dir too")
     if working_dir is not None and not working_dir.is_dir():
         raise InputError("there is no such folder", f"--working-dir {working_dir}", "give another")
-    spec = jobs_of(job, overrides)
+    spec = jobs_of(job, overrides, seeds)
     run = run_of(spec.name, run_dir)
     if isinstance(spec, ChainSpec) and until is not None:
         raise InputError("is a step of one run, but this is a chain", "--until", "leave it out")

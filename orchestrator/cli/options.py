@@ -89,6 +89,14 @@ Priority = Annotated[
         help="the job with the highest priority on a cluster runs first; lower ones are stopped for it"
     ),
 ]
+Seeds = Annotated[
+    int | None,
+    typer.Option(
+        min=2,
+        metavar="N",
+        help="train the job under N seeds, from its own on: a chain in runs/<name>-seeds, for `compare`",
+    ),
+]
 
 
 def job_of(path: Path, overrides: list[str] | None) -> JobSpec:
@@ -103,9 +111,9 @@ def job_of(path: Path, overrides: list[str] | None) -> JobSpec:
         raise _with_what_is_missing(problem) from None
 
 
-def jobs_of(path: Path, overrides: list[str] | None) -> JobSpec | ChainSpec:
-    """Like `job_of`, for a command that also accepts a chain."""
-    from orchestrator.config.chain import ChainSpec, load_job
+def jobs_of(path: Path, overrides: list[str] | None, seeds: int | None = None) -> JobSpec | ChainSpec:
+    """Like `job_of`, for a command that also accepts a chain. With `seeds`, a job becomes a chain of that many."""
+    from orchestrator.config.chain import ChainSpec, chain_of_seeds, load_job
     from orchestrator.config.paths import resolve_paths
     from orchestrator.config.validation_messages import WrongKeys
 
@@ -113,6 +121,11 @@ def jobs_of(path: Path, overrides: list[str] | None) -> JobSpec | ChainSpec:
         found = load_job(path, overrides or ())
     except WrongKeys as problem:
         raise _with_what_is_missing(problem) from None
+    if seeds is not None:
+        if isinstance(found, ChainSpec):
+            hint = "set the key seed of its stages"
+            raise InputError("takes one job, and this is a chain of jobs", "--seeds", hint)
+        found = chain_of_seeds(found.document(), seeds)
     return found.with_paths(Path.cwd()) if isinstance(found, ChainSpec) else resolve_paths(found, Path.cwd())
 
 
@@ -153,11 +166,10 @@ def existing_run(run_dir: str) -> tuple[RunDir, JobSpec]:
 
 def existing_folder(folder: str) -> str:
     """The absolute path or URI of a folder of run directories. Raises InputError if the folder does not exist."""
-    from orchestrator.config.paths import absolute
     from orchestrator.storage.uri import check_uri, is_local
 
     check_uri(folder)
-    place = absolute(folder, Path.cwd())
+    place = folder if "://" in folder else os.path.normpath(Path.cwd() / folder)
     if is_local(place) and not Path(place).is_dir():
         raise InputError("there is no such folder", folder, "name a folder of run directories")
     return place

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from orchestrator.cli.chain import chain_at
 from orchestrator.cli.options import Json, emit, existing_folder, existing_run, table
 from orchestrator.config.errors import InputError
 from orchestrator.storage.file_names import RUNS
+
+if TYPE_CHECKING:
+    from orchestrator.storage.run_directory import RunDir
 
 
 def register(app: typer.Typer) -> None:
@@ -21,7 +25,8 @@ def register(app: typer.Typer) -> None:
 
 def compare(
     runs: Annotated[
-        list[str], typer.Argument(metavar="RUN RUN...", help="run directories", show_default=False)
+        list[str],
+        typer.Argument(metavar="RUN RUN...", help="run directories, or those of chains", show_default=False),
     ],
     output: Annotated[
         Path | None,
@@ -29,11 +34,11 @@ def compare(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare runs: numbers, curves on one scale, and differences of their job files."""
+    """Compare runs: numbers, curves on one scale, and differences of their job files. Runs that differ by seed alone
+    are one column: their mean and standard deviation."""
     from orchestrator.observe.pages import compare as made
 
-    comparison = made.compared([existing_run(run)[0] for run in runs])
-    labels = [run.label for run in comparison]
+    comparison = made.compared([run for named in runs for run in _runs_at(named)])
     if output is not None:
         try:
             output.write_text(made.page(comparison))
@@ -42,21 +47,31 @@ def compare(
                 f"cannot be written ({error.strerror})", str(output), "name another file"
             ) from None
     if as_json:
-        differing = {
-            key: dict(zip(labels, values, strict=True)) for key, values in made.differences(comparison)
-        }
-        emit({"runs": {run.label: run.found for run in comparison}, "differences": differing})
+        emit(made.as_json(comparison))
         return
-    table("", ["", *labels], [[name, *values] for name, values in made.facts(comparison)])
+    table(
+        "",
+        ["", *(column.title for column in comparison)],
+        [[name, *values] for name, values in made.facts(comparison)],
+    )
     if lines := made.on_terminal(comparison):
         print("loss, from the first step to the last, on one scale")
         print("\n".join(f"  {line}" for line in lines))
     if rows := [[key, *values] for key, values in made.differences(comparison)]:
-        table("Job files differ in", ["key", *labels], rows)
+        table("Job files differ in", ["key", *(column.label for column in comparison)], rows)
     else:
-        print("the job files are the same but for the name")
+        print(made.alike(comparison))
     if output is not None:
         print(output)
+
+
+def _runs_at(named: str) -> list[RunDir]:
+    """Return the run of this name, or the runs of the stages of a chain that have begun. Raises InputError."""
+    if (chain := chain_at(named)) is None:
+        return [existing_run(named)[0]]
+    root, spec = chain
+    stages = [type(root)(root.at(stage.name)) for stage in spec.stages]
+    return [stage for stage in stages if stage.holds_a_run()]
 
 
 def serve(

@@ -19,6 +19,7 @@ from orchestrator.cli.options import (
     Priority,
     Progress,
     RunDirectory,
+    Seeds,
     Set,
     at_its_end,
     emit,
@@ -73,6 +74,15 @@ def run(
             help="try the job in a few small steps, in a separate run directory that each try empties",
         ),
     ] = False,
+    lr_range: Annotated[
+        str | None,
+        typer.Option(
+            "--lr-range",
+            metavar="LOW:HIGH[:STEPS]",
+            help="raise the learning rate over 100 steps in a separate run directory, and suggest one",
+        ),
+    ] = None,
+    seeds: Seeds = None,
     as_json: Json = False,
 ) -> None:
     """Train a job or a chain to its end. Resume it from its last checkpoint if it has one."""
@@ -80,10 +90,16 @@ def run(
     from orchestrator.launch.start_run import run as drive
     from orchestrator.observe.console import ProgressDisplay, final_table
 
-    spec = jobs_of(job, overrides)
+    spec = jobs_of(job, overrides, seeds)
+    if lr_range is not None:
+        from orchestrator.cli.lr_range import refuse_beside, run_lr_range
+
+        refuse_beside(
+            {"--until": until is not None, "--smoke": smoke, "--dry-run": dry_run, "--seeds": bool(seeds)}
+        )
     if isinstance(spec, ChainSpec):
-        if until is not None or smoke:
-            option = "--until" if until is not None else "--smoke"
+        if until is not None or smoke or lr_range:
+            option = "--until" if until is not None else "--smoke" if smoke else "--lr-range"
             raise InputError("needs one run, but this is a chain of runs", option, "leave it out")
         directory = run_of(spec.name, run_dir)
         if dry_run:
@@ -91,6 +107,10 @@ def run(
             return
         run_chain(spec, directory, address=address, faults=fault or [], priority=priority, as_json=as_json)
         return
+    if lr_range is not None:
+        raise typer.Exit(
+            run_lr_range(spec.document(), lr_range, run_dir, address, how=progress, as_json=as_json).exit_code
+        )
     if smoke:
         spec = smoke_of(spec)
     directory = run_of(spec.name, place_of_try(run_dir) if smoke else run_dir)
@@ -353,6 +373,10 @@ def _where_next(run_dir: str, tracking: str | None, form: str | None, summary: d
             "safetensors": "the model, for orchestrator.load_run(...).model()",
         }
         _say(f"  {shown}/export/              {loaded.get(form or '', f'the model as {form}')}")
+        if pushed := summary["export"].get("pushed"):
+            _say(f"  {pushed}      the model on the Hub")
+        if why := summary["export"].get("not_pushed"):
+            _say(f"  the export is not pushed: {why}")
         if reader := summary["export"].get("tokenizer_class"):
             _say(
                 f"  its tokenizer, for transformers.{reader}.from_pretrained: AutoTokenizer makes another one of it"
@@ -408,3 +432,6 @@ def _show_status(current: dict[str, Any]) -> None:
     if current["ranks"]:
         rows = [[str(r[key]) for key in ("rank", "node", "pid", "state", "step")] for r in current["ranks"]]
         table("", ["rank", "node", "pid", "state", "step"], rows)
+    if beside := current.get("rollout_workers"):
+        rows = [[str(worker[key]) for key in ("node", "pid", "state")] for worker in beside]
+        table("", ["rollout worker on", "pid", "state"], rows)

@@ -51,12 +51,13 @@ def top(
 def _watch(folder: str | None, address: str | None, every: float) -> None:
     from rich.live import Live
 
-    from orchestrator.observe.pages.runs_page import listed
+    from orchestrator.observe.pages.runs_page import Seen, listed
 
+    seen: Seen = {}
     try:
         with Live(screen=True, auto_refresh=False) as live:
             while True:
-                live.update(_drawn(_cells(listed(_runs(folder, address)))), refresh=True)
+                live.update(_drawn(_cells(listed(_runs(folder, address), seen=seen))), refresh=True)
                 time.sleep(every)
     except KeyboardInterrupt:
         return
@@ -84,7 +85,7 @@ def _at(place: str) -> RunDir | InputError:
 
 
 def _plain(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key not in ("text", "ended")} for row in rows]
+    return [{key: value for key, value in row.items() if key not in ("phase", "ended")} for row in rows]
 
 
 def _cells(rows: Sequence[dict[str, Any]]) -> list[list[str]]:

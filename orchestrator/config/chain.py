@@ -38,6 +38,8 @@ COMPRESS = "compress"
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,30}")
 LONGEST = 62
 """Maximum number of characters of the chain's and a stage's name together. Joined by a hyphen, they name a run."""
+OF_SEEDS = "-seeds"
+"""What the name of a job's chain of seeds has after the job's name."""
 RESERVED = frozenset({"checkpoints"})
 """Names that a stage cannot have, because a run directory uses them for something else."""
 
@@ -233,6 +235,23 @@ def _compress(given: Any, stages: Sequence[Stage], where: str) -> CompressSpec |
     return compress.model_copy(update={"teacher": teacher})
 
 
+def chain_of_seeds(job: Mapping[str, Any], count: int) -> ChainSpec:
+    """Return a chain that runs one job, given as a document with all of its keys, under `count` seeds: the job's seed
+    and those after it, a stage for each.
+
+    Raises InputError if the names become too long, or all seeds would be exported to one folder.
+    """
+    seeds = range(job["seed"], job["seed"] + count)
+    stages = [{"name": seed_name(seed), "seed": seed} for seed in seeds]
+    own = {"name": f"{job['name']}{OF_SEEDS}", "tune": None, STAGES: stages}
+    return parse_chain({**job, **own}, "--seeds")
+
+
+def seed_name(seed: int) -> str:
+    """Return the name of a seed's stage in a chain of seeds."""
+    return f"seed-{seed}"
+
+
 def schema() -> str:
     """Return the JSON Schema of a job file, which holds a job or a chain."""
     job = JobSpec.model_json_schema()
@@ -379,6 +398,13 @@ def _check_together(chain: ChainSpec, where: str) -> None:
                     problem, f"{where}: checkpoint.export_to", "give each stage its own, or none"
                 )
             exports[target] = stage.name
+    repositories: dict[str, str] = {}
+    for stage in chain.stages:
+        if repo := stage.job.checkpoint.push:
+            if repo in repositories:
+                problem = f"{repositories[repo]} and {stage.name} are pushed to the same repository"
+                raise InputError(problem, f"{where}: checkpoint.push", "set it for one stage, or for none")
+            repositories[repo] = stage.name
     tracked = {
         (each.job.tracking.uri, each.job.tracking.experiment) for each in chain.stages if each.job.tracking
     }

@@ -12,6 +12,8 @@ OfAnswers = Literal["reward_margin", "chosen_reward", "rejected_reward"]
 """Metrics of objectives that learn from preferences."""
 OfRewards = Literal["reward", "answer_tokens", "unfinished", "entropy"]
 """Metrics of answers that the model generates, of objectives that learn from rewards."""
+PASS_AT = "pass_at_"
+"""The beginning of metrics of several answers to a prompt, see `pass_at`."""
 OfWords = Literal["chosen_log_probability", "rejected_log_probability"]
 """Preference metrics of a text model, which a reward model does not have."""
 OfClasses = Literal["precision", "recall", "f1", "matthews"]
@@ -50,6 +52,12 @@ def by_name(sets: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     return {f"{name}.{metric}": value for name, found in sets.items() for metric, value in found.items()}
 
 
+def pass_at(answers: int) -> str:
+    """Return the name of the metric that at least one of so many answers is right."""
+    return f"{PASS_AT}{answers}"
+
+
 def larger_is_better(name: str) -> bool:
     """Return whether the largest value of a metric is the best, by a name such as validation.accuracy."""
-    return name.rpartition(".")[2] in _LARGER_IS_BETTER
+    metric = name.rpartition(".")[2]
+    return metric in _LARGER_IS_BETTER or metric.startswith(PASS_AT)

@@ -271,7 +271,7 @@ _KEYS: Mapping[str, str] = {
         "router_aux_loss_coef aux_loss_coef moe_aux_loss_coeff"
     ),
     # What is not here.
-    "`orchestrator checkpoint export RUN --push USER/NAME` uploads the export; HF_TOKEN is the token": (
+    "checkpoint.push, as in USER/NAME, uploads the export; HF_TOKEN is the token": (
         "hub_repo_id push_to_hub hub_model_id hub_private hub_private_repo hub_token push_to_hub_model_id "
         "push_to_hub_organization push_to_hub_token hf_use_auth_token use_auth_token"
     ),
@@ -356,6 +356,7 @@ _KEYS: Mapping[str, str] = {
     "distill.logits.divergence: forward, reverse or jensen_shannon": "kd_beta",
     "distill.hidden": "alpha_mse alpha_cos",
     "rollout.group": "num_generations rollout_n num_return_sequences",
+    "rollout.workers": ("num_rollout_workers rollout_workers num_generation_workers"),
     "rollout.max_tokens": "max_completion_length max_response_length response_length",
     "rollout.steps": (
         "steps_per_generation generation_batch_size ppo_mini_batch_size num_iterations ppo_epochs"

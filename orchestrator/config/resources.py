@@ -23,6 +23,12 @@ class Workers(StrictModel):
         return self
 
 
+def one_number(value: Any) -> Any:
+    """Return what a job file says of a number of workers, in which a single number is both min and max."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return {"min": value, "max": value} if is_number else value
+
+
 class PerWorker(StrictModel):
     """The resources of one worker."""
 
@@ -102,4 +108,4 @@ class ResourceSpec(StrictModel):
     @field_validator("workers", mode="before", json_schema_input_type=Workers | int)
     @classmethod
     def one_number_is_both(cls, value: Any) -> Any:
-        return {"min": value, "max": value} if isinstance(value, int) else value
+        return one_number(value)

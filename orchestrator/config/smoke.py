@@ -8,6 +8,7 @@ from typing import Any
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.train.config import TrainSpec
+from orchestrator.train.rollouts.config import RolloutSpec
 
 STEPS, HALF = 12, 6
 """Steps of the trial. It commits and evaluates in the middle and at the end."""
@@ -34,7 +35,7 @@ def smoke_of(spec: JobSpec, is_alike: Callable[[JobSpec], bool]) -> JobSpec:
     document["train"] |= {"continue_from": None, "thaw": {}}
     if spec.train.thaw:  # it may train the parameters that a group matches
         document["train"]["optimizer"]["groups"] = []
-    document["checkpoint"] |= {"every": half, "keep_every": None, "export_to": None}
+    document["checkpoint"] |= {"every": half, "keep_every": None, "export_to": None, "push": None}
     if spec.prune is not None:
         document["prune"] = spec.prune.shortened(spec.train.steps, steps)
     if spec.workload.shrink is not None:
@@ -44,7 +45,7 @@ def smoke_of(spec: JobSpec, is_alike: Callable[[JobSpec], bool]) -> JobSpec:
     document["notify"] = None
     if spec.tracking is not None:
         document["tracking"]["register_as"] = None
-    return next(filter(is_alike, _smaller(document, spec.resources, spec.train)))
+    return next(filter(is_alike, _smaller(document, spec.resources, spec.train, spec.rollout)))
 
 
 def shorter(train: TrainSpec, steps: int, document: dict[str, Any]) -> dict[str, Any]:
@@ -60,11 +61,15 @@ def shorter(train: TrainSpec, steps: int, document: dict[str, Any]) -> dict[str,
     return document
 
 
-def _smaller(document: dict[str, Any], resources: ResourceSpec, train: TrainSpec) -> Iterator[JobSpec]:
+def _smaller(
+    document: dict[str, Any], resources: ResourceSpec, train: TrainSpec, rollout: RolloutSpec | None
+) -> Iterator[JobSpec]:
     """Yield the trial with smaller global batches, smallest first, and last with the job's own."""
     whole = train.global_batch
     bitwise = train.determinism == "bitwise"
     least = max(resources.workers.max, train.virtual_shards if bitwise else 1)
     for batch in range(min(least, whole), whole + 1):
+        if rollout and rollout.problem_with(batch):
+            continue
         if whole % batch == 0 and not (bitwise and batch % train.virtual_shards):
             yield parse({**document, "train": {**document["train"], "global_batch": batch}})

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from orchestrator.checkpoint.config import CheckpointSpec, RunIdentity
 from orchestrator.config.document import read_document, validated, write_yaml
 from orchestrator.config.inputs import Changes, Input
-from orchestrator.config.resources import ResourceSpec
+from orchestrator.config.resources import ResourceSpec, Workers
 from orchestrator.config.strict import Count, StrictModel
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.controller.config import LimitSpec
@@ -226,6 +226,15 @@ class JobSpec(StrictModel):
     def evaluates_beside(self) -> bool:
         """Whether one more worker evaluates checkpoints beside the run."""
         return self.evaluate is not None and self.evaluate.is_beside
+
+    @property
+    def all_workers(self) -> Workers:
+        """How many workers the run has at least and at most: those that train, evaluate beside it, and generate."""
+        trains, generates = self.resources.workers, self.rollout.workers if self.rollout else None
+        most = trains.max + self.evaluates_beside
+        if generates is None:
+            return Workers(min=trains.min, max=most)
+        return Workers(min=trains.min + generates.min, max=most + generates.max)
 
     @property
     def set_names(self) -> list[str]:

@@ -11,7 +11,9 @@ from typing import Any
 from cluster.workers.cluster import Cluster, RemoteTask
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.config import CheckpointSpec
+from orchestrator.checkpoint.identity import read_job
 from orchestrator.checkpoint.resolve_checkpoint import read_chosen
+from orchestrator.config.errors import InputError
 from orchestrator.evaluate.config import EvaluateSpec
 from orchestrator.evaluate.on_tasks import evaluate_commit_on_tasks
 from orchestrator.export import hugging_face as export
@@ -115,6 +117,25 @@ def export_commit(run_uri: str, step: int, target: str) -> dict[str, Any]:
     return read_chosen(Store(RunDir(run_uri).commits), None, write, choose)
 
 
+def export_and_push(run_uri: str, step: int, target: str, best: bool) -> dict[str, Any]:
+    """Export a commit and upload the export to the private repository of the Hub that the run's job names.
+
+    For the arguments and the result see `export`. It also has `pushed`, the address, or `not_pushed`, why the Hub has
+    no export.
+    """
+    from orchestrator.export import hub
+
+    done = export.export(run_uri, step, target, best)
+    try:
+        job = read_job(RunDir(run_uri))
+        repo = job.checkpoint.push if job is not None else None
+        if repo is None:
+            raise InputError("names no repository", "checkpoint.push", "set it to USER/NAME")
+        return done | {"pushed": hub.push(target, repo, private=True)}
+    except Exception as error:  # any error, since the export itself has succeeded
+        return done | {"not_pushed": " ".join(str(error).split())[:400]}
+
+
 @dataclass(frozen=True)
 class Wanted:
     """The checkpoint to export: the one at `step`, or with `best` the best one up to there."""
@@ -160,7 +181,12 @@ class BackgroundExport:
 
     def has_last(self, step: int) -> bool:
         """Whether the last export is the final model of a run that ends at `step`."""
-        return self._exported == self._last(step)
+        return self._exported == self._last(step) and self._is_pushed
+
+    @property
+    def _is_pushed(self) -> bool:
+        """Whether the last export was to be pushed and that was tried, or nothing is to be pushed."""
+        return self._checkpoint.push is None or bool(self.done.keys() & {"pushed", "not_pushed"})
 
     def failed(self, step: int) -> str:
         """Return why the export of a run that ends at `step` failed; empty if it did not."""
@@ -193,7 +219,11 @@ class BackgroundExport:
                 self._advance(wanted)
                 return self.has_last(step)
             self.stop()
-            if (mark := mark_of(self._target)) not in ("", self._mark_before):
+            # Whether a stopped push has ended is unknown, so the next command exports and pushes again.
+            if self._checkpoint.push is None and (mark := mark_of(self._target)) not in (
+                "",
+                self._mark_before,
+            ):
                 facts = json.loads(mark)
                 self.done = {"uri": self._target, "sample": None}
                 self.done |= {key: value for key, value in facts.items() if key not in OF_THE_FOLDER}
@@ -207,6 +237,15 @@ class BackgroundExport:
             _, task = self._task
             task.cancel()
             self._task = None
+
+    def _tell_of_push(self) -> None:
+        """Tell whether the last export has been pushed, if it was to be."""
+        repo = self._checkpoint.push
+        if "pushed" in self.done:
+            self._tell(f"the export is pushed to {self.done['pushed']}")
+        elif why := self.done.get("not_pushed"):
+            again = f"`orchestrator checkpoint export {self._run.uri} --push {repo}` does it"
+            self._tell(f"the export is not pushed: {why}; {again}")
 
     def _advance(self, wanted: Wanted, beside: bool = False) -> None:
         """Take the result of an export that has ended, and start the wanted one unless one is in progress.
@@ -227,6 +266,7 @@ class BackgroundExport:
                 self.done = task.result()
                 self._exported = exported if exported.best else Wanted(self.done["step"])
                 self._failures.pop(exported, None)
+                self._tell_of_push()
             except Exception as error:  # any error, since training continues
                 why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
                 self._failures[exported] = why
@@ -235,7 +275,9 @@ class BackgroundExport:
                     return
             finally:
                 self._task = None
-        if self._exported == wanted or (beside and self._exported and wanted.step < self._exported.step):
+        # What was exported beside training is not pushed yet.
+        is_done = self._exported == wanted and (beside or self._is_pushed)
+        if is_done or (beside and self._exported and wanted.step < self._exported.step):
             return
         self._began = time.monotonic()
         self._mark_before = mark_of(self._target)
@@ -244,6 +286,8 @@ class BackgroundExport:
         target = self._target
         if beside:
             task = self._cluster.run_task(export_commit, uri, step, target)
+        elif self._checkpoint.push is not None:
+            task = self._cluster.run_task(export_and_push, uri, step, target, wanted.best)
         else:
             task = self._cluster.run_task(export.export, uri, step, target, wanted.best)
         self._task = (wanted, task)

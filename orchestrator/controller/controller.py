@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from cluster.workers.clock import wall
 from cluster.workers.cluster import Cluster
+from cluster.workers.device_limits import limits_of
 from cluster.workers.injected_faults import remaining_faults
 from cluster.workers.rank_process import describe
 from orchestrator.checkpoint.retention import retention_of
@@ -26,6 +27,7 @@ from orchestrator.controller.controller_log import ControllerLog
 from orchestrator.controller.data_preparation import StorageWait
 from orchestrator.controller.decide import decide, resume
 from orchestrator.controller.events import fault_event, market, start_event
+from orchestrator.controller.rollout_workers import RolloutWorkers
 from orchestrator.controller.run_history import RunHistory
 from orchestrator.controller.run_inputs import RunInputs
 from orchestrator.controller.state import (
@@ -108,6 +110,7 @@ class Controller:
         self._state = State(phase="queue" if queue else "prepare")
         self._policy = policy_of(spec, lambda workers: None, until_reason=until_reason)
         """The planner of `decide`. Has no layouts before the data is prepared."""
+        self._most_rollout_workers = rollout.max if (rollout := self._policy.rollout_workers) else 0
         self._useful_workers = spec.resources.workers.max
         """The most workers that any layout of the job uses."""
         self._stop: Stop | None = None
@@ -134,6 +137,13 @@ class Controller:
             steps=spec.train.steps,
             retention=retention_of(spec.checkpoint, spec.train.decay_from, spec.evaluates_beside),
             faults=faults,
+        )
+        self._rollouts = RolloutWorkers(
+            cluster,
+            run.uri,
+            asked=self._policy.rollout_workers,
+            bundle=spec.resources.per_worker.bundle,
+            limits=limits_of(spec.resources.per_worker.gpu, spec.train.compile),
         )
         self._stragglers = Stragglers()
 
@@ -162,6 +172,7 @@ class Controller:
             until=self._until,
             note=self._note,
             evaluation=self._evaluations.text,
+            rollout_workers=self._rollouts.running,
             processes=self._processes,
         )
 
@@ -215,6 +226,7 @@ class Controller:
             self._exports.stop()
             self._evaluations.stop()
             self._workers.close()
+            self._rollouts.close()
             history.close()
 
     def _open_history(self) -> RunHistory:
@@ -234,8 +246,11 @@ class Controller:
         self._state, action = decide(self._policy, before, observation)
         self._placement_failed = ""
         self._restored = None
-        self._workers.want(WORKERS.get(self._state.phase, self._useful_workers))
+        self._workers.want(WORKERS.get(self._state.phase, self._useful_workers + self._most_rollout_workers))
         self._evaluate(history, before)
+        self._rollouts.follow(self._state.rollout_workers)
+        for line in self._rollouts.news(self._state.phase):
+            self._event(self._state.phase, line)
         self._act(history, action, before)
         self._write_status(force=self._state.phase != before.phase)
 
@@ -246,14 +261,13 @@ class Controller:
         if self._queue is not None:
             self._queue.report_nodes([rank.node for rank in workers.ranks])
         now = workers.status.at if workers.running else time.monotonic()
-        capacity = workers.capacity(
-            state.phase, state.failures, now, self._evaluations.held, state.wrong_nodes
-        )
-        may_start = self._state.phase == "wait" and capacity >= self._spec.resources.workers.min
+        capacity = workers.capacity(state.phase, state.failures, now, self._held_beside, state.wrong_nodes)
+        may_start = self._state.phase == "wait" and capacity >= self._spec.all_workers.min
         if may_start and not is_preparing:  # files may be lost during a long wait
             self._inputs.forget_lost_data()
         hours, usd = history.spending.count(history.recent, wall())
         self._evaluations.look(history)
+        rollout_failures = self._rollouts.look()
         for ceiling in history.spending.near():
             self._event(self._state.phase, str(ceiling), ceiling=dataclasses.asdict(ceiling))
         step = self._state.step
@@ -275,6 +289,9 @@ class Controller:
             ready=workers.ready(),
             ranks=workers.ranks,
             gap=workers.status.gap,
+            rollout_workers=len(self._rollouts.running),
+            rollout_failures=rollout_failures,
+            rollouts_moved=self._rollouts.moved,
             placement_failed=self._placement_failed,
             stop=self._stop or history.saves.stop(),
             step_seconds=history.step_seconds,
@@ -285,6 +302,10 @@ class Controller:
             unevaluated=self._evaluations.waiting,
             evaluation_failed=self._evaluations.failed,
         )
+
+    def _held_beside(self) -> int:
+        """Return how many workers the run occupies besides those of its gang."""
+        return self._evaluations.held() + self._rollouts.held()
 
     def _record(self, history: RunHistory, rows: tuple[Row, ...]) -> None:
         """Store rows, report stragglers and failed saves, and pass on new commits for export and evaluation."""
@@ -423,8 +444,10 @@ class Controller:
         try:
             snapshots = self._workers.snapshots(planner.shape)
             history.use_holders(snapshots["snapshot_token"], snapshots["snapshot_servers"])
-            task = self._inputs.task(state, commit, until=self._until, faults=self._faults, **snapshots)
+            places = {**snapshots, **self._rollouts.place()}
+            task = self._inputs.task(state, commit, until=self._until, faults=self._faults, **places)
             self._workers.start(layout, task)
+            self._rollouts.begin(task)
         except TimeoutError as error:
             self._placement_failed = str(error)
 

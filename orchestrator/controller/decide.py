@@ -74,13 +74,13 @@ def with_evaluation(policy: Policy, state: State, seen: Observation, action: Act
 
 def _spare_workers(policy: Policy, state: State, seen: Observation, action: Action) -> int:
     """How many workers there are beyond those that training has or could use."""
-    workers, layout = policy.resources.workers, state.layout
+    layout = state.layout
     if state.phase == "evaluate":
         return seen.capacity
     is_between_gangs = state.phase in ("stop", "wait") or bool(state.resizing)
     if layout is None or (layout.tp > 1 and (is_between_gangs or action.do == "start")):
         return 0  # an evaluation could take the room that workers which must share a node need
-    training = max(layout.world, action.workers, workers.max if is_between_gangs else 0)
+    training = _training_workers(policy, state, action) + state.rollout_workers
     return seen.room - training - policy.resources.spares
 
 
@@ -101,6 +101,76 @@ def _with(
         evaluation_failures=failures,
         evaluation_after=after,
     )
+
+
+ROLLOUT_FAILURES = 3
+"""Failures of rollout workers without a step between them after which the gang is started again."""
+ROLLOUT_START = 240.0
+"""Seconds without a rollout worker after which the gang is started again. A worker's imports may take most of them."""
+NEED_ROLLOUTS = frozenset({"start", "train", "stop", "wait"})
+"""Phases in which rollout workers run, or stay ready for the next gang."""
+
+
+def with_rollout_workers(policy: Policy, state: State, seen: Observation, action: Action) -> State:
+    """Decide how many workers generate answers beside the gang.
+
+    They get the room that training leaves, within the bounds of the job. `_room` leaves the least of them to them.
+
+    Args:
+        policy: the job and its planner.
+        state: the state that was decided for training.
+        seen: the observation.
+        action: the action that was decided for training.
+
+    Returns:
+        `state` with that number.
+    """
+    asked = policy.rollout_workers
+    if asked is None:
+        return state
+    if state.phase not in NEED_ROLLOUTS or state.layout is None:
+        return dataclasses.replace(state, rollout_workers=0, no_rollouts=0.0, rollout_failures=0)
+    if state.layout.tp > 1 and (state.phase in ("stop", "wait") or action.do == "start"):
+        # They could take the room that workers which must share a node need. The next gang gets new ones.
+        return dataclasses.replace(state, rollout_workers=0)
+    left = seen.room - _training_workers(policy, state, action) - policy.resources.spares
+    return dataclasses.replace(state, rollout_workers=min(max(left, asked.min), asked.max))
+
+
+def _training_workers(policy: Policy, state: State, action: Action) -> int:
+    """How many workers training has or could soon use."""
+    assert state.layout is not None
+    is_between_gangs = state.phase in ("stop", "wait") or bool(state.resizing)
+    return max(state.layout.world, action.workers, policy.resources.workers.max if is_between_gangs else 0)
+
+
+def _room(policy: Policy, seen: Observation) -> int:
+    """How many workers may train: the smallest number of rollout workers has its own room."""
+    return seen.room - (policy.rollout_workers.min if policy.rollout_workers else 0)
+
+
+def _with_rollouts_seen(state: State, seen: Observation, is_step: bool) -> State:
+    """Return the state with what was seen of rollout workers. `is_step` says whether a step was done since."""
+    before = 0 if is_step else state.rollout_failures
+    return dataclasses.replace(
+        state,
+        no_rollouts=0.0 if seen.rollout_workers else state.no_rollouts or seen.now,
+        rollout_failures=before + len(seen.rollout_failures),
+    )
+
+
+def _fault_of_rollouts(state: State, seen: Observation) -> Failure | None:
+    """Return the fault for which a gang is started again that waits for answers, None without one.
+
+    A single failure is none: another worker generates the same answers.
+    """
+    failed = seen.rollout_failures
+    if failed and (failed[-1].cause.kind == "input" or state.rollout_failures >= ROLLOUT_FAILURES):
+        return dataclasses.replace(failed[-1], step=state.step)
+    if not state.no_rollouts or seen.now - state.no_rollouts <= ROLLOUT_START:
+        return None
+    why = f"no rollout worker has run for {seen.now - state.no_rollouts:.0f} s"
+    return Failure(seen.now, state.step, where="", why=why, cause=Cause("unplaced"))
 
 
 SETTLE = 3.0
@@ -131,6 +201,7 @@ def resume(limits: LimitSpec, state: State, controller_died: bool) -> State:
 def decide(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
     """Return the next state and the action that leads there."""
     after, action = _decide(policy, state, seen)
+    after = with_rollout_workers(policy, after, seen, action)
     return with_evaluation(policy, after, seen, action), action
 
 
@@ -204,7 +275,7 @@ def _wait(policy: Policy, state: State, seen: Observation) -> tuple[State, Actio
     if not seen.prepared:
         return _enter(state, "prepare", seen), Action("prepare", "the data is gone, and is made again")
     waited = seen.now - state.since
-    room = min(seen.room, workers.max)
+    room = min(_room(policy, seen), workers.max)
     # Later attempts start at once on the available workers: waiting costs time, and a small gang can grow later.
     settle = SETTLE if state.layout is None or room < workers.min else 0.0
     if room < workers.max and waited < settle:
@@ -222,20 +293,29 @@ def _wait(policy: Policy, state: State, seen: Observation) -> tuple[State, Actio
             resizing="",
             suspected=0.0,
             roomy=0.0,
+            no_rollouts=0.0,
+            rollout_failures=0,
         )
         return started, Action("start", reason, layout)
     if room == workers.max and waited >= settle:
         text = f"no legal layout uses {workers.min} to {workers.max} workers"
         return _finish(state, seen, Outcome.FAILED, text + "; change resources.workers or train.global_batch")
     if waited > policy.limits.wait:
-        text = f"waited {waited:.0f} s for {workers.min} workers and there is room for {seen.room}"
+        text = f"waited {waited:.0f} s for {workers.min} workers{_beside(policy)} and there is room for {seen.room}"
         if state.wrong_nodes:
             text += f", without {', '.join(sorted(state.wrong_nodes))}, which computed wrongly"
         return _finish(state, seen, Outcome.FAILED, text + "; lower resources.workers.min or add machines")
-    why = f"the smallest gang has {workers.min}"
+    why = f"the smallest gang has {workers.min}{_beside(policy)}"
     if room >= workers.min:
         why = f"no layout of {workers.min} to {room} is legal and fits in their memory"
-    return state, Action("wait", f"room for {room} workers, and {why}")
+    least = policy.rollout_workers.min if policy.rollout_workers else 0
+    return state, Action("wait", f"room for {room + least} workers, and {why}")
+
+
+def _beside(policy: Policy) -> str:
+    """The workers that a run needs besides those that train, for people; empty without any."""
+    least = policy.rollout_workers.min if policy.rollout_workers else 0
+    return f" and {least} rollout worker{'s' if least > 1 else ''}" if least else ""
 
 
 def _train(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
@@ -251,10 +331,12 @@ def _train(policy: Policy, state: State, seen: Observation) -> tuple[State, Acti
     if step >= 0 and state.phase == "start":
         # Entered before anything else, even a fault, so that every step belongs to a training phase.
         return _enter(state, "train", seen, step=step, moved=heard), Action("watch")
-    state = _with_progress(state, seen, step, heard)
+    before, state = state.step, _with_progress(state, seen, step, heard)
+    if policy.rollout_workers is not None:
+        state = _with_rollouts_seen(state, seen, is_step=state.step > before)
     if any(r.state == "failed" for r in seen.ranks) and not state.suspected:
         state = dataclasses.replace(state, suspected=seen.now)
-    if fault := _fault(policy, state, seen):
+    if fault := _fault(policy, state, seen) or _fault_of_rollouts(state, seen):
         return _failed(policy, state, seen, fault)
     if seen.ranks and all(r.state == "done" for r in seen.ranks):
         return _ended(policy, state, seen)
@@ -296,7 +378,7 @@ def _resize(policy: Policy, state: State, seen: Observation) -> tuple[State, Act
         return dataclasses.replace(state, resizing=reason), Action("ask_stop", reason)
     if state.layout is None:
         return state, Action("watch")
-    room = min(seen.room, policy.resources.workers.max)
+    room = min(_room(policy, seen), policy.resources.workers.max)
     larger = policy.choose(room) if room > state.layout.world else None
     if larger is None or larger.world <= state.layout.world:
         return dataclasses.replace(state, roomy=0.0), Action("watch")
@@ -452,7 +534,7 @@ def _fault(policy: Policy, state: State, seen: Observation) -> Failure | None:
             now=seen.now,
             ranks=seen.ranks,
             step=state.step,
-            moved=max(state.moved, seen.data_moved),
+            moved=max(state.moved, seen.data_moved, seen.rollouts_moved),
             suspected=state.suspected,
             longest_step=seen.longest_step,
             gap=seen.gap,

@@ -13,7 +13,7 @@ from cluster.jobs.admission import Admission
 from cluster.workers.gang import RankStatus
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.outcome import ENDED, Outcome
-from orchestrator.config.resources import ResourceSpec
+from orchestrator.config.resources import ResourceSpec, Workers
 from orchestrator.config.spec import JobSpec
 from orchestrator.controller.config import LimitSpec
 from orchestrator.controller.health import Failure
@@ -107,6 +107,13 @@ class State:
     reason: str = ""
     """Why it ends so, for people."""
 
+    rollout_workers: int = 0
+    """How many workers generate answers beside the gang, or are to be started for that."""
+    no_rollouts: float = 0.0
+    """Since when none of them has run, while the ranks need them."""
+    rollout_failures: int = 0
+    """How many of them have failed since the last step."""
+
     evaluating: int | None = None
     """The step of the commit that is being evaluated beside the run."""
     evaluation_waits: str = ""
@@ -144,12 +151,18 @@ class Observation:
     tasks_done: bool = False
     """Whether the job's tasks have been evaluated, or cannot be."""
     capacity: int = 0
-    """How many workers could run, including the present ones and that of an evaluation beside the run, without nodes
-    that are excluded or will be taken away."""
+    """How many workers could run, including the present ones and those beside the gang, without nodes that are
+    excluded or will be taken away."""
     ready: int = 0
     """How many of them have all imports done."""
     ranks: tuple[RankStatus, ...] = ()
     """The ranks of the gang, empty while none runs."""
+    rollout_workers: int = 0
+    """How many rollout workers run."""
+    rollout_failures: tuple[Failure, ...] = ()
+    """Why rollout workers have just failed."""
+    rollouts_moved: float = 0.0
+    """When a rollout worker last generated a token, monotonic. Ranks may wait for the answer."""
     gap: float = 0.0
     """The longest recent gap between two heartbeats of a rank, in seconds."""
     placement_failed: str = ""
@@ -204,6 +217,8 @@ class Policy:
     stop_when: StopWhen | None
     samples_per_step: int
     """Samples of data that a step reads."""
+    rollout_workers: Workers | None
+    """How many workers generate answers beside the gang; None if there are none."""
     choose: Callable[[int], Layout | None]
     """Returns the best layout for a number of workers, None if no layout is legal and fits."""
     predict: Callable[[Layout], float] = lambda layout: 1.0 / layout.world
@@ -228,6 +243,7 @@ def policy_of(job: JobSpec, choose: Callable[[int], Layout | None], **more: Any)
         evaluate=job.evaluate,
         stop_when=job.stop_when,
         samples_per_step=job.samples_per_step,
+        rollout_workers=job.rollout.workers if job.rollout else None,
         choose=choose,
         **more,
     )

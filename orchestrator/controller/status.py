@@ -40,6 +40,7 @@ def status_of(
     until: int,
     note: str,
     evaluation: str = "",
+    rollout_workers: Sequence[RankStatus] = (),
     processes: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Return the content of status.json.
@@ -55,6 +56,7 @@ def status_of(
         until: the last step to train to, which gives the remaining time.
         note: what the controller does at present, for people.
         evaluation: the evaluation beside the run, as text for people.
+        rollout_workers: the workers that generate answers beside the ranks.
         processes: the controller's process and its ancestors, see `process_identity.lineage`.
     """
     work = next((rank.work for rank in ranks if rank.work), None)
@@ -112,6 +114,7 @@ def status_of(
         "ranks": [
             {"rank": r.rank, "node": r.node, "pid": r.pid, "state": r.state, "step": r.step} for r in ranks
         ],
+        "rollout_workers": [{"node": r.node, "pid": r.pid, "state": r.state} for r in rollout_workers],
     }
 
 

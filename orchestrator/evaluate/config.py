@@ -15,6 +15,7 @@ from orchestrator.config.metric_names import (
     OfPredictions,
     OfRewards,
     OfWords,
+    pass_at,
 )
 from orchestrator.config.object_reference import users_code
 from orchestrator.config.records import COLUMNS, PREFERENCES, REWARDED, SAMPLES, is_known
@@ -98,6 +99,15 @@ class EvaluateSpec(StrictModel):
         "request only: precision, recall, f1 and matthews for classes, spearman for numbers. Unset: "
         "the objective's default metrics",
     )
+    answers: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="answers to draw to each held-out prompt, as a rollout draws them, for the metrics pass_at_1, "
+        "pass_at_2, pass_at_4 and so on up to this number: the probability that at least one of so many answers is "
+        "right. An answer is right if the first of rewards gives it 1.0 or more. For objectives that learn from "
+        "rewards",
+    )
     tasks: list[str] = Field(
         default_factory=list,
         description="task files in lm-eval's format, evaluated once after training, on the commit that is "
@@ -133,6 +143,8 @@ class EvaluateSpec(StrictModel):
                 "evaluate.where beside needs held-out text, and this job has none; leave it out, tasks come after "
                 "training"
             )
+        if self.answers and workload.objective not in REWARDED:
+            return f"evaluate.answers is for {' and '.join(REWARDED)}, and the objective is {objective}; leave it out"
         given = metrics_of(objective)
         lacking = {m for m in self.metrics or () if not is_object_reference(m)} - set(given)
         if lacking and is_known(objective):
@@ -148,7 +160,15 @@ class EvaluateSpec(StrictModel):
 
     def metrics_for(self, objective: str) -> tuple[str, ...]:
         """Return the metrics of an evaluation: the requested ones, or the objective's defaults."""
-        return tuple(self.metrics or [m for m in metrics_of(objective) if m not in get_args(OfPredictions)])
+        asked = self.metrics or [m for m in metrics_of(objective) if m not in get_args(OfPredictions)]
+        return (*asked, *map(pass_at, self.sizes))
+
+    @property
+    def sizes(self) -> list[int]:
+        """Return the numbers of answers of which one is to be right: powers of 2 up to `answers`, and that itself."""
+        if self.answers is None:
+            return []
+        return sorted({*(2**n for n in range(self.answers.bit_length())), self.answers})
 
     @property
     def own_metrics(self) -> tuple[str, ...]:

@@ -14,8 +14,15 @@ WHERE = "--push"
 FORM = "write it as USER/NAME"
 
 
-def check_push(repo: str, target: str) -> None:
-    """Raise InputError if an export to `target` cannot be pushed: before anything is computed."""
+def check_push(repo: str, target: str, where: str = WHERE, needs_token: bool = True) -> None:
+    """Raise InputError if an export to `target` cannot be pushed: before anything is computed.
+
+    Args:
+        repo: the repository.
+        target: the folder of the export.
+        where: what names the repository, for messages.
+        needs_token: whether this process must have a token; not if another machine pushes.
+    """
     from huggingface_hub import get_token
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
@@ -24,15 +31,16 @@ def check_push(repo: str, target: str) -> None:
         validate_repo_id(repo)
     except HFValidationError as error:
         why = " ".join(str(error).split())
-        raise InputError(f"is not a repository of the Hub ({why})", f"{WHERE} {repo}", FORM) from None
+        raise InputError(f"is not a repository of the Hub ({why})", f"{where} {repo}", FORM) from None
     if "/" not in repo:
-        raise InputError("is not a repository of the Hub", f"{WHERE} {repo}", FORM)
+        raise InputError("is not a repository of the Hub", f"{where} {repo}", FORM)
     if not is_local(target):
+        key = "--to" if where == WHERE else "checkpoint.export_to, or the run directory,"
         raise InputError(
-            "only a folder of this machine is pushed", WHERE, "give --to a folder, or leave it out"
+            "only a folder, not a store, is pushed", where, f"give {key} a folder, or leave it out"
         )
-    if not get_token():
-        raise InputError("there is no token of the Hub", WHERE, "set HF_TOKEN, or run `hf auth login`")
+    if needs_token and not get_token():
+        raise InputError("there is no token of the Hub", where, "set HF_TOKEN, or run `hf auth login`")
 
 
 def push(folder: str, repo: str, private: bool) -> str:

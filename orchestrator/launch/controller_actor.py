@@ -112,10 +112,9 @@ class ControllerActor:
         cluster = on_ray(shared)
         self._queue: QueueClient | None = None
         if priority is not None:
-            workers = spec.resources.workers
-            most = workers.max + spec.evaluates_beside
+            workers = spec.all_workers
             bundle = spec.resources.per_worker.bundle
-            queue = QueueClient(self._run.uri, priority, bundle, workers.min, most)
+            queue = QueueClient(self._run.uri, priority, bundle, workers.min, workers.max)
             cluster = dataclasses.replace(cluster, request_workers=lambda bundle, count: queue.want(count))
             self._queue = queue
         # Whether Ray has restarted this actor, which it does without limit.

@@ -28,7 +28,7 @@ OF_THE_EXPORT = NO_EXPORT.keys() - {"export_at"}
 """Keys of `checkpoint` that say what is exported, and where."""
 OF_THE_COURSE = (
     "evaluate", "stop_when", "checkpoint", "tracking", "sinks", "notify", "limits",
-    "train.stability", "data.validation",
+    "train.stability", "train.layer_statistics", "data.validation",
 )  # fmt: skip
 """Parts of a job that do not change its steps. A job file may change them while the run continues."""
 

@@ -9,7 +9,7 @@ import os
 import shutil
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.resources import ResourceSpec
+from orchestrator.config.resources import ResourceSpec, Workers
 from orchestrator.launch.worker import worker_here
 from orchestrator.planner.device import Machine
 from orchestrator.planner.host_memory import FORCED, state_bytes
@@ -55,28 +55,26 @@ def check_memory(job: ResolvedJob, machine: Machine) -> None:
         check_fits(job, machine)
 
 
-def check_machine(resources: ResourceSpec, evaluates_beside: bool, address: str | None) -> None:
+def check_machine(resources: ResourceSpec, every: Workers, address: str | None) -> None:
     """Check that this machine has the labels and GPUs that the job asks for, if it runs here (`address` is None)."""
     check_labels(resources, address)
     if address is None and resources.per_worker.gpu:
-        gpus_here(resources, evaluates_beside)
+        gpus_here(every)
 
 
-def gpus_here(resources: ResourceSpec, evaluates_beside: bool) -> int:
-    """Return how many GPUs an embedded cluster claims, including one for an evaluation beside the run.
+def gpus_here(every: Workers) -> int:
+    """Return how many GPUs an embedded cluster claims for the workers of a run, one each.
 
     Raises InputError if this machine has too few.
     """
     import torch
 
-    least = resources.workers.min
-    most = resources.workers.max
     available = torch.cuda.device_count()
-    if available < least:
-        gpus = f"{least} GPU{'s' * (least > 1)}"
+    if available < every.min:
+        gpus = f"{every.min} GPU{'s' * (every.min > 1)}"
         what = f"the smallest gang needs {gpus}, but this machine has {available or 'none'}"
         raise InputError(what, "resources.per_worker.gpu", "set it to 0, or name a cluster with --address")
-    return min(most + evaluates_beside * int(resources.per_worker.gpu), available)
+    return min(every.max, available)
 
 
 def check_labels(resources: ResourceSpec, address: str | None) -> None:

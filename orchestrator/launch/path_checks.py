@@ -17,7 +17,7 @@ from orchestrator.storage.uri import check_uri, is_local, local_path, unwritable
 
 
 def check_written(checkpoint: CheckpointSpec, data: DataSpec, run_dir: RunDir, address: str | None) -> None:
-    """Raise InputError if a folder that the run writes is not writable.
+    """Raise InputError if a folder that the run writes is not writable, or its export cannot be pushed.
 
     Folders that only workers write are checked if the workers run here (`address` is None).
     """
@@ -36,6 +36,12 @@ def check_written(checkpoint: CheckpointSpec, data: DataSpec, run_dir: RunDir, a
             with problems.noted():
                 hint = "check its permissions, or give another folder"
                 raise InputError(f"cannot be written ({why})", f"{where} {uri}", hint)
+    if checkpoint.push is not None:
+        from orchestrator.export.hub import check_push
+
+        with problems.noted():
+            folder = target or run_dir.at("export")
+            check_push(checkpoint.push, folder, "checkpoint.push", needs_token=address is None)
     problems.raise_noted()
 
 

@@ -89,7 +89,7 @@ def check_here(
         machine_of = worker_at(address)
         job = check_job(spec, prepared, begin, is_known, machine_of, kept=kept, begins=begins)
     with problems.noted():
-        check_machine(spec.resources, spec.evaluates_beside, address)
+        check_machine(spec.resources, spec.all_workers, address)
     problems.raise_noted()
     if address is None:
         state = state_bytes(spec.train.optimizer, spec.checkpoint.ema, job.shape, pruned=spec.pruned_bytes)

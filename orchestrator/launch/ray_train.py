@@ -53,6 +53,9 @@ def loop_config(
     if spec.evaluates_beside:
         hint = "set it to gang, or use `orchestrator run`"
         raise InputError("Ray Train reserves no worker besides its own", "evaluate.where", hint)
+    if spec.rollout and spec.rollout.workers:
+        hint = "leave it out, so that the training workers generate, or use `orchestrator run`"
+        raise InputError("Ray Train reserves no worker besides its own", "rollout.workers", hint)
     run = RunDir(absolute(run_dir or f"runs/{spec.name}", Path.cwd()))
     spec = spec.with_parts(train=as_its_run(spec.train, run))
     begun = continuation_of(spec).begun_from(run, check_same_run(spec.run_identity, run))[1]

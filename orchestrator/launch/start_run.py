@@ -109,12 +109,8 @@ def _run(
     spec = job.spec
     queue = None if address is None else priority
     workers, worker = spec.resources.workers, spec.resources.per_worker
-    most = workers.max + spec.evaluates_beside
-    gpus = (
-        gpus_here(spec.resources, spec.evaluates_beside)
-        if address is None and worker.gpu
-        else workers.max * worker.gpu
-    )
+    most = spec.all_workers.max
+    gpus = gpus_here(spec.all_workers) if address is None and worker.gpu else workers.max * worker.gpu
 
     def begin() -> WatchedRun:
         watched = attach(

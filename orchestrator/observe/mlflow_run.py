@@ -27,7 +27,7 @@ from orchestrator.config.metric_names import by_name
 from orchestrator.config.redact import redact
 from orchestrator.observe.mlflow_client import SQLITE, client_of
 from orchestrator.observe.sink_cursor import Received
-from orchestrator.storage.row_line import Row, evaluations_in
+from orchestrator.storage.row_line import OF_LAYERS, Row, evaluations_in, layers_in
 
 VERSION_TAG = "orchestrator.version"
 COMMIT_TAG = "mlflow.source.git.commit"
@@ -143,7 +143,8 @@ class MlflowRun:
         self.received = Received.from_text(last, seen.get(SAMPLES_TAG, "[]"))
         self._attempts: list[list[int]] = json.loads(seen.get(ATTEMPTS_TAG, "[]"))
         self.last_node = int(seen.get(LAST_NODE_TAG, 0))
-        self._keys = tuple(key for key in run.data.metrics if not key.startswith(SYSTEM))
+        beside = (SYSTEM, *(f"{kind}/" for kind in OF_LAYERS))
+        self._keys = tuple(key for key in run.data.metrics if not key.startswith(beside))
         if params is not None:
             self._log_params(params, known=run.data.params)
 
@@ -161,7 +162,11 @@ class MlflowRun:
             tags |= {LAST_TAG: received.last, SAMPLES_TAG: received.to_text()}
             tags |= {ATTEMPTS_TAG: self._attempts_with(batch)}
             # A store writes metrics first. So whatever the tags claim exists, even if it is killed in between.
-            self.log_batch(metrics, tags=_tags(tags))
+            # One row with statistics of many layers may be more than the server takes at once.
+            last = max(len(metrics) - 1, 0) // METRICS_A_BATCH * METRICS_A_BATCH
+            for start in range(0, last, METRICS_A_BATCH):
+                self.log_batch(metrics[start : start + METRICS_A_BATCH])
+            self.log_batch(metrics[last:], tags=_tags(tags))
             self.received = received
 
     def log_batch(
@@ -376,7 +381,9 @@ def _batches(rows: Iterable[Row], received: Received) -> Iterator[tuple[list[Row
     batch: list[Row] = []
     size = 0
     for row, with_row in received.lacking(rows):
-        count = len(_metric_keys(row)) + sum(map(_evaluated_values, evaluations_in([row])))
+        count = (
+            len(_metric_keys(row)) + len(layers_in(row)) + sum(map(_evaluated_values, evaluations_in([row])))
+        )
         if batch and size + count > METRICS_A_BATCH:
             yield batch, received
             batch = []
@@ -401,7 +408,8 @@ def _metrics(row: Row) -> list[Any]:
 
     # With the row's own time, a row that is logged twice remains one point on the server.
     at = int(float(row.get("time") or 0) * 1000)
-    row_metrics = [Metric(as_key(key), float(row[key]), at, row["step"]) for key in _metric_keys(row)]
+    numbers = {key: row[key] for key in _metric_keys(row)} | layers_in(row)
+    row_metrics = [Metric(as_key(key), float(value), at, row["step"]) for key, value in numbers.items()]
     return row_metrics + [
         metric for evaluation in evaluations_in([row]) for metric in _evaluation_metrics(evaluation)
     ]

@@ -17,6 +17,7 @@ LOGS = "logs"
 """The folder of all logs in a run directory."""
 ATTEMPT = "attempt-"
 EVALUATION = "evaluation-"
+ROLLOUTS = "rollouts-"
 CONTROLLER = "controller"
 
 KEPT = 100
@@ -54,6 +55,11 @@ def output_of_attempt(run: str, attempt: int) -> OutputTarget:
 def output_of_evaluation(run: str, step: int) -> OutputTarget:
     """Return where the extra worker that evaluates the commit of that step writes its output."""
     return _output(run, f"{EVALUATION}{step}")
+
+
+def output_of_rollouts(run: str, number: int) -> OutputTarget:
+    """Return where the rollout worker of that number writes its output."""
+    return _output(run, f"{ROLLOUTS}{number}")
 
 
 def output_of_controller(run: str) -> tuple[OutputTarget, str]:

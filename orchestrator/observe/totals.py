@@ -25,6 +25,8 @@ GANG_PHASES = frozenset({"start", "train"})
 """Phases in which steps are computed."""
 CHARTED = ("reward", "loss", "tokens_per_second", "grad_norm", "answer_tokens")
 LONGEST_OF = 20
+MOST_LAYERS = 60
+"""Steps whose statistics by layer are kept for the report. It is even, so that thinning keeps like distances."""
 MEASURED = ("step_seconds", "tokens_per_second")
 
 
@@ -87,6 +89,10 @@ class RunTotals:
         self._padding = (0.0, 0)
         self.energy = Measured()
         self.points = {key: Thinned() for key in CHARTED}
+        self.layers: list[tuple[int, Row]] = []
+        """The steps with statistics by layer, newest first, at most MOST_LAYERS of them at like distances."""
+        self._layers_seen = 0
+        self._layers_each = 1
         self.latest = 0
         """The time of the last row, in microseconds since the epoch."""
         self._first = first
@@ -164,9 +170,20 @@ class RunTotals:
         if is_number(row.get("padding")):
             self._padding = (self._padding[0] + row["padding"], self._padding[1] + 1)
         self.evaluations += reversed(evaluations_in([row]))
+        if isinstance(row.get("layer_statistics"), dict):
+            self._count_layers(step, row["layer_statistics"])
         for key, points in self.points.items():
             if isinstance(row.get(key), int | float):
                 points.add(float(step), float(row[key]))
+
+    def _count_layers(self, step: int, layers: Row) -> None:
+        """Keep one in `_layers_each` of the statistics; if too many are kept, every other of them."""
+        if self._layers_seen % self._layers_each == 0:
+            self.layers.append((step, layers))
+        self._layers_seen += 1
+        if len(self.layers) > MOST_LAYERS:
+            self.layers = self.layers[::2]
+            self._layers_each *= 2
 
     def _count_ranks(self, row: Row, attempt: Any) -> None:
         bytes_by_rank = row.get("memory_bytes_by_rank")

@@ -83,7 +83,7 @@ class OptimizerSpec(StrictModel):
     and momentum are not for it.
     """
 
-    ADDED_LATER: ClassVar[tuple[str, ...]] = ("momentum", "layer_decay", "groups")
+    ADDED_LATER: ClassVar[tuple[str, ...]] = ("momentum", "layer_decay", "groups", "first_lr")
 
     name: OptimizerName | ObjectReference = Field(
         default="adamw", description="the optimizer, or your own module:name"
@@ -112,11 +112,14 @@ class OptimizerSpec(StrictModel):
     warmup: Steps = Field(
         default=0, description="steps of linear warm-up, or a share of train.steps such as 5%"
     )
-    schedule: Literal["constant", "linear", "cosine", "wsd", "inverse_sqrt"] | ObjectReference = Field(
+    schedule: (
+        Literal["constant", "linear", "cosine", "wsd", "inverse_sqrt", "range_test"] | ObjectReference
+    ) = Field(
         default="cosine",
         description="learning rate after the warm-up, or an own function module:name; "
         "wsd is constant up to the decay; a run under constant, wsd or "
-        "inverse_sqrt can be extended by raising train.steps",
+        "inverse_sqrt can be extended by raising train.steps; range_test rises by the same factor from step to step, "
+        "see `orchestrator run --lr-range`",
     )
     decay: Steps = Field(
         default=0,
@@ -124,6 +127,10 @@ class OptimizerSpec(StrictModel):
     )
     final_lr: float = Field(
         default=0.1, ge=0.0, le=1.0, description="linear, cosine, wsd: last learning rate as a share of lr"
+    )
+
+    first_lr: float = Field(
+        default=1e-6, gt=0.0, lt=1.0, description="range_test: first learning rate as a share of lr"
     )
 
     @model_validator(mode="after")
@@ -155,6 +162,14 @@ class OptimizerSpec(StrictModel):
         if self.schedule != "wsd" and said:
             raise ValueError(
                 f"decay {self.decay} is for schedule wsd, but this is {self.schedule}; remove it or set wsd"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def only_a_range_test_has_a_first_rate(self) -> OptimizerSpec:
+        if self.schedule != "range_test" and not self.at_default("first_lr"):
+            raise ValueError(
+                f"first_lr is for schedule range_test, and this is {self.schedule}; remove it, or set warmup"
             )
         return self
 

@@ -20,6 +20,8 @@ def learning_rate(spec: OptimizerSpec, step: int, steps: int, begin: int = 0) ->
 
     wsd: warm-up, stable, decay (Hu et al. 2024, section 4), with a 1 - sqrt decay (Hägele et al. 2024, section 3).
 
+    range_test: from lr * first_lr to lr in equal factors (Smith, 2017, section 3.3, where it rises in equal steps).
+
     inverse_sqrt: lr * sqrt(warmup / update), as in Vaswani et al. 2017, eq. 3, scaled so that the warm-up ends at lr.
     """
     warmup, decay = in_steps(spec.warmup, steps), in_steps(spec.decay, steps)
@@ -33,6 +35,9 @@ def learning_rate(spec: OptimizerSpec, step: int, steps: int, begin: int = 0) ->
     match spec.schedule:
         case "constant":
             return spec.lr
+        case "range_test":
+            last = max(steps - warmup - 1, 1)
+            return spec.lr * spec.first_lr ** (1.0 - min((step - warmup) / last, 1.0))
         case "inverse_sqrt":
             return spec.lr * math.sqrt(max(warmup, 1) / (step + 1))
         case "wsd" if step < decay_from:

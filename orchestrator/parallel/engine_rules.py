@@ -39,8 +39,18 @@ def engine_problems(
         found.append("offload moves state off a GPU, but these workers have no GPU; set offload to none")
     if train.sequence_warmup:
         found += _with_sequence_warmup(train, layout)
+    if train.layer_statistics and train.layer_statistics.activations and train.compile:
+        found.append(
+            "layer_statistics.activations reads what layers return, which compiled layers do not show; set it or "
+            "train.compile to false"
+        )
     if layout.engine == "deepspeed":
         found += _by_deepspeed(train, layout)
+        if train.layer_statistics:
+            found.append(
+                "DeepSpeed reduces gradients itself and shows none; set parallel.engine to torch, or leave "
+                "train.layer_statistics out"
+            )
         if is_object_reference(workload.model):
             found.append("own models are run by the torch engine; set parallel.engine to torch")
         if workload.adapter and workload.adapter.quantize != "none":

@@ -78,7 +78,7 @@ def demand_of(spec: JobSpec) -> Demand:
         shards=train.bitwise_shards,
         ema=spec.checkpoint.ema,
         compares=spec.workload.objective in OF_ANSWERS,
-        generated=spec.rollout.group * spec.rollout.together if spec.rollout else 0,
+        generated=spec.rollout.decoded_by_ranks if spec.rollout else 0,
         steps=train.steps,
         hours=spec.limits.hours,
         pruned=spec.pruned_bytes,

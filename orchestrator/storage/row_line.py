@@ -37,7 +37,7 @@ NEEDED: Mapping[str, Mapping[str, type]] = {
 }
 """Required keys of a row of each file, with their types. An int is accepted as a float."""
 TYPES: Mapping[str, Mapping[str, type]] = {
-    METRICS: {"samples": str, "layout": str, "tokens": int, "evaluations": list},
+    METRICS: {"samples": str, "layout": str, "tokens": int, "evaluations": list, "layer_statistics": dict},
     EVENTS: {
         "step": int, "reason": str, "first_fault": str, "node": str, "data": str, "lost_steps": int,
         "skipped": dict, "layout": dict, "usd_per_hour": float, "last_seen": float, "missing_rows": list,
@@ -52,6 +52,21 @@ TYPES: Mapping[str, Mapping[str, type]] = {
 def evaluations_in(rows: Iterable[Row]) -> list[Row]:
     """Return the rows of evals.jsonl that rows of metrics.jsonl carry."""
     return [evaluation for row in rows for evaluation in row.get("evaluations") or ()]
+
+
+OF_LAYERS = ("weight_norm", "gradient_norm", "activation_rms")
+"""The numbers among a row's statistics by layer."""
+
+
+def layers_in(row: Row) -> dict[str, float]:
+    """Return the numbers of a row's statistics by layer, named as in gradient_norm/decoder.layers.0.norm.weight."""
+    return {
+        f"{kind}/{name}": value
+        for name, of_layer in (row.get("layer_statistics") or {}).items()
+        if isinstance(of_layer, dict)
+        for kind, value in of_layer.items()
+        if kind in OF_LAYERS and isinstance(value, int | float)
+    }
 
 
 def encode(row: Row) -> bytes:

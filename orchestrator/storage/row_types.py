@@ -6,7 +6,7 @@ written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
 
@@ -27,6 +27,7 @@ class StepRow(TypedDict, total=False):
     - `forward_seconds` to `agreement_seconds`: parts of `step_seconds` on rank 0, see
       `orchestrator.parallel.step_clock`. They do not add up to all of it.
     - `verified_by`: who computed the step again, "other" ranks or the "same" one; only in verified steps.
+    - `layer_statistics`: those by parameter and layer, see `LayerStatistics`; only in steps that collect them.
     - `model_flops_per_second`: the sum over all ranks; `mfu` is its share of their peak.
     """
 
@@ -50,6 +51,7 @@ class StepRow(TypedDict, total=False):
     mfu: float
     commit_seconds: float
     verified_by: str
+    layer_statistics: Mapping[str, Mapping[str, Any]]
     samples: str
     padding: float
     sequence_length: int

@@ -47,6 +47,21 @@ class StabilitySpec(StrictModel):
     )
 
 
+class LayerStatisticsSpec(StrictModel):
+    """Statistics by layer in some steps: norms of each trained parameter and its gradient, into rows, MLflow and the
+    report. Other steps cost nothing.
+    """
+
+    every: Positive = Field(description="optimizer steps from one collection to the next")
+    activations: bool = Field(
+        default=False, description="also the root mean square of each layer's output, padding included"
+    )
+    histograms: bool = Field(
+        default=False,
+        description="also how many elements of each parameter and gradient have which power of two",
+    )
+
+
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 """The dtypes of matrix products."""
 
@@ -97,7 +112,7 @@ class TrainSpec(StrictModel):
     """Length, batch size, optimiser and numerics of training."""
 
     # What was done about an instability is recorded, and the rules may change for the next one.
-    NO_IDENTITY: ClassVar[tuple[str, ...]] = ("stability",)
+    NO_IDENTITY: ClassVar[tuple[str, ...]] = ("stability", "layer_statistics")
     ADDED_LATER: ClassVar[tuple[str, ...]] = (
         *("freeze", "thaw", "continue_from", "reference", "sequence_warmup", "label_smoothing"),
     )
@@ -160,6 +175,10 @@ class TrainSpec(StrictModel):
     continue_from: ContinueFrom | None = Field(
         default=None,
         description="continue another run from a commit, with its complete state; may be just its run directory",
+    )
+
+    layer_statistics: LayerStatisticsSpec | None = Field(
+        default=None, description="statistics by layer in some steps; unset: none"
     )
 
     @field_validator("continue_from", mode="before")

@@ -26,7 +26,7 @@ from orchestrator.train.evaluation import Evaluator
 from orchestrator.train.rank import Rank, is_growing
 from orchestrator.train.reference_model import references_of
 from orchestrator.train.restore import Restorer, peers_of, placement_of
-from orchestrator.train.rollouts.compose import rollouts_of
+from orchestrator.train.rollouts.compose import make_rollouts, rollouts_of
 from orchestrator.train.step_samples import StepPlan, StepReader
 from orchestrator.train.task import Task
 from workloads import load as _load  # noqa: F401  (imported before the fork, so that ranks start sooner)
@@ -43,7 +43,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
 
     Returns:
         {"step", "ended"}. `ended` is "steps" (the job is complete), "until" (the task's last step), "plateau" or
-        "stop". A task that only evaluates returns {"step", "ended", "evaluation"}.
+        "stop". A task that only evaluates returns {"step", "ended", "evaluation"}, a rollout worker {"units"}.
 
     Raises:
         InputError: if the job cannot run here.
@@ -79,15 +79,17 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         inputs = training_inputs(spec, tokens, task.sets, reopened_base, folder_config)
     inputs = with_chosen_parts(inputs, task.run, device.device, context, patience, writes=task.commit)
 
+    if task.makes_rollouts:
+        result = make_rollouts(inputs, tokens, task, device, context)
+        close_device()
+        return result
     teacher = task.parsed_teacher
     # Without its teacher's entries a batch trains on labels alone, and nothing would say so.
     assert teacher is not None or spec.distill is None or task.evaluate_only, "the task names no teacher"
     distilled = distilled_of(spec.distill, teacher, inputs, tokens, patience)
     if distilled is not None:
         inputs = distilled.inputs
-    rollouts = rollouts_of(
-        inputs, tokens, layout=layout, device=device, context=context, roots=task.code_roots
-    )
+    rollouts = rollouts_of(inputs, tokens, task, device, context)
 
     in_every_step = distilled.teacher if distilled is not None else None
     make = EngineMaker(

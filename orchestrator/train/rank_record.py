@@ -113,4 +113,6 @@ def step_row(
             row["mfu"] = mfu(flops, task.peak_flops, ranks=layout.world)
     if row_length:
         row["sequence_length"] = row_length
+    if metrics.layers:
+        row["layer_statistics"] = metrics.layers
     return {**row, **metrics.extra}

@@ -20,6 +20,22 @@ PREEMPTION_NOTICES = "cluster.workers.preemption:PreemptionNotices"
 """The node service that watches for preemption notices."""
 SNAPSHOT_SERVER = "orchestrator.checkpoint.snapshot_server:SnapshotServer"
 """The node service that keeps snapshots in memory."""
+WEIGHT_SERVER = "orchestrator.checkpoint.snapshot_server:weight_server"
+"""The node service that has the weights with which rollout workers generate."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutPlace:
+    """Where ranks and rollout workers find each other.
+
+    Attributes:
+        address, token: of the queue of work, see `orchestrator.train.rollouts.work_queue`.
+        weights_token: of the servers of weights, whose addresses the queue knows.
+    """
+
+    address: str
+    token: str
+    weights_token: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +65,8 @@ class Task:
         code: hashes of the user's own code, see `orchestrator.config.own_code`; this node's code must have the same.
         cleaned_by: hashes of the user's own code that cleaned the text, from the prepared data.
         teacher: the weights of a teacher, see `orchestrator.models.base.Base`; None without one.
+        rollouts: the fields of a `RolloutPlace`; None if the ranks generate answers themselves.
+        makes_rollouts: whether this is the task of a rollout worker, which generates answers until it is stopped.
         code_roots: folders in which the controller found that code.
     """
 
@@ -76,6 +94,8 @@ class Task:
     code_roots: tuple[str, ...] = ()
     cleaned_by: dict[str, str] = dataclasses.field(default_factory=dict)
     teacher: dict[str, Any] | None = None
+    rollouts: dict[str, str] | None = None
+    makes_rollouts: bool = False
 
     @classmethod
     def of_evaluation(
@@ -97,6 +117,17 @@ class Task:
             evaluate_only=True,
             **{"attempt": 0, **rest},
         )
+
+    def of_rollout_worker(self) -> Task:
+        """Return the task of a rollout worker beside the ranks of this one. It writes nothing."""
+        return dataclasses.replace(
+            self, layout=Layout().to_json(), commit=False, makes_rollouts=True, snapshot_servers=(), faults=()
+        )
+
+    @property
+    def rollout_place(self) -> RolloutPlace | None:
+        """Where rollout workers are found; None if the ranks generate answers themselves."""
+        return RolloutPlace(**self.rollouts) if self.rollouts else None
 
     @property
     def parsed_layout(self) -> Layout:

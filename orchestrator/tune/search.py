@@ -54,10 +54,10 @@ def tune(
     search = spec.tune
     assert search is not None
     made = sweep.create()
-    workers, worker = spec.resources.workers, spec.resources.per_worker
-    at_once = search.concurrency or 1
+    worker = spec.resources.per_worker
+    workers = (search.concurrency or 1) * spec.all_workers.max
     try:
-        with on_cluster(address, at_once * workers.max * worker.cpu, at_once * workers.max * worker.gpu):
+        with on_cluster(address, workers * worker.cpu, workers * worker.gpu):
             with sweep.lock():
                 sweep.write_text("job.yaml", text := dump(spec), private=holds_secret(text))
                 return _search(spec, search, sweep, show)

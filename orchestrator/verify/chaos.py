@@ -16,7 +16,7 @@ from cluster.local.ray_session import connected_ray
 from orchestrator.checkpoint.config import NO_EXPORT
 from orchestrator.config.errors import InputError
 from orchestrator.config.packages import PACKAGES
-from orchestrator.config.resources import ResourceSpec
+from orchestrator.config.resources import PerWorker
 from orchestrator.config.spec import JobSpec, dump, load
 from orchestrator.evaluate.config import without_tasks
 from orchestrator.resolve.precision import as_its_run
@@ -45,22 +45,27 @@ def chaos(
             raise InputError(str(error)) from None
         runs.mkdir(parents=True, exist_ok=True)
         job = _job(spec, runs)
-        return _compared(job, runs, spec.resources, disturbed, report)
+        return _compared(
+            job, runs, disturbed, report, worker=spec.resources.per_worker, nodes=spec.all_workers.max
+        )
 
 
 def _compared(
     job: Path,
     runs: Path,
-    resources: ResourceSpec,
     disturbed: Sequence[tuple[str, ...]],
     report: Callable[[RunComparison | str], None],
+    *,
+    worker: PerWorker,
+    nodes: int,
 ) -> list[RunComparison]:
-    """Run the job in the file `job` undisturbed and then with faults. For the other arguments see `chaos`."""
-    worker, world = resources.per_worker, resources.workers.max
+    """Run the job in the file `job` undisturbed and then with faults, on so many nodes of a worker each. For the other
+    arguments see `chaos`.
+    """
     node = NodeSpec("", "", cpus=max(worker.cpu, 1), gpus=worker.gpu)
-    report(f"a cluster of {world} nodes")
+    report(f"a cluster of {nodes} nodes")
     down(CLUSTER)
-    cluster = up(CLUSTER, [node] * world)
+    cluster = up(CLUSTER, [node] * nodes)
     try:
         # Connect through the head: any other node may be killed, which would end this process too.
         head = cluster.address.partition(":")[0]

@@ -13,6 +13,7 @@ from jobs import curve, rows, weights, write_text
 from local_run import drive_here
 
 from orchestrator.checkpoint.commit_store import Store
+from orchestrator.checkpoint.compact import PieceTable
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.controller import decide
@@ -76,13 +77,14 @@ def _records(manifest: Any) -> list[dict[str, Any]]:
     """The records of a commit's files, as its writers gave them."""
     found = []
     for name, entry in manifest.files.items():
-        chunks = [
-            {
-                "name": tensor, "dtype": each.dtype, "shape": list(each.shape), "start": list(chunk.start),
-                "extent": list(chunk.shape), "offset": chunk.offset, "blocks": list(chunk.blocks),
-            }
-            for tensor, each in manifest.tensors.items() for chunk in each.chunks if chunk.file == name
-        ]  # fmt: skip
-        found.append({"file": name, "bytes": entry.size, "header_bytes": entry.header_bytes, "header": entry.header,
-                      "block_bytes": manifest.block_bytes, "chunks": chunks})  # fmt: skip
+        pieces = [
+            ((tensor, each.dtype, each.shape), chunk)
+            for tensor, each in manifest.tensors.items()
+            for chunk in each.chunks
+            if chunk.file == name
+        ]
+        table = PieceTable([(kind, chunk.start, chunk.shape, chunk.offset) for kind, chunk in pieces])
+        sums = b"".join(each for _, chunk in pieces for each in chunk.blocks)
+        record = table.record(name, entry.size, b"", manifest.block_bytes, sums)
+        found.append(record | {"header_bytes": entry.header_bytes, "header": entry.header.hex()})
     return found

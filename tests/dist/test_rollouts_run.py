@@ -14,13 +14,21 @@ import pytest
 import torch
 from jobs import curve, job, rows, weights
 from letters import letters, write_tokenizer
-from local_run import LocalGang, controller_here, drive_here, export_here
+from local_run import (
+    LocalGang,
+    RolloutGang,
+    controller_here,
+    drive_here,
+    export_here,
+    with_rollout_workers,
+)
 
 from cluster.workers import device_limits
+from cluster.workers.gang import Gang
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
-from orchestrator.controller import decide
+from orchestrator.controller import decide, rollout_workers
 from orchestrator.evaluate.of_commit import evaluate_commit
 from orchestrator.resolve.commit_model import model_of_run
 from orchestrator.storage.run_directory import RunDir
@@ -90,7 +98,7 @@ def document(place: Path, **train: Any) -> dict[str, Any]:
     }  # fmt: skip
     found["rollout"] = {"group": GROUP, "max_tokens": 8, "together": 2, "keep_every": 4}
     found["rewards"] = [{"own": "judges:early"}]
-    found["evaluate"] = {"every": 4, "at_start": True}
+    found["evaluate"] = {"every": 4, "at_start": True, "answers": 3}
     found["checkpoint"] = {"every": 3, "keep": 3, "export": None}
     found["parallel"] = {"micro_batch": 2}
     return found
@@ -130,6 +138,9 @@ def test_the_reward_rises_and_the_rows_say_what_happened(quiet: Path) -> None:
     held = [row["sets"]["validation"] for row in rows(quiet, "evals.jsonl")]
     assert len(held) == 3
     assert held[-1]["reward"] > held[0]["reward"]
+    for found_then in held:
+        assert 0 <= found_then["pass_at_1"] <= found_then["pass_at_2"] <= found_then["pass_at_3"] <= 1
+    assert held[-1]["pass_at_3"] > held[0]["pass_at_3"]
     assert kept_steps(str(quiet)) == [1, 4, 8]
     lines = read_kept(str(quiet), 1)[1]
     assert len(lines) == 16
@@ -137,6 +148,11 @@ def test_the_reward_rises_and_the_rows_say_what_happened(quiet: Path) -> None:
     assert len({line["prompt_number"] for line in lines}) == 4
     assert found[0]["reward"] == pytest.approx(sum(line["reward"] for line in lines) / 16)
     assert all(line["columns"]["k_th"].startswith("row ") for line in lines)
+    page = (quiet / "report.html").read_text()
+    best = max(lines[:GROUP], key=lambda line: float(line["reward"]))
+    assert "What the model answers" in page
+    assert f"{best['reward']:.3f}" in page
+    assert f"<td>{best['answer'] or '(nothing)'}</td>" in page
 
 
 @pytest.mark.parametrize(
@@ -198,6 +214,107 @@ def test_any_width_has_the_same_bits_where_bits_are_asked_for(place: Path, tmp_p
     assert curve(runs[0]) == curve(runs[1])
     assert weights(runs[0], STEPS) == weights(runs[1], STEPS)
     assert answers(runs[0], 8) == answers(runs[1], 8)
+
+
+def with_workers(place: Path, least: int = 1, most: int = 2, **train: Any) -> dict[str, Any]:
+    found = document(place, **train)
+    found["rollout"]["workers"] = {"min": least, "max": most}
+    return found
+
+
+def same(run: Path, quiet: Path) -> None:
+    """The same answers, rewards, losses, receipt and weights, to the bit."""
+    assert curve(run) == curve(quiet)
+    assert weights(run, STEPS) == weights(quiet, STEPS)
+    for step in (1, 4, 8):
+        assert answers(run, step) == answers(quiet, step)
+    held = [[row["sets"] for row in rows(each, "evals.jsonl")] for each in (run, quiet)]
+    assert held[0] == held[1]
+
+
+def test_rollout_workers_that_come_and_die_change_no_bit(quiet: Path, place: Path, tmp_path: Path) -> None:
+    """The first worker dies within its second unit, and a rank at step 5. Asked for in verl#7155 and AReaL#606."""
+    gang = with_rollout_workers([3], faults=("kill@0:2",))
+    run = run_of(tmp_path, "run", with_workers(place, most=1), gang=gang, faults=("kill@1:5",))
+    same(run, quiet)
+    told = [event["reason"] for event in rows(run, "events.jsonl") if "rollout worker 1" in event["reason"]]
+    assert len(told) == 1, told
+    assert told[0].endswith("others generate its answers")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [1, 2])
+def test_any_number_of_rollout_workers_gives_the_same_bits(
+    most: int, quiet: Path, place: Path, tmp_path: Path
+) -> None:
+    gang = with_rollout_workers([2 + most])
+    same(run_of(tmp_path, "run", with_workers(place, most=most), gang=gang), quiet)
+
+
+@pytest.mark.slow
+def test_a_frozen_rollout_worker_is_replaced_and_changes_no_bit(
+    quiet: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connections stay open, so that only the controller can give its unit to another one."""
+    monkeypatch.setattr(rollout_workers, "LONGEST_STEP", 0.0)
+    gang = with_rollout_workers([3], faults=("stop@0:4",))
+    run = run_of(tmp_path, "run", with_workers(place, most=1), gang=gang)
+    same(run, quiet)
+    assert any("no sign of life" in event["reason"] for event in rows(run, "events.jsonl"))
+
+
+@pytest.mark.slow
+def test_a_rollout_worker_that_always_fails_ends_the_run(place: Path, tmp_path: Path) -> None:
+    def gang() -> Gang:
+        made.append(RolloutGang(("raise@0:1/*",)) if made else LocalGang([3]))
+        return made[-1]
+
+    made: list[Gang] = []
+    found = with_workers(place, most=1)
+    found["limits"] = {"restarts": 1}
+    summary = drive_here(found, str(tmp_path / "run"), place / "cache", gang=gang)
+    assert summary["state"] == "failed"
+    why = rows(tmp_path / "run", "events.jsonl")[-1]["reason"]
+    assert "rollout worker" in why, why
+    assert "InjectedFault" in why
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_faults_at_random_of_ranks_and_rollout_workers_change_no_bit(
+    seed: int, quiet: Path, place: Path, tmp_path: Path
+) -> None:
+    """Four faults of ranks, and as many of rollout workers, while there is room for one of these or for two."""
+    draw = random.Random(seed)
+    places = sorted({(draw.randrange(1, STEPS), draw.random() < 0.2) for _ in range(4)})
+    of_ranks = tuple(
+        f"kill@{draw.randrange(2)}:{4 if is_late else step}{'e' if is_late else ''}/{attempt}"
+        for attempt, (step, is_late) in enumerate(places, start=1)
+    )
+    of_workers = tuple(f"{draw.choice(('kill', 'raise'))}@0:{draw.randrange(1, 7)}" for _ in range(4))
+    rooms = [draw.choice((3, 4)) for _ in range(8)]
+    gang = with_rollout_workers(rooms, faults=of_workers)
+    run = run_of(tmp_path, "run", with_workers(place), gang=gang, faults=of_ranks)
+    same(run, quiet)
+    events = rows(run, "events.jsonl")
+    assert sum("others generate" in event["reason"] for event in events) > 0
+    assert sum(bool(event.get("first_fault")) for event in events) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", [{"tp": 2}, {"zero": 3}, {"pp": 2}], ids=str)
+def test_rollout_workers_get_the_weights_of_every_layout(
+    parallel: dict[str, Any], place: Path, tmp_path: Path
+) -> None:
+    """The answers of the ranks of the same layout, to the bit."""
+    runs = []
+    for name in ("ranks", "workers"):
+        found = with_workers(place) if name == "workers" else document(place)
+        found["parallel"] |= parallel
+        found["resources"]["workers"]["min"] = 2
+        gang = with_rollout_workers([4]) if name == "workers" else None
+        runs.append(run_of(tmp_path, name, found, gang=gang))
+    same(runs[1], runs[0])
 
 
 def test_the_divergence_from_the_first_weights_is_held_small(

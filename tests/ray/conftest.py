@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -68,6 +68,13 @@ def cluster(lasting_cluster: tuple[Cluster, Iterator[int]]) -> Cluster:
             add_node(found, number)
     found.wait_for_nodes(timeout=60)
     return found
+
+
+@pytest.fixture
+def new_node(lasting_cluster: tuple[Cluster, Iterator[int]]) -> Callable[[], None]:
+    """Adds a node of a processor to `cluster`."""
+    found, numbers = lasting_cluster
+    return lambda: add_node(found, next(numbers))
 
 
 @pytest.fixture

@@ -75,14 +75,14 @@ def test_the_files_of_a_picture_are_there() -> None:
     """A picture of the architecture names files by their packages; none may be gone."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     blocks = re.findall(r"^```flow\n(.*?)^```", text, re.M | re.S)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for name in re.findall(r"^  (\S+) \|", "".join(blocks), re.M):
         assert any((ROOT / package / name).exists() for package in ("orchestrator", ".")), name
 
 
 def test_pictures_are_drawn(site: Path) -> None:
     page = (site / "architecture.html").read_text()
-    assert page.count('role="img"') == 3
+    assert page.count('role="img"') == 4
     assert "```flow" not in page
 
 

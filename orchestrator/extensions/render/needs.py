@@ -7,7 +7,7 @@ from typing import Literal
 
 from cluster.workers.gang import Bundle
 from orchestrator.config.errors import InputError
-from orchestrator.config.resources import ResourceSpec
+from orchestrator.config.resources import ResourceSpec, Workers
 from orchestrator.extensions.render.cluster_needs import ClusterNeeds, dns_name
 from orchestrator.parallel.config import ParallelChoice, ParallelSpec
 
@@ -21,7 +21,7 @@ def needed_machines(
     name: str,
     resources: ResourceSpec,
     parallel: ParallelChoice,
-    evaluates_beside: bool,
+    every: Workers,
     image: str | None,
     spot: bool,
     per_node: int | None,
@@ -33,7 +33,7 @@ def needed_machines(
         name: the name of the job.
         resources: the workers of the job.
         parallel: how the job divides the model.
-        evaluates_beside: whether commits are evaluated beside the run.
+        every: how many workers the run has in all, those that do not train included.
         image: the container image, None for the default.
         spot: whether workers are spot machines.
         per_node: workers on a node, None for the size of a tensor-parallel group.
@@ -42,19 +42,18 @@ def needed_machines(
     Raises:
         InputError: the options do not fit the job.
     """
-    worker, workers = resources.per_worker, resources.workers
+    worker = resources.per_worker
     if accelerators and not worker.gpu:
         raise InputError(
             "the job asks for no GPU", "--accelerator", "set resources.per_worker.gpu=1 or leave it out"
         )
     if len(set(accelerators)) < len(accelerators):
         raise InputError("a device type is given twice", "--accelerator", "give each once")
-    most = workers.max + evaluates_beside
     needs = ClusterNeeds(
         name=dns_name(name),
         image=_image(image, bool(worker.gpu)),
-        min_workers=workers.min,
-        max_workers=most,
+        min_workers=every.min,
+        max_workers=every.max,
         cpu=worker.cpu,
         gpu=int(worker.gpu),
         memory_gib=0.0,

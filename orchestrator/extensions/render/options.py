@@ -146,7 +146,7 @@ def job_on_machines(
         name=spec.name,
         resources=spec.resources,
         parallel=spec.parallel,
-        evaluates_beside=spec.evaluates_beside,
+        every=spec.all_workers,
         image=image,
         spot=machines.spot,
         per_node=machines.per_node,

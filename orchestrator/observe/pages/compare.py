@@ -1,15 +1,21 @@
-"""Several runs side by side: their figures, their curves in one chart, and the differences of their job files."""
+"""Several runs side by side: their figures, their curves in one chart, and the differences of their job files.
+
+Runs that differ by seed alone are one column, with means and a band of one standard deviation.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.checkpoint.identity import read_job
+from orchestrator.config.chain import seed_name
 from orchestrator.config.errors import InputError
 from orchestrator.config.loss_unit import loss_unit, read_unit
+from orchestrator.config.outcome import Outcome
 from orchestrator.config.redact import redact
 from orchestrator.observe.formatting import count, duration
 from orchestrator.observe.last_status import if_lost
@@ -23,7 +29,7 @@ from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.run_directory import RunDir
 
 MOST = 8
-"""Maximum number of runs in a comparison, as many as there are distinguishable colours."""
+"""Maximum number of columns in a comparison, as many as there are distinguishable colours."""
 WIDE = (1040.0, 320.0)
 LOW = (508.0, 200.0)
 WIDTH = 60
@@ -31,6 +37,12 @@ WIDTH = 60
 UNNAMED = "-"
 """Shown for a key that a run lacks."""
 Curve = list[charts.Point]
+Fact = tuple[str, list[str]]
+"""The name of a figure, and its text in each column."""
+NAME = "name"
+SEED = "seed"
+CACHE = "data.cache"
+"""Where the same prepared data lies. A chain names the place that its runs have by default."""
 
 
 @dataclass(frozen=True)
@@ -43,17 +55,121 @@ class ComparedRun:
     curves: dict[str, Curve]
 
 
-def compared(runs: Sequence[RunDir]) -> list[ComparedRun]:
-    """Return the runs in the order given. Raises InputError for fewer than two, more than MOST, or a directory
-    without a run.
+@dataclass(frozen=True)
+class Spread:
+    """The mean of a value over seeds, the standard deviation of a sample (n - 1), the extremes, and the number of runs
+    that have the value.
     """
-    if not 2 <= len({run.uri for run in runs}) == len(runs) <= MOST:
-        raise InputError(
-            f"takes 2 to {MOST} different runs", "RUN", "name them, as in `compare runs/a runs/b`"
+
+    mean: float
+    deviation: float
+    low: float
+    high: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a comparison: one run, or the runs of one job that differ by seed alone."""
+
+    label: str
+    runs: tuple[ComparedRun, ...]
+
+    @property
+    def counted(self) -> tuple[ComparedRun, ...]:
+        """Return the runs that means are of: those that are done, or all if none is."""
+        return tuple(run for run in self.runs if run.found["state"] == Outcome.DONE) or self.runs
+
+    @property
+    def title(self) -> str:
+        """Return the label with the number of seeds, if there are several."""
+        every, counted = len(self.runs), len(self.counted)
+        if every == 1:
+            return self.label
+        return (
+            f"{self.label} (mean of {every} seeds)"
+            if every == counted
+            else (f"{self.label} (mean of {counted} of {every} seeds)")
         )
+
+    def spread(self, value: Callable[[ComparedRun], float | None]) -> Spread | None:
+        """Return the spread of a value over the runs that have it; None if none has."""
+        found = [each for run in self.counted if (each := value(run)) is not None]
+        if not found:
+            return None
+        return Spread(*_mean_and_deviation(found), min(found), max(found), len(found))
+
+    def texts(self, text: Callable[[ComparedRun], str]) -> str:
+        """Return the different texts of the runs, comma-separated."""
+        return ", ".join(dict.fromkeys(filter(None, map(text, self.runs))))
+
+    def curve(self, key: str) -> Curve:
+        """Return the mean curve of the runs: at the steps that all of them have."""
+        return [(step, _mean_and_deviation(values)[0]) for step, values in self._by_step(key)]
+
+    def band(self, key: str) -> tuple[Curve, Curve] | None:
+        """Return the curves of the mean less and plus one standard deviation; None for fewer than two runs."""
+        if len(self.counted) < 2:
+            return None
+        found = [(step, *_mean_and_deviation(values)) for step, values in self._by_step(key)]
+        return [(x, mean - far) for x, mean, far in found], [(x, mean + far) for x, mean, far in found]
+
+    def _by_step(self, key: str) -> list[tuple[float, list[float]]]:
+        curves = [dict(run.curves.get(key, [])) for run in self.counted]
+        shared = set(curves[0]).intersection(*curves[1:])
+        return [(step, [curve[step] for curve in curves]) for step in sorted(shared)]
+
+
+def _mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean and the standard deviation of a sample, 0 for one value; neither is finite if a value is not."""
+    mean = sum(values) / len(values)
+    return mean, math.sqrt(sum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1))
+
+
+def compared(runs: Sequence[RunDir]) -> list[Column]:
+    """Return a column for each run in the order given; runs that differ by seed alone share one.
+
+    Raises InputError for fewer than two runs, more than MOST columns, or a directory without a run.
+    """
+    if not 2 <= len({run.uri for run in runs}) == len(runs):
+        raise _wrong_number()
     names = [run.name for run in runs]
     labels = [run.name if names.count(run.name) == 1 else redact(run.uri) for run in runs]
-    return [_read(run, label) for run, label in zip(runs, labels, strict=True)]
+    jobs: dict[tuple[tuple[str, str], ...], list[ComparedRun]] = {}
+    for run, label in zip(runs, labels, strict=True):
+        read = _read(run, label)
+        but_seed = tuple(item for item in read.job.items() if item[0] not in (NAME, SEED, CACHE))
+        jobs.setdefault(but_seed, []).append(read)
+        if len(jobs) > MOST:
+            raise _wrong_number()
+    columns = [column for same in jobs.values() for column in _columns(same)]
+    if len(columns) > MOST:
+        raise _wrong_number()
+    taken = [column.label for column in columns]
+    return [
+        column
+        if taken.count(column.label) == 1
+        else dataclasses.replace(column, label=f"{column.runs[0].label} and {len(column.runs) - 1} more")
+        for column in columns
+    ]
+
+
+def _columns(runs: list[ComparedRun]) -> list[Column]:
+    """Return the columns of runs of one job: one for the first run of each seed, and one for each further run."""
+    first = {run.job[SEED]: run for run in reversed(runs)}
+    again = [Column(run.label, (run,)) for run in runs if first[run.job[SEED]] is not run]
+    if len(first) == 1:
+        return [Column(runs[0].label, (runs[0],)), *again]
+    runs = [run for run in runs if first[run.job[SEED]] is run]
+    chains = {run.job[NAME].removesuffix(f"-{seed_name(int(run.job[SEED]))}") for run in runs}
+    is_chain = len(chains) == 1 and not chains.intersection(run.job[NAME] for run in runs)
+    label = chains.pop() if is_chain else f"{runs[0].label} and {len(runs) - 1} more"
+    return [Column(label, tuple(runs)), *again]
+
+
+def _wrong_number() -> InputError:
+    what = f"takes 2 to {MOST} different runs, and those that differ by seed alone count as one"
+    return InputError(what, "RUN", "name them, as in `compare runs/a runs/b`")
 
 
 def _read(run: RunDir, label: str) -> ComparedRun:
@@ -76,42 +192,102 @@ def _read(run: RunDir, label: str) -> ComparedRun:
     return ComparedRun(label, fields, flat, {key: points for key, points in curves.items() if points})
 
 
-def facts(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
-    """Return the figures of each run, one row a figure, without figures that no run has."""
+def losses(columns: Sequence[Column]) -> dict[str, Callable[[ComparedRun], float | None]]:
+    """Return how to read each final loss of a run, by its name: of training, and of each held-out set."""
+    runs = [run for column in columns for run in column.runs]
     sets = dict.fromkeys(name for run in runs for name in (run.found["evaluation"] or {}).get("sets", {}))
-    read = " or ".join(dict.fromkeys(read_unit(run.found["objective"]) for run in runs))
+
+    def of_set(name: str) -> Callable[[ComparedRun], float | None]:
+        return lambda run: (run.found["evaluation"] or {}).get("sets", {}).get(name, {}).get("loss")
+
+    return {"loss": lambda run: run.found["final_loss"]} | {f"loss of {name}": of_set(name) for name in sets}
+
+
+def facts(columns: Sequence[Column]) -> list[tuple[str, list[str]]]:
+    """Return the figures of each column, one row a figure, without figures that no run has.
+
+    The figures of several seeds are means. Losses have their standard deviation too.
+    """
+    units = (read_unit(run.found["objective"]) for column in columns for run in column.runs)
+    read = " or ".join(dict.fromkeys(units))
+
+    def mean(name: str, value: Callable[[ComparedRun], float | None], shown: Callable[[float], str]) -> Fact:
+        spreads = [column.spread(value) for column in columns]
+        return name, ["" if spread is None else shown(spread.mean) for spread in spreads]
+
+    def text(name: str, value: Callable[[ComparedRun], str]) -> Fact:
+        return name, [column.texts(value) for column in columns]
+
     table = [
-        ("state", [str(run.found["state"]) for run in runs]),
-        ("steps", [f"{run.found['step']} of {run.found['steps']}" for run in runs]),
-        (read, [count(run.found["tokens"]) for run in runs]),
-        ("loss", [_number(run.found["final_loss"]) for run in runs]),
-        *((f"loss of {name}", [_of_set(run, name) for run in runs]) for name in sets),
-        (f"{read} per second", [count(run.found["measured"]["tokens_per_second"]) for run in runs]),
-        ("a step", [duration(run.found["measured"]["step_seconds"]) for run in runs]),
-        ("MFU", ["" if run.found["mfu"] is None else f"{run.found['mfu']:.1%}" for run in runs]),
-        ("wall time", [duration(run.found["ledger"]["wall_seconds"]) for run in runs]),
-        ("goodput", [_share(run.found["ledger"]["goodput"]) for run in runs]),
-        ("attempts", [str(run.found["attempts"]) for run in runs]),
-        ("layouts", [", ".join(run.found["layouts"]) for run in runs]),
-        (
-            "cost",
-            ["" if run.found["cost_usd"] is None else f"{run.found['cost_usd']:.2f} USD" for run in runs],
+        text("state", lambda run: str(run.found["state"])),
+        text("steps", lambda run: f"{run.found['step']} of {run.found['steps']}"),
+        mean(read, lambda run: run.found["tokens"], count),
+        *(
+            (name, [_with_deviation(column.spread(value)) for column in columns])
+            for name, value in losses(columns).items()
         ),
-        ("receipt", [str(run.found["receipt"] or "")[:16] for run in runs]),
+        mean(f"{read} a second", lambda run: run.found["measured"]["tokens_per_second"], count),
+        mean("a step", lambda run: run.found["measured"]["step_seconds"], duration),
+        mean("MFU", lambda run: run.found["mfu"], _share),
+        mean("wall time", lambda run: run.found["ledger"]["wall_seconds"], duration),
+        mean("goodput", lambda run: run.found["ledger"]["goodput"], _share),
+        text("attempts", lambda run: str(run.found["attempts"])),
+        text("layouts", lambda run: ", ".join(run.found["layouts"])),
+        mean("cost", lambda run: run.found["cost_usd"], lambda usd: f"{usd:.2f} USD"),
+        text("receipt", lambda run: str(run.found["receipt"] or "")[:16]),
     ]
     return [(name, values) for name, values in table if any(values)]
 
 
-def differences(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
-    """Return the keys in which the job files differ, with each run's value."""
-    keys = dict.fromkeys(key for run in runs for key in run.job)
-    values = ((key, [run.job.get(key, UNNAMED) for run in runs]) for key in keys if key != "name")
+def as_json(columns: Sequence[Column]) -> dict[str, Any]:
+    """Return the comparison as data: the summary of each run, the spread over seeds, and the keys that differ."""
+    runs = [run for column in columns for run in column.runs]
+    labels = [column.label for column in columns]
+    found = {
+        column.label: {
+            "runs": {run.job[SEED]: run.label for run in column.runs},
+            "final": {
+                name: dataclasses.asdict(spread)
+                for name, value in losses(columns).items()
+                if (spread := column.spread(value)) is not None
+            },
+            "loss": [
+                {"step": step, "mean": mean, "deviation": high - mean}
+                for (step, mean), (_, high) in zip(column.curve("loss"), band[1], strict=True)
+            ]
+            if (band := column.band("loss"))
+            else [],
+        }
+        for column in columns
+        if len(column.runs) > 1
+    }
+    return {
+        "runs": {run.label: run.found for run in runs},
+        "differences": {key: dict(zip(labels, values, strict=True)) for key, values in differences(columns)},
+        **({"seeds": found} if found else {}),
+    }
+
+
+def differences(columns: Sequence[Column]) -> list[Fact]:
+    """Return the keys in which the job files differ, with the values of each column."""
+    keys = dict.fromkeys(key for column in columns for run in column.runs for key in run.job)
+    values = (
+        (key, [column.texts(lambda run, key=key: run.job.get(key, UNNAMED)) for column in columns])  # type: ignore[misc]
+        for key in keys
+        if key != NAME
+    )
     return [(key, found) for key, found in values if len(set(found)) > 1]
 
 
-def on_terminal(runs: Sequence[ComparedRun], key: str = "loss") -> list[str]:
-    """Return a curve of each run as a line of bars with common axes: the lowest bar is the minimum over all runs."""
-    points = {run.label: run.curves.get(key, []) for run in runs}
+def alike(columns: Sequence[Column]) -> str:
+    """Return what to say of job files without differences."""
+    seeds = any(len(column.runs) > 1 for column in columns)
+    return f"the job files are the same but for {'name and seed' if seeds else 'the name'}"
+
+
+def on_terminal(columns: Sequence[Column], key: str = "loss") -> list[str]:
+    """Return a curve of each column as a line of bars with common axes: the lowest bar is the minimum over all."""
+    points = {column.label: column.curve(key) for column in columns}
     every = [point for curve in points.values() for point in curve if math.isfinite(point[1])]
     if not every:
         return []
@@ -132,31 +308,53 @@ def _bars(curve: Curve, first: float, last: float, low: float, high: float) -> s
     return "".join(" " if s is None else BARS[round(s * (len(BARS) - 1))] for s in shares).rstrip()
 
 
-def page(runs: Sequence[ComparedRun]) -> str:
+def page(columns: Sequence[Column]) -> str:
     """Return the comparison as a page."""
     content = {
-        "labels": [run.label for run in runs],
-        "states": [str(run.found["state"]) for run in runs],
-        "facts": facts(runs),
-        "differences": differences(runs),
-        "plots": list(_plots(runs)),
+        "labels": [column.title for column in columns],
+        "states": [column.texts(lambda run: str(run.found["state"])) for column in columns],
+        "runs": sum(len(column.runs) for column in columns),
+        "alike": alike(columns),
+        "facts": facts(columns),
+        "differences": differences(columns),
+        "plots": list(_plots(columns)),
     }
     return render("compare", content)
 
 
-def _plots(runs: Sequence[ComparedRun]) -> list[dict[str, Any]]:
+def _plots(columns: Sequence[Column]) -> list[dict[str, Any]]:
     drawn = []
-    for key in dict.fromkeys(key for run in runs for key in ("loss", *sorted(run.curves))):
-        lines = [(number, run.curves[key]) for number, run in enumerate(runs) if key in run.curves]
+    keys = dict.fromkeys(
+        key for column in columns for run in column.runs for key in ("loss", *sorted(run.curves))
+    )
+    for key in keys:
+        lines = {number: line for number, column in enumerate(columns) if (line := column.curve(key))}
+        bands = {number: band for number in lines if (band := columns[number].band(key))}
+        every = [*lines.values(), *(edge for band in bands.values() for edge in band)]
         size = WIDE if key == "loss" else LOW
         axes = charts.axes(
-            (p for _, line in lines for p in line), *size, from_zero=key in ("tokens_per_second", "grad_norm")
+            (p for line in every for p in line), *size, from_zero=key in ("tokens_per_second", "grad_norm")
         )
         if axes is not None:
-            title, unit = _title(key, [runs[number].found["objective"] for number, _ in lines])
-            paths = [(number, charts.path(charts.thin(line), axes.x, axes.y)) for number, line in lines]
-            drawn.append({"key": key, "title": title, "unit": unit, "axes": axes, "lines": paths})
+            objectives = [run.found["objective"] for number in lines for run in columns[number].runs]
+            title, unit = _title(key, objectives)
+            paths = [
+                (number, charts.path(charts.thin(line), axes.x, axes.y)) for number, line in lines.items()
+            ]
+            areas = [(number, _area(*band, axes)) for number, band in bands.items()]
+            drawn.append(
+                {"key": key, "title": title, "unit": unit, "axes": axes, "lines": paths, "bands": areas}
+            )
     return drawn
+
+
+def _area(low: Curve, high: Curve, axes: charts.Axes) -> str:
+    """Return the d of an SVG path around the area between two curves, of points where both are finite."""
+    edges = [
+        (below, above) for below, above in zip(low, high, strict=True) if math.isfinite(above[1] - below[1])
+    ]
+    around = [*charts.thin([above for _, above in edges]), *charts.thin([below for below, _ in edges])[::-1]]
+    return f"{charts.path(around, axes.x, axes.y)}Z" if around else ""
 
 
 def _title(key: str, objectives: Iterable[str]) -> tuple[str, str]:
@@ -168,14 +366,11 @@ def _title(key: str, objectives: Iterable[str]) -> tuple[str, str]:
     return key.capitalize(), " or ".join(dict.fromkeys(map(loss_unit, objectives)))
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
+def _with_deviation(spread: Spread | None) -> str:
+    if spread is None:
+        return ""
+    return f"{spread.mean:.4f}" + (f" ± {spread.deviation:.4f}" if spread.count > 1 else "")
 
 
-def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
-
-
-def _of_set(run: ComparedRun, name: str) -> str:
-    sets: Mapping[str, Any] = (run.found["evaluation"] or {}).get("sets", {})
-    return _number(sets.get(name, {}).get("loss"))
+def _share(value: float) -> str:
+    return f"{value:.1%}"

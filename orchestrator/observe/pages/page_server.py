@@ -31,6 +31,7 @@ class PageServer:
     def __init__(self, folder: str, port: int = 0) -> None:
         """Raises OSError if the port is taken."""
         self.runs = runs_page.Runs(folder)
+        self._seen: runs_page.Seen = {}
         self._token = secrets.token_urlsafe(24)
         self._http = ThreadingHTTPServer((LOOPBACK, port), self._handler())
         self._http.daemon_threads = True
@@ -94,7 +95,7 @@ class PageServer:
         runs = self.runs.find()
         if path == "/":
             words = query.get("q", [""])[0]
-            rows = runs_page.listed(runs, words)
+            rows = runs_page.listed(runs, words, self._seen)
             text = runs_page.page(self.runs.folder, rows, words, len(runs))
             _send(request, 200, text, _again(any(not row["ended"] for row in rows)))
         elif path == "/compare":

@@ -17,7 +17,8 @@ from orchestrator.config.redact import redact
 from orchestrator.observe.formatting import count, duration, run_name
 from orchestrator.observe.goodput import BETWEEN_COMMANDS, BUCKETS, Phase, timeline, with_end_of
 from orchestrator.observe.last_status import if_lost
-from orchestrator.observe.pages import charts
+from orchestrator.observe.pages import charts, layer_table
+from orchestrator.observe.pages.kept_rollouts import rollouts_shown
 from orchestrator.observe.pages.page import render, size
 from orchestrator.observe.pages.pipeline_timeline import timelines
 from orchestrator.observe.step_parts import in_table
@@ -104,9 +105,11 @@ def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
         "audit": _audit(fields["audit"]),
         "memory": _memory(fields["memory_audit"]),
         "pipeline": timelines(run_dir, plan),
+        "layers": layer_table.layer_table(rows.layers),
         "evaluations": _evaluations(rows.evaluations),
         "tasks": _evaluations(tasks_in(events)),
         "sayings": redact(_sayings(rows)),
+        "rollouts": redact(rollouts_shown(run_dir.uri)) if spec.rollout else [],
         "averaged": any(evaluation.get("weights") for evaluation in rows.evaluations[:1]),
         "commits": _commits(run_dir),
         "events": _events(events),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +23,10 @@ DEPTH = 2
 """Depth at which runs are found below the served folder, because chains and searches contain runs."""
 UNREADABLE = "unreadable"
 """The state of a run whose files cannot be read or are invalid."""
+READ = ("job.yaml", "metrics.jsonl", "status.json", "summary.json")
+"""The files that a row is read from."""
+TOLD = ("mtime", "ino", "ETag", "etag", "LastModified", "updated", "last_modified")
+"""What listings of file systems and of stores tell of a file that another file under its name does not share."""
 NO_RUNS = frozenset({"_data", COMMITS, "logs", "export", "profiles", "excerpt", "__pycache__"})
 
 
@@ -57,15 +62,56 @@ class Runs:
                     self._look(posixpath.join(inside, name), found, depth - 1)
 
 
-def listed(runs: Mapping[str, RunDir | InputError], words: str = "") -> list[dict[str, Any]]:
+Seen = dict[str, tuple[Any, dict[str, Any]]]
+"""The rows of runs that have ended, each with the state of the files that it was read from, by name."""
+
+
+def listed(
+    runs: Mapping[str, RunDir | InputError], words: str = "", seen: Seen | None = None
+) -> list[dict[str, Any]]:
     """Return the page's rows for the runs whose name, state or job file contains all the words, training runs first.
 
     For an unusable folder, the row gives the reason.
+
+    Args:
+        runs: the runs by name.
+        words: what to search for.
+        seen: kept by the caller from look to look. The files of a run that has ended are read again only if they have
+            changed.
     """
     wanted = words.lower().split()
-    all_rows = [_row_or_why(name, run) for name, run in runs.items()]
-    kept = [row for row in all_rows if all(word in row["text"] for word in wanted)]
+    all_rows = [_row_if_changed(name, run, seen) for name, run in runs.items()]
+    kept = [
+        row for row in all_rows if not wanted or all(word in _text(row, runs[row["name"]]) for word in wanted)
+    ]
     return sorted(kept, key=lambda row: (row["ended"], -row["time"]))
+
+
+def _row_if_changed(name: str, run: RunDir | InputError, seen: Seen | None) -> dict[str, Any]:
+    if seen is None or isinstance(run, InputError):
+        return _row_or_why(name, run)
+    state = _state_of_files(run)
+    before, row = seen.get(name, (None, {}))
+    if before is not None and before == state:
+        return row
+    row = _row_or_why(name, run)
+    if row["ended"] and row["state"] != UNREADABLE:
+        seen[name] = (state, row)
+    return row
+
+
+def _state_of_files(run: RunDir) -> Any:
+    """Return what the folder's listing tells of the files that a row is read from; None if it does not tell enough.
+
+    A document is replaced whole, by another file.
+    """
+    try:
+        entries = run.fs.ls(run.path, detail=True)
+    except Exception:  # fsspec backends raise various errors; the row says why
+        return None
+    told = {posixpath.basename(each["name"]): each for each in entries}
+    files = {name: [told[name].get(key) for key in TOLD] for name in READ if name in told}
+    return files if files and all(any(values) for values in files.values()) else None
 
 
 def _row_or_why(name: str, run: RunDir | InputError) -> dict[str, Any]:
@@ -77,20 +123,25 @@ def _row_or_why(name: str, run: RunDir | InputError) -> dict[str, Any]:
     except Exception as error:  # others may write these files, so they may hold anything
         says = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
         says = redact_message(" ".join(says.split()))
-        row = {"name": name, "state": UNREADABLE, "silent": "", "ended": True, "time": 0.0, "says": says}
-        row |= dict.fromkeys(("step", "loss", "speed", "left", "layout"), "")
-        return row | {"text": f"{name} {UNREADABLE} {says}".lower()}
+        row = {
+            "name": name,
+            "state": UNREADABLE,
+            "phase": UNREADABLE,
+            "silent": "",
+            "ended": True,
+            "time": 0.0,
+        }
+        return row | {"says": says} | dict.fromkeys(("step", "loss", "speed", "left", "layout"), "")
 
 
 def _row(name: str, run: RunDir) -> dict[str, Any]:
     """Return the row of a run. Raises InputError, and errors from values of wrong types."""
+    unread = ""
     try:
-        job = run.read_text("job.yaml") or ""
-        unread = ""
+        run.read_text("job.yaml")
     except (
         InputError
-    ) as error:  # belongs to another user, who alone may read it; the rest may be readable for all
-        job = ""
+    ) as error:  # it belongs to another user, who alone may read it; the rest may be readable for all
         unread = str(error)
     status = last_status(run)
     summary = run.read_json_or_empty("summary.json")
@@ -101,9 +152,10 @@ def _row(name: str, run: RunDir) -> dict[str, Any]:
     ended = phase in ENDED
     is_silent = controller_state(status) is ControllerState.SILENT
     loss = status.get("loss") if status.get("loss") is not None else summary.get("final_loss")
-    shown = {
+    return {
         "name": name,
         "state": state_of(status),
+        "phase": phase,
         "silent": str(status["controller"]) if is_silent else "",
         "ended": ended,
         "time": at,
@@ -114,8 +166,17 @@ def _row(name: str, run: RunDir) -> dict[str, Any]:
         "layout": status.get("layout") or "",
         "says": redact(str(status.get("note") or status.get("why_slow") or unread)),
     }
-    text = " ".join(map(str, (name, phase, shown["state"], shown["layout"], shown["says"], redact(job))))
-    return shown | {"text": text.lower()}
+
+
+def _text(row: Mapping[str, Any], run: RunDir | InputError) -> str:
+    """Return what the words of a search are looked for in. A job file without its secrets takes longer than a row."""
+    job = ""
+    if not isinstance(run, InputError):
+        with contextlib.suppress(Exception):  # the row says what cannot be read
+            job = redact(run.read_text("job.yaml") or "")
+    return " ".join(
+        map(str, (*(row[key] for key in ("name", "phase", "state", "layout", "says")), job))
+    ).lower()
 
 
 def page(folder: str, rows: Sequence[Mapping[str, Any]], words: str, total: int) -> str:

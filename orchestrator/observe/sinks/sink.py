@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from orchestrator.config.metric_names import by_name
-from orchestrator.storage.row_line import Row, evaluations_in
+from orchestrator.storage.row_line import Row, evaluations_in, layers_in
 from orchestrator.storage.run_directory import RunDir
 
 NO_METRICS = frozenset({"time", "step", "attempt", "number"})
@@ -62,12 +62,13 @@ class Sink(Protocol):
 
 
 def metrics_of(row: Row) -> dict[str, float]:
-    """The numbers of a row, and those of the evaluations that it carries, named as in validation.loss."""
+    """The numbers of a row, those of its layers, and those of its evaluations, named as in validation.loss."""
     found = {
         key: float(value)
         for key, value in row.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and key not in NO_METRICS
     }
+    found |= layers_in(row)
     for evaluation in evaluations_in([row]):
         found |= {key: float(value) for key, value in by_name(evaluation["sets"]).items()}
     return found

@@ -65,6 +65,8 @@ def traces(
         batch = sample_batch(data, config.seed, draws, workload, layout.micro_batch)
     except (InputError, WorkloadError) as error:
         return NotTraced(rank, str(error))
+    # Statistics by layer are read as numbers, which a trace has none of, and most steps collect none.
+    config = dataclasses.replace(config, train=config.train.model_copy(update={"layer_statistics": None}))
     assumed: list[str] = []
 
     def note(line: str) -> None:

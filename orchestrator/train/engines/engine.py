@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -27,12 +27,14 @@ class Metrics:
         extra: other metrics of the workload, each a mean over the global batch. A mean of no values is left out.
         busy_seconds: time this rank computed before it waited for the gradients of others; 0 if its layout makes ranks
             wait for each other earlier.
+        layers: statistics by layer, if the step collects them.
     """
 
     loss: float | None
     grad_norm: float
     extra: dict[str, float] = field(default_factory=dict)
     busy_seconds: float = 0.0
+    layers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 class StepCheck(Protocol):

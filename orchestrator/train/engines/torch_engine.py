@@ -39,6 +39,7 @@ from orchestrator.train.engines.config import EngineConfig
 from orchestrator.train.engines.engine import Metrics, StepCheck
 from orchestrator.train.engines.flaw import Flaw
 from orchestrator.train.engines.frozen_weights import FrozenWeights, fill
+from orchestrator.train.engines.layer_statistics import LayerStatistics
 from orchestrator.train.engines.loss_scale import LossScale
 from orchestrator.train.engines.losses import losses_of
 from orchestrator.train.engines.moving_average import MovingAverage
@@ -113,6 +114,9 @@ class TorchEngine:
         self._reference = [torch.empty_like(shard.parameter) for shard in shards]
         self._average = MovingAverage(config.ema, [s.parameter for s in self._data.shards])
         self._pruner = self._make_pruner(config.prune)
+        self._layers = LayerStatistics(
+            config.train.layer_statistics, workload, self._stages, self._data.shards, self._full.device
+        )
         self._buffers = {
             name: tensor
             for stage in self._stages
@@ -128,6 +132,7 @@ class TorchEngine:
         if check is not None:
             self._mesh.witness.begin(check.exact)
         self.clock.switch(FORWARD)
+        self._layers.begin(self._steps + 1)
         watch = self._gradients(micro_batches)
         if check is not None:
             check.gradients(self._mesh.witness.take())
@@ -149,10 +154,11 @@ class TorchEngine:
                 return Metrics(loss, 0.0, {**extra, "skipped": 1.0})
             return Metrics(loss, math.nan, extra)
         norm = math.sqrt(square) * factor
+        layers = self._layers.take(factor)
         self.clock.switch(OPTIMIZER)
         self._update(lr, factor * clip_factor(norm, self._train.optimizer.clip), routed, check)
         self._scale.succeed()
-        return Metrics(loss, norm, extra, busy)
+        return Metrics(loss, norm, extra, busy, layers)
 
     def compute_again(self, micro_batches: Sequence[Batch], exact: bool) -> Record:
         """See `Engine.compute_again`."""

@@ -9,34 +9,35 @@ from tokenizers import Tokenizer
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.data.store.tokens import Tokens
 from orchestrator.parallel.device import Device
-from orchestrator.parallel.layout import Layout
 from orchestrator.resolve.chat import chat_of
 from orchestrator.resolve.prompts import speaking, spoken
 from orchestrator.resolve.training_inputs import TrainingInputs
+from orchestrator.train.rollouts.config import RolloutSpec
 from orchestrator.train.rollouts.judge import Judge
+from orchestrator.train.rollouts.passes import PassSpec
+from orchestrator.train.rollouts.queued_sampler import QueuedSampler, generate_until_stopped
 from orchestrator.train.rollouts.reward_model import RewardModel
 from orchestrator.train.rollouts.rollouts import Rollouts
 from orchestrator.train.rollouts.sampler import OwnSampler
+from orchestrator.train.task import Task
 from workloads.workload import Ended
 
 
 def rollouts_of(
     inputs: TrainingInputs,
     tokens: Tokens,
-    layout: Layout,
+    task: Task,
     device: Device,
     context: WorkerContext,
-    roots: Sequence[str] = (),
 ) -> Rollouts | None:
     """Return what makes the rollouts of a job; None if its objective does not learn from rewards.
 
     Args:
         inputs: the job's workload and samples.
         tokens: the prepared data, with the tokenizer.
-        layout: how the ranks divide the work.
+        task: says how the ranks divide the work, and who generates answers.
         device: this rank's device.
         context: this rank's number, and its connection to the controller.
-        roots: folders with the user's own code.
 
     Raises:
         InputError: if a reward cannot be computed here.
@@ -47,17 +48,7 @@ def rollouts_of(
         return None
     tokenizer = tokens.tokenizer()
     chat = chat_of(spec.data, spec.workload.objective, tokens)
-    workload = inputs.workload
-    generation = speaking(workload, chat).generation.ending(workload.vocabulary.eos)
-    sampler = OwnSampler(
-        workload,
-        device,
-        seed=spec.seed,
-        asked=asked,
-        ends=generation.ends,
-        ended=_stops(tokenizer, asked.stop),
-        progressed=context.lives,
-    )
+    place = task.rollout_place
     judge = Judge(
         spec.rewards,
         decode=lambda ids: spoken(tokenizer, ids, chat),
@@ -67,17 +58,51 @@ def rollouts_of(
             for number, reward in enumerate(spec.rewards)
             if reward.model
         },
-        roots=roots,
+        roots=task.code_roots,
     )
     return Rollouts(
         asked=asked,
         sequence_length=spec.data.sequence_length,
         dropout_seed=spec.seed if spec.workload.draws else None,
-        workload=workload,
-        layout=layout,
+        workload=inputs.workload,
+        layout=task.parsed_layout,
         context=context,
-        sampler=sampler,
+        sampler=QueuedSampler(place, task.attempt, context)
+        if place
+        else own_sampler(inputs, tokens, asked, device, context),
         judge=judge,
+        passes=PassSpec(spec.evaluate.answers, spec.evaluate.sizes, spec.rewards[0].title)
+        if spec.evaluate and spec.evaluate.answers
+        else None,
+    )
+
+
+def make_rollouts(
+    inputs: TrainingInputs, tokens: Tokens, task: Task, device: Device, context: WorkerContext
+) -> dict[str, int]:
+    """Generate answers for the ranks of a run until this worker is stopped. Return how many units of work."""
+    asked = inputs.job.spec.rollout
+    assert asked is not None
+    sampler = own_sampler(inputs, tokens, asked, device, context)
+    return {"units": generate_until_stopped(task, sampler, context)}
+
+
+def own_sampler(
+    inputs: TrainingInputs, tokens: Tokens, asked: RolloutSpec, device: Device, context: WorkerContext
+) -> OwnSampler:
+    """Return what generates answers in this process."""
+    spec = inputs.job.spec
+    chat = chat_of(spec.data, spec.workload.objective, tokens)
+    workload = inputs.workload
+    generation = speaking(workload, chat).generation.ending(workload.vocabulary.eos)
+    return OwnSampler(
+        workload,
+        device,
+        seed=spec.seed,
+        asked=asked,
+        ends=generation.ends,
+        ended=_stops(tokens.tokenizer(), asked.stop),
+        progressed=context.lives,
     )
 
 

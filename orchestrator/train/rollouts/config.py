@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from orchestrator.config.records import REWARDED
+from orchestrator.config.resources import Workers, one_number
 from orchestrator.config.strict import Count, Positive, StrictModel
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.rewards.config import RewardSpec
@@ -17,7 +18,7 @@ from orchestrator.train.config import TrainSpec
 class RolloutSpec(StrictModel):
     """How answers are generated for an objective that learns from rewards."""
 
-    NO_IDENTITY: ClassVar[tuple[str, ...]] = ("keep_every",)
+    NO_IDENTITY: ClassVar[tuple[str, ...]] = ("keep_every", "workers")
 
     group: int = Field(
         default=8,
@@ -47,6 +48,37 @@ class RolloutSpec(StrictModel):
     keep_every: Positive = Field(
         default=50, description="steps between rollouts that are kept as text in the run directory"
     )
+    workers: Workers | None = Field(
+        default=None,
+        description="workers of their own that generate answers, with the resources of resources.per_worker; a single "
+        "number is both min and max. They come and go between min and max as there is room beside the training "
+        "workers, and their number changes no answer. Without it the training workers generate",
+    )
+
+    @property
+    def decoded_by_ranks(self) -> int:
+        """How many answers a training worker decodes at once; 0 if other workers generate them."""
+        return 0 if self.workers else self.group * self.together
+
+    def problem_with(self, global_batch: int) -> str:
+        """Return why a step cannot have so many answers; empty if it can."""
+        if global_batch % self.group:
+            return (
+                f"train.global_batch {global_batch} counts answers, and is not a multiple of rollout.group "
+                f"{self.group}; change one of them"
+            )
+        units = -(-global_batch // self.group // self.together)
+        if self.workers and self.workers.max > units:
+            return (
+                f"rollout.workers.max {self.workers.max} is more than can work: a step has {units} "
+                f"unit{'s' * (units > 1)} of rollout.together {self.together} prompts; lower one of them"
+            )
+        return ""
+
+    @field_validator("workers", mode="before", json_schema_input_type=Workers | int | None)
+    @classmethod
+    def one_number_is_both(cls, value: Any) -> Any:
+        return one_number(value)
 
 
 def with_rollouts(document: Any) -> Any:
@@ -81,11 +113,8 @@ def rollout_problem(
         )
     if rollout is None or not rewards:
         return f"{objective} learns from rewards, and this job has none; list them in rewards"
-    if train.global_batch % rollout.group:
-        return (
-            f"train.global_batch {train.global_batch} counts answers, and is not a multiple of rollout.group "
-            f"{rollout.group}; change one of them"
-        )
+    if problem := rollout.problem_with(train.global_batch):
+        return problem
     if rollout.max_tokens >= sequence_length:
         return (
             f"rollout.max_tokens {rollout.max_tokens} leaves no room for a prompt in data.sequence_length "

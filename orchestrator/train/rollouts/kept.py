@@ -9,14 +9,16 @@ import contextlib
 import json
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.config.errors import InputError
 from orchestrator.storage.backend import Backend
 from orchestrator.storage.background_writer import BackgroundWriter
 from orchestrator.storage.open_backend import open_backend
 from orchestrator.storage.run_directory import REMOTE_TIMEOUT
-from orchestrator.train.rollouts.made import Rollout
+
+if TYPE_CHECKING:  # it imports torch, and reports read what is kept
+    from orchestrator.train.rollouts.made import Rollout
 
 FOLDER = "rollouts"
 CLOSING = 5.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ AT_ONCE = 2**24
 """Maximum number of values that are sent together."""
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """Where a piece of a tensor belongs."""
 
     name: str
@@ -30,10 +30,12 @@ class _Place(NamedTuple):
 
     @property
     def slices(self) -> tuple[slice, ...]:
+        """The piece within its tensor."""
         return tuple(slice(a, a + n) for a, n in zip(self.start, self.extent, strict=True))
 
     @property
     def size(self) -> int:
+        """Number of values."""
         return int(torch.Size(self.extent).numel())
 
 
@@ -51,7 +53,9 @@ class Replica:
         named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         self._tensors: dict[str, Tensor] = {n: t for n, t in named.items() if n in workload.shapes}
         self._device = device
-        self._places: list[list[_Place]] = []
+        self._places: list[list[Place]] = []
+        """The pieces of every rank of the engine that was taken last."""
+        self._engine: Engine | None = None
         for name, tensor in self._tensors.items():
             if name in workload.frozen:
                 tensor.copy_(workload.initial(name, seed))
@@ -61,20 +65,29 @@ class Replica:
         """Take the weights of an engine. All ranks call it together."""
         mine = [piece for piece in engine.state() if piece.name.startswith(WEIGHTS)]
         if dist.get_world_size() == 1:
-            for place, data in zip(map(_place, mine), (piece.data for piece in mine), strict=True):
+            for place, data in zip(map(place_of, mine), (piece.data for piece in mine), strict=True):
                 self._tensors[place.name][place.slices].copy_(data)
             return
-        if not self._places:  # the same in every step of a gang
-            everyone = gather_json([_place(piece) for piece in mine])
+        if engine is not self._engine:  # all ranks replace theirs at the same step, when parameters thaw
+            self._engine = engine
+            everyone = gather_json([place_of(piece) for piece in mine])
             self._places = [
-                [_Place(name, tuple(start), tuple(extent)) for name, start, extent in each]
+                [Place(name, tuple(start), tuple(extent)) for name, start, extent in each]
                 for each in everyone
             ]
         for rank, places in enumerate(self._places):
             pieces = mine if rank == dist.get_rank() else []
             self._send(rank, places, pieces)
 
-    def _send(self, rank: int, places: Sequence[_Place], pieces: Sequence[TensorPiece]) -> None:
+    @torch.no_grad()
+    def fill(self, places: Iterable[Place], read: Callable[[Tensor], object]) -> None:
+        """Fill pieces with values that `read` writes into fp32 tensors on the CPU, one after another."""
+        for place in places:
+            values = torch.empty(place.extent)
+            read(values)
+            self._tensors[place.name][place.slices].copy_(values)
+
+    def _send(self, rank: int, places: Sequence[Place], pieces: Sequence[TensorPiece]) -> None:
         """Send the pieces of one rank to all ranks, many at once."""
         for batch in _batches(places):
             total = sum(place.size for place in places[batch])
@@ -90,11 +103,12 @@ class Replica:
                 self._tensors[place.name][place.slices].copy_(values.view(place.extent))
 
 
-def _place(piece: TensorPiece) -> _Place:
-    return _Place(piece.name.removeprefix(WEIGHTS), tuple(piece.start), tuple(piece.data.shape))
+def place_of(piece: TensorPiece) -> Place:
+    """Return where a piece of an engine's weights belongs."""
+    return Place(piece.name.removeprefix(WEIGHTS), tuple(piece.start), tuple(piece.data.shape))
 
 
-def _batches(places: Sequence[_Place]) -> Iterator[slice]:
+def _batches(places: Sequence[Place]) -> Iterator[slice]:
     """Yield stretches of the pieces with about AT_ONCE values each."""
     first = 0
     size = 0

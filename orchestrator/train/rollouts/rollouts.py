@@ -25,11 +25,11 @@ from orchestrator.train.rollouts.config import RolloutSpec
 from orchestrator.train.rollouts.judge import Judge
 from orchestrator.train.rollouts.kept import KeptRollouts
 from orchestrator.train.rollouts.made import Rollout, Scored, Seconds
+from orchestrator.train.rollouts.passes import PassSpec
 from orchestrator.train.rollouts.prompts import Prompt, prompts_at, prompts_of_set
 from orchestrator.train.rollouts.rows import Rows
-from orchestrator.train.rollouts.sampler import AnswerSampler
+from orchestrator.train.rollouts.sampler import AnswerSampler, Unit
 from orchestrator.train.task import Task
-from workloads.model.answers import Drawn
 from workloads.objectives.rewarded import SAMPLED, Rewarded
 from workloads.workload import Workload
 
@@ -42,6 +42,7 @@ class Rollouts:
         asked: how answers are generated.
         sequence_length: tokens of a row, prompt and answer together.
         dropout_seed: seeds the dropout of rows; None if the model draws nothing.
+        passes: how often one of several answers to a held-out prompt is right; None if that is not measured.
         sampler: generates answers.
         judge: rewards answers.
         seconds: of the last rollout, see `Seconds`.
@@ -55,6 +56,7 @@ class Rollouts:
     context: WorkerContext
     sampler: AnswerSampler
     judge: Judge
+    passes: PassSpec | None = None
     seconds: Seconds = field(default_factory=Seconds)
 
     def __post_init__(self) -> None:
@@ -106,7 +108,9 @@ class Rollouts:
         most: int | None,
         goes_on: Callable[[], bool],
     ) -> dict[str, float] | None:
-        """Return the metrics of the most likely answers to the prompts of a held-out set, by the weights taken last.
+        """Return the metrics of the answers to the prompts of a held-out set, by the weights taken last.
+
+        These are the most likely answers, and for `passes` some that are drawn.
 
         Args:
             step: steps done.
@@ -119,6 +123,7 @@ class Rollouts:
         at_once = self.asked.together * self.layout.world
         self.context.begin_work(f"answers to {name} after step {step}", "batches", -(-count // at_once))
         answers: list[Scored] = []
+        right: list[int] = []
         for first in range(0, count, at_once):
             if not goes_on():
                 return None
@@ -127,8 +132,24 @@ class Rollouts:
             prompts = prompts_of_set(read, numbers, self._room)
             found = self.answers(step, prompts, [[number] for number in numbers], is_greedy=True)
             answers += [answer for each in found for answer in each]
+            if self.passes is not None:
+                right += self._right_of(self.passes, step, prompts)
             self.context.set_waiting(True)
-        return self.judge.metrics(answers)
+        metrics = self.judge.metrics(answers)
+        return metrics | (self.passes.metrics(right) if self.passes is not None else {})
+
+    def _right_of(self, passes: PassSpec, step: int, prompts: list[Prompt]) -> list[int]:
+        """Draw answers to held-out prompts, and return how many of each prompt's are right."""
+        right = [0] * len(prompts)
+        # No more at once than in a rollout, whose memory is planned.
+        for first in range(0, passes.answers, self.asked.group):
+            ks = range(first, min(first + self.asked.group, passes.answers))
+            numbers = [[prompt.number * passes.answers + k for k in ks] for prompt in prompts]
+            found = self.answers(step, prompts, numbers)
+            right = [
+                before + sum(map(passes.is_right, each)) for before, each in zip(right, found, strict=True)
+            ]
+        return right
 
     def rows(self, engine: Engine, step: int, prompts: Sequence[list[Prompt]]) -> Rollout:
         """Return what the step after `step` steps trains on.
@@ -186,17 +207,21 @@ class Rollouts:
         Args:
             step: steps done.
             prompts: the prompts.
-            numbers: the number of each answer, see `AnswerSampler.answers`.
+            numbers: the number of each answer, see `Unit`.
             is_greedy: take the most likely tokens.
         """
         together = self.asked.together
         first_unit = self.context.rank_info.rank * together
-        mine: list[tuple[int, list[Drawn]]] = []  # the number of each prompt, with its answers
+        starts = range(first_unit, len(prompts), self.layout.world * together)
+        places = [slice(first, first + together) for first in starts]
+        units = [
+            Unit([prompt.tokens for prompt in prompts[place]], numbers[place], is_greedy) for place in places
+        ]
         started = time.perf_counter()
-        for first in range(first_unit, len(prompts), self.layout.world * together):
-            unit = slice(first, first + together)
-            tokens = [prompt.tokens for prompt in prompts[unit]]
-            mine += enumerate(self.sampler.answers(tokens, numbers[unit], is_greedy), first)
+        made = self.sampler.answers(units)
+        mine = [  # the number of each prompt, with its answers
+            each for first, unit in zip(starts, made, strict=True) for each in enumerate(unit, first)
+        ]
         self.context.progressed()
         self.seconds.generate += time.perf_counter() - started
         started = time.perf_counter()

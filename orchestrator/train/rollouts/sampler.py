@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from orchestrator.parallel.device import Device
 from orchestrator.train.engines.engine import Engine
@@ -14,26 +14,36 @@ from workloads.model.answers import Drawn, draw_answers
 from workloads.workload import Ended, Sampling, Workload
 
 
+class Unit(NamedTuple):
+    """Prompts whose answers are decoded together.
+
+    Attributes:
+        prompts: token ids of each prompt.
+        numbers: for each prompt, the number of each of its answers, which determines what is drawn.
+        is_greedy: whether the most likely tokens are taken.
+    """
+
+    prompts: list[list[int]]
+    numbers: list[list[int]]
+    is_greedy: bool = False
+
+
 class AnswerSampler(Protocol):
     """Generates answers with the weights that it took last."""
 
     def take(self, engine: Engine) -> None:
         """Take the weights of an engine. All ranks call it together."""
 
-    def answers(
-        self, prompts: Sequence[Sequence[int]], numbers: Sequence[Sequence[int]], is_greedy: bool = False
-    ) -> list[list[Drawn]]:
-        """Return the answers to each prompt: a pure function of the weights, the prompts and the numbers.
-
-        Args:
-            prompts: token ids of each prompt.
-            numbers: for each prompt, the number of each of its answers, which determines what is drawn.
-            is_greedy: take the most likely tokens.
-        """
+    def answers(self, units: Sequence[Unit]) -> list[list[list[Drawn]]]:
+        """Return the answers to each prompt of each unit: a pure function of the weights and of the unit."""
 
 
 class OwnSampler:
-    """Generates with a copy of the whole model on this rank, and a key-value cache."""
+    """Generates with a copy of the whole model in this process, and a key-value cache.
+
+    Attributes:
+        replica: the copy.
+    """
 
     def __init__(
         self,
@@ -48,7 +58,7 @@ class OwnSampler:
         """`ends` are tokens that end an answer, as `ended` says of the tokens of one. `progressed` is called after each
         token.
         """
-        self._replica = Replica(workload, device, seed)
+        self.replica = Replica(workload, device, seed)
         self._config = workload.config
         self._device = device
         self._asked = asked
@@ -59,21 +69,23 @@ class OwnSampler:
 
     def take(self, engine: Engine) -> None:
         """See `AnswerSampler.take`."""
-        self._replica.take(engine)
+        self.replica.take(engine)
 
-    def answers(
-        self, prompts: Sequence[Sequence[int]], numbers: Sequence[Sequence[int]], is_greedy: bool = False
-    ) -> list[list[Drawn]]:
+    def answers(self, units: Sequence[Unit]) -> list[list[list[Drawn]]]:
         """See `AnswerSampler.answers`."""
-        sampling = dataclasses.replace(self._sampling, temperature=0.0) if is_greedy else self._sampling
+        return [self.answers_of(unit) for unit in units]
+
+    def answers_of(self, unit: Unit) -> list[list[Drawn]]:
+        """Return the answers to each prompt of a unit."""
+        greedy = dataclasses.replace(self._sampling, temperature=0.0)
         with self._device.casting_once(), self._device.autocast():
             return draw_answers(
-                self._replica.model,
+                self.replica.model,
                 self._config,
-                prompts=prompts,
-                numbers=numbers,
+                prompts=unit.prompts,
+                numbers=unit.numbers,
                 max_tokens=self._asked.max_tokens,
-                sampling=sampling,
+                sampling=greedy if unit.is_greedy else self._sampling,
                 ends=self._ends,
                 ended=self._ended,
                 progressed=self._progressed,

@@ -272,7 +272,7 @@ def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
     else:
         engine.initialise(spec.seed)
     first = assemble(engine)
-    losses, norms, extras, averaged = [], [], [], []
+    losses, norms, extras, averaged, layers = [], [], [], [], []
     of = engine._losses.of
     for step in range(start, start + steps):
         infinite = [dist.get_rank(), step] in case.get("overflow", [])
@@ -284,6 +284,7 @@ def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
         losses.append(metrics.loss)
         norms.append(metrics.grad_norm)
         extras.append(metrics.extra)
+        layers.append(metrics.layers)
         if spec.checkpoint.ema is not None:
             engine.swap_average()
             sums = engine.eval_step(micro_batches(workload, spec, layout, 99))
@@ -306,6 +307,7 @@ def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
     engine.close()
     if dist.get_rank() == 0:
         found = {"losses": losses, "norms": norms, "extras": extras, "eval": evaluated, "averaged": averaged}
+        found["layers"] = layers
         torch.save({**found, "first": first, "state": state}, folder / f"{case['id']}.pt")
 
 

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.data.encoding import tokenizer as made
 from orchestrator.data.encoding.auto_tokenizer import class_to_read
+from orchestrator.data.encoding.training import train_bytes
 from orchestrator.data.samples.sample_reader import SampleReader
 from orchestrator.data.samples.windows import windows_of
 from orchestrator.data.store.tokens import Tokens
@@ -41,7 +42,7 @@ LABELS = ["bad", "good", "odd"]
 
 def _byte_level(framed: bool) -> Tokenizer:
     """Like GPT-2's, or with the frame of RoBERTa's and BART's."""
-    whole = Tokenizer.from_str(made.train(DOCUMENTS, VOCABULARY, ()))
+    whole = Tokenizer.from_str(train_bytes(DOCUMENTS, VOCABULARY, ()))
     if framed:
         whole.post_processor = processors.RobertaProcessing(
             ("<sep>", 4), ("<cls>", 3), add_prefix_space=False

@@ -157,7 +157,7 @@ class FullDisk:
             return count
 
 
-@pytest.mark.parametrize("room", [0, 5, 100, 300, 700, 1100])
+@pytest.mark.parametrize("room", [0, 5, 100, 300, 700, 1000])
 def test_a_full_disk_leaves_no_half_commit(
     in_memory: Path, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:

@@ -9,13 +9,14 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import object_model
 import posix_model
 import pytest
 import torch
 
-from orchestrator.checkpoint import retention
+from orchestrator.checkpoint import merging, retention
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
@@ -52,7 +53,9 @@ def run(open_store: Callable[[], Store], log: Any, chance: random.Random) -> Exp
         for log.actor, part in enumerate(parts, 1):
             records += store.write_shard(step, log.actor, [part])
         log.actor = 0
-        expected[step] = (store.publish(step, records, {"position": step, "receipt": ""}).to_bytes(), held)
+        with mock.patch.object(merging, "INLINE_BYTES", chance.choice([0, 1 << 16])):  # an index file or none
+            published = store.publish(step, records, {"position": step, "receipt": ""})
+        expected[step] = (published.to_bytes(), held)
         log.mark(step)
         prune(store, Retention(keep))
     return expected

@@ -15,6 +15,7 @@ import pytest
 import torch
 from sockets import silent
 
+from orchestrator.checkpoint import merging
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.checkpoint.peer_memory import PeerMemory, newest_commit
@@ -147,6 +148,32 @@ def test_the_newest_snapshot_that_is_whole_is_found_and_loaded(servers: list[Sna
         memory(servers).manifest(2)
 
 
+def test_tables_of_a_large_state_are_read_from_memory_too(
+    servers: list[SnapshotServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From any server, as each holds all of them."""
+    monkeypatch.setattr(merging, "INLINE_BYTES", 0)
+    ranks = gang(servers)
+    save(ranks, 1)
+    end(ranks)
+    controller = memory(servers)
+    found = controller.latest()
+    assert found is not None
+    assert found.index[1] > 0
+    assert torch.equal(controller.reader(found).read("model.w"), rows(1))
+    controller.rewind(1, 2, found)
+    assert torch.equal(loaded(memory(servers), 1), rows(1))
+    name, _ = found.index
+    restoring = memory(servers)
+    restoring.manifest(1)
+    with pytest.raises(FileNotFoundError):
+        restoring.read_into(f"step-00000002/{name}", 0, memoryview(bytearray(4)))
+    flipped = bytearray(servers[0]._manifest[2])
+    flipped[0] ^= 1
+    servers[0]._manifest = (*servers[0]._manifest[:2], memoryview(flipped))
+    assert torch.equal(loaded(memory(servers), 1), rows(1)), "the copy of another server is read"
+
+
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_the_loss_of_any_one_node_loses_no_snapshot(nodes: list[Node], lost: int) -> None:
     """Of each part the node of its writer has the memory, and another node a copy."""
@@ -205,7 +232,7 @@ def test_memory_that_is_filled_anew_holds_no_snapshot(servers: list[SnapshotServ
 
 
 def notes(node: Node | SnapshotServer) -> list[dict[str, int]]:
-    return json.loads(memory([node])._ask(node.address, {"do": "notes", "wait": 0.0})["bytes"])  # type: ignore[no-any-return]
+    return json.loads(memory([node])._connections.ask(node.address, {"do": "notes", "wait": 0.0})["bytes"])  # type: ignore[no-any-return]
 
 
 def test_old_parts_are_forgotten(servers: list[SnapshotServer]) -> None:
@@ -393,12 +420,12 @@ def test_connections_are_kept_and_made_anew(servers: list[SnapshotServer]) -> No
     """A server may have ended one while it was idle."""
     peers = memory(servers[:1])
     peers.latest()
-    (connection,) = peers._idle[servers[0].address]
+    (connection,) = peers._connections._idle[servers[0].address]
     peers.latest()
-    assert peers._idle[servers[0].address] == [connection]
+    assert peers._connections._idle[servers[0].address] == [connection]
     connection.shutdown(socket.SHUT_RDWR)
     assert peers.latest() is None
-    assert peers._idle[servers[0].address] != [connection]
+    assert peers._connections._idle[servers[0].address] != [connection]
 
 
 def test_a_silent_server_is_waited_for_once(servers: list[SnapshotServer]) -> None:

@@ -12,7 +12,7 @@ import yaml
 from jobs import job
 from jsonschema import Draft202012Validator
 
-from orchestrator.config.chain import ChainSpec, load_job, parse_chain, schema
+from orchestrator.config.chain import ChainSpec, chain_of_seeds, load_job, parse_chain, schema
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 
@@ -152,6 +152,29 @@ def test_a_commit_that_will_be_kept_may_be_named(tag: str, checkpoint: dict[str,
 
 def test_the_tokenizer_of_the_same_text_is_the_same() -> None:
     parse_chain(chain(BASE, {"name": "next", "workload": {"init_from": "stage:base"}}))
+
+
+def test_a_chain_of_seeds_has_the_job_under_each_seed() -> None:
+    one = parse(job("a.txt"))
+    found = chain_of_seeds(one.document(), 3)
+    assert found.name == "small-seeds"
+    assert [stage.name for stage in found.stages] == ["seed-3", "seed-4", "seed-5"]
+    for seed, stage in zip((3, 4, 5), found.stages, strict=True):
+        assert stage.job == one.with_parts(name=f"small-seeds-seed-{seed}", seed=seed)
+    assert parse_chain(found.document()) == found
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"name": "n" * 60}, "longer than 63 characters"),
+        ({"checkpoint": {"export": "hf", "export_to": "/there"}}, "exported to the same folder"),
+        ({"checkpoint": {"export": "hf", "push": "me/model"}}, "pushed to the same repository"),
+    ],
+)
+def test_seeds_that_do_not_fit_are_refused(changes: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(InputError, match=wanted):
+        chain_of_seeds(parse(job("a.txt") | changes).document(), 2)
 
 
 def test_the_schema_takes_chains_and_jobs() -> None:

@@ -16,9 +16,13 @@ from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import commit_folder
 from orchestrator.checkpoint.retention import Retention, prune
 from orchestrator.checkpoint.shard import RawPiece
+from orchestrator.config.errors import InputError
+from orchestrator.config.smoke import smoke_of
 from orchestrator.config.spec import parse
+from orchestrator.controller import background_export
 from orchestrator.controller.background_export import BackgroundExport, export_commit
 from orchestrator.export import hugging_face
+from orchestrator.launch.path_checks import check_written
 from orchestrator.storage.run_directory import RunDir
 
 
@@ -117,3 +121,100 @@ def test_a_stop_finds_a_model_that_was_published_in_that_moment(
     assert exports.settle(3) is there
     assert exports.done.get("step") == published
     assert exports.settle(3) is there
+
+
+@pytest.mark.parametrize(
+    ("ended", "wanted"),
+    [
+        ({"pushed": "https://hub/me/model"}, "the export is pushed to https://hub/me/model"),
+        (
+            {"not_pushed": "no rights"},
+            "the export is not pushed: no rights; `orchestrator checkpoint export {} --push",
+        ),
+    ],
+)
+def test_the_outcome_of_a_push_is_told_and_does_not_fail_the_run(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, ended: dict[str, str], wanted: str
+) -> None:
+    asked = list[tuple[Any, ...]]()
+
+    def pushing(*call: Any) -> dict[str, Any]:
+        asked.append(call)
+        return {"step": 1, **ended}
+
+    monkeypatch.setattr(background_export, "export_and_push", pushing)
+    document = job("none")
+    document["checkpoint"] |= {"export": "hf", "push": "me/model"}
+    spec = parse(document)
+    told = list[str]()
+    cluster = fake_cluster(lambda: pytest.fail("no gang"))
+    exports = BackgroundExport(cluster, spec.checkpoint, spec.evaluate, run, told.append)
+    exports.advance(1)
+    exports.advance(1)
+    assert asked == [(run.uri, 1, run.at("export"), False)]
+    assert exports.has_last(1)
+    assert exports.failed(1) == ""
+    assert len(told) == 1
+    assert told[0].startswith(wanted.format(run.uri))
+
+
+def test_what_was_exported_beside_training_is_pushed_at_the_end(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[str]()
+
+    def export(uri: str, step: int, target: str, best: bool = False) -> dict[str, Any]:
+        asked.append("export")
+        return {"step": step}
+
+    def pushing(uri: str, step: int, target: str, best: bool) -> dict[str, Any]:
+        asked.append("push")
+        return {"step": step, "pushed": "there"}
+
+    monkeypatch.setattr(hugging_face, "export", export)
+    monkeypatch.setattr(background_export, "export_and_push", pushing)
+    document = job("none")
+    document["checkpoint"] |= {"export": "hf", "export_at": "commit", "push": "me/model"}
+    spec = parse(document)
+    cluster = fake_cluster(lambda: pytest.fail("no gang"))
+    exports = BackgroundExport(cluster, spec.checkpoint, spec.evaluate, run, lambda _: None)
+    exports.published(1)
+    exports.published(1)
+    assert not exports.has_last(1)
+    for _ in range(2):
+        exports.advance(1)
+    assert exports.has_last(1)
+    exports.advance(1)
+    assert asked == ["export", "push"]
+
+
+@pytest.mark.parametrize(
+    ("push", "export_to", "wanted"),
+    [
+        ("model", None, "checkpoint.push model: is not a repository of the Hub"),
+        ("me/model", "s3://bucket/there", "checkpoint.push: only a folder"),
+        ("me/model", None, "checkpoint.push: there is no token"),
+    ],
+)
+def test_a_push_that_cannot_be_is_refused_before_training(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, push: str, export_to: str | None, wanted: str
+) -> None:
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    document = job("none")
+    document["checkpoint"] |= {"export": "hf", "push": push, "export_to": export_to}
+    spec = parse(document)
+    with pytest.raises(InputError, match=wanted):
+        check_written(spec.checkpoint, spec.data, run, None)
+    if "token" in wanted:  # another machine may have it
+        check_written(spec.checkpoint, spec.data, run, "ray://elsewhere")
+
+
+def test_nothing_but_an_export_is_pushed() -> None:
+    document = job("none")
+    document["checkpoint"] |= {"export": None, "push": "me/model"}
+    with pytest.raises(InputError, match="leave out push, or set export to hf"):
+        parse(document)
+    document["checkpoint"]["export"] = "hf"
+    assert smoke_of(parse(document), lambda _: True).checkpoint.push is None

@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from orchestrator.config.errors import InputError
-from orchestrator.data.encoding import tokenizer as tokenizers
+from orchestrator.data.encoding.training import train_bytes
 from orchestrator.evaluate import of_export
 from orchestrator.evaluate.of_export import (
     chat_of_export,
@@ -39,7 +39,7 @@ def folder_of(title: str, folder: Path, **facts: Any) -> str:
     workload = TransformerWorkload(case.model, case.config.changed({"vocab_size": SIZE}), None, vocabulary)
     folder.mkdir()
     workload.to_hf(random_state(workload).__getitem__, str(folder))
-    (folder / "tokenizer.json").write_text(tokenizers.train(["a text of some words"] * 9, SIZE, ["<pad>"]))
+    (folder / "tokenizer.json").write_text(train_bytes(["a text of some words"] * 9, SIZE, ["<pad>"]))
     if facts:
         (folder / "export.json").write_text(json.dumps(facts))
     return str(folder)

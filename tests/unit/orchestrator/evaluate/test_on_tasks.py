@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from orchestrator.config.errors import InputError
 from orchestrator.data.encoding import tokenizer as tokenizers
+from orchestrator.data.encoding.training import train_bytes
 from orchestrator.evaluate import on_tasks
 from orchestrator.evaluate.lm_eval_model import WorkloadLM
 from orchestrator.evaluate.on_tasks import evaluate_task
@@ -33,7 +34,7 @@ SMALL = {"vocab_size": SIZE, "hidden": 32, "layers": 2, "intermediate": 64, "max
 def subject() -> Subject:
     from transformers import PreTrainedTokenizerFast
 
-    text = tokenizers.train(DOCUMENTS, SIZE, [])
+    text = train_bytes(DOCUMENTS, SIZE, [])
     tokenizer = Tokenizer.from_str(text)
     roles = {role: n for role, n in tokenizers.roles_of(tokenizer, {}).items() if role != "unk"}
     ends = np.zeros(SIZE, bool)

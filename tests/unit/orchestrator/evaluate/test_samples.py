@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from orchestrator.data.encoding import tokenizer as tokenizers
+from orchestrator.data.encoding.training import train_bytes
 from orchestrator.evaluate.samples import continue_prompts
 from orchestrator.resolve.prompts import framed as prompt_row
 from workloads.errors import WorkloadError
@@ -29,7 +30,7 @@ PROMPTS = ["The value of an", "", "a longer text with several words in it"]
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     special = ["<pad>", "<cls>", "<sep>", "<mask>", *(f"<extra_id_{i}>" for i in range(100))]
-    return Tokenizer.from_str(tokenizers.train(DOCUMENTS, SIZE, special))
+    return Tokenizer.from_str(train_bytes(DOCUMENTS, SIZE, special))
 
 
 def workload_of(tokenizer: Tokenizer, model: str, objective: str) -> Any:

@@ -9,8 +9,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from orchestrator.data.encoding import tokenizer as made
 from orchestrator.data.encoding.auto_tokenizer import class_to_read, probes
+from orchestrator.data.encoding.training import train_bytes
 from orchestrator.evaluate.lm_eval_model import WorkloadLM
 from orchestrator.evaluate.subject import subject_of_export
 from orchestrator.export.target import MARK
@@ -25,7 +25,7 @@ class Request:
 
 def test_an_export_is_evaluated_on_the_tokens_of_its_file(tmp_path: Path) -> None:
     text = "1234567 it's  (x_1)\n\n  9876543"
-    whole = Tokenizer.from_str(made.train([Path(__file__).read_text(), "1234567 9876543 " * 50], 400, ()))
+    whole = Tokenizer.from_str(train_bytes([Path(__file__).read_text(), "1234567 9876543 " * 50], 400, ()))
     PreTrainedTokenizerFast(tokenizer_object=whole, eos_token="<|endoftext|>").save_pretrained(tmp_path)
     torch.manual_seed(0)
     config = Qwen2Config(

@@ -16,14 +16,23 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+from jobs import job
 
 from orchestrator.config.errors import InputError
+from orchestrator.config.spec import dump, parse
 from orchestrator.export.hub import check_push, push
 
 TOKEN = "hf_" + "s3cr3t" * 5
 PUSH = (
     "import sys; from orchestrator.export.hub import push; print(push(sys.argv[1], 'me/model', private=True))"
 )
+
+IN_A_RUN = """
+import json, sys
+from orchestrator.controller import background_export
+background_export.export.export = lambda run, step, target, best: {"step": step}
+print(json.dumps(background_export.export_and_push(sys.argv[1] + "/..", 12, sys.argv[1], False)))
+"""
 
 
 class Hub:
@@ -96,10 +105,10 @@ def folder(tmp_path: Path) -> Path:
     return place
 
 
-def pushed(folder: Path, hub: Hub, **more: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", **more}
+def pushed(folder: Path, hub: Hub, code: str = PUSH) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0"}
     return subprocess.run(
-        [sys.executable, "-c", PUSH, str(folder)],
+        [sys.executable, "-c", code, str(folder)],
         env=environment,
         capture_output=True,
         text=True,
@@ -131,6 +140,21 @@ def test_an_export_arrives_and_the_token_is_in_no_message(folder: Path, hub: Hub
     assert set(hub.files) == {"README.md", "model.safetensors", "export.json"}
     assert hub.files["model.safetensors"] == b"\x00\x01weights"
     assert hub.message == "Step 12 of small"
+
+
+def test_a_run_pushes_its_export_and_a_refusal_does_not_fail_it(folder: Path, hub: Hub) -> None:
+    """The task after training that `checkpoint.push` asks for, in a process of its own as in a run."""
+    document = job("none")
+    document["checkpoint"] |= {"export": "hf", "push": "me/model"}
+    (folder.parent / "job.yaml").write_text(dump(parse(document)))
+    done = pushed(folder, hub, IN_A_RUN)
+    assert done.returncode == 0, done.stderr
+    assert TOKEN not in done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["step"] == 12
+    assert ("pushed" in found, "not_pushed" in found) == (not hub.refuses, hub.refuses)
+    assert hub.refuses or set(hub.files) == {"README.md", "model.safetensors", "export.json"}
+    assert not hub.refuses or "the Hub refuses it" in found["not_pushed"]
 
 
 def test_an_unreachable_hub_is_told_with_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.data.encoding import tokenizer as made
 from orchestrator.data.encoding.auto_tokenizer import TEXTS, class_to_read
+from orchestrator.data.encoding.training import train_bytes
 from orchestrator.export.target import publish
 from orchestrator.export.tokenizer import write_tokenizer
 from orchestrator.storage.retry import Retry
@@ -44,7 +45,7 @@ def spec(model: str = "bert-tiny", tokenizer: Any = None) -> JobSpec:
     return parse(document)
 
 
-TRAINED = made.train([TEXT] * 3, 300, ())
+TRAINED = train_bytes([TEXT] * 3, 300, ())
 
 
 def written(tmp_path: Path, *arguments: str) -> Any:
@@ -210,7 +211,7 @@ def test_a_tokenizer_of_which_transformers_makes_another_one_does_not_leave_with
     for place in (folder, target):
         place.mkdir()
         (place / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
-    text = made.train([Path(__file__).read_text(), "1234567 " * 50], 400, ())
+    text = train_bytes([Path(__file__).read_text(), "1234567 " * 50], 400, ())
     (folder / "tokenizer.json").write_text(text)
     named = {"eos_token": "<|endoftext|>", "tokenizer_class": "Qwen2Tokenizer"}
     (folder / "tokenizer_config.json").write_text(json.dumps(named))

@@ -26,18 +26,18 @@ def test_labels_are_for_clusters() -> None:
     labelled = spec(resources={"per_worker": {"labels": {"team": "blue"}}})
     check_labels(labelled.resources, "10.0.0.1:6379")
     with pytest.raises(InputError, match="only a cluster's nodes have labels"):
-        check_machine(labelled.resources, labelled.evaluates_beside, None)
+        check_machine(labelled.resources, labelled.all_workers, None)
 
 
 def test_a_gang_has_the_gpus_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = spec(resources={"workers": {"min": 2, "max": 8}, "per_worker": {"gpu": 1}})
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert gpus_here(asked.resources, asked.evaluates_beside) == 4
-    check_machine(asked.resources, asked.evaluates_beside, None)
+    assert gpus_here(asked.all_workers) == 4
+    check_machine(asked.resources, asked.all_workers, None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    check_machine(asked.resources, asked.evaluates_beside, "10.0.0.1:6379")
+    check_machine(asked.resources, asked.all_workers, "10.0.0.1:6379")
     with pytest.raises(InputError, match="the smallest gang needs 2 GPUs, but this machine has none"):
-        check_machine(asked.resources, asked.evaluates_beside, None)
+        check_machine(asked.resources, asked.all_workers, None)
 
 
 def test_a_predicted_out_of_memory_is_refused_unless_it_is_forced() -> None:

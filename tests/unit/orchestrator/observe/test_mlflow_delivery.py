@@ -22,6 +22,8 @@ from orchestrator.observe.totals import totals_of
 from orchestrator.storage.run_directory import RunDir
 
 BORN = 1_700_000_000.0
+MANY = 460
+"""Parameters with two norms each: more than one request takes."""
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +147,27 @@ def test_a_name_that_mlflow_does_not_take_holds_back_nothing_else(
     assert history(client, run, "fine") == [(1, 2.0), (2, 4.0)]
     assert run.data.params["workload.changes.hidden"] == "32"
     assert deliver(job(store, "names", **more).tracked, run_dir).missing == 0
+
+
+def test_statistics_of_many_layers_reach_mlflow_in_parts(tmp_path: Path, store: str, client: Any) -> None:
+    """A row with more numbers than MLflow takes at once; they are not among the numbers of a row that is put back."""
+    run_dir = new_run(tmp_path / "run")
+    followed = Tracker(job(store, "layers").tracked, run_dir)
+    layers: dict[str, Any] = {
+        f"layers.{n}.weight": {"weight_norm": float(n), "gradient_norm": 0.5, "weight_histogram": {"-3": 7}}
+        for n in range(MANY)
+    }
+    write(run_dir, followed, [row(1), row(2, layer_statistics=layers)])
+    assert followed.close(120) == mlflow_delivery.Delivery(0)
+    [run] = runs(client, "layers")
+    for number in (0, MANY - 1):
+        key = f"weight_norm/layers.{number}.weight"
+        assert history(client, run, key) == [(2, float(number))]
+    logged = [key for key in run.data.metrics if key.startswith(("weight_norm/", "gradient_norm/"))]
+    assert len(logged) == 2 * MANY
+    assert history(client, run) == [(1, 10.0), (2, 5.0)]
+    (again,) = rows_on_server("demo", job(store, "layers").tracking, run_dir, [(2, 2)], 60)
+    assert not any("norm/" in key for key in again)
 
 
 def test_an_infinity_comes_back_from_mlflow_as_one(tmp_path: Path, store: str, client: Any) -> None:

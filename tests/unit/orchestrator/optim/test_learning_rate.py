@@ -31,6 +31,16 @@ def test_every_schedule_warms_up_to_its_highest_rate(schedule: str) -> None:
     assert min(after) > 0
 
 
+def test_a_range_test_rises_by_equal_factors() -> None:
+    spec = OptimizerSpec(lr=0.5, schedule="range_test", first_lr=1e-4)
+    found = [learning_rate(spec, step, STEPS) for step in range(STEPS)]
+    assert found == pytest.approx([0.5e-4 * 1e4 ** (step / (STEPS - 1)) for step in range(STEPS)])
+    with pytest.raises(ValidationError, match="first_lr is for schedule range_test"):
+        OptimizerSpec(first_lr=1e-4)
+    assert OptimizerSpec().identity() == OptimizerSpec(schedule="cosine").identity()
+    assert "first_lr" not in OptimizerSpec().identity()
+
+
 def test_wsd_stays_and_then_falls_by_a_square_root() -> None:
     found = rates(schedule="wsd", decay=DECAY, final_lr=0.2)
     assert set(found[WARMUP - 1 : STEPS - DECAY]) == {0.01}

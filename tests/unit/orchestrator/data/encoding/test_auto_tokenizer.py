@@ -14,8 +14,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from orchestrator.data.encoding import tokenizer as made
 from orchestrator.data.encoding.auto_tokenizer import class_to_read, probes
+from orchestrator.data.encoding.training import train_bytes
 
-DIGITS = made.train([Path(__file__).read_text(), "1234567 " * 50], 400, ())
+DIGITS = train_bytes([Path(__file__).read_text(), "1234567 " * 50], 400, ())
 
 
 def test_there_are_a_hundred_probes() -> None:

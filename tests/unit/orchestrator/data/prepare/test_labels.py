@@ -15,7 +15,8 @@ from tokenizers import Tokenizer
 from orchestrator.config.errors import InputError
 from orchestrator.data import sources
 from orchestrator.data.config import Source
-from orchestrator.data.encoding.tokenizer import encoder, train
+from orchestrator.data.encoding.tokenizer import encoder
+from orchestrator.data.encoding.training import train_bytes
 from orchestrator.data.prepare.labels import Labels
 from orchestrator.data.prepare.records import RecordKind, records_of
 from orchestrator.data.prepare.rejections import notes, totals
@@ -27,7 +28,7 @@ STARS, SIGNS, TRUTHS = ("1", "2", "3", "4", "5"), ("-1", "0", "1"), ("true", "fa
 
 @pytest.fixture(scope="module")
 def letters() -> Tokenizer:
-    return encoder(train((), 300, ()))
+    return encoder(train_bytes((), 300, ()))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ import pytest
 from orchestrator.config.errors import InputError
 from orchestrator.data import sources
 from orchestrator.data.config import Source
-from orchestrator.data.encoding.tokenizer import encoder, train
+from orchestrator.data.encoding.tokenizer import encoder
+from orchestrator.data.encoding.training import train_bytes
 from orchestrator.data.prepare.records import RecordKind, records_of
 from orchestrator.data.sources.documents import pieces
 
@@ -62,7 +63,7 @@ def test_text_and_records_are_those_that_the_library_reads(saved: tuple[Path, li
     assert [piece.text for part in texts for span in part for piece in pieces(span)] == [
         r["text"] for r in rows
     ]
-    tokenizer = encoder(train((), 300, ()))
+    tokenizer = encoder(train_bytes((), 300, ()))
     found = [
         json.loads(record.text)
         for part in parts(folder / "one", FIELD)
@@ -92,7 +93,7 @@ def mine(saved: tuple[Path, Any], tmp_path: Path) -> Path:
 
 
 def read(folder: Path, field: Any = "text", kind: RecordKind = KIND, data_format: int = 6) -> None:
-    tokenizer = encoder(train((), 300, ()))
+    tokenizer = encoder(train_bytes((), 300, ()))
     for part in parts(folder, field):
         for span in part:
             records = isinstance(field, dict)

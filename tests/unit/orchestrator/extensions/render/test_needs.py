@@ -111,12 +111,12 @@ def test_a_manifest_promises_what_its_job_asks(
     if Bundle(labels={"market": market}).suits({"market": "spot" if spot else "on-demand"}) or market == "!":
         needs, _ = with_host_memory(
             spec,
-            needed_machines(spec.name, spec.resources, spec.parallel, spec.evaluates_beside, *given),
+            needed_machines(spec.name, spec.resources, spec.parallel, spec.all_workers, *given),
             None,
         )
     else:
         with pytest.raises(InputError, match="labels"):
-            needed_machines(spec.name, spec.resources, spec.parallel, spec.evaluates_beside, *given)
+            needed_machines(spec.name, spec.resources, spec.parallel, spec.all_workers, *given)
         return
     kubernetes = Kubernetes(claim=claim, platform=platform)
     base = RUNS_FOLDER if claim else "s3://b/runs"
@@ -214,7 +214,7 @@ def test_what_machines_could_never_give_is_refused(
     given = {"image": None, "spot": False, "per_node": None, "accelerators": (), **options}
     with pytest.raises(InputError) as refused:
         needed_machines(
-            (asked := job(**fields)).name, asked.resources, asked.parallel, asked.evaluates_beside, **given
+            (asked := job(**fields)).name, asked.resources, asked.parallel, asked.all_workers, **given
         )
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -227,7 +227,7 @@ def test_a_multiple_of_tensor_groups_may_share_a_node() -> None:
             name=spec.name,
             resources=spec.resources,
             parallel=spec.parallel,
-            evaluates_beside=spec.evaluates_beside,
+            every=spec.all_workers,
             image=None,
             spot=False,
             per_node=4,
@@ -240,7 +240,7 @@ def test_a_multiple_of_tensor_groups_may_share_a_node() -> None:
             name=spec.name,
             resources=spec.resources,
             parallel=spec.parallel,
-            evaluates_beside=spec.evaluates_beside,
+            every=spec.all_workers,
             image=None,
             spot=False,
             per_node=None,

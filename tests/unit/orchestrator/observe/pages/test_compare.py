@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
+import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from run_directories import run_of
 
+from orchestrator.checkpoint.identity import read_job
 from orchestrator.config.errors import InputError
+from orchestrator.config.spec import dump
 from orchestrator.observe.pages import compare, runs_page
 from orchestrator.storage.process_identity import process_identity
 from orchestrator.storage.run_directory import RunDir
@@ -60,8 +67,75 @@ def test_losses_of_other_objectives_have_both_units() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 9])
 def test_too_few_or_too_many_are_refused(tmp_path: Path, count: int) -> None:
+    runs = [run_of(tmp_path / str(n), steps=9 + n) for n in range(count)]
     with pytest.raises(InputError, match="takes 2 to 8"):
-        compare.compared([RunDir(str(tmp_path / str(n))) for n in range(count)])
+        compare.compared(runs)
+
+
+def seeds_of(
+    folder: Path, losses: dict[int, tuple[float, ...]], phases: dict[int, str] | None = None, **train: Any
+) -> list[RunDir]:
+    """Runs of one job, one for each seed with its losses; a phase is that of a seed that is not done."""
+    return [
+        run_of(folder / f"a-{seed}", (phases or {}).get(seed, "done"), of, seed=seed, **train)
+        for seed, of in losses.items()
+    ]
+
+
+def test_runs_that_differ_by_seed_alone_are_one_column(tmp_path: Path) -> None:
+    """Means and deviations are those of the standard library, by step and at the end."""
+    losses = {0: (4.0, 3.0, 2.0), 1: (4.4, 3.3, 2.5), 2: (4.1, 2.7, 2.1)}
+    other = run_of(tmp_path / "b", losses=(5.0, 4.0, 3.5), steps=7)
+    columns = compare.compared([*seeds_of(tmp_path, losses), other])
+    assert [column.title for column in columns] == ["a-0 and 2 more (mean of 3 seeds)", "b"]
+    last = [of[-1] for of in losses.values()]
+    facts = dict(compare.facts(columns))
+    assert facts["loss"] == [f"{statistics.fmean(last):.4f} ± {statistics.stdev(last):.4f}", "3.5000"]
+    assert facts["state"] == ["done", "done"]
+    differences = dict(compare.differences(columns))
+    assert differences["seed"] == ["0, 1, 2", "3"]
+    assert differences["train.steps"] == ["12", "7"]
+    found = compare.as_json(columns)
+    seeds = found["seeds"]["a-0 and 2 more"]
+    assert seeds["runs"] == {"0": "a-0", "1": "a-1", "2": "a-2"}
+    assert seeds["final"]["loss of wiki"]["mean"] == pytest.approx(statistics.fmean(last) + 0.5)
+    for point, step in zip(seeds["loss"], zip(*losses.values(), strict=True), strict=True):
+        assert point["mean"] == pytest.approx(statistics.fmean(step))
+        assert point["deviation"] == pytest.approx(statistics.stdev(step))
+    page = compare.page(columns)
+    assert '<path class="band b0"' in page
+    assert '<path class="band b1"' not in page
+
+
+def test_a_mean_is_of_seeds_that_are_done_and_of_steps_that_all_have(tmp_path: Path) -> None:
+    losses = {0: (4.0, 3.0, 2.0), 1: (4.0, 2.0), 2: (9.0,)}
+    (column,) = compare.compared(seeds_of(tmp_path, losses, {2: "train"}))
+    assert column.title == "a-0 and 2 more (mean of 2 of 3 seeds)"
+    assert column.curve("loss") == [(1.0, 4.0), (2.0, 2.5)]
+    assert compare.alike([column]) == "the job files are the same but for name and seed"
+
+
+def test_a_loss_that_is_no_number_breaks_no_comparison(tmp_path: Path) -> None:
+    (column,) = compare.compared(seeds_of(tmp_path, {0: (4.0, math.nan), 1: (4.0, math.inf)}))
+    assert dict(compare.facts([column]))["loss"] == ["nan ± nan"]
+    assert "<svg" in compare.page([column])
+
+
+def test_runs_of_the_same_seed_are_no_sample_of_seeds(tmp_path: Path) -> None:
+    columns = compare.compared([run_of(tmp_path / "a"), run_of(tmp_path / "b")])
+    assert [column.title for column in columns] == ["a", "b"]
+    seeds = seeds_of(tmp_path / "s", {3: (3.0, 2.0), 4: (3.0, 1.0)})
+    spec = read_job(seeds[1])
+    assert spec is not None
+    elsewhere = spec.with_parts(data=spec.data.model_copy(update={"cache": "/elsewhere"}))
+    seeds[1].write_text("job.yaml", dump(elsewhere))
+    columns = compare.compared([*seeds, run_of(tmp_path / "again")])
+    assert [column.title for column in columns] == ["a-3 and 1 more (mean of 2 seeds)", "again"]
+
+
+def test_more_seeds_than_columns_are_compared(tmp_path: Path) -> None:
+    columns = compare.compared(seeds_of(tmp_path, dict.fromkeys(range(9), (2.0, 1.0))))
+    assert len(columns) == 1
 
 
 def test_the_same_run_twice_is_refused(two: list[RunDir]) -> None:
@@ -71,7 +145,7 @@ def test_the_same_run_twice_is_refused(two: list[RunDir]) -> None:
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     found = compare.compared([run_of(tmp_path / "x" / "a"), run_of(tmp_path / "y" / "a")])
-    assert [run.label for run in found] == [str(tmp_path / "x" / "a"), str(tmp_path / "y" / "a")]
+    assert [column.label for column in found] == [str(tmp_path / "x" / "a"), str(tmp_path / "y" / "a")]
 
 
 def test_all_runs_of_a_folder_are_found_by_words(tmp_path: Path, two: list[RunDir]) -> None:
@@ -87,6 +161,37 @@ def test_all_runs_of_a_folder_are_found_by_words(tmp_path: Path, two: list[RunDi
     page = runs_page.page("runs", runs_page.listed(runs), '"><script>', 3)
     assert "<script>" not in page
     assert 'href="/run/chain/stage"' in page
+
+
+def test_a_second_look_reads_only_the_runs_that_changed(
+    tmp_path: Path, two: list[RunDir], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`a` has ended, and `b` trains."""
+    read: list[str] = []
+    real = LocalFileSystem.cat_file
+
+    def cat_file(self: LocalFileSystem, path: str, *which: Any, **how: Any) -> bytes:
+        read.append(Path(path).parent.name)
+        return real(self, path, *which, **how)
+
+    monkeypatch.setattr(LocalFileSystem, "cat_file", cat_file)
+    runs, seen = runs_page.Runs(str(tmp_path)), runs_page.Seen()
+    first = runs_page.listed(runs.find(), seen=seen)
+    assert {"a", "b"} <= set(read)
+    read.clear()
+    assert runs_page.listed(runs.find(), seen=seen) == first
+    assert set(read) == {"b"}
+    read.clear()
+    status = json.loads((tmp_path / "a" / "status.json").read_text())
+    (tmp_path / "a" / "next").write_text(json.dumps({**status, "note": "changed"}))
+    (tmp_path / "a" / "next").replace(tmp_path / "a" / "status.json")
+    rows = {row["name"]: row for row in runs_page.listed(runs.find(), seen=seen)}
+    assert "a" in read
+    assert rows["a"]["says"] == "changed"
+    (tmp_path / "a" / "status.json").unlink()
+    assert {row["name"] for row in runs_page.listed(runs.find(), "stage", seen)} == set()
+    shutil.rmtree(tmp_path / "a")
+    assert [row["name"] for row in runs_page.listed(runs.find(), seen=seen)] == ["b"]
 
 
 def test_a_damaged_run_hides_no_other(tmp_path: Path, two: list[RunDir]) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from html.parser import HTMLParser
@@ -14,10 +15,11 @@ from orchestrator.checkpoint.identity import read_job
 from orchestrator.checkpoint.pieces import full_piece
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import dump, parse
+from orchestrator.observe.pages.layer_table import layer_table
 from orchestrator.observe.pages.page import moment, size
 from orchestrator.observe.pages.report import report
 from orchestrator.observe.summary import summary
-from orchestrator.observe.totals import tally
+from orchestrator.observe.totals import MOST_LAYERS, tally
 from orchestrator.parallel.layout import Layout
 from orchestrator.storage.run_directory import RunDir
 
@@ -330,3 +332,44 @@ def test_size_and_moment() -> None:
         "2 TiB",
     ]
     assert moment(START) == "2026-01-01 00:00:00 UTC"
+
+
+def test_statistics_by_layer_are_a_table_of_the_steps_that_have_them(run_dir: RunDir) -> None:
+    """A step that was computed again counts once, and names come from a file."""
+    every = 10
+    written = run_dir.rows("metrics.jsonl")
+    for row in written:
+        if row["step"] % every == 0:
+            row["layer_statistics"] = {
+                MISCHIEF: {"weight_norm": row["step"] / 8, "gradient_norm": math.nan},
+                "layers.0": {"activation_rms": 1.5},
+            }
+    found = layer_table(tally([], reversed(written)).layers)
+    assert found is not None
+    assert (found["first"], found["last"]) == (every, STEPS)
+    assert found["titles"] == [
+        "norm of the weights",
+        "norm of the gradient",
+        "root mean square of the output",
+    ]
+    (weight, bars), (gradient, none), _ = found["rows"][0]["cells"]
+    assert (weight, gradient, none) == (STEPS / 8, None, "")
+    assert (bars[0], bars[-1], len(bars)) == ("▁", "█", STEPS // every)
+    Path(run_dir.uri, "metrics.jsonl").unlink()
+    run_dir.append("metrics.jsonl", written)
+    page = report(run_dir)
+    assert "root mean square of the output" in page
+    assert MISCHIEF not in page
+
+
+def test_few_of_many_statistics_are_kept_at_like_distances() -> None:
+    many = 1000
+    layers = {"a": {"weight_norm": 1.0, "weight_histogram": {"-2": 3, "0": 1, "zero": 2}}}
+    newest_first = [{"step": step, "attempt": 1, "layer_statistics": layers} for step in range(many, 0, -1)]
+    kept = [step for step, _ in tally([], newest_first).layers]
+    assert kept[0] == many
+    assert len(kept) <= MOST_LAYERS
+    assert len({a - b for a, b in itertools.pairwise(kept)}) == 1
+    found = layer_table([(many, layers)])
+    assert found is not None
+    assert found["rows"][0]["histograms"] == ["2^-2 █▁▃ 2^0, 2 zero"]

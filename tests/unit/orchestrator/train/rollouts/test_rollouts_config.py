@@ -52,6 +52,13 @@ def test_rollouts_have_defaults_and_a_divergence_holds_its_reference(tmp_path: A
     assert load_job(tmp_path / "job.yaml") == job
 
 
+def test_rollout_workers_are_counted_with_the_run_s() -> None:
+    job = parse(document(rollout={"max_tokens": 32, "together": 1, "workers": {"min": 1, "max": 2}}))
+    assert (job.all_workers.min, job.all_workers.max) == (2, 3)
+    assert job.rollout is not None
+    assert (job.rollout.decoded_by_ranks, parse(document()).rollout.decoded_by_ranks) == (0, 64)  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("parts", "told"),
     [
@@ -70,6 +77,12 @@ def test_rollouts_have_defaults_and_a_divergence_holds_its_reference(tmp_path: A
             {"workload": {"options": {"beta": 0.1}}, "train": {"reference": "precomputed"}},
             "train.reference precomputed cannot know generated answers",
         ),
+        (
+            {"rollout": {"max_tokens": 32, "workers": 2}},
+            "rollout.workers.max 2 is more than can work: a step has 1 unit of rollout.together 8 prompts",
+        ),
+        ({"rollout": {"max_tokens": 32, "workers": {"min": 2, "max": 1}}}, "min 2 is above max 1; swap them"),
+        ({"rollout": {"max_tokens": 32, "workers": 0}}, "rollout.workers"),
         ({"rewards": [{"kind": "exact_match"}] * 2}, "two rewards are called exact_match"),
     ],
 )
@@ -82,6 +95,7 @@ def test_what_changes_no_answer_is_not_part_of_a_run_s_identity() -> None:
         return parse(document(rollout={"max_tokens": 32, **rollout})).identity()
 
     assert identity() == identity(keep_every=3)
+    assert identity() == identity(workers=1)
     assert identity() != identity(temperature=0.5)
     assert identity() != identity(together=2)
     plain = document()

@@ -1,0 +1,84 @@
+"""The option --lr-range of the command run: a learning-rate range test."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.cli.options import at_its_end, emit, run_of
+from orchestrator.cli.try_run import begun_anew
+from orchestrator.config.errors import InputError
+from orchestrator.config.outcome import Outcome
+from orchestrator.tune.lr_range import OPTION, SUFFIX, found_in, job_of_range, range_of
+
+if TYPE_CHECKING:
+    from orchestrator.storage.run_directory import RunDir
+
+PAGE = "lr-range.html"
+
+
+def run_lr_range(
+    document: Mapping[str, Any],
+    text: str,
+    run_dir: str | None,
+    address: str | None,
+    *,
+    how: str | None,
+    as_json: bool,
+) -> Outcome:
+    """Run a range test of a job in a directory of its own, show what it found, and return how its training ended.
+
+    A loss that is no number is a result, and no failure. Raises InputError.
+    """
+    from orchestrator.launch.start_run import run as drive
+    from orchestrator.observe.console import ProgressDisplay
+
+    job = job_of_range(document, range_of(text))
+    directory = run_of(job.name, f"{run_dir.rstrip('/')}{SUFFIX}" if run_dir else None)
+    with begun_anew(directory), ProgressDisplay(how=how) as display:
+        outcome = drive(job, directory, until=None, address=address, show=display.update)
+    if outcome.outcome != Outcome.DONE and not has_diverged(directory):
+        if as_json:
+            emit({"exit_code": outcome.outcome.exit_code, "run_dir": directory.uri, "line": outcome.line})
+        elif outcome.line:
+            print(f"orchestrator: {outcome.line}", file=sys.stderr)
+        return outcome.outcome
+    with at_its_end():
+        show(job.name, job.workload.objective, directory, as_json)
+    return Outcome.DONE
+
+
+def has_diverged(directory: RunDir) -> bool:
+    """Return whether the last fault of the test is a loss or a gradient that is no number."""
+    from orchestrator.storage.row_line import EVENTS
+
+    causes = [event["cause"] for event in directory.rows(EVENTS) if event.get("cause")]
+    return bool(causes) and causes[-1].get("kind") == "unstable"
+
+
+def show(name: str, objective: str, directory: RunDir, as_json: bool) -> None:
+    """Write the page and the numbers of a test that has ended, and print them. Raises InputError for too few steps."""
+    from orchestrator.config.loss_unit import loss_unit
+    from orchestrator.observe.pages import range_page
+    from orchestrator.storage.row_line import METRICS
+
+    rows = directory.rows(METRICS)
+    last = max((row["attempt"] for row in rows), default=0)
+    found = found_in([row for row in rows if row["attempt"] == last])
+    numbers = found.to_json()
+    directory.write_json("lr-range.json", numbers)
+    directory.write_text(PAGE, range_page.page(name, loss_unit(objective), numbers, found.line))
+    if as_json:
+        emit({"run_dir": directory.uri, **numbers})
+        return
+    print(range_page.on_terminal(numbers))
+    print(found.line)
+    print(directory.at(PAGE))
+
+
+def refuse_beside(options: dict[str, bool]) -> None:
+    """Raise InputError if another option is given that means another kind of run."""
+    for name, is_given in options.items():
+        if is_given:
+            raise InputError(f"goes not with {name}", OPTION, "give one of them")

@@ -1,0 +1,251 @@
+"""The queue between the ranks, which ask for answers, and the rollout workers, which generate them.
+
+The controller's process has it, so that it lasts as long as the workers do. A unit of work is some prompts. Its answers
+are a pure function of the weights and of the numbers of its answers, so it does not matter which worker generates them,
+nor whether two do. If a worker is lost, another one gets its unit.
+
+Messages have the form of `orchestrator.checkpoint.snapshot_server`. This module imports neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from orchestrator.checkpoint.connections import Connections
+from orchestrator.checkpoint.snapshot_server import answer_all, listen, receive
+
+TIMEOUT = 60.0
+"""Seconds for the queue to answer, and for a weight server."""
+LOOK = 1.0
+"""Seconds after which the queue answers that there is nothing yet."""
+
+
+@dataclass
+class _Unit:
+    """A unit of work.
+
+    Attributes:
+        text: what to generate.
+        rank: the connection of the rank that asked for it.
+        answers: the answers as text; None before they are there.
+        worker: the rollout worker that generates them, empty without one, and the number of its connection.
+    """
+
+    text: str
+    rank: int
+    answers: str | None = None
+    worker: tuple[str, int] = ("", 0)
+
+
+class RolloutQueue:
+    """The units of the latest attempt of a run. Methods are thread-safe.
+
+    Attributes:
+        token: authenticates its clients.
+        address: where it answers.
+        servers: {"node", "address"} of the servers that ranks send their next weights to.
+    """
+
+    def __init__(self, host: str) -> None:
+        self.token = secrets.token_hex(16)
+        self.servers: Sequence[dict[str, str]] = ()
+        self._attempt = 0
+        self._units: dict[str, _Unit] = {}
+        """Those whose answers were not collected yet, in the order in which they were asked for."""
+        self._changed = threading.Condition()
+        """Guards all of it. Notified of new units and answers."""
+        self._connected = 0
+        """How many connections there were."""
+        self._closed = False
+        self._server = listen(host, 0, self._serve)
+        self.address = "{}:{}".format(*self._server.server_address[:2])
+
+    def forget(self, worker: str) -> None:
+        """Give the unit of a rollout worker to another one. A lost machine does not end its connections."""
+        self._release(lambda each: each[0] == worker)
+
+    def _release(self, has_gone: Callable[[tuple[str, int]], bool]) -> None:
+        with self._changed:
+            for unit in self._units.values():
+                if has_gone(unit.worker):
+                    unit.worker = ("", 0)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Stop answering."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with self._changed:
+            number = self._connected = self._connected + 1
+        try:
+            answer_all(connection, self.token, lambda request: self._answer(connection, request, number))
+        finally:
+            self._release(lambda each: each[1] == number)
+            with self._changed:  # nobody collects what a rank asked for that has ended
+                self._units = {name: unit for name, unit in self._units.items() if unit.rank != number}
+
+    def _answer(self, connection: socket.socket, request: dict[str, Any], number: int) -> tuple[Any, ...]:
+        """Carry out a request of a connection. Return the answer, and the bytes that follow it."""
+        given = bytes(receive(connection, memoryview(bytearray(request["size"]))))
+        match request["do"]:
+            case "servers":
+                return {}, json.dumps(list(self.servers)).encode()
+            case "ask":
+                return (self._ask(request["attempt"], json.loads(given), number),)
+            case "collect":
+                return self._collect(json.loads(given))
+            case "take":
+                found = self._take((request["worker"], number))
+                return {}, json.dumps(found).encode()
+            case "give":
+                return (self._give(request["name"], given.decode()),)
+            case "wanted":
+                return ({"wanted": self._is_wanted(request["name"])},)
+        return ({"error": "malformed"},)
+
+    def _ask(self, attempt: int, units: dict[str, str], rank: int) -> dict[str, Any]:
+        with self._changed:
+            if attempt < self._attempt:
+                return {"error": "replaced"}
+            if attempt > self._attempt:  # nobody collects what the ranks of earlier attempts asked for
+                self._attempt = attempt
+                self._units = {}
+            self._units |= {name: _Unit(text, rank) for name, text in units.items()}
+            self._changed.notify_all()
+        return {}
+
+    def _collect(self, names: list[str]) -> tuple[Any, ...]:
+        def found() -> dict[str, str]:
+            units = {name: self._units[name].answers for name in names}
+            return {name: answers for name, answers in units.items() if answers is not None}
+
+        with self._changed:
+            if not self._units.keys() >= set(names):
+                return ({"error": "replaced"},)
+            self._changed.wait_for(
+                lambda: self._closed or not self._units.keys() >= set(names) or found(), LOOK
+            )
+            if not self._units.keys() >= set(names):
+                return ({"error": "replaced"},)
+            answers = found()
+            for name in answers:
+                del self._units[name]
+            return {}, json.dumps(answers).encode()
+
+    def _take(self, worker: tuple[str, int]) -> list[Any] | None:
+        """Return the name and the text of a unit; None if there is nothing to do."""
+        with self._changed:
+            chosen = self._changed.wait_for(lambda: self._closed or self._first(), LOOK)
+            if not isinstance(chosen, str):
+                return None
+            unit = self._units[chosen]
+            unit.worker = worker
+            return [chosen, unit.text]
+
+    def _first(self) -> str | None:
+        """Return the name of the first unit that nobody generates."""
+        units = self._units.items()
+        return next((name for name, unit in units if unit.answers is None and not unit.worker[1]), None)
+
+    def _give(self, name: str, answers: str) -> dict[str, Any]:
+        with self._changed:
+            # It is gone if its attempt has ended, or if another worker was faster.
+            if (unit := self._units.get(name)) is not None:
+                unit.answers = answers
+                self._changed.notify_all()
+        return {}
+
+    def _is_wanted(self, name: str) -> bool:
+        with self._changed:
+            unit = self._units.get(name)
+            return unit is not None and unit.answers is None
+
+
+def worker_name(node: str, pid: int) -> str:
+    """Return the name of a rollout worker in the queue."""
+    return f"{node}:{pid}"
+
+
+class Work(NamedTuple):
+    """A unit of work as a rollout worker gets it.
+
+    Attributes:
+        name: its name in the queue.
+        content: what to generate, as plain data.
+    """
+
+    name: str
+    content: dict[str, Any]
+
+
+class QueueClient:
+    """A connection of a rank or a rollout worker to a queue. One thread uses it."""
+
+    def __init__(self, address: str, token: str, worker: str = "") -> None:
+        """`worker` is the name of the rollout worker, see `worker_name`."""
+        self._address = address
+        self._worker = worker
+        self._connections = Connections(token, TIMEOUT)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connections.close()
+
+    def servers(self) -> list[dict[str, str]]:
+        """Return {"node", "address"} of the servers to send weights to."""
+        return list(json.loads(self._do("servers")["bytes"]))
+
+    def answers(
+        self, attempt: int, units: dict[str, dict[str, Any]], progressed: Callable[[], object] = lambda: None
+    ) -> dict[str, Any]:
+        """Ask for units of work, wait for their answers, and return them by name.
+
+        The wait has no limit here: the controller ends ranks that wait while no rollout worker makes progress.
+
+        Args:
+            attempt: the attempt of the run. Units of earlier ones are forgotten.
+            units: by name, what to generate, as plain data.
+            progressed: called after each unit.
+
+        Raises:
+            OSError: the queue is gone, or a later attempt of the run has begun.
+        """
+        texts = {name: json.dumps(content) for name, content in units.items()}
+        self._do("ask", json.dumps(texts).encode(), attempt=attempt)
+        found: dict[str, Any] = {}
+        while missing := [name for name in units if name not in found]:
+            answer = json.loads(self._do("collect", json.dumps(missing).encode())["bytes"])
+            found |= {name: json.loads(text) for name, text in answer.items()}
+            if answer:
+                progressed()
+        return found
+
+    def take(self) -> Work | None:
+        """Return a unit of work; None if there is none within LOOK seconds."""
+        found = json.loads(self._do("take", worker=self._worker)["bytes"])
+        if found is None:
+            return None
+        name, text = found
+        return Work(name, json.loads(text))
+
+    def give(self, name: str, answers: Any) -> None:
+        """Hand in the answers of a unit, as plain data."""
+        self._do("give", json.dumps(answers).encode(), name=name)
+
+    def is_wanted(self, name: str) -> bool:
+        """Return whether somebody still waits for the answers of a unit."""
+        return bool(self._do("wanted", name=name)["wanted"])
+
+    def _do(self, do: str, given: bytes = b"", **more: Any) -> dict[str, Any]:
+        return self._connections.ask(self._address, {"do": do, **more}, given)

@@ -1,0 +1,72 @@
+"""Rollout workers on real Ray nodes: one is lost with its node, and the run has the bits of one without any."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import curve, job, rows, started, status, wait_for, weights, write_job
+from letters import letters, write_tokenizer
+from local_run import LocalGang, drive_here
+from ray.cluster_utils import Cluster
+
+from orchestrator.train.rollouts.kept import read_kept
+
+STEPS = 12
+LONG = 600
+"""Seconds that a busy machine may take."""
+
+
+def document(folder: Path, name: str) -> dict[str, Any]:
+    """A job of one training worker."""
+    found = job(str(folder / "prompts.jsonl"), steps=STEPS, global_batch=16, optimizer={"lr": 1e-2})
+    found["name"] = name
+    found["workload"] |= {"objective": "grpo"}
+    found["data"] = {
+        "sources": [{"uri": str(folder / "prompts.jsonl"), "field": {"prompt": "question"}}],
+        "tokenizer": str(folder), "sequence_length": 64,
+    }  # fmt: skip
+    found["resources"] = {"workers": 1}
+    found["rollout"] = {"group": 4, "max_tokens": 40, "together": 1, "keep_every": 1}
+    found["rewards"] = [{"kind": "length", "length": {"least": 8, "most": 20, "margin": 10}}]
+    found["checkpoint"]["every"] = 3
+    return found
+
+
+@pytest.mark.slow
+def test_a_rollout_worker_goes_with_its_node_and_comes_with_another_and_changes_no_bit(
+    cluster: Cluster, new_node: Callable[[], None], tmp_path: Path
+) -> None:
+    """On two nodes of a processor each: one trains, the other generates and is lost. Meanwhile the ranks wait.
+
+    Asked for in AReaL#606.
+    """
+    lines = [json.dumps({"question": letters(n)}) for n in range(200)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+    write_tokenizer(tmp_path, template=False)
+    quiet, run = tmp_path / "quiet", tmp_path / "runs/lost"
+    drive_here(document(tmp_path, "lost"), str(quiet), tmp_path / "cache", gang=lambda: LocalGang([1]))
+    found = document(tmp_path, "lost")
+    found["data"]["cache"] = str(tmp_path / "cache")
+    found["rollout"]["workers"] = 1
+    slowed = ["--fault", "slow@0:2=8"]  # so that the run still goes on when the node is gone
+    path = write_job(tmp_path, found, "lost.yaml")
+    with started("run", path, "--address", cluster.address, *slowed, cwd=tmp_path) as process:
+        wait_for(lambda: status(run).get("step", 0) >= 1, "the first step", LONG)
+        (lost,) = (worker["node"] for worker in status(run)["rollout_workers"])
+        cluster.remove_node(
+            next(n for n in cluster.worker_nodes if n.node_ip_address == lost), allow_graceful=False
+        )
+        wait_for(lambda: not status(run).get("rollout_workers"), "its end", LONG)
+        new_node()
+        assert process.wait(timeout=LONG) == 0, (tmp_path / "output.txt").read_text()
+    assert curve(run) == curve(quiet)
+    assert weights(run, STEPS) == weights(quiet, STEPS)
+    assert {row["attempt"] for row in rows(run)} == {1}
+    for step in (1, 3, STEPS):
+        assert read_kept(str(run), step) == read_kept(str(quiet), step)
+    told = [event["reason"] for event in rows(run, "events.jsonl") if "rollout worker" in event["reason"]]
+    assert any(lost in line for line in told), told

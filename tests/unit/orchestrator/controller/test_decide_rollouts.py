@@ -1,0 +1,149 @@
+"""How many workers generate answers beside a gang, and which of their failures end it: a table of cases."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from cluster.workers.gang import Cause, RankStatus
+from orchestrator.config.outcome import Outcome
+from orchestrator.config.spec import JobSpec, parse
+from orchestrator.controller.decide import ROLLOUT_FAILURES, ROLLOUT_START, decide
+from orchestrator.controller.health import Failure
+from orchestrator.controller.state import Observation, Phase, Policy, State, Stop, policy_of
+from orchestrator.parallel.layout import Layout
+
+NOW = 10_000.0
+DEATH = Failure(NOW, 3, "rollout worker 1 on node-2", "process ended with exit code -9", Cause("exited", -9))
+RAISED = dataclasses.replace(DEATH, why="ValueError: no", cause=Cause("raised", name="ValueError"))
+WRONG_INPUT = dataclasses.replace(DEATH, why="InputError: no", cause=Cause("raised", name="E", kind="input"))
+
+
+def job(**changes: Any) -> JobSpec:
+    """A job of one or two workers, with one to three more that generate."""
+    document: dict[str, Any] = {
+        "name": "cases",
+        "workload": {"model": "gpt-tiny", "objective": "grpo"},
+        "data": {
+            "sources": [{"uri": "a.jsonl", "field": {"prompt": "q"}}],
+            "tokenizer": "t",
+            "sequence_length": 64,
+        },
+        "train": {"steps": 100, "global_batch": 24},
+        "rollout": {"max_tokens": 32, "together": 1, "workers": {"min": 1, "max": 3}},
+        "rewards": [{"kind": "length", "length": {"most": 4}}],
+        "resources": {"workers": {"min": 1, "max": 2}},
+        "checkpoint": {"export": None},
+    }
+    return parse(document | changes)
+
+
+JOB = job()
+SPARED = job(resources={"workers": {"min": 1, "max": 2}, "spares": 1})
+
+
+def policy(spec: JobSpec = JOB) -> Policy:
+    return policy_of(spec, lambda workers: Layout(dp=min(workers, 2)))
+
+
+def at(phase: Phase, dp: int = 2, **more: Any) -> State:
+    return State(phase=phase, **{"since": NOW - 1, "moved": NOW, "layout": Layout(dp=dp), "step": 7, **more})
+
+
+def ranks(dp: int = 2, step: int = 7, **more: Any) -> tuple[RankStatus, ...]:
+    return tuple(
+        RankStatus(n, f"node-{n}", n, "running", step, last_heartbeat=NOW, **more) for n in range(dp)
+    )
+
+
+def see(capacity: int, dp: int = 2, **more: Any) -> Observation:
+    return Observation(NOW, **{"prepared": True, "capacity": capacity, "ranks": ranks(dp), **more})
+
+
+@pytest.mark.parametrize(
+    ("state", "seen", "spec", "wanted"),
+    [
+        (at("train"), see(3), JOB, 1),
+        (at("train"), see(4), JOB, 2),
+        (at("train"), see(9), JOB, 3),
+        (at("train"), see(4), SPARED, 1),
+        (at("train"), see(2), JOB, 1),  # a node is gone: the least of them is asked for all the same
+        (at("train", dp=1), see(4, dp=1), JOB, 3),
+        (at("start"), see(4, ranks=()), JOB, 2),
+        (at("stop"), see(4, ranks=()), JOB, 2),  # they stay for the next gang
+        (at("wait", dp=1), see(4, ranks=()), JOB, 2),  # which may be larger
+        (at("stop", layout=Layout(tp=2)), see(4, ranks=()), JOB, 0),  # these need places on one node
+        (at("start", layout=Layout(tp=2)), see(4, ranks=()), JOB, 2),
+        (at("train", layout=Layout(tp=2), resizing="to grow"), see(4), JOB, 2),  # the ranks wait for answers
+        (State(phase="wait", since=NOW - 1), see(9, ranks=()), JOB, 3),
+        (State(phase="wait", since=NOW - 1), see(1, ranks=()), JOB, 0),
+        (State(phase="prepare"), see(9, ranks=(), prepared=False), JOB, 0),
+        (at("train"), see(9, stop=Stop("request", "x"), ranks=ranks()), JOB, 3),
+    ],
+)
+def test_they_get_the_room_that_training_leaves(
+    state: State, seen: Observation, spec: JobSpec, wanted: int
+) -> None:
+    assert decide(policy(spec), state, seen)[0].rollout_workers == wanted
+
+
+def test_a_gang_leaves_room_for_the_least_of_them() -> None:
+    first = State(phase="wait", since=NOW - 100)
+    state, action = decide(policy(), first, see(2, ranks=()))
+    assert action.do == "start"
+    assert state.layout == Layout(dp=1)
+    state, action = decide(policy(), first, see(1, ranks=()))
+    assert action.do == "wait"
+    assert action.reason == "room for 1 workers, and the smallest gang has 1 and 1 rollout worker"
+    late = dataclasses.replace(first, since=NOW - 601)
+    state, action = decide(policy(), late, see(1, ranks=()))
+    assert state.outcome == Outcome.FAILED
+    assert "waited 601 s for 1 workers and 1 rollout worker and there is room for 1" in state.reason
+
+
+def test_a_lost_one_is_no_fault_but_many_without_a_step_are() -> None:
+    lost = see(4, rollout_failures=(DEATH,), rollout_workers=1)
+    state, action = decide(policy(), at("train"), lost)
+    assert (state.phase, action.do, state.rollout_failures) == ("train", "watch", 1)
+    state, action = decide(
+        policy(), at("train", rollout_failures=2), dataclasses.replace(lost, ranks=ranks(step=8))
+    )
+    assert (action.do, state.rollout_failures) == ("watch", 1)  # a step was done since
+    state, action = decide(policy(), at("train", rollout_failures=ROLLOUT_FAILURES - 1), lost)
+    assert (state.phase, action.do, state.outcome) == ("stop", "halt", None)
+    assert action.fault is not None
+    assert action.fault.text.startswith("rollout worker 1 on node-2")
+    again = decide(policy(), dataclasses.replace(state, phase="wait"), see(4, ranks=()))[0]
+    assert (again.phase, again.rollout_failures) == ("start", 0)
+
+
+def test_one_that_raises_the_same_again_ends_the_run_and_wrong_input_does_at_once() -> None:
+    before = at("train", rollout_failures=ROLLOUT_FAILURES - 1)
+    raised = see(4, rollout_failures=(RAISED,))
+    state, _ = decide(policy(), before, raised)
+    assert state.outcome is None
+    again = dataclasses.replace(before, failures=state.failures)
+    assert decide(policy(), again, raised)[0].outcome == Outcome.FAILED
+    assert decide(policy(), at("train"), see(4, rollout_failures=(WRONG_INPUT,)))[0].outcome == Outcome.FAILED
+
+
+def test_a_gang_without_any_is_started_again() -> None:
+    state, action = decide(policy(), at("train"), see(3))
+    assert (action.do, state.no_rollouts) == ("watch", NOW)
+    late = dataclasses.replace(state, no_rollouts=NOW - ROLLOUT_START - 1)
+    assert decide(policy(), late, see(3, rollout_workers=1))[0].no_rollouts == 0
+    state, action = decide(policy(), late, see(3))
+    assert action.do == "halt"
+    assert action.fault is not None
+    assert action.fault.cause == Cause("unplaced")
+    assert action.fault.text == f"no rollout worker has run for {ROLLOUT_START + 1:.0f} s"
+
+
+def test_ranks_that_wait_for_answers_do_not_hang_while_a_token_comes() -> None:
+    waiting = ranks(waiting=True)
+    still = at("train", moved=NOW - 1000, waited=True)
+    assert decide(policy(), still, see(3, ranks=waiting, rollout_workers=1))[1].do == "halt"
+    alive = see(3, ranks=waiting, rollout_workers=1, rollouts_moved=NOW - 5)
+    assert decide(policy(), still, alive)[1].do == "watch"

@@ -1,0 +1,127 @@
+"""The queue of work between ranks and rollout workers, over real sockets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from orchestrator.train.rollouts import work_queue
+from orchestrator.train.rollouts.work_queue import QueueClient, RolloutQueue, worker_name
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> Iterator[RolloutQueue]:
+    monkeypatch.setattr(work_queue, "LOOK", 0.05)
+    found = RolloutQueue("127.0.0.1")
+    yield found
+    found.close()
+
+
+def client(queue: RolloutQueue, worker: str = "") -> QueueClient:
+    return QueueClient(queue.address, queue.token, worker)
+
+
+class Asking:
+    """A rank that asks for units in a thread."""
+
+    def __init__(self, queue: RolloutQueue, attempt: int, *names: str) -> None:
+        self.found: dict[str, Any] = {}
+        self.error: OSError | None = None
+        self._asked = (client(queue), attempt, {name: {"unit": name} for name in names})
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._thread.start()
+
+    def _ask(self) -> None:
+        rank, attempt, units = self._asked
+        try:
+            self.found = rank.answers(attempt, units)
+        except OSError as error:
+            self.error = error
+
+    def join(self) -> None:
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+def taken(worker: QueueClient) -> work_queue.Work:
+    while (work := worker.take()) is None:
+        pass
+    return work
+
+
+def test_answers_reach_the_rank_that_asked_whoever_generates_them(queue: RolloutQueue) -> None:
+    queue.servers = [{"node": "a", "address": "b"}]
+    asked = [Asking(queue, 1, "0", "1"), Asking(queue, 1, "2")]
+    workers = [client(queue, "x"), client(queue, "y")]
+    done = 0
+    while done < 3:
+        work = workers[done % 2].take()
+        if work is None:
+            continue
+        assert work.content == {"unit": work.name}
+        workers[done % 2].give(work.name, [work.name * 3])
+        done += 1
+    for each in asked:
+        each.join()
+    assert asked[0].found == {"0": ["000"], "1": ["111"]}
+    assert asked[1].found == {"2": ["222"]}
+    assert workers[0].take() is None
+    assert workers[0].servers() == [{"node": "a", "address": "b"}]
+
+
+@pytest.mark.parametrize("how", ["it dies", "its machine is lost"])
+def test_the_unit_of_a_lost_worker_goes_to_another(how: str, queue: RolloutQueue) -> None:
+    asked = Asking(queue, 1, "0")
+    name = worker_name("10.0.0.1", 7)
+    lost, other = client(queue, name), client(queue, worker_name("10.0.0.1", 8))
+    work = taken(lost)
+    assert other.take() is None
+    if how == "it dies":
+        lost.close()
+    else:
+        queue.forget(name)
+    again = taken(other)
+    assert again == work
+    other.give(again.name, 5)
+    asked.join()
+    assert asked.found == {"0": 5}
+    late = client(queue, "z")
+    assert not late.is_wanted("0")
+    late.give("0", 6)  # of a worker that was only slow; nobody waits for it
+
+
+def test_what_an_earlier_attempt_asked_for_is_forgotten_and_refused(queue: RolloutQueue) -> None:
+    first = Asking(queue, 1, "old")
+    worker = client(queue, "x")
+    work = taken(worker)
+    assert worker.is_wanted(work.name)
+    second = Asking(queue, 2, "new")
+    first.join()
+    assert first.error is not None
+    assert not worker.is_wanted(work.name)
+    worker.give(work.name, 1)
+    worker.give(taken(worker).name, 2)
+    second.join()
+    assert second.found == {"new": 2}
+    zombie = Asking(queue, 1, "older")
+    zombie.join()
+    assert zombie.error is not None
+
+
+def test_what_a_rank_asked_for_goes_with_it(queue: RolloutQueue) -> None:
+    """Its weights are replaced soon, and a worker that looked for them would fail."""
+    rank, worker = client(queue), client(queue, "x")
+    rank._do("ask", b'{"0": "{}"}', attempt=1)
+    assert worker.is_wanted("0")
+    rank.close()
+    while worker.is_wanted("0"):
+        pass
+    assert worker.take() is None
+
+
+def test_a_wrong_token_is_refused(queue: RolloutQueue) -> None:
+    with pytest.raises(OSError, match=r"."):
+        QueueClient(queue.address, "guess", "x").take()
