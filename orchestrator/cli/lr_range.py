@@ -29,7 +29,7 @@ def run_lr_range(
 ) -> Outcome:
     """Run a range test of a job in a directory of its own, show what it found, and return how its training ended.
 
-    A loss that is no number is a result, and no failure. Raises InputError.
+    A loss that is not a number is a result, not a failure. Raises InputError.
     """
     from orchestrator.launch.start_run import run as drive
     from orchestrator.observe.console import ProgressDisplay
@@ -50,7 +50,7 @@ def run_lr_range(
 
 
 def has_diverged(directory: RunDir) -> bool:
-    """Return whether the last fault of the test is a loss or a gradient that is no number."""
+    """Return whether the last fault of the test is a loss or a gradient that is not a number."""
     from orchestrator.storage.row_line import EVENTS
 
     causes = [event["cause"] for event in directory.rows(EVENTS) if event.get("cause")]

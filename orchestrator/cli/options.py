@@ -124,7 +124,7 @@ def jobs_of(path: Path, overrides: list[str] | None, seeds: int | None = None) -
     if seeds is not None:
         if isinstance(found, ChainSpec):
             hint = "set the key seed of its stages"
-            raise InputError("takes one job, and this is a chain of jobs", "--seeds", hint)
+            raise InputError("takes one job, but this is a chain of jobs", "--seeds", hint)
         found = chain_of_seeds(found.document(), seeds)
     return found.with_paths(Path.cwd()) if isinstance(found, ChainSpec) else resolve_paths(found, Path.cwd())
 

@@ -140,7 +140,7 @@ class EvaluateSpec(StrictModel):
             )
         if self.is_beside and not has_sets:
             return (
-                "evaluate.where beside needs held-out text, and this job has none; leave it out, tasks come after "
+                "evaluate.where beside needs held-out text, but this job has none; leave it out, tasks come after "
                 "training"
             )
         if self.answers and workload.objective not in REWARDED:

@@ -169,7 +169,7 @@ class OptimizerSpec(StrictModel):
     def only_a_range_test_has_a_first_rate(self) -> OptimizerSpec:
         if self.schedule != "range_test" and not self.at_default("first_lr"):
             raise ValueError(
-                f"first_lr is for schedule range_test, and this is {self.schedule}; remove it, or set warmup"
+                f"first_lr is for schedule range_test, but this is {self.schedule}; remove it, or set warmup"
             )
         return self
 

@@ -226,7 +226,7 @@ def facts(columns: Sequence[Column]) -> list[tuple[str, list[str]]]:
             (name, [_with_deviation(column.spread(value)) for column in columns])
             for name, value in losses(columns).items()
         ),
-        mean(f"{read} a second", lambda run: run.found["measured"]["tokens_per_second"], count),
+        mean(f"{read} per second", lambda run: run.found["measured"]["tokens_per_second"], count),
         mean("a step", lambda run: run.found["measured"]["step_seconds"], duration),
         mean("MFU", lambda run: run.found["mfu"], _share),
         mean("wall time", lambda run: run.found["ledger"]["wall_seconds"], duration),
