@@ -220,7 +220,7 @@ def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(sinks_check, "find_spec", lambda library: None)
     with pytest.raises(InputError, match=r"sinks.wandb.*needs the library wandb.*\[sinks\]"):
         check_sinks(job(wandb={"project": "p"}).sinks)
-    with pytest.raises(InputError, match="no http or https URL"):
+    with pytest.raises(InputError, match="not an http or https URL"):
         job(opentelemetry={"endpoint": "collector:4317"})
     check_sinks(job().sinks)
 
