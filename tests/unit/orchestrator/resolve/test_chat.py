@@ -132,7 +132,9 @@ def test_an_answer_ends_at_the_token_behind_it(tmp_path: Path) -> None:
     assert Chat(TEMPLATE.replace("<|endoftext|>", ":"), {}, tokenizer).ends == frozenset()
     failing = Chat("{{ raise_exception('no turns') }}", {}, tokenizer)
     assert failing.ends == frozenset()
-    with pytest.raises(InputError, match=r"data.chat_template: cannot write a user message .the chat template fails: no turns.; fix"):
+    with pytest.raises(
+        InputError, match=r"cannot write a user message .the chat template fails: no turns.; fix"
+    ):
         failing.row("a")
     assert spoken(tokenizer, ids("c d"), failing) == "c d"
 
