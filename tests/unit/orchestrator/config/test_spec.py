@@ -324,6 +324,7 @@ REWRITTEN = {
     "CleanStep": "one value stands for a mapping of it",
     "AdapterSpec": "one value stands for a list of it",
     "ResourceSpec": "one value stands for a mapping of it",
+    "RolloutSpec": "one value stands for a mapping of it",
     "TrainSpec": "one value stands for a mapping of it",
     "JobSpec": "own samples have one objective alone",
     "DataSpec": "what text needs and own samples do without; streaming has one shuffle alone",

@@ -131,7 +131,7 @@ def test_a_run_that_has_begun_is_checked_in_the_format_of_its_data(tmp_path: Pat
     before = DataManifest("", "<u2", "tokenizer.json", 12, {"eos": 0}, (), (), 0, 0, 0, 0.0, 0.0, format=5)
     (tmp_path / "cache" / "old").mkdir(parents=True)
     manifest.write(DataFolder(str(tmp_path / "cache" / "old")), before)
-    commit = CommitManifest(4, 0, "", "", {"data": "/gone/old"}, 1, {}, {})
+    commit = CommitManifest(4, 0, "", "", {"data": "/gone/old"}, 1, {}, {}, (), {}, 2)
     place = prepared_before(spec.data, run, commit)
     assert place == str(tmp_path / "cache" / "old")
     assert format_at(place) == 5

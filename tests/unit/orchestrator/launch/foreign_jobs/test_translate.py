@@ -155,7 +155,7 @@ def test_the_script_of_a_trainer() -> None:
     assert job["train"]["optimizer"]["warmup"] == 3
     assert job["train"]["optimizer"]["schedule"] == "constant"
     assert job["name"] == "small-dpo"
-    assert "checkpoint export RUN --push USER/NAME" in dict(found.left)["push_to_hub"]
+    assert "checkpoint.push" in dict(found.left)["push_to_hub"]
 
 
 def test_torchtitan() -> None:
