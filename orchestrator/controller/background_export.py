@@ -12,6 +12,7 @@ from cluster.workers.cluster import Cluster, RemoteTask
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.resolve_checkpoint import read_chosen
+from orchestrator.config.errors import InputError
 from orchestrator.evaluate.config import EvaluateSpec
 from orchestrator.evaluate.on_tasks import evaluate_commit_on_tasks
 from orchestrator.export import hub
@@ -180,6 +181,14 @@ class BackgroundExport:
     def failed(self, step: int) -> str:
         """Return why the export of a run that ends at `step` failed; empty if it did not."""
         return self._failures.get(self._last(step), "")
+
+    def check_push(self) -> None:
+        """Tell of a push that will not be possible, such as for want of a token here, while training is young."""
+        if self._checkpoint.push is not None:
+            try:
+                hub.check_push(self._checkpoint.push, self._target, "checkpoint.push")
+            except InputError as problem:
+                self._tell(f"the export will not be pushed: {problem}")
 
     def published(self, step: int) -> None:
         """Note a new commit. It is exported if the job wants an export of each."""

@@ -215,6 +215,20 @@ def test_what_was_exported_beside_training_is_pushed_at_the_end(run: RunDir) -> 
     assert asked == ["export_commit", "push"]
 
 
+@pytest.mark.parametrize("token", [None, "hf_x"])
+def test_a_missing_token_is_told_while_training_is_young(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, token: str | None
+) -> None:
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: token)
+    told = list[str]()
+    exports, _ = pushing(run, Upload(None), told)
+    exports.check_push()
+    assert len(told) == (token is None)
+    assert token or "the export will not be pushed: checkpoint.push: there is no token of the Hub" in told[0]
+
+
 @pytest.mark.parametrize(
     ("push", "export_to", "wanted"),
     [
