@@ -125,8 +125,15 @@ def jobs_of(path: Path, overrides: list[str] | None, seeds: int | None = None) -
         if isinstance(found, ChainSpec):
             hint = "set the key seed of its stages"
             raise InputError("takes one job, but this is a chain of jobs", "--seeds", hint)
+        if found.tune is not None:
+            note_of_search("--seeds")
         found = chain_of_seeds(found.document(), seeds)
     return found.with_paths(Path.cwd()) if isinstance(found, ChainSpec) else resolve_paths(found, Path.cwd())
+
+
+def note_of_search(option: str) -> None:
+    """Say that an option leaves out the search that the job has under `tune`."""
+    print(f"note: {option} searches nothing: the job's key tune is left out", file=sys.stderr)
 
 
 def _with_what_is_missing(problem: WrongKeys) -> InputError:

@@ -94,9 +94,8 @@ def run(
     if lr_range is not None:
         from orchestrator.cli.lr_range import refuse_beside, run_lr_range
 
-        refuse_beside(
-            {"--until": until is not None, "--smoke": smoke, "--dry-run": dry_run, "--seeds": bool(seeds)}
-        )
+        given = {"--until": until, "--smoke": smoke, "--dry-run": dry_run, "--seeds": seeds, "--fault": fault}
+        refuse_beside({name: value not in (None, False) for name, value in given.items()})
     if isinstance(spec, ChainSpec):
         if until is not None or smoke or lr_range:
             option = "--until" if until is not None else "--smoke" if smoke else "--lr-range"
@@ -109,7 +108,15 @@ def run(
         return
     if lr_range is not None:
         raise typer.Exit(
-            run_lr_range(spec.document(), lr_range, run_dir, address, how=progress, as_json=as_json).exit_code
+            run_lr_range(
+                spec.document(),
+                lr_range,
+                run_dir,
+                address,
+                priority=priority,
+                how=progress,
+                as_json=as_json,
+            ).exit_code
         )
     if smoke:
         spec = smoke_of(spec)

@@ -239,8 +239,17 @@ def chain_of_seeds(job: Mapping[str, Any], count: int) -> ChainSpec:
     """Return a chain that runs one job, given as a document with all of its keys, under `count` seeds: the job's seed
     and those after it, a stage for each.
 
-    Raises InputError if the names become too long, or all seeds would be exported to one folder.
+    Raises InputError if the names become too long, the job continues another run, or all seeds would write to one
+    place.
     """
+    if job["train"]["continue_from"] is not None:
+        hint = "begin with its weights: replace train.continue_from by workload.init_from"
+        raise InputError("trains each seed from its beginning, and this job continues a run", "--seeds", hint)
+    places = [("checkpoint", "export_to"), ("checkpoint", "push"), ("tracking", "register_as")]
+    for section, key in places:
+        if place := (job[section] or {}).get(key):
+            hint = f"leave it out with `--set {section}.{key}=null`, and export the seed that you choose"
+            raise InputError(f"all seeds would write to {place}", f"--seeds: {section}.{key}", hint)
     seeds = range(job["seed"], job["seed"] + count)
     stages = [{"name": seed_name(seed), "seed": seed} for seed in seeds]
     own = {"name": f"{job['name']}{OF_SEEDS}", "tune": None, STAGES: stages}

@@ -11,11 +11,11 @@ from typing import Any
 from cluster.workers.cluster import Cluster, RemoteTask
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.config import CheckpointSpec
-from orchestrator.checkpoint.identity import read_job
 from orchestrator.checkpoint.resolve_checkpoint import read_chosen
 from orchestrator.config.errors import InputError
 from orchestrator.evaluate.config import EvaluateSpec
 from orchestrator.evaluate.on_tasks import evaluate_commit_on_tasks
+from orchestrator.export import hub
 from orchestrator.export import hugging_face as export
 from orchestrator.export.target import mark_of
 from orchestrator.storage.row_types import EvaluationRow
@@ -94,6 +94,8 @@ def in_words(row: EvaluationRow) -> str:
 
 LONGEST = 7200.0
 """Seconds that an export may take. That is enough for a hundred billion parameters at 200 MB per second."""
+LONGEST_PUSH = 7200.0
+"""Seconds that the upload of an export may take."""
 OF_THE_FOLDER = ("receipt", "run", "evaluation", "files")
 """Keys of export.json that `export` does not return."""
 
@@ -117,25 +119,6 @@ def export_commit(run_uri: str, step: int, target: str) -> dict[str, Any]:
     return read_chosen(Store(RunDir(run_uri).commits), None, write, choose)
 
 
-def export_and_push(run_uri: str, step: int, target: str, best: bool) -> dict[str, Any]:
-    """Export a commit and upload the export to the private repository of the Hub that the run's job names.
-
-    For the arguments and the result see `export`. It also has `pushed`, the address, or `not_pushed`, why the Hub has
-    no export.
-    """
-    from orchestrator.export import hub
-
-    done = export.export(run_uri, step, target, best)
-    try:
-        job = read_job(RunDir(run_uri))
-        repo = job.checkpoint.push if job is not None else None
-        if repo is None:
-            raise InputError("names no repository", "checkpoint.push", "set it to USER/NAME")
-        return done | {"pushed": hub.push(target, repo, private=True)}
-    except Exception as error:  # any error, since the export itself has succeeded
-        return done | {"not_pushed": " ".join(str(error).split())[:400]}
-
-
 @dataclass(frozen=True)
 class Wanted:
     """The checkpoint to export: the one at `step`, or with `best` the best one up to there."""
@@ -145,10 +128,13 @@ class Wanted:
 
 
 class BackgroundExport:
-    """Exports commits of a run to the folder that its job names.
+    """Exports commits of a run to the folder that its job names, and pushes the last export if the job wants that.
+
+    A push that fails, or takes too long, is reported and does not fail the run.
 
     Attributes:
-        done: what `export` returned for the last export, empty before the first.
+        done: what `export` returned for the last export, empty before the first. After a push also `pushed`, the
+            address, or `not_pushed`, why the Hub has no export.
         tasks: evaluates the tasks of the job after the last export.
     """
 
@@ -160,7 +146,7 @@ class BackgroundExport:
         run: RunDir,
         tell: Callable[..., None],
     ) -> None:
-        """`tell` gets a line about each export that failed."""
+        """`tell` gets a line about each export that failed, and about the push."""
         self._cluster = cluster
         self._checkpoint = checkpoint
         self._run = run
@@ -174,23 +160,35 @@ class BackgroundExport:
         """The mark of the target folder before it, see `mark_of`."""
         self._failures: dict[Wanted, str] = {}
         """Why exports failed."""
+        self._push: RemoteTask | None = None
+        """The push in progress."""
+        self._push_began = 0.0
+        """The monotonic time at which it began."""
         self._exported: Wanted | None = None
         """The last successful export."""
         self.done: dict[str, Any] = {}
         self.tasks = FinalTasks(cluster, checkpoint, evaluate, run, tell)
 
     def has_last(self, step: int) -> bool:
-        """Whether the last export is the final model of a run that ends at `step`."""
-        return self._exported == self._last(step) and self._is_pushed
+        """Whether the last export is the final model of a run that ends at `step`, and a push of it has ended."""
+        return self._exported == self._last(step) and self._push_has_ended
 
     @property
-    def _is_pushed(self) -> bool:
-        """Whether the last export was to be pushed and that was tried, or nothing is to be pushed."""
+    def _push_has_ended(self) -> bool:
+        """Whether the last export is pushed, or that failed, or nothing is to be pushed."""
         return self._checkpoint.push is None or bool(self.done.keys() & {"pushed", "not_pushed"})
 
     def failed(self, step: int) -> str:
         """Return why the export of a run that ends at `step` failed; empty if it did not."""
         return self._failures.get(self._last(step), "")
+
+    def check_push(self) -> None:
+        """Tell of a push that will not be possible, such as for want of a token here, while training is young."""
+        if self._checkpoint.push is not None:
+            try:
+                hub.check_push(self._checkpoint.push, self._target, "checkpoint.push")
+            except InputError as problem:
+                self._tell(f"the export will not be pushed: {problem}")
 
     def published(self, step: int) -> None:
         """Note a new commit. It is exported if the job wants an export of each."""
@@ -198,8 +196,15 @@ class BackgroundExport:
             self._advance(Wanted(step), beside=True)
 
     def advance(self, step: int) -> None:
-        """Start or continue the export of a run that ends at `step`: its last commit, or the best by an evaluation."""
-        self._advance(self._last(step))
+        """Start or continue the export of a run that ends at `step`, and then its push.
+
+        It exports the last commit, or the best by an evaluation.
+        """
+        last = self._last(step)
+        if self._exported != last:
+            self._advance(last)
+        if self._exported == last:
+            self._advance_push()
 
     def _last(self, step: int) -> Wanted:
         return Wanted(step, best=self._checkpoint.best_metric is not None)
@@ -209,7 +214,8 @@ class BackgroundExport:
         self._failures.clear()
 
     def settle(self, step: int) -> bool:
-        """Stop the export in progress. Return whether the final model of a run that ends at `step` is exported.
+        """Stop the export or the push in progress. Return whether the final model of a run that ends at `step` is
+        exported.
 
         A stopped export may already have published its folder; the folder's mark tells.
         """
@@ -217,35 +223,54 @@ class BackgroundExport:
             wanted, task = self._task
             if task.done():
                 self._advance(wanted)
-                return self.has_last(step)
-            self.stop()
-            # Whether a stopped push has ended is unknown, so the next command exports and pushes again.
-            if self._checkpoint.push is None and (mark := mark_of(self._target)) not in (
-                "",
-                self._mark_before,
-            ):
-                facts = json.loads(mark)
-                self.done = {"uri": self._target, "sample": None}
-                self.done |= {key: value for key, value in facts.items() if key not in OF_THE_FOLDER}
-                self._exported = wanted if wanted.best else Wanted(facts["step"])
+            else:
+                self.stop()
+                if (mark := mark_of(self._target)) not in ("", self._mark_before):
+                    facts = json.loads(mark)
+                    self.done = {"uri": self._target, "sample": None}
+                    self.done |= {key: value for key, value in facts.items() if key not in OF_THE_FOLDER}
+                    self._exported = wanted if wanted.best else Wanted(facts["step"])
+        if self._exported == self._last(step):
+            self._advance_push(stop=True)
         return self.has_last(step)
 
     def stop(self) -> None:
-        """Stop the export and the evaluation in progress, if any. A stopped export leaves its target unchanged."""
+        """Stop the export, push and evaluation in progress. A stopped export leaves its target unchanged."""
         self.tasks.stop()
+        if self._push is not None:
+            self._push.cancel()
+            self._push = None
         if self._task is not None:
             _, task = self._task
             task.cancel()
             self._task = None
 
-    def _tell_of_push(self) -> None:
-        """Tell whether the last export has been pushed, if it was to be."""
+    def _advance_push(self, stop: bool = False) -> None:
+        """Start the push of the last export, or take its result if it has ended. With `stop` it ends now."""
         repo = self._checkpoint.push
-        if "pushed" in self.done:
-            self._tell(f"the export is pushed to {self.done['pushed']}")
-        elif why := self.done.get("not_pushed"):
+        if repo is None or self._push_has_ended:
+            return
+        try:
+            if self._push is None and not stop:
+                self._tell(f"step {self.done['step']} is exported; the export is now pushed to {repo}")
+                self._push_began = time.monotonic()
+                self._push = self._cluster.run_task(hub.push, self._target, repo, True, True)
+                return
+            if self._push is not None and self._push.done():
+                self.done |= {"pushed": self._push.result()}
+                self._tell(f"the export is pushed to {self.done['pushed']}")
+            elif stop:
+                raise TimeoutError("the run is stopped before the push is done")
+            elif time.monotonic() - self._push_began > LONGEST_PUSH:
+                raise TimeoutError(f"it was not done after {LONGEST_PUSH:.0f} s")
+            else:
+                return
+        except Exception as error:  # any error, since the export itself has succeeded
+            why = " ".join(str(error).split())[:400] or type(error).__name__
+            self.done |= {"not_pushed": why}
             again = f"`orchestrator checkpoint export {self._run.uri} --push {repo}` does it"
             self._tell(f"the export is not pushed: {why}; {again}")
+        self.stop()
 
     def _advance(self, wanted: Wanted, beside: bool = False) -> None:
         """Take the result of an export that has ended, and start the wanted one unless one is in progress.
@@ -266,7 +291,6 @@ class BackgroundExport:
                 self.done = task.result()
                 self._exported = exported if exported.best else Wanted(self.done["step"])
                 self._failures.pop(exported, None)
-                self._tell_of_push()
             except Exception as error:  # any error, since training continues
                 why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
                 self._failures[exported] = why
@@ -275,9 +299,7 @@ class BackgroundExport:
                     return
             finally:
                 self._task = None
-        # What was exported beside training is not pushed yet.
-        is_done = self._exported == wanted and (beside or self._is_pushed)
-        if is_done or (beside and self._exported and wanted.step < self._exported.step):
+        if self._exported == wanted or (beside and self._exported and wanted.step < self._exported.step):
             return
         self._began = time.monotonic()
         self._mark_before = mark_of(self._target)
@@ -286,8 +308,6 @@ class BackgroundExport:
         target = self._target
         if beside:
             task = self._cluster.run_task(export_commit, uri, step, target)
-        elif self._checkpoint.push is not None:
-            task = self._cluster.run_task(export_and_push, uri, step, target, wanted.best)
         else:
             task = self._cluster.run_task(export.export, uri, step, target, wanted.best)
         self._task = (wanted, task)

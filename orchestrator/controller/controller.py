@@ -457,6 +457,7 @@ class Controller:
         machines = self._workers.machines()
         fields, problem = market(self._spec.limits, machines, history.training_began(attempt))
         self._event("train", f"the first step of attempt {attempt} is done{problem}", **fields)
+        self._exports.check_push()
 
     def _halt(self, history: RunHistory, action: Action, before: State) -> None:
         """Stop the gang. After a fault, also record which steps must be repeated."""

@@ -43,13 +43,19 @@ def check_push(repo: str, target: str, where: str = WHERE, needs_token: bool = T
         raise InputError("there is no token of the Hub", where, "set HF_TOKEN, or run `hf auth login`")
 
 
-def push(folder: str, repo: str, private: bool) -> str:
+def push(folder: str, repo: str, private: bool, must_be_private: bool = False) -> str:
     """Upload a checked export, and return its address. A repository that is not there is made.
 
     Files of an earlier push that the export does not have stay. The token comes from the environment.
 
+    Args:
+        folder: the export.
+        repo: the repository, USER/NAME.
+        private: whether a repository that is made is private. One that is there stays as it is.
+        must_be_private: whether a repository that is there and public is refused.
+
     Raises:
-        InputError: there is no export, or the Hub refuses the token or the repository.
+        InputError: there is no export, or the Hub refuses the token or the repository, or it is public.
         RuntimeError: the Hub does not answer.
     """
     from huggingface_hub import HfApi
@@ -64,6 +70,10 @@ def push(folder: str, repo: str, private: bool) -> str:
     api = HfApi()
     try:
         address = api.create_repo(repo, private=private, exist_ok=True)
+        # The Hub leaves a repository that is there as it is.
+        if must_be_private and not api.repo_info(repo).private:
+            hint = "make it private in its settings, or name another"
+            raise InputError("is public, and only a private repository is pushed to", repo, hint)
         api.upload_folder(
             repo_id=repo, folder_path=place, commit_message=message, allow_patterns=list(facts["files"])
         )
@@ -75,6 +85,8 @@ def push(folder: str, repo: str, private: bool) -> str:
                 f"the Hub refuses it ({line})", f"{WHERE} {repo}", "check the token's rights"
             ) from None
         raise RuntimeError(f"the Hub did not take {repo} ({line}); the export is in {folder}") from None
+    except InputError:
+        raise
     except Exception as error:  # each version of huggingface_hub has the errors of another HTTP library
         line = redact_message(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
         raise RuntimeError(f"the Hub did not take {repo} ({line}); the export is in {folder}") from None

@@ -160,11 +160,12 @@ def _has_steps_left(
 
 
 def _lacks_export(checkpoint: CheckpointSpec, run_dir: RunDir, summary: dict[str, Any]) -> bool:
-    """Whether the job asks for an export that the run has not made, by its summary."""
+    """Whether the job asks for an export that the run has not made or not pushed, by its summary."""
     before = read_job(run_dir)
     if checkpoint.export is None:
         return False
-    if not summary.get("export"):
+    made = summary.get("export")
+    if not made or (checkpoint.push is not None and "not_pushed" in made):
         return True
     return before is not None and any(
         getattr(checkpoint, key) != getattr(before.checkpoint, key) for key in OF_THE_EXPORT

@@ -14,6 +14,7 @@ from typing import Any
 
 from orchestrator.checkpoint.config import NO_EXPORT
 from orchestrator.config.errors import InputError
+from orchestrator.config.records import REWARDED
 from orchestrator.config.spec import JobSpec, parse
 
 OPTION = "--lr-range"
@@ -49,7 +50,7 @@ class RangeTest:
         suggested: the rate at which the smoothed loss falls fastest per factor of the rate, below that of the least
             loss; None if it never falls.
         lowest: the rate of the least smoothed loss.
-        diverged: the rate from which the loss has diverged, or was no number; None if it did not.
+        diverged: the rate from which the loss has diverged, or it or the gradient was no number; None if neither.
     """
 
     rates: list[float]
@@ -111,8 +112,11 @@ def job_of_range(job: Mapping[str, Any], wanted: RateRange) -> JobSpec:
         wanted: the rates and the steps.
 
     Raises:
-        InputError: the job continues another run.
+        InputError: the job continues another run, or learns from rewards.
     """
+    if (objective := job["workload"]["objective"]) in REWARDED:
+        hint = "try rates with `orchestrator tune` and the metric reward"
+        raise InputError(f"the loss of {objective} does not say how well it learns", OPTION, hint)
     if job["train"]["continue_from"] is not None:
         hint = "begin with its weights: replace train.continue_from by workload.init_from"
         raise InputError("begins anew, and this job continues another run", OPTION, hint)
@@ -139,19 +143,32 @@ def job_of_range(job: Mapping[str, Any], wanted: RateRange) -> JobSpec:
     return parse(document, OPTION)
 
 
-def found_in(rows: Sequence[dict[str, Any]]) -> RangeTest:
-    """Return what the rows of the steps of a range test say, in order. Raises InputError if they are too few."""
+def found_in(rows: Sequence[dict[str, Any]], unstable: bool = False) -> RangeTest:
+    """Return what a range test found.
+
+    Args:
+        rows: those of its steps, in order. A step whose loss or gradient is no number has none.
+        unstable: whether such a step came after the last one.
+
+    Raises:
+        InputError: they are too few, or rows of steps are missing.
+    """
+    steps = [row["step"] for row in rows]
+    if missing := sorted(set(range(1, max(steps, default=0) + 1)).difference(steps)):
+        what = f"the rows of {len(missing)} steps are missing, the first of step {missing[0]}"
+        raise InputError(what, OPTION, "run the test again")
+    # The rate rises by equal factors.
+    after = [float(row["lr"]) for row in rows[-2:]]
     rows = [row for row in rows if row.get("loss") is not None]
     rates = [float(row["lr"]) for row in rows]
     losses = [float(row["loss"]) for row in rows]
-    finite = next((n for n, loss in enumerate(losses) if not math.isfinite(loss)), len(losses))
-    if finite < LEAST_STEPS // 2:
-        what = f"the loss is a number in {finite} steps only"
+    if len(losses) < LEAST_STEPS // 2:
+        what = f"the loss is a number in {len(losses)} steps only"
         raise InputError(what, OPTION, "begin with a lower rate, or see the run's report")
-    smoothed = _smoothed(losses[:finite])
+    smoothed = _smoothed(losses)
     end = _end(smoothed)
     kept = smoothed[:end]
-    diverged = rates[end] if end < len(rates) else None
+    diverged = rates[end] if end < len(rates) else after[1] ** 2 / after[0] if unstable else None
     least = min(range(end), key=kept.__getitem__)
     # Up to the least loss: after it the loss may rise, and fall again from higher, at rates that are too large.
     slopes = [_slope(rates, kept, n) for n in range(1, least)]

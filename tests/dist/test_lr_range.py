@@ -36,6 +36,7 @@ def test_rates_rise_in_a_run_and_one_is_suggested(tmp_path: Path, capsys: pytest
     said = json.loads(capsys.readouterr().out)
     assert len(said["rates"]) == len(found)
     assert said["diverged"] is not None
+    assert said["diverged"] <= wanted[len(found)] * (1 + 1e-9)
     assert said["suggested"] is None or 1e-5 <= said["suggested"] < said["diverged"]
     assert math.isfinite(said["lowest"])
     assert "<svg" in (Path(run.uri) / "lr-range.html").read_text()

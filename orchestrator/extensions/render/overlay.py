@@ -45,8 +45,9 @@ def merged(document: Any, overlay: Any, where: str = "") -> Any:
     """Return a document with an overlay merged in: a JSON merge patch (RFC 7396), except that named entries merge.
 
     - A mapping is merged key by key. A null removes the key.
-    - A list whose entries have names, in both, is merged by these: the same name merges, a new one is added.
-    - Anything else replaces what was there. For a list a note says so.
+    - A list whose entries have names, in both and each its own, is merged by these: the same name merges, a new one is
+      added.
+    - Anything else replaces what was there, without its nulls. For a list a note says so.
 
     Args:
         document: what was rendered.
@@ -54,7 +55,7 @@ def merged(document: Any, overlay: Any, where: str = "") -> Any:
         where: the path of both within the file, for messages.
 
     Raises:
-        InputError: the overlay names a worker group that was not rendered.
+        InputError: the overlay names a worker group that was not rendered, or a name is no text.
     """
     if isinstance(document, Mapping) and isinstance(overlay, Mapping):
         result = dict(document)
@@ -68,14 +69,32 @@ def merged(document: Any, overlay: Any, where: str = "") -> Any:
         return merged({}, overlay, where)  # removes nulls
     if isinstance(document, list) and isinstance(overlay, list) and document:
         for key in ENTRY_KEYS:
-            if _has_names(document, key) and _has_names(overlay, key):
-                return _merged_by_name(document, overlay, key, where)
+            if _has_names(document, key) and all(
+                isinstance(each, Mapping) and key in each for each in overlay
+            ):
+                if wrong := [each[key] for each in overlay if not isinstance(each[key], str)]:
+                    hint = f"give each entry a text as {key}"
+                    raise InputError(f"{wrong[0]!r} is no {key}", f"--overlay: {where}", hint)
+                if _has_names(overlay, key):
+                    return _merged_by_name(document, overlay, key, where)
         note(f"{where}: the overlay's list replaces {len(document)} rendered entries")
-    return overlay
+    return _without_nulls(overlay)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return what an overlay's list holds without nulls at any depth."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value if each is not None]
+    return value
 
 
 def _has_names(entries: Sequence[Any], key: str) -> bool:
-    return all(isinstance(entry, Mapping) and key in entry for entry in entries)
+    """Return whether each entry has a name of its own under the key."""
+    names = [entry.get(key) for entry in entries if isinstance(entry, Mapping)]
+    texts = {name for name in names if isinstance(name, str)}
+    return len(texts) == len(entries)
 
 
 def _merged_by_name(

@@ -6,12 +6,15 @@ Runs that differ by seed alone are one column, with means and a band of one stan
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.checkpoint.identity import read_job
+from orchestrator.checkpoint.commit_store import Store
+from orchestrator.checkpoint.identity import BASE, CLEANED_BY, CODE, SHARDS, TEACHER, read_job, teacher_of
 from orchestrator.config.chain import seed_name
 from orchestrator.config.errors import InputError
 from orchestrator.config.loss_unit import loss_unit, read_unit
@@ -41,18 +44,27 @@ Fact = tuple[str, list[str]]
 """The name of a figure, and its text in each column."""
 NAME = "name"
 SEED = "seed"
-CACHE = "data.cache"
-"""Where the same prepared data lies. A chain names the place that its runs have by default."""
+NO_NUMBERS = ("data.cache", "limits.", "resources.", "tracking.", "sinks", "notify")
+"""How keys begin that do not decide what a run computes. A chain names the cache that its runs have by default."""
+ORIGINS = {
+    "own code": CODE,
+    "own code that cleaned": CLEANED_BY,
+    "digest of the data": SHARDS,
+    "pretrained weights": BASE,
+    "weights of the teacher": TEACHER,
+}
+"""What a commit says of its run beside the job, and where in its meta."""
 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run: its label, summary, flat job, and the points of each of its curves."""
+    """A run: its label, summary, flat job, the points of each of its curves, and what its commits say of ORIGINS."""
 
     label: str
     found: dict[str, Any]
     job: dict[str, str]
     curves: dict[str, Curve]
+    origin: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -77,8 +89,15 @@ class Column:
 
     @property
     def counted(self) -> tuple[ComparedRun, ...]:
-        """Return the runs that means are of: those that are done, or all if none is."""
-        return tuple(run for run in self.runs if run.found["state"] == Outcome.DONE) or self.runs
+        """Return the runs that means are of: those that are done, or a single run."""
+        if len(self.runs) == 1:
+            return self.runs
+        return tuple(run for run in self.runs if run.found["state"] == Outcome.DONE)
+
+    @property
+    def drawn(self) -> tuple[ComparedRun, ...]:
+        """Return the runs that curves are of: those of means, or without any those that have not failed."""
+        return self.counted or tuple(run for run in self.runs if run.found["state"] != Outcome.FAILED)
 
     @property
     def title(self) -> str:
@@ -86,6 +105,8 @@ class Column:
         every, counted = len(self.runs), len(self.counted)
         if every == 1:
             return self.label
+        if not counted:
+            return f"{self.label} ({every} seeds, none done)"
         return (
             f"{self.label} (mean of {every} seeds)"
             if every == counted
@@ -99,6 +120,10 @@ class Column:
             return None
         return Spread(*_mean_and_deviation(found), min(found), max(found), len(found))
 
+    def of_fewer(self, spread: Spread) -> str:
+        """Return of how many runs a mean is, if they are fewer than the title says."""
+        return f" ({spread.count} of {len(self.counted)})" if spread.count < len(self.counted) else ""
+
     def texts(self, text: Callable[[ComparedRun], str]) -> str:
         """Return the different texts of the runs, comma-separated."""
         return ", ".join(dict.fromkeys(filter(None, map(text, self.runs))))
@@ -109,14 +134,14 @@ class Column:
 
     def band(self, key: str) -> tuple[Curve, Curve] | None:
         """Return the curves of the mean less and plus one standard deviation; None for fewer than two runs."""
-        if len(self.counted) < 2:
+        if len(self.drawn) < 2:
             return None
         found = [(step, *_mean_and_deviation(values)) for step, values in self._by_step(key)]
         return [(x, mean - far) for x, mean, far in found], [(x, mean + far) for x, mean, far in found]
 
     def _by_step(self, key: str) -> list[tuple[float, list[float]]]:
-        curves = [dict(run.curves.get(key, [])) for run in self.counted]
-        shared = set(curves[0]).intersection(*curves[1:])
+        curves = [dict(run.curves.get(key, [])) for run in self.drawn]
+        shared = set[float]().union(*curves).intersection(*curves)
         return [(step, [curve[step] for curve in curves]) for step in sorted(shared)]
 
 
@@ -138,11 +163,15 @@ def compared(runs: Sequence[RunDir]) -> list[Column]:
     jobs: dict[tuple[tuple[str, str], ...], list[ComparedRun]] = {}
     for run, label in zip(runs, labels, strict=True):
         read = _read(run, label)
-        but_seed = tuple(item for item in read.job.items() if item[0] not in (NAME, SEED, CACHE))
+        but_seed = tuple(
+            item
+            for item in read.job.items()
+            if item[0] not in (NAME, SEED) and not item[0].startswith(NO_NUMBERS)
+        )
         jobs.setdefault(but_seed, []).append(read)
         if len(jobs) > MOST:
             raise _wrong_number()
-    columns = [column for same in jobs.values() for column in _columns(same)]
+    columns = [column for same in jobs.values() for alike in _by_origin(same) for column in _columns(alike)]
     if len(columns) > MOST:
         raise _wrong_number()
     taken = [column.label for column in columns]
@@ -152,6 +181,17 @@ def compared(runs: Sequence[RunDir]) -> list[Column]:
         else dataclasses.replace(column, label=f"{column.runs[0].label} and {len(column.runs) - 1} more")
         for column in columns
     ]
+
+
+def _by_origin(runs: list[ComparedRun]) -> list[list[ComparedRun]]:
+    """Return the runs of one job in groups of the same origins. What a run does not know is like any other."""
+    different = [
+        name for name in ORIGINS if len({run.origin[name] for run in runs if name in run.origin}) > 1
+    ]
+    found: dict[tuple[str, ...], list[ComparedRun]] = {}
+    for run in runs:
+        found.setdefault(tuple(run.origin.get(name, UNNAMED) for name in different), []).append(run)
+    return list(found.values())
 
 
 def _columns(runs: list[ComparedRun]) -> list[Column]:
@@ -189,7 +229,27 @@ def _read(run: RunDir, label: str) -> ComparedRun:
             if "loss" in metrics:
                 curves.setdefault(f"loss of {name}", []).append((float(evaluation["step"]), metrics["loss"]))
     flat = {key: str(value) for key, value in flatten(redact(spec.model_dump(mode="json")))}
-    return ComparedRun(label, fields, flat, {key: points for key, points in curves.items() if points})
+    drawn = {key: points for key, points in curves.items() if points}
+    return ComparedRun(label, fields, flat, drawn, _origin(run, spec.data.samples is not None))
+
+
+def _origin(run: RunDir, own_samples: bool) -> dict[str, str]:
+    """Return a digest of each of ORIGINS that the newest commit knows; empty without a commit that can be read."""
+    try:
+        commit = Store(run.commits).latest(deep=False)
+    except InputError:  # of a newer version
+        return {}
+    if commit is None:
+        return {}
+    said = {name: commit.meta.get(key) for name, key in ORIGINS.items()}
+    said["weights of the teacher"] = teacher_of(commit.meta).get("digest")
+    if own_samples:
+        said["digest of the data"] = None  # they may be drawn by the seed
+    return {
+        name: hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+        for name, value in said.items()
+        if value
+    }
 
 
 def losses(columns: Sequence[Column]) -> dict[str, Callable[[ComparedRun], float | None]]:
@@ -213,7 +273,10 @@ def facts(columns: Sequence[Column]) -> list[tuple[str, list[str]]]:
 
     def mean(name: str, value: Callable[[ComparedRun], float | None], shown: Callable[[float], str]) -> Fact:
         spreads = [column.spread(value) for column in columns]
-        return name, ["" if spread is None else shown(spread.mean) for spread in spreads]
+        return name, [
+            "" if spread is None else shown(spread.mean) + column.of_fewer(spread)
+            for column, spread in zip(columns, spreads, strict=True)
+        ]
 
     def text(name: str, value: Callable[[ComparedRun], str]) -> Fact:
         return name, [column.texts(value) for column in columns]
@@ -223,7 +286,7 @@ def facts(columns: Sequence[Column]) -> list[tuple[str, list[str]]]:
         text("steps", lambda run: f"{run.found['step']} of {run.found['steps']}"),
         mean(read, lambda run: run.found["tokens"], count),
         *(
-            (name, [_with_deviation(column.spread(value)) for column in columns])
+            (name, [_with_deviation(column, column.spread(value)) for column in columns])
             for name, value in losses(columns).items()
         ),
         mean(f"{read} per second", lambda run: run.found["measured"]["tokens_per_second"], count),
@@ -269,14 +332,19 @@ def as_json(columns: Sequence[Column]) -> dict[str, Any]:
 
 
 def differences(columns: Sequence[Column]) -> list[Fact]:
-    """Return the keys in which the job files differ, with the values of each column."""
-    keys = dict.fromkeys(key for column in columns for run in column.runs for key in run.job)
+    """Return the keys in which the job files or the origins differ, with the values of each column."""
+    runs = [run for column in columns for run in column.runs]
+    keys = dict.fromkeys(key for run in runs for key in run.job if key != NAME)
+    origins = [name for name in ORIGINS if len({run.origin[name] for run in runs if name in run.origin}) > 1]
     values = (
-        (key, [column.texts(lambda run, key=key: run.job.get(key, UNNAMED)) for column in columns])  # type: ignore[misc]
-        for key in keys
-        if key != NAME
+        (key, [column.texts(lambda run, key=key: _said(run, key)) for column in columns])  # type: ignore[misc]
+        for key in (*keys, *origins)
     )
     return [(key, found) for key, found in values if len(set(found)) > 1]
+
+
+def _said(run: ComparedRun, key: str) -> str:
+    return (run.origin if key in ORIGINS else run.job).get(key, UNNAMED)
 
 
 def alike(columns: Sequence[Column]) -> str:
@@ -366,10 +434,11 @@ def _title(key: str, objectives: Iterable[str]) -> tuple[str, str]:
     return key.capitalize(), " or ".join(dict.fromkeys(map(loss_unit, objectives)))
 
 
-def _with_deviation(spread: Spread | None) -> str:
+def _with_deviation(column: Column, spread: Spread | None) -> str:
     if spread is None:
         return ""
-    return f"{spread.mean:.4f}" + (f" ± {spread.deviation:.4f}" if spread.count > 1 else "")
+    deviation = f" ± {spread.deviation:.4f}" if spread.count > 1 else ""
+    return f"{spread.mean:.4f}{deviation}{column.of_fewer(spread)}"
 
 
 def _share(value: float) -> str:

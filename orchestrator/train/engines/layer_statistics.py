@@ -22,7 +22,7 @@ from workloads.workload import Workload
 LOWEST, HIGHEST = -40, 23
 """The exponents of two that have a bin of their own; smaller and larger magnitudes are in the first and the last."""
 AT_ONCE = 2**20
-"""Elements whose bins are computed at once, which takes some 30 bytes for each."""
+"""Elements that are counted at once, which takes some 30 bytes for each."""
 ZERO, NOT_FINITE = "zero", "not finite"
 Statistics = dict[str, dict[str, Any]]
 """By the name of a parameter or layer: `weight_norm`, `gradient_norm`, `activation_rms`, `weight_histogram`,
@@ -150,7 +150,10 @@ class LayerStatistics:
             )
             if result is None or result.is_meta:
                 return
-            square = result.detach().float().square().sum(dtype=torch.float64)
+            # In parts, so that no other copy of the whole result is made.
+            square = torch.zeros((), dtype=torch.float64, device=result.device)
+            for part in result.detach().flatten().split(AT_ONCE):
+                square += part.float().square().sum(dtype=torch.float64)
             sums.add_(torch.stack((square, torch.full_like(square, result.numel()))).to(sums.device))
 
         return add

@@ -168,8 +168,13 @@ def test_a_chain_of_seeds_has_the_job_under_each_seed() -> None:
     ("changes", "wanted"),
     [
         ({"name": "n" * 60}, "longer than 63 characters"),
-        ({"checkpoint": {"export": "hf", "export_to": "/there"}}, "exported to the same folder"),
-        ({"checkpoint": {"export": "hf", "push": "me/model"}}, "pushed to the same repository"),
+        ({"checkpoint": {"export": "hf", "export_to": "/there"}}, "--set checkpoint.export_to=null"),
+        ({"checkpoint": {"export": "hf", "push": "me/model"}}, "--set checkpoint.push=null"),
+        (
+            {"checkpoint": {"export": "hf"}, "tracking": {"register_as": "m"}},
+            "--set tracking.register_as=null",
+        ),
+        (job("a.txt", continue_from="runs/a"), "replace train.continue_from by workload.init_from"),
     ],
 )
 def test_seeds_that_do_not_fit_are_refused(changes: dict[str, Any], wanted: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import scripted
 from jobs import job
 from scripted import fake_cluster
 
@@ -21,7 +22,7 @@ from orchestrator.config.smoke import smoke_of
 from orchestrator.config.spec import parse
 from orchestrator.controller import background_export
 from orchestrator.controller.background_export import BackgroundExport, export_commit
-from orchestrator.export import hugging_face
+from orchestrator.export import hub, hugging_face
 from orchestrator.launch.path_checks import check_written
 from orchestrator.storage.run_directory import RunDir
 
@@ -123,69 +124,109 @@ def test_a_stop_finds_a_model_that_was_published_in_that_moment(
     assert exports.settle(3) is there
 
 
-@pytest.mark.parametrize(
-    ("ended", "wanted"),
-    [
-        ({"pushed": "https://hub/me/model"}, "the export is pushed to https://hub/me/model"),
-        (
-            {"not_pushed": "no rights"},
-            "the export is not pushed: no rights; `orchestrator checkpoint export {} --push",
-        ),
-    ],
-)
-def test_the_outcome_of_a_push_is_told_and_does_not_fail_the_run(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch, ended: dict[str, str], wanted: str
-) -> None:
-    asked = list[tuple[Any, ...]]()
+class Upload:
+    """A push under way, which ends with what it is given or not at all."""
 
-    def pushing(*call: Any) -> dict[str, Any]:
-        asked.append(call)
-        return {"step": 1, **ended}
+    def __init__(self, ending: object) -> None:
+        self._ending = ending
+        self.cancelled = False
 
-    monkeypatch.setattr(background_export, "export_and_push", pushing)
-    document = job("none")
-    document["checkpoint"] |= {"export": "hf", "push": "me/model"}
-    spec = parse(document)
-    told = list[str]()
-    cluster = fake_cluster(lambda: pytest.fail("no gang"))
-    exports = BackgroundExport(cluster, spec.checkpoint, spec.evaluate, run, told.append)
-    exports.advance(1)
-    exports.advance(1)
-    assert asked == [(run.uri, 1, run.at("export"), False)]
-    assert exports.has_last(1)
-    assert exports.failed(1) == ""
-    assert len(told) == 1
-    assert told[0].startswith(wanted.format(run.uri))
+    def done(self) -> bool:
+        return self._ending is not None
+
+    def result(self) -> Any:
+        if isinstance(self._ending, Exception):
+            raise self._ending
+        return self._ending
+
+    def cancel(self) -> None:
+        self.cancelled = True
 
 
-def test_what_was_exported_beside_training_is_pushed_at_the_end(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def pushing(run: RunDir, upload: Upload, told: list[str], **keys: Any) -> tuple[BackgroundExport, list[str]]:
+    """Exports of a job that pushes, and the names of the functions that they call."""
     asked = list[str]()
 
-    def export(uri: str, step: int, target: str, best: bool = False) -> dict[str, Any]:
-        asked.append("export")
-        return {"step": step}
+    def run_task(function: Any, *arguments: Any) -> Any:
+        asked.append(function.__name__)
+        if function is hub.push:
+            assert arguments == (run.at("export"), "me/model", True, True)
+            return upload
+        return scripted.RemoteTask(lambda: {"step": arguments[1]})
 
-    def pushing(uri: str, step: int, target: str, best: bool) -> dict[str, Any]:
-        asked.append("push")
-        return {"step": step, "pushed": "there"}
-
-    monkeypatch.setattr(hugging_face, "export", export)
-    monkeypatch.setattr(background_export, "export_and_push", pushing)
     document = job("none")
-    document["checkpoint"] |= {"export": "hf", "export_at": "commit", "push": "me/model"}
+    document["checkpoint"] |= {"export": "hf", "push": "me/model", **keys}
     spec = parse(document)
-    cluster = fake_cluster(lambda: pytest.fail("no gang"))
-    exports = BackgroundExport(cluster, spec.checkpoint, spec.evaluate, run, lambda _: None)
+    cluster = fake_cluster(lambda: pytest.fail("no gang"), run_task=run_task)
+    return BackgroundExport(cluster, spec.checkpoint, spec.evaluate, run, told.append), asked
+
+
+@pytest.mark.parametrize(
+    ("ending", "late", "stopped", "wanted"),
+    [
+        ("https://hub/me/model", False, False, "is pushed to https://hub/me/model"),
+        (
+            RuntimeError("no rights"),
+            False,
+            False,
+            "is not pushed: no rights; `orchestrator checkpoint export",
+        ),
+        (ChildProcessError("killed"), False, False, "is not pushed: killed"),
+        (None, True, False, "is not pushed: it was not done after"),
+        (None, False, True, "is not pushed: the run is stopped"),
+    ],
+)
+def test_no_end_of_a_push_fails_the_run(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, ending: object, late: bool, stopped: bool, wanted: str
+) -> None:
+    told = list[str]()
+    upload = Upload(ending)
+    exports, asked = pushing(run, upload, told)
+    exports.advance(1)
+    exports.advance(1)
+    assert asked == ["export", "push"]
+    assert exports.done == {"step": 1}, "known before the push ends"
+    assert told[0].startswith("step 1 is exported")
+    assert not exports.has_last(1)
+    if late:
+        monkeypatch.setattr(background_export, "LONGEST_PUSH", -1.0)
+    exports.settle(1) if stopped else exports.advance(1)
+    assert exports.has_last(1)
+    assert exports.failed(1) == ""
+    assert len(told) == 2
+    assert told[1].startswith(f"the export {wanted}")
+    assert ("pushed" in exports.done, "not_pushed" in exports.done) == (
+        isinstance(ending, str),
+        not isinstance(ending, str),
+    )
+    assert upload.cancelled
+    exports.advance(1)
+    assert asked == ["export", "push"]
+
+
+def test_what_was_exported_beside_training_is_pushed_at_the_end(run: RunDir) -> None:
+    exports, asked = pushing(run, Upload("there"), [], export_at="commit")
     exports.published(1)
     exports.published(1)
     assert not exports.has_last(1)
     for _ in range(2):
         exports.advance(1)
     assert exports.has_last(1)
-    exports.advance(1)
-    assert asked == ["export", "push"]
+    assert asked == ["export_commit", "push"]
+
+
+@pytest.mark.parametrize("token", [None, "hf_x"])
+def test_a_missing_token_is_told_while_training_is_young(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, token: str | None
+) -> None:
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: token)
+    told = list[str]()
+    exports, _ = pushing(run, Upload(None), told)
+    exports.check_push()
+    assert len(told) == (token is None)
+    assert token or "the export will not be pushed: checkpoint.push: there is no token of the Hub" in told[0]
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
+import huggingface_hub.constants
 import pytest
-from jobs import job
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.spec import dump, parse
 from orchestrator.export.hub import check_push, push
 
 TOKEN = "hf_" + "s3cr3t" * 5
@@ -27,12 +25,7 @@ PUSH = (
     "import sys; from orchestrator.export.hub import push; print(push(sys.argv[1], 'me/model', private=True))"
 )
 
-IN_A_RUN = """
-import json, sys
-from orchestrator.controller import background_export
-background_export.export.export = lambda run, step, target, best: {"step": step}
-print(json.dumps(background_export.export_and_push(sys.argv[1] + "/..", 12, sys.argv[1], False)))
-"""
+FOR_A_JOB = PUSH.replace("private=True", "private=True, must_be_private=True")
 
 
 class Hub:
@@ -40,14 +33,16 @@ class Hub:
 
     def __init__(self, refuses: bool) -> None:
         self.refuses, self.repo, self.files, self.tokens = refuses, {}, {}, set[str]()
+        self.public = False
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
             """One request."""
 
             def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                hub.tokens.add(self.headers.get("Authorization", ""))
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                if self.command == "POST":  # the client looks at public pages without a token
+                    hub.tokens.add(self.headers.get("Authorization", ""))
                 status, answer = hub.answer(self.path, body)
                 data = json.dumps(answer).encode()
                 self.send_response(status)
@@ -55,6 +50,8 @@ class Hub:
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
                 self.wfile.write(data)
+
+            do_GET = do_POST
 
             def log_message(self, format: str, *args: object) -> None:
                 """Say nothing."""
@@ -70,6 +67,8 @@ class Hub:
         if path == "/api/repos/create":
             self.repo = json.loads(body)
             return 200, {"url": f"{self.address}/me/model", "name": "me/model"}
+        if path == "/api/models/me/model":
+            return 200, {"id": "me/model", "private": not self.public, "siblings": []}
         if "/preupload/" in path:
             files = json.loads(body)["files"]
             return 200, {
@@ -142,19 +141,17 @@ def test_an_export_arrives_and_the_token_is_in_no_message(folder: Path, hub: Hub
     assert hub.message == "Step 12 of small"
 
 
-def test_a_run_pushes_its_export_and_a_refusal_does_not_fail_it(folder: Path, hub: Hub) -> None:
-    """The task after training that `checkpoint.push` asks for, in a process of its own as in a run."""
-    document = job("none")
-    document["checkpoint"] |= {"export": "hf", "push": "me/model"}
-    (folder.parent / "job.yaml").write_text(dump(parse(document)))
-    done = pushed(folder, hub, IN_A_RUN)
-    assert done.returncode == 0, done.stderr
-    assert TOKEN not in done.stdout + done.stderr
-    found = json.loads(done.stdout)
-    assert found["step"] == 12
-    assert ("pushed" in found, "not_pushed" in found) == (not hub.refuses, hub.refuses)
-    assert hub.refuses or set(hub.files) == {"README.md", "model.safetensors", "export.json"}
-    assert not hub.refuses or "the Hub refuses it" in found["not_pushed"]
+@pytest.mark.parametrize("public", [False, True])
+def test_a_job_pushes_to_no_repository_that_is_public_already(folder: Path, public: bool) -> None:
+    """As the task after training calls it. The Hub keeps a repository that is there as it is."""
+    found = Hub(refuses=False)
+    found.public = public
+    done = pushed(folder, found, FOR_A_JOB)
+    found.http.shutdown()
+    found.http.server_close()
+    assert (done.returncode == 0) is not public, done.stderr
+    assert bool(found.files) is not public
+    assert not public or "me/model: is public, and only a private repository is pushed to" in done.stderr
 
 
 def test_an_unreachable_hub_is_told_with_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

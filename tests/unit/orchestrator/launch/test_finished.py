@@ -111,6 +111,12 @@ def test_a_run_is_not_done_without_the_export_that_the_job_asks_for(
     assert is_done(export=None)
     assert not is_done(export="gguf")
     assert not is_done(export="hf", export_to="/another")
+    pushing = {"export": "hf", "push": "me/model"}
+    run_dir.write_text("job.yaml", dump(changed(document, checkpoint=pushing)))
+    for outcome, pushed in (("pushed", True), ("not_pushed", False)):
+        made = {"uri": "elsewhere", outcome: "text"}
+        run_dir.write_json("summary.json", {"state": "done", "commit": 12, "export": made})
+        assert is_done(**pushing) is pushed
 
 
 def test_a_run_that_was_taken_up_again_is_not_done_by_what_it_was_before(

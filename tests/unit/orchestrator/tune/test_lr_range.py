@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -77,10 +78,16 @@ def test_a_fall_from_a_peak_at_larger_rates_is_no_suggestion() -> None:
     assert found.lowest < found.rates[105]
 
 
-def test_a_loss_that_is_no_number_ends_it_too() -> None:
-    found = found_in(rows_of([*falling(-3.0)[:90], math.nan]))
-    assert found.diverged == found.rates[90]
-    assert found_in(rows_of(falling(-3.0)[:90])).diverged is None
+def test_a_step_without_a_number_ends_it_too() -> None:
+    """Such a step has no row."""
+    rows = rows_of(falling(-3.0)[:91])
+    assert found_in(rows[:90], unstable=True).diverged == pytest.approx(rows[90]["lr"])
+    assert found_in(rows[:90]).diverged is None
+
+
+def test_missing_steps_are_refused() -> None:
+    with pytest.raises(InputError, match="rows of 5 steps are missing, the first of step 1"):
+        found_in(rows_of(falling(-3.0))[5:])
 
 
 def test_a_loss_that_never_falls_suggests_nothing() -> None:
@@ -91,7 +98,7 @@ def test_a_loss_that_never_falls_suggests_nothing() -> None:
 
 def test_too_few_steps_are_refused() -> None:
     with pytest.raises(InputError, match="a number in 3 steps only"):
-        found_in(rows_of([3.0, 2.0, 1.0, math.nan]))
+        found_in(rows_of([3.0, 2.0, 1.0]), unstable=True)
 
 
 def test_its_job_is_the_job_at_rising_rates() -> None:
@@ -120,6 +127,13 @@ def test_a_job_that_continues_another_is_refused() -> None:
         job_of_range(parse(job("a.txt", continue_from="runs/a")).document(), RANGE)
 
 
+def test_a_job_that_learns_from_rewards_is_refused() -> None:
+    document = parse(job("a.txt")).document()
+    document["workload"]["objective"] = "grpo"
+    with pytest.raises(InputError, match="tune` and the metric reward"):
+        job_of_range(document, RANGE)
+
+
 @pytest.mark.parametrize(
     "text", ["1", "1e-3:", "a:b", "1:1e-3", "0:1", "1e-3:inf", "1e-3:1:0", "1e-3:1:9", "nan:1"]
 )
@@ -134,17 +148,24 @@ def test_a_range_may_say_its_steps() -> None:
 
 
 @pytest.mark.parametrize("kind", ["unstable", ""])
-def test_the_last_attempt_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+def test_the_newest_row_of_each_step_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
     run = RunDir(str(tmp_path / "run"))
     run.create()
     run.append("events.jsonl", [{"time": 1.0, "attempt": 1, "phase": "stop", "cause": {"kind": kind}}])
     assert has_diverged(run) == bool(kind)
-    lost = [row | {"loss": 99.0} for row in rows_of(falling(-3.0))[:5]]
-    run.append("metrics.jsonl", [*lost, *(row | {"attempt": 2} for row in rows_of(falling(-3.0)))])
+    every = rows_of(falling(-3.0))
+    lost = [row | {"loss": 99.0} for row in every[20:40]]
+    again = [row | {"attempt": 2} for row in every[20:]]
+    run.append("metrics.jsonl", [*every[:20], *lost, *again])
     show("small-lr-range", "causal_lm", run, as_json=False)
     out = capsys.readouterr().out
     assert out.startswith("loss, by lr from 1e-06 to 1\n  █")
     assert "suggested lr: 0.00" in out
+    assert ("it diverges at 1.1" in out) == bool(kind)
+    numbers = json.loads((tmp_path / "run" / "lr-range.json").read_text())
+    assert numbers["losses"] == [row["loss"] for row in every]
     page = (tmp_path / "run" / "lr-range.html").read_text()
     assert page.count("1e-3<") == 1
     assert '<line class="mark"' in page

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from orchestrator.cli.app import call
+from orchestrator.config.errors import InputError
 from orchestrator.extensions.render.overlay import merged
 
 IMAGE = "registry.example/training-orchestrator:cpu"
@@ -67,6 +68,16 @@ def rendered(target: str, job: Path, overlay: str | None, to: Path) -> tuple[int
             {"a": [{"name": "x", "v": 2}, {"name": "y"}, {"name": "z"}]},
         ),
         (
+            {"a": [{"name": "x", "v": 1}, {"name": "x", "v": 2}]},
+            {"a": [{"name": "x", "v": 3, "w": None}]},
+            {"a": [{"name": "x", "v": 3}]},
+        ),
+        (
+            {"a": [{"name": "x"}]},
+            {"a": [{"name": "y", "l": [{"k": None, "v": 1}, None]}], "b": [[{"k": None}]]},
+            {"a": [{"name": "x"}, {"name": "y", "l": [{"v": 1}]}], "b": [[{}]]},
+        ),
+        (
             {"m": [{"name": "runs", "mountPath": "/runs"}]},
             {"m": [{"name": "runs", "mountPath": "/old"}]},
             {"m": [{"name": "runs", "mountPath": "/runs"}, {"name": "runs", "mountPath": "/old"}]},
@@ -84,6 +95,12 @@ def test_a_replaced_list_is_said(capsys: pytest.CaptureFixture[str]) -> None:
         "t": {"l": [{"key": "b"}]}
     }
     assert capsys.readouterr().err == "note: t.l: the overlay's list replaces 2 rendered entries\n"
+
+
+@pytest.mark.parametrize("name", [None, ["x"], 5])
+def test_a_name_that_is_no_text_is_refused(name: Any) -> None:
+    with pytest.raises(InputError, match=r"--overlay: t\.l: .* is no name; give each entry a text as name"):
+        merged({"t": {"l": [{"name": "x"}]}}, {"t": {"l": [{"name": name}]}})
 
 
 def test_a_sidecar_and_a_priority_reach_the_workers(job: Path, tmp_path: Path) -> None:

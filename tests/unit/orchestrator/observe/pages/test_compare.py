@@ -16,7 +16,9 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from run_directories import run_of
 
+from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.identity import read_job
+from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import dump
 from orchestrator.observe.pages import compare, runs_page
@@ -113,6 +115,57 @@ def test_a_mean_is_of_seeds_that_are_done_and_of_steps_that_all_have(tmp_path: P
     assert column.title == "a-0 and 2 more (mean of 2 of 3 seeds)"
     assert column.curve("loss") == [(1.0, 4.0), (2.0, 2.5)]
     assert compare.alike([column]) == "the job files are the same but for name and seed"
+
+
+def test_seeds_of_which_none_is_done_have_a_curve_and_no_mean_at_the_end(tmp_path: Path) -> None:
+    losses = {0: (4.0, 3.0, 2.0), 1: (4.0, 2.0), 2: (9.0,)}
+    seeds = seeds_of(tmp_path, losses, dict.fromkeys(losses, "train"))
+
+    def fail(run: RunDir) -> None:
+        run.append("events.jsonl", [{"time": 9.0, "attempt": 1, "phase": "failed"}])
+        run.write_json("status.json", run.read_json_or_empty("status.json") | {"phase": "failed"})
+
+    fail(seeds[2])
+    (column,) = compare.compared(seeds)
+    assert column.title == "a-0 and 2 more (3 seeds, none done)"
+    assert column.curve("loss") == [(1.0, 4.0), (2.0, 2.5)], "of those that have not failed"
+    assert "loss" not in dict(compare.facts([column]))
+    assert compare.as_json([column])["seeds"]["a-0 and 2 more"]["final"] == {}
+    fail(seeds[0])
+    fail(seeds[1])
+    (column,) = compare.compared(seeds)
+    assert column.curve("loss") == []
+    assert "<html" in compare.page([column])
+
+
+def test_a_mean_of_fewer_seeds_than_the_title_says_so(tmp_path: Path) -> None:
+    seeds = seeds_of(tmp_path, {0: (4.0, 3.0), 1: (4.0, 2.0), 2: (4.0, 2.0)})
+    rows = seeds[2].rows("metrics.jsonl")
+    (tmp_path / "a-2" / "metrics.jsonl").unlink()
+    for row in rows:
+        seeds[2].append("metrics.jsonl", [{k: v for k, v in row.items() if k != "evaluations"}])
+    facts = dict(compare.facts(compare.compared(seeds)))
+    assert facts["loss of wiki"] == ["3.0000 ± 0.7071 (2 of 3)"]
+    assert facts["loss"] == ["2.3333 ± 0.5774"]
+
+
+def test_seeds_of_other_code_or_data_are_apart_and_those_of_other_limits_are_not(tmp_path: Path) -> None:
+    seeds = seeds_of(tmp_path, dict.fromkeys(range(4), (3.0, 2.0)))
+    for run, code in zip(seeds, ("1", "1", "2"), strict=False):  # the last one has no commit
+        store = Store(run.commits)
+        piece = RawPiece("model.w", "F32", (1,), (0,), (1,), memoryview(bytes(4)))
+        meta = {"position": 2, "receipt": "", "code": {"own.py": code}, "shards": "s"}
+        store.publish(2, store.write_raw(2, 0, [piece]), meta)
+    columns = compare.compared(seeds)
+    assert [len(column.runs) for column in columns] == [2, 1, 1]
+    assert [name for name, _ in compare.differences(columns)] == ["seed", "own code"]
+    spec = read_job(seeds[1])
+    assert spec is not None
+    seeds[1].write_text(
+        "job.yaml", dump(spec.with_parts(limits=spec.limits.model_copy(update={"hours": 9.0})))
+    )
+    columns = compare.compared(seeds[:2])
+    assert [len(column.runs) for column in columns] == [2]
 
 
 def test_a_loss_that_is_no_number_breaks_no_comparison(tmp_path: Path) -> None:
