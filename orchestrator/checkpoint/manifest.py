@@ -72,6 +72,8 @@ class CorruptCommit(Exception):
         super().__init__(what)
 
 
+Span = tuple[int, int, bytes, str]
+"""A range of bytes with a checksum: the first byte, the byte after the last, the checksum, and what it covers."""
 ReadIndex = Callable[[str, int, memoryview], int]
 """Fills a buffer from an offset of a file of the commit, by name, and returns the bytes read."""
 
@@ -122,6 +124,16 @@ class CommitManifest:
         """The bytes of every file beside the manifest, by name."""
         name, size = self.index
         return {name: entry.size for name, entry in self.files.items()} | ({name: size} if name else {})
+
+    @property
+    def index_ranges(self) -> list[Span]:
+        """The tables in the index file, each with its checksum. Together they are the file."""
+        ranges = []
+        for table, entry in zip(self.tables, self.document.get("tables", ()), strict=False):
+            if "offset" in entry:
+                low, label = entry["offset"], f"the table of {table.kinds[0][0]} to {table.kinds[-1][0]}"
+                ranges.append((low, low + entry["bytes"], bytes.fromhex(entry["sum"]), label))
+        return ranges
 
     def wrong_files(self, sizes: Mapping[str, int]) -> list[str]:
         """Return a line for each file that is missing or has the wrong size. `sizes` has the stored files by path."""

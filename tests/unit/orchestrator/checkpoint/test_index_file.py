@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from orchestrator.checkpoint.manifest import CorruptCommit, parse_manifest
 from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.retention import Retention, discard, prune
 from orchestrator.config.errors import InputError
+from orchestrator.models.named_commit import commit_at
+from orchestrator.storage.file_names import ATTEMPT_FILE, COMMITS
 
 META = {"position": 1, "receipt": ""}
 NAMES = ["model.layers.2.w", "model.layers.10.w", "optim.layers.2.w.exp_avg"]
@@ -28,7 +31,7 @@ def store(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """Two commits of four writers. Each tensor has a table."""
     monkeypatch.setattr(merging, "INLINE_BYTES", 0)
     monkeypatch.setattr(merging, "TABLE_CHUNKS", 1)
-    store = Store(str(in_memory / "run"))
+    store = Store(str(in_memory / "run" / COMMITS))
     for step in (1, 2):
         commit(store, step)
     return store
@@ -210,3 +213,89 @@ def test_a_table_beyond_its_file_is_refused(store: Store) -> None:
     (Path(store.uri) / "step-00000002/manifest.json").write_bytes(raw)
     with pytest.raises(InputError, match=f"beyond the {size - 1} bytes of {name}"):
         store.latest()
+
+
+def test_a_commit_with_a_damaged_index_is_not_sound(store: Store) -> None:
+    path = index_of(store, 2)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert prune(store, Retention(keep=1)) == []
+    found = store.latest(deep=False)
+    assert found is not None
+    assert found.step == 1
+    assert "is damaged" in store.skipped[0][1]
+    assert store.latest(1, deep=False) is not None
+    with pytest.raises(InputError, match="is damaged"):
+        commit_at(str(Path(store.uri).parent), 2, "init")
+
+
+def test_a_right_index_is_read_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, reads = store.backend.read_into, []
+
+    def read_into(path: str, offset: int, target: memoryview) -> int:
+        reads.append(path)
+        return real(path, offset, target)
+
+    monkeypatch.setattr(store.backend, "read_into", read_into)
+    for _ in range(2):
+        assert store.latest(deep=False) is not None
+        assert prune(store, Retention(keep=2)) == []
+    assert sorted(reads) == [f"step-{step:08d}/{index_of(store, step).name}" for step in (1, 2)]
+
+
+def test_a_listing_before_the_index_was_there_is_repeated(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = store.backend.list
+
+    def early(folder: str = "") -> dict[str, int]:
+        return {path: size for path, size in real(folder).items() if folder or "index-" not in path}
+
+    monkeypatch.setattr(store.backend, "list", early)
+    found = store.latest(deep=False)
+    assert found is not None
+    assert found.step == 2
+    assert prune(store, Retention(keep=1)) == [1]
+
+
+def test_it_is_written_before_the_fence_and_the_files_are_checked(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    for name in ("write", "list", "read", "publish"):
+        real = getattr(store.backend, name)
+
+        def noted(path: str, *rest: object, name: str = name, real: Any = real) -> Any:
+            calls.append(f"{name} {path}")
+            return real(path, *rest)
+
+        monkeypatch.setattr(store.backend, name, noted)
+    records = store.write_shard(3, 0, [TensorPiece("model.w", (1,), (0,), torch.ones(1))])
+    calls.clear()
+    store.publish(3, records, META)
+    index = f"step-00000003/{index_of(store, 3).name}"
+    assert calls == [
+        f"write {index}",
+        f"read {index}",
+        "list step-00000003",
+        f"read {ATTEMPT_FILE}",
+        "publish step-00000003/manifest.json",
+    ]
+
+
+def test_an_index_that_is_stored_wrongly_is_written_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, writes = store.backend.write, []
+
+    def write(path: str, buffers: Any) -> None:
+        if "index-" in path:
+            writes.append(path)
+            buffers = [bytes(len(buffers[0]))] if len(writes) == 1 else buffers
+        real(path, buffers)
+
+    monkeypatch.setattr(store.backend, "write", write)
+    commit(store, 3)
+    assert len(writes) == 2
+    assert store.verify(3) == []
