@@ -43,7 +43,8 @@ READ_BYTES = 16 << 20
 def checksummed_ranges(commit: CommitManifest) -> tuple[list[str], dict[str, Iterator[Span]]]:
     """Return the ranges that have a checksum, in order, by file. Together they cover the file.
 
-    Also returns a line for each table of chunks that cannot be read; the ranges of its chunks are left out.
+    Also returns a line for each table of chunks that cannot be read or contradicts the rest of the manifest; the ranges
+    of its chunks are left out.
     """
     import numpy as np
 
@@ -52,7 +53,7 @@ def checksummed_ranges(commit: CommitManifest) -> tuple[list[str], dict[str, Ite
     for table in commit.tables:
         try:
             _ = table.columns
-        except CorruptCommit as error:
+        except (CorruptCommit, InputError) as error:
             problems.append(str(error))
         else:
             tables.append(table)

@@ -226,7 +226,7 @@ def built(data: dict[str, Any], where: str, read: ReadIndex | None) -> CommitMan
     """
     has_json_chunks = data["schema"] == JSON_CHUNKS
     step, position, block_bytes = _sizes([data["step"], data["position"], data["block_bytes"]])
-    files = ShardFiles((_earlier_files if has_json_chunks else _files)(data["files"]), block_bytes)
+    files = ShardFiles((_earlier_files if has_json_chunks else files_of)(data["files"]), block_bytes)
     kinds = (_earlier_kinds if has_json_chunks else _kinds)(data["tensors"])
     problem = _block_problem(block_bytes) or _file_problem(files.entries) or _kind_problem(kinds)
     if problem:
@@ -264,7 +264,11 @@ def _sizes(values: Sequence[int]) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _files(data: list[Any]) -> dict[str, FileEntry]:
+def files_of(data: list[Any]) -> dict[str, FileEntry]:
+    """Return the shard files by name, from the name, the bytes, the header's bytes and its checksum of each.
+
+    Raises ValueError or TypeError if they are not.
+    """
     found = {name: _file(size, header_bytes, header) for name, size, header_bytes, header in data}
     if len(found) != len(data):
         raise ValueError("a file is listed twice")
