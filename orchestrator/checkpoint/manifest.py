@@ -43,6 +43,8 @@ INDEX_NAME = re.compile(r"index-[0-9a-z]+-[0-9a-f]+\.bin")
 VERIFIED = "verified"
 """Key of a commit's meta: the last step that another rank has computed too, with equal results; 0 before the first."""
 FOLDER = re.compile(r"step-([0-9]{8,})")
+LARGE = 16 << 20
+"""Bytes of a table for which memory is taken only if the index file is seen to have them."""
 TAIL = re.compile(rb',"checksum":"([0-9a-f]{32})"\}\n')
 TAIL_BYTES = len(b',"checksum":""}\n') + 32
 
@@ -374,8 +376,11 @@ def _indexed(entry: dict[str, Any], index: str, read: ReadIndex | None, what: st
     problem = "are not at hand"
     for _ in range(2 if read else 0):
         assert read is not None
-        target = bytearray(entry["bytes"])
         try:
+            if entry["bytes"] > LARGE and not _is_there(read, index, entry["offset"] + entry["bytes"] - 1):
+                problem = "are cut short"
+                continue
+            target = bytearray(entry["bytes"])
             count = read(index, entry["offset"], memoryview(target))
         except FileNotFoundError:
             problem = "are missing"
@@ -387,6 +392,11 @@ def _indexed(entry: dict[str, Any], index: str, read: ReadIndex | None, what: st
             return unpack(entry, bytes(target))
         problem = "are cut short" if count < len(target) else "are damaged"
     raise CorruptCommit(f"{what} {problem}")
+
+
+def _is_there(read: ReadIndex, index: str, offset: int) -> bool:
+    """Whether the index file has a byte at `offset`."""
+    return read(index, offset, memoryview(bytearray(1))) == 1
 
 
 def _block_problem(block_bytes: int) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,10 @@ from orchestrator.checkpoint import merging
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.copying import copy_commit
 from orchestrator.checkpoint.manifest import CorruptCommit, parse_manifest
-from orchestrator.checkpoint.pieces import TensorPiece
+from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.retention import Retention, discard, prune
 from orchestrator.config.errors import InputError
+from orchestrator.models import commit_weights
 from orchestrator.models.named_commit import commit_at
 from orchestrator.storage.file_names import ATTEMPT_FILE, COMMITS
 
@@ -299,3 +302,69 @@ def test_an_index_that_is_stored_wrongly_is_written_again(
     commit(store, 3)
     assert len(writes) == 2
     assert store.verify(3) == []
+
+
+def rewritten(store: Store, step: int, **changes: Any) -> None:
+    """A manifest with these entries changed, and the right checksum."""
+    manifest = store.manifest(step)
+    raw = replace(manifest, document=manifest.document | changes).to_bytes()
+    (Path(store.uri) / f"step-{step:08d}/manifest.json").write_bytes(raw)
+
+
+def test_a_table_that_contradicts_the_manifest_is_one_line_and_a_corrupt_commit(store: Store) -> None:
+    kinds = [[name, "F32", [8, 4]] for name in NAMES]
+    assert store.manifest(2).document["tensors"] == kinds
+    rewritten(store, 2, tensors=[[NAMES[0], "F32", [9, 4]], *kinds[1:]])
+    (line,) = store.verify(2)
+    assert "chunks hold 32 of 36 elements" in line
+    reader = store.reader(store.manifest(2))
+    assert torch.equal(reader.read(NAMES[1]), value(2, 1))
+    with pytest.raises(CorruptCommit, match="chunks hold 32 of 36 elements"):
+        reader.read(NAMES[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"chunks": 1 << 50}, "cannot hold"),
+        ({"blocks": 1 << 40}, "cannot hold"),
+        ({"bytes": 1 << 50}, "beyond the"),
+        ({"bytes": 1 << 50, "chunks": 1 << 50, "blocks": 1 << 40}, "are cut short"),
+    ],
+)
+def test_a_forged_table_takes_no_memory(store: Store, changes: dict[str, int], problem: str) -> None:
+    manifest = store.manifest(2)
+    first, *others = manifest.document["tables"]
+    index = [manifest.index[0], 1 << 51] if problem == "are cut short" else [*manifest.index]
+    rewritten(store, 2, tables=[first | changes, *others], index=index)
+    with pytest.raises((InputError, CorruptCommit), match=problem):
+        store.reader(store.manifest(2)).read(NAMES[0])
+
+
+def test_threads_load_a_table_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, reads = store.backend.read_into, []
+    met = threading.Barrier(4)
+
+    def read_into(path: str, offset: int, target: memoryview) -> int:
+        reads.append(path)
+        return real(path, offset, target)
+
+    monkeypatch.setattr(store.backend, "read_into", read_into)
+    table = store.manifest(2).tables[0]
+
+    def columns(_: int) -> object:
+        met.wait(60)
+        return table.columns
+
+    with ThreadPoolExecutor(4) as pool:
+        first, *others = pool.map(columns, range(4))
+    assert all(each is first for each in others)
+    assert len(reads) == 1
+
+
+def test_names_are_handed_on_in_the_order_of_their_letters(store: Store) -> None:
+    names = [f"{commit_weights._theirs()}layers.{number}.w" for number in (2, 10)]
+    store.publish(3, store.write_shard(3, 0, [full_piece(name, torch.ones(2)) for name in names]), META)
+    manifest = store.manifest(3)
+    assert list(manifest.tensors) == names
+    assert commit_weights.TheirTensors(store.reader(manifest)).names == ["layers.10.w", "layers.2.w"]
