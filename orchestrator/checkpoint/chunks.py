@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -152,8 +153,10 @@ class ChunkTable:
         self.load = load
         self._files = files
         self._where = where
+        self._lock = threading.Lock()
+        self._columns: Numbers | None = None
 
-    @cached_property
+    @property
     def columns(self) -> Numbers:
         """The numbers of all chunks, see `compact`.
 
@@ -161,6 +164,12 @@ class ChunkTable:
             CorruptCommit: the stored bytes are missing or damaged.
             InputError: they contradict themselves or the rest of the manifest.
         """
+        with self._lock:  # so that many threads load it once
+            if self._columns is None:
+                self._columns = self._loaded()
+            return self._columns
+
+    def _loaded(self) -> Numbers:
         try:
             columns, self._sums = self.load()
             problem = (
@@ -168,6 +177,8 @@ class ChunkTable:
             )
         except ValueError as error:
             problem = str(error)
+        except MemoryError:
+            problem = "a table of chunks takes more memory than there is"
         if problem:
             raise InputError(problem, self._where, "do not use this commit")
         return columns

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +15,7 @@ from orchestrator.checkpoint.compact import checksum
 from orchestrator.checkpoint.manifest import (
     CommitManifest,
     CorruptCommit,
+    Span,
     commit_folder,
     parse_manifest,
     published_steps,
@@ -37,14 +39,12 @@ if TYPE_CHECKING:
 READ_BYTES = 16 << 20
 """Bytes of a file that are read at a time to verify it."""
 
-Span = tuple[int, int, bytes, str]
-"""A range of bytes with a checksum: the first byte, the byte after the last, the checksum, and what it covers."""
-
 
 def checksummed_ranges(commit: CommitManifest) -> tuple[list[str], dict[str, Iterator[Span]]]:
     """Return the ranges that have a checksum, in order, by file. Together they cover the file.
 
-    Also returns a line for each table of chunks that cannot be read; the ranges of its chunks are left out.
+    Also returns a line for each table of chunks that cannot be read or contradicts the rest of the manifest; the ranges
+    of its chunks are left out.
     """
     import numpy as np
 
@@ -53,7 +53,7 @@ def checksummed_ranges(commit: CommitManifest) -> tuple[list[str], dict[str, Ite
     for table in commit.tables:
         try:
             _ = table.columns
-        except CorruptCommit as error:
+        except (CorruptCommit, InputError) as error:
             problems.append(str(error))
         else:
             tables.append(table)
@@ -90,7 +90,7 @@ def damaged_ranges(
 
     A missing file is not reported here, see `CommitManifest.wrong_files`.
     """
-    size = commit.files[file].size
+    size = commit.file_sizes[file]
     lines: list[str] = []
     base, held = 0, memoryview(b"")
     for low, high, wanted, label in ranges:
@@ -162,6 +162,8 @@ class Store:
         self.file_bytes = file_bytes
         self.threads = threads
         self.timeout = timeout
+        self._sound_indexes: set[str] = set()
+        """The names, which are unique, of index files whose checksums were right."""
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments to open an equal store in another process, as JSON."""
@@ -231,13 +233,13 @@ class Store:
         """
         path = f"{commit_folder(step)}/{MANIFEST}"
         commit, index = merge_records(step, records, meta, self._where(step))
+        if index:  # before the checks, because it takes long and they must hold when the manifest is written
+            commit = commit.with_index(self._write_index(step, index))
         present = self.retry(self.backend.list, commit_folder(step))
-        for name, entry in commit.files.items():
-            if present.get(f"{commit_folder(step)}/{name}") != entry.size:
+        for name, size in commit.file_sizes.items():
+            if present.get(f"{commit_folder(step)}/{name}") != size:
                 raise InputError(f"{name} is missing or cut short", self._where(step), "save again")
         self._check_fence(commit)
-        if index:
-            commit = commit.with_index(self._write_index(step, index))
         data = commit.to_bytes()
         try:
             self.retry(self.backend.publish, path, data)
@@ -248,11 +250,14 @@ class Store:
         return commit
 
     def _write_index(self, step: int, index: bytes) -> str:
-        """Write the index file of a commit durably, and return its name."""
+        """Write the index file of a commit durably, read it back, and return its name."""
 
         def attempt() -> str:
             name = f"index-{self.attempt}-{uuid.uuid4().hex[:8]}.bin"
-            self.backend.write(f"{commit_folder(step)}/{name}", [index])
+            path = f"{commit_folder(step)}/{name}"
+            self.backend.write(path, [index])
+            if self.backend.read(path) != index:
+                raise OSError(errno.EIO, "it was written and reads otherwise", path)
             return name
 
         return self.retry(attempt)
@@ -337,7 +342,8 @@ class Store:
 
         Args:
             at_most: consider only this step and earlier ones.
-            deep: whether to verify every byte by its checksum, instead of only the manifest and the sizes of files.
+            deep: whether to verify every byte by its checksum, instead of only the manifest, the index
+                file and the sizes of files.
 
         Raises:
             InputError: the newest commit is undamaged, but this version cannot read it, because of a newer schema or
@@ -367,13 +373,36 @@ class Store:
             except CorruptCommit as error:
                 self.skipped.append((step, str(error)))
                 continue
-            problems = found.wrong_files(sizes) or (self._check_bytes(found) if deep else [])
+            problems = self.problems(found, sizes) or (self._check_bytes(found) if deep else [])
             if (problems or deep) and step not in self.steps():
                 return None, True
             if not problems:
                 return found, False
             self.skipped.append((step, problems[0]))
         return None, False
+
+    def problems(self, commit: CommitManifest, sizes: Mapping[str, int]) -> list[str]:
+        """Return a line for each wrong file, or else for each damaged table of the index file. No shard is read.
+
+        A right index file is read once. `sizes` has the stored files by path. The folder is listed once more before a
+        file counts as wrong, because a listing may have been made while the commit was published.
+        """
+        if lines := self._wrong_files(commit, sizes):
+            return lines
+        name, _ = commit.index
+        if not name or name in self._sound_indexes:
+            return []
+        for _ in range(2):  # once more after a wrong checksum
+            lines = damaged_ranges(self.backend, self.retry, commit, name, commit.index_ranges)
+            if not lines:
+                self._sound_indexes.add(name)
+                break
+        return lines
+
+    def _wrong_files(self, commit: CommitManifest, sizes: Mapping[str, int]) -> list[str]:
+        if not commit.wrong_files(sizes):
+            return []
+        return commit.wrong_files(self.retry(self.backend.list, commit_folder(commit.step)))
 
     def verify(self, step: int) -> list[str]:
         """Return a line for every damaged block and every short, missing or unreadable file of a commit.
@@ -385,7 +414,7 @@ class Store:
         except CorruptCommit as error:
             return [str(error)]
         sizes = self.retry(self.backend.list, commit_folder(step))
-        return found.wrong_files(sizes) + self._check_bytes(found)
+        return self._wrong_files(found, sizes) + self._check_bytes(found)
 
     def reader(self, manifest: CommitManifest) -> Reader:
         """Return a reader of the commit's tensors."""

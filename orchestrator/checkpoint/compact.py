@@ -32,6 +32,8 @@ FIXED = 3
 MOST_DIMENSIONS = 64
 LARGEST = 1 << 60
 """Of any size or offset."""
+DENSEST = 1032
+"""Bytes that a byte can inflate to, at most: a pair of bits for 258 equal bytes (RFC 1951)."""
 LEVEL = 1
 """Of zlib. Higher ones gain little on differences that repeat."""
 
@@ -85,6 +87,8 @@ def unpack(entry: dict[str, Any], data: bytes) -> tuple[Numbers, Sums]:
     """
     import numpy as np
 
+    if len(data) != entry["bytes"]:
+        raise ValueError(f"a table of {entry['bytes']} bytes has {len(data)}")
     chunks, dimensions, blocks = sizes_of(entry)
     numbers = FIXED + 2 * dimensions
     end = len(data) - blocks * SUM_BYTES
@@ -110,6 +114,8 @@ def sizes_of(entry: dict[str, Any]) -> tuple[int, int, int]:
         raise ValueError(f"{entry} has numbers that are not sizes")
     if dimensions > MOST_DIMENSIONS:
         raise ValueError(f"{dimensions} dimensions are more than a tensor has")
+    if blocks * SUM_BYTES > size or 8 * chunks * (FIXED + 2 * dimensions) > DENSEST * size:
+        raise ValueError(f"{size} bytes cannot hold a table of {chunks} chunks and {blocks} blocks")
     return chunks, dimensions, blocks
 
 

@@ -43,6 +43,8 @@ INDEX_NAME = re.compile(r"index-[0-9a-z]+-[0-9a-f]+\.bin")
 VERIFIED = "verified"
 """Key of a commit's meta: the last step that another rank has computed too, with equal results; 0 before the first."""
 FOLDER = re.compile(r"step-([0-9]{8,})")
+LARGE = 16 << 20
+"""Bytes of a table for which memory is taken only if the index file is seen to have them."""
 TAIL = re.compile(rb',"checksum":"([0-9a-f]{32})"\}\n')
 TAIL_BYTES = len(b',"checksum":""}\n') + 32
 
@@ -72,6 +74,8 @@ class CorruptCommit(Exception):
         super().__init__(what)
 
 
+Span = tuple[int, int, bytes, str]
+"""A range of bytes with a checksum: the first byte, the byte after the last, the checksum, and what it covers."""
 ReadIndex = Callable[[str, int, memoryview], int]
 """Fills a buffer from an offset of a file of the commit, by name, and returns the bytes read."""
 
@@ -122,6 +126,16 @@ class CommitManifest:
         """The bytes of every file beside the manifest, by name."""
         name, size = self.index
         return {name: entry.size for name, entry in self.files.items()} | ({name: size} if name else {})
+
+    @property
+    def index_ranges(self) -> list[Span]:
+        """The tables in the index file, each with its checksum. Together they are the file."""
+        ranges = []
+        for table, entry in zip(self.tables, self.document.get("tables", ()), strict=False):
+            if "offset" in entry:
+                low, label = entry["offset"], f"the table of {table.kinds[0][0]} to {table.kinds[-1][0]}"
+                ranges.append((low, low + entry["bytes"], bytes.fromhex(entry["sum"]), label))
+        return ranges
 
     def wrong_files(self, sizes: Mapping[str, int]) -> list[str]:
         """Return a line for each file that is missing or has the wrong size. `sizes` has the stored files by path."""
@@ -214,7 +228,7 @@ def built(data: dict[str, Any], where: str, read: ReadIndex | None) -> CommitMan
     """
     has_json_chunks = data["schema"] == JSON_CHUNKS
     step, position, block_bytes = _sizes([data["step"], data["position"], data["block_bytes"]])
-    files = ShardFiles((_earlier_files if has_json_chunks else _files)(data["files"]), block_bytes)
+    files = ShardFiles((_earlier_files if has_json_chunks else files_of)(data["files"]), block_bytes)
     kinds = (_earlier_kinds if has_json_chunks else _kinds)(data["tensors"])
     problem = _block_problem(block_bytes) or _file_problem(files.entries) or _kind_problem(kinds)
     if problem:
@@ -252,7 +266,11 @@ def _sizes(values: Sequence[int]) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _files(data: list[Any]) -> dict[str, FileEntry]:
+def files_of(data: list[Any]) -> dict[str, FileEntry]:
+    """Return the shard files by name, from the name, the bytes, the header's bytes and its checksum of each.
+
+    Raises ValueError or TypeError if they are not.
+    """
     found = {name: _file(size, header_bytes, header) for name, size, header_bytes, header in data}
     if len(found) != len(data):
         raise ValueError("a file is listed twice")
@@ -358,8 +376,11 @@ def _indexed(entry: dict[str, Any], index: str, read: ReadIndex | None, what: st
     problem = "are not at hand"
     for _ in range(2 if read else 0):
         assert read is not None
-        target = bytearray(entry["bytes"])
         try:
+            if entry["bytes"] > LARGE and not _is_there(read, index, entry["offset"] + entry["bytes"] - 1):
+                problem = "are cut short"
+                continue
+            target = bytearray(entry["bytes"])
             count = read(index, entry["offset"], memoryview(target))
         except FileNotFoundError:
             problem = "are missing"
@@ -371,6 +392,11 @@ def _indexed(entry: dict[str, Any], index: str, read: ReadIndex | None, what: st
             return unpack(entry, bytes(target))
         problem = "are cut short" if count < len(target) else "are damaged"
     raise CorruptCommit(f"{what} {problem}")
+
+
+def _is_there(read: ReadIndex, index: str, offset: int) -> bool:
+    """Whether the index file has a byte at `offset`."""
+    return read(index, offset, memoryview(bytearray(1))) == 1
 
 
 def _block_problem(block_bytes: int) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.checkpoint.chunks import ChunkTable, FileEntry, ShardFiles
-from orchestrator.checkpoint.compact import FIXED, Kind, inline, pack, tensors_of, unpack, with_data
-from orchestrator.checkpoint.manifest import SCHEMA, CommitManifest, built
+from orchestrator.checkpoint.chunks import ChunkTable, ShardFiles
+from orchestrator.checkpoint.compact import FIXED, Kind, checksum, inline, pack, tensors_of, unpack, with_data
+from orchestrator.checkpoint.manifest import SCHEMA, CommitManifest, built, files_of
 from orchestrator.checkpoint.shard import ITEM_BYTES
 from orchestrator.config.errors import InputError
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 TABLE_CHUNKS = 1 << 16
 """Chunks of a table, after which the next tensor begins another: one read of half a megabyte."""
+UNUSABLE = (LookupError, TypeError, ValueError, AttributeError, MemoryError, zlib.error)
+"""What the record of a writer raises that is of another form."""
 INLINE_BYTES = 1 << 16
 """Bytes of all tables up to which the manifest has them itself, so that a small commit is one small file."""
 
@@ -39,7 +42,7 @@ def merge_records(
 
     Returns:
         The manifest, and the content of the index file; empty if the manifest has all tables. The manifest reads its
-        tables from there, and the name of the index file is still to be set, see `CommitManifest.with_index`.
+        tables from there. The index file is named by its content, and in a store by `CommitManifest.with_index`.
 
     Raises:
         InputError: chunks overlap or leave holes, writers disagree, or `meta` lacks something.
@@ -52,22 +55,19 @@ def merge_records(
         raise InputError(
             f"meta is not usable: {error!r}", where, "pass JSON with position and receipt"
         ) from None
-    sizes = {record["block_bytes"] for record in records}
-    if len(sizes) > 1:
-        raise InputError(
-            f"writers used blocks of {sorted(sizes)} bytes", where, "open all stores with the same block size"
-        )
-    block_bytes = sizes.pop() if sizes else 1 << 20
-    listed = [[record[key] for key in ("file", "size", "header_bytes", "header")] for record in records]
-    files = ShardFiles(
-        {name: FileEntry(size, head, bytes.fromhex(header)) for name, size, head, header in listed},
-        block_bytes,
-    )
-    kinds, numbers = _kinds(records, where)
     try:
+        sizes = {record["block_bytes"] for record in records}
+        if len(sizes) > 1:
+            hint = "open all stores with the same block size"
+            raise InputError(f"writers used blocks of {sorted(sizes)} bytes", where, hint)
+        block_bytes = sizes.pop() if sizes else 1 << 20
+        listed = [[record[key] for key in ("file", "size", "header_bytes", "header")] for record in records]
+        files = ShardFiles(files_of(listed), block_bytes)
+        kinds, numbers = _kinds(records, where)
         columns, sums = _in_order(*_joined(records, kinds, numbers, block_bytes))
-    except (ValueError, IndexError) as error:
-        raise InputError(f"the record of a writer is damaged: {error}", where, "save again") from None
+    except UNUSABLE as error:
+        what = f"the record of a writer is damaged ({type(error).__name__}): {error}"
+        raise InputError(what, where, "save again") from None
     tables, index = [], []
     offset = 0
     for mine, numbers_of_table, sums_of_table in _tables(kinds, columns, sums, block_bytes):
@@ -90,7 +90,7 @@ def merge_records(
     }
     joined = b"".join(index)
     if len(joined) > INLINE_BYTES:
-        document |= {"index": ["index-0-0.bin", len(joined)], "tables": tables}
+        document |= {"index": [f"index-0-{checksum(joined).hex()}.bin", len(joined)], "tables": tables}
     else:
         kept = [{key: value for key, value in entry.items() if key != "offset"} for entry in tables]
         document["tables"] = [with_data(*pair) for pair in zip(kept, index, strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Sequence
@@ -12,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.connections import Connections
-from orchestrator.checkpoint.manifest import CommitManifest, commit_folder, parse_manifest
+from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit, commit_folder, parse_manifest
 from orchestrator.checkpoint.merging import merge_records
 from orchestrator.checkpoint.retention import rewind
 from orchestrator.checkpoint.snapshot_server import ERRNO
 from orchestrator.config.errors import InputError
-from orchestrator.storage.retry import Retry
+from orchestrator.storage.retry import Retry, read_stored
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.reader import Reader
@@ -28,6 +29,18 @@ AT_ONCE = 16
 """Servers that are asked at the same time."""
 LAST_WORDS = 1.0
 """Seconds to wait until the writing processes of ranks that died have finished their last snapshot."""
+RETRY = Retry(attempts=2, first=0.05, deadline=TIMEOUT)
+"""Of a read, after which the caller reads from the store."""
+NOTE = {
+    "step": int,
+    "token": str,
+    "writer": int,
+    "writers": int,
+    "attempt": int,
+    "meta": dict,
+    "record": dict,
+}
+"""The fields of a note, see `snapshot_writer`."""
 LOCATION = "peer memory"
 """How messages call the memory of nodes."""
 
@@ -69,8 +82,8 @@ class PeerMemory:
         Raises:
             OSError: no server answers.
         """
-        notes, places = self._notes()
         self.skipped = []
+        notes, places = self._notes()
         for step, token in sorted(notes, key=lambda key: (key[0], notes[key][0]["attempt"]), reverse=True):
             parts = notes[step, token]
             if (at_most is not None and step > at_most) or len(parts) < parts[0]["writers"]:
@@ -94,12 +107,33 @@ class PeerMemory:
         places: dict[tuple[int, str], list[str]] = {}
         answers = self._ask_all({"do": "notes", "wait": LAST_WORDS})
         for server, answer in zip(self._servers, answers, strict=True):
-            for note in json.loads(answer["bytes"]) if answer else ():
+            for note in self._usable(server, answer["bytes"]) if answer else ():
                 holders = places.setdefault((note["step"], note["record"]["file"]), [])
                 if not holders:
                     notes.setdefault((note["step"], note["token"]), []).append(note)
                 holders.append(server)
         return notes, places
+
+    def _usable(self, server: str, answer: bytes) -> list[dict[str, Any]]:
+        """Return the notes of a server that have the form of this version."""
+        try:
+            found = list(json.loads(answer))
+        except (ValueError, TypeError) as error:
+            self.skipped.append((-1, f"the notes of {server} are unusable: {error}"))
+            return []
+        usable = []
+        for note in found:
+            try:
+                if all(isinstance(note[key], kind) for key, kind in NOTE.items()) and isinstance(
+                    note["record"]["file"], str
+                ):
+                    usable.append(note)
+                    continue
+                step = int(note["step"])
+            except (LookupError, TypeError, ValueError):
+                step = -1
+            self.skipped.append((step, f"a note of {server} is unusable"))
+        return usable
 
     def manifest(self, step: int) -> CommitManifest:
         """Return the manifest of the snapshot that the run restores, see `rewind`. One server is asked.
@@ -111,39 +145,43 @@ class PeerMemory:
         error: OSError = FileNotFoundError(ERRNO["missing"], "no snapshot server has it")
         for server in self._servers:
             try:
-                document = json.loads(
-                    self._connections.ask(server, {"do": "manifest", "step": step})["bytes"]
-                )
+                return self._parsed(step, self._connections.ask(server, {"do": "manifest", "step": step}))
             except OSError as failure:
                 error = error if isinstance(failure, FileNotFoundError) else failure
-                continue
+        raise error
+
+    def _parsed(self, step: int, answer: dict[str, Any]) -> CommitManifest:
+        """Return the manifest in a server's answer. Raises OSError if it is unusable."""
+        order = {address: number for number, address in enumerate(self._servers)}
+        try:
+            document = json.loads(answer["bytes"])
             found = parse_manifest(
                 document["manifest"].encode(), f"{LOCATION}: step {step}", partial(self._read_index, step)
             )
-            order = {address: number for number, address in enumerate(self._servers)}
-            far = len(order)
-            self._places = {
-                step: {
-                    name: sorted(places, key=lambda place: order.get(place, far))
-                    for name, places in document["places"].items()
-                }
-                | {found.index[0]: self._servers}
+            places = {
+                name: sorted(places, key=lambda place: order.get(place, len(order)))
+                for name, places in document["places"].items()
             }
-            return found
-        raise error
+        except (LookupError, TypeError, ValueError, AttributeError, InputError, CorruptCommit) as error:
+            raise OSError(errno.EBADMSG, f"its manifest is unusable: {error}") from None
+        self._places = {step: places | {found.index[0]: self._servers}}
+        return found
 
-    def reader(self, manifest: CommitManifest) -> Reader:
-        """Return a reader of the tensors of a snapshot that `latest` or `manifest` has returned."""
+    def reader(self, manifest: CommitManifest, durable: Store | None = None) -> Reader:
+        """Return a reader of the tensors of a snapshot that `latest` or `manifest` has returned.
+
+        What memory does not give is read from the commit of the same step in `durable`, if it is there.
+        """
         # imported here because it imports torch, which the process that writes snapshots must not load
-        from orchestrator.checkpoint.reader import Reader
+        from orchestrator.checkpoint.reader import SnapshotReader
 
-        retry = Retry(attempts=2, first=0.05, deadline=TIMEOUT)
-        return Reader(self, retry, commit_folder(manifest.step), manifest)
+        return SnapshotReader(self, RETRY, commit_folder(manifest.step), manifest, durable)
 
     def read_into(self, path: str, offset: int, target: memoryview) -> int:
         """Fill `target` from a file of a snapshot. See `Backend.read_into`. The manifest says which servers have it.
 
-        The same read once more, which a reader does after a wrong checksum, asks another server first.
+        The same read once more, which a reader does after a wrong checksum, asks another server first. A server that
+        gives too few bytes counts as one that has none.
         """
         folder, _, name = path.partition("/")
         (step, places), *_ = self._places.items()
@@ -155,13 +193,17 @@ class PeerMemory:
         error: OSError = FileNotFoundError(ERRNO["missing"], "no snapshot server has it", path)
         for server in servers:
             try:
-                return int(self._connections.ask(server, request, target=target)["size"])
+                if (size := int(self._connections.ask(server, request, target=target)["size"])) == len(
+                    target
+                ):
+                    return size
             except OSError as failure:
-                error = failure
+                # A server without the file says nothing about a copy that cannot be reached now.
+                error = error if isinstance(failure, FileNotFoundError) else failure
         raise error
 
     def _read_index(self, step: int, name: str, offset: int, target: memoryview) -> int:
-        return self.read_into(f"{commit_folder(step)}/{name}", offset, target)
+        return read_stored(RETRY, self.read_into, f"{commit_folder(step)}/{name}", offset, target)
 
     # -- writing
 
@@ -205,12 +247,12 @@ class PeerMemory:
             attempt: the attempt that starts there.
             manifest: what `latest` has returned, if the ranks are to restore it from memory. Only it is kept then.
         """
-        document, index = b"", b""
+        document, index, name = b"", b"", ""
         if manifest is not None:
             text = manifest.to_bytes().decode()
             document = json.dumps({"manifest": text, "places": self._places[manifest.step]}).encode()
-            index = self._index
-        request = {"do": "rewind", "step": step, "attempt": attempt, "manifest": len(document)}
+            index, (name, _) = self._index, manifest.index
+        request = {"do": "rewind", "step": step, "attempt": attempt, "manifest": len(document), "index": name}
         self._ask_all(request, document, index)
 
     def close(self) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -15,6 +16,9 @@ from orchestrator.checkpoint.pieces import DTYPES
 from orchestrator.checkpoint.shard import ITEM_BYTES
 from orchestrator.config.errors import InputError
 from orchestrator.storage.retry import LostBytes, Retry, read_stored
+
+if TYPE_CHECKING:
+    from orchestrator.checkpoint.commit_store import Store
 
 
 class ByteSource(Protocol):
@@ -51,7 +55,8 @@ class Reader:
 
         Raises:
             InputError: the tensor does not exist, or the slice reaches outside it.
-            CorruptCommit: a checksum is wrong twice, or bytes are missing or cannot be read.
+            CorruptCommit: a checksum is wrong twice, bytes are missing or cannot be read, or the chunks of the tensor
+                contradict the rest of the manifest.
         """
         entry = self.manifest.tensors.get(name)
         if entry is None:
@@ -60,7 +65,11 @@ class Reader:
             )
         begin, extent = self._slice(name, entry.shape, start, shape)
         out = torch.empty(extent, dtype=DTYPES[entry.dtype])
-        for chunk in entry.chunks.overlapping((begin, extent)):
+        try:
+            chunks = entry.chunks.overlapping((begin, extent))
+        except InputError as error:
+            raise CorruptCommit(f"step {self.manifest.step}: {error}") from None
+        for chunk in chunks:
             part = _overlap((begin, extent), (chunk.start, chunk.shape))
             if part is not None:
                 place = tuple(slice(at - b, at - b + n) for at, n, b in zip(*part, begin, strict=True))
@@ -129,6 +138,44 @@ class Reader:
             if checksum(target[at : at + size]) != chunk.blocks[number]:
                 return f"block {number} at byte {chunk.offset + number * size} is damaged"
         return ""
+
+
+class SnapshotReader(Reader):
+    """Reads a snapshot from memory, and what memory does not give from the durable commit of the same step."""
+
+    def __init__(
+        self, memory: ByteSource, retry: Retry, folder: str, manifest: CommitManifest, durable: Store | None
+    ) -> None:
+        """`durable` has the durable commits of the run, None without; the others are as for `Reader`."""
+        super().__init__(memory, retry, folder, manifest)
+        self._durable = durable
+
+    def read(
+        self, name: str, start: tuple[int, ...] | None = None, shape: tuple[int, ...] | None = None
+    ) -> torch.Tensor:
+        """See `Reader.read`."""
+        try:
+            return super().read(name, start, shape)
+        except (CorruptCommit, OSError):
+            stored = self._stored
+            if stored is None:
+                raise
+        return stored.read(name, start, shape)
+
+    @cached_property
+    def _stored(self) -> Reader | None:
+        """Reads the durable commit; None if there is none of the same state."""
+        if self._durable is None:
+            return None
+        try:
+            commit = self._durable.manifest(self.manifest.step)
+        except (CorruptCommit, InputError):
+            return None
+        return self._durable.reader(commit) if _state(commit) == _state(self.manifest) else None
+
+
+def _state(commit: CommitManifest) -> tuple[int, int, str, Any]:
+    return commit.step, commit.position, commit.receipt, commit.meta.get("attempt")
 
 
 def _overlap(one: Box, other: Box) -> Box | None:

@@ -204,7 +204,7 @@ def _is_ours(path: str) -> bool:
 
 
 def _sound(store: Store, sizes: dict[str, int], limit: int | None) -> dict[int, CommitManifest]:
-    """The newest `limit` commits (all if None) with a correct manifest and correct file sizes, by step."""
+    """The newest `limit` commits (all if None) without the problems of `Store.problems`, by step."""
     found: dict[int, CommitManifest] = {}
     for step in sorted(published_steps(sizes), reverse=True):
         if len(found) == limit:
@@ -213,7 +213,7 @@ def _sound(store: Store, sizes: dict[str, int], limit: int | None) -> dict[int, 
             commit = store.manifest(step)
         except CorruptCommit:
             continue
-        if not commit.wrong_files(sizes):
+        if not store.problems(commit, sizes):
             found[step] = commit
     return found
 

@@ -186,8 +186,8 @@ class SnapshotServer:
         """By step and name of the file."""
         self._shared: dict[str, Shared] = {}
         """By name of the file."""
-        self._manifest: tuple[int, bytes, memoryview] = (-1, b"", memoryview(b""))
-        """The step that the run restores, its manifest and its index file."""
+        self._manifest: tuple[int, bytes, str, memoryview] = (-1, b"", "", memoryview(b""))
+        """The step that the run restores, its manifest, and the name and the bytes of its index file."""
         self._attempt = 0
         """Parts of earlier attempts are refused."""
         self._arriving = 0
@@ -238,7 +238,7 @@ class SnapshotServer:
                 self._rewind(request, bytes(received[:end]), received[end:])
                 return ({},)
             case "manifest":
-                step, manifest, _ = self._manifest
+                step, manifest, *_ = self._manifest
                 return ({}, manifest) if step == request["step"] and manifest else ({"error": "missing"},)
         return ({"error": "malformed"},)
 
@@ -324,8 +324,8 @@ class SnapshotServer:
     def _read(self, request: dict[str, Any]) -> tuple[Any, ...]:
         step, name = request["step"], request["name"]
         with self._changed:
-            restored, _, index = self._manifest
-            if step == restored and name.startswith("index-"):
+            restored, _, index_name, index = self._manifest
+            if (step, name) == (restored, index_name):
                 return {}, index[request["offset"] : request["offset"] + request["count"]]
             part = self._parts.get((step, name))
             if part is None and name in self._shared:
@@ -349,7 +349,7 @@ class SnapshotServer:
                         self._parts[at, name] = Part(part.attempt, part.note, os.dup(part.data))
                 shared.free()
             self._free(lambda at, part: at[0] > step or (bool(manifest) and at[0] < step))
-            self._manifest = (step, manifest, index)
+            self._manifest = (step, manifest, request["index"], index)
 
 
 def weight_server(token: str, host: str) -> SnapshotServer:

@@ -316,7 +316,7 @@ def weights_of(
                     config, shapes, folder=where, tables=tables, added=added, weights=TheirTensors(reader)
                 )
             return labelled(found, meant, where)
-        there = {name: tensor.shape for name, tensor in reader.manifest.tensors.items()}
+        there = {name: tensor.shape for name, tensor in sorted(reader.manifest.tensors.items())}
         grown = shapes if workload.grow else ()
         committed = CommitWeights(there, where, reader, below, grown)
         with told_by_label(meant, workload.objective, labels, where, is_folder=False):
@@ -402,7 +402,7 @@ def _of_own(
     if job and job.reads_base and lacks and (under := same_base(job.workload, job.needs_base, Base(**lacks))):
         below = _of_own(under, config, shapes, retry, job.data.labels)
     reader = averaged.weights_of(store, manifest, job.checkpoint if job else CheckpointSpec())
-    shapes_there = {name: tensor.shape for name, tensor in reader.manifest.tensors.items()}
+    shapes_there = {name: tensor.shape for name, tensor in sorted(reader.manifest.tensors.items())}
     weights = CommitWeights(shapes_there, where, reader, below)
     weights.check_alike(shapes)
     return weights

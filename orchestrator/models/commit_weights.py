@@ -130,8 +130,8 @@ class TheirTensors:
 
     @property
     def names(self) -> list[str]:
-        """Return the names of all tensors."""
-        return list(self._tensors)
+        """Return the names of all tensors, sorted."""
+        return sorted(self._tensors)
 
     def read(self, name: str) -> torch.Tensor:
         """Return the tensor `name`."""

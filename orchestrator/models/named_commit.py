@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.identity import read_job
-from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit
+from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit, commit_folder
 from orchestrator.checkpoint.retention import best_commit
 from orchestrator.config.errors import InputError
 from orchestrator.storage.run_directory import RunDir
@@ -52,6 +52,10 @@ def commit_at(
     if not str(tag).isdecimal() or int(tag) not in steps:
         raise InputError(f"{uri} has no commit at {tag}", where, f"name a step of {steps}, @last or @best")
     try:
-        return store.manifest(int(tag))
+        commit = store.manifest(int(tag))
+        problems = store.problems(commit, store.retry(store.backend.list, commit_folder(commit.step)))
     except CorruptCommit as error:
-        raise InputError(f"the commit is damaged: {error}", where, f"name another step of {steps}") from None
+        problems = [str(error)]
+    if problems:
+        raise InputError(f"the commit is damaged: {problems[0]}", where, f"name another step of {steps}")
+    return commit

@@ -93,7 +93,7 @@ class Restorer:
         if self._peers is not None:
             with contextlib.suppress(OSError):  # lost nodes: the store has the commit too
                 snapshot = self._peers.manifest(step)
-                return snapshot, self._peers.reader(snapshot)
+                return snapshot, self._peers.reader(snapshot, self._store)
         try:
             manifest = self._store.manifest(step)
         except InputError:

@@ -27,6 +27,8 @@ READ = ("job.yaml", "metrics.jsonl", "status.json", "summary.json")
 """The files that a row is read from."""
 TOLD = ("mtime", "ino", "ETag", "etag", "LastModified", "updated", "last_modified")
 """What listings of file systems and of stores tell of a file that another file under its name does not share."""
+MAY_CHANGE = ("size", "mode", "uid", "gid", "created")
+"""What else they tell that changes with a file or with who may read it; `created` is the ctime of a local file."""
 NO_RUNS = frozenset({"_data", COMMITS, "logs", "export", "profiles", "excerpt", "__pycache__"})
 
 
@@ -81,10 +83,12 @@ def listed(
     """
     wanted = words.lower().split()
     all_rows = [_row_if_changed(name, run, seen) for name, run in runs.items()]
-    kept = [
-        row for row in all_rows if not wanted or all(word in _text(row, runs[row["name"]]) for word in wanted)
-    ]
+    kept = [row for row in all_rows if not wanted or _has_all(wanted, _text(row, runs[row["name"]]))]
     return sorted(kept, key=lambda row: (row["ended"], -row["time"]))
+
+
+def _has_all(words: Sequence[str], text: str) -> bool:
+    return all(word in text for word in words)
 
 
 def _row_if_changed(name: str, run: RunDir | InputError, seen: Seen | None) -> dict[str, Any]:
@@ -95,9 +99,17 @@ def _row_if_changed(name: str, run: RunDir | InputError, seen: Seen | None) -> d
     if before is not None and before == state:
         return row
     row = _row_or_why(name, run)
-    if row["ended"] and row["state"] != UNREADABLE:
+    if row["ended"] and row["state"] != UNREADABLE and _is_job_readable(run):
         seen[name] = (state, row)
     return row
+
+
+def _is_job_readable(run: RunDir) -> bool:
+    try:
+        run.read_text("job.yaml")
+    except InputError:  # who may read it can change without a change of the file
+        return False
+    return True
 
 
 def _state_of_files(run: RunDir) -> Any:
@@ -110,8 +122,10 @@ def _state_of_files(run: RunDir) -> Any:
     except Exception:  # fsspec backends raise various errors; the row says why
         return None
     told = {posixpath.basename(each["name"]): each for each in entries}
-    files = {name: [told[name].get(key) for key in TOLD] for name in READ if name in told}
-    return files if files and all(any(values) for values in files.values()) else None
+    files = {name: told[name] for name in READ if name in told}
+    if not files or not all(any(entry.get(key) for key in TOLD) for entry in files.values()):
+        return None
+    return run.path, {name: [entry.get(key) for key in (*TOLD, *MAY_CHANGE)] for name, entry in files.items()}
 
 
 def _row_or_why(name: str, run: RunDir | InputError) -> dict[str, Any]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +17,12 @@ from orchestrator.checkpoint import merging
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.copying import copy_commit
 from orchestrator.checkpoint.manifest import CorruptCommit, parse_manifest
-from orchestrator.checkpoint.pieces import TensorPiece
+from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.retention import Retention, discard, prune
 from orchestrator.config.errors import InputError
+from orchestrator.models import commit_weights
+from orchestrator.models.named_commit import commit_at
+from orchestrator.storage.file_names import ATTEMPT_FILE, COMMITS
 
 META = {"position": 1, "receipt": ""}
 NAMES = ["model.layers.2.w", "model.layers.10.w", "optim.layers.2.w.exp_avg"]
@@ -28,7 +34,7 @@ def store(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """Two commits of four writers. Each tensor has a table."""
     monkeypatch.setattr(merging, "INLINE_BYTES", 0)
     monkeypatch.setattr(merging, "TABLE_CHUNKS", 1)
-    store = Store(str(in_memory / "run"))
+    store = Store(str(in_memory / "run" / COMMITS))
     for step in (1, 2):
         commit(store, step)
     return store
@@ -210,3 +216,155 @@ def test_a_table_beyond_its_file_is_refused(store: Store) -> None:
     (Path(store.uri) / "step-00000002/manifest.json").write_bytes(raw)
     with pytest.raises(InputError, match=f"beyond the {size - 1} bytes of {name}"):
         store.latest()
+
+
+def test_a_commit_with_a_damaged_index_is_not_sound(store: Store) -> None:
+    path = index_of(store, 2)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert prune(store, Retention(keep=1)) == []
+    found = store.latest(deep=False)
+    assert found is not None
+    assert found.step == 1
+    assert "is damaged" in store.skipped[0][1]
+    assert store.latest(1, deep=False) is not None
+    with pytest.raises(InputError, match="is damaged"):
+        commit_at(str(Path(store.uri).parent), 2, "init")
+
+
+def test_a_right_index_is_read_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, reads = store.backend.read_into, []
+
+    def read_into(path: str, offset: int, target: memoryview) -> int:
+        reads.append(path)
+        return real(path, offset, target)
+
+    monkeypatch.setattr(store.backend, "read_into", read_into)
+    for _ in range(2):
+        assert store.latest(deep=False) is not None
+        assert prune(store, Retention(keep=2)) == []
+    assert sorted(reads) == [f"step-{step:08d}/{index_of(store, step).name}" for step in (1, 2)]
+
+
+def test_a_listing_before_the_index_was_there_is_repeated(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = store.backend.list
+
+    def early(folder: str = "") -> dict[str, int]:
+        return {path: size for path, size in real(folder).items() if folder or "index-" not in path}
+
+    monkeypatch.setattr(store.backend, "list", early)
+    found = store.latest(deep=False)
+    assert found is not None
+    assert found.step == 2
+    assert prune(store, Retention(keep=1)) == [1]
+
+
+def test_it_is_written_before_the_fence_and_the_files_are_checked(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    for name in ("write", "list", "read", "publish"):
+        real = getattr(store.backend, name)
+
+        def noted(path: str, *rest: object, name: str = name, real: Any = real) -> Any:
+            calls.append(f"{name} {path}")
+            return real(path, *rest)
+
+        monkeypatch.setattr(store.backend, name, noted)
+    records = store.write_shard(3, 0, [TensorPiece("model.w", (1,), (0,), torch.ones(1))])
+    calls.clear()
+    store.publish(3, records, META)
+    index = f"step-00000003/{index_of(store, 3).name}"
+    assert calls == [
+        f"write {index}",
+        f"read {index}",
+        "list step-00000003",
+        f"read {ATTEMPT_FILE}",
+        "publish step-00000003/manifest.json",
+    ]
+
+
+def test_an_index_that_is_stored_wrongly_is_written_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, writes = store.backend.write, []
+
+    def write(path: str, buffers: Any) -> None:
+        if "index-" in path:
+            writes.append(path)
+            buffers = [bytes(len(buffers[0]))] if len(writes) == 1 else buffers
+        real(path, buffers)
+
+    monkeypatch.setattr(store.backend, "write", write)
+    commit(store, 3)
+    assert len(writes) == 2
+    assert store.verify(3) == []
+
+
+def rewritten(store: Store, step: int, **changes: Any) -> None:
+    """A manifest with these entries changed, and the right checksum."""
+    manifest = store.manifest(step)
+    raw = replace(manifest, document=manifest.document | changes).to_bytes()
+    (Path(store.uri) / f"step-{step:08d}/manifest.json").write_bytes(raw)
+
+
+def test_a_table_that_contradicts_the_manifest_is_one_line_and_a_corrupt_commit(store: Store) -> None:
+    kinds = [[name, "F32", [8, 4]] for name in NAMES]
+    assert store.manifest(2).document["tensors"] == kinds
+    rewritten(store, 2, tensors=[[NAMES[0], "F32", [9, 4]], *kinds[1:]])
+    (line,) = store.verify(2)
+    assert "chunks hold 32 of 36 elements" in line
+    reader = store.reader(store.manifest(2))
+    assert torch.equal(reader.read(NAMES[1]), value(2, 1))
+    with pytest.raises(CorruptCommit, match="chunks hold 32 of 36 elements"):
+        reader.read(NAMES[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"chunks": 1 << 50}, "cannot hold"),
+        ({"blocks": 1 << 40}, "cannot hold"),
+        ({"bytes": 1 << 50}, "beyond the"),
+        ({"bytes": 1 << 50, "chunks": 1 << 50, "blocks": 1 << 40}, "are cut short"),
+    ],
+)
+def test_a_forged_table_takes_no_memory(store: Store, changes: dict[str, int], problem: str) -> None:
+    manifest = store.manifest(2)
+    first, *others = manifest.document["tables"]
+    index = [manifest.index[0], 1 << 51] if problem == "are cut short" else [*manifest.index]
+    rewritten(store, 2, tables=[first | changes, *others], index=index)
+    with pytest.raises((InputError, CorruptCommit), match=problem):
+        store.reader(store.manifest(2)).read(NAMES[0])
+
+
+def test_threads_load_a_table_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, reads = store.backend.read_into, []
+    met = threading.Barrier(4)
+
+    def read_into(path: str, offset: int, target: memoryview) -> int:
+        reads.append(path)
+        return real(path, offset, target)
+
+    monkeypatch.setattr(store.backend, "read_into", read_into)
+    table = store.manifest(2).tables[0]
+
+    def columns(_: int) -> object:
+        met.wait(60)
+        return table.columns
+
+    with ThreadPoolExecutor(4) as pool:
+        first, *others = pool.map(columns, range(4))
+    assert all(each is first for each in others)
+    assert len(reads) == 1
+
+
+def test_names_are_handed_on_in_the_order_of_their_letters(store: Store) -> None:
+    names = [f"{commit_weights._theirs()}layers.{number}.w" for number in (2, 10)]
+    store.publish(3, store.write_shard(3, 0, [full_piece(name, torch.ones(2)) for name in names]), META)
+    manifest = store.manifest(3)
+    assert list(manifest.tensors) == names
+    assert commit_weights.TheirTensors(store.reader(manifest)).names == ["layers.10.w", "layers.2.w"]

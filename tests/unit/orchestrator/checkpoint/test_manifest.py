@@ -82,7 +82,7 @@ CASES: dict[str, tuple[Any, str]] = {
     "order": (lambda d: with_table(d, lambda c: c[:, ::-1]), "not in order"),
     "fewer dimensions": (lambda d: with_table(d, lambda c: c[[0, 1, 2, 3, 5]]), "fewer dimensions"),
     "more chunks": (lambda d: resize(d, chunks=3), "of another"),
-    "more blocks": (lambda d: resize(d, blocks=10**9), "of another"),
+    "more blocks": (lambda d: resize(d, blocks=10**9), "cannot hold"),
     "dimensions": (lambda d: resize(d, dimensions=10**6), "more than a tensor has"),
     "count": (lambda d: resize(d, chunks=-1), "not sizes"),
     "altered": (lambda d: resize(d, sum="0" * 16), "a table of chunks is damaged"),

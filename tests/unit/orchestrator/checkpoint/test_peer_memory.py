@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.checkpoint.peer_memory import PeerMemory, newest_commit
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
+from orchestrator.checkpoint.retention import rewind
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.shared_memory import SharedBuffer
 from orchestrator.checkpoint.snapshot_server import SnapshotServer
@@ -168,10 +170,99 @@ def test_tables_of_a_large_state_are_read_from_memory_too(
     restoring.manifest(1)
     with pytest.raises(FileNotFoundError):
         restoring.read_into(f"step-00000002/{name}", 0, memoryview(bytearray(4)))
-    flipped = bytearray(servers[0]._manifest[2])
+    flipped = bytearray(servers[0]._manifest[3])
     flipped[0] ^= 1
-    servers[0]._manifest = (*servers[0]._manifest[:2], memoryview(flipped))
+    servers[0]._manifest = (*servers[0]._manifest[:3], memoryview(flipped))
     assert torch.equal(loaded(memory(servers), 1), rows(1)), "the copy of another server is read"
+
+
+def test_what_memory_does_not_give_is_read_from_the_store(
+    servers: list[SnapshotServer], in_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an index that servers have lost, or of another one under the step's name."""
+    monkeypatch.setattr(merging, "INLINE_BYTES", 0)
+    ranks = gang(servers)
+    save(ranks, 1)
+    end(ranks)
+    controller, durable = memory(servers), Store(str(in_memory))
+    controller.rewind(1, 2, controller.latest())
+    for server in servers[:2]:
+        server._manifest = (*server._manifest[:3], memoryview(b""))
+    assert torch.equal(loaded(memory(servers), 1), rows(1)), "the third server has it"
+    servers[2]._manifest = (*servers[2]._manifest[:2], "index-0-1.bin", servers[2]._manifest[3])
+    restoring = memory(servers)
+    with pytest.raises(CorruptCommit, match="are missing"):
+        restoring.reader(restoring.manifest(1), durable).read("model.w")
+    for attempt in (7, 1):
+        records = durable.write_shard(1, 0, [full_piece("model.w", rows(1))])
+        durable.publish(1, records, META | {"attempt": attempt})
+        reader = restoring.reader(restoring.manifest(1), durable)
+        if attempt == 7:  # of another state
+            with pytest.raises(CorruptCommit, match="are missing"):
+                reader.read("model.w")
+            rewind(durable, 0)
+        else:
+            assert torch.equal(reader.read("model.w"), rows(1))
+
+
+def test_a_copy_that_cannot_be_reached_is_not_missing(servers: list[SnapshotServer]) -> None:
+    """What only looks missing would condemn the commit."""
+    peers = memory(servers)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = "{}:{}".format(*closed.getsockname())
+        for places in ([address, servers[0].address], [servers[0].address, address]):
+            peers._places = {1: {"shard": places}}
+            with pytest.raises(ConnectionRefusedError):
+                peers.read_into("step-00000001/shard", 0, memoryview(bytearray(4)))
+
+
+def test_a_note_of_another_form_is_passed_over(servers: list[SnapshotServer]) -> None:
+    ranks = gang(servers, shares=False)
+    for step in (1, 2):
+        save(ranks, step)
+    end(ranks)
+    (name,) = [name for step, name in servers[1]._parts if step == 2]
+    part = servers[1]._parts[2, name]
+    whole = part.note
+    harms: list[dict[str, Any]] = [{"writers": None}, {"step": "2"}, {"record": {}}, {"meta": None}]
+    record = json.loads(whole)["record"]
+    harms += [
+        {"record": record | harm}
+        for harm in (
+            {"table": None},
+            {"file": 3},
+            {"tensors": "AAAA"},
+            {"tensors": "A"},
+            {"size": None},
+            {"table": record["table"] | {"data": 3}},
+            {"header": "no"},
+        )
+    ]
+    peers = memory(servers)
+    for harm in harms:
+        part.note = json.dumps(json.loads(whole) | harm).encode()
+        found = peers.latest()
+        assert found is not None
+        assert found.step == 1, harm
+        assert peers.skipped, harm
+    part.note = b"no JSON"
+    assert peers.latest() is None, "no part of this server is known now"
+    assert "are unusable" in peers.skipped[0][1]
+    part.note = whole
+    assert peers.latest().step == 2  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "document", [b"no JSON", b"[]", b'{"manifest": "{}", "places": {}}', b'{"manifest": 1}']
+)
+def test_a_manifest_that_cannot_be_read_counts_as_lost(
+    servers: list[SnapshotServer], document: bytes
+) -> None:
+    for server in servers:
+        server._manifest = (1, document, "", memoryview(b""))
+    with pytest.raises(OSError, match="its manifest is unusable"):
+        memory(servers).manifest(1)
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import statistics
 import subprocess
@@ -245,6 +246,54 @@ def test_a_second_look_reads_only_the_runs_that_changed(
     assert {row["name"] for row in runs_page.listed(runs.find(), "stage", seen)} == set()
     shutil.rmtree(tmp_path / "a")
     assert [row["name"] for row in runs_page.listed(runs.find(), seen=seen)] == ["b"]
+
+
+def test_a_row_is_read_again_after_any_change_of_a_file_or_of_who_may_read_it(
+    tmp_path: Path, two: list[RunDir], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the time of the file and its number stay."""
+    seen = runs_page.Seen()
+    status = tmp_path / "a" / "status.json"
+    before = status.stat()
+    with monkeypatch.context() as patch:
+        real = LocalFileSystem.cat_file
+
+        def refused(self: LocalFileSystem, path: str, *which: Any, **how: Any) -> bytes:
+            if path.endswith("a/job.yaml"):
+                raise PermissionError(13, "Permission denied", path)
+            return real(self, path, *which, **how)
+
+        patch.setattr(LocalFileSystem, "cat_file", refused)
+        rows = {row["name"]: row for row in runs_page.listed(runs_page.Runs(str(tmp_path)).find(), seen=seen)}
+    assert "job.yaml" in rows["a"]["says"]
+    assert "a" not in seen, "the next look may be allowed to read it"
+    runs = {"a": RunDir(str(tmp_path / "a"))}
+    assert "job.yaml" not in runs_page.listed(runs, seen=seen)[0]["says"]
+    assert "a" in seen
+    status.write_text(json.dumps({**json.loads(status.read_text()), "note": "changed"}))
+    os.utime(status, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert status.stat().st_ino == before.st_ino
+    assert runs_page.listed(runs, seen=seen)[0]["says"] == "changed"
+    known = runs_page._state_of_files(runs["a"])
+    status.chmod(0o600 if status.stat().st_mode & 0o077 else 0o644)
+    assert runs_page._state_of_files(runs["a"]) != known
+    shutil.copytree(tmp_path / "a", tmp_path / "c")
+    assert runs_page._state_of_files(RunDir(str(tmp_path / "c")))[0] != runs["a"].path == known[0]
+
+
+def test_a_search_reads_each_job_once(
+    tmp_path: Path, two: list[RunDir], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    redacted: list[str] = []
+    real = runs_page.redact
+    monkeypatch.setattr(runs_page, "redact", lambda text: redacted.append(text) or real(text))
+    runs = runs_page.Runs(str(tmp_path)).find()
+    counts = []
+    for words in ("train", "train train train"):
+        redacted.clear()
+        assert len(runs_page.listed(runs, words)) == 2
+        counts.append(len(redacted))
+    assert counts[0] == counts[1]
 
 
 def test_a_damaged_run_hides_no_other(tmp_path: Path, two: list[RunDir]) -> None:
