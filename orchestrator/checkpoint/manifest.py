@@ -346,6 +346,7 @@ def _tables(
     first = 0
     for entry in data["tables"]:
         sizes_of(entry)
+        _sum(entry["sum"])
         (count,) = _sizes([entry["tensors"]])
         if not count or ("data" not in entry and not index):
             raise ValueError("a table of chunks without tensors, or without bytes")

@@ -175,7 +175,9 @@ class PeerMemory:
         # imported here because it imports torch, which the process that writes snapshots must not load
         from orchestrator.checkpoint.reader import SnapshotReader
 
-        return SnapshotReader(self, RETRY, commit_folder(manifest.step), manifest, durable)
+        return SnapshotReader(
+            self, RETRY, commit_folder(manifest.step), manifest, partial(_stored, durable, manifest)
+        )
 
     def read_into(self, path: str, offset: int, target: memoryview) -> int:
         """Fill `target` from a file of a snapshot. See `Backend.read_into`. The manifest says which servers have it.
@@ -275,6 +277,21 @@ class PeerMemory:
         if not any(answer is not None for answer in answers):
             raise errors[-1]
         return answers
+
+
+def _stored(durable: Store | None, snapshot: CommitManifest) -> Reader | None:
+    """Return a reader of the durable commit of the same state as a snapshot; None without one."""
+    if durable is None:
+        return None
+    try:
+        commit = durable.manifest(snapshot.step)
+    except (CorruptCommit, InputError):
+        return None
+    return durable.reader(commit) if _state(commit) == _state(snapshot) else None
+
+
+def _state(commit: CommitManifest) -> tuple[int, int, str, Any]:
+    return commit.step, commit.position, commit.receipt, commit.meta.get("attempt")
 
 
 def rewind_memory(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -16,9 +16,6 @@ from orchestrator.checkpoint.pieces import DTYPES
 from orchestrator.checkpoint.shard import ITEM_BYTES
 from orchestrator.config.errors import InputError
 from orchestrator.storage.retry import LostBytes, Retry, read_stored
-
-if TYPE_CHECKING:
-    from orchestrator.checkpoint.commit_store import Store
 
 
 class ByteSource(Protocol):
@@ -144,11 +141,16 @@ class SnapshotReader(Reader):
     """Reads a snapshot from memory, and what memory does not give from the durable commit of the same step."""
 
     def __init__(
-        self, memory: ByteSource, retry: Retry, folder: str, manifest: CommitManifest, durable: Store | None
+        self,
+        memory: ByteSource,
+        retry: Retry,
+        folder: str,
+        manifest: CommitManifest,
+        durable: Callable[[], Reader | None],
     ) -> None:
-        """`durable` has the durable commits of the run, None without; the others are as for `Reader`."""
+        """`durable` opens the durable commit, and returns None without one; the others are as for `Reader`."""
         super().__init__(memory, retry, folder, manifest)
-        self._durable = durable
+        self._open_durable = durable
 
     def read(
         self, name: str, start: tuple[int, ...] | None = None, shape: tuple[int, ...] | None = None
@@ -157,25 +159,14 @@ class SnapshotReader(Reader):
         try:
             return super().read(name, start, shape)
         except (CorruptCommit, OSError):
-            stored = self._stored
-            if stored is None:
+            durable = self._durable
+            if durable is None:
                 raise
-        return stored.read(name, start, shape)
+        return durable.read(name, start, shape)
 
     @cached_property
-    def _stored(self) -> Reader | None:
-        """Reads the durable commit; None if there is none of the same state."""
-        if self._durable is None:
-            return None
-        try:
-            commit = self._durable.manifest(self.manifest.step)
-        except (CorruptCommit, InputError):
-            return None
-        return self._durable.reader(commit) if _state(commit) == _state(self.manifest) else None
-
-
-def _state(commit: CommitManifest) -> tuple[int, int, str, Any]:
-    return commit.step, commit.position, commit.receipt, commit.meta.get("attempt")
+    def _durable(self) -> Reader | None:
+        return self._open_durable()
 
 
 def _overlap(one: Box, other: Box) -> Box | None:
