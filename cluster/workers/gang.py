@@ -214,7 +214,7 @@ class Gang(Protocol):
     def prewarm(self, count: int, bundle: Bundle | None = None, target: str = "") -> None:
         """Keep workers with all imports done for `count` ranks, those that run included, as far as there is room.
 
-        Polls make the workers.
+        Further workers without a rank are released. Polls make the workers.
 
         Args:
             count: the number of ranks.

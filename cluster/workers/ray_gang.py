@@ -123,6 +123,7 @@ class RayGang:
             present = len(self._groups) + len(self._pending)
             self._request_groups(min(count, present + nodes.free_workers(bundle, self._suspected_nodes())))
             self._advance(wait=0.1)  # starts their imports, which go on while the caller does something else
+        self._release_surplus()
 
     def held(self) -> int:
         """See `Gang.held`."""
@@ -210,6 +211,16 @@ class RayGang:
         avoid = self._avoid | self._suspected_nodes()
         for _ in range(groups - len(self._groups) - len(self._pending)):
             self._pending.append(PendingGroup(self._group_spec, avoid=avoid, shared=self._shared))
+
+    def _release_surplus(self) -> None:
+        """Release the worker groups beyond those to keep ready, for others need their room. Ranks keep theirs."""
+        surplus = len(self._groups) + len(self._pending) - self._target_workers // self._group_spec.ranks
+        unused = [group for group in self._groups if all(group is not used for used, _ in self._slots)]
+        for _ in range(surplus):
+            if self._pending:
+                self._pending.pop().release()
+            elif unused:
+                self._release(unused.pop())
 
     def _wait_for_groups(self, groups: int) -> None:
         """Wait until `groups` worker groups are ready.

@@ -18,14 +18,15 @@ class Capacity:
 
     Attributes:
         avoid: addresses of nodes that get no ranks because too many have failed there, or because they compute wrongly.
-            The former are avoided only while the others have room for `least` ranks.
+            The former are avoided only while the others have room for `least` workers.
+        last: the last count; 0 before.
     """
 
     def __init__(self, gang: Gang, bundle: Bundle, least: int) -> None:
         self._gang = gang
         self._bundle = bundle
         self._least = least
-        self._count = 0
+        self.last = 0
         self._counted_at = 0.0
         self.avoid: Set[str] = frozenset()
 
@@ -51,8 +52,8 @@ class Capacity:
             self._counted_at = time.monotonic()
             self.avoid = excluded(failures, now) | wrong
             occupied = beside()
-            self._count = self._gang.capacity(self._bundle, self.avoid) + occupied
-            if self.avoid != wrong and self._count < self._least:
+            self.last = self._gang.capacity(self._bundle, self.avoid) + occupied
+            if self.avoid != wrong and self.last < self._least:
                 self.avoid = wrong
-                self._count = self._gang.capacity(self._bundle, wrong) + occupied
-        return self._count
+                self.last = self._gang.capacity(self._bundle, wrong) + occupied
+        return self.last

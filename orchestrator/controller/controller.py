@@ -121,7 +121,8 @@ class Controller:
         """Why the gang could not be placed; empty except in the pass after that."""
 
         demand = demand_of(spec)
-        self._workers = Workers(cluster, run, demand, spec.checkpoint)
+        generating = spec.all_workers.min - spec.resources.workers.min
+        self._workers = Workers(cluster, run, demand, spec.checkpoint, generating=generating)
         self._retry_storage = StorageWait(spec.limits.unsaved, give_up=self._hears_stop, tell=self._set_note)
         """Calls a function that needs storage, again and again until storage answers."""
         self._inputs = RunInputs(spec, demand, run, cluster, self._retry_storage, tell=self._set_note)
@@ -252,6 +253,7 @@ class Controller:
         for line in self._rollouts.news(self._state.phase):
             self._event(self._state.phase, line)
         self._act(history, action, before)
+        self._release_surplus(before)
         self._write_status(force=self._state.phase != before.phase)
 
     def _observe(self, history: RunHistory) -> Observation:
@@ -377,6 +379,14 @@ class Controller:
                 job = self._exports if action.do == "export" else self._exports.tasks
                 job.advance(self._state.step)
                 self._pause(history, "export", action.reason)
+
+    def _release_surplus(self, before: State) -> None:
+        """Release prewarmed workers that the gang will not use, or that rollout workers need more."""
+        state = self._state
+        if not self._workers.running or state.layout is None or state.resizing or state.roomy:
+            return
+        if before.roomy or state.no_rollouts:
+            self._workers.prewarm(state.layout.world)
 
     def _pause(self, history: RunHistory, phase: Phase, reason: str, **more: Unpack[EventFields]) -> None:
         """Wait until the next pass. The first pass of a phase adds an event instead."""
