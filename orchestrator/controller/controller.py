@@ -473,6 +473,7 @@ class Controller:
         step = max(self._state.step, history.step)
         printed = self._workers.printed(action.fault)
         self._workers.stop()
+        self._rollouts.forget(before.attempt + 1)
         if action.fault is None:
             self._note = action.reason
             self._event("stop", action.reason, step=step)

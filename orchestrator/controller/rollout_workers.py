@@ -91,6 +91,12 @@ class RolloutWorkers:
     def begin(self, task: Task) -> None:
         """Note the task of a gang that has just been started. Workers of earlier attempts work for it, too."""
         self._task = task.of_rollout_worker()
+        self.forget(task.attempt)
+
+    def forget(self, before: int) -> None:
+        """Forget the work of attempts before this one. A worker that took it would look for weights that are gone."""
+        if self._queue is not None:
+            self._queue.begin(before)
 
     @property
     def running(self) -> tuple[RankStatus, ...]:
