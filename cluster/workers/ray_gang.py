@@ -115,13 +115,17 @@ class RayGang:
         self._slots = [(group, index) for group in chosen for index in range(ranks_per_group)]
         self._launch(target, config, output)
 
-    def prewarm(self, count: int, bundle: Bundle | None = None, target: str = "") -> None:
+    def prewarm(
+        self, count: int, bundle: Bundle | None = None, target: str = "", avoid: Set[str] = frozenset()
+    ) -> None:
         """See `Gang.prewarm`."""
         self._target_workers = count
         if bundle is not None:
             self._group_spec = GroupSpec(ranks=1, bundle=bundle, target=target)
+            self._avoid = frozenset(avoid)
             present = len(self._groups) + len(self._pending)
-            self._request_groups(min(count, present + nodes.free_workers(bundle, self._suspected_nodes())))
+            free = nodes.free_workers(bundle, self._avoid | self._suspected_nodes())
+            self._request_groups(min(count, present + free))
             self._advance(wait=0.1)  # starts their imports, which go on while the caller does something else
         self._release_surplus()
 

@@ -35,7 +35,7 @@ class Capacity:
         phase: Phase,
         failures: Sequence[Failure],
         now: float,
-        beside: Callable[[], int],
+        beside: Callable[[Set[str]], int],
         wrong: frozenset[str] = frozenset(),
     ) -> int:
         """Return how many workers could run. In phases in which it does not matter, return the last count.
@@ -44,16 +44,15 @@ class Capacity:
             phase: the phase of the run.
             failures: recent faults, which say what nodes to avoid.
             now: monotonic time.
-            beside: returns how many workers an evaluation beside the run occupies; they are included.
+            beside: returns how many workers the run occupies beside its gang and outside `avoid`; included.
             wrong: addresses of nodes that compute wrongly. They are avoided even if the others have too little room.
         """
         waited = time.monotonic() - self._counted_at
         if phase == "wait" or (phase in ("train", "evaluate") and waited > COUNT_EVERY):
             self._counted_at = time.monotonic()
             self.avoid = excluded(failures, now) | wrong
-            occupied = beside()
-            self.last = self._gang.capacity(self._bundle, self.avoid) + occupied
+            self.last = self._gang.capacity(self._bundle, self.avoid) + beside(self.avoid)
             if self.avoid != wrong and self.last < self._least:
                 self.avoid = wrong
-                self.last = self._gang.capacity(self._bundle, wrong) + occupied
+                self.last = self._gang.capacity(self._bundle, wrong) + beside(wrong)
         return self.last

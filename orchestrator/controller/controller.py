@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import TYPE_CHECKING, Any, Unpack
 
 from cluster.workers.clock import wall
@@ -249,7 +249,9 @@ class Controller:
         self._restored = None
         self._workers.want(WORKERS.get(self._state.phase, self._useful_workers + self._most_rollout_workers))
         self._evaluate(history, before)
-        self._rollouts.follow(self._state.rollout_workers)
+        near = {rank.node for rank in self._workers.ranks}
+        workers = self._workers
+        self._rollouts.follow(self._state.rollout_workers, workers.avoid, near, lost=workers.lost_nodes())
         for line in self._rollouts.news(self._state.phase):
             self._event(self._state.phase, line)
         self._act(history, action, before)
@@ -263,7 +265,8 @@ class Controller:
         if self._queue is not None:
             self._queue.report_nodes([rank.node for rank in workers.ranks])
         now = workers.status.at if workers.running else time.monotonic()
-        capacity = workers.capacity(state.phase, state.failures, now, self._held_beside, state.wrong_nodes)
+        failures = self._rollouts.with_failures(state.failures, now - self._spec.limits.restart_window)
+        capacity = workers.capacity(state.phase, failures, now, self._held_beside, state.wrong_nodes)
         may_start = self._state.phase == "wait" and capacity >= self._spec.all_workers.min
         if may_start and not is_preparing:  # files may be lost during a long wait
             self._inputs.forget_lost_data()
@@ -294,6 +297,7 @@ class Controller:
             rollout_workers=len(self._rollouts.running),
             rollout_failures=rollout_failures,
             rollouts_moved=self._rollouts.moved,
+            rollouts_done=self._rollouts.done,
             placement_failed=self._placement_failed,
             stop=self._stop or history.saves.stop(),
             step_seconds=history.step_seconds,
@@ -305,9 +309,9 @@ class Controller:
             evaluation_failed=self._evaluations.failed,
         )
 
-    def _held_beside(self) -> int:
-        """Return how many workers the run occupies besides those of its gang."""
-        return self._evaluations.held() + self._rollouts.held()
+    def _held_beside(self, avoid: Set[str]) -> int:
+        """Return how many workers the run occupies besides those of its gang, without rollout workers on `avoid`."""
+        return self._evaluations.held() + self._rollouts.held(avoid)
 
     def _record(self, history: RunHistory, rows: tuple[Row, ...]) -> None:
         """Store rows, report stragglers and failed saves, and pass on new commits for export and evaluation."""
@@ -401,6 +405,7 @@ class Controller:
         assert self._queue is not None
         self._event("queue", reason)
         self._workers.give_back()
+        self._rollouts.give_back()
         self._queue.requeue()
 
     def _prepare(self, history: RunHistory, reason: str) -> None:
@@ -479,6 +484,7 @@ class Controller:
             self._event("stop", action.reason, step=step)
             if self._state.phase in ("evaluate", "export"):
                 self._exports.try_again()
+                self._rollouts.give_back()
                 self._workers.free()  # other jobs may use the workers while the model is evaluated and exported
                 if self._queue is not None:
                     self._queue.leave()

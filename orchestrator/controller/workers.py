@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 from cluster.workers.cluster import Cluster
@@ -102,11 +102,16 @@ class Workers:
         phase: Phase,
         failures: Sequence[Failure],
         now: float,
-        beside: Callable[[], int],
+        beside: Callable[[Set[str]], int],
         wrong: frozenset[str],
     ) -> int:
         """Return how many workers could run, see `Capacity.count`."""
         return self._capacity.count(phase, failures, now, beside, wrong)
+
+    @property
+    def avoid(self) -> Set[str]:
+        """Addresses of nodes that get no workers, see `Capacity`."""
+        return self._capacity.avoid
 
     def ready(self) -> int:
         """Return how many workers have all imports done."""

@@ -52,11 +52,13 @@ class RolloutQueue:
         token: authenticates its clients.
         address: where it answers.
         servers: {"node", "address"} of the servers that ranks send their next weights to.
+        done: how many units of work were finished.
     """
 
     def __init__(self, host: str) -> None:
         self.token = secrets.token_hex(16)
         self.servers: Sequence[dict[str, str]] = ()
+        self.done = 0
         self._attempt = 0
         self._units: dict[str, _Unit] = {}
         """Those whose answers were not collected yet, in the order in which they were asked for."""
@@ -194,6 +196,7 @@ class RolloutQueue:
         with self._changed:
             # It is gone if its attempt has ended, or if another worker was faster.
             if (unit := self._units.get(name)) is not None:
+                self.done += unit.answers is None
                 unit.answers = answers
                 self._changed.notify_all()
         return {}
@@ -262,9 +265,11 @@ class QueueClient:
                 answer = json.loads(self._do("collect", json.dumps(missing).encode())["bytes"])
             except PermissionError:
                 why = "a later attempt of the run began, or the connection was lost"
-                raise ConnectionError(
-                    f"the queue of rollouts forgot what this rank asked for: {why}"
-                ) from None
+                # `error_kind` knows the first words: the program is not at fault.
+                text = (
+                    f"Connection reset: the queue of rollouts forgot what this rank asked for, because {why}"
+                )
+                raise ConnectionError(text) from None
             found |= {name: json.loads(text) for name, text in answer.items()}
             if answer:
                 progressed()

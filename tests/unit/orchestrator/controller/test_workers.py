@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,9 @@ class Room(FakeGang):
         super().__init__(lambda attempt: iter(()), capacity=lambda: 4)
         self.kept: list[int] = []
 
-    def prewarm(self, count: int, bundle: Bundle | None = None, target: str = "") -> None:
+    def prewarm(
+        self, count: int, bundle: Bundle | None = None, target: str = "", avoid: Set[str] = frozenset()
+    ) -> None:
         self.kept.append(count)
 
 
@@ -46,7 +49,7 @@ def test_workers_and_spares_leave_room_for_rollout_workers(tmp_path: Path) -> No
     there = workers(room, tmp_path, spares=2, generating=1)
     there.prewarm_first(4)
     assert room.kept == [3]
-    there.capacity("wait", (), 0.0, lambda: 0, frozenset())
+    there.capacity("wait", (), 0.0, lambda avoid: 0, frozenset())
     there.prewarm(3)
     there.prewarm(2)
     there.prewarm(1)
