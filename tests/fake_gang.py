@@ -63,7 +63,9 @@ class FakeGang:
         self._attempt = Attempt(world_size, config, ranks_per_group, frozenset(avoid))
         self._beats, self._last = self._script(self._attempt), GangStatus()
 
-    def prewarm(self, count: int, bundle: Bundle | None = None, target: str = "") -> None:
+    def prewarm(
+        self, count: int, bundle: Bundle | None = None, target: str = "", avoid: Set[str] = frozenset()
+    ) -> None:
         """See `Gang.prewarm`."""
 
     def held(self) -> int:

@@ -36,7 +36,9 @@ class LocalGang:
         self._ranks.start(*arguments, **more)
         self._running = True
 
-    def prewarm(self, count: int, bundle: Bundle | None = None, target: str = "") -> None:
+    def prewarm(
+        self, count: int, bundle: Bundle | None = None, target: str = "", avoid: Set[str] = frozenset()
+    ) -> None:
         """See `Gang.prewarm`."""
 
     def held(self) -> int:

@@ -211,15 +211,18 @@ class Gang(Protocol):
             TimeoutError: the ranks cannot all be placed.
         """
 
-    def prewarm(self, count: int, bundle: Bundle | None = None, target: str = "") -> None:
+    def prewarm(
+        self, count: int, bundle: Bundle | None = None, target: str = "", avoid: Set[str] = frozenset()
+    ) -> None:
         """Keep workers with all imports done for `count` ranks, those that run included, as far as there is room.
 
-        Polls make the workers.
+        Further workers without a rank are released. Polls make the workers.
 
         Args:
             count: the number of ranks.
             bundle: what one rank occupies. Needed before the first start.
             target: the entry point. Needed before the first start.
+            avoid: addresses of nodes that get no workers. Read with a bundle only.
         """
 
     def held(self) -> int:

@@ -52,15 +52,17 @@ class RayNodeServices:
         self._token = token
         self._actors: dict[str, Any] = {}
         self._locations: dict[str, dict[str, str]] = {}
+        self._served: dict[str, Any] = {}
+        """References that are ready when the actor of a node has ended."""
 
     def ensure_running(self, min_nodes: int = 1) -> list[dict[str, str]]:
         """See `NodeServices.ensure_running`."""
         alive = {n["NodeID"] for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU")}
         if len(alive) < min_nodes:
             return []
-        for node in self._actors.keys() - alive:
-            self._actors.pop(node)
-            self._locations.pop(node, None)
+        ended = {node for node, served in self._served.items() if ray.wait([served], timeout=0)[0]}
+        for node in (self._actors.keys() - alive) | ended:
+            self._forget(node)
         remote: Any = ray.remote(NodeService)
         for node in alive - self._actors.keys():
             strategy = NodeAffinitySchedulingStrategy(node, soft=False)
@@ -68,20 +70,24 @@ class RayNodeServices:
             self._actors[node] = actor
         for node, actor in list(self._actors.items()):
             if node in self._locations:
-                continue  # it may be gone, which its client notices sooner than a call here would
+                continue
             try:
                 self._locations[node] = ray.get(actor.location.remote(), timeout=START_TIMEOUT)
-                actor.serve_forever.remote()
+                self._served[node] = actor.serve_forever.remote()
             except RayError:
-                self._actors.pop(node)
-                self._locations.pop(node, None)
+                self._forget(node)
         return [self._locations[node] for node in sorted(self._locations)]
 
     def stop(self) -> None:
         """See `NodeServices.stop`."""
         for actor in self._actors.values():
             ray.kill(actor)
-        self._actors, self._locations = {}, {}
+        self._actors, self._locations, self._served = {}, {}, {}
+
+    def _forget(self, node: str) -> None:
+        self._actors.pop(node, None)
+        self._locations.pop(node, None)
+        self._served.pop(node, None)
 
 
 CLEANUP_TIMEOUT = 5.0

@@ -69,7 +69,9 @@ class ProcessGang:
             self._close_fork_server()
             raise TimeoutError(f"workers did not start: {error}") from None
 
-    def prewarm(self, count: int, bundle: Bundle | None = None, target: str = "") -> None:
+    def prewarm(
+        self, count: int, bundle: Bundle | None = None, target: str = "", avoid: Set[str] = frozenset()
+    ) -> None:
         """See `Gang.prewarm`. Does nothing, because one fork server starts any number of ranks."""
 
     def held(self) -> int:

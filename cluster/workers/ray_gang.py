@@ -115,14 +115,19 @@ class RayGang:
         self._slots = [(group, index) for group in chosen for index in range(ranks_per_group)]
         self._launch(target, config, output)
 
-    def prewarm(self, count: int, bundle: Bundle | None = None, target: str = "") -> None:
+    def prewarm(
+        self, count: int, bundle: Bundle | None = None, target: str = "", avoid: Set[str] = frozenset()
+    ) -> None:
         """See `Gang.prewarm`."""
         self._target_workers = count
         if bundle is not None:
             self._group_spec = GroupSpec(ranks=1, bundle=bundle, target=target)
+            self._avoid = frozenset(avoid)
             present = len(self._groups) + len(self._pending)
-            self._request_groups(min(count, present + nodes.free_workers(bundle, self._suspected_nodes())))
+            free = nodes.free_workers(bundle, self._avoid | self._suspected_nodes())
+            self._request_groups(min(count, present + free))
             self._advance(wait=0.1)  # starts their imports, which go on while the caller does something else
+        self._release_surplus()
 
     def held(self) -> int:
         """See `Gang.held`."""
@@ -210,6 +215,16 @@ class RayGang:
         avoid = self._avoid | self._suspected_nodes()
         for _ in range(groups - len(self._groups) - len(self._pending)):
             self._pending.append(PendingGroup(self._group_spec, avoid=avoid, shared=self._shared))
+
+    def _release_surplus(self) -> None:
+        """Release the worker groups beyond those to keep ready, for others need their room. Ranks keep theirs."""
+        surplus = len(self._groups) + len(self._pending) - self._target_workers // self._group_spec.ranks
+        unused = [group for group in self._groups if all(group is not used for used, _ in self._slots)]
+        for _ in range(surplus):
+            if self._pending:
+                self._pending.pop().release()
+            elif unused:
+                self._release(unused.pop())
 
     def _wait_for_groups(self, groups: int) -> None:
         """Wait until `groups` worker groups are ready.

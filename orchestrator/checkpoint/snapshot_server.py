@@ -38,7 +38,9 @@ ERRNO = {
     "unshared": errno.EOPNOTSUPP,
 }
 STALL = 60.0
-"""Seconds within which a message that has begun must arrive."""
+"""Seconds without a byte of a message that has begun after which its connection ends."""
+SENT_AT_ONCE = 1 << 24
+"""Bytes that must be sent within the time limit of a connection."""
 HEAD_BYTES = 8 + 16
 """Bytes before a note in its file: its length and its checksum."""
 
@@ -48,7 +50,10 @@ def send(connection: socket.socket, message: dict[str, Any], *buffers: bytes | m
     head = json.dumps(message | {"size": sum(map(len, buffers))}).encode()
     connection.sendall(len(head).to_bytes(4, "little") + head)
     for buffer in buffers:
-        connection.sendall(buffer)
+        view = memoryview(buffer)  # of which slices are no copies
+        # The time limit of a connection is for all of a `sendall`, and a large tensor may take longer.
+        for at in range(0, len(view), SENT_AT_ONCE):
+            connection.sendall(view[at : at + SENT_AT_ONCE])
 
 
 def receive(connection: socket.socket, into: memoryview) -> memoryview:

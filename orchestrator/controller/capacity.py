@@ -18,14 +18,15 @@ class Capacity:
 
     Attributes:
         avoid: addresses of nodes that get no ranks because too many have failed there, or because they compute wrongly.
-            The former are avoided only while the others have room for `least` ranks.
+            The former are avoided only while the others have room for `least` workers.
+        last: the last count; 0 before.
     """
 
     def __init__(self, gang: Gang, bundle: Bundle, least: int) -> None:
         self._gang = gang
         self._bundle = bundle
         self._least = least
-        self._count = 0
+        self.last = 0
         self._counted_at = 0.0
         self.avoid: Set[str] = frozenset()
 
@@ -34,7 +35,7 @@ class Capacity:
         phase: Phase,
         failures: Sequence[Failure],
         now: float,
-        beside: Callable[[], int],
+        beside: Callable[[Set[str]], int],
         wrong: frozenset[str] = frozenset(),
     ) -> int:
         """Return how many workers could run. In phases in which it does not matter, return the last count.
@@ -43,16 +44,15 @@ class Capacity:
             phase: the phase of the run.
             failures: recent faults, which say what nodes to avoid.
             now: monotonic time.
-            beside: returns how many workers an evaluation beside the run occupies; they are included.
+            beside: returns how many workers the run occupies beside its gang and outside `avoid`; included.
             wrong: addresses of nodes that compute wrongly. They are avoided even if the others have too little room.
         """
         waited = time.monotonic() - self._counted_at
         if phase == "wait" or (phase in ("train", "evaluate") and waited > COUNT_EVERY):
             self._counted_at = time.monotonic()
             self.avoid = excluded(failures, now) | wrong
-            occupied = beside()
-            self._count = self._gang.capacity(self._bundle, self.avoid) + occupied
-            if self.avoid != wrong and self._count < self._least:
+            self.last = self._gang.capacity(self._bundle, self.avoid) + beside(self.avoid)
+            if self.avoid != wrong and self.last < self._least:
                 self.avoid = wrong
-                self._count = self._gang.capacity(self._bundle, wrong) + occupied
-        return self._count
+                self.last = self._gang.capacity(self._bundle, wrong) + beside(wrong)
+        return self.last

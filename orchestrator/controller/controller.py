@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import TYPE_CHECKING, Any, Unpack
 
 from cluster.workers.clock import wall
@@ -121,7 +121,8 @@ class Controller:
         """Why the gang could not be placed; empty except in the pass after that."""
 
         demand = demand_of(spec)
-        self._workers = Workers(cluster, run, demand, spec.checkpoint)
+        generating = spec.all_workers.min - spec.resources.workers.min
+        self._workers = Workers(cluster, run, demand, spec.checkpoint, generating=generating)
         self._retry_storage = StorageWait(spec.limits.unsaved, give_up=self._hears_stop, tell=self._set_note)
         """Calls a function that needs storage, again and again until storage answers."""
         self._inputs = RunInputs(spec, demand, run, cluster, self._retry_storage, tell=self._set_note)
@@ -248,10 +249,13 @@ class Controller:
         self._restored = None
         self._workers.want(WORKERS.get(self._state.phase, self._useful_workers + self._most_rollout_workers))
         self._evaluate(history, before)
-        self._rollouts.follow(self._state.rollout_workers)
+        near = {rank.node for rank in self._workers.ranks}
+        workers = self._workers
+        self._rollouts.follow(self._state.rollout_workers, workers.avoid, near, lost=workers.lost_nodes())
         for line in self._rollouts.news(self._state.phase):
             self._event(self._state.phase, line)
         self._act(history, action, before)
+        self._release_surplus(before)
         self._write_status(force=self._state.phase != before.phase)
 
     def _observe(self, history: RunHistory) -> Observation:
@@ -261,7 +265,8 @@ class Controller:
         if self._queue is not None:
             self._queue.report_nodes([rank.node for rank in workers.ranks])
         now = workers.status.at if workers.running else time.monotonic()
-        capacity = workers.capacity(state.phase, state.failures, now, self._held_beside, state.wrong_nodes)
+        failures = self._rollouts.with_failures(state.failures, now - self._spec.limits.restart_window)
+        capacity = workers.capacity(state.phase, failures, now, self._held_beside, state.wrong_nodes)
         may_start = self._state.phase == "wait" and capacity >= self._spec.all_workers.min
         if may_start and not is_preparing:  # files may be lost during a long wait
             self._inputs.forget_lost_data()
@@ -292,6 +297,7 @@ class Controller:
             rollout_workers=len(self._rollouts.running),
             rollout_failures=rollout_failures,
             rollouts_moved=self._rollouts.moved,
+            rollouts_done=self._rollouts.done,
             placement_failed=self._placement_failed,
             stop=self._stop or history.saves.stop(),
             step_seconds=history.step_seconds,
@@ -303,9 +309,9 @@ class Controller:
             evaluation_failed=self._evaluations.failed,
         )
 
-    def _held_beside(self) -> int:
-        """Return how many workers the run occupies besides those of its gang."""
-        return self._evaluations.held() + self._rollouts.held()
+    def _held_beside(self, avoid: Set[str]) -> int:
+        """Return how many workers the run occupies besides those of its gang, without rollout workers on `avoid`."""
+        return self._evaluations.held() + self._rollouts.held(avoid)
 
     def _record(self, history: RunHistory, rows: tuple[Row, ...]) -> None:
         """Store rows, report stragglers and failed saves, and pass on new commits for export and evaluation."""
@@ -379,6 +385,14 @@ class Controller:
                 job.advance(self._state.step)
                 self._pause(history, "export", action.reason)
 
+    def _release_surplus(self, before: State) -> None:
+        """Release prewarmed workers that the gang will not use, or that rollout workers need more."""
+        state = self._state
+        if not self._workers.running or state.layout is None or state.resizing or state.roomy:
+            return
+        if before.roomy or state.no_rollouts:
+            self._workers.prewarm(state.layout.world)
+
     def _pause(self, history: RunHistory, phase: Phase, reason: str, **more: Unpack[EventFields]) -> None:
         """Wait until the next pass. The first pass of a phase adds an event instead."""
         self._note = reason
@@ -392,6 +406,7 @@ class Controller:
         assert self._queue is not None
         self._event("queue", reason)
         self._workers.give_back()
+        self._rollouts.give_back()
         self._queue.requeue()
 
     def _prepare(self, history: RunHistory, reason: str) -> None:
@@ -465,11 +480,13 @@ class Controller:
         step = max(self._state.step, history.step)
         printed = self._workers.printed(action.fault)
         self._workers.stop()
+        self._rollouts.forget(before.attempt + 1)
         if action.fault is None:
             self._note = action.reason
             self._event("stop", action.reason, step=step)
             if self._state.phase in ("evaluate", "export"):
                 self._exports.try_again()
+                self._rollouts.give_back()
                 self._workers.free()  # other jobs may use the workers while the model is evaluated and exported
                 if self._queue is not None:
                     self._queue.leave()

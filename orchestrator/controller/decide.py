@@ -104,9 +104,12 @@ def _with(
 
 
 ROLLOUT_FAILURES = 3
-"""Failures of rollout workers without a step between them after which the gang is started again."""
+"""Failures of rollout workers, without a step or a finished unit of work between them, after which the gang is started
+again."""
 ROLLOUT_START = 240.0
 """Seconds without a rollout worker after which the gang is started again. A worker's imports may take most of them."""
+ROLLOUT_STOP = 30.0
+"""The same for ranks that wait for answers while the run is asked to stop. The last checkpoint is kept."""
 NEED_ROLLOUTS = frozenset({"start", "train", "stop", "wait"})
 """Phases in which rollout workers run, or stay ready for the next gang."""
 
@@ -134,6 +137,8 @@ def with_rollout_workers(policy: Policy, state: State, seen: Observation, action
         # They could take the room that workers which must share a node need. The next gang gets new ones.
         return dataclasses.replace(state, rollout_workers=0)
     left = seen.room - _training_workers(policy, state, action) - policy.resources.spares
+    if seen.unevaluated and state.phase in BEGINS:
+        left -= 1  # an evaluation gets its worker first; later there are more rollout workers again
     return dataclasses.replace(state, rollout_workers=min(max(left, asked.min), asked.max))
 
 
@@ -151,11 +156,13 @@ def _room(policy: Policy, seen: Observation) -> int:
 
 def _with_rollouts_seen(state: State, seen: Observation, is_step: bool) -> State:
     """Return the state with what was seen of rollout workers. `is_step` says whether a step was done since."""
-    before = 0 if is_step else state.rollout_failures
+    is_better = is_step or seen.rollouts_done > state.rollouts_done
+    before = 0 if is_better else state.rollout_failures
     return dataclasses.replace(
         state,
         no_rollouts=0.0 if seen.rollout_workers else state.no_rollouts or seen.now,
         rollout_failures=before + len(seen.rollout_failures),
+        rollouts_done=seen.rollouts_done,
     )
 
 
@@ -165,9 +172,15 @@ def _fault_of_rollouts(state: State, seen: Observation) -> Failure | None:
     A single failure is none: another worker generates the same answers.
     """
     failed = seen.rollout_failures
-    if failed and (failed[-1].cause.kind == "input" or state.rollout_failures >= ROLLOUT_FAILURES):
+    # No other worker may have the weights: the next gang sends them again.
+    are_gone = any(failure.cause.name == "NoWeights" for failure in failed) and not seen.rollout_workers
+    if failed and (
+        failed[-1].cause.kind == "input" or are_gone or state.rollout_failures >= ROLLOUT_FAILURES
+    ):
         return dataclasses.replace(failed[-1], step=state.step)
-    if not state.no_rollouts or seen.now - state.no_rollouts <= ROLLOUT_START:
+    is_stopped = (state.stopping or seen.stop) and any(rank.waiting for rank in seen.ranks)
+    longest = ROLLOUT_STOP if is_stopped else ROLLOUT_START
+    if not state.no_rollouts or seen.now - state.no_rollouts <= longest:
         return None
     why = f"no rollout worker has run for {seen.now - state.no_rollouts:.0f} s"
     return Failure(seen.now, state.step, where="", why=why, cause=Cause("unplaced"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,9 @@ from orchestrator.train.rollouts.work_queue import RolloutQueue, worker_name
 from orchestrator.train.task import ENTRY, WEIGHT_SERVER, RolloutPlace, Task
 
 LONGEST_STEP = 10.0
-"""Stands for a gang's longest step, in seconds, where it is judged whether a worker is silent."""
+"""Stands for the least of a gang's longest step, in seconds, where it is judged whether a worker is silent or hangs."""
+COPIES = 2
+"""Nodes that have the weights, where there are so many."""
 
 
 @dataclass
@@ -36,13 +39,17 @@ class _Worker:
         rank: how it was last seen; None before its process runs.
         batches: how much it had generated when it was last seen.
         moved: the monotonic time of its last progress, or of its last wait for work.
+        longest: the longest time between two tokens, in seconds.
+        avoid: the nodes that its place is not on.
     """
 
     number: int
     gang: Gang
+    avoid: frozenset[str] = frozenset()
     rank: RankStatus | None = None
     batches: int = 0
     moved: float = 0.0
+    longest: float = LONGEST_STEP
 
 
 class RolloutWorkers:
@@ -73,6 +80,11 @@ class RolloutWorkers:
         self._made = 0
         self._task: Task | None = None
         self._news: list[str] = []
+        self._failures: tuple[Failure, ...] = ()
+        self._near: Set[str] = frozenset()
+        """Nodes of ranks."""
+        self._avoid: Set[str] = frozenset()
+        self._lost: Set[str] = frozenset()
         self.moved = 0.0
         self._queue: RolloutQueue | None = None
         if asked is not None:
@@ -91,15 +103,32 @@ class RolloutWorkers:
     def begin(self, task: Task) -> None:
         """Note the task of a gang that has just been started. Workers of earlier attempts work for it, too."""
         self._task = task.of_rollout_worker()
+        self.forget(task.attempt)
+
+    def forget(self, before: int) -> None:
+        """Forget the work of attempts before this one. A worker that took it would look for weights that are gone."""
+        if self._queue is not None:
+            self._queue.begin(before)
 
     @property
     def running(self) -> tuple[RankStatus, ...]:
         """The workers whose processes run, as they were last seen."""
         return tuple(worker.rank for worker in self._workers if worker.rank is not None)
 
-    def held(self) -> int:
-        """Return how many workers they occupy on the cluster."""
-        return sum(worker.gang.held() for worker in self._workers)
+    @property
+    def done(self) -> int:
+        """How many units of work they have finished."""
+        return self._queue.done if self._queue is not None else 0
+
+    def held(self, avoid: Set[str] = frozenset()) -> int:
+        """Return how many workers they occupy on the cluster, without those that may be on nodes of `avoid`."""
+        return sum(worker.gang.held() for worker in self._workers if not _is_on(worker, avoid))
+
+    def with_failures(self, of_gangs: Sequence[Failure], since: float) -> list[Failure]:
+        """Return failures of gangs with those of rollout workers from `since` on, by time, each once."""
+        self._failures = tuple(failure for failure in self._failures if failure.time >= since)
+        found = {(failure.time, failure.node): failure for failure in (*of_gangs, *self._failures)}
+        return sorted(found.values(), key=lambda failure: failure.time)
 
     def news(self, phase: Phase) -> list[str]:
         """Return a line for each thing that happened since the last call and that a user should know.
@@ -111,10 +140,28 @@ class RolloutWorkers:
         news, self._news = self._news, []
         return news
 
-    def follow(self, wanted: int) -> None:
-        """Start or stop workers until there are so many. Returns at once; later calls place and start them."""
+    def follow(
+        self,
+        wanted: int,
+        avoid: Set[str] = frozenset(),
+        near: Set[str] = frozenset(),
+        lost: Set[str] = frozenset(),
+    ) -> None:
+        """Start or stop workers until there are so many. Returns at once; later calls place and start them.
+
+        Args:
+            wanted: how many.
+            avoid: addresses of nodes that get none. Those that are there end.
+            near: addresses of the nodes of ranks.
+            lost: addresses of nodes that do not answer.
+        """
         if self._queue is None or self._task is None:
             return
+        for worker in [worker for worker in self._workers if _is_on(worker, avoid)]:
+            self._end(worker)
+        if (avoid, near, lost) != (self._avoid, self._near, self._lost):
+            self._avoid, self._near, self._lost = avoid, near, lost
+            self._order_servers()
         if len(self._workers) > wanted:
             # Those that are not started yet go first, and then the youngest.
             ordered = sorted(self._workers, key=lambda worker: worker.rank is None)
@@ -122,8 +169,8 @@ class RolloutWorkers:
                 self._end(worker)
         while len(self._workers) < wanted:
             self._made += 1
-            worker = _Worker(self._made, self._cluster.gang())
-            worker.gang.prewarm(1, self._bundle, ENTRY)
+            worker = _Worker(self._made, self._cluster.gang(), frozenset(avoid), longest=LONGEST_STEP)
+            worker.gang.prewarm(1, self._bundle, ENTRY, avoid=avoid)
             self._workers = (*self._workers, worker)
         for worker in self._workers:
             if worker.rank is None:
@@ -136,7 +183,7 @@ class RolloutWorkers:
             return
         output = output_of_rollouts(self._run, worker.number)
         try:
-            worker.gang.start(1, self._bundle, ENTRY, task.to_json(), output=output)
+            worker.gang.start(1, self._bundle, ENTRY, task.to_json(), avoid=worker.avoid, output=output)
         except TimeoutError:
             self._end(worker)  # the next call asks for another place
             return
@@ -151,12 +198,20 @@ class RolloutWorkers:
         self._order_servers()
 
     def _order_servers(self) -> None:
-        """Name the servers that get weights: those on nodes of workers, or else the first one."""
+        """Name the servers that get weights: those on nodes of workers, and as many others as make two.
+
+        Others are on nodes of ranks if possible. The loss of one node then loses no weights.
+        """
         assert self._queue is not None
         nodes = {rank.node for rank in self.running}
-        self._queue.servers = [
-            server for server in self._servers if server["node"] in nodes
-        ] or self._servers[:1]
+        there = [server for server in self._servers if server["node"] not in self._lost]
+        usable = [server for server in there if server["node"] not in self._avoid] or there
+        needed = [server for server in usable if server["node"] in nodes]
+        others = sorted(
+            (server for server in usable if server["node"] not in nodes),
+            key=lambda server: server["node"] not in self._near,
+        )
+        self._queue.servers = needed + others[: max(COPIES - len(needed), 0)]
 
     def look(self) -> tuple[Failure, ...]:
         """Poll the workers, remove those that have failed or will be taken away, and return the failures."""
@@ -165,6 +220,8 @@ class RolloutWorkers:
             status = worker.gang.poll(0)
             (rank,) = status.ranks
             if rank.evaluated_batches != worker.batches:
+                if worker.batches:
+                    worker.longest = max(worker.longest, status.at - worker.moved)
                 worker.batches = rank.evaluated_batches
                 worker.moved = self.moved = status.at
             if rank.waiting:
@@ -177,9 +234,10 @@ class RolloutWorkers:
                     step=rank.step,
                     moved=worker.moved,
                     suspected=0.0,
-                    longest_step=LONGEST_STEP,
+                    longest_step=worker.longest,
                     gap=status.gap,
-                    starting=True,  # the first token of a unit may take as long as a first step
+                    # A unit begins with a sign of life; the first token after the first of them may need a compilation.
+                    starting=worker.batches <= 1,
                     ending=False,
                     limits=self._limits,
                 )
@@ -188,10 +246,18 @@ class RolloutWorkers:
             if fault is None and rank.state == "done":
                 fault = Failure(status.at, rank.step, where, "its process ended")
             if fault is not None:
+                # Else the ranks that waited for this worker would count as hanging, too.
+                self.moved = max(self.moved, status.at)
+                if (
+                    fault.cause.end == "lost"
+                ):  # perhaps with its node; a worker that starts there finds the server again
+                    self._servers = [server for server in self._servers if server["node"] != rank.node]
                 failures.append(dataclasses.replace(fault, where=where, rank=-1))
                 self._news.append(f"{failures[-1].text}; others generate its answers")
             if fault is not None or rank.leaving:
                 self._end(worker)
+        # That the weights are gone is no fault of the node that looked for them.
+        self._failures += tuple(failure for failure in failures if failure.cause.name != "NoWeights")
         return tuple(failures)
 
     def _end(self, worker: _Worker) -> None:
@@ -199,6 +265,16 @@ class RolloutWorkers:
         worker.gang.close()
         if worker.rank is not None and self._queue is not None:
             self._queue.forget(worker_name(worker.rank.node, worker.rank.pid))
+            self._order_servers()
+
+    def give_back(self) -> None:
+        """End all workers and servers of weights, which the next `place` starts again."""
+        for worker in self._workers:
+            self._end(worker)
+        self._task = None
+        if self._queue is not None:
+            self._services.stop()
+            self._servers = []
             self._order_servers()
 
     def close(self) -> None:
@@ -209,3 +285,8 @@ class RolloutWorkers:
         if self._queue is not None:
             self._services.stop()
             self._queue.close()
+
+
+def _is_on(worker: _Worker, avoid: Set[str]) -> bool:
+    """Whether a worker is on one of these nodes, or may get a place there."""
+    return worker.rank.node in avoid if worker.rank is not None else not avoid <= worker.avoid

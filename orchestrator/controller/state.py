@@ -112,7 +112,9 @@ class State:
     no_rollouts: float = 0.0
     """Since when none of them has run, while the ranks need them."""
     rollout_failures: int = 0
-    """How many of them have failed since the last step."""
+    """How many of them have failed since the last step or finished unit of work."""
+    rollouts_done: int = 0
+    """How many units of work they had finished when they were last seen."""
 
     evaluating: int | None = None
     """The step of the commit that is being evaluated beside the run."""
@@ -161,6 +163,8 @@ class Observation:
     """How many rollout workers run."""
     rollout_failures: tuple[Failure, ...] = ()
     """Why rollout workers have just failed."""
+    rollouts_done: int = 0
+    """How many units of work rollout workers have finished."""
     rollouts_moved: float = 0.0
     """When a rollout worker last generated a token, monotonic. Ranks may wait for the answer."""
     gap: float = 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 from cluster.workers.cluster import Cluster
@@ -39,7 +39,14 @@ class Workers:
         status: the last observation of the gang.
     """
 
-    def __init__(self, cluster: Cluster, run: RunDir, demand: Demand, checkpoint: CheckpointSpec) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        run: RunDir,
+        demand: Demand,
+        checkpoint: CheckpointSpec,
+        generating: int = 0,
+    ) -> None:
         """Start nothing yet.
 
         Args:
@@ -47,7 +54,9 @@ class Workers:
             run: the run directory.
             demand: the workers and the layout that the job asks for, and the size of its state.
             checkpoint: how often snapshots go into the memory of nodes.
+            generating: how many rollout workers the run needs beside these workers.
         """
+        self._generating = generating
         self._resources = demand.resources
         self._parallel = demand.parallel
         self._cluster = cluster
@@ -66,7 +75,8 @@ class Workers:
         """Readings of nodes that `take_readings` has not returned yet."""
 
     def _new_capacity(self) -> Capacity:
-        return Capacity(self._gang, self.bundle, least=self._resources.workers.min)
+        least = self._resources.workers.min + self._generating
+        return Capacity(self._gang, self.bundle, least=least)
 
     def _open_gang(self) -> None:
         """Make a new gang after the previous one was closed."""
@@ -92,11 +102,16 @@ class Workers:
         phase: Phase,
         failures: Sequence[Failure],
         now: float,
-        beside: Callable[[], int],
+        beside: Callable[[Set[str]], int],
         wrong: frozenset[str],
     ) -> int:
         """Return how many workers could run, see `Capacity.count`."""
         return self._capacity.count(phase, failures, now, beside, wrong)
+
+    @property
+    def avoid(self) -> Set[str]:
+        """Addresses of nodes that get no workers, see `Capacity`."""
+        return self._capacity.avoid
 
     def ready(self) -> int:
         """Return how many workers have all imports done."""
@@ -175,11 +190,16 @@ class Workers:
         pinned = self._parallel
         fits = pinned == "auto" or ((pinned.tp or 1) == 1 and ENTRY_OF[pinned.engine or "torch"] == ENTRY)
         if fits and not (self.running or self._gang.held()):
+            if self._generating:  # which need their room while these imports go on
+                workers = min(workers, max(self._gang.capacity(self.bundle) - self._generating, 0))
             self._gang.prewarm(workers, self.bundle, ENTRY)
 
     def prewarm(self, workers: int) -> None:
-        """Keep `workers` workers and the job's spares ready, as far as there is room."""
-        self._gang.prewarm(workers + self._resources.spares)
+        """Keep `workers` workers and the job's spares ready, as far as there is room. Rollout workers come first."""
+        spares = self._resources.spares
+        if self._generating:
+            spares = min(spares, max(self._capacity.last - workers - self._generating, 0))
+        self._gang.prewarm(workers + spares)
 
     def request_stop(self) -> None:
         """Ask the ranks to commit and end at the next step boundary; safe from other threads."""

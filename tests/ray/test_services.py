@@ -43,6 +43,21 @@ def test_every_node_with_processors_has_one_until_they_are_stopped(
         time.sleep(0.1)
 
 
+def test_a_service_that_died_on_a_living_node_is_replaced(
+    services: RayNodeServices, cluster: Cluster
+) -> None:
+    places = services.ensure_running()
+    ray.kill(next(iter(services._actors.values())))
+    deadline = time.monotonic() + 60
+    while (again := services.ensure_running()) == places:
+        assert time.monotonic() < deadline, "a service that is gone is still named"
+        time.sleep(0.1)
+    assert {place["node"] for place in again} == {place["node"] for place in places}
+    assert len([place for place in again if place not in places]) == 1
+    for place in again:
+        _connect(place["address"])
+
+
 def test_a_service_leaves_the_processors_to_the_ranks(services: RayNodeServices, cluster: Cluster) -> None:
     services.ensure_running()
     raylets = [node.all_processes["raylet"][0].process.pid for node in cluster.worker_nodes]

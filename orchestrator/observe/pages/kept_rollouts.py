@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import Any
 
+from orchestrator.config.errors import InputError
 from orchestrator.train.rollouts.kept import kept_steps, read_kept
 
 STEPS_SHOWN = 4
@@ -17,12 +19,16 @@ LONGEST = 600
 
 def rollouts_shown(run: str) -> list[dict[str, Any]]:
     """Return some kept rollouts of the run at a URI, oldest first: of each step the first prompts, and of each prompt
-    the answers with the largest and the smallest reward.
+    the answers with the largest and the smallest reward. Leaves out steps whose file is damaged.
     """
     kept = kept_steps(run)
     parts = max(min(len(kept), STEPS_SHOWN) - 1, 1)
     chosen = [kept[round(part * (len(kept) - 1) / parts)] for part in range(min(len(kept), STEPS_SHOWN))]
-    return [{"step": step, "prompts": _prompts(read_kept(run, step)[1])} for step in chosen]
+    shown = []
+    for step in chosen:
+        with contextlib.suppress(InputError):  # a damaged file costs its step, not the report
+            shown.append({"step": step, "prompts": _prompts(read_kept(run, step)[1])})
+    return shown
 
 
 def _prompts(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:

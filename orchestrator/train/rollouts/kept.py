@@ -89,7 +89,7 @@ def kept_steps(run: str) -> list[int]:
 def read_kept(run: str, step: int | None = None) -> tuple[int, list[dict[str, Any]]]:
     """Return a step and its kept rollouts; of the last step that has any, if none is named.
 
-    Raises InputError if there are none.
+    Raises InputError if there are none, or if the file is damaged.
     """
     steps = kept_steps(run)
     if not steps:
@@ -98,5 +98,13 @@ def read_kept(run: str, step: int | None = None) -> tuple[int, list[dict[str, An
         shown = ", ".join(map(str, steps[-8:]))
         raise InputError(f"has no rollouts of step {step}", run, f"the last steps that it has are {shown}")
     chosen = steps[-1] if step is None else step
-    text = _folder(run).read(file_of(chosen)).decode()
-    return chosen, [json.loads(line) for line in text.splitlines()]
+    text = _folder(run).read(file_of(chosen)).decode(errors="replace")
+    try:
+        # An answer may contain other line separators, such as U+2028, which JSON does not escape.
+        return chosen, [json.loads(line) for line in text.split("\n") if line]
+    except ValueError:
+        raise InputError(
+            f"has damaged rollouts of step {chosen}",
+            run,
+            f"name another step, or remove {FOLDER}/{file_of(chosen)}",
+        ) from None

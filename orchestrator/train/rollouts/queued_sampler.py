@@ -52,8 +52,9 @@ class QueuedSampler:
     def answers(self, units: Sequence[Unit]) -> list[list[list[Drawn]]]:
         """See `AnswerSampler.answers`."""
         self._asked += 1
-        begin = f"{self._version}.{self._asked}.{self._context.rank_info.rank}"
-        names = [f"{begin}.{number}" for number in range(len(units))]
+        info = self._context.rank_info
+        call = f"{self._version}.{self._asked}"
+        names = [f"{call}.{info.rank}.{number}" for number in range(len(units))]
         asked = {
             name: {"version": self._version, "servers": self._servers, **unit._asdict()}
             for name, unit in zip(names, units, strict=True)
@@ -61,6 +62,7 @@ class QueuedSampler:
         # Rollout workers may be on their way. The controller watches them, and ends this wait if none makes progress.
         self._context.set_waiting(True)
         found = self._queue.answers(self._attempt, asked, self._context.lives)
+        self._queue.meet(self._attempt, call, info.rank, info.world_size)
         self._context.set_waiting(False)
         return [[[Drawn(*drawn) for drawn in of_prompt] for of_prompt in found[name]] for name in names]
 

@@ -33,12 +33,14 @@ class _Unit:
     Attributes:
         text: what to generate.
         rank: the connection of the rank that asked for it.
+        index: its place among the units of that call.
         answers: the answers as text; None before they are there.
         worker: the rollout worker that generates them, empty without one, and the number of its connection.
     """
 
     text: str
     rank: int
+    index: int
     answers: str | None = None
     worker: tuple[str, int] = ("", 0)
 
@@ -50,14 +52,18 @@ class RolloutQueue:
         token: authenticates its clients.
         address: where it answers.
         servers: {"node", "address"} of the servers that ranks send their next weights to.
+        done: how many units of work were finished.
     """
 
     def __init__(self, host: str) -> None:
         self.token = secrets.token_hex(16)
         self.servers: Sequence[dict[str, str]] = ()
+        self.done = 0
         self._attempt = 0
         self._units: dict[str, _Unit] = {}
         """Those whose answers were not collected yet, in the order in which they were asked for."""
+        self._met: dict[str, set[int]] = {}
+        """The ranks that have all answers of a call, by its name. Only the last two calls are kept."""
         self._changed = threading.Condition()
         """Guards all of it. Notified of new units and answers."""
         self._connected = 0
@@ -65,6 +71,15 @@ class RolloutQueue:
         self._closed = False
         self._server = listen(host, 0, self._serve)
         self.address = "{}:{}".format(*self._server.server_address[:2])
+
+    def begin(self, attempt: int) -> None:
+        """Forget the units of earlier attempts, whose weights no server keeps, and refuse further ones."""
+        with self._changed:
+            if attempt > self._attempt:
+                self._attempt = attempt
+                self._units = {}
+                self._met = {}
+                self._changed.notify_all()
 
     def forget(self, worker: str) -> None:
         """Give the unit of a rollout worker to another one. A lost machine does not end its connections."""
@@ -105,6 +120,8 @@ class RolloutQueue:
                 return (self._ask(request["attempt"], json.loads(given), number),)
             case "collect":
                 return self._collect(json.loads(given))
+            case "meet":
+                return (self._meet(request),)
             case "take":
                 found = self._take((request["worker"], number))
                 return {}, json.dumps(found).encode()
@@ -118,10 +135,10 @@ class RolloutQueue:
         with self._changed:
             if attempt < self._attempt:
                 return {"error": "replaced"}
-            if attempt > self._attempt:  # nobody collects what the ranks of earlier attempts asked for
-                self._attempt = attempt
-                self._units = {}
-            self._units |= {name: _Unit(text, rank) for name, text in units.items()}
+        self.begin(attempt)  # nobody collects what the ranks of earlier attempts asked for
+        with self._changed:
+            numbered = enumerate(units.items())
+            self._units |= {name: _Unit(text, rank, index) for index, (name, text) in numbered}
             self._changed.notify_all()
         return {}
 
@@ -143,6 +160,22 @@ class RolloutQueue:
                 del self._units[name]
             return {}, json.dumps(answers).encode()
 
+    def _meet(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Note that a rank has its answers of a call. Return whether all ranks have theirs, after LOOK seconds."""
+        with self._changed:
+            if request["attempt"] < self._attempt:
+                return {"error": "replaced"}
+            there = self._met.setdefault(request["call"], set())
+            there.add(request["rank"])
+            # A rank may still be in the call before, but not in an earlier one: this one would not have begun.
+            self._met = dict(list(self._met.items())[-2:])
+            self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: self._closed or len(there) >= request["world"] or request["attempt"] < self._attempt,
+                LOOK,
+            )
+            return {"all": len(there) >= request["world"]}
+
     def _take(self, worker: tuple[str, int]) -> list[Any] | None:
         """Return the name and the text of a unit; None if there is nothing to do."""
         with self._changed:
@@ -154,14 +187,16 @@ class RolloutQueue:
             return [chosen, unit.text]
 
     def _first(self) -> str | None:
-        """Return the name of the first unit that nobody generates."""
+        """Return the name of the next unit that nobody generates. Ranks are served in turn."""
         units = self._units.items()
-        return next((name for name, unit in units if unit.answers is None and not unit.worker[1]), None)
+        free = [name for name, unit in units if unit.answers is None and not unit.worker[1]]
+        return min(free, key=lambda name: self._units[name].index, default=None)
 
     def _give(self, name: str, answers: str) -> dict[str, Any]:
         with self._changed:
             # It is gone if its attempt has ended, or if another worker was faster.
             if (unit := self._units.get(name)) is not None:
+                self.done += unit.answers is None
                 unit.answers = answers
                 self._changed.notify_all()
         return {}
@@ -220,16 +255,42 @@ class QueueClient:
 
         Raises:
             OSError: the queue is gone, or a later attempt of the run has begun.
+            ConnectionError: the queue forgot the units, because it lost the connection to this rank.
         """
         texts = {name: json.dumps(content) for name, content in units.items()}
         self._do("ask", json.dumps(texts).encode(), attempt=attempt)
         found: dict[str, Any] = {}
         while missing := [name for name in units if name not in found]:
-            answer = json.loads(self._do("collect", json.dumps(missing).encode())["bytes"])
+            try:
+                answer = json.loads(self._do("collect", json.dumps(missing).encode())["bytes"])
+            except PermissionError:
+                why = "a later attempt of the run began, or the connection was lost"
+                # `error_kind` knows the first words: the program is not at fault.
+                text = (
+                    f"Connection reset: the queue of rollouts forgot what this rank asked for, because {why}"
+                )
+                raise ConnectionError(text) from None
             found |= {name: json.loads(text) for name, text in answer.items()}
             if answer:
                 progressed()
         return found
+
+    def meet(self, attempt: int, call: str, rank: int, world: int) -> None:
+        """Wait until all ranks have the answers of a call. All ranks make the same calls in the same order.
+
+        Ranks would otherwise wait for each other in a collective, which has a time limit of its own. As in `answers`,
+        the controller limits this wait.
+
+        Args:
+            attempt: the attempt of the run.
+            call: the name of the call.
+            rank: this rank.
+            world: the number of ranks.
+
+        Raises OSError if the queue is gone, or a later attempt of the run has begun.
+        """
+        while not self._do("meet", attempt=attempt, call=call, rank=rank, world=world)["all"]:
+            pass
 
     def take(self) -> Work | None:
         """Return a unit of work; None if there is none within LOOK seconds."""

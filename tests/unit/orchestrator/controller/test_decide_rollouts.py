@@ -10,7 +10,7 @@ import pytest
 from cluster.workers.gang import Cause, RankStatus
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.spec import JobSpec, parse
-from orchestrator.controller.decide import ROLLOUT_FAILURES, ROLLOUT_START, decide
+from orchestrator.controller.decide import ROLLOUT_FAILURES, ROLLOUT_START, ROLLOUT_STOP, decide
 from orchestrator.controller.health import Failure
 from orchestrator.controller.state import Observation, Phase, Policy, State, Stop, policy_of
 from orchestrator.parallel.layout import Layout
@@ -72,6 +72,9 @@ def see(capacity: int, dp: int = 2, **more: Any) -> Observation:
         (at("train"), see(2), JOB, 1),  # a node is gone: the least of them is asked for all the same
         (at("train", dp=1), see(4, dp=1), JOB, 3),
         (at("start"), see(4, ranks=()), JOB, 2),
+        (at("train"), see(9, unevaluated=(5,)), JOB, 3),
+        (at("train"), see(5, unevaluated=(5,)), JOB, 2),  # the third place is for the evaluation
+        (at("train"), see(3, unevaluated=(5,)), JOB, 1),
         (at("stop"), see(4, ranks=()), JOB, 2),  # they stay for the next gang
         (at("wait", dp=1), see(4, ranks=()), JOB, 2),  # which may be larger
         (at("stop", layout=Layout(tp=2)), see(4, ranks=()), JOB, 0),  # these need places on one node
@@ -111,6 +114,9 @@ def test_a_lost_one_is_no_fault_but_many_without_a_step_are() -> None:
         policy(), at("train", rollout_failures=2), dataclasses.replace(lost, ranks=ranks(step=8))
     )
     assert (action.do, state.rollout_failures) == ("watch", 1)  # a step was done since
+    done = dataclasses.replace(lost, rollouts_done=5)
+    state, action = decide(policy(), at("train", rollout_failures=2, rollouts_done=4), done)
+    assert (action.do, state.rollout_failures) == ("watch", 1)  # a unit was finished since
     state, action = decide(policy(), at("train", rollout_failures=ROLLOUT_FAILURES - 1), lost)
     assert (state.phase, action.do, state.outcome) == ("stop", "halt", None)
     assert action.fault is not None
@@ -147,3 +153,22 @@ def test_ranks_that_wait_for_answers_do_not_hang_while_a_token_comes() -> None:
     assert decide(policy(), still, see(3, ranks=waiting, rollout_workers=1))[1].do == "halt"
     alive = see(3, ranks=waiting, rollout_workers=1, rollouts_moved=NOW - 5)
     assert decide(policy(), still, alive)[1].do == "watch"
+
+
+def test_weights_that_are_gone_are_sent_again_unless_another_worker_may_have_them() -> None:
+    gone = dataclasses.replace(DEATH, why="NoWeights: no", cause=Cause("raised", name="NoWeights"))
+    lost = see(4, rollout_failures=(gone,))
+    state, action = decide(policy(), at("train"), lost)
+    assert (action.do, state.outcome) == ("halt", None)
+    assert decide(policy(), at("train"), dataclasses.replace(lost, rollout_workers=1))[1].do == "watch"
+
+
+def test_a_stop_does_not_wait_long_for_a_rollout_worker() -> None:
+    waiting = see(3, ranks=ranks(waiting=True), stop=Stop("request", "by the user"))
+    before = at("train", waited=True, stopping=waiting.stop, no_rollouts=NOW - ROLLOUT_STOP + 1)
+    assert decide(policy(), before, waiting)[1].do == "watch"
+    state, action = decide(policy(), dataclasses.replace(before, no_rollouts=NOW - ROLLOUT_STOP - 1), waiting)
+    assert (action.do, state.outcome) == ("halt", Outcome.STOPPED)
+    busy = dataclasses.replace(waiting, ranks=ranks())
+    late = dataclasses.replace(before, waited=False, no_rollouts=NOW - ROLLOUT_STOP - 1)
+    assert decide(policy(), late, busy)[1].do == "watch"

@@ -58,7 +58,7 @@ def test_a_wrong_node_is_avoided_even_without_enough_others() -> None:
     wrong = frozenset({"b"})
 
     def count(now: float, **more: Any) -> int:
-        return capacity.count("wait", strikes, now, lambda: 0, **more)
+        return capacity.count("wait", strikes, now, lambda avoid: 0, **more)
 
     assert count(10.0) == 4
     assert capacity.avoid == {"a"}

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.config.errors import InputError
+from orchestrator.observe.pages.kept_rollouts import rollouts_shown
 from orchestrator.train.rollouts.kept import KeptRollouts, kept_steps, read_kept
 from orchestrator.train.rollouts.made import Rollout, Scored
 from orchestrator.train.rollouts.prompts import Prompt
@@ -50,3 +51,15 @@ def test_storage_that_fails_stops_nothing(tmp_path: Path) -> None:
     for step in range(1, 4):
         kept.add(step, ["why?"], rollout("a"))
     kept.close()
+
+
+def test_line_separators_in_answers_end_no_line_and_a_damaged_file_is_named(tmp_path: Path) -> None:
+    kept = KeptRollouts(str(tmp_path))
+    text = "a\u2028b\u2029c\x85d\x0ce"
+    kept.add(3, ["why?"], rollout(text))
+    kept.close()
+    assert [line["answer"] for line in read_kept(str(tmp_path), 3)[1]] == [text, text]
+    (tmp_path / "rollouts/step-00000005.jsonl").write_text('{"prompt_number": 1')
+    with pytest.raises(InputError, match="has damaged rollouts of step 5"):
+        read_kept(str(tmp_path))
+    assert [each["step"] for each in rollouts_shown(str(tmp_path))] == [3]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from orchestrator.checkpoint import snapshot_server
 from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.snapshot_server import SnapshotServer, weight_server
 from orchestrator.train.rollouts import weights
@@ -113,3 +115,14 @@ def test_a_later_attempt_replaces_what_more_ranks_have_sent(servers: list[Snapsh
     send(0, 2**32, [one], attempt=2)
     with pytest.raises(NoWeights):
         read(3, [one])
+
+
+def test_a_large_tensor_has_a_time_limit_for_each_chunk_and_not_for_all_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The limit of a socket is for a whole `sendall`."""
+    monkeypatch.setattr(snapshot_server, "SENT_AT_ONCE", 4)
+    sent: list[bytes] = []
+    connection: Any = SimpleNamespace(sendall=lambda data: sent.append(bytes(data)))
+    snapshot_server.send(connection, {}, b"0123456789", memoryview(b"ab"), b"")
+    assert sent[1:] == [b"0123", b"4567", b"89", b"ab"]

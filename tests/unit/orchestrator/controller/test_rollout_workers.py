@@ -1,0 +1,172 @@
+"""Where rollout workers run, and which nodes get weights, on a cluster without processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Set
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_gang import Attempt, FakeGang
+
+from cluster.workers.device_limits import CPU
+from cluster.workers.gang import Bundle, Cause, GangStatus, RankStatus
+from orchestrator.config.resources import Workers
+from orchestrator.controller.health import FIRST_STEP, STRIKES, excluded
+from orchestrator.controller.rollout_workers import RolloutWorkers
+
+NODES = ("a", "b", "c", "d")
+
+
+class Node(FakeGang):
+    """A gang of one rank, on the first node that it may use."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        super().__init__(self._beats)
+        self._hosts = hosts
+        self.avoided: list[Set[str]] = []
+        self.now: dict[str, Any] = {}
+        self.at = time.monotonic()
+
+    def prewarm(
+        self, count: int, bundle: Bundle | None = None, target: str = "", avoid: Set[str] = frozenset()
+    ) -> None:
+        self.avoided.append(avoid)
+
+    def start(self, *arguments: Any, **more: Any) -> None:
+        self.avoided.append(more["avoid"])
+        super().start(*arguments, **more)
+
+    def poll(self, saved: int, wait: float = 0.0) -> GangStatus:
+        return super().poll(saved, wait) if self._attempt is not None else GangStatus()
+
+    def held(self) -> int:
+        return 1
+
+    def _beats(self, attempt: Attempt) -> Iterator[GangStatus]:
+        node = next(name for name in NODES if name not in attempt.avoid)
+        while True:
+            rank = RankStatus(0, node, 7, **{"state": "running", "last_heartbeat": self.at, **self.now})
+            yield GangStatus((rank,), at=self.at)
+
+
+class Hosts:
+    """Four nodes with a server of weights on each."""
+
+    def __init__(self) -> None:
+        self.gangs: list[Node] = []
+        self.serves = False
+
+    def gang(self) -> Node:
+        self.gangs.append(Node(self))
+        return self.gangs[-1]
+
+    def ensure_running(self) -> list[dict[str, str]]:
+        self.serves = True
+        return [{"node": node, "address": f"{node}:1"} for node in NODES]
+
+    def stop(self) -> None:
+        self.serves = False
+
+
+@pytest.fixture
+def hosts() -> Hosts:
+    return Hosts()
+
+
+@pytest.fixture
+def workers(hosts: Hosts) -> Iterator[RolloutWorkers]:
+    cluster: Any = SimpleNamespace(gang=hosts.gang, services=lambda *_: hosts, host=lambda: "127.0.0.1")
+    found = RolloutWorkers(cluster, "run", Workers(min=1, max=2), Bundle(), CPU)
+    begin(found)
+    yield found
+    found.close()
+
+
+def begin(workers: RolloutWorkers, attempt: int = 1) -> None:
+    workers.place()
+    task: Any = SimpleNamespace(attempt=attempt)
+    task.of_rollout_worker = lambda: SimpleNamespace(to_json=dict)
+    workers.begin(task)
+
+
+def sent_to(workers: RolloutWorkers) -> list[str]:
+    assert workers._queue is not None
+    return [server["node"] for server in workers._queue.servers]
+
+
+def test_they_leave_nodes_that_are_to_be_avoided(workers: RolloutWorkers, hosts: Hosts) -> None:
+    workers.follow(1)
+    assert [rank.node for rank in workers.running] == ["a"]
+    assert (workers.held(), workers.held({"a"}), workers.held({"b"})) == (1, 0, 1)
+    workers.follow(1, avoid={"a"})
+    assert [rank.node for rank in workers.running] == ["b"]
+    assert hosts.gangs[1].avoided == [{"a"}, {"a"}]
+
+
+def test_weights_go_to_two_nodes_and_to_none_that_is_lost(workers: RolloutWorkers, hosts: Hosts) -> None:
+    workers.follow(1, near={"c", "d"})
+    assert sent_to(workers) == ["a", "c"]
+    workers.follow(0, near={"c", "d"}, lost={"a"})
+    assert sent_to(workers) == ["c", "d"]
+    workers.follow(0, avoid={"c"}, near={"d"}, lost={"a"})
+    assert sent_to(workers) == ["d", "b"]
+    workers.follow(0, lost=frozenset(NODES))
+    assert sent_to(workers) == []
+    workers.follow(1)
+    hosts.gangs[-1].now = {"state": "dead", "error": "gone", "cause": Cause("lost", name="place")}
+    workers.look()
+    assert sent_to(workers) == ["b", "c"]
+    workers.follow(1)
+    assert sent_to(workers) == ["a", "b"]
+
+
+def test_failures_strike_a_node_once_each_and_weights_that_are_gone_do_not(
+    workers: RolloutWorkers, hosts: Hosts
+) -> None:
+    last: list[Any] = []
+    for name in ("ValueError", "NoWeights", "ValueError", "ValueError"):
+        workers.follow(1)
+        gang = hosts.gangs[-1]
+        gang.at += len(hosts.gangs)
+        gang.now = {"state": "failed", "error": "no", "cause": Cause("raised", name=name)}
+        last = list(workers.look())
+        assert len(last) == 1
+    now = last[0].time
+    found = workers.with_failures(last, now - 1000)  # the last one ended the gang, too
+    assert len(found) == STRIKES
+    assert excluded(found, now) == {"a"}
+    assert workers.with_failures((), now + 1) == []
+
+
+def test_one_that_hangs_after_its_first_token_ends_before_the_gang(
+    workers: RolloutWorkers, hosts: Hosts
+) -> None:
+    workers.follow(1)
+    (gang,) = hosts.gangs
+    gang.now = {"evaluated_batches": 1}
+    assert workers.look() == ()
+    gang.at += FIRST_STEP / 2  # it may compile
+    assert workers.look() == ()
+    gang.now = {"evaluated_batches": 2}
+    gang.at += 1
+    assert workers.look() == ()
+    gang.at += 0.9 * FIRST_STEP  # less than three times its longest wait for a token
+    assert workers.look() == ()
+    gang.at += FIRST_STEP
+    (failure,) = workers.look()
+    assert failure.cause.end == "still"
+    assert workers.moved == gang.at
+
+
+def test_it_gives_everything_back_and_forgets_the_work(workers: RolloutWorkers, hosts: Hosts) -> None:
+    workers.follow(1)
+    workers.give_back()
+    assert (workers.held(), workers.running, sent_to(workers), hosts.serves) == (0, (), [], False)
+    workers.follow(1)
+    assert workers.held() == 0
+    begin(workers, attempt=2)
+    workers.follow(1)
+    assert workers.held() == 1
+    assert hosts.serves
