@@ -80,8 +80,8 @@ def test_an_encoder_decoder_reads_one_column_and_answers_by_the_other(tmp_path: 
             {"chosen": "a", "rejected": "b"},
             "has a chosen and a rejected answer, and no prompt; name its column",
         ),
-        ({"conversations": [{"who": "a", "what": "b"}]}, "no message but has who, what; write them as"),
-        ({"messages": ["a"]}, "no message but has str; write them as"),
+        ({"conversations": [{"who": "a", "what": "b"}]}, "is not a message but has who, what; write them as"),
+        ({"messages": ["a"]}, "is not a message but has str; write them as"),
     ],
 )
 def test_what_no_objective_reads_is_told_before_a_run(tmp_path: Path, row: dict[str, Any], says: str) -> None:
