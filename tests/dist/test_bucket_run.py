@@ -27,7 +27,7 @@ def test_a_run_in_a_bucket_goes_on_from_its_commit(
     bucket: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decide, "SETTLE", 0.0)
-    monkeypatch.setattr(run_history, "HOLD", 3600.0)  # commits and events write rows, no clock
+    monkeypatch.setattr(run_history, "HOLD", 3600.0)  # events write rows, no clock
     text, cache, quiet = write_text(tmp_path, 20_000), tmp_path / "cache", tmp_path / "quiet"
     drive_here(job(text), str(quiet), cache)
     count, kinds = itertools.count(1), itertools.cycle(FAULTS)
@@ -43,7 +43,7 @@ def test_a_run_in_a_bucket_goes_on_from_its_commit(
     store = Store(run.at("checkpoints"))
     assert [(step, store.verify(step)) for step in store.steps()] == [(4, []), (8, []), (12, [])]
     parts = Counter(path.split("/")[-2] for path in run.fs.find(run.path) if "/part-" in path)
-    assert parts["metrics.jsonl"] <= 4, "rows are written together"
+    assert parts["metrics.jsonl"] < len(found), "rows are written together"
 
 
 @pytest.mark.slow
