@@ -70,3 +70,25 @@ def test_a_rollout_worker_goes_with_its_node_and_comes_with_another_and_changes_
         assert read_kept(str(run), step) == read_kept(str(quiet), step)
     told = [event["reason"] for event in rows(run, "events.jsonl") if "rollout worker" in event["reason"]]
     assert any(lost in line for line in told), told
+
+
+@pytest.mark.slow
+def test_a_gang_that_could_use_every_node_leaves_rollout_workers_their_room(
+    cluster: Cluster, new_node: Callable[[], None], tmp_path: Path
+) -> None:
+    """On four processors, with one to four training workers: the gang is prepared for all, and begins with fewer."""
+    new_node()
+    new_node()
+    lines = [json.dumps({"question": letters(n)}) for n in range(200)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+    write_tokenizer(tmp_path, template=False)
+    found = document(tmp_path, "room")
+    found["resources"] = {"workers": {"min": 1, "max": 4}}
+    found["rollout"]["workers"] = {"min": 1, "max": 2}
+    run = tmp_path / "runs/room"
+    path = write_job(tmp_path, found, "room.yaml")
+    with started("run", path, "--address", cluster.address, cwd=tmp_path) as process:
+        assert process.wait(timeout=LONG) == 0, (tmp_path / "output.txt").read_text()
+    told = rows(run)
+    assert [row["step"] for row in told] == list(range(1, STEPS + 1))
+    assert {row["attempt"] for row in told} == {1}
