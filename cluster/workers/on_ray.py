@@ -82,7 +82,9 @@ class RayNodeServices:
         """See `NodeServices.stop`."""
         for actor in self._actors.values():
             ray.kill(actor)
-        self._actors, self._locations, self._served = {}, {}, {}
+        self._actors = {}
+        self._locations = {}
+        self._served = {}
 
     def _forget(self, node: str) -> None:
         self._actors.pop(node, None)

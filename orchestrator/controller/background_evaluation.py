@@ -17,9 +17,9 @@ from cluster.workers.worker_context import Work
 from orchestrator.checkpoint.evaluations import attach, awaits, is_of
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.checkpoint.retention import Retention, prune
-from orchestrator.controller.decide import BEGINS
+from orchestrator.controller.news import News
 from orchestrator.controller.run_history import RunHistory
-from orchestrator.controller.state import Phase, State
+from orchestrator.controller.state import State
 from orchestrator.controller.status import work_text
 from orchestrator.evaluate.config import EvaluateSpec
 from orchestrator.observe.rank_log import output_of_evaluation
@@ -96,7 +96,7 @@ class EvaluationBeside:
         """The monotonic time of the last progress: a batch, a start, or the request for a worker."""
         self._waits_for = ""
         """The last reported reason why an evaluation waits."""
-        self._news: list[str] = []
+        self.news = News()
         """Lines that `news` has not returned yet."""
         self._tried: set[int] = set()
         """Steps whose evaluation was started at least once."""
@@ -123,16 +123,6 @@ class EvaluationBeside:
         else:
             text = f"step {first} is about to be evaluated"
         return text + (f"; {len(others)} more wait" if others else "")
-
-    def news(self, phase: Phase) -> list[str]:
-        """Return a line for each thing that happened since the last call and that a user should know.
-
-        Returns nothing in phases other than BEGINS, where an event would look like the begin of the phase.
-        """
-        if phase not in BEGINS:
-            return []
-        news, self._news = self._news, []
-        return news
 
     def held(self) -> int:
         """Return how many workers the evaluation occupies."""
@@ -201,7 +191,7 @@ class EvaluationBeside:
             folder_config: the configuration of a pretrained folder, as the run keeps it.
         """
         if state.evaluation_waits and not self._waits_for:
-            self._news.append(f"{self.text}: there is no {state.evaluation_waits}")
+            self.news.add(f"{self.text}: there is no {state.evaluation_waits}")
         step = state.evaluating
         self._waits_for = state.evaluation_waits
         if step is None or (self._step is not None and self._step != step):
@@ -298,5 +288,5 @@ class EvaluationBeside:
     def _fail(self, step: int, why: str) -> None:
         self._failure = why if step in self._waiting else ""
         again = "" if step in self._waiting else "; it stays without one"
-        self._news.append(f"the evaluation of step {step} failed: {why}{again}")
+        self.news.add(f"the evaluation of step {step} failed: {why}{again}")
         self.stop()

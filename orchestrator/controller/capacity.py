@@ -44,7 +44,8 @@ class Capacity:
             phase: the phase of the run.
             failures: recent faults, which say what nodes to avoid.
             now: monotonic time.
-            beside: returns how many workers the run occupies beside its gang and outside `avoid`; included.
+            beside: gets the nodes to avoid, and returns how many workers the run has on other nodes besides its gang.
+                The count includes them.
             wrong: addresses of nodes that compute wrongly. They are avoided even if the others have too little room.
         """
         waited = time.monotonic() - self._counted_at

@@ -252,7 +252,7 @@ class Controller:
         near = {rank.node for rank in self._workers.ranks}
         workers = self._workers
         self._rollouts.follow(self._state.rollout_workers, workers.avoid, near, lost=workers.lost_nodes())
-        for line in self._rollouts.news(self._state.phase):
+        for line in self._rollouts.news.take(self._state.phase):
             self._event(self._state.phase, line)
         self._act(history, action, before)
         self._release_surplus(before)
@@ -341,7 +341,7 @@ class Controller:
             base=self._inputs.base_json,
             folder_config=self._inputs.folder_config_json,
         )
-        for line in self._evaluations.news(phase):
+        for line in self._evaluations.news.take(phase):
             self._event(phase, line)
         if phase != before.phase and "evaluate" in (phase, before.phase):
             self._retry_storage(lambda: self._evaluations.settle(history))

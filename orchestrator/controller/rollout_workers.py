@@ -1,4 +1,4 @@
-"""The rollout workers of a run, which generate answers beside its gang, and what ranks and workers meet through.
+"""The rollout workers of a run, the queue through which ranks reach them, and the servers of weights.
 
 `decide` says how many there are. Each is a gang of one, so that one comes or goes without the others. What it was
 generating when it goes, another one generates again, and the answers are the same.
@@ -16,9 +16,8 @@ from cluster.workers.cluster import Cluster
 from cluster.workers.device_limits import DeviceLimits
 from cluster.workers.gang import Bundle, Gang, RankStatus
 from orchestrator.config.resources import Workers
-from orchestrator.controller.decide import BEGINS
 from orchestrator.controller.health import Failure, Vitals, first_fault
-from orchestrator.controller.state import Phase
+from orchestrator.controller.news import News
 from orchestrator.observe.rank_log import output_of_rollouts
 from orchestrator.train.rollouts.work_queue import RolloutQueue, worker_name
 from orchestrator.train.task import ENTRY, WEIGHT_SERVER, RolloutPlace, Task
@@ -56,6 +55,7 @@ class RolloutWorkers:
     """The rollout workers of one run; none if `asked` is None.
 
     Attributes:
+        news: failures of workers, for the controller to tell.
         moved: the monotonic time at which one of them last generated a token; 0 before.
     """
 
@@ -79,7 +79,7 @@ class RolloutWorkers:
         """Replaced and never modified, because `status` reads it from another thread."""
         self._made = 0
         self._task: Task | None = None
-        self._news: list[str] = []
+        self.news = News()
         self._failures: tuple[Failure, ...] = ()
         self._near: Set[str] = frozenset()
         """Nodes of ranks."""
@@ -130,16 +130,6 @@ class RolloutWorkers:
         found = {(failure.time, failure.node): failure for failure in (*of_gangs, *self._failures)}
         return sorted(found.values(), key=lambda failure: failure.time)
 
-    def news(self, phase: Phase) -> list[str]:
-        """Return a line for each thing that happened since the last call and that a user should know.
-
-        Returns nothing in phases other than BEGINS, where an event would look like the begin of the phase.
-        """
-        if phase not in BEGINS:
-            return []
-        news, self._news = self._news, []
-        return news
-
     def follow(
         self,
         wanted: int,
@@ -160,7 +150,9 @@ class RolloutWorkers:
         for worker in [worker for worker in self._workers if _is_on(worker, avoid)]:
             self._end(worker)
         if (avoid, near, lost) != (self._avoid, self._near, self._lost):
-            self._avoid, self._near, self._lost = avoid, near, lost
+            self._avoid = avoid
+            self._near = near
+            self._lost = lost
             self._order_servers()
         if len(self._workers) > wanted:
             # Those that are not started yet go first, and then the youngest.
@@ -248,12 +240,11 @@ class RolloutWorkers:
             if fault is not None:
                 # Else the ranks that waited for this worker would count as hanging, too.
                 self.moved = max(self.moved, status.at)
-                if (
-                    fault.cause.end == "lost"
-                ):  # perhaps with its node; a worker that starts there finds the server again
+                if fault.cause.end == "lost":
+                    # Perhaps with its node. A worker that starts there finds the server again.
                     self._servers = [server for server in self._servers if server["node"] != rank.node]
                 failures.append(dataclasses.replace(fault, where=where, rank=-1))
-                self._news.append(f"{failures[-1].text}; others generate its answers")
+                self.news.add(f"{failures[-1].text}; others generate its answers")
             if fault is not None or rank.leaving:
                 self._end(worker)
         # That the weights are gone is no fault of the node that looked for them.
