@@ -117,6 +117,17 @@ def kuberay(
 
 
 @dataclass(frozen=True)
+class Render:
+    """What is rendered for a cloud: the job, its image, and where to."""
+
+    job: Job
+    image: Image
+    overrides: Set = None
+    to: To = None
+    overlay: Overlay = None
+
+
+@dataclass(frozen=True)
 class CloudOptions:
     """Options of every cloud: where its machines are, and which."""
 
@@ -134,95 +145,44 @@ class CloudOptions:
 @app.command()
 @grouped
 def aws(
-    job: Job,
-    image: Image,
-    overrides: Set = None,
-    to: To = None,
-    overlay: Overlay = None,
+    render: Render,
     profile: Annotated[str, typer.Option(help="instance profile that may reach the bucket")] = "",
     *,
     machines: Machines,
     cloud: CloudOptions,
 ) -> None:
     """A cluster on EC2 for `ray up`."""
-    _render_cloud(
-        "aws",
-        job,
-        image,
-        machines,
-        cloud,
-        overrides=overrides,
-        to=to,
-        overlay=overlay,
-        own={"profile": profile},
-    )
+    _render_cloud("aws", render, machines, cloud, {"profile": profile})
 
 
 @app.command()
 @grouped
 def gcp(
-    job: Job,
-    image: Image,
+    render: Render,
     project: Annotated[str, typer.Option(callback=word, help="the project's id")],
-    overrides: Set = None,
-    to: To = None,
-    overlay: Overlay = None,
     *,
     machines: Machines,
     cloud: CloudOptions,
 ) -> None:
     """A cluster on Compute Engine for `ray up`."""
-    _render_cloud(
-        "gcp",
-        job,
-        image,
-        machines,
-        cloud,
-        overrides=overrides,
-        to=to,
-        overlay=overlay,
-        own={"project": project},
-    )
+    _render_cloud("gcp", render, machines, cloud, {"project": project})
 
 
 @app.command()
 @grouped
 def azure(
-    job: Job,
-    image: Image,
-    overrides: Set = None,
-    to: To = None,
-    overlay: Overlay = None,
+    render: Render,
     resource_group: Annotated[str, typer.Option(callback=word, help="the resource group")] = "ray-cluster",
     *,
     machines: Machines,
     cloud: CloudOptions,
 ) -> None:
     """A cluster on Azure for `ray up`."""
-    _render_cloud(
-        "azure",
-        job,
-        image,
-        machines,
-        cloud,
-        overrides=overrides,
-        to=to,
-        overlay=overlay,
-        own={"project": resource_group},
-    )
+    _render_cloud("azure", render, machines, cloud, {"project": resource_group})
 
 
 def _render_cloud(
-    kind: str,
-    job: Path,
-    image: str,
-    machines: Machines,
-    cloud: CloudOptions,
-    *,
-    overrides: list[str] | None,
-    to: Path | None,
-    overlay: Path | None,
-    own: Mapping[str, str],
+    kind: str, render: Render, machines: Machines, cloud: CloudOptions, own: Mapping[str, str]
 ) -> None:
     """Write the file for a cloud. `own` has fields of `CloudRegion` that only this cloud has options for."""
     from orchestrator.extensions.render import manifests as rendered
@@ -232,7 +192,7 @@ def _render_cloud(
     from orchestrator.extensions.render.needs import of_one_cloud
     from orchestrator.extensions.render.overlay import merged, read_overlay
 
-    spec, needs = job_on_machines(job, overrides, image, machines)
+    spec, needs = job_on_machines(render.job, render.overrides, render.image, machines)
     of_one_cloud(spec.resources, kind)
     if needs.gpu and cloud.machine is None:
         raise InputError(
@@ -244,7 +204,7 @@ def _render_cloud(
             "--zones",
             f"name the zones of {cloud.region} to use",
         )
-    added = read_overlay(overlay)
+    added = read_overlay(render.overlay)
     given = {
         "region": cloud.region,
         "zones": cloud.zones,
@@ -256,7 +216,7 @@ def _render_cloud(
     if machines.memory is not None:
         needs, memory_note = with_host_memory(spec, needs, machines.memory)
     place = dataclasses.replace(DEFAULT_REGIONS[kind], **{k: v for k, v in given.items() if v is not None})
-    rendered.write({"cluster.yaml": merged(document(kind, needs, place), added)}, to)
+    rendered.write({"cluster.yaml": merged(document(kind, needs, place), added)}, render.to)
     rendered.warn_of_local_paths(spec)
     rendered.warn_of_libraries(spec)
     rendered.note(memory_note)

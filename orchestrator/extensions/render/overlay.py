@@ -12,7 +12,7 @@ from orchestrator.extensions.render.manifests import note, refuse_secrets
 
 GROUP_NAME = "groupName"
 ENTRY_KEYS = (GROUP_NAME, "mountPath", "name")
-"""The keys by which entries of a list are told apart, first match first. They are those of Kubernetes' own merge."""
+"""The keys that identify an entry of a list, as in Kubernetes' own merge. The first that all entries have is used."""
 
 
 def read_overlay(path: Path | None) -> dict[str, Any]:

@@ -2,35 +2,15 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
+from render_job import JOB, OWN, TARGETS
 
 from orchestrator.cli.app import call
 
 IMAGE = "training-orchestrator:cpu"
-OWN = ["--image", "registry.example/image:1"]
 PLANTED = "s3cr3t-Planted-4711"
-TARGETS = {
-    "kuberay": ["--runs", "s3://bucket/runs", *OWN],
-    "aws": OWN,
-    "gcp": ["--project", "p", *OWN],
-    "azure": OWN,
-    "local": ["--head-ip", "10.0.0.1", "--worker-ip", "10.0.0.2", *OWN],
-    "skypilot": ["--runs", "s3://bucket/runs"],
-}
-JOB: dict[str, Any] = {
-    "name": "Big.Run",
-    "workload": {"model": "gpt-tiny"},
-    "data": {
-        "sources": [{"uri": "s3://bucket/*.txt"}],
-        "tokenizer": {"train_bpe": 300},
-        "sequence_length": 16,
-    },
-    "train": {"steps": 1, "global_batch": 1},
-    "resources": {"workers": {"min": 1, "max": 3}, "per_worker": {"cpu": 2}},
-}
 
 
 @pytest.fixture

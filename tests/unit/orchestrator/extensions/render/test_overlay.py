@@ -7,31 +7,11 @@ from typing import Any
 
 import pytest
 import yaml
+from render_job import JOB, TARGETS
 
 from orchestrator.cli.app import call
 from orchestrator.config.errors import InputError
 from orchestrator.extensions.render.overlay import merged
-
-IMAGE = "registry.example/training-orchestrator:cpu"
-JOB: dict[str, Any] = {
-    "name": "big",
-    "workload": {"model": "gpt-tiny"},
-    "data": {
-        "sources": [{"uri": "s3://bucket/*.txt"}],
-        "tokenizer": {"train_bpe": 300},
-        "sequence_length": 16,
-    },
-    "train": {"steps": 1, "global_batch": 1},
-    "resources": {"workers": {"min": 1, "max": 3}},
-}
-TARGETS = {
-    "kuberay": ["--runs", "s3://bucket/runs", "--image", IMAGE],
-    "aws": ["--image", IMAGE],
-    "gcp": ["--image", IMAGE, "--project", "p"],
-    "azure": ["--image", IMAGE],
-    "local": ["--image", IMAGE, "--head-ip", "10.0.0.1", "--worker-ip", "10.0.0.2"],
-    "skypilot": ["--runs", "s3://bucket/runs"],
-}
 
 
 @pytest.fixture
