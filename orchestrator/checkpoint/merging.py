@@ -64,13 +64,13 @@ def merge_records(
         listed = [[record[key] for key in ("file", "size", "header_bytes", "header")] for record in records]
         files = ShardFiles(files_of(listed), block_bytes)
         kinds, numbers = _kinds(records, where)
-        columns, sums = _in_order(*_joined(records, kinds, numbers, block_bytes))
+        columns, sums, blocks = _in_order(*_joined(records, kinds, numbers, block_bytes))
     except UNUSABLE as error:
         what = f"the record of a writer is damaged ({type(error).__name__}): {error}"
         raise InputError(what, where, "save again") from None
     tables, index = [], []
     offset = 0
-    for mine, numbers_of_table, sums_of_table in _tables(kinds, columns, sums, block_bytes):
+    for mine, numbers_of_table, sums_of_table in _tables(kinds, columns, sums, blocks):
         held = (numbers_of_table, sums_of_table)
         _ = ChunkTable(mine, files, where, lambda held=held: held).columns  # type: ignore[misc]  # checks it
         entry, data = pack(numbers_of_table, sums_of_table.tobytes())
@@ -150,13 +150,16 @@ def _joined(
     tables = [unpack(record["table"], inline(record["table"])) for record in records]
     edges = np.cumsum([0, *(columns.shape[1] for columns, _ in tables)])
     joined = np.empty((FIXED + 2 * dimensions, int(edges[-1])), np.int64)
-    joined[FIXED : FIXED + dimensions], joined[FIXED + dimensions :] = 0, 1
+    joined[FIXED : FIXED + dimensions] = 0
+    joined[FIXED + dimensions :] = 1
     for file, (record, (columns, _)) in enumerate(zip(records, tables, strict=True)):
         here = joined[:, edges[file] : edges[file + 1]]
         its = (len(columns) - FIXED) // 2
         if its > dimensions:
             raise ValueError(f"{record['file']}: a chunk has more dimensions than its tensor")
-        here[0], here[1], here[2] = numbers[record["tensors"]][columns[0]], file, columns[2]
+        here[0] = numbers[record["tensors"]][columns[0]]
+        here[1] = file
+        here[2] = columns[2]
         here[FIXED : FIXED + its] = columns[FIXED : FIXED + its]
         here[FIXED + dimensions : FIXED + dimensions + its] = columns[FIXED + its :]
     items = np.array([ITEM_BYTES.get(dtype, 1) for _, dtype, _ in kinds], np.int64)
@@ -168,8 +171,8 @@ def _joined(
     return joined, sums, blocks
 
 
-def _in_order(columns: Numbers, sums: Sums, blocks: Numbers) -> tuple[Numbers, Sums]:
-    """Return chunks and checksums sorted by tensor and start."""
+def _in_order(columns: Numbers, sums: Sums, blocks: Numbers) -> tuple[Numbers, Sums, Numbers]:
+    """Return what `_joined` returns, sorted by tensor and start."""
     import numpy as np
 
     dimensions = (len(columns) - FIXED) // 2
@@ -177,19 +180,17 @@ def _in_order(columns: Numbers, sums: Sums, blocks: Numbers) -> tuple[Numbers, S
     first = blocks.cumsum() - blocks
     counts = blocks[order]
     moved = np.repeat(first[order] - (counts.cumsum() - counts), counts) + np.arange(len(sums))
-    return columns[:, order], sums[moved]
+    return columns[:, order], sums[moved], counts
 
 
 def _tables(
-    kinds: Sequence[Kind], columns: Numbers, sums: Sums, block_bytes: int
+    kinds: Sequence[Kind], columns: Numbers, sums: Sums, blocks: Numbers
 ) -> Iterator[tuple[Sequence[Kind], Numbers, Sums]]:
     """Divide the chunks into tables: the tensors, the columns and the checksums of each."""
     import numpy as np
 
     dimensions = (len(columns) - FIXED) // 2
-    items = np.array([ITEM_BYTES.get(dtype, 1) for _, dtype, _ in kinds], np.int64)
-    sizes = columns[FIXED + dimensions :].prod(axis=0) * items[columns[0]]
-    ends = np.concatenate([np.zeros(1, np.int64), (-(-sizes // block_bytes)).cumsum()])
+    ends = np.concatenate([np.zeros(1, np.int64), blocks.cumsum()])
     edges = np.searchsorted(columns[0], np.arange(len(kinds) + 1)).tolist()
     first = 0
     for after in range(1, len(kinds) + 1):
