@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from flaky_reads import flip_first_read
 
 from orchestrator.checkpoint import merging
 from orchestrator.checkpoint.commit_store import Store
@@ -175,16 +176,7 @@ def test_one_wrong_table_leaves_the_others_readable(store: Store) -> None:
 
 
 def test_a_read_that_fails_once_is_repeated(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = store.backend.read_into, []
-
-    def flaky(path: str, offset: int, target: memoryview) -> int:
-        count = real(path, offset, target)
-        calls.append(path)
-        if len(calls) == 1:
-            target[0] ^= 1
-        return count
-
-    monkeypatch.setattr(store.backend, "read_into", flaky)
+    flip_first_read(store, monkeypatch)
     assert torch.equal(store.reader(store.manifest(2)).read(NAMES[0]), value(2, 0))
 
 

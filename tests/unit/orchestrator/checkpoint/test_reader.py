@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from flaky_reads import flip_first_read
 
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit
@@ -147,16 +148,7 @@ def test_wrong_names_and_slices_are_refused(in_memory: Path) -> None:
 def test_a_passing_read_error_is_read_again(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(str(in_memory))
     manifest = store.publish(1, store.write_shard(1, 0, [full_piece("model.w", torch.ones(4, 2))]), META)
-    real, calls = store.backend.read_into, []
-
-    def flaky(path: str, offset: int, target: memoryview) -> int:
-        count = real(path, offset, target)
-        calls.append(path)
-        if len(calls) == 1:
-            target[0] ^= 1
-        return count
-
-    monkeypatch.setattr(store.backend, "read_into", flaky)
+    calls = flip_first_read(store, monkeypatch)
     assert torch.equal(store.reader(manifest).read("model.w"), torch.ones(4, 2))
     assert len(calls) == 2
 

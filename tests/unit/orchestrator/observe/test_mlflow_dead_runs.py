@@ -22,19 +22,6 @@ BORN = 1_700_000_000.0
 SEEN = BORN + 90.5
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The tracking URI of a database; making its tables takes seconds."""
-    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
-
-
-@pytest.fixture
-def client(store: str) -> Any:
-    from mlflow.tracking import MlflowClient
-
-    return MlflowClient(tracking_uri=store)
-
-
 def job(uri: str, experiment: str) -> JobSpec:
     return parse({
         "name": "demo",

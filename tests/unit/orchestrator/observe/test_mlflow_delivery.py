@@ -26,19 +26,6 @@ MANY = 460
 """Parameters with two norms each: more than one request takes."""
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The tracking URI of a database; making its tables takes seconds."""
-    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
-
-
-@pytest.fixture
-def client(store: str) -> Any:
-    from mlflow.tracking import MlflowClient
-
-    return MlflowClient(tracking_uri=store)
-
-
 @pytest.fixture(params=["silent", "trickling"])
 def mute(request: pytest.FixtureRequest) -> Iterator[str]:
     """A server that takes connections and never answers, or begins an answer that never ends."""
