@@ -30,7 +30,7 @@ AT_ONCE = 16
 LAST_WORDS = 1.0
 """Seconds to wait until the writing processes of ranks that died have finished their last snapshot."""
 RETRY = Retry(attempts=2, first=0.05, deadline=TIMEOUT)
-"""Of a read, after which the caller reads from the store."""
+"""How often a read is tried. After it fails, the caller reads from the store."""
 NOTE = {
     "step": int,
     "token": str,

@@ -229,7 +229,7 @@ class JobSpec(StrictModel):
 
     @property
     def all_workers(self) -> Workers:
-        """How many workers the run has at least and at most: those that train, evaluate beside it, and generate."""
+        """The fewest and the most workers of the run: those that train, evaluate beside it, and generate."""
         trains, generates = self.resources.workers, self.rollout.workers if self.rollout else None
         most = trains.max + self.evaluates_beside
         if generates is None:

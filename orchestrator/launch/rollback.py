@@ -127,7 +127,7 @@ def _go_back(
         "rolled_back": {"before": before, "removed": removed, "at": time.time()},
     }
     if status.get("phase") not in (Outcome.DONE, Outcome.STOPPED, Outcome.FAILED):
-        # Of a run whose controller was killed the time after that is not a time of the run.
+        # If the controller was killed, the time since then does not belong to the run.
         seen = [status.get("time") or 0.0, *(event["time"] for event in history.events[-1:])]
         fields["time"] = float(max(seen))
     attempt = history.attempts

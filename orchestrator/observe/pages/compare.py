@@ -107,11 +107,8 @@ class Column:
             return self.label
         if not counted:
             return f"{self.label} ({every} seeds, none done)"
-        return (
-            f"{self.label} (mean of {every} seeds)"
-            if every == counted
-            else (f"{self.label} (mean of {counted} of {every} seeds)")
-        )
+        seeds = f"{every} seeds" if every == counted else f"{counted} of {every} seeds"
+        return f"{self.label} (mean of {seeds})"
 
     def spread(self, value: Callable[[ComparedRun], float | None]) -> Spread | None:
         """Return the spread of a value over the runs that have it; None if none has."""

@@ -58,7 +58,7 @@ class LayerStatistics:
         self._activations: dict[str, Tensor] = {}
         if spec is None:
             return
-        # Of the whole model, so that the sums of all ranks have the same order, whatever their stages are.
+        # The names are those of the whole model, so that all ranks sum in the same order, whatever their stages are.
         with torch.device("meta"):
             model = workload.build()
         self._parameters = [name for name, _ in model.named_parameters() if name not in workload.frozen]

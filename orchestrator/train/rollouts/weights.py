@@ -69,7 +69,7 @@ class WeightSender:
             else:
                 have.append(server)
         if not have:
-            why = "; ".join(problems) or "there is none"
+            why = "; ".join(problems) or "no server is running"
             raise NoWeights(f"no server of weights took version {version} from rank {self._name}: {why}")
         # No unit of work names weights that are still on their way.
         return list({each["address"]: each for of_rank in gather_json(have) for each in of_rank}.values())

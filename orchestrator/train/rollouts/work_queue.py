@@ -23,7 +23,7 @@ from orchestrator.checkpoint.snapshot_server import answer_all, listen, receive
 TIMEOUT = 60.0
 """Seconds for the queue to answer, and for a weight server."""
 LOOK = 1.0
-"""Seconds after which the queue answers that there is nothing yet."""
+"""Seconds that the queue waits for something new before it answers with nothing."""
 
 
 @dataclass
@@ -293,7 +293,7 @@ class QueueClient:
             pass
 
     def take(self) -> Work | None:
-        """Return a unit of work; None if there is none within LOOK seconds."""
+        """Return a unit of work, or None if the queue gets no unit within LOOK seconds."""
         found = json.loads(self._do("take", worker=self._worker)["bytes"])
         if found is None:
             return None
