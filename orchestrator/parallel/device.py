@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import datetime
 import os
 import resource
@@ -76,6 +77,18 @@ class Device:
     group: dist.ProcessGroup
     keeps_casts: bool = True
     keeps_weights: bool = True
+
+    def at_zero_stage(self, zero: int, shares_layers: bool) -> Device:
+        """Return the device with what it may keep of weights.
+
+        Under ZeRO 3 a kept cast would outlive the gathered weight that it was made of, and hold a copy of the whole
+        model. Only layers that share weights use it again.
+
+        Args:
+            zero: the ZeRO stage.
+            shares_layers: whether several layers of the model have the same weights.
+        """
+        return dataclasses.replace(self, keeps_casts=zero < 3 or shares_layers, keeps_weights=zero < 2)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Context manager for the forward pass: weights stay fp32, matrices are multiplied in the compute dtype."""
