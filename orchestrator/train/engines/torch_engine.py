@@ -13,9 +13,12 @@ from torch import Tensor
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.config.records import REWARDED
+from orchestrator.optim.blocks import block_counts, names_in_8_bits
 from orchestrator.optim.build import OptimizerContext, build_optimizer, slots_of
 from orchestrator.optim.groups import rates_of, set_lr
+from orchestrator.optim.kinds import kind_of
 from orchestrator.parallel import burn_in
+from orchestrator.parallel.block_maxima import BlockMaxima
 from orchestrator.parallel.device import Device
 from orchestrator.parallel.fsdp import local_of
 from orchestrator.parallel.full_matrices import FullMatrices
@@ -105,7 +108,10 @@ class TorchEngine:
         )
         self._scale = LossScale(config.train.dtype == "fp16")
         self._full = FullMatrices(self._matrices(), self._data.shards, self._mesh, device.device)
-        self._slots = partial(slots_of, config.train.optimizer, matrices=self._full.names)
+        kind = kind_of(str(config.train.optimizer.name))
+        self._in_8_bits = names_in_8_bits(workload) if kind.in_8_bits else frozenset()
+        special = self._in_8_bits if kind.in_8_bits else self._full.names
+        self._slots = partial(slots_of, config.train.optimizer, special=special)
         self._optimizer = self._make_optimizer()
         self._steps = 0
         self._flaw: Flaw | None = None
@@ -473,6 +479,8 @@ class TorchEngine:
             rate=rates_of(self._train.optimizer, self._workload),
             full=self._full,
             matmul_dtype=torch.float32 if full_precision else torch.bfloat16,
+            in_8_bits=self._in_8_bits,
+            maxima=BlockMaxima(block_counts(self._workload, self._in_8_bits), self._mesh),
         )
         return build_optimizer(context)
 
