@@ -125,7 +125,9 @@ def entrypoint(name: str, document: Mapping[str, Any], run: RunDir, until: int |
     if where := hidden_at(document):
         if "notify" in where.split("."):
             hint = "write $NAME, and set that variable in the environment of the cluster's nodes"
-        problem = "the job carries a credential, or what looks like one, and a submitted job can be read by many"
+        problem = (
+            "the job carries a credential, or what looks like one, and a submitted job can be read by many"
+        )
         raise InputError(problem, f"{name}: {where}", hint)
     if (shown := redact(run.uri)) != run.uri:
         raise InputError("carries a credential, but a submitted job can be read by many", shown, hint)
@@ -143,7 +145,9 @@ def entrypoint(name: str, document: Mapping[str, Any], run: RunDir, until: int |
     # `exec`, so that the command itself gets the signal when the job is stopped.
     command = f"exec {shlex.join(words)} <<{end}\n{text}\n{END_OF_JOB}"
     if len(command.encode()) > LONGEST:
-        problem = f"is too long to be submitted: {len(command.encode()) // 1024} KB packed, of {LONGEST // 1024}"
+        problem = (
+            f"is too long to be submitted: {len(command.encode()) // 1024} KB packed, of {LONGEST // 1024}"
+        )
         raise InputError(problem, name, "name many files by one pattern, such as data/*.jsonl")
     return command
 

@@ -37,4 +37,6 @@ def check_prune(prune: PruneSpec | None, workload: Any) -> None:
         shape = workload.shapes[name]
         if shape[-1] % of or len(shape) > 2 + (name in workload.stacks):
             problem = f"{name} {list(shape)} has no rows of whole groups of {of}"
-            raise InputError(problem, "prune.pattern", "leave it out of prune.match, or choose another pattern")
+            raise InputError(
+                problem, "prune.pattern", "leave it out of prune.match, or choose another pattern"
+            )

@@ -172,7 +172,9 @@ def _check_key(tune: TuneSpec, key: str) -> None:
     """Raise InputError if a search cannot vary a key of the job."""
     where = f"tune.space.{key}"
     if key == STEPS and tune.scheduler != "none":
-        problem = f"{tune.scheduler} compares trials at the same steps, so all trials must have the same number"
+        problem = (
+            f"{tune.scheduler} compares trials at the same steps, so all trials must have the same number"
+        )
         raise InputError(problem, where, "leave it out, or set scheduler: none")
     if key.split(".")[0] in NOT_SEARCHED:
         raise InputError("is not searched", where, f"search none of {', '.join(NOT_SEARCHED)}")

@@ -32,9 +32,9 @@ def kept_numbers(optimizer: str, shape: ModelShape) -> float:
 
 
 def update_seconds(
-    shape: ModelShape, layout: Layout, machine: Machine, program: Program, own: float
+    shape: ModelShape, layout: Layout, machine: Machine, program: Program, parameters: float
 ) -> float:
-    """Return the seconds in which a rank updates its `own` trained parameters.
+    """Return the seconds in which a rank updates its `parameters` trained parameters.
 
     seconds = own x bytes per parameter / (memory bandwidth x share that the optimizer reaches), and for Muon the
     orthogonalisation with its communication.
@@ -43,7 +43,7 @@ def update_seconds(
     passed = kind.bytes_per_parameter
     if kind.matrices_only:
         passed += _rest(shape) * (ADAMW.bytes_per_parameter - passed)
-    seconds = own * passed / (machine.memory_bandwidth * machine.optimizer_share)
+    seconds = parameters * passed / (machine.memory_bandwidth * machine.optimizer_share)
     if not kind.matrices_only:
         return seconds
     degrees = (layout.pp, layout.tp, layout.ep, layout.replicas, layout.zero)

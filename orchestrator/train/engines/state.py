@@ -40,9 +40,9 @@ def pieces(
         tensors: dict[str, Tensor] = {committed_name(shard.name): shard.parameter.detach()}
         state = optimizer.state.get(shard.parameter, {})
         for slot in slots(shard.name):
-            found = state.get(slot)  # no state exists before the first step
+            tensor_of_slot = state.get(slot)  # no state exists before the first step
             tensors[f"optim.{shard.name}.{slot}"] = (
-                torch.zeros_like(shard.parameter) if found is None else found
+                torch.zeros_like(shard.parameter) if tensor_of_slot is None else tensor_of_slot
             )
         if shard.parameter in averages:
             tensors[f"{AVERAGE}{shard.name}"] = averages[shard.parameter]
