@@ -75,6 +75,8 @@ THINGS = (
     Thing("A merged adapter", "`checkpoint.export: hf`", TASKS, "adapter merged", f"{LORA}::test_the_export_is_merged"),
     Thing("QLoRA", "`workload.adapter.quantize: nf4`", NAMES, "nf4",
           "unit/workloads/adapters/test_nf4.py::test_twenty_steps_are_those_of_peft_on_a_base_in_4_bits"),
+    Thing("8-bit Adam", "`train.optimizer.name: adamw_8bit`", "guides/training.md", "adamw_bnb_8bit",
+          "unit/orchestrator/optim/test_adamw_8bit.py::test_twenty_steps_are_those_of_a_plain_loop"),
     Thing("Early stopping", "`stop_when`", NAMES, "stop_when",
           "dist/test_evaluation.py::test_a_run_that_gains_nothing_ends_early_with_its_best_commit"),
     Thing("SWA and EMA", "`checkpoint.average`", NAMES, "checkpoint.average",

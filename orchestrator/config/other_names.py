@@ -38,6 +38,7 @@ _KEYS: Mapping[str, str] = {
     "set train.optimizer.betas, as in [0.9, 0.95]": "adam_beta1 adam_beta2 beta1 beta2",
     "train.optimizer.eps": "adam_epsilon epsilon adam_eps",
     "train.optimizer.name": "optim optimizer_type",
+    "set train.optimizer.name to adamw_8bit": "optim_bits use_8bit_adam use_8bit_optimizer",
     "train.steps": "max_steps train_iters training_steps num_steps iterations total_steps",
     "train.steps counts optimizer steps; there are no epochs": (
         "num_train_epochs epochs num_epochs max_epochs"
@@ -467,7 +468,7 @@ _KEYS: Mapping[str, str] = {
         "relora relora_prune_ratio relora_prune_method relora_cpu_offload jagged_restart_steps "
         "jagged_restart_warmup_steps jagged_restart_anneal_steps"
     ),
-    "not here, because train.optimizer.name is adamw, lamb, lars, lion, muon or your own as module:name": (
+    "not here, because train.optimizer.name is adamw, adamw_8bit, lamb, lars, lion, muon or your own as module:name": (
         "adam_epsilon2 adam_beta3 dion_lr dion_momentum dion_rank_fraction dion_rank_multiple_of "
         "qgalore_rank qgalore_update_proj_gap qgalore_scale qgalore_proj_type qgalore_proj_quant "
         "qgalore_proj_bits qgalore_proj_group_size qgalore_cos_threshold qgalore_gamma_proj "
@@ -506,6 +507,11 @@ KEYS: Mapping[str, str] = {
 VALUES: Mapping[str, str] = {
     "adam": "adamw with weight_decay 0 is Adam",
     "adamw_torch": "it is adamw here",
+    "adamw_torch_fused": "it is adamw here",
+    "adamw_bnb_8bit": "it is adamw_8bit here",
+    "adamw_torch_8bit": "it is adamw_8bit here",
+    "paged_adamw_8bit": "it is adamw_8bit here; parallel.offload: optimizer keeps optimizer state in host memory",
+    "paged_adamw_32bit": "it is adamw here; parallel.offload: optimizer keeps optimizer state in host memory",
     "bfloat16": "it is bf16 here",
     "float16": "it is fp16 here",
     "half": "it is fp16 here",

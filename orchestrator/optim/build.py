@@ -12,8 +12,9 @@ from torch import Tensor
 from orchestrator.config.object_reference import ObjectReference
 from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.groups import Rate, groups_of_shards, plain
-from orchestrator.optim.kinds import ADAMW, KINDS
+from orchestrator.optim.kinds import ADAMW, KINDS, Slot
 from orchestrator.optim.own import OwnOptimizer, slots_of_own
+from orchestrator.parallel.block_maxima import Maxima, own_maxima
 from orchestrator.parallel.full_matrices import FullMatrices
 from orchestrator.parallel.parameter_shard import ParameterShard
 
@@ -33,6 +34,8 @@ class OptimizerContext:
         rate: the factors of the learning rate and the weight decay by parameter name.
         full: brings divided matrices together, for an optimizer that reads them whole (Muon).
         matmul_dtype: the type of matrix products within an update (Muon's iterations).
+        in_8_bits: the parameters whose moments an 8-bit optimizer rounds.
+        maxima: the largest values of the blocks that several ranks hold parts of. All ranks call it together.
     """
 
     spec: OptimizerSpec
@@ -41,6 +44,8 @@ class OptimizerContext:
     rate: Callable[[str], Rate] = plain
     full: FullMatrices | None = None
     matmul_dtype: torch.dtype = torch.float32
+    in_8_bits: Container[str] = ()
+    maxima: Maxima = own_maxima
 
 
 def build_optimizer(context: OptimizerContext) -> torch.optim.Optimizer:
@@ -53,21 +58,22 @@ def build_optimizer(context: OptimizerContext) -> torch.optim.Optimizer:
             groups_of_shards(context.spec, context.shards, context.rate), name, context.spec.lr
         )
     kind = KINDS[name]
-    if not context.shards and not kind.matrices_only:
+    if not context.shards and not kind.needs_every_rank:
         return NothingToTrain(context.norms, kind.norm_sums)
     optimizer: torch.optim.Optimizer = importlib.import_module(kind.module).build(context)
     return optimizer
 
 
-def slots_of(spec: OptimizerSpec, name: str, matrices: Container[str]) -> tuple[str, ...]:
-    """Return the names of the state tensors of the parameter `name`.
+def slots_of(spec: OptimizerSpec, name: str, special: Container[str]) -> tuple[Slot, ...]:
+    """Return the state tensors of the parameter `name`.
 
-    `matrices` are the parameters that a matrix optimizer (Muon) updates. All other parameters then have AdamW's state.
+    `special` are the parameters that the optimizer treats in its own way: the matrices that a matrix optimizer (Muon)
+    updates, or those whose moments are rounded to 8 bits. All other parameters then have AdamW's state.
     """
     if isinstance(spec.name, ObjectReference):
-        return slots_of_own(spec.name)
+        return tuple(Slot(slot) for slot in slots_of_own(spec.name))
     kind = KINDS[spec.name]
-    return ADAMW.slots if kind.matrices_only and name not in matrices else kind.slots
+    return ADAMW.slots if kind.needs_every_rank and name not in special else kind.slots
 
 
 class NothingToTrain(torch.optim.Optimizer):

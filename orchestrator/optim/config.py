@@ -76,8 +76,9 @@ class ParameterGroup(StrictModel):
 
 
 class OptimizerSpec(StrictModel):
-    """AdamW (Loshchilov and Hutter, 2019), LAMB (You et al., 2020), LARS (You et al., 2017), Lion (Chen et al., 2023),
-    Muon (Jordan et al., 2024) for the matrices of the layers, with AdamW for the rest.
+    """AdamW (Loshchilov and Hutter, 2019), also with moments in 8 bits (Dettmers et al., 2022), LAMB (You et al.,
+    2020), LARS (You et al., 2017), Lion (Chen et al., 2023), Muon (Jordan et al., 2024) for the matrices of the layers,
+    with AdamW for the rest.
 
     LARS uses the first of betas as its momentum. An own one is `module:name`, see `workloads.own.protocols`; betas, eps
     and momentum are not for it.

@@ -28,6 +28,8 @@ SCHEDULES = {
     "inverse_sqrt": "inverse_sqrt", "warmup_stable_decay": "wsd", "rex": "linear", "one_cycle": "cosine",
     "sqrt": "cosine",
 }  # fmt: skip
+IN_8_BITS = ("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "paged_adamw_8bit")
+"""AdamW with moments in 8 bits, by bitsandbytes or torchao."""
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv", "query", "value", "wq", "wv", "c_attn", "Wqkv")
 TARGETS = ["*.attention.*"]
 ALL_LINEAR = ["*.attention.*", "*.feedforward.*"]
@@ -241,8 +243,10 @@ class ForeignJob:
         made = self.part("train")["optimizer"]
         wanted = str(name or "adamw").lower()
         known = next((ours for ours in KINDS if ours in wanted), None)
+        if wanted in IN_8_BITS:
+            known = "adamw_8bit"
         made["name"] = known or "adamw"
-        if wanted not in ("adamw_torch", "adamw_torch_fused", known):
+        if wanted not in ("adamw_torch", "adamw_torch_fused", *IN_8_BITS, known):
             self.lines.append(f"train.optimizer.name: {made['name']}, in fp32; {name} was asked for")
         if lr is None:
             lr = self.default(

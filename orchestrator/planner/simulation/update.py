@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from orchestrator.optim.kinds import ADAMW, kind_of
+from orchestrator.optim.kinds import ADAMW, BLOCK, OptimizerKind, Slot, kind_of
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.device import Machine
 from orchestrator.planner.simulation.collectives import Group
@@ -18,17 +18,26 @@ from orchestrator.planner.simulation.operators import OPERATIONS, Program
 
 HOST_MEMORY = 5e10
 """Bandwidth of a host's memory in bytes/s: a cautious guess."""
+FEW_TRAINED = 0.5
+"""A model of which a smaller share is trained is taken for one with adapters or frozen embeddings."""
 ITERATIONS = 5
 """Newton-Schulz iterations in one Muon step."""
 
 
 def kept_numbers(optimizer: str, shape: ModelShape) -> float:
-    """Return the mean optimizer state in numbers per trained parameter; a user's optimizer counts as AdamW."""
+    """Return the mean optimizer state in fp32 numbers per trained parameter; a user's optimizer counts as AdamW."""
     kind = kind_of(optimizer)
-    kept = float(len(kind.slots))
-    if kind.matrices_only:
-        kept += _rest(shape) * (len(ADAMW.slots) - kept)
+    kept = sum(_numbers(slot) for slot in kind.slots)
+    if kind.needs_every_rank:
+        kept += _rest(kind, shape) * (len(ADAMW.slots) - kept)
     return kept
+
+
+def _numbers(slot: Slot) -> float:
+    """Return the memory of a state tensor in fp32 numbers per parameter."""
+    if slot.is_code:
+        return 0.25
+    return 1.0 / BLOCK if slot.is_scale else 1.0
 
 
 def update_seconds(
@@ -41,8 +50,8 @@ def update_seconds(
     """
     kind = kind_of(program.optimizer)
     passed = kind.bytes_per_parameter
-    if kind.matrices_only:
-        passed += _rest(shape) * (ADAMW.bytes_per_parameter - passed)
+    if kind.needs_every_rank:
+        passed += _rest(kind, shape) * (ADAMW.bytes_per_parameter - passed)
     seconds = parameters * passed / (machine.memory_bandwidth * machine.optimizer_share)
     if not kind.matrices_only:
         return seconds
@@ -71,9 +80,13 @@ def host_seconds(layout: Layout, parameters: float, parts: int, machine: Machine
     return (2 + loads) * part / machine.host_bandwidth + 7 * part / HOST_MEMORY
 
 
-def _rest(shape: ModelShape) -> float:
-    """Return the share of the parameters outside layers: the tables of embedding and head."""
-    tables = shape.table * (1 if shape.tied else 2)
+def _rest(kind: OptimizerKind, shape: ModelShape) -> float:
+    """Return the share of the trained parameters that AdamW updates beside such an optimizer: the embedding's table,
+    and for Muon also that of a head. Adapters train neither.
+    """
+    if shape.trained_share < FEW_TRAINED:
+        return 0.0
+    tables = shape.table * (1 if shape.tied or kind.in_8_bits else 2)
     return min(tables / max(shape.parameters, 1), 1.0)
 
 

@@ -6,13 +6,14 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.pipelining._utils import InferenceMode
 from torch.distributed.pipelining.schedules import _PipelineSchedule
 
-from orchestrator.parallel import expert, fsdp, losses
+from orchestrator.parallel import block_maxima, expert, fsdp, losses
 from orchestrator.planner.trace.replaced import replaced
 from orchestrator.prune.config import PruneSpec
 from workloads.model import moe
@@ -120,6 +121,8 @@ def values_assumed(note: Callable[[str], None], on_cpu: bool) -> Iterator[None]:
         # Which weights are pruned follows from their values. Steps that choose them are few, and are not traced.
         replaced(PruneSpec, "is_due", lambda self, step: False),
         replaced(fsdp, "_device_mesh", real_mesh),
+        # Other ranks hold parts of about as many blocks again, whose scales are a small vector.
+        replaced(block_maxima, "union", lambda numbers, groups: np.unique(numbers)),
         # `Module.to_empty` swaps tensors only if no weak reference to them exists, and fake tensors hold such
         # references to each other.
         replaced(torch.utils, "weakref", _NoWeakReferences),

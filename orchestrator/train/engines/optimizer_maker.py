@@ -6,9 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
+from orchestrator.optim.blocks import block_counts, names_in_8_bits
 from orchestrator.optim.build import OptimizerContext, build_optimizer, slots_of
 from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.groups import rates_of
+from orchestrator.optim.kinds import Slot, kind_of
+from orchestrator.parallel.block_maxima import BlockMaxima
 from orchestrator.parallel.device import Device
 from orchestrator.parallel.full_matrices import FullMatrices
 from orchestrator.parallel.mesh import Mesh
@@ -44,6 +47,10 @@ class OptimizerMaker:
             matrices_of(workload, parallel.cuts), parallel.data.shards, mesh, device.device
         )
         self.device = self._full.device
+        is_in_8_bits = kind_of(str(spec.name)).in_8_bits
+        self._in_8_bits = names_in_8_bits(workload) if is_in_8_bits else frozenset()
+        self._special = self._in_8_bits if is_in_8_bits else self._full.names
+        self._mesh = mesh
         self._matmul_dtype = torch.float32 if device.compute is torch.float32 else torch.bfloat16
 
     def make(self, shards: Sequence[ParameterShard]) -> torch.optim.Optimizer:
@@ -58,12 +65,14 @@ class OptimizerMaker:
             rate=rates_of(self._spec, self._workload),
             full=self._full,
             matmul_dtype=self._matmul_dtype,
+            in_8_bits=self._in_8_bits,
+            maxima=BlockMaxima(block_counts(self._workload, self._in_8_bits), self._mesh),
         )
         return build_optimizer(context)
 
-    def slots(self, name: str) -> Sequence[str]:
-        """Return the names of a parameter's optimizer states."""
-        return slots_of(self._spec, name, matrices=self._full.names)
+    def slots(self, name: str) -> Sequence[Slot]:
+        """Return the optimizer states of a parameter."""
+        return slots_of(self._spec, name, special=self._special)
 
 
 def matrices_of(workload: Workload, cuts: dict[str, Cut]) -> dict[str, Cut]:

@@ -10,6 +10,8 @@ from torch import Tensor
 from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.models.averaged import AVERAGE
+from orchestrator.optim.blocks import new_slot, saved_views, slot_views, stored_shape
+from orchestrator.optim.kinds import Slot
 from orchestrator.parallel.parameter_shard import Box, ParameterShard
 from workloads.model.initialise import ROWS
 from workloads.model.inside import is_map
@@ -23,7 +25,7 @@ READ_BYTES = 2**22
 def pieces(
     shards: Iterable[ParameterShard],
     optimizer: torch.optim.Optimizer,
-    slots: Callable[[str], Sequence[str]],
+    slots: Callable[[str], Sequence[Slot]],
     averages: Mapping[Tensor, Tensor],
 ) -> Iterator[TensorPiece]:
     """Yield the weights, optimizer states and averaged weights that this rank saves.
@@ -33,22 +35,23 @@ def pieces(
     Args:
         shards: this rank's shards.
         optimizer: holds their states.
-        slots: returns the names of a parameter's optimizer states.
+        slots: returns the state tensors of a parameter.
         averages: averaged weights by parameter.
     """
     for shard in shards_to_save(shards):
         tensors: dict[str, Tensor] = {committed_name(shard.name): shard.parameter.detach()}
-        state = optimizer.state.get(shard.parameter, {})
-        for slot in slots(shard.name):
-            tensor_of_slot = state.get(slot)  # no state exists before the first step
-            tensors[f"optim.{shard.name}.{slot}"] = (
-                torch.zeros_like(shard.parameter) if tensor_of_slot is None else tensor_of_slot
-            )
         if shard.parameter in averages:
             tensors[f"{AVERAGE}{shard.name}"] = averages[shard.parameter]
         for name, tensor in tensors.items():
             for box, view in shard.views(tensor):
                 yield TensorPiece(name, shard.cut.shape, box.start, view)
+        state = optimizer.state.get(shard.parameter, {})
+        for slot in slots(shard.name):
+            found = state.get(slot.name)  # no state exists before the first step
+            tensor = new_slot(slot, shard) if found is None else found
+            for box, view in saved_views(slot, shard, tensor):
+                name = f"optim.{shard.name}.{slot.name}"
+                yield TensorPiece(name, stored_shape(slot, shard), box.start, view)
 
 
 def committed_shapes(workload: Workload, thawing: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
@@ -120,7 +123,7 @@ def shards_to_save(shards: Iterable[ParameterShard]) -> list[ParameterShard]:
 def restore(
     shards: Iterable[ParameterShard],
     optimizer: torch.optim.Optimizer,
-    slots: Callable[[str], Sequence[str]],
+    slots: Callable[[str], Sequence[Slot]],
     averages: Mapping[Tensor, Tensor],
     reader: Reader,
     thawed: Mapping[str, int],
@@ -137,21 +140,23 @@ def restore(
     for shard in shards:
         age = float(steps - thawed.get(shard.name, 0))
         if shard.name in thawed and committed_name(shard.name) not in reader.manifest.tensors:
-            fresh = {slot: torch.zeros_like(shard.parameter) for slot in slots(shard.name)}
+            fresh = {slot.name: new_slot(slot, shard) for slot in slots(shard.name)}
             fresh["step"] = step_count(age, shard, optimizer)
             optimizer.state[shard.parameter] = fresh
             if shard.parameter in averages:
                 averages[shard.parameter].copy_(shard.parameter)
             continue
         tensors = {committed_name(shard.name): shard.parameter.detach()}
-        state: dict[str, Tensor] = {}
-        for slot in slots(shard.name):
-            tensors[f"optim.{shard.name}.{slot}"] = state[slot] = torch.zeros_like(shard.parameter)
         if shard.parameter in averages:
             tensors[f"{AVERAGE}{shard.name}"] = averages[shard.parameter]
         for name, tensor in tensors.items():
             for box, view in shard.views(tensor):
                 view.copy_(reader.read(name, box.start, box.extent))
+        state: dict[str, Tensor] = {}
+        for slot in slots(shard.name):
+            state[slot.name] = new_slot(slot, shard)
+            for box, view in slot_views(slot, shard, state[slot.name]):
+                view.copy_(reader.read(f"optim.{shard.name}.{slot.name}", box.start, box.extent))
         state["step"] = step_count(age, shard, optimizer)
         optimizer.state[shard.parameter] = state
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from orchestrator.config.object_reference import ObjectReference
 from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.groups import set_lr
-from orchestrator.optim.kinds import KINDS
+from orchestrator.optim.kinds import KINDS, Slot
 from orchestrator.parallel.mesh import ProcessGroup
 from orchestrator.parallel.parameter_shard import ParameterShard
 from orchestrator.parallel.partition import Cut
@@ -39,7 +39,7 @@ def is_recomputed(spec: OptimizerSpec) -> bool:
     if isinstance(spec.name, ObjectReference):
         return False
     kind = KINDS[spec.name]
-    return not (kind.norm_sums or kind.matrices_only)
+    return not (kind.norm_sums or kind.needs_every_rank)
 
 
 class UpdateAgain:
@@ -51,7 +51,7 @@ class UpdateAgain:
         cuts: dict[str, Cut],
         *,
         spec: OptimizerSpec,
-        slots: Callable[[str], Sequence[str]],
+        slots: Callable[[str], Sequence[Slot]],
         build: Build,
         device: torch.device,
         flaw: Flaw | None,
@@ -62,7 +62,7 @@ class UpdateAgain:
             shards: what this rank updates.
             cuts: this rank's part of every parameter, which is also that of its replicas.
             spec: the job's optimizer.
-            slots: returns the names of a parameter's optimizer states.
+            slots: returns the state tensors of a parameter.
             build: makes the optimizer.
             device: where the shards are. A rank may have none.
             flaw: an injected fault of the arithmetic; None without.
@@ -123,7 +123,7 @@ class UpdateAgain:
             state = optimizer.state.get(shard.parameter, {})
             zeros = torch.zeros_like(shard.parameter)
             parts += [shard.parameter.detach(), zeros if gradient is None else gradient]
-            parts += [state.get(slot, zeros) for slot in self._slots(shard.name)]
+            parts += [state.get(slot.name, zeros) for slot in self._slots(shard.name)]
         return torch.cat([part.reshape(-1) for part in parts])
 
     def _exchanged(self, sent: Tensor | None, given: Sequence[Any], check: StepCheck) -> Tensor | None:
@@ -160,7 +160,7 @@ class UpdateAgain:
             shards.append(
                 ParameterShard(name, self._cuts[name], parameter, (), alone, counted=False, saved=False)
             )
-            states.append(dict(zip(slots, parts[2:], strict=True)))
+            states.append(dict(zip((slot.name for slot in slots), parts[2:], strict=True)))
         optimizer = self._build(shards)
         for fact, shard, state in zip(given, shards, states, strict=True):
             age = step_count(fact["age"], shard, optimizer)
@@ -175,7 +175,7 @@ class UpdateAgain:
         result = []
         for shard in shards:
             state = optimizer.state.get(shard.parameter, {})
-            slots = [state[slot] for slot in self._slots(shard.name) if slot in state]
+            slots = [state[slot.name] for slot in self._slots(shard.name) if slot.name in state]
             result += [shard.parameter, *slots]
         return result
 
@@ -191,7 +191,7 @@ def _fact(shard: ParameterShard, optimizer: torch.optim.Optimizer) -> dict[str, 
 
 
 def _bundles(
-    shards: Sequence[ParameterShard], slots: Callable[[str], Sequence[str]]
+    shards: Sequence[ParameterShard], slots: Callable[[str], Sequence[Slot]]
 ) -> list[list[ParameterShard]]:
     """Return the shards in bundles of up to AT_ONCE bytes of numbers, or of one shard that is larger."""
     result: list[list[ParameterShard]] = []

@@ -68,6 +68,38 @@ EXACT_LATER = named(
     *(("groups", layout, GROUPS) for layout in (DP, TP, PP)),
 )
 """Of the long suite: `test_dropout` recomputes under these layouts in the default one."""
+EIGHT_BITS = {
+    "changes": {**DECODER["changes"], "hidden": 96, "intermediate": 320},
+    "optimizer": {"name": "adamw_8bit"},
+}
+"""Rows of 96 and 320 numbers: tensor parallelism cuts through blocks, as do the slices of ZeRO 1."""
+IN_8_BITS = named(
+    ("8bit", TP, EIGHT_BITS),
+    ("8bit", PP, EIGHT_BITS),
+    ("8bit", DP, EIGHT_BITS),
+)
+IN_8_BITS_LATER = named(
+    ("8bit", FULL, EIGHT_BITS),
+    ("8bit", {"dp": 2, "zero": 2}, EIGHT_BITS),
+    ("8bit", CP, EIGHT_BITS),
+    ("8bit", {"dp": 2}, EIGHT_BITS),
+    ("8bit", {**DP, "offload": "optimizer"}, EIGHT_BITS),
+    (
+        "8bit-experts",
+        {**DP, "ep": 2},
+        {
+            **EIGHT_BITS,
+            **MODELS["moe"],
+            "changes": {**MODELS["moe"]["changes"], "hidden": 96, "moe": {"experts": 4, "intermediate": 80}},
+        },
+    ),
+)
+IN_8_BITS_OF_FOUR = named(
+    ("8bit", {"tp": 2, "dp": 2, "zero": 1}, EIGHT_BITS),
+    ("8bit", {"tp": 2, "dp": 2, "zero": 3}, EIGHT_BITS),
+    ("8bit", {"pp": 2, "dp": 2, "zero": 1, "micro_batch": 1}, EIGHT_BITS),
+    ("8bit", {"dp": 4, "zero": 3, "shard": 2, "micro_batch": 1}, EIGHT_BITS),
+)
 WIDER: dict[str, dict[str, Any]] = {
     "muon in copies": {
         "layout": {"dp": 4, "zero": 3, "shard": 2, "micro_batch": 1},
@@ -121,12 +153,12 @@ def neox(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory, gang: ProcessGang, neox: str) -> Results:
     found = Results(tmp_path_factory.mktemp("modes"), gang)
-    references = {r["id"]: r for r in (alone(name, fields) for name, fields in EXACT.items())}
+    references = {r["id"]: r for r in (alone(n, f) for n, f in {**EXACT, **IN_8_BITS}.items())}
     precise = [precision_case(p, {}) for p in UNITS]
     found.run(1, [*references.values(), *precise, bitwise(1), hf_class(-1, neox)])
     halves = [precision_case(p, layout) for p in UNITS for layout in HALVES]
     tree = [bitwise(2), bitwise(2, steps=8, commit=True)]
-    found.run(2, [case_of(n, f) for n, f in EXACT.items()] + halves + tree)
+    found.run(2, [case_of(n, f) for n, f in {**EXACT, **IN_8_BITS}.items()] + halves + tree)
     found.run(2, [hf_class(zero, neox) for zero in STAGES])
     found.run(
         4,
@@ -155,6 +187,53 @@ def test_a_mode_changes_nothing_that_one_process_would_not(
 ) -> None:
     results.run(2, [case_of(name, fields)])
     check_equal(results.of(case_of(name, fields)), results.of(alone(name, fields)))
+
+
+@pytest.mark.parametrize(
+    ("world", "name", "fields"),
+    [
+        *((2, *item) for item in IN_8_BITS.items()),
+        *(pytest.param(2, *item, marks=pytest.mark.slow) for item in IN_8_BITS_LATER.items()),
+        *(pytest.param(4, *item, marks=pytest.mark.slow) for item in IN_8_BITS_OF_FOUR.items()),
+    ],
+)
+def test_moments_in_8_bits_are_those_of_one_process(
+    results: Results, world: int, name: str, fields: dict[str, Any]
+) -> None:
+    """A gradient's last bits may make another code the nearest, so single numbers differ by up to a code."""
+    results.run(1, [alone(name, fields)])
+    results.run(world, [case_of(name, fields)])
+    found, wanted = results.of(case_of(name, fields)), results.of(alone(name, fields))
+    torch.testing.assert_close(found["losses"], wanted["losses"], rtol=1e-5, atol=0)
+    torch.testing.assert_close(found["norms"], wanted["norms"], rtol=1e-4, atol=0)
+    state = wanted["state"]
+    assert found["state"].keys() == state.keys()
+    codes = [each for each in state if each.endswith("_code")]
+    assert codes
+    for each in codes:
+        assert state[each].dtype is torch.uint8
+        assert (found["state"][each] == state[each]).float().mean() > 0.998, each
+        scale = each.removesuffix("_code") + "_scale"
+        torch.testing.assert_close(found["state"][scale], state[scale], rtol=0.05, atol=1e-12)
+    for each in (each for each in state if each.startswith("model.")):
+        assert ((found["state"][each] - state[each]).abs() < 1e-6).float().mean() > 0.999, each
+
+
+def test_moments_in_8_bits_go_on_under_any_layout(results: Results) -> None:
+    """The same bits are loaded; under the same layout the run has the bits of one that was not interrupted."""
+    tensor = {"layout": {"micro_batch": 2, **TP}, **EIGHT_BITS}
+    first = case_of("8bit-first", {**tensor, "commit": True})
+    same = case_of("8bit-same", {**tensor, "restore": first["id"]})
+    whole = case_of("8bit-whole", {**tensor, "steps": 6})
+    other = case_of("8bit-other", {**tensor, "layout": {"micro_batch": 2, **DP}, "restore": first["id"]})
+    results.run(2, [first, same, whole, other])
+    before, found = results.of(first), results.of(same)
+    joined = {key: before[key] + found[key] for key in ("losses", "norms")}
+    same_bits({**found, **joined}, results.of(whole))
+    loaded = results.of(other)["first"]
+    assert loaded.keys() == before["state"].keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in before["state"].items())
+    torch.testing.assert_close(results.of(other)["losses"], found["losses"], rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize(

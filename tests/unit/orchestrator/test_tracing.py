@@ -75,6 +75,16 @@ def test_weights_gradients_and_state_are_those_of_the_layout() -> None:
     assert full.at_peak["communication"] > 0
 
 
+def test_moments_in_8_bits_are_held_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.optim.blocks.LEAST", 1000)
+    for layout in ({}, {"tp": 2, "dp": 2, "zero": 1}):
+        alone, in_8_bits = (
+            traced(layout, optimizer={"name": name, "lr": 1e-3}).memory.steady["optimizer"]
+            for name in ("adamw", "adamw_8bit")
+        )
+        assert 0.2 * alone < in_8_bits < 0.6 * alone  # embeddings have 8 bytes a number
+
+
 def test_the_parts_at_the_peak_are_the_peak() -> None:
     for layout in ({}, {"pp": 2}, {"dp": 2, "zero": 3}):
         memory = traced(layout).memory

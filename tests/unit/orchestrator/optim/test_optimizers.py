@@ -45,7 +45,7 @@ def updated(spec: OptimizerSpec, start: Tensor = START, gradients: Sequence[Tens
     for gradient in gradients:
         shard.parameter.grad = gradient.clone()
         optimizer.step()
-    assert set(KINDS[str(spec.name)].slots) <= set(optimizer.state[shard.parameter])
+    assert {slot.name for slot in KINDS[str(spec.name)].slots} <= set(optimizer.state[shard.parameter])
     assert int(optimizer.state[shard.parameter]["step"]) == len(gradients)
     return shard.parameter.detach()
 

@@ -21,6 +21,7 @@ EXPERTS = {"kv_heads": 2, "moe": {"experts": 4, "intermediate": 32}}
 MODELS: dict[str, dict[str, Any]] = {
     "decoder": {"model": "gpt-tiny"},
     "modern": {"model": "qwen3-tiny", "changes": {"kv_heads": 2}},
+    "wide": {"model": "gpt-tiny", "changes": {"hidden": 96, "intermediate": 320}},
     "moe": {"model": "mixtral-tiny", "changes": EXPERTS},
     "encoder": {"model": "bert-tiny", "objective": "masked_lm"},
     "documents": {"model": "qwen3-tiny", "changes": {"kv_heads": 2}, "options": {"documents": "isolate"}},
@@ -63,6 +64,7 @@ QUICK = [
     case("moe", "fp16", dp=2, ep=2, recompute="full"),
     case("modern", "fp8", dp=2, zero=3, recompute="selective"),
     case("encoder", tp=2),
+    case("wide", optimizer="adamw_8bit", tp=2, dp=2, zero=1),
 ]
 FULL = [
     case(model, precision, **layout)

@@ -46,6 +46,10 @@ def test_numbers_kept_are_the_slots_of_the_engine() -> None:
     tables = 2 * shape.vocabulary * shape.hidden / shape.parameters
     assert kept_numbers("muon", shape) == pytest.approx(1.0 + tables)
     assert kept_numbers("my_module:mine", shape) == 2.0
+    in_8_bits = 0.5 + 2 / 256  # two codes of a byte, and two scales for each block
+    share = shape.vocabulary * shape.hidden / shape.parameters
+    assert kept_numbers("adamw_8bit", shape) == pytest.approx(share * 2.0 + (1 - share) * in_8_bits)
+    assert kept_numbers("adamw_8bit", replace(shape, trained_share=0.01)) == pytest.approx(in_8_bits)
 
 
 @pytest.mark.parametrize("model", ["llama-tiny", "gpt-tiny", "mixtral-tiny"])

@@ -1,0 +1,193 @@
+"""AdamW with moments in 8 bits (Dettmers et al., 2022, "8-bit Optimizers via Block-wise Quantization").
+
+A moment is stored as codes of 8 bits with a scale for each block of up to 256 numbers, see `orchestrator.optim.blocks`.
+An update computes the moments in fp32 from the codes and the gradient, changes the weights by them, and rounds them to
+codes again. Embeddings and small parameters have AdamW's moments in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from orchestrator.optim.blocks import Part, new_slot, parts_of
+from orchestrator.optim.groups import groups_of_shards
+from orchestrator.optim.kinds import MOMENTS_IN_8_BITS
+
+if TYPE_CHECKING:
+    from orchestrator.optim.build import OptimizerContext
+
+AT_ONCE = 2**22
+"""Numbers of a parameter that are updated at once: some tens of bytes each are in memory meanwhile."""
+MOMENTS = ("exp_avg", "exp_avg_sq")
+EXPONENTS = 7
+"""Powers of ten that the map spans."""
+SMALLEST = 2.0**-126
+"""The smallest scale that numbers are divided by: a block of zeros has the scale 0."""
+
+
+def build(context: OptimizerContext) -> torch.optim.Optimizer:
+    """See `orchestrator.optim.build`."""
+    return AdamW8bit(context)
+
+
+def dynamic_map(signed: bool) -> tuple[list[float], int]:
+    """Return the 256 numbers in [-1, 1] that codes stand for, ascending, and which of them is zero.
+
+    Each power of ten down to 1e-7 has twice as many numbers as the one below it, evenly spaced (Dettmers et al., 2022,
+    section 1.3, and appendix F).
+    """
+    found = [0.0, 1.0]
+    for exponent in range(EXPONENTS):
+        bounds = np.linspace(0.1, 1.0, 2 ** (exponent + (not signed)) + 1)
+        means = 10.0 ** (exponent - EXPONENTS + 1) * (bounds[:-1] + bounds[1:]) / 2
+        found += [*means, *(-means if signed else ())]
+    ordered = sorted(float(each) for each in found)
+    return ordered, ordered.index(0.0)
+
+
+class Codes:
+    """Codes of 8 bits for numbers between -1 and 1, or between 0 and 1. The code 0 stands for zero."""
+
+    def __init__(self, signed: bool, device: torch.device) -> None:
+        values, self._zero = dynamic_map(signed)
+        self._values = torch.tensor(values[self._zero :] + values[: self._zero], device=device)
+        middles = [(low + high) / 2 for low, high in pairwise(values)]
+        self._middles = torch.tensor(middles, device=device)
+
+    def numbers(self, codes: Tensor, scales: Tensor) -> Tensor:
+        """Return the numbers of blocks of codes [rows, blocks, width] with scales [rows, blocks], fp32."""
+        return self._values[codes.int()].mul_(scales[..., None])
+
+    def nearest(self, numbers: Tensor, scales: Tensor) -> Tensor:
+        """Return the codes of the nearest numbers, as `numbers` takes them. The given numbers are overwritten."""
+        shares = numbers.div_(scales.clamp_min(SMALLEST)[..., None])
+        places = torch.bucketize(shares, self._middles, out_int32=True)
+        return places.sub_(self._zero).bitwise_and_(255).to(torch.uint8)
+
+
+class AdamW8bit(torch.optim.Optimizer):
+    """Groups with `in_8_bits` have moments in 8 bits; torch's AdamW updates the other groups."""
+
+    def __init__(self, context: OptimizerContext) -> None:
+        spec = context.spec
+        groups: list[dict[str, Any]] = []
+        for in_8_bits in (True, False):
+            shards = [shard for shard in context.shards if (shard.name in context.in_8_bits) == in_8_bits]
+            groups += [
+                {**group, "in_8_bits": in_8_bits} for group in groups_of_shards(spec, shards, context.rate)
+            ]
+        # A rank without a shard still takes part in the maxima of the other ranks' blocks.
+        if not groups:
+            groups = [{"params": [], "lr": 0.0, "lr_scale": 1.0, "weight_decay": 0.0, "in_8_bits": True}]
+        super().__init__(groups, {"lr": spec.lr, "betas": spec.betas, "eps": spec.eps})
+        rest = [group for group in self.param_groups if not group["in_8_bits"]]
+        self._adamw = torch.optim.AdamW(rest, betas=spec.betas, eps=spec.eps, fused=True) if rest else None
+        if self._adamw is not None:
+            self._adamw.state = self.state  # both share one state per parameter, each with its own slots
+        self._maxima = context.maxima
+        self._parts = {
+            shard.parameter: parts_of(shard) for shard in context.shards if shard.name in context.in_8_bits
+        }
+        self._cut = [
+            part.column(which)
+            for parts in self._parts.values()
+            for part in parts
+            for which in part.cut_columns
+        ]
+        self._numbers = [(part.shard.name, part.numbers()) for part in self._cut]
+        self._device = context.shards[0].parameter.device if context.shards else torch.device("cpu")
+        self._codes = Codes(True, self._device), Codes(False, self._device)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update the weights from the gradients. All ranks call it together."""
+        if self._adamw is not None:
+            self._adamw.step()
+        groups = {p: group for group in self.param_groups if group["in_8_bits"] for p in group["params"]}
+        for p, parts in self._parts.items():
+            state = self.state[p]
+            for slot in MOMENTS_IN_8_BITS:
+                if slot.name not in state:
+                    state[slot.name] = new_slot(slot, parts[0].shard)
+            state["step"] = state.get("step", torch.zeros((), device=p.device)) + 1
+        scales = iter(self._cut_scales(groups))
+        for p, parts in self._parts.items():
+            for part in parts:
+                cut = {which: next(scales) for which in part.cut_columns}
+                self._update(part, groups[p], cut)
+
+    def _cut_scales(self, groups: Mapping[Tensor, dict[str, Any]]) -> list[Tensor]:
+        """Return the new scales [2, rows] of the blocks that other ranks hold numbers of, in the order of `_cut`."""
+        found = [torch.empty(2, 0, device=self._device)]
+        for part in self._cut:
+            moments = self._moments(part, slice(None), groups[part.shard.parameter])
+            found.append(_scales_of(moments)[..., 0])
+        everyone = self._maxima(self._numbers, torch.cat(found, 1))
+        return list(everyone.split([part.rows for part in self._cut], 1))
+
+    def _moments(self, part: Part, rows: slice, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Return the moments of some rows with the new gradient, fp32 [rows, blocks, width]; 0 for missing numbers."""
+        p, state = part.shard.parameter, self.state[part.shard.parameter]
+        assert p.grad is not None
+        gradient = _blocks(part, part.rows_of(p.grad.contiguous())[rows])
+        first, second = (
+            codes.numbers(
+                _blocks(part, part.rows_of(state[f"{moment}_code"])[rows]),
+                part.scales_of(state[f"{moment}_scale"])[rows],
+            )
+            for codes, moment in zip(self._codes, MOMENTS, strict=True)
+        )
+        near, far = group["betas"]
+        first.lerp_(gradient, 1 - near)
+        second.mul_(far).addcmul_(gradient, gradient, value=1 - far)
+        return first, second
+
+    def _update(self, part: Part, group: Mapping[str, Any], cut: Mapping[int, Tensor]) -> None:
+        """Update the weights of a part and its moments, some rows at a time."""
+        p, state = part.shard.parameter, self.state[part.shard.parameter]
+        near, far = group["betas"]
+        # In fp64 on the device: 1 - far**step has few digits of fp32 left, and reading the step would wait for a GPU.
+        step = state["step"].double()
+        rate = group["lr"] / (1 - near**step)
+        correction = (1 - far**step).sqrt()
+        together = max(1, AT_ONCE // (part.width * part.scales.extent[-1]))
+        for begin in range(0, part.rows, together):
+            rows = slice(begin, begin + together)
+            moments = self._moments(part, rows, group)
+            first, second = moments
+            weights = part.rows_of(p)[rows]
+            weights.mul_(1 - group["lr"] * group["weight_decay"])
+            # The moments before they are rounded, as in the paper.
+            update = second.sqrt().div_(correction).add_(group["eps"]).reciprocal_().mul_(first).mul_(rate)
+            weights.sub_(_numbers_of(part, update))
+            scales = _scales_of(moments)
+            for which, of_all in cut.items():
+                scales[..., which] = of_all[:, rows]
+            for codes, moment, numbers, scale in zip(self._codes, MOMENTS, moments, scales, strict=True):
+                found = _numbers_of(part, codes.nearest(numbers, scale))
+                part.rows_of(state[f"{moment}_code"])[rows] = found
+                part.scales_of(state[f"{moment}_scale"])[rows] = scale
+
+
+def _blocks(part: Part, rows: Tensor) -> Tensor:
+    """Return rows [rows, numbers] as blocks [rows, blocks, width], with zeros for numbers that are not here."""
+    padded = pad(rows, (part.before, part.after)) if part.before or part.after else rows
+    return padded.reshape(len(rows), -1, part.width)
+
+
+def _numbers_of(part: Part, blocks: Tensor) -> Tensor:
+    """Return blocks as rows: the inverse of `_blocks`."""
+    rows = blocks.reshape(len(blocks), -1)
+    return rows[:, part.before : rows.shape[1] - part.after]
+
+
+def _scales_of(moments: Sequence[Tensor]) -> Tensor:
+    """Return the largest absolute value of each block of both moments, [2, rows, blocks]."""
+    return torch.stack([moment.abs().amax(-1) for moment in moments])

@@ -1,0 +1,191 @@
+"""Blocks of a parameter, each with a scale for its 8-bit codes: up to 256 consecutive numbers of one row.
+
+A row runs along the last dimension, so blocks and their scales depend on the parameter alone and not on the layout.
+Where rows are multiples of 256 numbers long, as in most models, these are the blocks of Dettmers et al., 2022, "8-bit
+Optimizers via Block-wise Quantization", section 2.1, and of bitsandbytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from orchestrator.optim.kinds import BLOCK, Slot
+from orchestrator.parallel.block_maxima import Numbers
+from orchestrator.parallel.parameter_shard import Box, ParameterShard
+from workloads.workload import Workload
+
+LEAST = 4096
+"""Parameters with fewer numbers keep fp32 moments, as in bitsandbytes: they save no memory worth an error."""
+LEAST_ROW = 8
+"""Parameters with shorter rows keep fp32 moments too: two scales for fewer numbers save little or nothing."""
+
+
+def names_in_8_bits(workload: Workload) -> frozenset[str]:
+    """Return the parameters whose moments an 8-bit optimizer rounds: all but small ones and embeddings.
+
+    Embeddings are what stands before the first layer. Rows of rare tokens have gradients of zero for many steps, and
+    then moments far below those of other rows (Dettmers et al., 2022, section 2.3). transformers.Trainer leaves them
+    in fp32 too.
+    """
+    shapes = workload.shapes
+    top = max(map(workload.depth, shapes)) if workload.config.has_blocks else math.inf
+    return frozenset(
+        name
+        for name, shape in shapes.items()
+        if math.prod(shape) >= LEAST and shape[-1] >= LEAST_ROW and workload.depth(name) < top
+    )
+
+
+def scales_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape of a parameter's scales: one for each block of each row."""
+    return *shape[:-1], -(-shape[-1] // BLOCK)
+
+
+def block_counts(workload: Workload, names: Container[str]) -> dict[str, int]:
+    """Return the number of blocks of each of these parameters, in the order that all ranks have."""
+    return {name: math.prod(scales_shape(shape)) for name, shape in workload.shapes.items() if name in names}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One box of a shard as rows of blocks, or a column of these blocks.
+
+    Attributes:
+        shard: the shard.
+        scales: the scales of the blocks, as a box of all scales of the parameter; its offset is that in the shard's.
+        begin, rows, length: where the box begins in the shard, its number of rows, and how long they are.
+        columns: the numbers of a row that are meant; all of them but for a column of blocks.
+        block_columns: the blocks of a row that are meant.
+        width: numbers of a block.
+        before, after: numbers of the first and of the last block that are not in this box: other ranks hold them, or
+            the row has ended.
+        cut_columns: which of the blocks of a row, the first (0) and the last (-1), other ranks hold numbers of.
+    """
+
+    shard: ParameterShard
+    scales: Box
+    begin: int
+    rows: int
+    length: int
+    columns: slice
+    block_columns: slice
+    width: int
+    before: int
+    after: int
+    cut_columns: tuple[int, ...]
+
+    def rows_of(self, tensor: Tensor) -> Tensor:
+        """Return the view [rows, numbers] of a tensor of the shard's size."""
+        flat = tensor.view(-1)[self.begin : self.begin + self.rows * self.length]
+        return flat.view(self.rows, self.length)[:, self.columns]
+
+    def scales_of(self, scales: Tensor) -> Tensor:
+        """Return the view [rows, blocks] of the shard's scales."""
+        return scales_view(self.scales, scales).view(self.rows, -1)[:, self.block_columns]
+
+    def column(self, which: int) -> Part:
+        """Return the first (0) or the last (-1) block of every row."""
+        blocks = self.scales.extent[-1]
+        if blocks == 1:
+            return self
+        if which == 0:
+            columns, missing = slice(0, self.width - self.before), (self.before, 0)
+        else:
+            columns, missing = slice(self.length - (self.width - self.after), self.length), (0, self.after)
+        at = which % blocks
+        return dataclasses.replace(
+            self,
+            columns=columns,
+            block_columns=slice(at, at + 1),
+            before=missing[0],
+            after=missing[1],
+            cut_columns=(0,),
+        )
+
+    def numbers(self) -> Numbers:
+        """Return the number of the first of the blocks of each row among all blocks of the parameter, [rows]."""
+        *leading, blocks = scales_shape(self.shard.cut.shape)
+        every_row = np.arange(math.prod(leading), dtype=np.int64).reshape(leading)
+        rows = every_row[self.scales.slices()[:-1]].reshape(-1)
+        return rows * blocks + self.scales.start[-1] + self.block_columns.start
+
+
+def parts_of(shard: ParameterShard) -> list[Part]:
+    """Return the blocks of each of the shard's boxes, in their order."""
+    found: list[Part] = []
+    offset = 0
+    row = shard.cut.shape[-1]
+    width = min(BLOCK, row)
+    for box in shard.boxes:
+        length = box.extent[-1]
+        start, stop = box.start[-1], box.start[-1] + length
+        first, last = start // BLOCK, -(-stop // BLOCK)
+        blocks = last - first
+        before = start - first * BLOCK
+        cut = [0] * (before > 0) + [blocks - 1] * (stop < min(last * BLOCK, row))
+        found.append(
+            Part(
+                shard=shard,
+                scales=Box((*box.start[:-1], first), (*box.extent[:-1], blocks), offset),
+                begin=box.offset,
+                rows=math.prod(box.extent[:-1]),
+                length=length,
+                columns=slice(0, length),
+                block_columns=slice(0, blocks),
+                width=width,
+                before=before,
+                after=blocks * width - before - length,
+                cut_columns=tuple(sorted({0 if at == 0 else -1 for at in cut}, reverse=True)),
+            )
+        )
+        offset += found[-1].scales.size
+    return found
+
+
+def new_slot(slot: Slot, shard: ParameterShard) -> Tensor:
+    """Return a state tensor of a shard before its first update: all zeros. Scales are [number of blocks, 1]."""
+    if slot.is_scale:
+        # Two dimensions, so that no other code takes them for a tensor of the shard's shape.
+        return shard.parameter.new_zeros(sum(part.scales.size for part in parts_of(shard)), 1)
+    return torch.zeros_like(shard.parameter, dtype=torch.uint8 if slot.is_code else None)
+
+
+def stored_shape(slot: Slot, shard: ParameterShard) -> tuple[int, ...]:
+    """Return the shape of a state tensor of the whole parameter, as checkpoints hold it."""
+    return scales_shape(shard.cut.shape) if slot.is_scale else shard.cut.shape
+
+
+def slot_views(slot: Slot, shard: ParameterShard, tensor: Tensor) -> Iterator[tuple[Box, Tensor]]:
+    """Yield the boxes of a shard's state tensor in that of the whole parameter, each with its view of `tensor`."""
+    if not slot.is_scale:
+        yield from shard.views(tensor)
+        return
+    for part in parts_of(shard):
+        yield part.scales, scales_view(part.scales, tensor)
+
+
+def saved_views(slot: Slot, shard: ParameterShard, tensor: Tensor) -> Iterator[tuple[Box, Tensor]]:
+    """Yield what `slot_views` does, but the scale of a cut block only to the shard with the block's first number."""
+    if not slot.is_scale:
+        yield from shard.views(tensor)
+        return
+    for part in parts_of(shard):
+        box, view = part.scales, scales_view(part.scales, tensor)
+        if part.before:
+            start = (*box.start[:-1], box.start[-1] + 1)
+            box = Box(start, (*box.extent[:-1], box.extent[-1] - 1), box.offset)
+            view = view[..., 1:].contiguous()
+        if box.size:
+            yield box, view
+
+
+def scales_view(box: Box, scales: Tensor) -> Tensor:
+    """Return the view of a box in this rank's scales."""
+    return scales.view(-1)[box.offset : box.offset + box.size].view(box.extent)

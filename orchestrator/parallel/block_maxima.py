@@ -1,0 +1,77 @@
+"""The largest values of blocks of numbers that several ranks hold parts of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from orchestrator.parallel.mesh import Mesh, ProcessGroup
+
+Numbers = npt.NDArray[np.int64]
+CutBlocks = Sequence[tuple[str, Numbers]]
+"""Names of parameters, each with the numbers of blocks of it that this rank holds a part of."""
+Maxima = Callable[[CutBlocks, Tensor], Tensor]
+"""Maps values [.., n] of the n blocks, in their order, to their maxima over all ranks that hold parts of them."""
+
+
+def own_maxima(blocks: CutBlocks, values: Tensor) -> Tensor:
+    """Return the values of the only rank."""
+    return values
+
+
+class BlockMaxima:
+    """Computes maxima by one small all-reduce in each group over which parameters are divided.
+
+    Only blocks that some rank holds a part of take part. The ranks agree on them at the first call, so the blocks of a
+    rank must be the same at every call.
+    """
+
+    def __init__(self, counts: Mapping[str, int], mesh: Mesh) -> None:
+        """`counts`: the number of blocks of each parameter, those of other pipeline stages included."""
+        self._first = dict(zip(counts, accumulate(counts.values(), initial=0), strict=False))
+        # Replicas without ZeRO and experts of different ranks have no block in common. Neither have stages: each holds
+        # a tied parameter whole.
+        groups = [mesh.tp, mesh.data] if mesh.layout.zero else [mesh.tp]
+        self._groups = [group for group in groups if group.size > 1]
+        self._agreed: tuple[Tensor, int] | None = None
+
+    def __call__(self, blocks: CutBlocks, values: Tensor) -> Tensor:
+        """See `Maxima`. All ranks that divide the same parameters call it together."""
+        if self._agreed is None:
+            mine = np.concatenate([np.empty(0, np.int64), *(self._first[name] + n for name, n in blocks)])
+            everyone = union(mine, self._groups)
+            places = torch.from_numpy(np.searchsorted(everyone, mine)).to(values.device)
+            self._agreed = places, len(everyone)
+        places, count = self._agreed
+        if not count:
+            return values
+        found = values.new_zeros(*values.shape[:-1], count)
+        # Two shards of a rank may have parts of one block, as on tied stages, hence a maximum and no assignment.
+        found.scatter_reduce_(-1, places.expand_as(values), values, "amax")
+        for group in self._groups:
+            with group.communicating():
+                dist.all_reduce(found, dist.ReduceOp.MAX, group=group.handle)
+        return found[..., places]
+
+
+def union(numbers: Numbers, groups: Sequence[ProcessGroup]) -> Numbers:
+    """Return the numbers that any rank of the groups has, ascending. All ranks call it together."""
+    found = np.unique(numbers)
+    for group in groups:
+        sizes = torch.empty(group.size, dtype=torch.int64)
+        dist.all_gather_single(sizes, torch.tensor([len(found)]), group=group.handle)
+        padded = torch.zeros(int(sizes.max()), dtype=torch.int64)
+        padded[: len(found)] = torch.from_numpy(found)
+        everyone = torch.empty(group.size * len(padded), dtype=torch.int64)
+        dist.all_gather_single(everyone, padded, group=group.handle)
+        rows = everyone.view(group.size, -1).numpy()
+        found = np.unique(
+            np.concatenate([row[:size] for row, size in zip(rows, sizes.tolist(), strict=True)])
+        )
+    return found
