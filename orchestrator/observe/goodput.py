@@ -116,21 +116,21 @@ def ledger(events: Sequence[Row], rows: RunTotals, now: float | None = None) -> 
     }
 
 
-def with_end(found: dict[str, Any], **seconds: float) -> dict[str, Any]:
+def with_end(ledger: dict[str, Any], **seconds: float) -> dict[str, Any]:
     """Return a ledger without AFTER_THE_END with these seconds added. Its goodput remains that of the run."""
     added = {bucket: max(amount, 0.0) for bucket, amount in seconds.items()}
-    known = {**found["seconds"], **added}
-    more = sum(amount - found["seconds"].get(bucket, 0.0) for bucket, amount in added.items())
-    return {**found, "wall_seconds": found["wall_seconds"] + more, "seconds": known}
+    known = {**ledger["seconds"], **added}
+    more = sum(amount - ledger["seconds"].get(bucket, 0.0) for bucket, amount in added.items())
+    return {**ledger, "wall_seconds": ledger["wall_seconds"] + more, "seconds": known}
 
 
-def with_end_of(found: dict[str, Any], before: Mapping[str, Any], ended: float | None) -> dict[str, Any]:
+def with_end_of(ledger: dict[str, Any], before: Mapping[str, Any], ended: float | None) -> dict[str, Any]:
     """Return the ledger with the AFTER_THE_END of the summary `before`, if that belongs to the same end of the run."""
     seconds_before = (before.get("ledger") or {}).get("seconds") or {}
     if ended is None or before.get("ended") != ended:
-        return found
+        return ledger
     return with_end(
-        found, **{bucket: seconds_before[bucket] for bucket in AFTER_THE_END if bucket in seconds_before}
+        ledger, **{bucket: seconds_before[bucket] for bucket in AFTER_THE_END if bucket in seconds_before}
     )
 
 

@@ -226,8 +226,8 @@ class Commits:
             assert saver is not None
             if rank > 0:  # rank 0 hears from the others before it waits for their notes
                 self._record_outcomes(saver.close(FINISH_TIMEOUT))
-            told = gather_json([saver.failed_step, self._latest[1]])
-            saver.tell_failed([failed_step for failed_step, _ in told])
+            outcomes = gather_json([saver.failed_step, self._latest[1]])
+            saver.tell_failed([failed_step for failed_step, _ in outcomes])
             if rank == 0:
                 self._record_outcomes(saver.close(FINISH_TIMEOUT))
             self._saver = None
@@ -244,7 +244,7 @@ class Commits:
         self._context.set_waiting(False)
         if failed:
             own = self._latest[1] or f"it was not written within {FINISH_TIMEOUT:.0f} s"
-            reason = "; ".join(dict.fromkeys([own, *(why for _, why in told[1:] if why)]))
+            reason = "; ".join(dict.fromkeys([own, *(why for _, why in outcomes[1:] if why)]))
             raise OSError(f"the commit at step {step} failed: {reason}")
         if not failures:  # the commit has the steps whose rows wait for a snapshot
             self._complete = max(self._complete, step)

@@ -40,11 +40,11 @@ def placement_of(task: Task, context: WorkerContext) -> Placement | None:
     if not task.snapshot_servers:
         return None
     info = context.rank_info
-    own = [server["address"] for server in task.snapshot_servers if server["node"] == info.node]
+    local_servers = [server["address"] for server in task.snapshot_servers if server["node"] == info.node]
     others = [server["address"] for server in task.snapshot_servers if server["node"] != info.node]
     return Placement(
         token=task.snapshot_token,
-        own=own[0] if own else "",
+        own=local_servers[0] if local_servers else "",
         other=others[info.rank % len(others)] if others else "",
         attempt=task.attempt,
         group=task.token,
