@@ -209,7 +209,7 @@ class TorchEngine:
     def next_logits(self, micro_batches: Sequence[Batch]) -> list[tuple[int, Tensor]]:
         """See `Engine.next_logits`."""
         self._losses.begin_prediction()
-        self._evaluate(micro_batches)
+        self._evaluate([self._workload.asking_logits(batch) for batch in micro_batches])
         self._routing.take(self._stages)
         return self._losses.predicted()
 
