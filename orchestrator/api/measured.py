@@ -73,8 +73,8 @@ class CommitOfRun:
         Raises InputError.
         """
         if self._spec.data.samples is not None:
-            what = "a model of own samples cannot continue text"
-            raise InputError(what, self._run.uri, "load it by load_run(..).model()")
+            problem = "a model of own samples cannot continue text"
+            raise InputError(problem, self._run.uri, "load it by load_run(..).model()")
         found = model_of_commit(self._run, self._spec, self._commit, self._raw)
         chat = None if bare else chat_of(found.spec.data, found.spec.workload.objective, found.tokens)
         with wrong_input("prompts"):
@@ -93,8 +93,8 @@ class CommitOfRun:
     def speaker(self) -> Speaker:
         """Return its model in memory, to talk to. Raises InputError for a model of own samples."""
         if self._spec.data.samples is not None:
-            what = "a model of own samples cannot continue text"
-            raise InputError(what, self._run.uri, "load it by load_run(..).model()")
+            problem = "a model of own samples cannot continue text"
+            raise InputError(problem, self._run.uri, "load it by load_run(..).model()")
         found = model_of_commit(self._run, self._spec, self._commit, self._raw)
         chat = chat_of(found.spec.data, found.spec.workload.objective, found.tokens)
         tokenizer = found.tokens.tokenizer()

@@ -138,20 +138,20 @@ def comparable_metric(
     first = inputs[0]
     for export, each in zip(exports, inputs, strict=True):
         if sorted(each.labels) != sorted(first.labels) or each.objective != first.objective:
-            what = f"predicts something else than {exports[0].name} ({each.objective}, {first.objective})"
-            raise InputError(what, export.path, "compare exports of one task")
+            problem = f"predicts something else than {exports[0].name} ({each.objective}, {first.objective})"
+            raise InputError(problem, export.path, "compare exports of one task")
         if each.predicts_classes and each.samples != first.samples:
-            what = f"reads {each.samples} of the rows, and {exports[0].name} {first.samples}"
-            raise InputError(what, export.path, "give rows that both can read")
+            problem = f"reads {each.samples} of the rows, and {exports[0].name} {first.samples}"
+            raise InputError(problem, export.path, "give rows that both can read")
     shared = [name for name in first.metrics if all(name in each.metrics for each in inputs)]
     metric = asked or shared[0]
     if metric not in shared:
         raise InputError(f"{metric} is not measured", where, f"use {', '.join(shared)}")
     for export, each in zip(exports, inputs, strict=True):
         if metric != BITS and each.predicted != first.predicted:
-            what = f"reads the rows as {each.predicted} tokens, and {exports[0].name} as {first.predicted}"
+            problem = f"reads the rows as {each.predicted} tokens, and {exports[0].name} as {first.predicted}"
             hint = f"set {where} to {BITS}" if BITS in shared else "measure them apart"
-            raise InputError(f"{what}: their {metric} cannot be compared", export.path, hint)
+            raise InputError(f"{problem}: their {metric} cannot be compared", export.path, hint)
     return metric
 
 

@@ -55,8 +55,8 @@ def check_compress(chain: ChainSpec, stages: Mapping[str, StageRun]) -> None:
             raise InputError(f"{compress.metric} is not measured", f"{COMPRESS}.metric", hint)
         if not is_local(place := export_of(stages[stage.name])):
             hint = f"set checkpoint.export_to of {stage.name} to a folder"
-            what = f"the export of {stage.name} goes to {place}, but exports are compared on this machine"
-            raise InputError(what, COMPRESS, hint)
+            problem = f"the export of {stage.name} goes to {place}, but exports are compared on this machine"
+            raise InputError(problem, COMPRESS, hint)
         _check_rows(compress.held_out, stages[stage.name].job.data, objective)
 
 

@@ -85,11 +85,11 @@ def _check_exports_are_here(chain: ChainSpec, root: RunDir) -> None:
         if not base or not base.job.workload.adapter:
             continue
         if not is_local(base.job.checkpoint.export_to or root.uri):
-            what = (
+            problem = (
                 f"{base.name} trains an adapter, and its export will be in a store, with which no run begins"
             )
             hint = f"set checkpoint.export_to of {base.name} to a folder"
-            raise InputError(what, f"{STAGES}.{stage.name}.{INIT}", hint)
+            raise InputError(problem, f"{STAGES}.{stage.name}.{INIT}", hint)
 
 
 @contextlib.contextmanager

@@ -67,8 +67,8 @@ def _check_same_base(
         return
     where = f"{INIT} {begun['uri']}"
     if base.stage not in done:
-        what = f"it began with {_of(base.stage, begun['step'])}, and {base.stage} trains on"
-        raise InputError(what, where, AGAIN)
+        problem = f"it began with {_of(base.stage, begun['step'])}, and {base.stage} trains on"
+        raise InputError(problem, where, AGAIN)
     try:
         now = base_of(stage.job.workload, stage.job.needs_base, {}, False)
     except InputError:
@@ -77,8 +77,8 @@ def _check_same_base(
         raise
     if now is None or now.digest != begun["digest"]:
         at = f" at step {now.step}" if now and now.step is not None else ""
-        what = f"it began with {_of(base.stage, begun['step'])}, but now that is another one{at}"
-        raise InputError(what, where, AGAIN)
+        problem = f"it began with {_of(base.stage, begun['step'])}, but now that is another one{at}"
+        raise InputError(problem, where, AGAIN)
 
 
 def _check_same_source(stage: StageRun, begun: Mapping[str, Any], done: set[str]) -> None:

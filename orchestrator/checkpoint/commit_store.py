@@ -325,8 +325,8 @@ class Store:
         try:
             raw = read_stored(self.retry, self.backend.read, f"{commit_folder(step)}/{MANIFEST}")
         except LostBytes as error:
-            what = f"{self._where(step)}: the manifest cannot be read: {error.strerror}"
-            raise CorruptCommit(what) from error
+            problem = f"{self._where(step)}: the manifest cannot be read: {error.strerror}"
+            raise CorruptCommit(problem) from error
 
         def read(name: str, offset: int, target: memoryview) -> int:
             path = f"{commit_folder(step)}/{name}"

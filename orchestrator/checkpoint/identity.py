@@ -139,9 +139,9 @@ def check_same_sets(
             continue  # another text is noticed when it is prepared
         for number, (old, new) in enumerate(zip(was, sources, strict=True)):
             if (old.field, old.format) != (new.field, new.format):
-                what = f"the run has read this set as field {old.field}, format {old.format} so far"
+                problem = f"the run has read this set as field {old.field}, format {old.format} so far"
                 hint = "put that back, or add a set of another name"
-                raise InputError(what, f"{where}.{number}", hint)
+                raise InputError(problem, f"{where}.{number}", hint)
 
 
 def extension_of(identity: Mapping[str, Any], run: RunDir, commit: CommitManifest | None) -> Extension | None:

@@ -92,8 +92,8 @@ def refuse_lost(run: RunDir, unsound: Mapping[int, str]) -> None:
         raise InputError(f"no commit of the run is sound ({reasons})", where, HINT)
     # The store is listed after the rows are read, because a running job may make its first commit in between.
     if (step := _newest_published(run)) > first_step and not Store(run.commits).steps():
-        what = f"the checkpoints of the run are gone; one was at step {step} (no {MANIFEST} is left)"
-        raise InputError(what, where, HINT)
+        problem = f"the checkpoints of the run are gone; one was at step {step} (no {MANIFEST} is left)"
+        raise InputError(problem, where, HINT)
 
 
 def _newest_published(run: RunDir) -> int:

@@ -66,8 +66,8 @@ def merge_records(
         kinds, numbers = _kinds(records, where)
         columns, sums, blocks = _in_order(*_joined(records, kinds, numbers, block_bytes))
     except UNUSABLE as error:
-        what = f"the record of a writer is damaged ({type(error).__name__}): {error}"
-        raise InputError(what, where, "save again") from None
+        problem = f"the record of a writer is damaged ({type(error).__name__}): {error}"
+        raise InputError(problem, where, "save again") from None
     tables, index = [], []
     offset = 0
     for mine, numbers_of_table, sums_of_table in _tables(kinds, columns, sums, blocks):
@@ -120,8 +120,8 @@ def _kinds(
         named[text] = []
         for kind in tensors_of(text):
             if (before := kinds.setdefault(kind[0], kind)) != kind:
-                what = f"{kind[0]}: writers disagree: {before[1:]} and {kind[1:]}"
-                raise InputError(what, where, "save it alike")
+                problem = f"{kind[0]}: writers disagree: {before[1:]} and {kind[1:]}"
+                raise InputError(problem, where, "save it alike")
             named[text].append(kind[0])
     order = sorted(kinds, key=_natural)
     number = {name: at for at, name in enumerate(order)}

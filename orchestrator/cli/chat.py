@@ -170,8 +170,8 @@ def _serve(speaker: Speaker, name: str, host: str, port: int, token: str | None)
     try:
         server = ModelServer(speaker, name, host, port=port, token=token)
     except OSError as error:
-        what = f"cannot be used ({error.strerror})"
-        raise InputError(what, f"--host {host} --port {port}", "give others, or none") from None
+        problem = f"cannot be used ({error.strerror})"
+        raise InputError(problem, f"--host {host} --port {port}", "give others, or none") from None
     _announce(name, f"http://{host}:{server.port}/v1", token, "own generation, one request at a time")
     try:
         server.serve()

@@ -85,9 +85,9 @@ def inputs_of(
 def whole(tokens: Tokens) -> Tokens:
     """Prepared data that is all there. Raises InputError for some that is not: the rest would be waited for."""
     if tokens.sections is not None:
-        what = "is not all prepared, and how often a run reads it follows from all of it"
+        problem = "is not all prepared, and how often a run reads it follows from all of it"
         raise InputError(
-            what, tokens.folder.uri, "wait for it, or make the rest with `orchestrator data prepare`"
+            problem, tokens.folder.uri, "wait for it, or make the rest with `orchestrator data prepare`"
         )
     return tokens
 
@@ -160,8 +160,8 @@ def _places(
         first = (begun.commit.step, begun.first_position(train.continue_from)) if begun else (0, 0)
         return samples_at(batches, positions, inputs.job.spec.samples_per_step, first)
     if wanted.sample not in batches.read:
-        what = f"no sample has the id {wanted.sample}; {len(batches.read)} are prepared"
-        raise InputError(what, "--sample", "list ids with --at POSITION")
+        problem = f"no sample has the id {wanted.sample}; {len(batches.read)} are prepared"
+        raise InputError(problem, "--sample", "list ids with --at POSITION")
     source, pieces = batches.read.origin(wanted.sample)
     place = {"position": None, "step": None, "turn": wanted.turn, "sample": wanted.sample, "source": source}
     return [{**place, "pieces": [[start, start + length] for start, length in pieces]}]

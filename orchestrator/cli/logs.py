@@ -54,8 +54,8 @@ def logs(
             return
         directory = directory or run_at(job.run_dir)
         if directory is None:
-            what = "its run directory cannot be read from this machine"
-            raise InputError(what, job.run_dir, "leave --rank, --attempt, --controller and --grep out")
+            problem = "its run directory cannot be read from this machine"
+            raise InputError(problem, job.run_dir, "leave --rank, --attempt, --controller and --grep out")
     assert directory is not None
     if controller:
         if rank or attempt:

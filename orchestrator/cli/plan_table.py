@@ -11,7 +11,7 @@ from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.choose_layout import Plan
 from orchestrator.planner.feed import feed
 from orchestrator.planner.host_memory import snapshot_bytes, state_bytes
-from orchestrator.planner.machines import told
+from orchestrator.planner.machines import machine_notes
 from orchestrator.planner.memory import needed_bytes, offered
 from orchestrator.planner.planner import faster_on_fewer
 from orchestrator.planner.search import TIE, Candidate
@@ -75,7 +75,7 @@ def show(
     if reasons:
         shown = sorted(reasons.items(), key=lambda item: -item[1])[:SHOWN]
         table("Rejected", ["layouts", "because"], [[str(n), reason] for reason, n in shown])
-    for line in told(plan.machine, demand.precision):
+    for line in machine_notes(plan.machine, demand.precision):
         print(f"{line[0].upper()}{line[1:]}.")
     if plan.machine.name:
         print(f"On {plan.machine.name}" + ("." if plan.fits else ", whose memory it does not fit."))

@@ -75,8 +75,8 @@ def _directory(target: str, address: str | None) -> RunDir:
         job = job_at(target, address)[1]
         run = run_at(job.run_dir)
         if run is None:
-            what = "its run directory cannot be read from this machine"
-            raise InputError(what, job.run_dir, "give the command where it can be")
+            problem = "its run directory cannot be read from this machine"
+            raise InputError(problem, job.run_dir, "give the command where it can be")
     return run
 
 
@@ -105,8 +105,8 @@ def _results(run: RunDir, folder: str, ranks: list[int], timeout: float) -> list
                 tables[rank] = result
         if time.monotonic() > end:
             names = ", ".join(map(str, missing))
-            what = f"no profile of rank {names} within {timeout:g} s; `orchestrator logs` may say why"
-            raise TimeoutError(what)
+            problem = f"no profile of rank {names} within {timeout:g} s; `orchestrator logs` may say why"
+            raise TimeoutError(problem)
         if len(tables) < len(ranks):
             time.sleep(EVERY)
     return [tables[rank] for rank in ranks]

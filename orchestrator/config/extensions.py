@@ -111,8 +111,8 @@ def _replaced(value: Any, path: tuple[str, ...], group: str, key: str) -> Any:
 def _entry_point(name: str, group: str, key: str) -> str:
     values = sorted({reference_of(point) for point in entry_points(group=GROUP + group, name=name)})
     if len(values) > 1:
-        what = f"several installed packages offer {name}: {', '.join(values)}"
-        raise InputError(what, key, "name one of them as module:name")
+        problem = f"several installed packages offer {name}: {', '.join(values)}"
+        raise InputError(problem, key, "name one of them as module:name")
     if not values:
         names = sorted(offered()[group])
         close = get_close_matches(name, names, 1)

@@ -41,8 +41,8 @@ def find_code(own_code: Mapping[str, str], expected: dict[str, str], roots: Iter
     `expected`, since this node has another working directory."""
     sys.path += [root for root in roots if root not in sys.path]
     if expected and code_of(own_code) != expected:
-        what = "the user's own code on this node is not that of the run"
-        raise InputError(what, ", ".join(expected), "put it back, or let all nodes have the same")
+        problem = "the user's own code on this node is not that of the run"
+        raise InputError(problem, ", ".join(expected), "put it back, or let all nodes have the same")
 
 
 def check_same_code(
@@ -115,8 +115,8 @@ def check_same_cleaning(
         if now == before[rule.function] or (now in accepted and not mend):
             continue
         accept = f"continue with the text as it was cleaned by accept_code: [{now}]; or begin another run"
-        what = f"the code of {rule.function} is not that which cleaned the run's text"
-        raise InputError(what, where, f"put it back; or {mend or accept}")
+        problem = f"the code of {rule.function} is not that which cleaned the run's text"
+        raise InputError(problem, where, f"put it back; or {mend or accept}")
 
 
 def _hash(value: Any) -> str:

@@ -14,9 +14,10 @@ from cluster.workers.cluster import Cluster
 from cluster.workers.fork_server import START_TIMEOUT
 from cluster.workers.gang import FINISHED, Bundle, Gang, GangStatus, RankStatus
 from cluster.workers.worker_context import Work
+from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.evaluations import attach, awaits, is_of
 from orchestrator.checkpoint.manifest import CorruptCommit
-from orchestrator.checkpoint.retention import Retention, prune
+from orchestrator.checkpoint.retention import prune, retention_of
 from orchestrator.controller.news import News
 from orchestrator.controller.run_history import RunHistory
 from orchestrator.controller.state import State
@@ -58,7 +59,8 @@ class EvaluationBeside:
         bundle: Bundle,
         evaluate: EvaluateSpec | None,
         steps: int,
-        retention: Retention,
+        checkpoint: CheckpointSpec,
+        decay_from: int | None,
         faults: tuple[str, ...] = (),
     ) -> None:
         """Evaluate nothing yet.
@@ -70,7 +72,8 @@ class EvaluationBeside:
             bundle: what the process occupies.
             evaluate: which commits are evaluated; None without evaluations.
             steps: steps of the run.
-            retention: which commits are kept.
+            checkpoint: which commits are kept.
+            decay_from: the step at which the learning rate begins to decay; None if none does.
             faults: faults to inject, for tests.
         """
         self._cluster = cluster
@@ -79,7 +82,9 @@ class EvaluationBeside:
         self._bundle = bundle
         self._evaluate = evaluate
         self._steps = steps
-        self._retention = retention
+        self._retention = retention_of(
+            checkpoint, decay_from, evaluates_beside=evaluate is not None and evaluate.is_beside
+        )
         self._faults = faults
         # Replaced and never modified, because `status` reads it from another thread.
         self._waiting: dict[int, WaitingCommit] = {}
@@ -135,9 +140,9 @@ class EvaluationBeside:
         """
         if self._evaluate is None or not self._evaluate.is_beside:
             return
-        store = history.store
+        store = history.commits.store
         waiting: dict[int, WaitingCommit] = {}
-        evaluated = {row["step"]: row for row in history.evaluations.rows.newest()}
+        evaluated = {row["step"]: row for row in history.files.evaluations.rows.newest()}
         for step in store.steps():
             try:
                 commit = store.manifest(step)
@@ -159,9 +164,9 @@ class EvaluationBeside:
 
         Call it while no ranks run. With all results stored it is known which commit is the best.
         """
-        history.settle()
+        history.files.settle()
         self.find(history)
-        prune(history.store, self._retention)
+        prune(history.commits.store, self._retention)
 
     def published(self, step: int, state: State) -> None:
         """Note a new commit of the attempt in `state`. It waits from now on if the job asks for its evaluation."""
@@ -234,7 +239,7 @@ class EvaluationBeside:
         if rank.state == "done":
             self._step = None
             self._forget(step)
-            history.evaluated(rank.result["evaluation"])
+            history.files.add_evaluation(rank.result["evaluation"])
         elif why := self._problem_of(rank, status.at):
             if rank.cause.kind == "corrupt_commit":  # another try would fail, too
                 self._forget(step)

@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Set
-from typing import TYPE_CHECKING, Any, Unpack
+from collections.abc import Set
+from typing import TYPE_CHECKING, Any
 
-from cluster.workers.clock import wall
 from cluster.workers.cluster import Cluster
-from cluster.workers.device_limits import limits_of
 from cluster.workers.injected_faults import remaining_faults
-from cluster.workers.rank_process import describe
-from orchestrator.checkpoint.retention import retention_of
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import ENDED
 from orchestrator.config.spec import JobSpec
@@ -27,39 +23,26 @@ from orchestrator.controller.controller_log import ControllerLog
 from orchestrator.controller.data_preparation import StorageWait
 from orchestrator.controller.decide import decide, resume
 from orchestrator.controller.events import fault_event, market, start_event
+from orchestrator.controller.progress import Progress
 from orchestrator.controller.rollout_workers import RolloutWorkers
 from orchestrator.controller.run_history import RunHistory
-from orchestrator.controller.run_inputs import RunInputs
+from orchestrator.controller.run_inputs import DataCheck, RunInputs, accept
 from orchestrator.controller.state import (
     FIRST_RESTART,
     WORKERS,
     Action,
     Observation,
-    Phase,
     Policy,
     State,
     Stop,
     policy_of,
 )
-from orchestrator.controller.status import STATUS_EVERY, status_of
 from orchestrator.controller.stop_file import StopRequests
-from orchestrator.controller.stragglers import Stragglers
 from orchestrator.controller.workers import POLL, Workers
-from orchestrator.parallel.layout import Layout
-from orchestrator.planner.demand import demand_of
-from orchestrator.planner.machines import told
-from orchestrator.resolve.prepared_data import PreparedData, keep_excerpt
-from orchestrator.storage.process_identity import lineage
-from orchestrator.storage.row_line import Row
-from orchestrator.storage.row_types import EventFields
 from orchestrator.storage.run_directory import RunDir
 
 if TYPE_CHECKING:
     from cluster.jobs.job_queue import QueueClient
-
-
-def accept(data: PreparedData) -> None:
-    """Accept any prepared data."""
 
 
 class Controller:
@@ -76,7 +59,7 @@ class Controller:
         died: bool = False,
         launched: float = 0.0,
         until_reason: str = Policy.until_reason,
-        check_data: Callable[[PreparedData], None] = accept,
+        check_data: DataCheck = accept,
     ) -> None:
         """Prepare to drive a run. Nothing is written before `drive`.
 
@@ -94,19 +77,16 @@ class Controller:
         """
         self._spec = spec
         self._run = run
-        self._check_data = check_data
         self._until = min(until or spec.train.steps, spec.train.steps)
         self._faults = faults
         self._queue = queue
         self._died = died
         self._launched = launched
-        # Read once: when the command dies, its processes are adopted by another one before they end.
-        self._processes = lineage()
-        self._stop_requests = StopRequests(run, self._processes[0])
+        self._progress = Progress(
+            spec.name, spec.workload.objective, spec.train.steps, self._until, spec.evaluate
+        )
+        self._stop_requests = StopRequests(run, self._progress.processes[0])
         self.log = ControllerLog(run.uri)
-        self._history: RunHistory | None = None
-        """The record of the run, opened by `drive`."""
-
         self._state = State(phase="queue" if queue else "prepare")
         self._policy = policy_of(spec, lambda workers: None, until_reason=until_reason)
         """The planner of `decide`. Has no layouts before the data is prepared."""
@@ -120,12 +100,13 @@ class Controller:
         self._placement_failed = ""
         """Why the gang could not be placed; empty except in the pass after that."""
 
-        demand = demand_of(spec)
-        generating = spec.all_workers.min - spec.resources.workers.min
-        self._workers = Workers(cluster, run, demand, spec.checkpoint, generating=generating)
         self._retry_storage = StorageWait(spec.limits.unsaved, give_up=self._hears_stop, tell=self._set_note)
         """Calls a function that needs storage, again and again until storage answers."""
-        self._inputs = RunInputs(spec, demand, run, cluster, self._retry_storage, tell=self._set_note)
+        self._inputs = RunInputs(
+            spec, run, cluster, check=check_data, stored=self._retry_storage, tell=self._set_note
+        )
+        generating = spec.all_workers.min - spec.resources.workers.min
+        self._workers = Workers(cluster, run, self._inputs.demand, spec.checkpoint, generating=generating)
         self._exports = BackgroundExport(
             cluster, spec.checkpoint, spec.evaluate, run, tell=self._export_event
         )
@@ -136,7 +117,8 @@ class Controller:
             bundle=spec.resources.per_worker.bundle,
             evaluate=spec.evaluate,
             steps=spec.train.steps,
-            retention=retention_of(spec.checkpoint, spec.train.decay_from, spec.evaluates_beside),
+            checkpoint=spec.checkpoint,
+            decay_from=spec.train.decay_from,
             faults=faults,
         )
         self._rollouts = RolloutWorkers(
@@ -144,14 +126,8 @@ class Controller:
             run.uri,
             asked=self._policy.rollout_workers,
             bundle=spec.resources.per_worker.bundle,
-            limits=limits_of(spec.resources.per_worker.gpu, spec.train.compile),
+            limits=self._policy.device_limits,
         )
-        self._stragglers = Stragglers()
-
-        self._note = ""
-        """The controller's present activity, as text for people."""
-        self._status_written = 0.0
-        """The monotonic time at which status.json was last written."""
 
     def request_stop(self, reason: str) -> None:
         """Ask the run to commit at the next step boundary and end."""
@@ -162,19 +138,8 @@ class Controller:
 
     def status(self) -> dict[str, Any]:
         """Return the phase, step, attempt, layout and ranks, as `orchestrator status` shows them."""
-        return status_of(
-            name=self._spec.name,
-            objective=self._spec.workload.objective,
-            steps=self._spec.train.steps,
-            evaluate=self._spec.evaluate,
-            state=self._state,
-            history=self._history,
-            ranks=self._workers.ranks,
-            until=self._until,
-            note=self._note,
-            evaluation=self._evaluations.text,
-            rollout_workers=self._rollouts.running,
-            processes=self._processes,
+        return self._progress.status(
+            self._state, self._workers.ranks, self._evaluations.text, self._rollouts.running
         )
 
     def drive(self) -> dict[str, Any]:
@@ -183,7 +148,7 @@ class Controller:
         Raises:
             InputError: the job turns out to be wrong once its data is read.
         """
-        history = self._history = self._retry_storage(self._open_history)
+        history = self._progress.history = self._retry_storage(self._open_history)
         events = history.event_history
         self._state = resume(self._spec.limits, history.state(self._state.phase), events.died_last)
         if self._died and events.stop_asked:  # the process that asked the dead controller may be gone
@@ -194,7 +159,7 @@ class Controller:
                 self._advance(history)
             self._workers.stop()
             rows = self._retry_storage(lambda: history.counted(self._state.attempt, self._state.step))
-            self._event(self._state.phase, self._note)
+            self._event(self._state.phase, self._progress.note)
             summary = self._retry_storage(
                 lambda: finish.finish(
                     self._spec.summarised,
@@ -215,10 +180,10 @@ class Controller:
             self._workers.stop()
             if isinstance(error, InputError) and history.withdraw():
                 raise
-            self._note = str(error) if isinstance(error, InputError) else describe(error)
-            observation = Observation(now=time.monotonic(), crashed=self._note)
+            self._progress.note_error(error)
+            observation = Observation(now=time.monotonic(), crashed=self._progress.note)
             self._state, _ = decide(self._policy, self._state, observation)
-            self._event("failed", self._note)
+            self._event("failed", self._progress.note)
             self._write_status(force=True)
             raise
         finally:
@@ -261,7 +226,7 @@ class Controller:
     def _observe(self, history: RunHistory) -> Observation:
         workers, exports, state = self._workers, self._exports, self._state
         is_preparing = self._inputs.preparation.goes_on(workers.running, self.request_stop)
-        self._record(history, workers.poll(history.saved))
+        self._record(history)
         if self._queue is not None:
             self._queue.report_nodes([rank.node for rank in workers.ranks])
         now = workers.status.at if workers.running else time.monotonic()
@@ -270,7 +235,7 @@ class Controller:
         may_start = self._state.phase == "wait" and capacity >= self._spec.all_workers.min
         if may_start and not is_preparing:  # files may be lost during a long wait
             self._inputs.forget_lost_data()
-        hours, usd = history.spending.count(history.recent, wall())
+        hours, usd = history.spent()
         self._evaluations.look(history)
         rollout_failures = self._rollouts.look()
         for ceiling in history.spending.near():
@@ -313,21 +278,19 @@ class Controller:
         """Return how many workers the run occupies besides those of its gang, without rollout workers on `avoid`."""
         return self._evaluations.held() + self._rollouts.held(avoid)
 
-    def _record(self, history: RunHistory, rows: tuple[Row, ...]) -> None:
-        """Store rows, report stragglers and failed saves, and pass on new commits for export and evaluation."""
+    def _record(self, history: RunHistory, wait: float = POLL) -> None:
+        """Poll the gang, report stragglers and failed saves, and pass on new commits for export and evaluation."""
+        rows = self._workers.poll(history.files.saved, wait)
         history.take(rows)
-        history.nodes.add(self._workers.take_readings(), self._state.attempt)
-        for straggler in filter(None, [self._stragglers.see(row.get("busy_seconds", ())) for row in rows]):
-            rank, ratio = straggler
-            node = self._workers.ranks[rank].node
-            said = f"its busy time per step is {ratio:.1f} times the median rank's"
-            self._event("train", f"rank {rank} on {node} is a straggler: {said}")
+        history.files.nodes.add(self._workers.take_readings(), self._state.attempt)
+        for line in self._workers.stragglers_in(rows):
+            self._event("train", line)
         for save in (save for row in rows for save in row.get("saves", ())):
             if line := history.saves.note(save):
-                self._note = f"saving pauses: {save['reason']}" if save["state"] == "failed" else ""
+                self._progress.note = f"saving pauses: {save['reason']}" if save["state"] == "failed" else ""
                 self._event("train", line, saving=save["state"])
             if save["state"] == "published":
-                history.tracker.committed()
+                history.copies.tracker.committed()
                 self._exports.published(save["step"])
                 self._evaluations.published(save["step"], self._state)
 
@@ -349,14 +312,14 @@ class Controller:
     def _act(self, history: RunHistory, action: Action, before: State) -> None:
         match action.do:
             case "queue" | "evaluate":
-                self._pause(history, action.do, action.reason)
+                self._progress.wait(self._state, action.do, action.reason)
             case "leave_queue":
                 self._make_room(action.reason)
             case "prepare":
                 self._prepare(history, action.reason)
             case "wait":
-                self._pause(
-                    history,
+                self._progress.wait(
+                    self._state,
                     "wait",
                     action.reason,
                     data=self._inputs.data.uri,
@@ -365,25 +328,24 @@ class Controller:
                     sets=self._inputs.data.sets,
                 )
             case "start":
-                assert action.layout is not None
-                self._start(history, action.layout, before.layout)
+                self._start(history, action, before)
             case "watch" if before.phase == "start" and self._state.phase == "train":
                 self._note_first_step(history)
             case "prewarm":
-                self._note = action.reason
+                self._progress.note = action.reason
                 self._workers.prewarm(action.workers)
             case "finish":
-                self._note = action.reason
+                self._progress.note = action.reason
             case "ask_stop":
-                self._note = f"stopping: {action.reason}"
-                self._event(self._state.phase, self._note, stopping=action.reason)
+                self._progress.note = f"stopping: {action.reason}"
+                self._event(self._state.phase, self._progress.note, stopping=action.reason)
                 self._workers.request_stop()
             case "halt":
                 self._halt(history, action, before)
             case "export" | "tasks":
                 job = self._exports if action.do == "export" else self._exports.tasks
                 job.advance(self._state.step)
-                self._pause(history, "export", action.reason)
+                self._progress.wait(self._state, "export", action.reason)
 
     def _release_surplus(self, before: State) -> None:
         """Release prewarmed workers that the gang will not use, or that rollout workers need more."""
@@ -392,14 +354,6 @@ class Controller:
             return
         if before.roomy or state.no_rollouts:
             self._workers.prewarm(state.layout.world)
-
-    def _pause(self, history: RunHistory, phase: Phase, reason: str, **more: Unpack[EventFields]) -> None:
-        """Wait until the next pass. The first pass of a phase adds an event instead."""
-        self._note = reason
-        if history.events[-1]["phase"] == phase:
-            time.sleep(POLL)
-        else:
-            self._event(phase, reason, **more)
 
     def _make_room(self, reason: str) -> None:
         """Free everything that the run holds on the cluster, and join the end of the queue."""
@@ -415,18 +369,17 @@ class Controller:
         The data is prepared in a thread, so this returns soon and a stop is noticed in time.
         """
         if history.events[-1]["phase"] != "prepare":
-            self._note = reason
+            self._progress.note = reason
             self._event("prepare", reason)
             self._workers.give_back_processors()  # the preparation needs the CPUs that the last gang occupied
         if not self._inputs.look(history, POLL):
             return
-        self._check_data(self._inputs.data)
         self._workers.prewarm_first(self._useful_workers)  # imports overlap with the seconds that follow
         is_first = self._inputs.planner is None
         notes = self._inputs.resolve(history, self._hears_stop, lambda: self._workers.running)
         planner = self._inputs.planner
         assert planner is not None
-        for line in (*notes, *told(planner.machine, planner.demand.precision)):
+        for line in notes:
             self._event(self._state.phase, line)
         # Raises InputError if no layout is legal, before anything starts.
         planner.plan(self._spec.resources.workers.max)
@@ -435,12 +388,14 @@ class Controller:
             self._useful_workers = widest.world
         if is_first:
             history.track()
-            keep_excerpt(self._run, self._inputs.data.uri)
+            self._inputs.keep_excerpt()
 
-    def _start(self, history: RunHistory, layout: Layout, layout_before: Layout | None) -> None:
+    def _start(self, history: RunHistory, action: Action, before: State) -> None:
         """Roll back to the last sound commit, write the plan, and start a gang from there."""
         planner = self._inputs.planner
+        layout = action.layout
         assert planner is not None
+        assert layout is not None
         state = self._state
         commit, notes = self._retry_storage(
             lambda: history.roll_back(state.bad_commits, state.attempt, state.doubtful_after)
@@ -452,13 +407,13 @@ class Controller:
         self._retry_storage(lambda: self._evaluations.find(history))
         self._restored = commit.step if commit else 0
         history.trace.begin(planner, state.attempt, layout.world)
-        reason, fields = start_event(self._spec.train, layout, layout_before, commit, planner.refused)
-        self._note = f"starting {reason}"
+        reason, fields = start_event(self._spec.train, layout, before.layout, commit, planner.refused)
+        self._progress.note = f"starting {reason}"
         self._event("start", reason, step=self._restored, **fields)
         self._write_status(force=True)
         try:
             snapshots = self._workers.snapshots(planner.shape)
-            history.use_holders(snapshots["snapshot_token"], snapshots["snapshot_servers"])
+            history.commits.use_snapshot_servers(snapshots["snapshot_token"], snapshots["snapshot_servers"])
             places = {**snapshots, **self._rollouts.place()}
             task = self._inputs.task(state, commit, until=self._until, faults=self._faults, **places)
             self._workers.start(layout, task)
@@ -467,7 +422,7 @@ class Controller:
             self._placement_failed = str(error)
 
     def _note_first_step(self, history: RunHistory) -> None:
-        self._note = ""
+        self._progress.note = ""
         attempt = self._state.attempt
         machines = self._workers.machines()
         fields, problem = market(self._spec.limits, machines, history.training_began(attempt))
@@ -476,13 +431,13 @@ class Controller:
 
     def _halt(self, history: RunHistory, action: Action, before: State) -> None:
         """Stop the gang. After a fault, also record which steps must be repeated."""
-        self._record(history, self._workers.poll(history.saved, wait=0.0))
+        self._record(history, wait=0.0)
         step = max(self._state.step, history.step)
         printed = self._workers.printed(action.fault)
         self._workers.stop()
         self._rollouts.forget(before.attempt + 1)
         if action.fault is None:
-            self._note = action.reason
+            self._progress.note = action.reason
             self._event("stop", action.reason, step=step)
             if self._state.phase in ("evaluate", "export"):
                 self._exports.try_again()
@@ -491,35 +446,29 @@ class Controller:
                 if self._queue is not None:
                     self._queue.leave()
             return
-        self._note = f"recovering: {action.fault.text}"
+        self._progress.note = f"recovering: {action.fault.text}"
         self._write_status(force=True)
         # A rank may be a step ahead of the last row that arrived.
         self._faults = remaining_faults(self._faults, step + 2)
-        history.leave_out(self._workers.lost_nodes())
+        history.commits.leave_out(self._workers.lost_nodes())
         state = self._state
         commit, _ = self._retry_storage(lambda: history.last_commit(state.bad_commits, state.doubtful_after))
-        lost = self._retry_storage(lambda: history.beyond(commit.step if commit else 0))
+        lost = self._retry_storage(lambda: history.files.after(commit.step if commit else 0))
         reason, fields = fault_event(before, self._state, action.fault, lost, printed)
         self._event("stop", reason, step=step, **fields)
 
     def _set_note(self, note: str) -> None:
         if self._state.phase not in ENDED:
-            self._note = note
+            self._progress.note = note
 
-    def _export_event(self, line: str, **more: Unpack[EventFields]) -> None:
+    def _export_event(self, line: str, **more: Any) -> None:
         phase = "export" if self._state.phase == "export" else "train"
         self._event(phase, line, **more)
 
-    def _event(self, phase: str, reason: str, step: int | None = None, **more: Unpack[EventFields]) -> None:
-        """Add an event of the present attempt, at the present step unless `step` is given."""
-        assert self._history is not None
-        if step is None:
-            step = self._state.step
-        self._history.event(self._state.attempt, step, phase, reason, **more)
+    def _event(self, phase: str, reason: str, step: int | None = None, **more: Any) -> None:
+        self._progress.event(self._state, phase, reason, step, **more)
 
     def _write_status(self, force: bool = False) -> None:
-        """Write status.json, at most every STATUS_EVERY seconds unless `force` is set."""
-        assert self._history is not None
-        if force or time.monotonic() - self._status_written > STATUS_EVERY:
-            self._status_written = time.monotonic()
-            self._history.document("status.json", self.status())
+        """Write status.json if that is due, or if `force` is set."""
+        if force or self._progress.is_status_due:
+            self._progress.write_status(self.status())

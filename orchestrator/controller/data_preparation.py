@@ -129,7 +129,7 @@ class DataPreparation:
             InputError: the data is wrong, or differs from what the run began with.
         """
         if self._work is None:
-            commit = history.newest.meta.get("sets", {}) if history.newest else {}
+            commit = history.commits.newest.meta.get("sets", {}) if history.commits.newest else {}
             before = PreparedData(history.data, commit | history.event_history.sets)
             line = StageLine(self._say)
             pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from cluster.workers.device_limits import limits_of
 from cluster.workers.gang import Cause
 from orchestrator.config.outcome import ENDED, Outcome
 from orchestrator.controller.config import LimitSpec
@@ -553,7 +552,7 @@ def _fault(policy: Policy, state: State, seen: Observation) -> Failure | None:
             gap=seen.gap,
             starting=state.phase == "start",
             ending=bool(state.stopping or state.resizing),
-            limits=limits_of(policy.resources.per_worker.gpu, policy.train.compile),
+            limits=policy.device_limits,
         )
     )
 

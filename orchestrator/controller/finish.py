@@ -59,10 +59,10 @@ def finish(
         needs_base: whether the run holds the weights that it began with.
     """
     history.trace.end()
-    history.settle()
+    history.files.settle()
     # Snapshots in memory do not count, because they end with the run.
-    commit = history.store.latest(deep=False)
-    tracker = history.tracker
+    commit = history.commits.store.latest(deep=False)
+    tracker = history.copies.tracker
     result = summary(
         job,
         run.read_json_or_empty("plan.json") or None,

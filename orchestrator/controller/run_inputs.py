@@ -20,19 +20,27 @@ from orchestrator.models.base import NO_BASE, Base, base_json, same_base
 from orchestrator.models.continued import continuation_of
 from orchestrator.models.kept_config import config_json, kept_config
 from orchestrator.models.pinned_base import bases_of, not_held, pinned_teacher
-from orchestrator.planner.demand import Demand
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.planner import Planner
-from orchestrator.resolve.prepared_data import PreparedData, is_whole, prepared
+from orchestrator.resolve.prepared_data import PreparedData, is_whole, keep_excerpt, prepared
 from orchestrator.resolve.training_inputs import Beginning, ShapeOfData, shape_over
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.task import Task
 from workloads.hf.files.hf_config import FolderConfig
+
+DataCheck = Callable[[PreparedData], None]
+"""Called with the prepared data before training. It may raise InputError."""
+
+
+def accept(data: PreparedData) -> None:
+    """Accept any prepared data."""
 
 
 class RunInputs:
     """The inputs of one run. They are found in two steps: `look` for the data, then `resolve`.
 
     Attributes:
+        demand: what the job asks of the planner.
         data: the prepared data; empty before it is.
         shards: the digest of the token shards.
         planner: plans layouts; None before `resolve`.
@@ -41,9 +49,9 @@ class RunInputs:
     def __init__(
         self,
         job: JobSpec,
-        demand: Demand,
         run: RunDir,
         cluster: Cluster,
+        check: DataCheck,
         stored: StorageWait,
         tell: Callable[[str], None],
     ) -> None:
@@ -51,16 +59,17 @@ class RunInputs:
 
         Args:
             job: the job.
-            demand: what it asks of the planner.
             run: the run directory.
             cluster: where the run's workers are.
+            check: refuses prepared data.
             stored: retries calls that need storage.
             tell: gets a line about the progress.
         """
         self._job = job
-        self._demand = demand
+        self.demand = demand_of(job)
         self._run = run
         self._cluster = cluster
+        self._check = check
         self._stored = stored
         self.preparation = DataPreparation(partial(prepared, job, run), stored, tell)
         self._continuation = continuation_of(job)
@@ -90,9 +99,19 @@ class RunInputs:
         return config_json(self._folder_config)
 
     def look(self, history: RunHistory, seconds: float) -> bool:
-        """Prepare the data in a thread, wait up to `seconds` for it, and return whether training can begin."""
+        """Prepare the data in a thread, wait up to `seconds` for it, and return whether training can begin.
+
+        Raises:
+            InputError: `check` refuses the data.
+        """
         self.data = self.preparation.look(history, seconds)
+        if self.data.uri:
+            self._check(self.data)
         return bool(self.data.uri)
+
+    def keep_excerpt(self) -> None:
+        """Keep the beginning of the data in the run directory, for people."""
+        keep_excerpt(self._run, self.data.uri)
 
     def forget_lost_data(self) -> None:
         """Prepare the data again if files of it are gone."""
@@ -116,7 +135,9 @@ class RunInputs:
             InputError: the job does not fit its data, or the workers cannot hold its state.
         """
         job = self._job
-        source, commit = self._stored(lambda: self._continuation.begun_from(self._run, history.newest))
+        source, commit = self._stored(
+            lambda: self._continuation.begun_from(self._run, history.commits.newest)
+        )
         self._base, to_read = self._stored(
             lambda: bases_of(
                 workload=job.workload,
@@ -138,16 +159,16 @@ class RunInputs:
         )
         self._folder_config = found.kept
         notes = [*found.notes, *self._stored(lambda: not_held(to_read, self._teacher, self._run))]
-        self.shards = history.same_shards(found.shards, self.data.uri)
-        self.planner = planner_on(
+        self.shards = history.commits.same_shards(found.shards, self.data.uri)
+        self.planner, machine_notes = planner_on(
             self._cluster,
-            self._demand,
+            self.demand,
             found.shape,
             job=dump(job),
             is_stopped=is_stopped,
             is_busy=is_busy,
         )
-        return notes
+        return notes + machine_notes
 
     def first_commit(self) -> CommitManifest | None:
         """Return the commit of another run that this run begins with, copied into its store; None without one."""

@@ -10,7 +10,7 @@ from orchestrator.controller.background_trace import verdicts_before
 from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.demand import Demand
 from orchestrator.planner.host_memory import check_workers_memory, state_bytes
-from orchestrator.planner.machines import machine_for
+from orchestrator.planner.machines import machine_for, machine_notes
 from orchestrator.planner.planner import Planner
 
 
@@ -22,7 +22,7 @@ def planner_on(
     job: str,
     is_stopped: Callable[[], bool],
     is_busy: Callable[[], bool],
-) -> Planner:
+) -> tuple[Planner, list[str]]:
     """Return a planner for the smallest of a cluster's workers.
 
     Args:
@@ -33,6 +33,9 @@ def planner_on(
         is_stopped: returns whether the run is to stop, which ends traces of layouts.
         is_busy: returns whether ranks run, so that no layout is traced.
 
+    Returns:
+        The planner, and what a user should know about the workers, one line each.
+
     Raises:
         InputError: the host memory of the workers cannot hold the training state that a commit saves.
     """
@@ -42,7 +45,7 @@ def planner_on(
         state = state_bytes(demand.optimizer, demand.ema, shape, pruned=demand.pruned)
         check_workers_memory(demand.resources, state, offer.memory)
     machine = machine_for(offer, bundle, demand.precision)
-    return Planner(
+    planner = Planner(
         demand,
         shape,
         machine,
@@ -50,3 +53,4 @@ def planner_on(
         confirm=partial(verdicts_before, job, machine, is_stopped),
         is_busy=is_busy,
     )
+    return planner, machine_notes(machine, demand.precision)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cluster.jobs.admission import Admission
+from cluster.workers.device_limits import DeviceLimits, limits_of
 from cluster.workers.gang import RankStatus
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.outcome import ENDED, Outcome
@@ -229,6 +230,11 @@ class Policy:
     """Returns the seconds of a step under a layout."""
     until_reason: str = "as asked by --until"
     """Why the run ends before its last step, for people."""
+
+    @property
+    def device_limits(self) -> DeviceLimits:
+        """The time limits of a rank or a rollout worker."""
+        return limits_of(self.resources.per_worker.gpu, self.train.compile)
 
 
 def policy_of(job: JobSpec, choose: Callable[[int], Layout | None], **more: Any) -> Policy:

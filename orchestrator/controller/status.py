@@ -25,8 +25,6 @@ from orchestrator.storage.row_line import Row
 
 EVENTS_SHOWN = 3
 """Events in status.json."""
-STATUS_EVERY = 1.0
-"""Seconds between two writes of status.json."""
 
 
 def status_of(
@@ -61,8 +59,8 @@ def status_of(
     """
     work = next((rank.work for rank in ranks if rank.work), None)
     step_seconds = history.step_seconds if history else 0.0
-    last_evaluation = (history.evaluations.latest if history else None) or {}
-    rows = history.recent if history else ()
+    last_evaluation = (history.files.evaluations.latest if history else None) or {}
+    rows = history.files.recent if history else ()
     last = rows[-1] if rows else {}
     recent = latest(rows)
     parts = StepParts(recent)
@@ -104,13 +102,13 @@ def status_of(
         "note": redact_message(note),
         "evaluation": "; ".join(filter(None, [work_text(work) if work else "", evaluation])),
         "missing_rows": history.event_history.missing if history else [],
-        "rows": history.mark if history else None,
-        "events": history.events_stored if history else 0,
+        "rows": history.files.metrics.mark if history else None,
+        "events": history.files.events_stored if history else 0,
         "time": time.time(),
         "pid": os.getpid(),
         "processes": list(processes),
         "memory_percent": psutil.virtual_memory().percent,
-        "nodes": history.nodes.latest if history else {},
+        "nodes": history.files.nodes.latest if history else {},
         "ranks": [
             {"rank": r.rank, "node": r.node, "pid": r.pid, "state": r.state, "step": r.step} for r in ranks
         ],
@@ -160,7 +158,7 @@ def work_text(work: Work) -> str:
 
 def _validation(history: RunHistory) -> dict[str, Any] | None:
     """The step and the losses of the last evaluation that this controller stored."""
-    row = history.evaluations.latest
+    row = history.files.evaluations.latest
     if row is None:
         return None
     losses = {name: metrics["loss"] for name, metrics in row["sets"].items() if "loss" in metrics}

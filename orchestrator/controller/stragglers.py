@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 RATIO = 1.5
 """A rank is slow if it takes this many times the lower median of all ranks."""
-LEAST = 0.02
+MIN_SECONDS = 0.02
 """A rank is slow only if it takes this many seconds more than the median: less is noise."""
 STEADY = 5
 """Steps in a row for which a rank must be the slowest before it is reported."""
@@ -30,7 +30,7 @@ class Stragglers:
         """
         middle = statistics.median_low(busy) if len(busy) > 1 else 0.0
         slowest = max(busy, default=0.0)
-        if not middle or slowest < RATIO * middle or slowest - middle < LEAST:
+        if not middle or slowest < RATIO * middle or slowest - middle < MIN_SECONDS:
             self._rank = -1
             self._steps = 0
             return None

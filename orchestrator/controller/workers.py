@@ -16,6 +16,7 @@ from orchestrator.controller.health import Failure
 from orchestrator.controller.profile_requests import ProfileRequests
 from orchestrator.controller.snapshot_servers import SnapshotServers
 from orchestrator.controller.state import Phase
+from orchestrator.controller.stragglers import Stragglers
 from orchestrator.observe.rank_log import output_of_attempt
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.demand import Demand
@@ -57,6 +58,7 @@ class Workers:
             generating: how many rollout workers the run needs beside these workers.
         """
         self._generating = generating
+        self._stragglers = Stragglers()
         self._resources = demand.resources
         self._parallel = demand.parallel
         self._cluster = cluster
@@ -126,6 +128,17 @@ class Workers:
         self.status = self._gang.poll(saved, wait)
         self._readings = (*self._readings, *self.status.nodes)
         return self.status.rows
+
+    def stragglers_in(self, rows: Sequence[Row]) -> list[str]:
+        """Return a line for each rank that has become a straggler with these rows, which the last poll returned."""
+        lines = []
+        for row in rows:
+            if straggler := self._stragglers.see(row.get("busy_seconds", ())):
+                rank, ratio = straggler
+                node = self.ranks[rank].node
+                times = f"its busy time per step is {ratio:.1f} times the median rank's"
+                lines.append(f"rank {rank} on {node} is a straggler: {times}")
+        return lines
 
     def take_readings(self) -> tuple[dict[str, Any], ...]:
         """Return the readings of nodes that arrived since the last call, see `GangStatus.nodes`."""

@@ -88,10 +88,10 @@ class WorkloadLM(TemplateLM):
         if not continuation:
             raise InputError("a choice is empty", "doc_to_choice", "give each a text")
         if len(continuation) > self.max_length:
-            what = (
+            problem = (
                 f"a text of {len(continuation)} tokens is longer than the model's {self.max_length} positions"
             )
-            raise InputError(what, "doc_to_target", "shorten it, or evaluate a longer model")
+            raise InputError(problem, "doc_to_target", "shorten it, or evaluate a longer model")
         room = self.max_length if self._pair else self.max_length + 1 - len(continuation)
         self.truncated += len(context) > room
         return context[-room:], continuation
@@ -144,8 +144,8 @@ class WorkloadLM(TemplateLM):
         most = most_tokens(settings)
         room = self.max_length if self._pair else self.max_length - most
         if room < 1:
-            what = f"{most} leaves no room for a prompt in the model's {self.max_length} positions"
-            raise InputError(what, "generation_kwargs.max_gen_toks", "lower it")
+            problem = f"{most} leaves no room for a prompt in the model's {self.max_length} positions"
+            raise InputError(problem, "generation_kwargs.max_gen_toks", "lower it")
         self.truncated += sum(len(prompt) > room for prompt in prompts)
         rows = [prompt[-room:] or [self.prefix_token_id] for prompt in prompts]
         until = settings.get("until") or []

@@ -125,9 +125,9 @@ def spec_of_export(
     if objective not in TALKING and day == known.get("chat_date"):  # no template asks for it
         document["data"]["chat_date"] = None
     if named and objective in REFERENCED:
-        what = f"was trained with {objective}, whose reference an export lacks"
+        problem = f"was trained with {objective}, whose reference an export lacks"
         raise InputError(
-            what, folder, "evaluate the run's commit, or by another --set workload.objective=NAME"
+            problem, folder, "evaluate the run's commit, or by another --set workload.objective=NAME"
         )
     return parse(document, folder), int(facts.get("step") or 0)
 
@@ -299,8 +299,8 @@ def _rounding(folder: str, quantised: Mapping[str, Any]) -> dict[str, Any] | Non
         if not rounds_activations(described):
             return None
         if not quantised:
-            what = "rounds the inputs of layers in a way that is known of exports here alone"
-            raise InputError(what, folder, "evaluate it with the library that made it")
+            problem = "rounds the inputs of layers in a way that is known of exports here alone"
+            raise InputError(problem, folder, "evaluate it with the library that made it")
         return {key: quantised[key] for key in ("weights", "group", "activations", "match", "keep")}
     return None
 

@@ -236,8 +236,8 @@ def _check_examples(loaded: Any, where: str) -> None:
     """
     several = loaded.OUTPUT_TYPE == "generate_until" and loaded.multiple_target
     if several and (others := sorted(loaded.aggregation().keys() - {"exact_match"})):
-        what = f"{others[0]} is not defined for several targets"
-        raise InputError(what, f"{where}: doc_to_target", "give one target, or exact_match alone")
+        problem = f"{others[0]} is not defined for several targets"
+        raise InputError(problem, f"{where}: doc_to_target", "give one target, or exact_match alone")
     for number, example in enumerate(loaded.eval_docs):
         label = loaded.doc_to_target(example)
         if loaded.OUTPUT_TYPE != "loglikelihood_rolling":
@@ -248,8 +248,8 @@ def _check_examples(loaded: Any, where: str) -> None:
         for one in label if isinstance(label, list) else [label]:
             known = one in choices if isinstance(one, str) else one in range(len(choices))
             if not known:
-                what = f"the label {one!r} of example {number} is not one of its {len(choices)} choices"
-                raise InputError(what, f"{where}: doc_to_target", "choices are counted from 0")
+                problem = f"the label {one!r} of example {number} is not one of its {len(choices)} choices"
+                raise InputError(problem, f"{where}: doc_to_target", "choices are counted from 0")
 
 
 def _told(call: Callable[[], Any], where: str) -> Any:
@@ -259,5 +259,5 @@ def _told(call: Callable[[], Any], where: str) -> Any:
     except InputError:
         raise
     except Exception as error:
-        what = f"lm-eval cannot take it ({type(error).__name__}: {' '.join(str(error).split())[:300]})"
-        raise InputError(what, where, "see its task guide, or docs/guides/evaluation-tasks.md") from error
+        problem = f"lm-eval cannot take it ({type(error).__name__}: {' '.join(str(error).split())[:300]})"
+        raise InputError(problem, where, "see its task guide, or docs/guides/evaluation-tasks.md") from error

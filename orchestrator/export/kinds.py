@@ -112,11 +112,11 @@ def form_named(name: str) -> ExportForm:
     try:
         form = found.load()
     except Exception as error:  # of a package that may be anyone's
-        what = f"cannot be loaded ({type(error).__name__}: {' '.join(str(error).split())})"
-        raise InputError(what, f"{GROUP}{KIND} {name} = {found.value}", "reinstall its package") from error
+        problem = f"cannot be loaded ({type(error).__name__}: {' '.join(str(error).split())})"
+        raise InputError(problem, f"{GROUP}{KIND} {name} = {found.value}", "reinstall its package") from error
     if not isinstance(form, ExportForm):
-        what = f"is a {type(form).__name__}, not an ExportForm"
-        raise InputError(what, f"{GROUP}{KIND} {name} = {found.value}", "see orchestrator/export/kinds.py")
+        problem = f"is a {type(form).__name__}, not an ExportForm"
+        raise InputError(problem, f"{GROUP}{KIND} {name} = {found.value}", "see orchestrator/export/kinds.py")
     return form
 
 

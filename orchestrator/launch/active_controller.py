@@ -68,8 +68,8 @@ def ask_to_stop(run: RunDir) -> StopAsked:
     status = refuse_if_over(run)
     asked = StopAsked(run, STOPPED)
     if not asked.ask(status):
-        what = "its controller has written no status yet, or is of a version that reads no request to stop"
-        raise InputError(what, run.uri, "give the command again, or press Ctrl-C in its terminal")
+        problem = "its controller has written no status yet, or is of a version that reads no request to stop"
+        raise InputError(problem, run.uri, "give the command again, or press Ctrl-C in its terminal")
     return asked
 
 

@@ -117,11 +117,11 @@ def _compared(row: Mapping[str, Any], uri: str) -> Taken | None:
     kinds = (list,) if whole else (str, list)
     prompts = [name for name in (*ASKED, *TALKS) if isinstance(row.get(name), kinds)]
     if not prompts and not whole:
-        what = "its first row has a chosen and a rejected answer, and no prompt"
+        problem = "its first row has a chosen and a rejected answer, and no prompt"
         hint = (
             f"name its column {ASKED[0]}; dpo reads prompt, chosen and rejected, or two whole conversations"
         )
-        raise InputError(what, uri, hint)
+        raise InputError(problem, uri, hint)
     return "dpo", {
         **({"prompt": prompts[0]} if prompts else {}), "chosen": "chosen", "rejected": "rejected", **tools,
     }  # fmt: skip
@@ -191,8 +191,8 @@ def row_files(uri: str) -> list[tuple[Any, str, Kind]]:
     except InputError:
         raise
     except Exception as error:  # every file system raises its own kind
-        what = f"cannot be listed ({' '.join(str(error).split())[:200]})"
-        raise InputError(what, uri, "check the address and credentials") from None
+        problem = f"cannot be listed ({' '.join(str(error).split())[:200]})"
+        raise InputError(problem, uri, "check the address and credentials") from None
     kinds = [(name, kind_of(name, None)) for name in names]
     return [(fs, name, kind) for name, kind in kinds if kind is not None and kind.kind not in NOT_LOOKED_AT]
 
@@ -205,8 +205,8 @@ def _first_row(uri: str) -> Mapping[str, Any] | None:
     try:
         row = next(rows_of(*found), None)
     except (OSError, ValueError, csv.Error) as error:
-        what = f"its first row cannot be read ({' '.join(str(error).split())[:200]})"
-        raise InputError(what, uri, "write the file again") from None
+        problem = f"its first row cannot be read ({' '.join(str(error).split())[:200]})"
+        raise InputError(problem, uri, "write the file again") from None
     return row if isinstance(row, dict) else None
 
 

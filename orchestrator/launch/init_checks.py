@@ -127,9 +127,9 @@ def check_rows(
         rows = workload.shapes[name][0]
         have = there[name][0] if name in there else rows
         if have < rows:
-            what = f"{where} has no rows for tokens {have} to {rows - 1}, and {name} is not trained"
+            problem = f"{where} has no rows for tokens {have} to {rows - 1}, and {name} is not trained"
             key = "workload.adapter" if asked.adapter else "train.freeze"
-            raise InputError(what, key, "train a base that has them first, with all of its weights")
+            raise InputError(problem, key, "train a base that has them first, with all of its weights")
 
 
 def check_continues(job: ResolvedJob, run_dir: RunDir) -> CommitManifest | None:

@@ -89,9 +89,9 @@ def labelled_rows(uris: Sequence[str], asked: str | None, reads_spans: bool) -> 
     named = _names(files[0], field, column)
     objective = _objective(values, field, named)
     if objective == MULTI and not named and _is_multi_hot(values):
-        what = f"its column {column} has 0 or 1 for each label, and no names of the labels"
+        problem = f"its column {column} has 0 or 1 for each label, and no names of the labels"
         hint = 'write the names of each row\'s labels, as in ["sport", "economy"]'
-        raise InputError(what, uris[0], hint)
+        raise InputError(problem, uris[0], hint)
     if asked in (REGRESSION, "sequence_classification") and objective in (
         REGRESSION,
         "sequence_classification",
@@ -113,8 +113,8 @@ def _rows(files: Sequence[tuple[Any, str, Kind]], uri: str) -> Iterator[dict[str
         for file in files:
             yield from rows_of(*file)
     except (OSError, ValueError, csv.Error) as error:
-        what = f"cannot be read ({' '.join(str(error).split())[:200]})"
-        raise InputError(what, uri, "write the file again") from None
+        problem = f"cannot be read ({' '.join(str(error).split())[:200]})"
+        raise InputError(problem, uri, "write the file again") from None
 
 
 def _field(row: Mapping[str, Any], reads_spans: bool) -> dict[str, str] | None:

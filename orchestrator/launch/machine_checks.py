@@ -30,10 +30,10 @@ def check_space(resources: ResourceSpec, needed: float, uri: str) -> None:
         folder = os.path.dirname(folder)
     free = shutil.disk_usage(folder).free
     if free < needed:
-        what = (
+        problem = (
             f"a commit of this run takes {needed / 1e6:,.1f} MB, and its disk has {free / 1e6:,.1f} MB free"
         )
-        raise InputError(what, f"--run-dir {uri}", f"free some, or give another folder; {FORCED}")
+        raise InputError(problem, f"--run-dir {uri}", f"free some, or give another folder; {FORCED}")
 
 
 def check_room(job: ResolvedJob, run_dir: RunDir, address: str | None) -> None:
@@ -72,8 +72,8 @@ def gpus_here(every: Workers) -> int:
     available = torch.cuda.device_count()
     if available < every.min:
         gpus = f"{every.min} GPU{'s' * (every.min > 1)}"
-        what = f"the smallest gang needs {gpus}, but this machine has {available or 'none'}"
-        raise InputError(what, "resources.per_worker.gpu", "set it to 0, or name a cluster with --address")
+        problem = f"the smallest gang needs {gpus}, but this machine has {available or 'none'}"
+        raise InputError(problem, "resources.per_worker.gpu", "set it to 0, or name a cluster with --address")
     return min(every.max, available)
 
 

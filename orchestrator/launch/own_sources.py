@@ -26,8 +26,8 @@ def make_own_sources(data: DataSpec, address: str | None, tell: Callable[[str], 
         if source.own is not None
     ]
     if own and data.cache is None:
-        what = "is unset, and the rows of own are written into it"
-        raise InputError(what, "data.cache", "give a folder that all nodes see")
+        problem = "is unset, and the rows of own are written into it"
+        raise InputError(problem, "data.cache", "give a folder that all nodes see")
     missing = [(where, source) for where, source in own if not is_made(source)]
     if not missing:
         return

@@ -24,8 +24,8 @@ def check_written(checkpoint: CheckpointSpec, data: DataSpec, run_dir: RunDir, a
     problems = Problems()
     if why := unwritable(run_dir.uri):
         with problems.noted():
-            what = f"the run directory cannot be written ({why})"
-            raise InputError(what, run_dir.uri, "give another --run-dir")
+            problem = f"the run directory cannot be written ({why})"
+            raise InputError(problem, run_dir.uri, "give another --run-dir")
     with problems.noted():
         run_dir.check_ours()
     target = checkpoint.export_to
@@ -63,8 +63,8 @@ def check_places(
     named = [(f"{where}.uri", place) for where, source in sources for place in source.places]
     for where, uri in [*places.items(), *named]:
         if (uri or "").startswith("memory://"):
-            what = f"{uri} is the memory of one process, and a run has several"
-            raise InputError(what, where, "give a folder that all nodes see, or a store such as s3://")
+            problem = f"{uri} is the memory of one process, and a run has several"
+            raise InputError(problem, where, "give a folder that all nodes see, or a store such as s3://")
     cache = local_path(data.cache) if data.cache and is_local(data.cache) else ""
     if os.path.lexists(cache) and not os.path.isdir(cache):
         raise InputError("is not a folder", f"data.cache {cache}", "give another")

@@ -44,7 +44,7 @@ def begin_attempt(config: dict[str, Any], run: RunDir, history: RunHistory, worl
     spec = parse(config["job"])
     data = PreparedData(config["data"], config["sets"])
     bundle = spec.resources.per_worker.bundle
-    source, begun = continuation_of(spec).begun_from(run, history.newest)
+    source, begun = continuation_of(spec).begun_from(run, history.commits.newest)
     base, needed = bases_of(
         workload=spec.workload,
         reads_base=spec.reads_base,
@@ -55,7 +55,7 @@ def begin_attempt(config: dict[str, Any], run: RunDir, history: RunHistory, worl
     )
     teacher = base_json(pinned_teacher(spec.distill, spec.workload, history.teacher, run))
     job, shards, _ = resolve_over(spec, data, needed, source, kept_config(begun))
-    check_shards(history.newest, shards, data.uri)
+    check_shards(history.commits.newest, shards, data.uri)
     machine = machine_for(smallest_offer(bundle, world), bundle, spec.train.dtype)
     confirm = partial(verdicts_before, dump(spec), machine, lambda: False)
     planner = Planner(

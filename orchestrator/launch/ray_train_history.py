@@ -40,7 +40,7 @@ class RankZeroHistory:
     @property
     def saved(self) -> int:
         """How many rows of this attempt are stored."""
-        return self._history.saved
+        return self._history.files.saved
 
     def begin(self, world: int) -> dict[str, Any]:
         """Roll back to the last sound commit, choose a layout, and return the fields of a `Task` for both."""
@@ -49,7 +49,7 @@ class RankZeroHistory:
 
     def take(self, row: Row) -> None:
         """Add the row of a step to metrics.jsonl."""
-        first = not self._history.saved
+        first = not self._history.files.saved
         self._history.take([row])
         if first:
             began = self._history.training_began(self._attempt)
@@ -58,14 +58,14 @@ class RankZeroHistory:
     @property
     def last_row(self) -> Row:
         """The row of the last step."""
-        return self._history.recent[-1]
+        return self._history.files.recent[-1]
 
     def last_commit(self) -> dict[str, Any]:
         """Return the location of the last checkpoint. Ray Train gets this instead of a checkpoint, which it would
         copy."""
         commit, _ = self._history.last_commit()
         assert commit is not None
-        return {"step": commit.step, "uri": f"{self._history.store.uri}/{commit_folder(commit.step)}"}
+        return {"step": commit.step, "uri": f"{self._history.commits.store.uri}/{commit_folder(commit.step)}"}
 
     def end(self) -> None:
         """Record that all steps are done."""
@@ -102,7 +102,7 @@ class RankZeroHistory:
         policy = policy_of(self._spec, lambda workers: None)
         after, action = decide(policy, before, Observation(now=now, ranks=(failed,)))
         commit, _ = history.last_commit()
-        lost = history.beyond(commit.step if commit else 0)
+        lost = history.files.after(commit.step if commit else 0)
         assert action.fault is not None
         reason, fields = fault_event(before, after, action.fault, lost, ())
         self._event("stop", reason, **fields)

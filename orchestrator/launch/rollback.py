@@ -68,9 +68,9 @@ def roll_back(run: RunDir, step: int) -> RolledBack:
     """
     sweep = run.uri.rstrip("/").rpartition("/")[0]
     if sweep and RunDir(sweep).exists(TRIALS):
-        what = f"is a trial of the search in {sweep}, which would go on as if it had not gone back"
+        problem = f"is a trial of the search in {sweep}, which would go on as if it had not gone back"
         hint = "begin a run from that step: train.continue_from: {run: RUN@STEP}"
-        raise InputError(what, run.uri, hint.replace("RUN@STEP", f"{run.uri}@{step}"))
+        raise InputError(problem, run.uri, hint.replace("RUN@STEP", f"{run.uri}@{step}"))
     if run.read_json_or_empty("status.json") and controller_state(last_status(run)) not in NOT_AT_WORK:
         raise InputError("a controller drives this run", run.uri, "`orchestrator stop` ends it with a commit")
     _commit(run, step)  # before the lock, which writes a file
@@ -94,8 +94,8 @@ def _commit(run: RunDir, step: int) -> tuple[CommitManifest, int, EventHistory]:
     known = merged(commit.meta.get("skips", ()))
     shared = spec is None or is_shared(commit, spec.train.steps)
     if not shared or not is_before(commit.position, known, history.skips):
-        what = "the run cannot continue from it: it is of a learning rate or of samples that the run has left since"
-        raise InputError(what, where, "name another")
+        problem = "the run cannot continue from it: it is of a learning rate or of samples that the run has left since"
+        raise InputError(problem, where, "name another")
     before = max(steps[-1], (run.log(METRICS).last() or {}).get("step", 0))
     if before == step:
         raise InputError("the run is at this step already", where, "name an earlier one")

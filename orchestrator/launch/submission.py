@@ -102,8 +102,8 @@ def sent_along(folder: Path, exclude: Sequence[str], where: str) -> dict[str, An
             raise InputError(f"{name} in it would be taken for this program there", f"{where} {folder}", hint)
     for name in hidden_modules(folder):
         if name not in left_out:
-            what = f"{name} in it would be taken for the module {Path(name).stem} of Python, or of a package, there"
-            raise InputError(what, f"{where} {folder}", f"rename it, or leave it out by exclude {name}")
+            problem = f"{name} in it would be taken for the module {Path(name).stem} of Python, or of a package, there"
+            raise InputError(problem, f"{where} {folder}", f"rename it, or leave it out by exclude {name}")
     return working_tree(folder, exclude)
 
 
@@ -125,8 +125,10 @@ def entrypoint(name: str, document: Mapping[str, Any], run: RunDir, until: int |
     if where := hidden_at(document):
         if "notify" in where.split("."):
             hint = "write $NAME, and set that variable in the environment of the cluster's nodes"
-        what = "the job carries a credential, or what looks like one, and a submitted job can be read by many"
-        raise InputError(what, f"{name}: {where}", hint)
+        problem = (
+            "the job carries a credential, or what looks like one, and a submitted job can be read by many"
+        )
+        raise InputError(problem, f"{name}: {where}", hint)
     if (shown := redact(run.uri)) != run.uri:
         raise InputError("carries a credential, but a submitted job can be read by many", shown, hint)
     words = ["python", "-P", "-m", "orchestrator", "run", "/dev/stdin"]
@@ -143,8 +145,10 @@ def entrypoint(name: str, document: Mapping[str, Any], run: RunDir, until: int |
     # `exec`, so that the command itself gets the signal when the job is stopped.
     command = f"exec {shlex.join(words)} <<{end}\n{text}\n{END_OF_JOB}"
     if len(command.encode()) > LONGEST:
-        what = f"is too long to be submitted: {len(command.encode()) // 1024} KB packed, of {LONGEST // 1024}"
-        raise InputError(what, name, "name many files by one pattern, such as data/*.jsonl")
+        problem = (
+            f"is too long to be submitted: {len(command.encode()) // 1024} KB packed, of {LONGEST // 1024}"
+        )
+        raise InputError(problem, name, "name many files by one pattern, such as data/*.jsonl")
     return command
 
 

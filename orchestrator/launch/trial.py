@@ -55,12 +55,12 @@ def check_trial(
 
     check_matrices(train.optimizer, workload)
     if train.compile and not workload.config.has_blocks:
-        what = f"{workload.name} has no layers that could be compiled alone"
+        problem = f"{workload.name} has no layers that could be compiled alone"
         hint = "name them in blocks() if it is an own model, or set it to false"
-        raise InputError(what, "train.compile", hint)
+        raise InputError(problem, "train.compile", hint)
     if workload.compares and train.global_batch < 2:
-        what = f"{workload.name} compares the samples of a global batch, but this batch has only one"
-        raise InputError(what, "train.global_batch", "make it larger")
+        problem = f"{workload.name} compares the samples of a global batch, but this batch has only one"
+        raise InputError(problem, "train.global_batch", "make it larger")
     trial = trials.Trial(
         seed=seed,
         first=partial(_first, data, seed, workload, prepared),
@@ -74,8 +74,8 @@ def check_trial(
         values = trials.check_trial(workload, trial)
     chosen = {"accuracy", "zero_shot"} & {*chosen_by}
     if values is not None and chosen - values:
-        what = f"the loss of {workload.name} returns no value named {min(chosen - values)}"
-        raise InputError(what, "workload.model", "return it, or choose by loss")
+        problem = f"the loss of {workload.name} returns no value named {min(chosen - values)}"
+        raise InputError(problem, "workload.model", "return it, or choose by loss")
 
 
 def _measure_of(names: Sequence[str]) -> Callable[[Any, Batch], None]:

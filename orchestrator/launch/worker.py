@@ -60,9 +60,9 @@ def worker_there(resources: ResourceSpec, precision: Precision, address: str) ->
     bundle = resources.per_worker.bundle
     offer = _offer(bundle, resources.workers.max, address)
     if offer is None and bundle.gpu:
-        what = "the cluster has no such worker yet, and its future GPU is unknown"
+        problem = "the cluster has no such worker yet, and its future GPU is unknown"
         hint = f"name it by resources.per_worker.labels: {{{ACCELERATOR}: H100}}, or the precision"
-        raise InputError(what, "train.precision auto", hint)
+        raise InputError(problem, "train.precision auto", hint)
     return machine_for(offer, bundle, precision)
 
 

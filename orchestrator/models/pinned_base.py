@@ -120,8 +120,8 @@ def same_teacher(distill: DistillSpec, workload: WorkloadSpec, begun: Mapping[st
     """
     base = teacher_model(distill.teacher, workload, step=begun.get("step")).base
     if begun.get("digest", base.digest) != base.digest:
-        what = f"the weights of {distill.teacher} are not those that the run has learnt from so far"
-        raise InputError(what, WHERE, "restore them, or start a new run")
+        problem = f"the weights of {distill.teacher} are not those that the run has learnt from so far"
+        raise InputError(problem, WHERE, "restore them, or start a new run")
     return base
 
 

@@ -67,5 +67,5 @@ def check_tokens(teacher: str, workload: WorkloadSpec, tokenizer: Tokenizer) -> 
     named = named_teacher(teacher, workload)
     found = tokens_that_differ(named.uri, named.step is not None, tokenizer)
     if found:
-        what = f"{len(found)} tokens of {named.uri} have other ids in the student's tokenizer, such as {found[0]!r}"
-        raise InputError(what, WHERE, "set data.tokenizer to the teacher's, or train another teacher")
+        problem = f"{len(found)} tokens of {named.uri} have other ids in the student's tokenizer, such as {found[0]!r}"
+        raise InputError(problem, WHERE, "set data.tokenizer to the teacher's, or train another teacher")

@@ -46,6 +46,6 @@ def check_matrices(optimizer: OptimizerSpec, workload: Any) -> None:
     """Check that the model names the layers whose matrices alone the optimizer updates. Raises InputError."""
     name = str(optimizer.name)
     if kind_of(name).matrices_only and not workload.config.has_blocks:
-        what = f"{name} updates the matrices of layers, and {workload.name} names none"
+        problem = f"{name} updates the matrices of layers, and {workload.name} names none"
         hint = "name them in blocks() if it is an own model, or use adamw"
-        raise InputError(what, "train.optimizer.name", hint)
+        raise InputError(problem, "train.optimizer.name", hint)

@@ -79,8 +79,8 @@ def check_own(named: ObjectReference) -> None:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise InputError(f"the update of {named} failed ({reason})", WHERE, "fix it") from None
     if not torch.equal(whole.flatten(), torch.cat(parts)):
-        what = f"{named} updates a part of a parameter differently from the whole: results would depend on the layout"
-        raise InputError(what, WHERE, "change each number by itself")
+        problem = f"{named} updates a part of a parameter differently from the whole, so results depend on the layout"
+        raise InputError(problem, WHERE, "change each number by itself")
     if torch.equal(whole, start):
         raise InputError(f"{named} changes nothing", WHERE, "change the parameter in place")
 

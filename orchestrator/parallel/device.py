@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import datetime
 import os
 import resource
@@ -76,6 +77,18 @@ class Device:
     group: dist.ProcessGroup
     keeps_casts: bool = True
     keeps_weights: bool = True
+
+    def at_zero_stage(self, zero: int, shares_layers: bool) -> Device:
+        """Return the device with what it may keep of weights.
+
+        Under ZeRO 3 a kept cast would outlive the gathered weight that it was made of, and hold a copy of the whole
+        model. Only layers that share weights use it again.
+
+        Args:
+            zero: the ZeRO stage.
+            shares_layers: whether several layers of the model have the same weights.
+        """
+        return dataclasses.replace(self, keeps_casts=zero < 3 or shares_layers, keeps_weights=zero < 2)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Context manager for the forward pass: weights stay fp32, matrices are multiplied in the compute dtype."""
@@ -158,8 +171,8 @@ def open_device(train: TrainSpec, worker: PerWorker, context: WorkerContext) -> 
 def check_has_precision(precision: str, device: torch.device) -> None:
     """Raise InputError if the precision is fp8 and the GPU has no FP8 matrix multiplication."""
     if precision == "fp8" and torch.cuda.get_device_capability(device) < HAS_8_BITS:
-        what = f"{torch.cuda.get_device_name(device)} has no FP8 matrix multiplication"
-        raise InputError(what, "train.precision", "set it to bf16, or use an Ada, Hopper or Blackwell GPU")
+        problem = f"{torch.cuda.get_device_name(device)} has no FP8 matrix multiplication"
+        raise InputError(problem, "train.precision", "set it to bf16, or use an Ada, Hopper or Blackwell GPU")
 
 
 def _take_gpu(rank_info: RankInfo, bitwise: bool) -> torch.device:
@@ -213,8 +226,8 @@ def gpu_of(local_rank: int, visible: int) -> int:
     if visible == 1:
         return 0  # `check_own_gpu` detects a GPU that several ranks have
     if local_rank >= visible:
-        what = f"the node of {local_rank + 1} ranks has {visible} GPUs"
-        raise InputError(what, "resources.workers", "run no more workers than GPUs on a node")
+        problem = f"the node of {local_rank + 1} ranks has {visible} GPUs"
+        raise InputError(problem, "resources.workers", "run no more workers than GPUs on a node")
     return local_rank
 
 

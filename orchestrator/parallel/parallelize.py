@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from orchestrator.parallel.ddp import Ddp
 from orchestrator.parallel.deterministic_reduction import DeterministicReduction
 from orchestrator.parallel.device import Device
 from orchestrator.parallel.divided_model import divide
-from orchestrator.parallel.fsdp import Fsdp, frozen_shards, shard_fully
+from orchestrator.parallel.fsdp import Fsdp, frozen_shards, local_of, shard_fully
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.low_precision import fake_quantise, keep_in_4_bits, multiply_in_8_bits
 from orchestrator.parallel.mesh import Mesh
@@ -51,6 +51,15 @@ class Parallel:
     data: DataParallel
     frozen: list[ParameterShard]
     quantised: dict[str, tuple[Cut, QuantisedWeight]]
+
+    def weights(self) -> list[Tensor]:
+        """Return the memory of this rank's parameters and of its weights in 4 bits."""
+        parameters = [local_of(p) for stage in self.stages for p in stage.parameters()]
+        return parameters + [each for _, weight in self.quantised.values() for each in weight.buffers()]
+
+    def gradients(self) -> list[Tensor]:
+        """Return the memory of the parameters' gradients."""
+        return [local_of(p.grad) for stage in self.stages for p in stage.parameters() if p.grad is not None]
 
 
 def parallelize(

@@ -276,8 +276,8 @@ def check_stores(path: Path) -> None:
         try:
             read(path)
         except InputError as error:
-            what = f"this file is not a profile ({error.what})"
-            raise InputError(what, str(path), "remove it, or give another with --to") from None
+            problem = f"this file is not a profile ({error.what})"
+            raise InputError(problem, str(path), "remove it, or give another with --to") from None
 
 
 def store(profile: Profile, path: Path) -> None:

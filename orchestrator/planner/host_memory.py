@@ -55,10 +55,10 @@ def check_workers_memory(resources: ResourceSpec, state: float, there: float) ->
     """Raise InputError unless the state fits in the host memory of as many workers as the job allows."""
     most = resources.workers.max
     if (needed := worker_bytes(resources, state, most)) > there:
-        what = f"two copies of the run's state are {needed / 1e9:.0f} GB of host memory for each of {most} workers"
+        problem = f"two copies of the run's state are {needed / 1e9:.0f} GB of host memory for each of {most} workers"
         hint = "take more workers, nodes with more memory, a smaller model, or fewer parameters by an adapter"
-        what += f", but the smallest node has {there / 1e9:.0f} GB for each"
-        raise InputError(what, "resources", f"{hint}; {FORCED}")
+        problem += f", but the smallest node has {there / 1e9:.0f} GB for each"
+        raise InputError(problem, "resources", f"{hint}; {FORCED}")
 
 
 def check_host_memory(resources: ResourceSpec, state: float, there: float) -> None:

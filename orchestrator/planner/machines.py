@@ -83,7 +83,7 @@ def has_products_in(precision: str) -> bool:
     return bool(words & INSTRUCTIONS[precision])
 
 
-def told(machine: Machine, precision: str) -> list[str]:
+def machine_notes(machine: Machine, precision: str) -> list[str]:
     """Return what a user should know about a machine for a job in that precision, one line each."""
     times = machine.full_flops / machine.flops
     if precision == "fp8" and not machine.launches_ahead:

@@ -56,8 +56,8 @@ def with_own(
     if isinstance(found, str) and found.strip():
         return Refusal(f"{' '.join(found.split())} (by {named})")
     if type(found) not in (int, float) or not 0.0 <= found < math.inf:
-        what = f"{named} returns {str(found)[:40]!r} for {layout}, neither seconds from 0 on nor a reason"
-        raise InputError(what, WHERE, "see orchestrator.planner.own_cost.Cost")
+        problem = f"{named} returns {str(found)[:40]!r} for {layout}, neither seconds from 0 on nor a reason"
+        raise InputError(problem, WHERE, "see orchestrator.planner.own_cost.Cost")
     return dataclasses.replace(step, own=float(found))
 
 
@@ -74,8 +74,8 @@ def check_own_cost(parallel: ParallelChoice, workers: int) -> None:
     for width in range(1, min(workers, MOST_ASKED) + 1):
         first, second = (with_own(named, Layout(dp=width), step, 2.0**30) for _ in range(2))
         if first != second:
-            what = f"{named} returns different results for the same arguments, so a restart could plan another layout"
-            raise InputError(what, WHERE, "let it depend on its arguments alone")
+            problem = f"{named} returns different results for the same arguments, so a restart could plan another layout"
+            raise InputError(problem, WHERE, "let it depend on its arguments alone")
 
 
 def _asked(named: ObjectReference, layout: Layout, step: StepTime, memory: float) -> Any:

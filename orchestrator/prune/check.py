@@ -23,18 +23,20 @@ def check_prune(prune: PruneSpec | None, workload: Any) -> None:
     with wrong_input("prune.match"), told_by_our_names(workload.config):
         names = pruned_names(prune, workload)
     if not names:
-        what = f"no layer of {workload.name} has a trainable weight matrix"
-        raise InputError(what, "prune", "unfreeze one, or name other matrices in prune.match")
+        problem = f"no layer of {workload.name} has a trainable weight matrix"
+        raise InputError(problem, "prune", "unfreeze one, or name other matrices in prune.match")
     if prune.pattern is None:
         return
     if workload.config.divided_by == "plan":
-        what = (
+        problem = (
             f"{workload.name} runs as a class of transformers, some of which store the input dimension first"
         )
-        raise InputError(what, "prune.pattern", "set prune.sparsity instead")
+        raise InputError(problem, "prune.pattern", "set prune.sparsity instead")
     of = prune.group[1]
     for name in names:
         shape = workload.shapes[name]
         if shape[-1] % of or len(shape) > 2 + (name in workload.stacks):
-            what = f"{name} {list(shape)} has no rows of whole groups of {of}"
-            raise InputError(what, "prune.pattern", "leave it out of prune.match, or choose another pattern")
+            problem = f"{name} {list(shape)} has no rows of whole groups of {of}"
+            raise InputError(
+                problem, "prune.pattern", "leave it out of prune.match, or choose another pattern"
+            )

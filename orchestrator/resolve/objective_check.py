@@ -27,8 +27,8 @@ def check_objective(name: str, model: str, architecture: str, sources: Sequence[
         return
     if architecture != "own" and architecture not in objectives.architectures(name):
         known = [n for n in objectives.NAMES if architecture in objectives.architectures(n)]
-        what = f"{name} does not train {model}, which is a {architecture}"
-        raise InputError(what, "workload.objective", f"choose from {', '.join(known)}")
+        problem = f"{name} does not train {model}, which is a {architecture}"
+        raise InputError(problem, "workload.objective", f"choose from {', '.join(known)}")
     for where, source in sources:
         if objectives.reads_pairs(name) and isinstance(source.field, str):
             hint = "give two keys, those of the text and of its translation"

@@ -70,9 +70,9 @@ def _check_weights(workload: Workload, teacher: TeacherModel) -> None:
     if stored is not None:
         missing += [name for name in workload.shapes if stored.find(name) is None]
     if missing:
-        what = f"{teacher.place} has no weights for {listed(missing)}"
+        problem = f"{teacher.place} has no weights for {listed(missing)}"
         raise InputError(
-            what, WHERE, f"{teacher.asked.objective} needs it; name a model that was trained with it"
+            problem, WHERE, f"{teacher.asked.objective} needs it; name a model that was trained with it"
         )
     rows = workload.begun_tables
     if any(rows[name][0] != workload.shapes[name][0] for name in rows):
@@ -108,9 +108,9 @@ def check_vocabularies(student: Workload, teacher: Workload, where: str) -> None
         return
     theirs, ours = teacher.config.vocab_size, student.config.vocab_size
     if theirs != ours:
-        what = f"{where} predicts over {theirs} tokens, and the student over {ours}"
+        problem = f"{where} predicts over {theirs} tokens, and the student over {ours}"
         hint = "give both the same tokenizer and vocab_size; a teacher's probabilities are for the teacher's tokens"
-        raise InputError(what, WHERE, hint)
+        raise InputError(problem, WHERE, hint)
 
 
 def compared(distill: DistillSpec, student: Workload, teacher: Workload) -> tuple[Workload, Workload]:
@@ -179,5 +179,5 @@ def _check_heads(kinds: Sequence[str], heads: int, student: Workload, teacher: W
         for whose, config in (("student", ours), ("teacher", theirs)) if heads and not of_attention else ():
             width = getattr(config, many) * config.head_dim
             if width % heads:
-                what = f"heads {heads} does not divide the {width} columns of the {whose}'s {kind}"
-                raise InputError(what, f"{where}.heads", "choose a divisor")
+                problem = f"heads {heads} does not divide the {width} columns of the {whose}'s {kind}"
+                raise InputError(problem, f"{where}.heads", "choose a divisor")

@@ -205,8 +205,8 @@ def _of_samples(job: ResolvedJob, workload: Workload, tokens: Tokens) -> Trainin
     there = len(batches.numbers)
     compared = spec.train.global_batch
     if getattr(workload, "compares", False) and there < compared:
-        what = f"{compared} samples are compared with each other, but there are only {there} to train on"
-        raise InputError(what, "train.global_batch", "lower it: a sample would be compared with itself")
+        problem = f"{compared} samples are compared with each other, but there are only {there} to train on"
+        raise InputError(problem, "train.global_batch", "lower it: a sample would be compared with itself")
     return TrainingInputs(
         job, workload, batches, {VALIDATION: held_out} if held_out and spec.evaluate else {}
     )
@@ -336,8 +336,8 @@ def digest_of(data: DataSpec, tokens: Tokens) -> str:
 def check_digest(data: DataSpec, tokens: Tokens, known: str, uri: str) -> None:
     """Raise InputError if the token shards at `uri` have another digest than the `known` one; empty for any."""
     if known not in ("", digest_of(data, tokens)):
-        what = "these token shards differ from the run's (checksum)"
-        raise InputError(what, uri, "put data.cache on storage that all nodes share")
+        problem = "these token shards differ from the run's (checksum)"
+        raise InputError(problem, uri, "put data.cache on storage that all nodes share")
 
 
 def is_packed(data: DataSpec) -> bool:
@@ -386,10 +386,10 @@ def _cut_notes(inputs: TrainingInputs) -> list[str]:
     ends = (part for source in range(streams.sources) for part in streams.document_ends_by_part(source))
     every = sum(map(len, ends))  # a sample may hold several records
     if lost == every:
-        what = (
+        problem = (
             f"all records are longer than {length} tokens, and cutting removes everything that is predicted"
         )
-        raise InputError(what, "data.sequence_length", "raise it")
+        raise InputError(problem, "data.sequence_length", "raise it")
     line = f"{len(found)} of {every} records are longer than {length} tokens and are cut"
     return [line + (f"; {lost} of them keep nothing that is predicted" if lost else "")]
 

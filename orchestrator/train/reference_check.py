@@ -23,15 +23,15 @@ def check_preferences(workload: WorkloadSpec, train: TrainSpec, shuffle: str) ->
         InputError: the objective cannot train so.
     """
     name = workload.objective
-    for key, what in (("z_loss", "z-loss"), ("label_smoothing", "smoothing over a vocabulary")):
+    for key, problem in (("z_loss", "z-loss"), ("label_smoothing", "smoothing over a vocabulary")):
         if name in (*OF_ANSWERS, *OF_CLASSES) and getattr(train, key):
-            raise InputError(f"{name} has no {what}", f"train.{key}", "set it to 0")
+            raise InputError(f"{name} has no {problem}", f"train.{key}", "set it to 0")
     if name not in REFERENCED:
         return
     if shuffle == "sections" and train.reference != "held":
-        what = f"{name} asks its reference about all records before it trains"
+        problem = f"{name} asks its reference about all records before it trains"
         hint = "set train.reference to held, or leave out data.shuffle and data.streaming"
-        raise InputError(what, "data.shuffle", hint)
+        raise InputError(problem, "data.shuffle", hint)
     if workload.init_from:
         return
     from workloads.hf.files.weight_files import weights_of_model
@@ -39,5 +39,5 @@ def check_preferences(workload: WorkloadSpec, train: TrainSpec, shuffle: str) ->
     with wrong_input("workload.model"):
         folder = weights_of_model(workload.model)
     if folder is None:
-        what = f"{name} compares with the initial model, and this run starts from random weights"
-        raise InputError(what, "workload.init_from", "name a run or an export, or a model with weights")
+        problem = f"{name} compares with the initial model, and this run starts from random weights"
+        raise InputError(problem, "workload.init_from", "name a run or an export, or a model with weights")

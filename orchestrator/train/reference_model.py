@@ -190,8 +190,8 @@ def references_of(
     if workload.objective not in REFERENCED:
         return None
     if base is None:
-        what = f"{workload.objective} compares with the initial model, and this run has none"
-        raise InputError(what, "workload.init_from", "name a run or an export")
+        problem = f"{workload.objective} compares with the initial model, and this run has none"
+        raise InputError(problem, "workload.init_from", "name a run or an export")
     if train.reference != "precomputed":
         return None
     key_of = partial(

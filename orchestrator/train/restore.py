@@ -99,8 +99,8 @@ class Restorer:
         except InputError:
             if self._peers is None or step in self._store.steps():
                 raise
-            what = f"step {step} was in the memory of nodes alone, which do not give it"
-            raise CorruptCommit(what, step) from None
+            problem = f"step {step} was in the memory of nodes alone, which do not give it"
+            raise CorruptCommit(problem, step) from None
         return manifest, weights_of(self._store, manifest, self._checkpoint, self._raw)
 
     def restore(self, step: int, engine: Engine) -> tuple[TrainingProgress, dict[str, Any]]:

@@ -28,12 +28,12 @@ def check_verification(resources: ResourceSpec, parallel: ParallelChoice, worklo
         return
     objective = workload.objective.name
     if workload.compares or objective in (*REWARDED, "kto"):
-        what = {
+        problem = {
             **dict.fromkeys(REWARDED, "each rank generates its own rows"),
             "kto": "its baseline is a mean over all ranks",
         }.get(objective, "it compares each sample with those of other ranks, in their order")
         raise InputError(
-            f"no other rank can compute a step of {objective} again: {what}", HERE, "set it to same"
+            f"no other rank can compute a step of {objective} again: {problem}", HERE, "set it to same"
         )
     most = resources.workers.max
     if parallel == "auto":
@@ -46,7 +46,7 @@ def check_verification(resources: ResourceSpec, parallel: ParallelChoice, worklo
         degrees = f" with {named}" if named else ""
     if most // ranks < 2:
         workers = "1 worker has" if most == 1 else f"{most} workers{degrees} have"
-        what = f"{workers} one replica; a step needs a second replica to be recomputed"
+        problem = f"{workers} one replica; a step needs a second replica to be recomputed"
         raise InputError(
-            what, HERE, "raise resources.workers.max, or set it to same (finds transient errors only)"
+            problem, HERE, "raise resources.workers.max, or set it to same (finds transient errors only)"
         )

@@ -17,7 +17,7 @@ from orchestrator.checkpoint.copying import copy_commit
 from orchestrator.checkpoint.identity import IDENTITY, read_job
 from orchestrator.checkpoint.retention import rewind
 from orchestrator.config.spec import parse
-from orchestrator.controller.run_history import RECENT
+from orchestrator.controller.run_files import RECENT
 from orchestrator.observe.goodput import timeline
 from orchestrator.observe.summary import cost
 from orchestrator.observe.totals import tally

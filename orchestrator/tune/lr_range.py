@@ -155,16 +155,16 @@ def found_in(rows: Sequence[dict[str, Any]], unstable: bool = False) -> RangeTes
     """
     steps = [row["step"] for row in rows]
     if missing := sorted(set(range(1, max(steps, default=0) + 1)).difference(steps)):
-        what = f"the rows of {len(missing)} steps are missing, the first of step {missing[0]}"
-        raise InputError(what, OPTION, "run the test again")
+        problem = f"the rows of {len(missing)} steps are missing, the first of step {missing[0]}"
+        raise InputError(problem, OPTION, "run the test again")
     # The rate rises by equal factors.
     after = [float(row["lr"]) for row in rows[-2:]]
     rows = [row for row in rows if row.get("loss") is not None]
     rates = [float(row["lr"]) for row in rows]
     losses = [float(row["loss"]) for row in rows]
     if len(losses) < LEAST_STEPS // 2:
-        what = f"the loss is a number in {len(losses)} steps only"
-        raise InputError(what, OPTION, "begin with a lower rate, or see the run's report")
+        problem = f"the loss is a number in {len(losses)} steps only"
+        raise InputError(problem, OPTION, "begin with a lower rate, or see the run's report")
     smoothed = _smoothed(losses)
     end = _end(smoothed)
     kept = smoothed[:end]

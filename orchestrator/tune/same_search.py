@@ -42,8 +42,8 @@ def check_same_sweep(spec: JobSpec, sweep: RunDir) -> None:
         ),
     ):
         with problems.noted():
-            what = f"{key} is {shown(was)} in this search and {shown(now)} in the job file"
-            raise InputError(what, sweep.uri, hint)
+            problem = f"{key} is {shown(was)} in this search and {shown(now)} in the job file"
+            raise InputError(problem, sweep.uri, hint)
     with problems.noted():
         check_same_sets(spec.set_sources, before.set_sources)
     problems.raise_noted()

@@ -159,12 +159,12 @@ def check(spec: JobSpec) -> TuneSpec:
     for promotion in tune.promote:
         _try(spec, promotion.set, f"tune.promote.{promotion.at}")
         if promotion.at >= spec.train.steps:
-            what = f"step {promotion.at} is not before train.steps {spec.train.steps}"
-            raise InputError(what, "tune.promote", "lower it")
+            problem = f"step {promotion.at} is not before train.steps {spec.train.steps}"
+            raise InputError(problem, "tune.promote", "lower it")
     for name, steps in (("grace", tune.grace), ("interval", tune.interval)):
         if steps is not None and steps >= spec.train.steps:
-            what = f"{steps} is not below train.steps {spec.train.steps}, so nothing would be decided"
-            raise InputError(what, f"tune.{name}", "lower it")
+            problem = f"{steps} is not below train.steps {spec.train.steps}, so nothing would be decided"
+            raise InputError(problem, f"tune.{name}", "lower it")
     return tune
 
 
@@ -172,8 +172,10 @@ def _check_key(tune: TuneSpec, key: str) -> None:
     """Raise InputError if a search cannot vary a key of the job."""
     where = f"tune.space.{key}"
     if key == STEPS and tune.scheduler != "none":
-        what = f"{tune.scheduler} compares trials at the same steps, so all trials must have the same number"
-        raise InputError(what, where, "leave it out, or set scheduler: none")
+        problem = (
+            f"{tune.scheduler} compares trials at the same steps, so all trials must have the same number"
+        )
+        raise InputError(problem, where, "leave it out, or set scheduler: none")
     if key.split(".")[0] in NOT_SEARCHED:
         raise InputError("is not searched", where, f"search none of {', '.join(NOT_SEARCHED)}")
     inner = [other for other in tune.space if other.startswith(key + ".")]
@@ -197,8 +199,8 @@ def _check_values(dumped: Callable[[Config, str], str], tune: TuneSpec, key: str
         if tune.sampler == "grid" and made.index(made[-1]) < len(made) - 1:
             raise InputError(f"has {value} twice, and both trials would be the same", where, "name it once")
         if value == "auto" and key == PRECISION:
-            what = "auto would be chosen again for each trial"
-            raise InputError(what, where, "name precisions, or set train.precision: auto for all trials")
+            problem = "auto would be chosen again for each trial"
+            raise InputError(problem, where, "name precisions, or set train.precision: auto for all trials")
 
 
 def _try(spec: JobSpec, config: Config, where: str) -> JobSpec:

@@ -32,8 +32,8 @@ def expand(
     for text in faults:
         fault = _fault(text)
         if not 1 <= fault.step <= steps or fault.rank >= world:
-            what = f"{text} is beyond the job's {steps} steps and {world} workers"
-            raise InputError(what, "--fault", f"choose a step up to {steps} and a rank below {world}")
+            problem = f"{text} is beyond the job's {steps} steps and {world} workers"
+            raise InputError(problem, "--fault", f"choose a step up to {steps} and a rank below {world}")
     runs: list[tuple[str, ...]] = [(text,) for text in faults]
     if randoms:
         runs.append(tuple(_random(randoms, seed, steps, world)))

@@ -99,9 +99,9 @@ def undone(profile: Profile) -> Profile:
             _set(document, change.figure, change.before)
             found = Profile.model_validate({**document, "refined": document["refined"][:-1]})
         except (KeyError, TypeError, ValidationError):
-            what = f"says that {change.figure} was {change.before:g}, which it cannot have been"
+            problem = f"says that {change.figure} was {change.before:g}, which it cannot have been"
             raise InputError(
-                what, "the last record of a run", "orchestrator calibrate measures again"
+                problem, "the last record of a run", "orchestrator calibrate measures again"
             ) from None
     return found
 

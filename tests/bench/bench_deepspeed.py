@@ -127,7 +127,7 @@ def measure(config: dict[str, Any], context: WorkerContext) -> dict[str, float]:
     )
     layout = Layout(**config["layout"])
     if layout.engine == "deepspeed":
-        from orchestrator.train.engines.deepspeed_engine import open_deepspeed
+        from orchestrator.train.engines.deepspeed_library import open_deepspeed
 
         open_deepspeed(device.device)
     before = _held()

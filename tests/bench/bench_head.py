@@ -59,7 +59,7 @@ def measure(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     modes = [config["memory"]] * 3 if config["memory"] is not None else [True, False] * (ROUNDS + 1)
     seconds = []
     for chunks in modes:
-        engine._losses.chunks_head = chunks
+        engine.passes.losses.chunks_head = chunks
         began = time.perf_counter()
         engine.train_step([{"tokens": ids, "labels": ids}], 1e-4)
         seconds.append(time.perf_counter() - began)

@@ -107,7 +107,7 @@ def measure(phase: str, uri: str, rows: int) -> dict[str, float]:
         before, began = _peak(), time.perf_counter()
     if phase == "recovery":
         record.last_commit()
-        record.beyond(rows - BEYOND)
+        record.files.after(rows - BEYOND)
         record.roll_back(frozenset(), 2)
     if phase == "end":
         found = totals_of(run)

@@ -14,7 +14,7 @@ from local_run import LocalGang, controller_here, drive_here
 from s3 import Proxy
 
 from orchestrator.checkpoint.commit_store import Store
-from orchestrator.controller import decide, run_history
+from orchestrator.controller import decide, run_files
 from orchestrator.storage import run_directory
 from orchestrator.storage.file_names import ATTEMPT_FILE
 from orchestrator.storage.row_line import METRICS
@@ -27,7 +27,7 @@ def test_a_run_in_a_bucket_goes_on_from_its_commit(
     bucket: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decide, "SETTLE", 0.0)
-    monkeypatch.setattr(run_history, "HOLD", 3600.0)  # events write rows, no clock
+    monkeypatch.setattr(run_files, "HOLD", 3600.0)  # events write rows, no clock
     text, cache, quiet = write_text(tmp_path, 20_000), tmp_path / "cache", tmp_path / "quiet"
     drive_here(job(text), str(quiet), cache)
     count, kinds = itertools.count(1), itertools.cycle(FAULTS)

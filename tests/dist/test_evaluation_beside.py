@@ -192,7 +192,7 @@ def test_without_room_it_waits_says_so_once_and_is_done_at_the_end(
 
     def watch(history: Any) -> None:
         advance(history)
-        seen.add(tuple(history.store.steps()))
+        seen.add(tuple(history.commits.store.steps()))
 
     controller._advance = watch  # type: ignore[method-assign]
     summary = controller.drive()

@@ -99,7 +99,7 @@ def steps(name: str, changes: dict[str, Any], device: torch.device, peak: float,
     workload, layout = rank_cases.workload_of(spec), Layout(micro_batch=1, recompute="full")
     assert dist.group.WORLD is not None
     engine = TorchEngine(spec.engine, workload, layout, Device(device, torch.bfloat16, dist.group.WORLD))
-    runner: Any = engine._runner
+    runner: Any = engine.passes.runner
     runner._device = dataclasses.replace(runner._device, keeps_casts=keeps_casts)
     engine.initialise(spec.seed)
     if device.type == "cuda":

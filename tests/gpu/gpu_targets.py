@@ -45,7 +45,7 @@ def runs_out(config: dict[str, Any], context: WorkerContext) -> None:
     device, workload = open_device(spec.train, spec.resources.per_worker, context), workload_of(spec)
     engine = TorchEngine(spec.engine, workload, layout, device)
     engine.initialise(spec.seed)
-    runner: Any = engine._runner
+    runner: Any = engine.passes.runner
     runner.train = lambda _: torch.empty(1 << 46, dtype=torch.uint8, device=config["device"])
     engine.train_step(micro_batches(workload, spec, layout, 0), 1e-3)
 

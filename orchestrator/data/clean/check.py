@@ -22,8 +22,8 @@ def check_cleaning(data: DataSpec, objective: str, has_adapter: bool) -> None:
     from orchestrator.data.clean.plan import check_steps
 
     if data.clean and objective in COLUMNS:
-        what = f"cleans text, and {objective} reads records"
-        raise InputError(what, "data.clean", "leave it out, and clean the records before")
+        problem = f"cleans text, and {objective} reads records"
+        raise InputError(problem, "data.clean", "leave it out, and clean the records before")
     check_steps(data)
     if data.add_tokens and has_adapter:
         hint = "leave them out, or train a base that has them first, without an adapter"

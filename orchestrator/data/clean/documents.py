@@ -76,9 +76,9 @@ def _next_document(file: BinaryIO, at: int, span: Span) -> int:
 
 
 def _too_long(span: Span, at: int | None = None) -> InputError:
-    what = f"has a document of more than {DOCUMENT_BYTES >> 20} MiB" + (f" at byte {at}" if at else "")
+    problem = f"has a document of more than {DOCUMENT_BYTES >> 20} MiB" + (f" at byte {at}" if at else "")
     hint = "data.clean judges whole documents: divide it by lines of <|endoftext|>, or prepare it without data.clean"
-    return InputError(what, span.file.uri, hint)
+    return InputError(problem, span.file.uri, hint)
 
 
 def texts(

@@ -209,8 +209,8 @@ def changed(text: str, row: Row, steps: Sequence[Decide], part: Part) -> str:
     for decide in steps:
         after = decide(text, row)
         if isinstance(after, Removed):
-            what = "a step of data.clean keeps a document and removes it when it is asked again"
-            raise InputError(what, part[0].file.uri, "make the function depend on its arguments alone")
+            problem = "a step of data.clean keeps a document and removes it when it is asked again"
+            raise InputError(problem, part[0].file.uri, "make the function depend on its arguments alone")
         text = after
     return text
 

@@ -113,8 +113,8 @@ def _prepare_steps(work: Work, steps: Sequence[PlannedStep]) -> None:
 
 def _refuse_text_files(parts: Sequence[Part]) -> None:
     if found := next((span.file.uri for part in parts for span in part if span.file.kind == ".txt"), None):
-        what = f"needs a column with an address, and text files have no columns: {found}"
-        raise InputError(what, "data.clean.url", "clean these sources in a separate job")
+        problem = f"needs a column with an address, and text files have no columns: {found}"
+        raise InputError(problem, "data.clean.url", "clean these sources in a separate job")
 
 
 def _write_index(uri: str, step: PlannedStep) -> None:

@@ -41,8 +41,8 @@ def totals(text: CleanedText, parts: Sequence[Part], sources: int) -> list[dict[
         read = read_at_once(partial(decisions.read, folder, step.key), keys)
         for part, decision in zip(parts, read, strict=True):
             if decision is None:
-                what = f"a decision of {step.name} is missing or damaged"
-                raise InputError(what, text.uri, "run the same command again")
+                problem = f"a decision of {step.name} is missing or damaged"
+                raise InputError(problem, text.uri, "run the same command again")
             counts[part[0].file.source].update({name: getattr(decision, name) for name in COUNTS})
             reasons += decision.reasons
             samples = decisions.sample([*samples, *decision.samples], SAMPLES)
@@ -57,8 +57,8 @@ def totals(text: CleanedText, parts: Sequence[Part], sources: int) -> list[dict[
         )
     if not sum(count["documents"] - count["removed"] for count in found[-1]["sources"]):
         most = max(found, key=lambda entry: sum(entry["reasons"].values()))
-        what = f"removes every document, {most['step']} most of them"
-        raise InputError(what, "data.clean", "relax it, or check the sources")
+        problem = f"removes every document, {most['step']} most of them"
+        raise InputError(problem, "data.clean", "relax it, or check the sources")
     return found
 
 

@@ -37,8 +37,8 @@ def text_of(folder: DataFolder, name: str, where: str) -> str:
         return ""
     if name in NAMES and _names_a_class(folder):
         if not folder.local:
-            what = "is read by a class of transformers, which reads local folders only"
-            raise InputError(what, where, f"copy the folder to a local path; or {ALONE}")
+            problem = "is read by a class of transformers, which reads local folders only"
+            raise InputError(problem, where, f"copy the folder to a local path; or {ALONE}")
         return _of_transformers(folder.uri, where)
     try:
         return _converted(data)

@@ -41,9 +41,9 @@ def _settings(folder: DataFolder, name: str, where: str) -> tuple[str, dict[str,
         if beside is not None:
             return str(beside["pat_str"]), {str(k): int(v) for k, v in beside["special_tokens"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        what = f"{name}.json in the same folder lacks pat_str or special_tokens ({error!r})"
+        problem = f"{name}.json in the same folder lacks pat_str or special_tokens ({error!r})"
         raise InputError(
-            what, where, "give the pattern as text and the special tokens with their ids"
+            problem, where, "give the pattern as text and the special tokens with their ids"
         ) from None
     known = ENCODINGS.get(name.removesuffix(SUFFIX))
     if known is None:

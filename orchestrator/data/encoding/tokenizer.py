@@ -91,8 +91,8 @@ def load(
         )
     if found is None:
         eos = named.get("eos_token")
-        what = f"its eos_token {eos!r} is not in its vocabulary" if eos else "no token ends a document"
-        raise InputError(what, where, "name eos_token in a tokenizer_config.json next to it")
+        problem = f"its eos_token {eos!r} is not in its vocabulary" if eos else "no token ends a document"
+        raise InputError(problem, where, "name eos_token in a tokenizer_config.json next to it")
     if data_format < 6:
         return found[0], dict(found[1])
     config = folder.read_json("tokenizer_config.json") or {}

@@ -71,8 +71,8 @@ def train(texts: Iterable[str], recipe: TokenizerRecipe, special_tokens: Sequenc
         _add_bytes(made["model"])
     found = Tokenizer.from_str(json.dumps(made))
     if byte_level.size_of(found) > recipe.vocabulary:
-        what = f"{recipe.vocabulary} entries do not hold the characters of the text"
-        raise InputError(what, "data.tokenizer.train.vocabulary", "raise it, or set pre_tokenizer to gpt2")
+        problem = f"{recipe.vocabulary} entries do not hold the characters of the text"
+        raise InputError(problem, "data.tokenizer.train.vocabulary", "raise it, or set pre_tokenizer to gpt2")
     return str(found.to_str())
 
 
@@ -83,8 +83,8 @@ def check_size(recipe: TokenizerRecipe, special_tokens: Sequence[str]) -> None:
         byte_level.check_size(recipe.vocabulary, special_tokens)
     elif recipe.vocabulary < _reserved(recipe, special) + 256:
         least = _reserved(recipe, special) + 256
-        what = f"{recipe.vocabulary} entries are few for {least - 256} special tokens and bytes"
-        raise InputError(what, "data.tokenizer.train.vocabulary", f"make it at least {least}")
+        problem = f"{recipe.vocabulary} entries are few for {least - 256} special tokens and bytes"
+        raise InputError(problem, "data.tokenizer.train.vocabulary", f"make it at least {least}")
 
 
 def train_bytes(texts: Iterable[str], entries: int, special_tokens: Sequence[str]) -> str:

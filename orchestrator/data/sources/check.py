@@ -41,8 +41,8 @@ def check_sources(
     if objective in COLUMNS and not size:
         raise InputError("all files are empty", "data.sources", "give files with rows")
     if objective not in COLUMNS and size < data.sequence_length:  # a record is a sample, however short
-        what = f"the corpus has {size} bytes, fewer than one sequence of {data.sequence_length} tokens"
-        raise InputError(what, "data.sources", "give more text or lower data.sequence_length")
+        problem = f"the corpus has {size} bytes, fewer than one sequence of {data.sequence_length} tokens"
+        raise InputError(problem, "data.sources", "give more text or lower data.sequence_length")
     for where, each in held_out.values():
         check_set(each, where, data.on_error, objective, begins)
     _check_rows(data.sources, files, "data.sources", objective, begins)

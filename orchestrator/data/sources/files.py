@@ -121,10 +121,10 @@ def _named(error: Exception, uri: str) -> Exception:
     """Return a store client's error, which may lack the file's name, as an error with the name."""
     if isinstance(error, OSError) or not storage_failed(error):
         return error
-    what = f"cannot be read ({' '.join(str(error).split())})"
+    problem = f"cannot be read ({' '.join(str(error).split())})"
     if transient(error):
-        return Unreachable(what, uri, "check address and network")
-    return InputError(what, uri, "check its address and credentials, then run the same command again")
+        return Unreachable(problem, uri, "check address and network")
+    return InputError(problem, uri, "check its address and credentials, then run the same command again")
 
 
 def _with_sums(span: Span, reach: int | None) -> Span:

@@ -89,9 +89,9 @@ def _check(part: Part, columns: Sequence[str], where: str) -> None:
     lacking = _lacking(part, columns)
     for column in columns:
         if column in lacking:
-            what = f"names '{column}', which no row of the first part has, as in {part[0].file.uri}"
+            problem = f"names '{column}', which no row of the first part has, as in {part[0].file.uri}"
             hint = f"{lacking[column].hint()}; put rows with other columns into a separate source"
-            raise InputError(what, where, hint)
+            raise InputError(problem, where, hint)
 
 
 def _lacking(part: Part, columns: Sequence[str]) -> dict[str, _Place]:

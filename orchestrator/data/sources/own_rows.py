@@ -173,8 +173,8 @@ def _files(dataset: Dataset, where: str) -> Iterator[list[pyarrow.Table]]:
     for table in _tables(dataset, where):
         schema = schema or table.schema
         if table.schema != schema:
-            what = f"gives rows of different columns: {_columns(schema)}, and {_columns(table.schema)}"
-            raise InputError(what, where, "give all rows the same columns and types")
+            problem = f"gives rows of different columns: {_columns(schema)}, and {_columns(table.schema)}"
+            raise InputError(problem, where, "give all rows the same columns and types")
         tables.append(table)
         if sum(each.nbytes for each in tables) >= FILE_BYTES:
             yield tables

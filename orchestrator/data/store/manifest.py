@@ -219,17 +219,17 @@ def read(folder: DataFolder, name: str = NAME) -> DataManifest | None:
             return None
         if data["format"] not in FORMATS:
             known = f"{', '.join(map(str, FORMATS[:-1]))} or {FORMATS[-1]}"
-            what = f"is of format {data['format']}, not {known}"
-            raise InputError(what, folder.uri, "prepare the data again")
+            problem = f"is of format {data['format']}, not {known}"
+            raise InputError(problem, folder.uri, "prepare the data again")
         checksum = data.pop("checksum", None)
         found = DataManifest.from_json(data)
         if found.format > 1 and found.checksum() != checksum:
             raise ValueError("its checksum is another")
         return found
     except (ValueError, KeyError, TypeError) as error:
-        what = f"holds a damaged {name} ({error!r})"
+        problem = f"holds a damaged {name} ({error!r})"
         raise DamagedManifest(
-            what, folder.uri, "run or prepare the job again, which makes it again"
+            problem, folder.uri, "run or prepare the job again, which makes it again"
         ) from None
 
 

@@ -230,8 +230,8 @@ class Tokens:
         as `contents`.
         """
         if self.manifest.format < 3:
-            what = f"has format {self.manifest.format}, which does not distinguish documents by their text"
-            raise InputError(what, self.folder.uri, "start another run, which prepares it again")
+            problem = f"has format {self.manifest.format}, which does not distinguish documents by their text"
+            raise InputError(problem, self.folder.uri, "start another run, which prepares it again")
         shards = self.manifest.sources[source].shards
         before = 0
         if among is not None:  # the first of these documents may begin in an earlier shard

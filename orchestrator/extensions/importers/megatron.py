@@ -44,6 +44,6 @@ def _folder(source: Path, iteration: int | None) -> Path:
     if (folder / ABOUT).is_file() and (folder / COMMON).is_file():
         return folder
     if not any(RANK.fullmatch(path.name) for path in folder.glob("mp_rank_*")):
-        what = f"there is no checkpoint of Megatron-LM (mp_rank_..., or {COMMON} beside {ABOUT})"
-        raise InputError(what, str(folder), AGAIN)
+        problem = f"there is no checkpoint of Megatron-LM (mp_rank_..., or {COMMON} beside {ABOUT})"
+        raise InputError(problem, str(folder), AGAIN)
     return folder

@@ -39,9 +39,9 @@ def with_disk(
     if copies is None:
         copies = COPIES_GIB if given is None else max(given - OWN_GIB, given / 2)
     if given is not None and copies >= given:
-        what = f"copies of shards may take {copies:g} GiB of it (data.node_cache)"
+        problem = f"copies of shards may take {copies:g} GiB of it (data.node_cache)"
         raise InputError(
-            what, f"--disk-gib {given:g}", f"give {copies + OWN_GIB:g}, or lower data.node_cache"
+            problem, f"--disk-gib {given:g}", f"give {copies + OWN_GIB:g}, or lower data.node_cache"
         )
     needs = dataclasses.replace(needs, disk_gib=given or copies + OWN_GIB)
     return data.model_copy(update={"node_cache": copies}), needs

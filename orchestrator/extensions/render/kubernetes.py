@@ -60,8 +60,8 @@ def settings(given: Iterable[str]) -> dict[str, str]:
         if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise InputError(f"{text!r} is not a variable with its value", "--env", "write NAME=VALUE")
         if redact({name: value}) != {name: value}:
-            what = f"{name} carries its value, a credential that manifests would show"
-            raise InputError(what, "--env", f"put it into the Secret and give --secret-env {name}")
+            problem = f"{name} carries its value, a credential that manifests would show"
+            raise InputError(problem, "--env", f"put it into the Secret and give --secret-env {name}")
         if name in variables:
             raise InputError(f"{name} is given twice", "--env", "give each once")
         variables[name] = value

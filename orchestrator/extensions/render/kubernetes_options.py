@@ -112,9 +112,9 @@ class KubernetesOptions:
         if self.queue:
             check_queue(self.queue, self.namespace, kubeconfig)
         if self.queue.startswith(KUEUE) and self.keep_failed is not None:
-            what = "Kueue takes only jobs whose cluster goes with them (shutdownAfterJobFinishes)"
+            problem = "Kueue takes only jobs whose cluster goes with them (shutdownAfterJobFinishes)"
             hint = "leave it out: the cluster is kept for ten minutes; or use volcano"
-            raise InputError(what, "--keep-failed", hint)
+            raise InputError(problem, "--keep-failed", hint)
         cards, count = counted(self.rdma) if self.rdma else ("", 1)
         if cards and not has_gpu:
             hint = "set resources.per_worker.gpu=1 or leave it out"

@@ -57,6 +57,6 @@ def with_host_memory(spec: JobSpec, needs: ClusterNeeds, given: float | None) ->
     if given is None:
         return dataclasses.replace(needs, memory_gib=in_all(least)), f"{line}; --memory-gib says otherwise"
     if saved(most) > given:
-        what = f"two copies of the run's state are {saved(most):.1f} GiB of each of {most} workers"
-        raise InputError(what, f"--memory-gib {given:g}", f"leave it out, or give {in_all(most)}")
+        problem = f"two copies of the run's state are {saved(most):.1f} GiB of each of {most} workers"
+        raise InputError(problem, f"--memory-gib {given:g}", f"leave it out, or give {in_all(most)}")
     return dataclasses.replace(needs, memory_gib=given), line * (given < in_all(least))

@@ -199,8 +199,8 @@ class Images:
         first: dict[bytes, str] = {}
         for name, row in zip(classes, found, strict=True):
             if (other := first.setdefault(row.tobytes(), name)) != name:
-                what = f"the captions of the classes {other} and {name} are the same {self._tokens} tokens"
-                raise InputError(what, f"{WHERE}.tokens", "raise it, or change caption or classes")
+                problem = f"the captions of the classes {other} and {name} are the same {self._tokens} tokens"
+                raise InputError(problem, f"{WHERE}.tokens", "raise it, or change caption or classes")
         return found
 
     def open(self, folder: str) -> None:
@@ -343,16 +343,16 @@ class Images:
         names = [name for name in classes if not name.isdecimal()]
         if self._named or not self._source.is_tar or not numbers or not names:
             return
-        what = f"names some classes ({names[0]}) and numbers others ({numbers[0]})"
-        raise InputError(what, f"{WHERE}.uri {self._source.uri}", "name all classes in options.classes")
+        problem = f"names some classes ({names[0]}) and numbers others ({numbers[0]})"
+        raise InputError(problem, f"{WHERE}.uri {self._source.uri}", "name all classes in options.classes")
 
     def _check_rejected(self, totals: Mapping[str, Mapping[str, int]], count: int) -> None:
         if self._limit is None:
             return
         out, (number, share) = sum(totals.get(LEFT_OUT, {}).values()), ceiling_of(self._limit)
         if out > (number if number is not None else (share or 0.0) * (out + count)):
-            what = f"{out} of {out + count} images are left out"
-            raise InputError(what, f"{WHERE}.max_rejected {self._limit}", "fix them, or raise it")
+            problem = f"{out} of {out + count} images are left out"
+            raise InputError(problem, f"{WHERE}.max_rejected {self._limit}", "fix them, or raise it")
 
 
 def _cut_out(pixels: np.ndarray, least: float, rng: np.random.Generator) -> np.ndarray:

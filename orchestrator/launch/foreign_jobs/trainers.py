@@ -30,5 +30,5 @@ def whose(given: Given) -> Any:
         return torchtitan
     if "model_name_or_path" in given or "model_name" in given or "per_device_train_batch_size" in given:
         return hf_trainer
-    what = "has keys of none of axolotl, torchtitan, TRL, Hugging Face's Trainer and verl"
-    raise InputError(what, "--from", "write a job with `orchestrator init --data FILES --from-hf FOLDER`")
+    problem = "has keys of none of axolotl, torchtitan, TRL, Hugging Face's Trainer and verl"
+    raise InputError(problem, "--from", "write a job with `orchestrator init --data FILES --from-hf FOLDER`")

@@ -205,8 +205,8 @@ def _columns(runs: list[ComparedRun]) -> list[Column]:
 
 
 def _wrong_number() -> InputError:
-    what = f"takes 2 to {MOST} different runs, and those that differ by seed alone count as one"
-    return InputError(what, "RUN", "name them, as in `compare runs/a runs/b`")
+    problem = f"takes 2 to {MOST} different runs, and those that differ by seed alone count as one"
+    return InputError(problem, "RUN", "name them, as in `compare runs/a runs/b`")
 
 
 def _read(run: RunDir, label: str) -> ComparedRun:

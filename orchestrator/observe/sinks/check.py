@@ -34,8 +34,8 @@ def check_sinks(config: SinkSpec | None) -> None:
         return
     for key, library in libraries_of(config).items():
         if not find_spec(library):
-            what = f"needs the library {library.partition('.')[0]}, which is not installed"
-            raise InputError(what, f"sinks.{key}", install("sinks"))
+            problem = f"needs the library {library.partition('.')[0]}, which is not installed"
+            raise InputError(problem, f"sinks.{key}", install("sinks"))
     for own in config.own:
         try:
             sink = load(own.use)
@@ -44,5 +44,5 @@ def check_sinks(config: SinkSpec | None) -> None:
         if missing := [
             name for name in ("rows", "events", "close") if not callable(getattr(sink, name, None))
         ]:
-            what = f"{own} has no method {missing[0]}"
-            raise InputError(what, "sinks.own", "see orchestrator.observe.sinks.sink.Sink")
+            problem = f"{own} has no method {missing[0]}"
+            raise InputError(problem, "sinks.own", "see orchestrator.observe.sinks.sink.Sink")

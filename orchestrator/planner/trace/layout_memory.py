@@ -346,9 +346,9 @@ def check_fits(job: ResolvedJob, machine: Machine) -> None:
     needed = found.traced.needed(found.plan.chosen.memory, on_cpu)
     if not fits(needed, machine, on_cpu):
         there = offered(machine, on_cpu) / 2**30
-        what = f"{layout} needs {needed / 2**30:.2f} GiB per worker, which offers {there:.2f} GiB"
+        problem = f"{layout} needs {needed / 2**30:.2f} GiB per worker, which offers {there:.2f} GiB"
         hint = "lower micro_batch, or raise zero or workers; resources.must_fit false runs it all the same"
-        raise InputError(what, "resources", hint)
+        raise InputError(problem, "resources", hint)
 
 
 def ranks_of(layout: Layout) -> list[int]:

@@ -84,8 +84,8 @@ def settle(engine: TorchEngine, recorder: Recorder) -> None:
 
 def _on_host(engine: TorchEngine) -> list[Tensor]:
     """Return the tensors that an engine with an offloaded optimizer keeps in host memory."""
-    copies = [each for shard in engine._data.shards for each in (shard.parameter, shard.parameter.grad)]
-    slots = [each for state in engine._optimizer.state.values() for each in state.values()]
+    copies = [each for shard in engine.trained.shards for each in (shard.parameter, shard.parameter.grad)]
+    slots = [each for state in engine.trained.optimizer.state.values() for each in state.values()]
     return [each for each in (*copies, *slots) if isinstance(each, Tensor)]
 
 

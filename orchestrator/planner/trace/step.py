@@ -89,9 +89,9 @@ def traces(
                     config, workload, layout, Device(CPU, COMPUTE[config.train.dtype], group)
                 )
                 if not on_cpu:
-                    engine._losses._tokens_at_once = HEAD_TOKENS["cuda"]
-                messages.mesh = engine._mesh
-                recorder.updates_elsewhere = not on_cpu and isinstance(engine._data, Offload)
+                    engine.passes.losses._tokens_at_once = HEAD_TOKENS["cuda"]
+                messages.mesh = engine.mesh
+                recorder.updates_elsewhere = not on_cpu and isinstance(engine.parallel.data, Offload)
                 steps = RecordedSteps(engine, shapes, config.train.optimizer.lr, recorder, messages)
                 recorded = [
                     _step_trace(rank, layout, recorder)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from orchestrator.parallel import burn_in
+
 
 class Flaw:
     """Flips one bit of one number in every product of a layer, in its gradient, or in every optimizer update."""
@@ -52,3 +54,19 @@ class Flaw:
         for parameter in parameters:
             if self.kind == "update" and parameter.numel():
                 parameter.copy_(self.bend(parameter))
+
+
+def arithmetic_errors(device: torch.device, seed: int, flaw: Flaw | None) -> list[str]:
+    """Return a line for each test of a device's arithmetic with a wrong result.
+
+    Args:
+        device: where to compute.
+        seed: of the numbers.
+        flaw: an injected fault, which the tests must find; None without.
+    """
+    bend = {flaw.kind: flaw.bend} if flaw is not None else {}
+    product = bend.get("product") or bend.get("gradient") or burn_in.as_it_is
+    return [
+        *burn_in.products(device, seed, product),
+        *burn_in.updates(device, seed, bend.get("update", burn_in.as_it_is)),
+    ]

@@ -27,5 +27,5 @@ def check_reward_models(rewards: Sequence[RewardSpec]) -> None:
         found = commit_at(place, int(tag), where)
         objective = found.meta.get("identity", {}).get("workload", {}).get("objective")
         if objective != OBJECTIVE:
-            what = f"{place} was trained by {objective}, and returns no reward"
-            raise InputError(what, where, "name a run whose objective is reward")
+            problem = f"{place} was trained by {objective}, and returns no reward"
+            raise InputError(problem, where, "name a run whose objective is reward")

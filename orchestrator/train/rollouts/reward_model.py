@@ -35,8 +35,8 @@ class RewardModel:
         run, step = place_and_tag(place)
         found = model_of_run(run, int(step))
         if found.tokens.tokenizer().get_vocab() != tokens.tokenizer().get_vocab():
-            what = f"{run} has another tokenizer than the trained model"
-            raise InputError(what, where, "train a reward model with the same tokenizer")
+            problem = f"{run} has another tokenizer than the trained model"
+            raise InputError(problem, where, "train a reward model with the same tokenizer")
         self._config = found.workload.config
         self._model = with_weights(found.workload, found.read, device.device, found.scheme)
         self._device = device
@@ -52,8 +52,8 @@ class RewardModel:
         longest = max(map(len, rows))
         limit = self._config.max_positions
         if self._config.positions == "learned" and longest > limit:
-            what = f"{self._run} reads {limit} tokens, and an answer with its prompt has {longest}"
-            raise InputError(what, self._where, "lower data.sequence_length")
+            problem = f"{self._run} reads {limit} tokens, and an answer with its prompt has {longest}"
+            raise InputError(problem, self._where, "lower data.sequence_length")
         tokens, real = padded(rows, self._device.device)
         places = real.sum(1, keepdim=True) - 1
         with self._device.autocast():

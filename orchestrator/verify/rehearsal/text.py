@@ -123,8 +123,8 @@ def _first_rows(file: SourceFile, size: int) -> pa.Table:
                     break
             return pa.Table.from_batches(found)
         except ERRORS as error:
-            what = f"cannot be read ({' '.join(str(error).split())[:200]})"
-            raise InputError(what, file.uri, "write the file again") from None
+            problem = f"cannot be read ({' '.join(str(error).split())[:200]})"
+            raise InputError(problem, file.uri, "write the file again") from None
 
 
 def _read(handle: BinaryIO, size: int) -> Iterator[bytes]:

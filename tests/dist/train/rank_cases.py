@@ -262,8 +262,9 @@ def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
     engine: Any = make_engine(spec.engine, workload, layout, device)
     if teacher is not None:
         engine.hold_teacher(teacher, "")
+    step_losses = engine.losses if layout.engine == "deepspeed" else engine.passes.losses
     if layout.world > 1 and spec.train.determinism == "rerun" and spec.train.optimizer.name != "lion":
-        engine._losses._tokens_at_once = AT_ONCE
+        step_losses._tokens_at_once = AT_ONCE
     start, steps = 0, case.get("steps", 3)
     if "restore" in case:
         store = Store(str(folder / case["restore"]))
@@ -273,10 +274,10 @@ def run_case(case: dict[str, Any], folder: Path, device: Device) -> None:
         engine.initialise(spec.seed)
     first = assemble(engine)
     losses, norms, extras, averaged, layers = [], [], [], [], []
-    of = engine._losses.of
+    of = step_losses.of
     for step in range(start, start + steps):
         infinite = [dist.get_rank(), step] in case.get("overflow", [])
-        engine._losses.of = (lambda *call, **keywords: of(*call, **keywords) * math.inf) if infinite else of
+        step_losses.of = (lambda *call, **keywords: of(*call, **keywords) * math.inf) if infinite else of
         batches = micro_batches(workload, spec, layout, step, case.get("ragged", False))
         if case.get("evaluated"):
             engine.eval_step(micro_batches(workload, spec, layout, 99))

@@ -27,7 +27,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, int]:
     known = Vocabulary(config["tokens"], eos=0)
     workload = load(config["model"], "causal_lm", known, sequence_length=16)
     engine: Any = make_engine(spec.engine, workload, layout, device)
-    kept = sum(shard.parameter.numel() * 4 for shard in engine._data.shards)
+    kept = sum(shard.parameter.numel() * 4 for shard in engine.trained.shards)
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     before = _status("VmRSS")
     engine.initialise(0)

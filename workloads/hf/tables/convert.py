@@ -153,6 +153,16 @@ def to_hf(
     family: Family, config: TransformerConfig, shapes: Shapes, read: Callable[[str], Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield all tensors of the Hugging Face class by name, from our tensors, which `read(name)` returns."""
+    # The class without a head has no module around the body, so its names lack the body's.
+    outside = family.prefix if config.head == "none" else ""
+    for name, tensor in _with_names_of_heads(family, config, shapes, read):
+        yield name.removeprefix(outside), tensor
+
+
+def _with_names_of_heads(
+    family: Family, config: TransformerConfig, shapes: Shapes, read: Callable[[str], Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield all tensors by the names that they have in classes with a head."""
     for name in shapes:
         row, index, number = row_of(family, config, name)
         if index:

@@ -21,8 +21,7 @@ from scripted import Training, fake_cluster
 from cluster.workers.gang import GangStatus
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.spec import JobSpec, parse
-from orchestrator.controller import decide
-from orchestrator.controller import run_history as record
+from orchestrator.controller import decide, run_files
 from orchestrator.controller.controller import Controller
 from orchestrator.storage import retry
 from orchestrator.storage.file_names import ATTEMPT_FILE
@@ -161,7 +160,7 @@ def test_a_gang_is_watched_while_the_store_is_silent(
         if step == 5 and not outage.waiting:
             outage.spoken.clear()
 
-    monkeypatch.setattr(record, "HOLD", 0.0)
+    monkeypatch.setattr(run_files, "HOLD", 0.0)
     silent = controller(spec, run, Gang(look), faults=("kill@0:7",))
     with ThreadPoolExecutor(1) as pool:
         driven = pool.submit(silent.drive)
@@ -189,7 +188,7 @@ def test_what_a_store_takes_to_store_rows_is_no_silence_of_the_ranks(
 
     monkeypatch.setattr(RemoteFileSystem, "pipe_file", pipe_file)
     monkeypatch.setattr(time, "monotonic", lambda: clock() + passed[0])
-    monkeypatch.setattr(record, "HOLD", 0.0)
+    monkeypatch.setattr(run_files, "HOLD", 0.0)
     monkeypatch.setattr(decide, "SETTLE", 0.0)
     summary = controller(spec, run, Gang()).drive()
     assert passed[0] > 45.0

@@ -47,10 +47,12 @@ def begun(run: RunDir, spec: JobSpec) -> RunDir:
         record.take([row(n) for n in range(first, first + 4)])
     piece = RawPiece("model.w", "F32", (4,), (0,), (4,), memoryview(bytes(16)))
     meta = {"position": 160, "receipt": row(20)["samples"], "rows": [row(n) for n in CARRIED]}
-    record.store.publish(20, record.store.write_raw(20, 0, [piece]), meta)
+    record.commits.store.publish(20, record.commits.store.write_raw(20, 0, [piece]), meta)
     record.event(1, 24, "stop", "a fault ended the attempt", first_fault="died")
-    record.tracker.close(60)
-    run.write_json("status.json", {"time": 1e9, "rows": record.mark, "events": record.events_stored})
+    record.copies.tracker.close(60)
+    run.write_json(
+        "status.json", {"time": 1e9, "rows": record.files.metrics.mark, "events": record.files.events_stored}
+    )
     return run
 
 
@@ -86,7 +88,7 @@ def test_a_gap_is_told_once_with_what_a_commit_had_of_it(run: RunDir) -> None:
     ]
     assert record.event_history.missing == [[3, 4], [9, 9]]
     assert run.rows(METRICS) == [row(n) for n in range(1, 21) if n not in (3, 4, 9)]
-    run.write_json("status.json", {"rows": record.mark})
+    run.write_json("status.json", {"rows": record.files.metrics.mark})
     again = resumed(run)
     assert (len(told(again)), again.event_history.missing) == (1, [[3, 4], [9, 9]])
     run.remove("status.json")
@@ -150,7 +152,7 @@ def test_a_lost_event_is_told_once(run: RunDir, lost: set[int], gaps: list[list[
     for _ in range(2):
         record = resumed(run)
         assert lost_events(record) == [gaps]
-        assert record.events_stored == record.event_history.number
+        assert record.files.events_stored == record.event_history.number
     steps = f"{gaps[0][0]} to {gaps[0][1]}" if len(lost) > 1 else str(gaps[0][0])
     reason = f"events {steps} were lost from events.jsonl: no total includes them"
     assert reason in [event["reason"] for event in run.rows(EVENTS)]

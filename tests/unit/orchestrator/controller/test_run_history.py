@@ -77,16 +77,16 @@ def test_rows_are_counted_as_they_are_stored(run: RunDir) -> None:
     record.take([row(1), row(2)])
     record.take([])
     record.take([row(3)])
-    assert record.saved == 3
+    assert record.files.saved == 3
     assert [r["step"] for r in run.rows("metrics.jsonl")] == [1, 2, 3]
-    assert record.beyond(1) == [row(2), row(3)]
+    assert record.files.after(1) == [row(2), row(3)]
 
 
 def test_without_a_commit_everything_is_rolled_back(run: RunDir) -> None:
     record = RunHistory(parse(job("a.txt")), run)
     record.take([row(1), row(2)])
     assert record.roll_back(frozenset(), 1) == (None, [])
-    assert (run.rows("metrics.jsonl"), record.step, record.saved) == ([], 0, 0)
+    assert (run.rows("metrics.jsonl"), record.step, record.files.saved) == ([], 0, 0)
 
 
 def test_rows_that_a_commit_of_another_run_carries_stay_that_run_s(run: RunDir) -> None:
@@ -98,7 +98,7 @@ def test_rows_that_a_commit_of_another_run_carries_stay_that_run_s(run: RunDir) 
     record = RunHistory(parse(job("a.txt")), run)
     commit, _ = record.roll_back(frozenset(), 1)
     assert commit is not None
-    assert (commit.step, run.rows("metrics.jsonl"), record.recent) == (8, [], ())
+    assert (commit.step, run.rows("metrics.jsonl"), record.files.recent) == (8, [], ())
     record.take([row(9)])
     again = RunHistory(parse(job("a.txt")), run)
     again.roll_back(frozenset(), 2)
@@ -134,8 +134,8 @@ def test_only_the_attempt_that_was_begun_may_commit(run: RunDir) -> None:
 def test_holders_on_lost_nodes_are_not_waited_for(run: RunDir) -> None:
     record = RunHistory(parse(job("a.txt")), run)
     with silent() as (address, calls):
-        record.use_holders("token", [{"node": "n1", "address": address}])
-        record.leave_out({"n1"})
+        record.commits.use_snapshot_servers("token", [{"node": "n1", "address": address}])
+        record.commits.leave_out({"n1"})
         began = time.monotonic()
         assert record.last_commit() == (None, [])
         assert (time.monotonic() - began < 5, calls()) == (True, 0)
@@ -157,7 +157,7 @@ def test_whoever_reads_the_latest_rows_is_not_disturbed_by_new_ones(run: RunDir)
     """The status is asked for in another thread than the one that takes rows."""
     record = RunHistory(parse(job("a.txt")), run)
     record.take([row(1), row(2)])
-    reading = iter(record.recent)
+    reading = iter(record.files.recent)
     next(reading)
     record.take([row(3)])
     record.roll_back(frozenset(), 1)
@@ -193,7 +193,7 @@ def test_a_recovery_costs_what_it_costs_however_long_the_run(
         store.publish(steps - 10, store.write_raw(steps - 10, 0, []), meta)
         count.update(rows=0, bytes=0)
         record = RunHistory(parse(job("a.txt")), run)
-        assert len(record.beyond(steps - 10)) == 10
+        assert len(record.files.after(steps - 10)) == 10
         record.roll_back(frozenset(), 2)
         record.take([row(n, 2) for n in range(steps - 9, steps)])
         record.roll_back(frozenset(), 3)
@@ -224,7 +224,7 @@ def test_a_commit_is_passed_over_that_is_damaged_indeed(run: RunDir) -> None:
         8,
         ["the commit at step 8 is kept: a rank found it damaged, and it is sound"],
     )
-    assert record.store.steps() == [4, 8]
+    assert record.commits.store.steps() == [4, 8]
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")
     commit, notes = record.roll_back(frozenset({12}), 2)
     assert (commit.step if commit else 0, notes) == (
@@ -236,7 +236,7 @@ def test_a_commit_is_passed_over_that_is_damaged_indeed(run: RunDir) -> None:
         4,
         ["a commit is passed over: step 8: a rank found it damaged or gone"],
     )
-    assert record.store.steps() == [4]
+    assert record.commits.store.steps() == [4]
     committed(run, 8)
     commit, notes = record.roll_back(frozenset(), 4)
     assert (commit.step if commit else 0, notes) == (8, [])
@@ -250,14 +250,14 @@ def test_a_run_whose_commits_are_all_damaged_or_gone_does_not_begin_anew(run: Ru
     shards = [committed(run, step) for step in (4, 8)]
     published = [{"step": 8, "state": "published"}]
     record.take([row(step, saves=published if step == 9 else []) for step in range(1, 10)])
-    record.settle()
+    record.files.settle()
     for shard in shards:
         shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(
         InputError, match=r"no commit of the run is sound \(step 4: .*; step 8: .*\); put a copy"
     ):
         record.roll_back(frozenset(), 2)
-    assert record.store.steps() == [4, 8]
+    assert record.commits.store.steps() == [4, 8]
     assert [stored["step"] for stored in run.rows("metrics.jsonl")] == list(range(1, 10))
     record.close()
     with pytest.raises(InputError, match="no commit of the run is sound"):
@@ -273,6 +273,6 @@ def test_a_run_whose_one_commit_was_in_memory_begins_anew_where_that_is_gone(run
     record.event(1, 0, "start", "2 workers from the beginning")
     record.event(2, 1, "start", "2 workers from the commit at step 1")
     record.take([row(1), row(2, 2, saves=[{"step": 1, "state": "held"}])])
-    record.settle()
+    record.files.settle()
     record.close()
     assert RunHistory(parse(job("a.txt")), run).roll_back(frozenset(), 3) == (None, [])

@@ -48,11 +48,11 @@ def test_no_weight_of_a_block_outlives_it(
         engine.initialise(0)
         gathered.clear()
         batches = micro_batches(workload, spec, layout, 0)
-        engine._losses.begin(batches)
-        batch = engine._losses.prepare(batches[0])
+        engine.passes.losses.begin(batches)
+        batch = engine.passes.losses.prepare(batches[0])
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), engine._device.autocast():
-            output = engine._stages[0](batch, in_chunks=engine._losses.in_chunks(batch))
-            loss = engine._losses.of(output, batch, 1)
+            output = engine.parallel.stages[0](batch, in_chunks=engine.passes.losses.in_chunks(batch))
+            loss = engine.passes.losses.of(output, batch, 1)
         shapes = {tuple(shape) for name, shape in workload.shapes.items() if ".attention." in name}
         matrices = [t for t in saved if {tuple(t.shape), tuple(t.shape)[::-1]} & shapes]
         assert matrices

@@ -44,10 +44,10 @@ def programs(model: str, layout: Layout, evaluates: bool, binds_device: bool) ->
             engine = TorchEngine(
                 spec.engine, workload_of(spec), layout, Device(torch.device("cpu"), torch.float32, group)
             )
-            engine._losses._agreed_names = lambda: ["loss", "count", "correct"]  # type: ignore[method-assign]
+            engine.passes.losses._agreed_names = lambda: ["loss", "count", "correct"]  # type: ignore[method-assign]
             for step in range(2):
                 batches = micro_batches(engine._workload, spec, layout, step)
-                engine.eval_step(batches) if evaluates else engine._runner.train(batches)
+                engine.eval_step(batches) if evaluates else engine.passes.runner.train(batches)
             found[rank] = recorder.program
     return found
 
@@ -65,11 +65,11 @@ def timelines(model: str, layout: Layout) -> list[list[tuple[str, int, int]]]:
             assert group is not None
             device = Device(torch.device("cpu"), torch.float32, group)
             engine = TorchEngine(spec.engine, workload_of(spec), layout, device)
-            engine._losses._agreed_names = lambda: ["loss", "count", "correct"]  # type: ignore[method-assign]
-            engine._runner.train(micro_batches(engine._workload, spec, layout, 0))
+            engine.passes.losses._agreed_names = lambda: ["loss", "count", "correct"]  # type: ignore[method-assign]
+            engine.passes.runner.train(micro_batches(engine._workload, spec, layout, 0))
             assert engine.clock.timeline is None
             engine.clock.record()
-            engine._runner.train(micro_batches(engine._workload, spec, layout, 1))
+            engine.passes.runner.train(micro_batches(engine._workload, spec, layout, 1))
             actions = engine.clock.timeline.actions()
             assert all(0 < begin <= end for *_, begin, end in actions)
             ends = [end for *_, end in actions]

@@ -12,7 +12,7 @@ from cluster.workers.machine import Offer
 from orchestrator.config.errors import InputError
 from orchestrator.planner import machines
 from orchestrator.planner.device_profile import load, names
-from orchestrator.planner.machines import machine_for, probe, told
+from orchestrator.planner.machines import machine_for, machine_notes, probe
 
 
 def test_a_gpu_is_known_by_its_name() -> None:
@@ -24,7 +24,7 @@ def test_its_memory_is_what_its_driver_says() -> None:
     large = machine_for(Offer(1e12, "NVIDIA A100-SXM4-80GB", 85e9), Bundle(1, 1))
     assert (large.memory, large.name) == (85e9, machine_for(Offer(1e12, "A100-80G"), Bundle(1, 1)).name)
     unknown = machine_for(Offer(1e12, "NVIDIA Z9", 99e9), Bundle(1, 1))
-    assert told(unknown, "bf16") == [
+    assert machine_notes(unknown, "bf16") == [
         "no profile of NVIDIA Z9 is known; all predictions are for the t4 with 99 GB instead"
     ]
 
@@ -36,7 +36,7 @@ def test_an_unknown_gpu_is_the_smallest_known(offer: Offer | None) -> None:
     )
     found = machine_for(offer, Bundle(1, 1))
     assert found.name == smallest.name
-    assert told(found, "bf16") == [
+    assert machine_notes(found, "bf16") == [
         f"no profile of {offer.accelerator if offer else 'a GPU without a name'} is known; all predictions are for the "
         "t4 with 16 GB instead"
     ]
@@ -45,7 +45,7 @@ def test_an_unknown_gpu_is_the_smallest_known(offer: Offer | None) -> None:
 def test_a_gpu_of_this_machine_is_known_by_what_its_driver_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machines.Nvml, "names", lambda nvml: ["NVIDIA H200", "NVIDIA H200"])
     found = machine_for(None, Bundle(1, 1))
-    assert (found.name, told(found, "bf16")) == ("h200", [])
+    assert (found.name, machine_notes(found, "bf16")) == ("h200", [])
 
 
 def test_processors_are_measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,8 +80,8 @@ def test_a_processor_without_instructions_for_16_bits_is_slow_in_them(
     monkeypatch.setattr(machines, "calibrated", lambda: None)
     found, whole = machine_for(Offer(3e9), Bundle(1), precision), machine_for(Offer(3e9), Bundle(1))
     assert (found.flops > found.full_flops) == has
-    assert bool(told(found, precision)) != has
-    assert (told(whole, "fp32"), whole.full_flops) == ([], found.full_flops)
+    assert bool(machine_notes(found, precision)) != has
+    assert (machine_notes(whole, "fp32"), whole.full_flops) == ([], found.full_flops)
 
 
 def test_products_in_8_bits_are_of_the_devices_that_have_them() -> None:
@@ -97,7 +97,7 @@ def test_products_in_8_bits_are_of_the_devices_that_have_them() -> None:
     assert (unknown.stands_for, unknown.eight_bit_flops) == ("RTX9090", 0.0)
     core = load("cpu-core").machine("fp8")
     assert core.matrix(64, 64, 64, 1.0) <= core.matrix(64, 64, 64, 2.0)
-    (line,) = told(core, "fp8")
+    (line,) = machine_notes(core, "fp8")
     assert "no FP8 matrix multiplication" in line
 
 

@@ -18,7 +18,8 @@ from orchestrator.planner.choose_layout import plan
 from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.shape_of_model import model_shape
-from orchestrator.train.engines.deepspeed_engine import BUCKET, compile_once, settings
+from orchestrator.train.engines.deepspeed_library import compile_once
+from orchestrator.train.engines.deepspeed_setup import BUCKET, settings
 from workloads.describe import describe
 
 MACHINE = Machine(16e9, 1e11)
@@ -176,7 +177,7 @@ def test_a_compilation_that_fails_is_told_in_one_line(built: Path) -> None:
 
 COMPILE_SLOWLY = """
 import time
-from orchestrator.train.engines.deepspeed_engine import compile_once
+from orchestrator.train.engines.deepspeed_library import compile_once
 compile_once("small", lambda: (print("began", flush=True), time.sleep(60)))
 """
 

@@ -46,7 +46,7 @@ def test_a_held_reference_gives_the_steps_of_a_given_one(objective: str) -> None
                         batch["reference"] = said
             found = [engine.train_step(step, 1e-2) for step in batches]
             told = engine.eval_step(batches[0])
-            state = torch.cat([p.detach().flatten() for p in engine._stages[0].parameters()])
+            state = torch.cat([p.detach().flatten() for p in engine.parallel.stages[0].parameters()])
             seen[reference] = [[(m.loss, m.grad_norm) for m in found], told.sums, state]
     assert seen["held"][0] == seen["precomputed"][0]
     assert seen["held"][1] == seen["precomputed"][1]
@@ -128,9 +128,9 @@ def test_experts_of_a_class_that_is_run_as_it_is_are_parameters_of_their_own(
         engine = TorchEngine(spec.engine, workload, layout, Device(torch.device("cpu"), torch.float32, group))
         engine.initialise(3)
         (batch,) = micro_batches(workload, spec, layout, 0)
-        ours = dict(engine._stages[0].named_parameters())
+        ours = dict(engine.parallel.stages[0].named_parameters())
         start = {n: p.detach().clone() for n, p in ours.items()}
-        loss = workload.loss(engine._stages[0], dict(batch))
+        loss = workload.loss(engine.parallel.stages[0], dict(batch))
         mean = loss.total / loss.count + (0.0 if loss.extra is None else loss.extra)
         gradients = dict(zip(ours, torch.autograd.grad(mean, list(ours.values())), strict=True))
         engine.train_step([batch], 1e-2)
@@ -181,7 +181,7 @@ def test_groups_and_smoothed_labels_train_as_plain_torch_does() -> None:
         assert group is not None
         engine = TorchEngine(spec.engine, workload, layout, Device(torch.device("cpu"), torch.float32, group))
         engine.initialise(3)
-        model = copy.deepcopy(engine._stages[0])
+        model = copy.deepcopy(engine.parallel.stages[0])
         named = dict(model.named_parameters())
 
         def of(name: str) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def test_groups_and_smoothed_labels_train_as_plain_torch_does() -> None:
             loss.backward()
             plain.step()
             assert metrics.loss == pytest.approx(float(told.detach()), rel=1e-6)
-        for name, ours in engine._stages[0].named_parameters():
+        for name, ours in engine.parallel.stages[0].named_parameters():
             torch.testing.assert_close(
                 ours, named[name], rtol=0, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}"
             )

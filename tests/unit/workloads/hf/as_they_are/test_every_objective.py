@@ -37,6 +37,7 @@ ALSO = {("ernie", "span_extraction"), ("xlnet", "masked_lm")}
 QUICK = {
     ("gpt2", "reward"),
     ("bert", "next_sentence"),
+    ("bert", "sentence_embeddings"),
     ("bart", "mass"),
     ("qwen2-moe", "token_classification"),
 }
