@@ -26,6 +26,7 @@ from orchestrator.export.target import MARK, check_target, draft, publish
 from orchestrator.export.tokenizer import write_tokenizer
 from orchestrator.resolve.chat import chat_of
 from orchestrator.resolve.resolved_job import wrong_input
+from orchestrator.resolve.training_inputs import options_as_trained
 from orchestrator.storage.retry import patient
 from workloads.own.object_reference import is_object_reference
 
@@ -125,6 +126,7 @@ def export(
                 seed=spec.seed,
                 tokens=tokens,
                 micro_batch=commit.meta["layout"]["micro_batch"],
+                options=options_as_trained(spec.workload, spec.data, tokens, found.workload),
             )
         facts |= weights | ({} if rounded is None else {"rounding": rounded}) | quantised
         is_text = form == "hf" and not is_own
@@ -162,7 +164,13 @@ def _form_of_own(workload: Workload, asked: Any) -> Form:
 
 
 def _evaluation_facts(
-    data: DataSpec, workload: WorkloadSpec, train: TrainSpec, seed: int, tokens: Tokens, micro_batch: int
+    data: DataSpec,
+    workload: WorkloadSpec,
+    train: TrainSpec,
+    seed: int,
+    tokens: Tokens,
+    micro_batch: int,
+    options: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the evaluation settings, so that the export gives the same numbers as its commit, and answers in the
     same way.
@@ -170,7 +178,7 @@ def _evaluation_facts(
     return {
         "data_format": tokens.manifest.format,
         "objective": workload.objective,
-        "options": workload.options,
+        "options": options,
         "sequence_length": data.sequence_length,
         "labels": data.labels,
         "special_tokens": data.special_tokens,
