@@ -239,6 +239,10 @@ class TransformerWorkload:
         stacks = [module for module in model.modules() if isinstance(module, nn.ModuleDict)]
         return [layer for stack in stacks for layer in stack.values()]
 
+    def asking_logits(self, batch: Batch) -> Batch:
+        """See Workload.asking_logits."""
+        return batch
+
     def generate(
         self,
         model: nn.Module,

@@ -11,7 +11,7 @@ from torch import nn
 
 from workloads.hf.check.behaviour import check_behaviour
 from workloads.model.small_config import narrow
-from workloads.own.check import check_model, check_trained, model_of, shaken
+from workloads.own.check import check_logits, check_model, check_trained, model_of, shaken
 from workloads.workload import Batch, Workload
 
 
@@ -28,6 +28,7 @@ class Trial:
             divide the model compute something else.
         measure: called with a model's output on samples; raises an error if the run's own metrics cannot read it. None
             without own metrics.
+        continues: whether the run continues texts or scores them.
     """
 
     seed: int
@@ -36,6 +37,7 @@ class Trial:
     limits: Callable[[], Mapping[str, int]]
     check_divided: Callable[[Any, Callable[[], nn.Module], Batch], None]
     measure: Callable[[Any, Batch], None] | None = None
+    continues: bool = False
 
 
 def check_trial(workload: Workload, trial: Trial) -> frozenset[str] | None:
@@ -81,6 +83,8 @@ def _check_own(workload: Any, trial: Trial) -> frozenset[str]:
         with torch.no_grad():
             output = model_of(plain, trial.seed)(first)
         trial.measure(output, first)
+    if trial.continues:
+        check_logits(plain.name, shaken(plain, first, trial.seed), first)
     return frozenset(values)
 
 

@@ -350,6 +350,9 @@ class Workload(Protocol):
     def generation(self) -> Generation:
         """Return how generated text continues, and which tokens besides the vocabulary's eos end it."""
 
+    def asking_logits(self, batch: Batch) -> Batch:
+        """Return the batch of texts for which the output of the model has `logits`, whatever it returns in training."""
+
     def generate(
         self,
         model: nn.Module,

@@ -132,8 +132,8 @@ class EvaluateSpec(StrictModel):
         """
         objective = workload.metrics_objective
         has_sets = bool(self.set_names(has_validation))
-        if is_object_reference(workload.model) and (self.samples or self.tasks):
-            return f"evaluate.samples and tasks need a model that generates, and {workload.model} is an own model"
+        if workload.objective == SAMPLES and (self.samples or self.tasks):
+            return "evaluate.samples and tasks continue texts, but data.samples are not text; leave them out"
         if not (has_sets or self.tasks or self.samples):
             return (
                 "evaluate has no text; hold some out by data.validation.share, or name sets in evaluate.sets"

@@ -110,6 +110,10 @@ def spec_of_export(
         override(document, text)
     objective = document["workload"]["objective"]
     _check_outside(objective, folder)
+    if named and document["workload"]["options"].get("class_weights") == "balanced":
+        what = "has no class weights: balanced counts the records of training, which are not here"
+        hint = "export the checkpoint again, or --set 'workload.options.class_weights=[1, 2]'"
+        raise InputError(what, folder, hint)
     day = document["data"]["chat_date"]
     if objective in LABELLED and not document["data"]["labels"]:
         document["data"]["labels"] = _labels_of(folder)

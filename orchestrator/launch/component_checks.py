@@ -81,6 +81,7 @@ class ComponentChecks:
                     (job.stop_when.metric if job.stop_when else "").partition(".")[2],
                     *((job.evaluate and job.evaluate.metrics) or ()),
                 ],
+                continues=bool(job.evaluate and (job.evaluate.samples or job.evaluate.tasks)),
             ),
         ]
 

@@ -31,6 +31,7 @@ def check_trial(
     parallel: ParallelChoice,
     own_metrics: Sequence[str],
     chosen_by: Collection[str],
+    continues: bool,
 ) -> None:
     """Check on a few samples that a model, and the user's own metrics, compute what the run needs.
 
@@ -44,6 +45,7 @@ def check_trial(
         parallel: the layout, which may divide the user's model.
         own_metrics: the user's own metrics of evaluations.
         chosen_by: the metrics that the job computes or chooses by, without the names of their sets.
+        continues: whether the run continues texts or scores them.
 
     Raises:
         InputError: with the key of the job file.
@@ -66,6 +68,7 @@ def check_trial(
         limits=partial(_limits, data, seed, prepared),
         check_divided=partial(check_divided, parallel),
         measure=_measure_of(own_metrics) if own_metrics else None,
+        continues=continues,
     )
     with wrong_input("workload.model"):
         values = trials.check_trial(workload, trial)

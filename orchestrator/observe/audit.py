@@ -22,6 +22,9 @@ PARTS = {
     "bubble": ("pipeline",),
     "optimizer": ("optimizer",),
     "data": ("data",),
+    "transfer": ("transfer",),
+    "generate": ("generate",),
+    "reward": ("reward",),
     "commit": ("commit",),
     "other": ("other",),
 }

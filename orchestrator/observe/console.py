@@ -181,7 +181,9 @@ def _where_it_went(ledger: Mapping[str, Any]) -> str:
     ]
     stopped = ledger.get("stopped_seconds")
     between = f"; stopped for {duration(stopped)}, which is no part of it" if stopped else ""
-    return duration(wall) + (f": {', '.join(parts)}" if parts else "") + between
+    ahead = ledger.get("overlapped_seconds")
+    beside = f"; answers were generated beside training for {duration(ahead)} of it" if ahead else ""
+    return duration(wall) + (f": {', '.join(parts)}" if parts else "") + beside + between
 
 
 def _sets(summary: Mapping[str, Any], of: str) -> dict[str, dict[str, float]]:

@@ -24,16 +24,23 @@ def engine_problems(
     layout: Layout,
     prunes: bool = False,
     verifies: bool = False,
+    speaks: bool = False,
 ) -> list[str]:
     """Return every reason why the layout's engine cannot run this job, each with a hint; empty if it can.
 
-    `prunes`: whether the job prunes weights. `verifies`: whether it computes steps again.
+    `prunes`: whether the job prunes weights. `verifies`: whether it computes steps again. `speaks`: whether it
+    continues prompts while it trains.
     """
     problems, train = [], train
     if train.compile and layout.pp > 1 and layout.schedule in SPLIT:
         problems.append(
             f"schedule {layout.schedule} splits the backward pass, which compiled blocks cannot; "
             "set train.compile to false"
+        )
+    if speaks and is_object_reference(workload.model) and layout.pp > 1:
+        problems.append(
+            "evaluate.samples calls logits(batch) of the whole own model, which a pipeline cuts; set pp to 1, or leave "
+            "evaluate.samples out"
         )
     if layout.offload != "none" and not on_gpu:
         problems.append("offload moves state off a GPU, but these workers have no GPU; set offload to none")

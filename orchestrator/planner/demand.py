@@ -89,6 +89,7 @@ def demand_of(spec: JobSpec) -> Demand:
             spec.resources.per_worker.gpu,
             prunes=spec.prune is not None,
             verifies=spec.resources.verify is not None,
+            speaks=spec.evaluate is not None and spec.evaluate.samples is not None,
         ),
     )
 

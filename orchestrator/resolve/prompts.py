@@ -48,10 +48,11 @@ def check_generates(job: ResolvedJob) -> None:
     if not generates(job):
         model = f"{spec.workload.model} ({job.model.architecture})"
         problem = f"{model}, trained by {spec.workload.objective}, does not generate text"
-        raise InputError(problem, WHERE, "leave it out, or train a decoder or an encoder-decoder")
+        hint = "leave it out, or train a decoder, an encoder-decoder, or an own model that has logits(batch)"
+        raise InputError(problem, WHERE, hint)
     tokens = spec.evaluate.samples.tokens
     length = spec.data.sequence_length
-    if job.model.architecture == "decoder" and tokens >= length:
+    if job.model.architecture != PAIR and tokens >= length:
         problem = (
             f"{tokens} generated tokens leave no room for a prompt in the {length} of data.sequence_length"
         )
@@ -64,6 +65,8 @@ def generates(job: ResolvedJob) -> bool:
 
     ours = job.model.as_transformer
     model = for_objective(ours, job.spec.workload.objective) if ours else job.model
+    if getattr(model, "gives_logits", False):
+        return True
     return model.architecture in ("decoder", PAIR) and getattr(model, "head", "language") == "language"
 
 

@@ -30,6 +30,7 @@ from workloads.hf.files.meaning import BY_NAME
 if TYPE_CHECKING:
     from orchestrator.data.samples.batches import Batches
     from orchestrator.data.samples.held_out_set import HeldOut
+    from orchestrator.data.samples.held_out_split import Split
     from orchestrator.data.samples.own_samples import OwnBatches, OwnHeldOut
     from orchestrator.data.samples.sample_reader import SampleReader
     from orchestrator.data.samples.sections.plan import SectionPlan
@@ -81,9 +82,7 @@ def training_inputs(
     """
     from orchestrator.data.samples import batches
     from orchestrator.data.samples.held_out_set import split_set
-    from orchestrator.data.samples.held_out_split import split
     from orchestrator.data.samples.mixture.shares import Mixture
-    from orchestrator.data.samples.sections.documents import SectionDocuments
 
     job = resolve(spec, tokens.manifest.vocabulary, kept)
     workload = workload_of(
@@ -101,14 +100,7 @@ def training_inputs(
         return _of_samples(job, workload, tokens)
     weights = [source.weight for source in spec.data.sources]
     share = spec.data.validation.share if spec.data.validation else None
-    plan = plan_of(spec.data, tokens)
-    parts = None
-    # held-out text must be complete when training begins, so it comes from the first section
-    if share and plan:
-        parts = split(SectionDocuments(tokens, plan, 0), share, of=" of the first section")
-    elif share:
-        parts = split(tokens, share)
-    trained = parts.training if parts and not plan else tokens
+    plan, parts, trained = _divided(spec.data, tokens)
     mixture = Mixture.of(spec.data, spec.samples_per_step, spec.train.steps)
     routed = bool(workload.config.moe)
     workload = _weighed(workload, trained, spec.data.streaming)
@@ -127,6 +119,39 @@ def training_inputs(
     if parts and spec.evaluate:
         held_out = {VALIDATION: split_set(parts, workload.objective), **held_out}
     return TrainingInputs(job, workload, made, held_out, prompts_of(job, workload, tokens))
+
+
+def _divided(data: DataSpec, tokens: Tokens) -> tuple[SectionPlan | None, Split | None, Streams]:
+    """Return the sections of streamed data, the two parts of data with held-out text, and what is trained on."""
+    from orchestrator.data.samples.held_out_split import split
+    from orchestrator.data.samples.sections.documents import SectionDocuments
+
+    share = data.validation.share if data.validation else None
+    plan = plan_of(data, tokens)
+    parts = None
+    # held-out text must be complete when training begins, so it comes from the first section
+    if share and plan:
+        parts = split(SectionDocuments(tokens, plan, 0), share, of=" of the first section")
+    elif share:
+        parts = split(tokens, share)
+    return plan, parts, parts.training if parts and not plan else tokens
+
+
+def options_as_trained(
+    workload: WorkloadSpec, data: DataSpec, tokens: Tokens, of: Workload
+) -> dict[str, Any]:
+    """Return the options of a job's objective, with numbers for class weights that were counted in training.
+
+    Args:
+        workload: the job's model and objective.
+        data: its data.
+        tokens: the prepared data of its sources.
+        of: its workload.
+    """
+    if workload.options.get("class_weights") != "balanced":
+        return workload.options
+    counted: Any = _weighed(of, _divided(data, tokens)[2], data.streaming).objective
+    return {**workload.options, "class_weights": list(counted.class_weights)}
 
 
 def _weighed(workload: Workload, tokens: Streams, streams: bool) -> Workload:

@@ -10,8 +10,17 @@ import pytest
 from jobs import curve, job, rows, weights
 from letters import letters, write_tokenizer
 from local_run import LocalGang, drive_here
+from prepared import prepare_here, prepare_sets_here
 
+from orchestrator.checkpoint.commit_store import Store
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import parse
 from orchestrator.controller import decide
+from orchestrator.evaluate.of_commit import evaluate_commit
+from orchestrator.evaluate.of_export import evaluate_export, spec_of_export
+from orchestrator.export.hugging_face import export
+from orchestrator.resolve.prepared_data import PreparedData
+from orchestrator.storage.run_directory import RunDir
 
 STEPS = 8
 SMALL = {"hidden": 32, "layers": 2, "heads": 4, "intermediate": 64}
@@ -111,3 +120,43 @@ def test_metrics_of_all_predictions_are_those_of_one_process(
         one, other = ours["sets"]["validation"], theirs["sets"]["validation"]
         assert one.keys() == {*metrics, "tokens"}
         assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
+
+
+def test_balanced_weights_are_those_of_training_wherever_the_model_is_evaluated(
+    place: Path, tmp_path: Path
+) -> None:
+    """On text in which labels are as frequent, and in which one is not there at all."""
+    rare = [{**row, "label": int(n % 6 == 0)} for n, row in enumerate(ROWS)]
+    sets: dict[str, Any] = {}
+    for name, some in {"trained": rare, "even": ROWS[:24], "one": rare[1:6]}.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+        sets[name] = {"uri": str(tmp_path / f"{name}.jsonl"), "field": TASKS["sequence_classification"][1]}
+    found = document(place, "sequence_classification") | {"evaluate": None}
+    found["data"] |= {"sources": [sets.pop("trained")], "validation": None}
+    found["workload"]["options"] = {"class_weights": "balanced"}
+    run, target = RunDir(str(tmp_path / "run")), str(tmp_path / "export")
+    drive_here(found, run.uri, place / "cache", gang=lambda: LocalGang([1]))
+    export(run.uri, STEPS, target)
+    known = json.loads((tmp_path / "export" / "export.json").read_text())["evaluation"]
+    assert known["options"]["class_weights"] == pytest.approx([120 / (2 * 100), 120 / (2 * 20)])
+    commit = Store(run.commits).manifest(STEPS)
+    for name, source in sets.items():
+        spec = parse({**found, "evaluate": {"sets": {name: {"sources": [source]}}}})
+        prepared = prepare_sets_here(spec, str(place / "cache"), commit.meta["data"])
+        wanted = evaluate_commit(spec, run, commit, prepared)["sets"]
+        exported, step = spec_of_export(target, {name: source["uri"]})
+        data = prepare_here(exported, str(place / "cache"))
+        row = evaluate_export(
+            exported.model_dump(mode="json"),
+            PreparedData(data, prepare_sets_here(exported, str(place / "cache"), data)),
+            step,
+            model=exported.workload.model,
+            global_batch=exported.train.global_batch,
+            worker=exported.resources.per_worker,
+        )
+        assert row["sets"] == wanted
+    known["options"]["class_weights"] = "balanced"  # as an export of before
+    (tmp_path / "export" / "export.json").write_text(json.dumps({"evaluation": known}))
+    with pytest.raises(InputError, match="counts the records of training, which are not here"):
+        spec_of_export(target, {"even": sets["even"]["uri"]})
+    spec_of_export(target, {"even": sets["even"]["uri"]}, ["workload.options.class_weights=[1, 2]"])

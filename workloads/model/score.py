@@ -66,7 +66,7 @@ def score(
     found: dict[int, Score] = {}
     with evaluating(model):
         for numbers in _batches(texts, max(LOGITS // config.vocab_size, 1), even):
-            found |= zip(numbers, _scored(model, [texts[n] for n in numbers], even), strict=True)
+            found |= zip(numbers, _scored(workload, model, [texts[n] for n in numbers], even), strict=True)
             progressed()
     return [found[number] for number in range(len(texts))]
 
@@ -76,6 +76,8 @@ def check_scores(workload: Workload) -> None:
     config = workload.config
     if config.as_transformer is not None:
         check_generates(config)
+    elif not getattr(config, "gives_logits", True):
+        raise WorkloadError(f"{workload.name} gives no logits of the next token; add logits(batch)")
     elif config.architecture == "encoder":
         raise WorkloadError(
             f"{workload.name} is an encoder and generates no text; use a decoder or an encoder-decoder"
@@ -130,7 +132,7 @@ def _batches(texts: Sequence[_Text], most: int, even: bool) -> Iterator[list[int
         yield batch
 
 
-def _scored(model: nn.Module, texts: Sequence[_Text], even: bool) -> list[Score]:
+def _scored(workload: Workload, model: nn.Module, texts: Sequence[_Text], even: bool) -> list[Score]:
     device = next(model.parameters()).device
     tokens, real = padded([text.inputs for text in texts], device)
     batch: Batch = {"tokens": tokens} if even else {"tokens": tokens, "padding": real}
@@ -139,7 +141,7 @@ def _scored(model: nn.Module, texts: Sequence[_Text], even: bool) -> list[Score]
         batch = {"tokens": source, "padding": padding, "decoder_tokens": tokens}
         if not even:
             batch["decoder_padding"] = real
-    logits: Tensor = model(batch).logits
+    logits: Tensor = model(workload.asking_logits(batch)).logits
     return [_score(row, text) for row, text in zip(logits, texts, strict=True)]
 
 

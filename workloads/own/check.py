@@ -9,7 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from workloads.errors import WorkloadError
+from workloads.model.generate import evaluating
+from workloads.own.generate import next_logits
 from workloads.own.model import NETWORK, OwnWorkload
+from workloads.own.network import OwnNetwork
 from workloads.workload import Batch
 
 CLOSE = 1e-3
@@ -271,3 +274,23 @@ def _run(workload: OwnWorkload, model: nn.Module, batch: Batch, seed: int) -> tu
 
 def _line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+def check_logits(name: str, model: nn.Module, batch: Batch) -> None:
+    """Raise WorkloadError unless the model's logits of a token follow from the tokens up to it.
+
+    Texts of one batch are padded at their ends while the model continues them, so later tokens must change nothing.
+    """
+    assert isinstance(model, OwnNetwork)
+    if "tokens" not in batch:
+        raise WorkloadError(f"{name} reads no text, so it cannot continue any")
+    tokens = batch["tokens"][:1]
+    read = max(tokens.shape[1] // 2, 1)
+    with torch.no_grad(), evaluating(model):
+        whole = next_logits(name, model.network, tokens)[:, :read]
+        part = next_logits(name, model.network, tokens[:, :read])
+    if (whole - part).abs().max() > CLOSE * whole.abs().max():
+        raise WorkloadError(
+            f"{name}: the logits of a token depend on later tokens, so they cannot continue a text; let each token see "
+            "those before it alone"
+        )

@@ -39,9 +39,6 @@ def generate(
     ended: Ended | None = None,
 ) -> list[list[int]]:
     """Like `workloads.model.generate.generate`, prompt by prompt, because the model need not know padding."""
-    logits = logits_of(network)
-    if logits is None:
-        raise WorkloadError(f"{name} gives no logits, so it cannot generate text; add logits(batch)")
     device = next(network.parameters()).device
     texts = []
     with evaluating(network):
@@ -52,7 +49,7 @@ def generate(
             said: list[int] = []
             while len(said) < max_tokens:
                 row = torch.tensor([[*prompt, *said]], device=device)
-                last = _last(name, logits, row)
+                last = next_logits(name, network, row)[:, -1]
                 changed = ([change], row.tolist())
                 said += choose(last, sampling, [len(said)], number, changed).tolist()
                 if said[-1] in generation.ends or (ended is not None and ended(said)):
@@ -61,16 +58,22 @@ def generate(
     return texts
 
 
-def _last(name: str, logits: Logits, row: Tensor) -> Tensor:
-    """Return the logits of the next token, [1, vocabulary]. Raises WorkloadError if the model fails."""
+def next_logits(name: str, network: nn.Module, tokens: Tensor) -> Tensor:
+    """Return the logits of the token after each, [B, L, vocabulary], of texts int64 [B, L].
+
+    Raises WorkloadError if the model has no logits, fails, or returns another shape.
+    """
+    logits = logits_of(network)
+    if logits is None:
+        raise WorkloadError(f"{name} gives no logits, so it cannot generate text; add logits(batch)")
     try:
-        found = logits(of_tokens(row))
+        found = logits(of_tokens(tokens))
     except Exception as error:  # whatever the user's code raises
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        what = f"{name}: its logits failed on a text of {row.shape[1]} tokens ({reason})"
+        what = f"{name}: its logits failed on a text of {tokens.shape[1]} tokens ({reason})"
         raise WorkloadError(f"{what}; if it has no more positions, ask for fewer tokens") from None
-    if found.dim() != 3 or found.shape[:2] != row.shape:
+    if found.dim() != 3 or found.shape[:2] != tokens.shape:
         raise WorkloadError(
             f"{name}: logits(batch) has shape {tuple(found.shape)}, and not [B, L, vocabulary]"
         )
-    return found[:, -1]
+    return found

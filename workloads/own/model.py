@@ -30,8 +30,8 @@ from workloads.own.declared import (
     styles_of,
 )
 from workloads.own.flat_code import flat_code
-from workloads.own.generate import generate
-from workloads.own.network import Losses, OwnNetwork
+from workloads.own.generate import generate, logits_of
+from workloads.own.network import ASKED, Logits, Losses, OwnNetwork
 from workloads.own.object_reference import call, load
 from workloads.own.rows import COUNTED, IGNORED, LABELS, there
 from workloads.plain_module import depths_of, initial_of, shapes_of
@@ -99,6 +99,11 @@ class OwnModel:
     def compares(self) -> bool:
         """Return whether losses depend on the features of the whole global batch."""
         return compares(self.bare)
+
+    @property
+    def gives_logits(self) -> bool:
+        """Return whether the model continues texts, by its method `logits`."""
+        return logits_of(self.bare) is not None
 
     @property
     def stages(self) -> int:
@@ -262,8 +267,20 @@ class OwnWorkload:
             )
         return losses
 
-    def criterion(self, output: Losses, batch: Batch, of_tokens: object = None) -> Loss:
+    def asking_logits(self, batch: Batch) -> Batch:
+        """See Workload.asking_logits. The model reads the tokens alone."""
+        return {**batch, ASKED: batch["tokens"]}
+
+    def criterion(
+        self,
+        output: Losses | Logits,
+        batch: Batch,
+        of_tokens: Callable[[Tensor, Tensor], Loss] | None = None,
+    ) -> Loss:
         """Return the loss of a forward pass's output. Raises WorkloadError if its shape does not fit the samples."""
+        if isinstance(output, Logits):
+            assert of_tokens is not None
+            return of_tokens(output.logits, batch["labels"])
         counted = self._counted(output.losses, batch)
         shape, rows = output.losses.shape, there(batch)
         weight = counted.view(*counted.shape, *[1] * (len(shape) - counted.dim())).expand(shape)

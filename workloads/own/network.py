@@ -9,8 +9,11 @@ from torch import Tensor, nn
 
 from workloads.errors import WorkloadError
 from workloads.own.declared import blocks_of, compares, stages_of
+from workloads.own.generate import next_logits
 from workloads.workload import Batch
 
+ASKED = "asked"
+"""The key of a batch whose logits are wanted instead of its losses."""
 Hidden = Tensor | tuple[Tensor, ...]
 """The value that one stage of an own model hands to the next."""
 
@@ -23,6 +26,12 @@ class Losses(NamedTuple):
 
     losses: Tensor
     values: dict[str, Tensor]
+
+
+class Logits(NamedTuple):
+    """The logits of the token after each, [B, L, vocabulary], of a batch by `OwnWorkload.asking_logits`."""
+
+    logits: Tensor
 
 
 class Handed(NamedTuple):
@@ -71,8 +80,10 @@ class OwnNetwork(nn.Module):
 
     def forward(
         self, batch: Batch, handed: tuple[Tensor, ...] = (), in_chunks: object = None
-    ) -> Losses | Handed:
-        """Return the losses of the batch, or the tensors for the next stage."""
+    ) -> Losses | Logits | Handed:
+        """Return the losses of the batch, its logits if it asks for them, or the tensors for the next stage."""
+        if ASKED in batch:
+            return Logits(next_logits(type(self.network).__name__, self.network, batch["tokens"]))
         stages = stages_of(self.network)
         if compares(self.network):
             return losses_of(self.network.embed(batch))  # type: ignore[operator]

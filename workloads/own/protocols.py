@@ -49,9 +49,9 @@ class Model(Protocol):
     def logits(self, batch: Batch) -> Tensor:
         """Optional, for language models: return the logits of the token after each, [B, L, vocabulary].
 
-        It makes `generate`, `chat` and `serve-model` work, and `generate` of an exported folder. The batch has
-        `tokens`, int64 [B, L], without padding, `positions` (0, 1, ...) and `segments` (zeros). A token's logits
-        depend on the tokens up to it alone.
+        It makes `generate`, `chat` and `serve-model` work, `evaluate.samples` and `evaluate.tasks`, and `generate` of
+        an exported folder. The batch has `tokens`, int64 [B, L], without padding, `positions` (0, 1, ...) and
+        `segments` (zeros). A token's logits depend on the tokens up to it alone.
         """
 
     def blocks(self) -> Sequence[nn.Module]:

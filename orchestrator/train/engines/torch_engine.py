@@ -147,7 +147,8 @@ class TorchEngine:
 
     def next_logits(self, micro_batches: Sequence[Batch]) -> list[tuple[int, Tensor]]:
         """See `Engine.next_logits`."""
-        return self.passes.forward.next_logits(micro_batches)
+        asking = [self._workload.asking_logits(batch) for batch in micro_batches]
+        return self.passes.forward.next_logits(asking)
 
     def log_probabilities(self, micro_batches: Sequence[Batch]) -> list[Tensor]:
         """See `Engine.log_probabilities`."""

@@ -252,6 +252,10 @@ class HuggingFaceWorkload:
         start = getattr(self.objective, "decoder_start", None)
         return self.vocabulary.pad if start is None else start
 
+    def asking_logits(self, batch: Batch) -> Batch:
+        """See Workload.asking_logits."""
+        return batch
+
     def generate(
         self,
         model: nn.Module,
