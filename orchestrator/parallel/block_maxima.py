@@ -51,27 +51,27 @@ class BlockMaxima:
         places, count = self._agreed
         if not count:
             return values
-        found = values.new_zeros(*values.shape[:-1], count)
+        result = values.new_zeros(*values.shape[:-1], count)
         # Two shards of a rank may have parts of one block, as on tied stages, hence a maximum and no assignment.
-        found.scatter_reduce_(-1, places.expand_as(values), values, "amax")
+        result.scatter_reduce_(-1, places.expand_as(values), values, "amax")
         for group in self._groups:
             with group.communicating():
-                dist.all_reduce(found, dist.ReduceOp.MAX, group=group.handle)
-        return found[..., places]
+                dist.all_reduce(result, dist.ReduceOp.MAX, group=group.handle)
+        return result[..., places]
 
 
 def union(numbers: Numbers, groups: Sequence[ProcessGroup]) -> Numbers:
     """Return the numbers that any rank of the groups has, ascending. All ranks call it together."""
-    found = np.unique(numbers)
+    result = np.unique(numbers)
     for group in groups:
         sizes = torch.empty(group.size, dtype=torch.int64)
-        dist.all_gather_single(sizes, torch.tensor([len(found)]), group=group.handle)
+        dist.all_gather_single(sizes, torch.tensor([len(result)]), group=group.handle)
         padded = torch.zeros(int(sizes.max()), dtype=torch.int64)
-        padded[: len(found)] = torch.from_numpy(found)
+        padded[: len(result)] = torch.from_numpy(result)
         everyone = torch.empty(group.size * len(padded), dtype=torch.int64)
         dist.all_gather_single(everyone, padded, group=group.handle)
         rows = everyone.view(group.size, -1).numpy()
-        found = np.unique(
+        result = np.unique(
             np.concatenate([row[:size] for row, size in zip(rows, sizes.tolist(), strict=True)])
         )
-    return found
+    return result
