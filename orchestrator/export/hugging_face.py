@@ -26,7 +26,6 @@ from orchestrator.export.target import MARK, check_target, draft, publish
 from orchestrator.export.tokenizer import write_tokenizer
 from orchestrator.resolve.chat import chat_of
 from orchestrator.resolve.resolved_job import wrong_input
-from orchestrator.resolve.training_inputs import options_as_trained
 from orchestrator.storage.retry import patient
 from workloads.own.object_reference import is_object_reference
 
@@ -119,6 +118,8 @@ def export(
             difference = write_plain(found.workload, found.read, folder, form)
         facts = {"step": step, "receipt": commit.receipt, "run": spec.name, "logits_difference": difference}
         if not own or (form == "hf" and spec.data.samples is None):
+            from orchestrator.resolve.training_inputs import options_as_trained
+
             facts["evaluation"] = _evaluation_facts(
                 data=spec.data,
                 workload=spec.workload,
