@@ -178,7 +178,7 @@ def export_here(made: CommitModel, folder: Path) -> float | None:
         made.workload,
         made.read,
         str(folder),
-        asked=made.spec.workload,
+        spec=made.spec.workload,
         data=made.spec.data,
         seed=made.spec.seed,
         own_code=made.spec.own_code,

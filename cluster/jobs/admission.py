@@ -108,33 +108,33 @@ def admissions(tickets: Sequence[QueuedJob], nodes: Sequence[Node]) -> dict[str,
     for ticket in running:
         if not ticket.places:  # it prepares data or restarts, so what it is about to use is reserved
             places[ticket.name] = free.take(ticket.bundle, ticket.most)
-    found: dict[str, Admission] = {}
+    result: dict[str, Admission] = {}
     first: QueuedJob | None = None
     for ticket in waiting:
         fitting, possible = (r.fits(ticket.bundle, ticket.least) for r in (free, free.emptied()))
         if possible < ticket.least:
             text = f"{ticket.least} workers of {ticket.bundle}; all nodes together have room for {possible}"
-            found[ticket.name] = Admission(False, waits_for=text, possible=False)
+            result[ticket.name] = Admission(False, waits_for=text, possible=False)
             continue
         if first is not None:
-            found[ticket.name] = Admission(False, waits_for=f"{first.short} comes first")
+            result[ticket.name] = Admission(False, waits_for=f"{first.short} comes first")
             continue
         if fitting >= ticket.least:
             places[ticket.name] = free.take(ticket.bundle, ticket.most)
-            found[ticket.name] = Admission(True, ticket.most)
+            result[ticket.name] = Admission(True, ticket.most)
             running = [*running, ticket]
             continue
         first = ticket
-        found[ticket.name] = Admission(False, waits_for=_waits_for(ticket, fitting, running))
+        result[ticket.name] = Admission(False, waits_for=_waits_for(ticket, fitting, running))
     lower = [] if first is None else [t for t in running if t.priority < first.priority]
     lower.sort(key=lambda t: (t.priority, -t.since))
     victims = [] if first is None else _victims(first, free, lower, places)
     for ticket in running:
         yields = first.short if first is not None and ticket in victims else ""
         # While a job waits, no other may grow.
-        most = len(ticket.places) if first is not None and ticket.places else ticket.most
-        found[ticket.name] = Admission(True, most, yield_to=yields)
-    return found
+        max_workers = len(ticket.places) if first is not None and ticket.places else ticket.most
+        result[ticket.name] = Admission(True, max_workers, yield_to=yields)
+    return result
 
 
 def _victims(

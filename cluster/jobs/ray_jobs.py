@@ -217,9 +217,9 @@ class Jobs:
     def wait(self, submission: str, timeout: float) -> Submission:
         """Wait up to `timeout` seconds until the submission has ended. Return its last state."""
         deadline = time.monotonic() + timeout
-        while not (found := self.get(submission)).has_ended and time.monotonic() < deadline:
+        while not (result := self.get(submission)).has_ended and time.monotonic() < deadline:
             time.sleep(POLL_INTERVAL)
-        return found
+        return result
 
     def _submission(self, job: Any) -> Submission:
         """Convert Ray's description of a job."""

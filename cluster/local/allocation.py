@@ -57,12 +57,12 @@ def main() -> None:
         )
 
 
-def short_folder(usual: str) -> str:
+def short_folder(folder: str) -> str:
     """Return the usual folder of temporary files, or /tmp if paths of sockets below the usual one would be too long.
 
     Some sites give each Slurm job its own folder.
     """
-    return usual if len(usual) <= LONGEST_FOLDER else "/tmp"
+    return folder if len(folder) <= LONGEST_FOLDER else "/tmp"
 
 
 def _tell(folder: Path) -> None:
@@ -92,8 +92,10 @@ def spec_of(folder: str, address: str, port: int, cpus: float, gpus: float, numb
         return NodeSpec(
             folder, address, port=port, dashboard=dashboard, cpus=cpus, gpus=gpus, owns_machine=True
         )
-    own = _address(number)
-    return NodeSpec(folder, own, head_address=f"{address}:{port}", cpus=cpus, gpus=gpus, owns_machine=True)
+    own_address = _address(number)
+    return NodeSpec(
+        folder, own_address, head_address=f"{address}:{port}", cpus=cpus, gpus=gpus, owns_machine=True
+    )
 
 
 def _address(number: int) -> str:

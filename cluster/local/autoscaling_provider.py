@@ -111,8 +111,8 @@ class LocalNodeProvider(NodeProvider):
             node_processes.end_nodes([{"folder": self._cluster.folder, "ip": node_id, **_born(process)}])
 
 
-def autoscaling_config(nodes: Sequence[NodeSpec], least: int, most: int, idle: float) -> str:
-    """Return Ray's autoscaling configuration (YAML) with `least` to `most` nodes of each of these types.
+def autoscaling_config(nodes: Sequence[NodeSpec], min_nodes: int, max_nodes: int, idle: float) -> str:
+    """Return Ray's autoscaling configuration (YAML) with `min_nodes` to `max_nodes` nodes of each of these types.
 
     A node that is idle for `idle` seconds ends. `local_cluster.up` fills in {folder}, {address} and {network}.
     """
@@ -123,8 +123,8 @@ def autoscaling_config(nodes: Sequence[NodeSpec], least: int, most: int, idle: f
             "resources": {"CPU": node.cpus, **({"GPU": node.gpus} if node.gpus else {}), **node.resources},
             "labels": node.labels,
             "node_config": {},
-            "min_workers": least,
-            "max_workers": most,
+            "min_workers": min_nodes,
+            "max_workers": max_nodes,
         }
     # Ray's launcher has nothing to install on a machine.
     launcher: dict[str, Any] = {"auth": {}, "file_mounts": {}, "initialization_commands": []}
@@ -141,7 +141,7 @@ def autoscaling_config(nodes: Sequence[NodeSpec], least: int, most: int, idle: f
         {
             **launcher,
             "cluster_name": "local",
-            "max_workers": most * len(nodes),
+            "max_workers": max_nodes * len(nodes),
             "idle_timeout_minutes": idle / 60,
             "provider": {**provider, "disable_node_updaters": True, "disable_launch_config_check": True},
             "available_node_types": kinds,

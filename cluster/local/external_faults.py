@@ -58,12 +58,12 @@ class ExternalFault:
         """
         if text.partition("@")[0] in RANK_KINDS:
             return None
-        found = re.fullmatch(rf"({'|'.join(OUTER_KINDS)})@(?:(\d+):)?(\d+)(?:=(\d+(?:\.\d+)?))?", text)
-        if not found or (found[2] is not None) != (found[1] in NEED_RANK):
+        match = re.fullmatch(rf"({'|'.join(OUTER_KINDS)})@(?:(\d+):)?(\d+)(?:=(\d+(?:\.\d+)?))?", text)
+        if not match or (match[2] is not None) != (match[1] in NEED_RANK):
             kinds = ", ".join(f"{k}@RANK:STEP" if k in NEED_RANK else f"{k}@STEP" for k in OUTER_KINDS)
             ranks = ", ".join(f"{k}@RANK:STEP" for k in RANK_KINDS)
             raise ValueError(f"choose from {ranks}, {kinds}; outage and full may end in =SECONDS")
-        return cls(found[1], int(found[3]), int(found[2] or 0), float(found[4] or OUTAGE_SECONDS))
+        return cls(match[1], int(match[3]), int(match[2] or 0), float(match[4] or OUTAGE_SECONDS))
 
 
 def kill(pid: int) -> None:

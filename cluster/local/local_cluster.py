@@ -118,8 +118,8 @@ class LocalCluster:
         """Return what `cluster up --json` prints. It does not contain the token."""
         keys = ("ip", "cpus", "gpus", "resources", "labels", "pid", "kind")
         nodes = [{key: node[key] for key in keys} for node in self.nodes]
-        found = {"name": self.name, "environment": self.environment(), "nodes": nodes}
-        return found | ({"hosts": list(self.hosts)} if self.hosts else {})
+        result = {"name": self.name, "environment": self.environment(), "nodes": nodes}
+        return result | ({"hosts": list(self.hosts)} if self.hosts else {})
 
 
 def user_token() -> bool:
@@ -178,8 +178,8 @@ def up(name: str, nodes: Sequence[NodeSpec], autoscaling: str = "", address: str
     if len(name) > LONGEST_NAME:
         raise ClusterError(f"the name {name!r} is too long; use at most {LONGEST_NAME} letters")
     with claimed(name, "up"):
-        if (there := find(name)) is not None:
-            raise ClusterError(f"a cluster is up already at {there.address}; `cluster down` ends it")
+        if (running := find(name)) is not None:
+            raise ClusterError(f"a cluster is up already at {running.address}; `cluster down` ends it")
         down(name)
         folder = folder_of(name)
         (folder / "nodes").mkdir(parents=True, mode=0o700)
@@ -251,10 +251,10 @@ def _up(
     start_nodes([head])
     start_nodes(with_addresses(cluster, nodes))
     _wait_for_jobs_api(dashboard)
-    found = find(name)
-    if found is None:
+    result = find(name)
+    if result is None:
         raise ClusterError("the head ended as soon as it was up")
-    return found
+    return result
 
 
 def add(cluster: LocalCluster, nodes: Sequence[NodeSpec]) -> LocalCluster:
@@ -282,8 +282,8 @@ def down(name: str = NAME) -> bool:
     Raises ClusterError if a process does not end.
     """
     folder = folder_of(name)
-    there = folder.exists()
-    if there and folder.stat().st_uid != os.getuid():
+    exists = folder.exists()
+    if exists and folder.stat().st_uid != os.getuid():
         return False
     records = node_records(folder)
     heads = [node for node in records if not node["head_address"]]
@@ -293,15 +293,15 @@ def down(name: str = NAME) -> bool:
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
         folder.parent.rmdir()
-    return there or ended
+    return exists or ended
 
 
 def elsewhere(name: str) -> dict[str, int]:
     """Return the folders of clusters with this name under other values of TMPDIR, each with its number of processes."""
     folder = folder_of(name)
     return {
-        other: len(found)
-        for other, found in processes_by_cluster().items()
+        other: len(state)
+        for other, state in processes_by_cluster().items()
         if Path(other) != folder and Path(other).parts[-2:] == folder.parts[-2:]
     }
 
@@ -311,7 +311,7 @@ def with_addresses(cluster: LocalCluster, nodes: Sequence[NodeSpec]) -> list[Nod
 
     Raises ClusterError if no address is left.
     """
-    found = []
+    result = []
     places = [f"127.{block}.{cluster.network}.{n}" for block in range(BLOCKS) for n in range(2, 255)]
     free = (ip for ip in places if _claim(cluster, ip))  # one pass, so each address is tried once
     for node in nodes:
@@ -319,8 +319,8 @@ def with_addresses(cluster: LocalCluster, nodes: Sequence[NodeSpec]) -> list[Nod
         if ip is None:
             what = f"the cluster has had {len(places)} nodes, and all addresses are used"
             raise ClusterError(f"{what}; end it with `cluster down`, and start it again")
-        found.append(dataclasses.replace(node, folder=cluster.folder, ip=ip, head_address=cluster.address))
-    return found
+        result.append(dataclasses.replace(node, folder=cluster.folder, ip=ip, head_address=cluster.address))
+    return result
 
 
 def _claim(cluster: LocalCluster, ip: str) -> bool:

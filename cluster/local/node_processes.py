@@ -148,14 +148,14 @@ def processes_by_cluster() -> dict[str, list[psutil.Process]]:
     """
     me = psutil.Process()
     above = {me, *me.parents()}
-    found: dict[str, list[psutil.Process]] = {}
+    result: dict[str, list[psutil.Process]] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             folder = cluster_of(process)
             ours = process.uids().real == os.getuid() and process not in above and _is_alive(process)
             if folder and ours and reaper.__file__ not in process.cmdline():
-                found.setdefault(folder, []).append(process)
-    return found
+                result.setdefault(folder, []).append(process)
+    return result
 
 
 def _wait_until_ended(processes: Sequence[psutil.Process]) -> None:
@@ -174,13 +174,13 @@ def _is_alive(process: psutil.Process) -> bool:
 
 def node_records(folder: Path) -> list[dict[str, Any]]:
     """Return the records in a cluster's folder, ordered by address."""
-    found = []
+    result = []
     for path in sorted(
         (folder / "nodes").glob("*.json"), key=lambda p: [int(part) for part in p.stem.split(".")]
     ):
         with contextlib.suppress(OSError, ValueError):
-            found.append(json.loads(path.read_text()))
-    return found
+            result.append(json.loads(path.read_text()))
+    return result
 
 
 def process_of(node: dict[str, Any]) -> psutil.Process | None:

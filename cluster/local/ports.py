@@ -15,7 +15,7 @@ def is_own(address: str) -> bool:
             return True
     except ValueError:
         return False
-    return any(address == each.address for found in psutil.net_if_addrs().values() for each in found)
+    return any(address == each.address for addresses in psutil.net_if_addrs().values() for each in addresses)
 
 
 def free_port(host: str, preferred: int = 0) -> int:

@@ -257,12 +257,12 @@ def _connect(address: str | None, options: dict[str, Any]) -> None:
 def _workers() -> list[psutil.Process]:
     """Return the worker processes of this process's raylet."""
     raylets = {str(pid) for pid in ray_internals.raylet_pids()}
-    found = []
+    result = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.environ().get("RAY_RAYLET_PID") in raylets:
-                found.append(process)
-    return found
+                result.append(process)
+    return result
 
 
 def _is_host_and_port(address: str) -> bool:

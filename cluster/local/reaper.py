@@ -81,17 +81,17 @@ def _start_of(pid: int) -> str:
 
 def marked_processes(marker: bytes) -> list[int]:
     """Return the processes with the marker in their environment, without this process."""
-    found = []
+    result = []
     for pid in os.listdir("/proc"):
         if not pid.isdigit() or int(pid) == os.getpid():
             continue
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
                 if marker in file.read().split(b"\0"):
-                    found.append(int(pid))
+                    result.append(int(pid))
         except OSError:
             continue
-    return found
+    return result
 
 
 if __name__ == "__main__":

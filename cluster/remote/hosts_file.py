@@ -31,18 +31,18 @@ class Host:
 
 def read_hosts(path: Path) -> list[Host]:
     """Read the hosts in a file, without empty lines and comments (#). Raises WrongHosts or OSError."""
-    found: list[Host] = []
+    result: list[Host] = []
     for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
         words = line.partition("#")[0].split()
         if not words:
             continue
         host = _host(words, f"{path}:{number}")
-        if any(host.name == other.name for other in found):
+        if any(host.name == other.name for other in result):
             raise WrongHosts(f"{path}:{number}: {host.name} is there twice; name each machine once")
-        found.append(host)
-    if not 1 <= len(found) <= MOST:
-        raise WrongHosts(f"{path}: has {len(found)} hosts; give 1 to {MOST}, one per line")
-    return found
+        result.append(host)
+    if not 1 <= len(result) <= MOST:
+        raise WrongHosts(f"{path}: has {len(result)} hosts; give 1 to {MOST}, one per line")
+    return result
 
 
 def _host(words: list[str], where: str) -> Host:
@@ -64,12 +64,12 @@ def _host(words: list[str], where: str) -> Host:
 
 def _number(text: str, where: str) -> float:
     try:
-        found = float(text)
+        result = float(text)
     except ValueError:
-        found = math.nan
-    if not 0 <= found <= 10**6:
+        result = math.nan
+    if not 0 <= result <= 10**6:
         raise WrongHosts(f"{where}: is not a number of them; write for example cpus=16")
-    return found
+    return result
 
 
 def _address(text: str, where: str) -> str:

@@ -190,9 +190,9 @@ def up(name: str, hosts: Sequence[Host], ssh: Ssh, address: str = "") -> LocalCl
 
     def start(number: int) -> ClusterError | None:
         host = hosts[number]
-        own = {"key": known[number]["key"], "cpus": host.cpus, "gpus": host.gpus, "address": host.address}
+        node = {"key": known[number]["key"], "cpus": host.cpus, "gpus": host.gpus, "address": host.address}
         try:
-            known[number] |= ssh.ask(host.name, "up", shared | own)
+            known[number] |= ssh.ask(host.name, "up", shared | node)
         except ClusterError as error:
             return error
         return None
@@ -250,13 +250,13 @@ def _token_of_user() -> str:
 def _answer(done: subprocess.CompletedProcess[str], host: str) -> dict[str, Any]:
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     try:
-        found = json.loads(lines[-1])
+        document = json.loads(lines[-1])
     except (ValueError, IndexError):
         what = _last(done.stderr) or "no answer"
         raise ClusterError(f"{host}: {what}; give --python, one there with this program") from None
-    if "error" in found:
-        raise ClusterError(f"{host}: {found['error']}")
-    return dict(found)
+    if "error" in document:
+        raise ClusterError(f"{host}: {document['error']}")
+    return dict(document)
 
 
 def _last(text: str) -> str:

@@ -46,21 +46,21 @@ class FaultSpec:
     @classmethod
     def parse(cls, text: str) -> FaultSpec:
         """Parse KIND@RANK:STEP[e][/ATTEMPT], with =SECONDS for slow. Raises ValueError with a hint."""
-        found = re.fullmatch(rf"({'|'.join(KINDS)})@(\d+):(\d+)(e)?(?:/(\d+|\*))?(?:=(\d+(?:\.\d+)?))?", text)
-        if not found or (found[6] and found[1] != "slow"):
+        match = re.fullmatch(rf"({'|'.join(KINDS)})@(\d+):(\d+)(e)?(?:/(\d+|\*))?(?:=(\d+(?:\.\d+)?))?", text)
+        if not match or (match[6] and match[1] != "slow"):
             kinds = ", ".join(KINDS)
             raise ValueError(
                 f"write KIND@RANK:STEP or KIND@RANK:STEP/ATTEMPT with KIND one of {kinds}, and ATTEMPT a number or * "
                 "for any; an e after STEP is for the evaluation after it; slow may end in =SECONDS"
             )
-        attempt = None if found[5] == "*" else int(found[5] or 1)
+        attempt = None if match[5] == "*" else int(match[5] or 1)
         return cls(
-            kind=found[1],
-            rank=int(found[2]),
-            step=int(found[3]),
+            kind=match[1],
+            rank=int(match[2]),
+            step=int(match[3]),
             attempt=attempt,
-            seconds=float(found[6] or SLOW),
-            in_evaluation=bool(found[4]),
+            seconds=float(match[6] or SLOW),
+            in_evaluation=bool(match[4]),
         )
 
     def apply(self, rank: int, world: int, step: int, attempt: int, in_evaluation: bool = False) -> bool:

@@ -48,13 +48,13 @@ class Offer:
 
 def host_memory() -> float:
     """Return the bytes of memory of this machine, or of the container that this process is in."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    result = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for file in CONTAINER_LIMITS:
         try:
-            found.append(int(file.read_text()))
+            result.append(int(file.read_text()))
         except (OSError, ValueError):  # no such file, or it contains "max"
             continue
-    return float(min(found))
+    return float(min(result))
 
 
 def this_machine() -> dict[str, Any]:
@@ -68,16 +68,16 @@ def this_machine() -> dict[str, Any]:
     return {"processor": processor, "cores": os.cpu_count() or 1, "host": socket.gethostname()}
 
 
-def smallest_offer(bundle: Bundle, most: int) -> Offer | None:
+def smallest_offer(bundle: Bundle, max_workers: int) -> Offer | None:
     """Return what the worst alive node offers one worker; None if no node can hold one.
 
-    A node's host memory is divided among the workers that fit on it, at most `most`. If there are several kinds of
-    GPUs, the one with the least memory counts, as its driver reports it: Ray's names do not distinguish variants with
-    different memory.
+    A node's host memory is divided among the workers that fit on it, at most `max_workers`. If there are several kinds
+    of GPUs, the one with the least memory counts, as its driver reports it: Ray's names do not distinguish variants
+    with different memory.
 
     Args:
         bundle: what one worker occupies.
-        most: the largest number of workers.
+        max_workers: the largest number of workers.
     """
     import ray
 
@@ -89,7 +89,7 @@ def smallest_offer(bundle: Bundle, most: int) -> Offer | None:
         workers = fitting_workers(total, node.get("Labels", {}), bundle)
         if node["Alive"] and workers:
             kinds = [key.split(":", 1)[1] for key in total if key.startswith("accelerator_type:")]
-            memory = total.get("memory", 0.0) / min(workers, most)
+            memory = total.get("memory", 0.0) / min(workers, max_workers)
             found[node["NodeID"]] = Offer(memory, kinds[0] if kinds and bundle.gpu else "")
     if not found:
         return None
@@ -108,29 +108,29 @@ def _by_driver(nodes: list[str]) -> dict[str, tuple[str, float]]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     remote: Any = ray.remote(smallest_gpu)
-    asked = {}
+    wanted = {}
     for node in nodes:
         strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-        asked[remote.options(num_cpus=0, max_retries=0, scheduling_strategy=strategy).remote()] = node
-    done, late = ray.wait([*asked], num_returns=len(asked), timeout=DRIVER_TIMEOUT)
+        wanted[remote.options(num_cpus=0, max_retries=0, scheduling_strategy=strategy).remote()] = node
+    done, late = ray.wait([*wanted], num_returns=len(wanted), timeout=DRIVER_TIMEOUT)
     for reference in late:
         ray.cancel(reference, force=True)
-    found = {}
+    result = {}
     for reference in done:
         try:
             name, memory = ray.get(reference)
         except RayError:  # its node is gone
             continue
         if name:
-            found[asked[reference]] = name, memory
-    return found
+            result[wanted[reference]] = name, memory
+    return result
 
 
 def smallest_gpu() -> tuple[str, float]:
     """Return the name and bytes of this machine's GPU with the least memory, by its driver; ("", 0) if unknown."""
     driver = Nvml()
-    found = zip(driver.names(), (reading.total or 0.0 for reading in driver.read()), strict=False)
-    return min(found, key=lambda each: each[1], default=("", 0.0))
+    result = zip(driver.names(), (reading.total or 0.0 for reading in driver.read()), strict=False)
+    return min(result, key=lambda each: each[1], default=("", 0.0))
 
 
 def machines(addresses: Sequence[str]) -> list[dict[str, str]]:

@@ -54,7 +54,7 @@ class NodeMetrics:
     def _read(self) -> dict[str, float]:
         memory, disk = psutil.virtual_memory(), psutil.disk_usage(os.sep)
         network, gpus = psutil.net_io_counters(), self._nvml.read()
-        found = {
+        result = {
             "cpu_utilization_percentage": psutil.cpu_percent(),
             "system_memory_usage_megabytes": memory.used / MEGA,
             "system_memory_usage_percentage": memory.used / memory.total * 100,
@@ -64,37 +64,37 @@ class NodeMetrics:
         }
         if network and self._network:  # a machine may have no interface
             received = network.bytes_recv - self._network.bytes_recv
-            found["network_receive_megabytes"] = received / MEGA
-            found["network_transmit_megabytes"] = (network.bytes_sent - self._network.bytes_sent) / MEGA
+            result["network_receive_megabytes"] = received / MEGA
+            result["network_transmit_megabytes"] = (network.bytes_sent - self._network.bytes_sent) / MEGA
         for number, gpu in enumerate(gpus):
-            found |= {f"gpu_{number}_{key}": value for key, value in _of(gpu).items()}
+            result |= {f"gpu_{number}_{key}": value for key, value in _of(gpu).items()}
         now = time.monotonic()
-        found[SECONDS], self._last = now - self._last, now
+        result[SECONDS], self._last = now - self._last, now
         if (joules := self._rapl.joules()) is not None:
-            found[CPU_JOULES] = joules
+            result[CPU_JOULES] = joules
         before, self._gpu_energy = self._gpu_energy, _energy(gpus)
         if before is not None and self._gpu_energy is not None:
-            found[GPU_JOULES] = max(self._gpu_energy - before, 0.0)
-        return found
+            result[GPU_JOULES] = max(self._gpu_energy - before, 0.0)
+        return result
 
 
 def _of(gpu: GpuReading) -> dict[str, float]:
-    found: dict[str, float | None] = {
+    result: dict[str, float | None] = {
         "memory_usage_megabytes": None if gpu.used is None else gpu.used / MEGA,
         "utilization_percentage": gpu.utilization,
         "power_usage_watts": gpu.watts,
     }
     if gpu.used is not None and gpu.total:
-        found["memory_usage_percentage"] = gpu.used / gpu.total * 100
+        result["memory_usage_percentage"] = gpu.used / gpu.total * 100
     if gpu.watts is not None and gpu.watts_limit:
-        found["power_usage_percentage"] = gpu.watts / gpu.watts_limit * 100
-    return {key: value for key, value in found.items() if value is not None}
+        result["power_usage_percentage"] = gpu.watts / gpu.watts_limit * 100
+    return {key: value for key, value in result.items() if value is not None}
 
 
 def _energy(gpus: list[GpuReading]) -> float | None:
     """Joules of all GPUs since their drivers were loaded; None without GPUs, or if a driver does not say."""
-    found = [gpu.energy for gpu in gpus if gpu.energy is not None]
-    return sum(found) if gpus and len(found) == len(gpus) else None
+    result = [gpu.energy for gpu in gpus if gpu.energy is not None]
+    return sum(result) if gpus and len(result) == len(gpus) else None
 
 
 class Rapl:

@@ -30,7 +30,7 @@ class Node:
 def alive() -> list[Node]:
     """Return the alive nodes that have CPUs. A head that only coordinates has none."""
     free = ray_internals.free_resources_by_node()
-    found = (node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU"))
+    result = (node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU"))
     return [
         Node(
             n["NodeID"],
@@ -39,7 +39,7 @@ def alive() -> list[Node]:
             free.get(n["NodeID"], {}),
             n.get("Labels", {}),
         )
-        for n in found
+        for n in result
     ]
 
 

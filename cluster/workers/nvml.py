@@ -52,12 +52,12 @@ class Nvml:
 
     def names(self) -> list[str]:
         """Return the names of the GPUs that the driver provides, such as "NVIDIA H100 80GB HBM3"."""
-        found = []
+        result = []
         for device in self._devices:
             name = ctypes.create_string_buffer(NAME_BYTES)
             if not self._library.nvmlDeviceGetName(device, name, NAME_BYTES):
-                found.append(name.value.decode(errors="replace"))
-        return found
+                result.append(name.value.decode(errors="replace"))
+        return result
 
     def read(self) -> list[GpuReading]:
         """Return a reading of each GPU, by its index."""

@@ -89,7 +89,7 @@ def has_notice(source: str) -> bool:
         return _get(GCP, {"Metadata-Flavor": "Google"}).strip().upper() == "TRUE"
     if source == "azure":
         return _azure()
-    return _is_there(source, {}) if "://" in source else os.path.exists(source)
+    return _exists(source, {}) if "://" in source else os.path.exists(source)
 
 
 def drain_this_node(seconds: float) -> bool:
@@ -105,7 +105,7 @@ def _aws() -> bool:
     """EC2 answers 200 at the address of the spot notice once there is one, and 404 before."""
     headers = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
     token = _get(f"{AWS}/api/token", headers, method="PUT")
-    return _is_there(f"{AWS}/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token})
+    return _exists(f"{AWS}/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token})
 
 
 def _azure() -> bool:
@@ -121,7 +121,7 @@ def _azure() -> bool:
     return any(name in names for names in named)
 
 
-def _is_there(url: str, headers: dict[str, str]) -> bool:
+def _exists(url: str, headers: dict[str, str]) -> bool:
     """Whether the URL answers 200, as opposed to 404."""
     try:
         _get(url, headers)

@@ -78,7 +78,7 @@ def hidden_modules(folder: Path) -> list[str]:
 
 def _needed_packages() -> set[str]:
     """The import names of all dependencies of this program."""
-    found = {DISTRIBUTION}
+    result = {DISTRIBUTION}
     left = [DISTRIBUTION]
     while left:
         try:
@@ -86,15 +86,15 @@ def _needed_packages() -> set[str]:
         except metadata.PackageNotFoundError:  # on another system, or this program is not installed
             continue
         names = {re.split(r"[^\w.-]", line)[0] for line in lines if "extra ==" not in line}
-        new = {re.sub(r"[-_.]+", "-", name).lower() for name in names} - found
-        found |= new
+        new = {re.sub(r"[-_.]+", "-", name).lower() for name in names} - result
+        result |= new
         left += sorted(new)
-    found.remove(DISTRIBUTION)
+    result.remove(DISTRIBUTION)
     by_package = metadata.packages_distributions().items()
     return {
         package
         for package, names in by_package
-        if any(re.sub(r"[-_.]+", "-", name).lower() in found for name in names)
+        if any(re.sub(r"[-_.]+", "-", name).lower() in result for name in names)
     }
 
 

@@ -209,6 +209,6 @@ class StampedStream(io.TextIOBase):
                 os.write(self._file, data)
 
 
-def last_lines(text: str, most: int = 20) -> list[str]:
+def last_lines(text: str, max_lines: int = 20) -> list[str]:
     """Return the last non-empty lines of a text."""
-    return [line for line in text.splitlines() if line.strip()][-most:]
+    return [line for line in text.splitlines() if line.strip()][-max_lines:]

@@ -89,8 +89,8 @@ def free_resources_by_node() -> dict[str, dict[str, float]]:
     """
     from ray._private.state import available_resources_per_node
 
-    found: dict[str, dict[str, float]] = available_resources_per_node()
-    return found
+    result: dict[str, dict[str, float]] = available_resources_per_node()
+    return result
 
 
 def draining_nodes(timeout: float) -> frozenset[str]:
@@ -138,10 +138,10 @@ def uploaded(client: Any, environment: dict[str, Any]) -> dict[str, Any]:
     A submission with it is then one short request. Without it an interruption during the upload of a large folder has
     to wait, or leaves behind a job that the command does not know.
     """
-    found = copy.deepcopy(environment)
-    client._upload_working_dir_if_needed(found)
-    client._upload_py_modules_if_needed(found)
-    return found
+    result = copy.deepcopy(environment)
+    client._upload_working_dir_if_needed(result)
+    client._upload_py_modules_if_needed(result)
+    return result
 
 
 def raylet_pids() -> frozenset[int]:

@@ -80,7 +80,7 @@ def connect(name: str, target: str) -> tuple[socket.socket, SharedImports | None
     started, deadline = None, time.monotonic() + START_TIMEOUT
     while True:
         try:
-            return _asked(name, "serve"), started
+            return _connect_and_send(name, "serve"), started
         except ConnectionRefusedError:
             if time.monotonic() > deadline:
                 raise
@@ -105,7 +105,7 @@ class CallInCopy:
         self._channel = self._begun()
 
     def _begun(self) -> Connection:
-        channel = Connection(_asked(self._name, "call").detach())
+        channel = Connection(_connect_and_send(self._name, "call").detach())
         channel.send(self._call)
         return channel
 
@@ -177,7 +177,7 @@ def _serve(connection: socket.socket) -> None:
     """Serve the client in a copy."""
     with connection.makefile("rb", buffering=0) as unbuffered:  # later bytes belong to other readers
         place = json.loads(unbuffered.readline())
-    _take_place(place)
+    _adopt_client(place)
     if place["do"] == "serve":
         fork_server.serve(connection, connection.makefile("r"))
         return
@@ -200,7 +200,7 @@ def _interrupt_when_unwanted(channel: Connection) -> None:
     os._exit(1)
 
 
-def _asked(name: str, do: str) -> socket.socket:
+def _connect_and_send(name: str, do: str) -> socket.socket:
     """Connect to a copy of the process of that name, and send it the task and this process's rank. Raises OSError."""
     place = {"do": do, "environment": environment_of_ranks(), "folder": os.getcwd(), "path": sys.path}
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -215,12 +215,12 @@ def _asked(name: str, do: str) -> socket.socket:
     return connection
 
 
-def _take_place(place: dict[str, Any]) -> None:
+def _adopt_client(client: dict[str, Any]) -> None:
     """Take over the client's folder and environment, as if the client had started this process."""
     os.environ.clear()
-    os.environ.update(place["environment"])
-    os.chdir(place["folder"])
-    sys.path[:] = working_directory_last(place["path"], place["folder"])
+    os.environ.update(client["environment"])
+    os.chdir(client["folder"])
+    sys.path[:] = working_directory_last(client["path"], client["folder"])
 
 
 def _address(name: str) -> str:

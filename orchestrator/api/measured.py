@@ -62,8 +62,8 @@ class CommitOfRun:
 
     def on_tasks(self, files: list[TaskFile]) -> EvaluationRow:
         """Return the metrics on these tasks."""
-        place = {"run": self._run.uri, "step": self._commit.step, "raw": self._raw}
-        return run_tasks(files, place, self._spec.resources.per_worker.bundle)
+        checkpoint = {"run": self._run.uri, "step": self._commit.step, "raw": self._raw}
+        return run_tasks(files, checkpoint, self._spec.resources.per_worker.bundle)
 
     def says(
         self, prompts: Sequence[str], tokens: int, sampling: Sampling, bare: bool
@@ -75,18 +75,18 @@ class CommitOfRun:
         if self._spec.data.samples is not None:
             problem = "a model of own samples cannot continue text"
             raise InputError(problem, self._run.uri, "load it by load_run(..).model()")
-        found = model_of_commit(self._run, self._spec, self._commit, self._raw)
-        chat = None if bare else chat_of(found.spec.data, found.spec.workload.objective, found.tokens)
+        loaded = model_of_commit(self._run, self._spec, self._commit, self._raw)
+        chat = None if bare else chat_of(loaded.spec.data, loaded.spec.workload.objective, loaded.tokens)
         with wrong_input("prompts"):
             texts = continue_prompts(
-                found.workload,
-                found.read,
-                tokenizer=found.tokens.tokenizer(),
+                loaded.workload,
+                loaded.read,
+                tokenizer=loaded.tokens.tokenizer(),
                 prompts=prompts,
                 max_tokens=tokens,
                 sampling=sampling,
                 chat=chat,
-                scheme=found.scheme,
+                scheme=loaded.scheme,
             )
         return texts, chat is not None
 
@@ -95,11 +95,11 @@ class CommitOfRun:
         if self._spec.data.samples is not None:
             problem = "a model of own samples cannot continue text"
             raise InputError(problem, self._run.uri, "load it by load_run(..).model()")
-        found = model_of_commit(self._run, self._spec, self._commit, self._raw)
-        chat = chat_of(found.spec.data, found.spec.workload.objective, found.tokens)
-        tokenizer = found.tokens.tokenizer()
+        loaded = model_of_commit(self._run, self._spec, self._commit, self._raw)
+        chat = chat_of(loaded.spec.data, loaded.spec.workload.objective, loaded.tokens)
+        tokenizer = loaded.tokens.tokenizer()
         return speaker_of(
-            self._run.uri, found.workload, found.read, tokenizer, chat=chat, scheme=found.scheme
+            self._run.uri, loaded.workload, loaded.read, tokenizer, chat=chat, scheme=loaded.scheme
         )
 
     def with_sets(self, texts: dict[str, str]) -> dict[str, Any]:

@@ -91,21 +91,21 @@ def plan(
     spec = job.spec
     if workers is not None:
         spec = spec.with_parts(resources=with_workers(spec.resources, workers))
-    place = run_directory(job.name, run_dir)
-    found = planned_here(spec, place) if machine is None else planned_on_paper(spec, machine)
-    planned = found.plan
+    directory = run_directory(job.name, run_dir)
+    result = planned_here(spec, directory) if machine is None else planned_on_paper(spec, machine)
+    planned = result.plan
     return JobPlan(
         layout=planned.chosen.layout,
         workers=planned.chosen.layout.world,
         step_seconds=planned.chosen.seconds,
         tokens_per_step=planned.tokens,
-        memory_bytes=round(found.traced.needed(planned.chosen.memory, found.on_cpu)),
-        fits=found.traced.fits(planned, found.on_cpu),
+        memory_bytes=round(result.traced.needed(planned.chosen.memory, result.on_cpu)),
+        fits=result.traced.fits(planned, result.on_cpu),
         device=planned.machine.name or "this machine",
         layouts=tuple(map(_shown, planned.candidates)),
         rejected=planned.rejected,
-        assumed=found.assumed,
-        refused=found.refused,
+        assumed=result.assumed,
+        refused=result.refused,
     )
 
 

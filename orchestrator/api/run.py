@@ -129,7 +129,7 @@ class Run:
                 if step in store.steps():
                     raise
                 continue  # a running job has removed it since
-            told = (
+            result = (
                 commit.position,
                 commit.receipt,
                 commit.created,
@@ -137,7 +137,7 @@ class Run:
                 commit.meta.get("loss"),
                 "",
             )
-            rows.append({"step": step, **dict(zip(COMMIT, told, strict=True))})
+            rows.append({"step": step, **dict(zip(COMMIT, result, strict=True))})
         return _by_step(rows, COMMIT)
 
     def export(
@@ -159,14 +159,16 @@ class Run:
 
         Raises InputError if there is no such commit or format, or `to` holds something else.
         """
-        from orchestrator.export.converted import asked_form
+        from orchestrator.export.converted import form_option
         from orchestrator.export.hugging_face import export
-        from orchestrator.export.quantised import asked_scheme
+        from orchestrator.export.quantised import scheme_option
 
         target = self._directory.at("export") if to is None else run_directory("", to).uri
-        scheme = asked_scheme(form, quantize, None if group is None else str(group), activations)
-        asked = asked_form(form, names, numbers, scheme)
-        read_chosen(self._store, step, lambda number: export(self.uri, number, target, raw=raw, form=asked))
+        scheme = scheme_option(form, quantize, None if group is None else str(group), activations)
+        conversion = form_option(form, names, numbers, scheme)
+        read_chosen(
+            self._store, step, lambda number: export(self.uri, number, target, raw=raw, form=conversion)
+        )
         return target
 
     def model(self, step: int | None = None, raw: bool = False) -> nn.Module:
@@ -182,22 +184,22 @@ class Run:
         from workloads.own.object_reference import is_object_reference
 
         commit = model_of_run(self.uri, step, raw=raw)
-        own = is_object_reference(commit.spec.workload.model)
-        if not own:
+        is_own = is_object_reference(commit.spec.workload.model)
+        if not is_own:
             try:
                 commit.workload.check_hf()
             except WorkloadError:
                 return with_weights(commit.workload, commit.read, scheme=commit.scheme)
         with tempfile.TemporaryDirectory(prefix="orchestrator-model-") as folder:
-            target = self.export(Path(folder) / "model", step, raw, form="safetensors" if own else "hf")
-            if own:
+            target = self.export(Path(folder) / "model", step, raw, form="safetensors" if is_own else "hf")
+            if is_own:
                 from orchestrator.export.own_model import load_own
 
                 return load_own(target)
             from workloads.hf.check.compare import load
 
-            found: nn.Module = load(target, strict=False)
-            return found
+            result: nn.Module = load(target, strict=False)
+            return result
 
     def evaluate(
         self,
@@ -290,8 +292,8 @@ class Run:
                 raise InputError("this run has ended already", self.uri, "see Run.state")
             jobs.stop(job.id)
             return self.wait(timeout)
-        asked = ask_to_stop(self._directory)
-        return self._wait(timeout, asked.ask)
+        request = ask_to_stop(self._directory)
+        return self._wait(timeout, request.ask)
 
     def wait(self, timeout: float | None = None) -> Run:
         """Wait at most `timeout` seconds for the end of the run, or of its job if it was submitted. Raises RunFailed if
@@ -330,13 +332,13 @@ class Run:
     def _of_this_submission(self, read: Callable[[], dict[str, Any]], time_key: str) -> dict[str, Any]:
         """What `read` returns. For a submitted run, ignore what was written before the submission, unless the job is
         done: the job of a finished run writes nothing."""
-        found = read()
-        if found and self._submission is not None:
+        result = read()
+        if result and self._submission is not None:
             _, job = self._submission
-            if job.came_after(found.get(time_key)):
+            if job.came_after(result.get(time_key)):
                 is_done = self._job_now().state == Outcome.DONE
                 return read() if is_done else {}
-        return found
+        return result
 
     def _job_now(self) -> Submission:
         assert self._submission is not None

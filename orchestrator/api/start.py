@@ -56,7 +56,7 @@ def run(
         if show is not None:
             raise InputError("is called while this process waits", "show", "leave it out, or read Run.status")
         return _in_background(job, directory, address, until, priority)
-    found = drive(
+    outcome = drive(
         job.spec,
         directory,
         until=until,
@@ -65,10 +65,10 @@ def run(
         faults=(),
         priority=priority,
     )
-    if found.outcome == Outcome.FAILED:
-        raise RunFailed(found.line or "see events()")
-    if found.outcome == Outcome.WRONG_INPUT:
-        raise InputError(found.line)
+    if outcome.outcome == Outcome.FAILED:
+        raise RunFailed(outcome.line or "see events()")
+    if outcome.outcome == Outcome.WRONG_INPUT:
+        raise InputError(outcome.line)
     return Run(directory, job.spec)
 
 
@@ -118,10 +118,10 @@ def submit(
         environment = submission.sent_along(folder, exclude, "working_dir")
     command = submission.entrypoint(job.name, job.spec.document(), directory, until, priority)
     jobs = submission.jobs_at(address)
-    found, _ = submission.submit(
+    submitted, _ = submission.submit(
         jobs, job.name, command, run=directory, priority=priority, runtime_env=environment
     )
-    return Run(directory, job.spec, (jobs, found))
+    return Run(directory, job.spec, (jobs, submitted))
 
 
 def _check(job: Job, until: int | None, priority: int) -> None:

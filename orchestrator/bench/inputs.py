@@ -82,8 +82,8 @@ class Inputs:
     @property
     def metrics(self) -> tuple[str, ...]:
         """The metrics computed from them, the most informative first."""
-        found = metrics_of(self.objective)
-        return tuple(name for name in found if name != BITS or self.tokens_per_byte)
+        result = metrics_of(self.objective)
+        return tuple(name for name in result if name != BITS or self.tokens_per_byte)
 
     def write(self, path: Path) -> None:
         """Write the arrays to a file."""
@@ -96,14 +96,14 @@ def read_inputs(
     exports: Sequence[ExportFolder],
     uri: str,
     overrides: Sequence[str],
-    most: int,
+    max_samples: int,
     prepare: Prepare,
 ) -> list[Inputs]:
-    """Return at most `most` samples of the rows at `uri` for each export, the same rows for all.
+    """Return at most `max_samples` samples of the rows at `uri` for each export, the same rows for all.
 
     `overrides` of the job that reads them have the form a.b=c. Raises InputError if an export cannot read them.
     """
-    found = []
+    result = []
     for export in exports:
         spec = _spec(export, uri, overrides)
         objective = workload_of_export(spec, needs_weights=False).objective
@@ -111,12 +111,12 @@ def read_inputs(
             before = PreparedData(format=format_of_export(export.path))
             data = prepare(spec, RunDir(f"{folder}/run"), before)
             held = set_of(Tokens.open(data.sets[SET]), objective, SET)
-            arrays = _arrays(held, min(held.samples, most), export)
-        is_stream = objective.name == "causal_lm" and held.samples <= most
+            arrays = _arrays(held, min(held.samples, max_samples), export)
+        is_stream = objective.name == "causal_lm" and held.samples <= max_samples
         labels = tuple(spec.data.labels)
         per_byte = held.tokens / max(held.bytes, 1) if is_stream else 0.0
-        found.append(Inputs(arrays, objective.name, labels, tokens_per_byte=per_byte))
-    return found
+        result.append(Inputs(arrays, objective.name, labels, tokens_per_byte=per_byte))
+    return result
 
 
 def metrics_of(objective: str) -> tuple[str, ...]:

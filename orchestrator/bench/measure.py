@@ -91,10 +91,10 @@ class ExportProcess:
 
     def __init__(self, export: ExportFolder, inputs: Path, threads: int) -> None:
         self._name = export.name
-        own = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+        environment = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
         command = command_of(PROGRAM, export.path, str(export.runtime), str(inputs), str(threads))
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment_of_ranks() | own
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment_of_ranks() | environment
         )
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
@@ -173,12 +173,12 @@ def measure_exports(
     return [
         Measured(
             export,
-            found,
+            measured,
             memory=begin["memory"],
             load_seconds=begin["seconds"],
             speeds=[_speed(batch, times[batch]) for batch in batches] if rounds else [],
         )
-        for export, found, begin, times in zip(exports, metrics, loaded, timed, strict=True)
+        for export, measured, begin, times in zip(exports, metrics, loaded, timed, strict=True)
     ]
 
 
@@ -214,38 +214,38 @@ def _metrics(process: ExportProcess, export: ExportFolder, inputs: Inputs, tell:
         predictions += reply.get("predictions", [])
     if not count:
         raise ExportFailed(f"{export.name} predicts nothing in these rows")
-    found = {"accuracy": correct / count, "loss": loss / count}
+    result = {"accuracy": correct / count, "loss": loss / count}
     if inputs.predicts_classes:
         from workloads.objectives.metrics import measure
 
         wanted = inputs.arrays[CLASSES].tolist()
-        found["f1"] = measure("f1", predictions, wanted, classes=len(inputs.labels))
+        result["f1"] = measure("f1", predictions, wanted, classes=len(inputs.labels))
     else:
-        found["perplexity"] = math.exp(min(found["loss"], 700.0))
+        result["perplexity"] = math.exp(min(result["loss"], 700.0))
         if inputs.tokens_per_byte:
-            found["bits_per_byte"] = found["loss"] / math.log(2) * inputs.tokens_per_byte
-    return found
+            result["bits_per_byte"] = result["loss"] / math.log(2) * inputs.tokens_per_byte
+    return result
 
 
 def _timed(
     processes: Sequence[ExportProcess], batches: Sequence[int], rounds: int, tell: Tell
 ) -> list[dict[int, list[tuple[float, int]]]]:
     """Return, for each process and size of a batch, the seconds and the tokens of each pass."""
-    found: list[dict[int, list[tuple[float, int]]]] = [{batch: [] for batch in batches} for _ in processes]
+    result: list[dict[int, list[tuple[float, int]]]] = [{batch: [] for batch in batches} for _ in processes]
     started = time.monotonic()
     for number in range(-1, rounds if rounds else -1):  # the first round warms up and does not count
         status: dict[str, Any] = {"phase": "time", "step": max(number, 0), "steps": rounds}
         if number > 0:
             status["eta_seconds"] = (time.monotonic() - started) / (number + 1) * (rounds - number)
         tell(status)
-        for process, times in zip(processes, found, strict=True):
+        for process, times in zip(processes, result, strict=True):
             for batch in batches:
                 passes = PASSES if batch == 1 else 1
-                asked = {"first": max(number, 0) * batch, "count": batch, "passes": passes}
-                reply = process.ask(asked)
+                request = {"first": max(number, 0) * batch, "count": batch, "passes": passes}
+                reply = process.ask(request)
                 if number >= 0:
                     times[batch] += [(seconds, reply["tokens"]) for seconds in reply["pass_seconds"]]
-    return found
+    return result
 
 
 def _speed(batch: int, passes: Sequence[tuple[float, int]]) -> Speed:

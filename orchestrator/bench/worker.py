@@ -46,10 +46,12 @@ def _serve(folder: str, runtime: str, inputs: str, threads: int, replies: Any) -
     run(*_rows(arrays, 0, 1))
     replies.write(json.dumps({"seconds": seconds, "memory": _resident_bytes()}) + "\n")
     for line in sys.stdin:
-        asked = json.loads(line)
-        rows = range(asked["first"], asked["first"] + asked["count"])
+        request = json.loads(line)
+        rows = range(request["first"], request["first"] + request["count"])
         reply = (
-            _timed(run, arrays, rows, asked["passes"]) if "passes" in asked else _scored(run, arrays, rows)
+            _timed(run, arrays, rows, request["passes"])
+            if "passes" in request
+            else _scored(run, arrays, rows)
         )
         replies.write(json.dumps(reply) + "\n")
 
@@ -117,8 +119,8 @@ def _transformers(folder: str, threads: int) -> Run:
         if types is not None and takes_types:
             given["token_type_ids"] = torch.from_numpy(types)
         with torch.inference_mode():
-            found: np.ndarray = model(**given).logits.float().numpy()
-        return found
+            result: np.ndarray = model(**given).logits.float().numpy()
+        return result
 
     return run
 
@@ -136,8 +138,8 @@ def _onnx(folder: str, threads: int) -> Run:
         given = {"input_ids": tokens, "attention_mask": mask.astype(np.int64)}
         if "token_type_ids" in names:
             given["token_type_ids"] = np.zeros_like(tokens) if types is None else types
-        found: np.ndarray = session.run(["logits"], given)[0]
-        return found
+        result: np.ndarray = session.run(["logits"], given)[0]
+        return result
 
     return run
 
@@ -145,10 +147,10 @@ def _onnx(folder: str, threads: int) -> Run:
 def _resident_bytes() -> int:
     """Return this process's resident memory; 0 where the system does not tell."""
     try:
-        found = re.search(r"^VmRSS:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.M)
+        match = re.search(r"^VmRSS:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.M)
     except OSError:
         return 0
-    return int(found[1]) * 1024 if found else 0
+    return int(match[1]) * 1024 if match else 0
 
 
 if __name__ == "__main__":

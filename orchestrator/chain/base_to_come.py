@@ -19,7 +19,7 @@ def check_to_come(base: ResolvedJob, job: ResolvedJob, where: str) -> None:
 
     loaded: list[Any] = [
         load_workload(
-            asked=each.spec.workload,
+            spec=each.spec.workload,
             data=each.spec.data,
             train=each.spec.train,
             seed=each.spec.seed,

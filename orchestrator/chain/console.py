@@ -30,13 +30,13 @@ class ChainDisplay:
 
     def update(self, stages: Mapping[str, Any]) -> None:
         """Show the running stages, by name, each with the status of its run."""
-        phases = {name: (found.get("phase"), found.get("attempt")) for name, found in stages.items()}
+        phases = {name: (stage.get("phase"), stage.get("attempt")) for name, stage in stages.items()}
         recent = time.monotonic() - self._printed_at < LINE_SECONDS
         if not self._terminal and phases == self._phases and recent:
             return
         self._phases = phases
         self._printed_at = time.monotonic()
-        text = "  |  ".join(line(name, found) for name, found in stages.items())
+        text = "  |  ".join(line(name, stage) for name, stage in stages.items())
         with contextlib.suppress(BrokenPipeError):  # the reader has gone; the chain continues
             if self._terminal:
                 print(f"\r\x1b[2K{text}", end="", file=self._stream, flush=True)
@@ -57,7 +57,7 @@ def line(name: str, status: Mapping[str, Any]) -> str:
 COLUMNS = ["stage", "state", "begins with", "step", "loss", "keeps", "run directory", "why"]
 
 
-def rows(found: Mapping[str, Any]) -> list[list[str]]:
+def rows(progress: Mapping[str, Any]) -> list[list[str]]:
     """Return the table rows for the content of chain.json."""
     return [
         [
@@ -70,7 +70,7 @@ def rows(found: Mapping[str, Any]) -> list[list[str]]:
             stage["run_dir"],
             stage["reason"] or "",
         ]
-        for stage in found["stages"]
+        for stage in progress["stages"]
     ]
 
 

@@ -122,15 +122,15 @@ class Driver:
     def record(self) -> dict[str, Any]:
         """Write chain.json, and return its content."""
         lines = {name: outcome.line for name, outcome in self._ended.items() if not outcome.summary}
-        found = record(self._chain, self._stages, self._root, lines)
-        self._root.write_json(CHAIN, found)
-        return found
+        result = record(self._chain, self._stages, self._root, lines)
+        self._root.write_json(CHAIN, result)
+        return result
 
     def finish(self) -> ChainOutcome:
         """Write the results once no stage is running, and return the outcome."""
         outcome, line = self._outcome()
-        found = self.record() | {"state": str(outcome), "ended": time.time()}
-        return ChainOutcome(outcome, finish(self._chain, self._stages, self._root, found), line)
+        result = self.record() | {"state": str(outcome), "ended": time.time()}
+        return ChainOutcome(outcome, finish(self._chain, self._stages, self._root, result), line)
 
     def _compare(self) -> None:
         """Measure all exports once every stage is done."""
@@ -182,9 +182,9 @@ class Driver:
 
     def _start(self, name: str, stage: StageRun, shared: str) -> None:
         past = PastRun(stage.job, stage.run)
-        if (found := past.done()) is not None:
+        if (past_outcome := past.done()) is not None:
             past.put_back()
-            self._end(name, RunOutcome(Outcome.DONE, found))
+            self._end(name, RunOutcome(Outcome.DONE, past_outcome))
             return
         job = preflight(stage.job, stage.run, None, self._address)
         stage.run.create()
@@ -213,33 +213,33 @@ class Driver:
 
     def _outcome(self) -> tuple[Outcome, str]:
         """How the chain has ended, and a line about the stages that failed and those that did not begin."""
-        found = {name: each for name, each in self._ended.items() if each.outcome != Outcome.DONE}
+        result = {name: each for name, each in self._ended.items() if each.outcome != Outcome.DONE}
         left = [name for name in self._stages if name not in self._ended]
-        bad = [name for name, each in found.items() if each.outcome != Outcome.STOPPED]
-        if not (found or left):
+        bad = [name for name, each in result.items() if each.outcome != Outcome.STOPPED]
+        if not (result or left):
             if self._are_exports_left:
                 return Outcome.STOPPED, "the exports are not compared yet; the same command continues"
             return Outcome.DONE, ""
         if self._fallen:
             return Outcome.FAILED, f"{self._fallen}; the same command continues from the last checkpoints"
         if not bad:
-            return self._stopped(found, left)
+            return self._stopped(result, left)
         lines = []
         for name in bad:
             waiting = [other for other in self._chain.after(name) if other in left]
             ends = (
                 f"; {', '.join(waiting)} {'did' if len(waiting) > 1 else 'does'} not begin" if waiting else ""
             )
-            lines.append(f"{name} failed: {found[name].line}{ends}")
-        wrong = all(found[name].outcome == Outcome.WRONG_INPUT for name in bad)
+            lines.append(f"{name} failed: {result[name].line}{ends}")
+        wrong = all(result[name].outcome == Outcome.WRONG_INPUT for name in bad)
         return Outcome.WRONG_INPUT if wrong else Outcome.FAILED, " -- ".join(lines)
 
-    def _stopped(self, found: Mapping[str, RunOutcome], left: list[str]) -> tuple[Outcome, str]:
+    def _stopped(self, outcomes: Mapping[str, RunOutcome], left: list[str]) -> tuple[Outcome, str]:
         """As `_outcome`, if no stage has failed. The outcome STOPPED promises a commit to continue from."""
-        line = "; ".join(f"{name}: {each.line}" for name, each in found.items()) or "stopped by the user"
+        line = "; ".join(f"{name}: {each.line}" for name, each in outcomes.items()) or "stopped by the user"
         if left:
             line += f"; still to come: {', '.join(left)}"
-        committed = any((each.summary or {}).get("commit") is not None for each in found.values())
+        committed = any((each.summary or {}).get("commit") is not None for each in outcomes.values())
         if committed or any(each.outcome == Outcome.DONE for each in self._ended.values()):
             return Outcome.STOPPED, f"{line}; the same command continues"
         return Outcome.FAILED, f"{line}; no checkpoint yet; the same command starts from the beginning"

@@ -179,11 +179,11 @@ class ExportTable:
         )
         for name, row in zip(names, to_json(measured, metric), strict=True):
             found[name] = row | {"mark": self._mark(name)}
-        self._root.write_json(EXPORTS, {"metric": metric, **_asked(compress), "rows": found})
+        self._root.write_json(EXPORTS, {"metric": metric, **_comparison_context(compress), "rows": found})
 
     def _export(self, name: str) -> ExportFolder:
-        (found,) = read_exports([self._folder(name)])
-        return dataclasses.replace(found, name=name if name in self._stages else found.name)
+        (exported,) = read_exports([self._folder(name)])
+        return dataclasses.replace(exported, name=name if name in self._stages else exported.name)
 
     def _folder(self, name: str) -> str:
         return export_of(self._stages[name]) if name in self._stages else name
@@ -195,8 +195,8 @@ class ExportTable:
     def _mark(self, name: str) -> str:
         """Return what a row of the table follows from: the content of an export, of the teacher's, and of the rows."""
         teacher, *_ = compared(self._chain)
-        said = [self._content(name), self._content(teacher), self._rows]
-        return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+        contents = [self._content(name), self._content(teacher), self._rows]
+        return hashlib.sha256(json.dumps(contents).encode()).hexdigest()
 
     @cached_property
     def _rows(self) -> list[tuple[str, str]]:
@@ -220,7 +220,7 @@ def export_of(stage: StageRun) -> str:
     return stage.job.checkpoint.export_to or stage.run.at("export")
 
 
-def _asked(compress: CompressSpec) -> dict[str, Any]:
+def _comparison_context(compress: CompressSpec) -> dict[str, Any]:
     """Return the context of the numbers in exports.json, besides the metric."""
     return {"held_out": compress.held_out, "teacher": compress.teacher, "samples": compress.samples}
 
@@ -228,7 +228,7 @@ def _asked(compress: CompressSpec) -> dict[str, Any]:
 def _stored(chain: ChainSpec, root: RunDir) -> dict[str, Any]:
     """Return exports.json; empty without one, and where it is about another metric, teacher, or other rows."""
     compress = chain.compress
-    found = root.read_json_or_empty(EXPORTS) if compress else {}
-    if not compress or any(found.get(key) != value for key, value in _asked(compress).items()):
+    result = root.read_json_or_empty(EXPORTS) if compress else {}
+    if not compress or any(result.get(key) != value for key, value in _comparison_context(compress).items()):
         return {}
-    return found if compress.metric in (None, found["metric"]) else {}
+    return result if compress.metric in (None, result["metric"]) else {}

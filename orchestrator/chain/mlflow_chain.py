@@ -42,14 +42,14 @@ def followed(
 
 
 def publish(
-    chain: ChainSpec, stages: Mapping[str, StageRun], root: RunDir, found: Mapping[str, Any]
+    chain: ChainSpec, stages: Mapping[str, StageRun], root: RunDir, progress: Mapping[str, Any]
 ) -> str | None:
     """Bring the MLflow server up to date with chain.json. Never raises: returns a line about what failed, or None."""
     tracking = _tracking(stages)
     if tracking is None:
         return None
     try:
-        within(PATIENCE, lambda: _publish(_parent(chain, stages, tracking, root, found), stages, found))
+        within(PATIENCE, lambda: _publish(_parent(chain, stages, tracking, root, progress), stages, progress))
     except TimeoutError:
         return f"no answer within {PATIENCE:g} s"
     except Exception as error:  # whatever MLflow and its transport raise
@@ -66,21 +66,21 @@ def _parent(
     stages: Mapping[str, StageRun],
     tracking: TrackingSpec,
     root: RunDir,
-    found: Mapping[str, Any],
+    progress: Mapping[str, Any],
 ) -> ParentRun:
     """The MLflow run of a chain. An earlier chain in the same directory has a different one, by its start time."""
     tracked = [stage for stage in stages.values() if stage.job.tracking]
     params = {stage.name: {"needs": ", ".join(stage.stage.needs)} for stage in tracked}
-    return ParentRun(tracking, chain.name, root, found["started"], {"stages": params})
+    return ParentRun(tracking, chain.name, root, progress["started"], {"stages": params})
 
 
-def _update(parent: ParentRun, stages: Mapping[str, StageRun], found: Mapping[str, Any]) -> None:
+def _update(parent: ParentRun, stages: Mapping[str, StageRun], progress: Mapping[str, Any]) -> None:
     parent.nest(stage.run for stage in stages.values() if stage.job.tracking)
-    ended = sum(each["state"] == Outcome.DONE for each in found["stages"])
-    figures = {f"{each['stage']}.loss": each["loss"] for each in found["stages"]}
+    ended = sum(each["state"] == Outcome.DONE for each in progress["stages"])
+    figures = {f"{each['stage']}.loss": each["loss"] for each in progress["stages"]}
     figures |= {
         f"{row['export']}.{name}": value
-        for row in found.get("exports", ())
+        for row in progress.get("exports", ())
         for name, value in _of_export(row)
     }
     parent.log_figures(figures, ended)
@@ -96,8 +96,8 @@ def _of_export(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         yield f"export_p50_seconds_batch_{speed['batch']}", speed["p50_seconds"]
 
 
-def _publish(parent: ParentRun, stages: Mapping[str, StageRun], found: Mapping[str, Any]) -> None:
-    _update(parent, stages, found)
+def _publish(parent: ParentRun, stages: Mapping[str, StageRun], progress: Mapping[str, Any]) -> None:
+    _update(parent, stages, progress)
     parent.log_documents(DOCUMENTS)
-    wrong = "FAILED" if found["state"] == Outcome.WRONG_INPUT else "RUNNING"
-    parent.set_status(MLFLOW_STATUS.get(found["state"], wrong), found["ended"])
+    wrong = "FAILED" if progress["state"] == Outcome.WRONG_INPUT else "RUNNING"
+    parent.set_status(MLFLOW_STATUS.get(progress["state"], wrong), progress["ended"])

@@ -51,11 +51,11 @@ def check_chain(
                     continue
                 check_all_places(stage.job, stage.run)
                 check_machine(stage.job.resources, stage.job.all_workers, address)
-                asked = jobs[name].with_parts(train=as_its_run(jobs[name].train, stage.run))
+                stage_job = jobs[name].with_parts(train=as_its_run(jobs[name].train, stage.run))
                 teacher = stage.stage.learns_from
                 if teacher is not None and teacher.stage not in done:
-                    asked = asked.with_parts(distill=None)  # it is checked once it is there
-                resolved[name] = check_job(asked, machine_of=worker_at(address))
+                    stage_job = stage_job.with_parts(distill=None)  # it is checked once it is there
+                resolved[name] = check_job(stage_job, machine_of=worker_at(address))
                 base = stage.stage.begins_with
                 before = stage.stage.continues
                 if before and before.stage in resolved and before.stage not in done:

@@ -43,27 +43,27 @@ def record(
     if lines is None:
         failed = [each for each in before.get("stages") or () if each["state"] == Outcome.FAILED]
         lines = {each["stage"]: each["reason"] for each in failed}
-    found = [_stage_or_why(stage, lines.get(name, "")) for name, stage in stages.items()]
+    result = [_stage_or_why(stage, lines.get(name, "")) for name, stage in stages.items()]
     kept = shares(chain, root)
-    for each in found:
+    for each in result:
         each["share"] = kept.get(each["stage"])
         if each["state"] == Outcome.DONE and (why := shortfall(chain, root, each["stage"])):
             each["state"] = str(Outcome.FAILED)
             each["reason"] = why
-    for each in found:  # a stage that can never begin gets the reason
-        unfit = [other["stage"] for other in found if other["stage"] in each["needs"] and _is_over(other)]
+    for each in result:  # a stage that can never begin gets the reason
+        unfit = [other["stage"] for other in result if other["stage"] in each["needs"] and _is_over(other)]
         if each["state"] == WAITING and not each["reason"] and unfit:
             each["reason"] = f"needs {', '.join(unfit)}"
-    begun = [each["started"] for each in found if each["started"]]
-    costs = [each["cost_usd"] for each in found if each["cost_usd"] is not None]
+    begun = [each["started"] for each in result if each["started"]]
+    costs = [each["cost_usd"] for each in result if each["cost_usd"] is not None]
     return {
         "name": chain.name,
-        "state": _state(found),
+        "state": _state(result),
         "started": before.get("started") or min(begun, default=time.time()),
         "ended": None if at_work else before.get("ended"),
         "cost_usd": sum(costs) if costs else None,
-        "worker_hours": sum(each["worker_hours"] for each in found),
-        "stages": found,
+        "worker_hours": sum(each["worker_hours"] for each in result),
+        "stages": result,
         "exports": rows_of(chain, root),
     }
 
@@ -161,16 +161,16 @@ def _state(stages: list[dict[str, Any]]) -> str:
 
 
 def finish(
-    chain: ChainSpec, stages: Mapping[str, StageRun], root: RunDir, found: dict[str, Any]
+    chain: ChainSpec, stages: Mapping[str, StageRun], root: RunDir, progress: dict[str, Any]
 ) -> dict[str, Any]:
     """Write chain.json and report.html, bring MLflow up to date, and return the content of chain.json."""
     from orchestrator.chain.mlflow_chain import publish
 
-    root.write_json(CHAIN, found)
-    found["problem"] = draw(root, _report)
-    found["tracking"] = publish(chain, stages, root, found)
-    root.write_json(CHAIN, found)
-    return found
+    root.write_json(CHAIN, progress)
+    progress["problem"] = draw(root, _report)
+    progress["tracking"] = publish(chain, stages, root, progress)
+    root.write_json(CHAIN, progress)
+    return progress
 
 
 def _report(root: RunDir) -> str:

@@ -22,7 +22,7 @@ from orchestrator.data.config import DataSpec
 from orchestrator.data.prepare.record_kind import kind_of
 from orchestrator.launch.finished import PastRun
 from orchestrator.models.base import INIT, base_of
-from orchestrator.models.named_commit import commit_at, place_and_tag
+from orchestrator.models.named_commit import commit_at, split_tag
 from orchestrator.models.named_teacher import WHERE
 from orchestrator.models.teacher_weights import teacher_model
 from orchestrator.resolve.resolved_job import is_framed, special_tokens_of
@@ -85,14 +85,14 @@ def _check_same_source(stage: StageRun, begun: Mapping[str, Any], done: set[str]
     """Check that the stage would still continue from the same commit. A missing commit is allowed
     if it is not needed.
     """
-    source, asked = stage.stage.continues, stage.job.train.continue_from
-    if source is None or asked is None:
+    source, continue_from = stage.stage.continues, stage.job.train.continue_from
+    if source is None or continue_from is None:
         return
     what = f"it continued from {_of(source.stage, begun['step'])}"
     if source.stage not in done:
         raise InputError(f"{what}, and {source.stage} trains on", CONTINUE, AGAIN)
     try:
-        now = commit_at(*place_and_tag(asked.run), CONTINUE)
+        now = commit_at(*split_tag(continue_from.run), CONTINUE)
     except InputError:
         return
     if (now.step, now.receipt) != (begun["step"], begun["receipt"]):

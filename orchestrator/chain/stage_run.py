@@ -48,13 +48,13 @@ def placed(chain: ChainSpec, stage: Stage, root: RunDir) -> JobSpec:
     data["cache"] = data_cache(stage.job.data, root)
     for key, other, tag in stage.inputs:
         if key in (INIT, TEACHER):
-            place = f"{root.at(other)}@{tag}"
+            uri = f"{root.at(other)}@{tag}"
             if chain[other].job.workload.adapter:  # commits of an adapter lack its base
-                place = chain[other].job.checkpoint.export_to or f"{root.at(other)}/export"
+                uri = chain[other].job.checkpoint.export_to or f"{root.at(other)}/export"
             if key == INIT:
-                workload["init_from"] = place
+                workload["init_from"] = uri
             else:
-                document["distill"]["teacher"] = place
+                document["distill"]["teacher"] = uri
             continue
         if key == CONTINUE:
             document["train"]["continue_from"]["run"] = f"{root.at(other)}@{tag}"

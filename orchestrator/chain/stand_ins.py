@@ -32,12 +32,12 @@ def stand_ins(chain: ChainSpec, stages: Mapping[str, StageRun]) -> Iterator[dict
             kept = stages[origin.name].run.exists(f"{EXCERPT}/tokenizer.json")
             if origin.name == name or not isinstance(wanted, TrainedTokenizer) or kept:
                 continue
-            place = Path(folder, origin.name)
-            place.mkdir(exist_ok=True)
+            path = Path(folder, origin.name)
+            path.mkdir(exist_ok=True)
             text = training.train_bytes(
                 (), wanted.recipe.vocabulary, special_tokens_of(origin.job.data, origin.job.workload)
             )
-            (place / "tokenizer.json").write_text(text)
-            data = stage.job.data.model_copy(update={"tokenizer": str(place)})
+            (path / "tokenizer.json").write_text(text)
+            data = stage.job.data.model_copy(update={"tokenizer": str(path)})
             jobs[name] = stage.job.model_copy(update={"data": data})
         yield jobs

@@ -245,9 +245,9 @@ class ChunkTable:
         import numpy as np
 
         tensors = columns[0]
-        there = np.unique(tensors)
-        if len(there) != len(self.kinds) or (len(there) and int(there[-1]) != len(self.kinds) - 1):
-            return f"a table of chunks has {len(there)} tensors and should have {len(self.kinds)}"
+        present = np.unique(tensors)
+        if len(present) != len(self.kinds) or (len(present) and int(present[-1]) != len(self.kinds) - 1):
+            return f"a table of chunks has {len(present)} tensors and should have {len(self.kinds)}"
         if (np.diff(tensors) < 0).any():
             return "a table of chunks is not in order"
         if len(tensors) and int(columns[1].max()) >= len(self._files.names):

@@ -332,10 +332,10 @@ class Store:
             path = f"{commit_folder(step)}/{name}"
             return read_stored(self.retry, self.backend.read_into, path, offset, target)
 
-        found = parse_manifest(raw, self._where(step), read)
-        if found.step != step:
-            raise CorruptCommit(f"{self._where(step)}: the manifest is of step {found.step} ({MANIFEST})")
-        return found
+        manifest = parse_manifest(raw, self._where(step), read)
+        if manifest.step != step:
+            raise CorruptCommit(f"{self._where(step)}: the manifest is of step {manifest.step} ({MANIFEST})")
+        return manifest
 
     def latest(self, at_most: int | None = None, deep: bool = True) -> CommitManifest | None:
         """Return the newest sound commit, None without one. Unsound ones are skipped and listed in `skipped`.
@@ -350,9 +350,9 @@ class Store:
                 files outside its folder; or a running job removed one commit after another while they were read.
         """
         for _ in range(LOOKS):
-            found, is_gone = self._newest(at_most, deep)
+            newest, is_gone = self._newest(at_most, deep)
             if not is_gone:
-                return found
+                return newest
         raise InputError("a running job removes each checkpoint while it is read", self.location, KEEP_MORE)
 
     def _newest(self, at_most: int | None, deep: bool) -> tuple[CommitManifest | None, bool]:
@@ -363,7 +363,7 @@ class Store:
             if at_most is not None and step > at_most:
                 continue
             try:
-                found = self._manifest(step)
+                manifest = self._manifest(step)
             except FileNotFoundError:
                 # A running job has removed it, and the commit that replaces it may not have been listed.
                 if step not in self.steps():
@@ -373,11 +373,11 @@ class Store:
             except CorruptCommit as error:
                 self.skipped.append((step, str(error)))
                 continue
-            problems = self.problems(found, sizes) or (self._check_bytes(found) if deep else [])
+            problems = self.problems(manifest, sizes) or (self._check_bytes(manifest) if deep else [])
             if (problems or deep) and step not in self.steps():
                 return None, True
             if not problems:
-                return found, False
+                return manifest, False
             self.skipped.append((step, problems[0]))
         return None, False
 
@@ -410,11 +410,11 @@ class Store:
         The list is empty for a sound commit.
         """
         try:
-            found = self.manifest(step)
+            manifest = self.manifest(step)
         except CorruptCommit as error:
             return [str(error)]
         sizes = self.retry(self.backend.list, commit_folder(step))
-        return self._wrong_files(found, sizes) + self._check_bytes(found)
+        return self._wrong_files(manifest, sizes) + self._check_bytes(manifest)
 
     def reader(self, manifest: CommitManifest) -> Reader:
         """Return a reader of the commit's tensors."""
@@ -426,10 +426,10 @@ class Store:
     def _check_bytes(self, commit: CommitManifest) -> list[str]:
         problems, ranges = checksummed_ranges(commit)
         with ThreadPoolExecutor(self.threads) as pool:
-            found = pool.map(
+            result = pool.map(
                 lambda item: damaged_ranges(self.backend, self.retry, commit, *item), ranges.items()
             )
-            return problems + [line for lines in found for line in lines]
+            return problems + [line for lines in result for line in lines]
 
     def _where(self, step: int) -> str:
         return f"{self.location}/{commit_folder(step)}"

@@ -164,8 +164,8 @@ class PieceTable:
 
 def tensors_of(text: str) -> list[Kind]:
     """Return the tensors of a record, see `PieceTable.tensors`."""
-    found = json.loads(zlib.decompress(base64.b64decode(text)))
-    return [(name, dtype, tuple(shape)) for name, dtype, shape in found]
+    document = json.loads(zlib.decompress(base64.b64decode(text)))
+    return [(name, dtype, tuple(shape)) for name, dtype, shape in document]
 
 
 def inline(entry: dict[str, Any]) -> bytes:

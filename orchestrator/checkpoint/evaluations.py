@@ -34,8 +34,8 @@ def measure_of(evaluate: EvaluateSpec | None, averaged: int) -> dict[str, int | 
     compared.
     """
     batches = evaluate.batches if evaluate else None
-    found = {"batches": batches, "averaged": averaged if evaluate and evaluate.where == "beside" else 0}
-    return found | ({"answers": evaluate.answers} if evaluate and evaluate.answers else {})
+    result = {"batches": batches, "averaged": averaged if evaluate and evaluate.where == "beside" else 0}
+    return result | ({"answers": evaluate.answers} if evaluate and evaluate.answers else {})
 
 
 def attach(store: Store, row: Row) -> None:

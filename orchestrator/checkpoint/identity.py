@@ -299,8 +299,8 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tupl
     if theirs["data"].get("chat_date") is None:  # in runs of earlier versions the template asked the clock
         ignored.add(CHAT_DATE)
     unlike = _unlike("", _without_locations(theirs), _without_locations(ours))
-    found = sorted(unlike, key=lambda difference: difference[0])
-    return [difference for difference in found if difference[0] not in ignored]
+    result = sorted(unlike, key=lambda difference: difference[0])
+    return [difference for difference in result if difference[0] not in ignored]
 
 
 def shown(value: Any) -> str:
@@ -338,10 +338,10 @@ def _without_locations(identity: Mapping[str, Any]) -> dict[str, Any]:
     if before := train.get("continue_from"):
         train = {**train, "continue_from": {**before, "run": base_name(before["run"])}}
     workload = {**workload, "model": model, "init_from": begins}
-    found = {**identity, "workload": workload, "data": data, "train": train}
+    result = {**identity, "workload": workload, "data": data, "train": train}
     if distill := identity.get("distill"):
-        found["distill"] = {**distill, "teacher": base_name(distill["teacher"].removeprefix("hf:"))}
-    return found
+        result["distill"] = {**distill, "teacher": base_name(distill["teacher"].removeprefix("hf:"))}
+    return result
 
 
 def teacher_of(meta: Mapping[str, Any]) -> dict[str, Any]:

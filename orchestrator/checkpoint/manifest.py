@@ -57,7 +57,7 @@ def commit_folder(step: int) -> str:
 def published_steps(paths: Iterable[str]) -> list[int]:
     """Return the steps that have a manifest among `paths`."""
     folders = (path[: -len(MANIFEST) - 1] for path in paths if path.endswith("/" + MANIFEST))
-    return [int(found[1]) for name in folders if (found := FOLDER.fullmatch(name))]
+    return [int(match[1]) for name in folders if (match := FOLDER.fullmatch(name))]
 
 
 class CorruptCommit(Exception):
@@ -271,10 +271,10 @@ def files_of(data: list[Any]) -> dict[str, FileEntry]:
 
     Raises ValueError or TypeError if they are not.
     """
-    found = {name: _file(size, header_bytes, header) for name, size, header_bytes, header in data}
-    if len(found) != len(data):
+    result = {name: _file(size, header_bytes, header) for name, size, header_bytes, header in data}
+    if len(result) != len(data):
         raise ValueError("a file is listed twice")
-    return found
+    return result
 
 
 def _file(size: int, header_bytes: int, header: str) -> FileEntry:
@@ -283,18 +283,18 @@ def _file(size: int, header_bytes: int, header: str) -> FileEntry:
 
 
 def _kinds(data: list[Any]) -> list[Kind]:
-    found = [(str(name), dtype, _sizes(shape)) for name, dtype, shape in data]
-    if len({name for name, _, _ in found}) != len(found):
+    result = [(str(name), dtype, _sizes(shape)) for name, dtype, shape in data]
+    if len({name for name, _, _ in result}) != len(result):
         raise ValueError("a tensor is listed twice")
-    return found
+    return result
 
 
 def _sum(text: str) -> bytes:
     """A checksum, of which commits of earlier versions have twice as many bytes."""
-    found = bytes.fromhex(text)[:SUM_BYTES]
-    if len(found) < SUM_BYTES:
+    result = bytes.fromhex(text)[:SUM_BYTES]
+    if len(result) < SUM_BYTES:
         raise ValueError(f"{text!r} is not a checksum")
-    return found
+    return result
 
 
 def _earlier_files(data: dict[str, Any]) -> dict[str, FileEntry]:
@@ -368,8 +368,8 @@ def _inline(entry: dict[str, Any]) -> tuple[Numbers, Sums]:
     return unpack(entry, inline(entry))
 
 
-def _indexed(entry: dict[str, Any], index: str, read: ReadIndex | None, what: str) -> tuple[Numbers, Sums]:
-    """Read a table from the index file, once more after a wrong checksum. `what` names it in messages.
+def _indexed(entry: dict[str, Any], index: str, read: ReadIndex | None, name: str) -> tuple[Numbers, Sums]:
+    """Read a table from the index file, once more after a wrong checksum. `name` names it in messages.
 
     Raises:
         CorruptCommit: its bytes are missing or damaged.
@@ -378,7 +378,7 @@ def _indexed(entry: dict[str, Any], index: str, read: ReadIndex | None, what: st
     for _ in range(2 if read else 0):
         assert read is not None
         try:
-            if entry["bytes"] > LARGE and not _is_there(read, index, entry["offset"] + entry["bytes"] - 1):
+            if entry["bytes"] > LARGE and not _has_byte(read, index, entry["offset"] + entry["bytes"] - 1):
                 problem = "are cut short"
                 continue
             target = bytearray(entry["bytes"])
@@ -392,10 +392,10 @@ def _indexed(entry: dict[str, Any], index: str, read: ReadIndex | None, what: st
         if count == len(target) and checksum(target).hex() == entry["sum"]:
             return unpack(entry, bytes(target))
         problem = "are cut short" if count < len(target) else "are damaged"
-    raise CorruptCommit(f"{what} {problem}")
+    raise CorruptCommit(f"{name} {problem}")
 
 
-def _is_there(read: ReadIndex, index: str, offset: int) -> bool:
+def _has_byte(read: ReadIndex, index: str, offset: int) -> bool:
     """Whether the index file has a byte at `offset`."""
     return read(index, offset, memoryview(bytearray(1))) == 1
 

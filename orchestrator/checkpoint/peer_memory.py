@@ -90,15 +90,15 @@ class PeerMemory:
                 continue  # what is not whole was never finished
             meta: dict[str, Any] = next((part["meta"] for part in parts if part["writer"] == 0), {})
             try:
-                found, index = merge_records(
+                commit, index = merge_records(
                     step, [part["record"] for part in parts], meta, f"{LOCATION}: step {step}"
                 )
             except InputError as error:
                 self.skipped.append((step, str(error)))
                 continue
-            self._places = {step: {name: places[step, name] for name in found.files}}
+            self._places = {step: {name: places[step, name] for name in commit.files}}
             self._index = index
-            return found
+            return commit
         return None
 
     def _notes(self) -> tuple[dict[tuple[int, str], list[dict[str, Any]]], dict[tuple[int, str], list[str]]]:
@@ -117,12 +117,12 @@ class PeerMemory:
     def _usable(self, server: str, answer: bytes) -> list[dict[str, Any]]:
         """Return the notes of a server that have the form of this version."""
         try:
-            found = list(json.loads(answer))
+            notes = list(json.loads(answer))
         except (ValueError, TypeError) as error:
             self.skipped.append((-1, f"the notes of {server} are unusable: {error}"))
             return []
         usable = []
-        for note in found:
+        for note in notes:
             try:
                 if all(isinstance(note[key], kind) for key, kind in NOTE.items()) and isinstance(
                     note["record"]["file"], str
@@ -155,7 +155,7 @@ class PeerMemory:
         order = {address: number for number, address in enumerate(self._servers)}
         try:
             document = json.loads(answer["bytes"])
-            found = parse_manifest(
+            manifest = parse_manifest(
                 document["manifest"].encode(), f"{LOCATION}: step {step}", partial(self._read_index, step)
             )
             places = {
@@ -164,8 +164,8 @@ class PeerMemory:
             }
         except (LookupError, TypeError, ValueError, AttributeError, InputError, CorruptCommit) as error:
             raise OSError(errno.EBADMSG, f"its manifest is unusable: {error}") from None
-        self._places = {step: places | {found.index[0]: self._servers}}
-        return found
+        self._places = {step: places | {manifest.index[0]: self._servers}}
+        return manifest
 
     def reader(self, manifest: CommitManifest, durable: Store | None = None) -> Reader:
         """Return a reader of the tensors of a snapshot that `latest` or `manifest` has returned.
@@ -328,16 +328,16 @@ def newest_commit(
         The manifest, whether it is one of memory, and a line for each commit or memory that was skipped; None without
         a sound commit.
     """
-    found: CommitManifest | None = None
+    result: CommitManifest | None = None
     notes: list[str] = []
     if peers is not None:
         try:
-            found = peers.latest(at_most)
+            result = peers.latest(at_most)
             notes += [f"{LOCATION}: step {step}: {why}" for step, why in peers.skipped]
         except OSError as error:
             notes.append(f"{LOCATION}: {error}")
     stored = durable.latest(at_most, deep=False)
     notes += [f"{durable.location}: step {step}: {why}" for step, why in durable.skipped]
-    if found is not None and (stored is None or found.step >= stored.step):
-        return found, True, notes
+    if result is not None and (stored is None or result.step >= stored.step):
+        return result, True, notes
     return None if stored is None else (stored, False, notes)

@@ -183,7 +183,7 @@ def _is_hold(path: str) -> bool:
 
 def _steps(paths: Iterable[str]) -> set[int]:
     folders = (path.partition("/")[0] for path in paths)
-    return {int(found[1]) for name in folders if (found := FOLDER.fullmatch(name))}
+    return {int(match[1]) for name in folders if (match := FOLDER.fullmatch(name))}
 
 
 def _name(by: str) -> str:

@@ -138,8 +138,8 @@ def prune(store: Store, retention: Retention, spared: Collection[int] = ()) -> l
     }
     averaged = {newest, *spared, *held(without_dead_readers(store, sizes))}
     if retention.unevaluated:  # before the search for the best, because an evaluation may end just now
-        asked = sound.keys() - (set() if retention.averaged else kept)
-        averaged |= {step for step in asked if awaits(store, sound[step])}
+        candidates = sound.keys() - (set() if retention.averaged else kept)
+        averaged |= {step for step in candidates if awaits(store, sound[step])}
     if best is not None and (chosen := _best(store, sound, best)) is not None:
         averaged.add(chosen)
     for step in averaged:
@@ -187,7 +187,7 @@ def remove(store: Store, step: int, paths: Iterable[str]) -> None:
     ours = [path for path in paths if path.startswith(commit_folder(step) + "/") and _is_ours(path)]
     manifest = f"{commit_folder(step)}/{MANIFEST}"
     if manifest in ours:
-        store.retry(store.backend.remove, manifest, settle=True)
+        store.retry(store.backend.remove, manifest, durable=True)
     _remove_all(store, [path for path in ours if path != manifest])
     store.retry(store.backend.remove_folder, commit_folder(step))
 
@@ -205,23 +205,23 @@ def _is_ours(path: str) -> bool:
 
 def _sound(store: Store, sizes: dict[str, int], limit: int | None) -> dict[int, CommitManifest]:
     """The newest `limit` commits (all if None) without the problems of `Store.problems`, by step."""
-    found: dict[int, CommitManifest] = {}
+    result: dict[int, CommitManifest] = {}
     for step in sorted(published_steps(sizes), reverse=True):
-        if len(found) == limit:
+        if len(result) == limit:
             break
         try:
             commit = store.manifest(step)
         except CorruptCommit:
             continue
         if not store.problems(commit, sizes):
-            found[step] = commit
-    return found
+            result[step] = commit
+    return result
 
 
 def _present(sizes: dict[str, int]) -> list[int]:
     """Steps that have a folder, published or not, ascending."""
     names = {path.split("/")[0] for path in sizes if "/" in path}
-    return sorted(int(found[1]) for name in names if (found := FOLDER.fullmatch(name)))
+    return sorted(int(match[1]) for name in names if (match := FOLDER.fullmatch(name)))
 
 
 def _sweep(store: Store, step: int, sizes: dict[str, int], commit: CommitManifest) -> None:

@@ -248,7 +248,7 @@ class SnapshotServer:
         return ({"error": "malformed"},)
 
     def _keep(self, connection: socket.socket, request: dict[str, Any]) -> dict[str, Any]:
-        """Receive a part: its note and its bytes. Free what it replaces, which are parts of before `complete`."""
+        """Receive a part: its note and its bytes. Free what it replaces: parts of before `complete` but `spared`."""
         step, name, attempt = request["step"], request["name"], request["attempt"]
         note, size = bytearray(request["note"]), request["size"] - request["note"]
         with self._changed:
@@ -257,7 +257,11 @@ class SnapshotServer:
                 []
                 if refused
                 else self._free(
-                    lambda at, part: at[0] < request["complete"] and (at[1] == name or part.attempt < attempt)
+                    lambda at, part: (
+                        at[0] < request["complete"]
+                        and at[0] != request.get("spared")
+                        and (at[1] == name or part.attempt < attempt)
+                    )
                 )
             )
             held = sum(len(part.data) for part in self._parts.values() if isinstance(part.data, bytearray))

@@ -171,8 +171,8 @@ def _is_unread(stream: IO[str]) -> bool:
 def _refused(error: Exception) -> InputError | None:
     """The message for a file or a store that this user may not read, and that no check has covered."""
     if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        place = str(error.filename or "a file")
-        return InputError(f"{error.strerror or error}", place, "check its permissions, or give another")
+        path = str(error.filename or "a file")
+        return InputError(f"{error.strerror or error}", path, "check its permissions, or give another")
     if isinstance(error, FileNotFoundError) and _is_nowhere():
         return InputError("the current folder has been removed", "", "change to one that is there")
     if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):

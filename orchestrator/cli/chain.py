@@ -110,7 +110,7 @@ def refuse_chain(target: str) -> None:
         raise InputError("is a chain", chain[0].uri, f"name the folder of a stage in it: {names}")
 
 
-def found_of(root: RunDir, chain: ChainSpec) -> dict[str, Any]:
+def progress_of(root: RunDir, chain: ChainSpec) -> dict[str, Any]:
     """The progress of a chain, read from the run directories of its stages."""
     from orchestrator.chain.results import record
     from orchestrator.chain.stage_run import stage_runs
@@ -120,7 +120,7 @@ def found_of(root: RunDir, chain: ChainSpec) -> dict[str, Any]:
 
 def show_status(root: RunDir, chain: ChainSpec, as_json: bool) -> None:
     """Print the stages of a chain, each with its state."""
-    summary = found_of(root, chain)
+    summary = progress_of(root, chain)
     if as_json:
         emit(summary)
     else:
@@ -140,7 +140,7 @@ def write_report(root: RunDir, chain: ChainSpec) -> None:
     from orchestrator.chain.stage_run import stage_runs
 
     stages = stage_runs(chain, root)
-    summary = finish(chain, stages, root, found_of(root, chain))
+    summary = finish(chain, stages, root, progress_of(root, chain))
     print(root.at("report.html"))
     for problem in filter(None, (summary["problem"], summary["tracking"])):
         print(f"orchestrator: {problem}", file=sys.stderr)
@@ -152,7 +152,7 @@ def stop_stages(root: RunDir, chain: ChainSpec, stop: Callable[[RunDir], None], 
     from orchestrator.config.outcome import ENDED
     from orchestrator.observe.last_status import LOST
 
-    summary = found_of(root, chain)
+    summary = progress_of(root, chain)
     working = [each for each in summary["stages"] if each["state"] not in (*ENDED, WAITING, LOST)]
     if not working:
         raise InputError("no stage of this chain is running", root.uri, "see `orchestrator status`")

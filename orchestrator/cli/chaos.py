@@ -66,7 +66,7 @@ def chaos(
         emit(to_json(comparisons))
     else:
         _show(comparisons)
-    return 0 if all(found.held for found in comparisons) else 1
+    return 0 if all(comparison.held for comparison in comparisons) else 1
 
 
 def _refuse_old(runs: Path) -> None:

@@ -35,7 +35,7 @@ def register(app: typer.Typer) -> None:
 
 
 def chat(
-    what: Model,
+    model: Model,
     step: Step = None,
     system: Annotated[str | None, typer.Option(help="a system message before the conversation")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="maximum number of tokens per answer")] = 512,
@@ -47,7 +47,7 @@ def chat(
     answer appears as it is generated; Ctrl-C stops it, and an empty line, /exit or Ctrl-D ends. /new starts again."""
     from workloads.workload import Sampling
 
-    speaker = load_speaker(what, step, raw_weights)
+    speaker = load_speaker(model, step, raw_weights)
     opening = [] if system is None else [{"role": "system", "content": system}]
     speaker.conversation([*opening, {"role": "user", "content": "?"}])  # a model of texts is refused at once
     talk: list[dict[str, Any]] = list(opening)
@@ -71,7 +71,7 @@ def _line() -> str:
         return ""
 
 
-def _answer(speaker: Speaker, talk: list[dict[str, Any]], most: int, sampling: Sampling) -> str | None:
+def _answer(speaker: Speaker, talk: list[dict[str, Any]], max_tokens: int, sampling: Sampling) -> str | None:
     """Print an answer while it is generated and return it; None if the model cannot answer."""
     heard: list[str] = []
 
@@ -80,11 +80,11 @@ def _answer(speaker: Speaker, talk: list[dict[str, Any]], most: int, sampling: S
         print(piece, end="", flush=True)
 
     try:
-        said = speaker.say(speaker.conversation(list(talk)), most, sampling, hear)
+        answer = speaker.say(speaker.conversation(list(talk)), max_tokens, sampling, hear)
         print()
-        if said.finish == "length":
-            print(f"orchestrator: cut after {said.tokens} tokens; raise --tokens", file=sys.stderr)
-        return said.text
+        if answer.finish == "length":
+            print(f"orchestrator: cut after {answer.tokens} tokens; raise --tokens", file=sys.stderr)
+        return answer.text
     except KeyboardInterrupt:
         print("\norchestrator: stopped", file=sys.stderr)
         return "".join(heard)
@@ -94,7 +94,7 @@ def _answer(speaker: Speaker, talk: list[dict[str, Any]], most: int, sampling: S
 
 
 def serve_model(
-    what: Model,
+    model: Model,
     step: Step = None,
     host: Annotated[str, typer.Option(help="address to listen on")] = LOOPBACK,
     port: Annotated[int, typer.Option(min=0, max=65535, help="port; 0 picks a free one")] = 0,
@@ -120,17 +120,17 @@ def serve_model(
     from orchestrator.evaluate.of_export import is_export
 
     token = _token(token_file, no_token)
-    served = name or Path(what.rstrip("/")).name
+    served = name or Path(model.rstrip("/")).name
     installed = find_spec("vllm") is not None
-    fits = is_export(what) and not (Path(what) / "own.json").exists()
+    fits = is_export(model) and not (Path(model) / "own.json").exists()
     if engine == "vllm" and not (installed and fits):
         why = "serves exports for transformers" if installed else "is not installed"
         raise InputError(
             f"vllm {why}", "--engine", "export the run, or leave it out" if installed else "pip install vllm"
         )
     if engine != "own" and installed and fits:
-        _become_vllm(what, served, host, port, token)
-    _serve(load_speaker(what, step, raw_weights), served, host, port=port, token=token)
+        _become_vllm(model, served, host, port, token)
+    _serve(load_speaker(model, step, raw_weights), served, host, port=port, token=token)
 
 
 def _token(file: Path | None, none: bool) -> str | None:
@@ -142,14 +142,14 @@ def _token(file: Path | None, none: bool) -> str | None:
     if file is None:
         return secrets.token_urlsafe(24)
     try:
-        found = file.read_text().strip()
+        result = file.read_text().strip()
     except OSError as error:
         raise InputError(
             f"cannot be read ({error.strerror})", str(file), "give a file with a token"
         ) from None
-    if not found or not found.isprintable() or " " in found:
+    if not result or not result.isprintable() or " " in result:
         raise InputError("holds no token", str(file), "write one line without blanks into it")
-    return found
+    return result
 
 
 def _become_vllm(folder: str, name: str, host: str, port: int, token: str | None) -> None:

@@ -75,11 +75,11 @@ def verify(run_dir: Run, step: One = None, as_json: Json = False) -> None:
     problems = {f"step {number}": lines for number, (lines, _) in results.items()}
     data_folders = {data for _, data in results.values()}
     for uri in sorted(filter(None, data_folders)):
-        place = place_of_data(spec.data, run, uri)
-        if place is None:  # which is not a problem: it is made again
+        location = place_of_data(spec.data, run, uri)
+        if location is None:  # which is not a problem: it is made again
             print(f"data {uri} is not there, and was not looked at", file=sys.stderr)
-        elif lines := problems_of(place):
-            problems[f"data {place}"] = lines
+        elif lines := problems_of(location):
+            problems[f"data {location}"] = lines
     if as_json:
         emit({key.removeprefix("step "): lines for key, lines in problems.items()})
     else:
@@ -151,17 +151,17 @@ def export(
     from orchestrator.checkpoint.resolve_checkpoint import read_chosen
     from orchestrator.config.paths import absolute
     from orchestrator.export import hub
-    from orchestrator.export.converted import asked_form
+    from orchestrator.export.converted import form_option
     from orchestrator.export.hugging_face import export as write
-    from orchestrator.export.quantised import asked_scheme
+    from orchestrator.export.quantised import scheme_option
     from orchestrator.storage.uri import check_uri
 
     run, _ = existing_run(run_dir)
     if to is not None:
         check_uri(to, "--to")
     target = run.at("export") if to is None else absolute(to, Path.cwd())
-    scheme = asked_scheme(form, quantize, group, activations)
-    requested = asked_form(form, names, numbers, scheme)
+    scheme = scheme_option(form, quantize, group, activations)
+    requested = form_option(form, names, numbers, scheme)
     if public and push is None:
         raise InputError("does nothing without --push", "--public", "add --push USER/NAME")
     if push is not None:

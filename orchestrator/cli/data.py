@@ -231,11 +231,11 @@ def inspect(
     from orchestrator.config.paths import absolute
     from orchestrator.data.store.summary import inspect as look
 
-    if removed_by is None and (found := data_samples.inputs_of(data, overrides, address)) is not None:
+    if removed_by is None and (inputs := data_samples.inputs_of(data, overrides, address)) is not None:
         _refuse({"--share": share is not None}, data, "name the folder of prepared data")
         _refuse({"--turn": bool(turn and sample is None)}, data, "give --sample")
         _refuse({"--count": count > 1 and at is None}, data, "give --at")
-        seen = data_samples.look(*found, data_samples.Wanted(at, sample, turn, count))
+        seen = data_samples.look(*inputs, data_samples.Wanted(at, sample, turn, count))
         emit(seen) if as_json else data_samples.show(seen)
         return
     _refuse({"--set": bool(overrides)}, data, "it is for a job file")
@@ -323,11 +323,11 @@ def rollouts(
     """Show the prompts of a step, the answers that the model generated to them, and their rewards."""
     from orchestrator.train.rollouts.kept import read_kept
 
-    found, answers = read_kept(existing_run(run)[0].uri, step)
+    kept_step, answers = read_kept(existing_run(run)[0].uri, step)
     if as_json:
-        emit({"step": found, "answers": answers})
+        emit({"step": kept_step, "answers": answers})
         return
-    print(f"step {found}")
+    print(f"step {kept_step}")
     prompt = None
     for answer in answers:
         if answer["prompt_number"] != prompt:

@@ -40,7 +40,7 @@ def register(app: typer.Typer) -> None:
 
 
 def evaluate(
-    what: Model,
+    model: Model,
     step: Step = None,
     on: Annotated[
         list[str] | None,
@@ -75,7 +75,7 @@ def evaluate(
         row = subject.on_text(sets, address) if sets or not files else None
         return row, subject.on_tasks(files) if files else None
 
-    row, of_tasks = _measured(what, step, overrides or [], raw=raw_weights, measure=measure)
+    row, of_tasks = _measured(model, step, overrides or [], raw=raw_weights, measure=measure)
     first = row or of_tasks
     assert first is not None
     of_text = row["sets"] if row else {}
@@ -83,7 +83,7 @@ def evaluate(
         emit({**first, "sets": of_text, **({"tasks": of_tasks["sets"]} if of_tasks else {})})
         return
     averaged = ", averaged weights" if "weights" in first else ""
-    print(f"Step {first['step']}{averaged}" if first["step"] else what)
+    print(f"Step {first['step']}{averaged}" if first["step"] else model)
     if of_text:
         names = list(dict.fromkeys(name for metrics in of_text.values() for name in metrics))
         rows = [[key, *(f"{m[n]:.6g}" if n in m else "" for n in names)] for key, m in of_text.items()]
@@ -98,7 +98,7 @@ def evaluate(
 
 
 def generate(
-    what: Model,
+    model: Model,
     prompts: Annotated[list[str], typer.Argument(help="texts that the model continues or answers")],
     step: Step = None,
     tokens: Annotated[int, typer.Option(min=1, help="maximum number of tokens per text")] = 64,
@@ -125,22 +125,22 @@ def generate(
         _tell_settings(subject)
         return subject.says(prompts, tokens, sampling, raw)
 
-    said, answers = _measured(what, step, [], raw_weights, say)
+    texts, answers = _measured(model, step, [], raw_weights, say)
     if as_json:
-        emit([{"prompt": prompt, "text": text} for prompt, text in zip(prompts, said, strict=True)])
+        emit([{"prompt": prompt, "text": text} for prompt, text in zip(prompts, texts, strict=True)])
         return
-    for prompt, text in zip(prompts, said, strict=True):
+    for prompt, text in zip(prompts, texts, strict=True):
         print(f"{prompt}\n=> {text}\n" if answers else f"{prompt}{text}\n")
 
 
-def load_speaker(what: str, step: int | None, raw: bool) -> Speaker:
+def load_speaker(model: str, step: int | None, raw: bool) -> Speaker:
     """Return the model of a run or an export in memory. Raises InputError."""
 
     def load(subject: CommitOfRun | _Export) -> Speaker:
         _tell_settings(subject)
         return subject.speaker()
 
-    return _measured(what, step, [], raw, load)
+    return _measured(model, step, [], raw, load)
 
 
 def absolute_path(uri: str) -> str:
@@ -201,8 +201,8 @@ class _Export:
         spec = resolve_paths(spec, Path.cwd())
         check_sources(spec.data, spec.workload.objective, spec.set_sources)
         workload_of_export(spec)
-        with tempfile.TemporaryDirectory(prefix="evaluation-") as place:
-            run = RunDir(f"{place}/run")
+        with tempfile.TemporaryDirectory(prefix="evaluation-") as folder:
+            run = RunDir(f"{folder}/run")
             before = PreparedData(format=format_of_export(self._folder))
             return evaluate_export(
                 spec.model_dump(mode="json"),
@@ -219,8 +219,8 @@ class _Export:
         from orchestrator.evaluate.on_tasks import run_tasks
 
         spec, _ = spec_of_export(self._folder, {}, self._overrides)
-        place = {"export": self._folder, "overrides": self._overrides}
-        return run_tasks(files, place, spec.resources.per_worker.bundle)
+        model = {"export": self._folder, "overrides": self._overrides}
+        return run_tasks(files, model, spec.resources.per_worker.bundle)
 
     def speaker(self) -> Speaker:
         """As `CommitOfRun.speaker`."""
@@ -243,7 +243,7 @@ class _Export:
         workload, tokenizer = workload_of_export(spec), tokenizer_of_export(spec.data, spec.workload)
         chat = None if bare else chat_of_export(spec.data, spec.workload, tokenizer)
         with wrong_input("prompts"):
-            said = continue_prompts(
+            texts = continue_prompts(
                 workload,
                 lambda name: workload.initial(name, spec.seed),
                 tokenizer=tokenizer,
@@ -253,11 +253,11 @@ class _Export:
                 chat=chat,
                 scheme=spec.quantize.scheme if spec.quantize else None,
             )
-        return said, chat is not None
+        return texts, chat is not None
 
 
 def _measured(
-    what: str,
+    model: str,
     step: int | None,
     overrides: list[str],
     raw: bool,
@@ -271,15 +271,15 @@ def _measured(
     from orchestrator.evaluate.of_export import is_export
     from orchestrator.storage.uri import check_uri, is_local, local_path
 
-    check_uri(what)
-    if is_local(what) and is_export(local_path(what)):
+    check_uri(model)
+    if is_local(model) and is_export(local_path(model)):
         if step is not None:
             raise InputError("an export is of one step", "--step", "leave it out")
         if raw:
             hint = "leave it out, or give it to checkpoint export"
             raise InputError("an export has the weights that it was made of", "--raw-weights", hint)
-        return measure(_Export(local_path(what), overrides))
-    place, step = run_and_step(place_of(what), step, f"--step {step}")
+        return measure(_Export(local_path(model), overrides))
+    place, step = run_and_step(place_of(model), step, f"--step {step}")
     if overrides:
         raise InputError("a run is evaluated as its job says", "--set", "leave it out; it is for an export")
     run = existing_run(place)[0]

@@ -113,14 +113,16 @@ def _translate(source: Path, path: Path, name: str | None) -> None:
     from orchestrator.launch.first_job import write_job
     from orchestrator.launch.foreign_jobs.translate import translate
 
-    found = translate(source, name)
-    parse(found.document, str(source))
-    write_job(path, found.text(str(source)))
-    for line in found.lines:
+    translated = translate(source, name)
+    parse(translated.document, str(source))
+    write_job(path, translated.text(str(source)))
+    for line in translated.lines:
         print(line)
-    if found.left:
+    if translated.left:
         table(
-            f"Keys of {found.trainer} without a place", ["key", "nearest"], [[*each] for each in found.left]
+            f"Keys of {translated.trainer} without a place",
+            ["key", "nearest"],
+            [[*each] for each in translated.left],
         )
     typed = shlex.quote(str(path))
     print(f"{path} is written; next: orchestrator plan {typed}, then orchestrator run {typed}")
@@ -265,7 +267,7 @@ def plan(
             ),
             as_json,
         )
-    elif found := _plan(
+    elif plan_json := _plan(
         spec,
         workers,
         device=machine,
@@ -275,7 +277,7 @@ def plan(
         as_json=as_json,
         run=run_of(spec.name, None),
     ):
-        emit(found)
+        emit(plan_json)
 
 
 def _plan(
@@ -316,11 +318,11 @@ def _plan(
     prediction = forecast_of(planned, cluster) if cluster else None
     points = []
     if by_workers:
-        most = spec.resources.workers.max
+        max_workers = spec.resources.workers.max
         points = frontier(
             demand_of(spec),
             shape,
-            workers=most,
+            workers=max_workers,
             machine=planned.machine,
             must_fit=planned.must_fit,
             verdicts=planned.verdicts,

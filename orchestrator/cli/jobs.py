@@ -100,7 +100,7 @@ def submit(
         _check_accelerator(spec)
     jobs = submission.jobs_at(address)
     try:
-        found, new = submission.submit(
+        submitted, new = submission.submit(
             jobs, spec.name, command, run=run, priority=priority, runtime_env=environment
         )
     except KeyboardInterrupt as interruption:
@@ -109,13 +109,16 @@ def submit(
         print(f"\n{interruption}", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
     if wait:
-        _follow(jobs, found, as_json)
+        _follow(jobs, submitted, as_json)
     if as_json:
-        emit({**found.to_json(), "new": new})
+        emit({**submitted.to_json(), "new": new})
         return
-    print(f"{found.id} is {'submitted' if new else 'running already'}; its run directory: {found.run_dir}")
     print(
-        f"next: orchestrator attach {found.name}, orchestrator status {found.name}, orchestrator stop {found.name}"
+        f"{submitted.id} is {'submitted' if new else 'running already'}; its run directory: {submitted.run_dir}"
+    )
+    print(
+        f"next: orchestrator attach {submitted.name}, orchestrator status {submitted.name}, "
+        f"orchestrator stop {submitted.name}"
     )
 
 
@@ -179,9 +182,9 @@ def _summary_of(run: RunDir, before: dict[str, Any] | None) -> dict[str, Any]:
     """The summary of a run that has ended, which is written a moment after its status; not that of a time `before`."""
     deadline = time.monotonic() + SUMMARY
     while time.monotonic() < deadline:
-        found = run.read_json_or_empty("summary.json")
-        if found and found != before:
-            return found
+        stored = run.read_json_or_empty("summary.json")
+        if stored and stored != before:
+            return stored
         time.sleep(EVERY)
     raise InputError("has ended and has no summary", run.uri, "see `orchestrator logs` and events.jsonl")
 

@@ -101,17 +101,17 @@ def _print_ranks(
     follow: bool,
     as_json: bool,
 ) -> None:
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     alone = len(ranks) == 1
     for number, of, line in _lines(run, ranks, attempt, follow):
         if not wanted.search(line):
             continue
         if as_json:
-            found.append({"attempt": number, "rank": of, "line": line})
+            entries.append({"attempt": number, "rank": of, "line": line})
         else:
             print(line if alone else f"rank {of} | {line}", flush=follow)
     if as_json:
-        emit(found)
+        emit(entries)
 
 
 def _lines(
@@ -122,8 +122,8 @@ def _lines(
 
     attempts = attempts_of(run)
     if attempt is not None and attempt not in attempts and not follow:
-        told = f"attempts {', '.join(map(str, attempts))} did" if attempts else "no other did either"
-        raise InputError(f"no rank printed anything; {told}", f"--attempt {attempt}", "name another")
+        others = f"attempts {', '.join(map(str, attempts))} did" if attempts else "no other did either"
+        raise InputError(f"no rank printed anything; {others}", f"--attempt {attempt}", "name another")
     shown = attempt or max(attempts, default=0)
     if not shown and not follow:
         print("orchestrator: no rank has printed anything", file=sys.stderr)

@@ -81,19 +81,19 @@ def show(
 
     # A later attempt repeats steps, or goes on after those of an earlier one.
     rows = {row["step"]: row for row in sorted(directory.rows(METRICS), key=itemgetter("attempt"))}
-    found = found_in([rows[step] for step in sorted(rows)], has_diverged(directory))
-    numbers = found.to_json()
+    result = found_in([rows[step] for step in sorted(rows)], has_diverged(directory))
+    numbers = result.to_json()
     directory.write_json("lr-range.json", numbers)
-    directory.write_text(PAGE, range_page.page(name, loss_unit(objective), numbers, found.line))
+    directory.write_text(PAGE, range_page.page(name, loss_unit(objective), numbers, result.line))
     if as_json:
         emit({**(ending or {}), "run_dir": directory.uri, **numbers})
         return
     print(range_page.on_terminal(numbers))
-    print(found.line)
+    print(result.line)
     print(directory.at(PAGE))
 
 
-def refuse_beside(options: dict[str, bool]) -> None:
+def refuse_other_runs(options: dict[str, bool]) -> None:
     """Raise InputError if another option is given that means another kind of run."""
     for name, is_given in options.items():
         if is_given:

@@ -108,7 +108,7 @@ def job_of(path: Path, overrides: list[str] | None) -> JobSpec:
     try:
         return resolve_paths(load(path, overrides or ()), Path.cwd())
     except WrongKeys as problem:
-        raise _with_what_is_missing(problem) from None
+        raise _with_missing_files(problem) from None
 
 
 def jobs_of(path: Path, overrides: list[str] | None, seeds: int | None = None) -> JobSpec | ChainSpec:
@@ -118,17 +118,19 @@ def jobs_of(path: Path, overrides: list[str] | None, seeds: int | None = None) -
     from orchestrator.config.validation_messages import WrongKeys
 
     try:
-        found = load_job(path, overrides or ())
+        result = load_job(path, overrides or ())
     except WrongKeys as problem:
-        raise _with_what_is_missing(problem) from None
+        raise _with_missing_files(problem) from None
     if seeds is not None:
-        if isinstance(found, ChainSpec):
+        if isinstance(result, ChainSpec):
             hint = "set the key seed of its stages"
             raise InputError("takes one job, but this is a chain of jobs", "--seeds", hint)
-        if found.tune is not None:
+        if result.tune is not None:
             note_of_search("--seeds")
-        found = chain_of_seeds(found.document(), seeds)
-    return found.with_paths(Path.cwd()) if isinstance(found, ChainSpec) else resolve_paths(found, Path.cwd())
+        result = chain_of_seeds(result.document(), seeds)
+    return (
+        result.with_paths(Path.cwd()) if isinstance(result, ChainSpec) else resolve_paths(result, Path.cwd())
+    )
 
 
 def note_of_search(option: str) -> None:
@@ -136,7 +138,7 @@ def note_of_search(option: str) -> None:
     print(f"note: {option} searches nothing: the job's key tune is left out", file=sys.stderr)
 
 
-def _with_what_is_missing(problem: WrongKeys) -> InputError:
+def _with_missing_files(problem: WrongKeys) -> InputError:
     """The problems of a job file, missing files included, so that a user sees all of them at once."""
     from orchestrator.config.errors import Problems
     from orchestrator.config.paths import resolve_paths
@@ -176,10 +178,10 @@ def existing_folder(folder: str) -> str:
     from orchestrator.storage.uri import check_uri, is_local
 
     check_uri(folder)
-    place = folder if "://" in folder else os.path.normpath(Path.cwd() / folder)
-    if is_local(place) and not Path(place).is_dir():
+    path = folder if "://" in folder else os.path.normpath(Path.cwd() / folder)
+    if is_local(path) and not Path(path).is_dir():
         raise InputError("there is no such folder", folder, "name a folder of run directories")
-    return place
+    return path
 
 
 def on_this_machine(given: str | Path) -> Path:

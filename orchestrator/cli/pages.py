@@ -81,9 +81,9 @@ def serve(
     """Show all runs of a folder in a browser on this machine, at an address with a token, until Ctrl-C."""
     from orchestrator.observe.pages.page_server import PageServer
 
-    place = existing_folder(folder)
+    path = existing_folder(folder)
     try:
-        server = PageServer(place, port)
+        server = PageServer(path, port)
     except OSError as error:
         raise InputError(
             f"cannot be used ({error.strerror})", f"--port {port}", "give another, or none"

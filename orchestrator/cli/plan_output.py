@@ -48,22 +48,22 @@ def show_audit(folder: str, as_json: bool) -> None:
     from orchestrator.observe.pages.page import size
     from orchestrator.storage.run_directory import runs_in
 
-    found = []
+    audits = []
     for run in runs_in(folder):
         try:
             row = audit_of(run)
         except InputError as error:
             print(f"orchestrator: left out: {error}", file=sys.stderr)
             continue
-        found += [row] if row else []
-    if not found:
+        audits += [row] if row else []
+    if not audits:
         raise InputError(
             "no run in it was both predicted and measured", folder, "give the folder that holds runs"
         )
-    errors = [abs(row["step_seconds"]["ratio"] - 1.0) for row in found]
+    errors = [abs(row["step_seconds"]["ratio"] - 1.0) for row in audits]
     mean = statistics.mean(errors)
     if as_json:
-        emit({"runs": found, "mean_error": mean})
+        emit({"runs": audits, "mean_error": mean})
         return
 
     def cells(pair: dict[str, Any], text: Any) -> list[str]:
@@ -78,7 +78,7 @@ def show_audit(folder: str, as_json: bool) -> None:
             *cells(row["memory_bytes"], size),
             row["memory"].get("source", "formula"),
         ]
-        for row in found
+        for row in audits
     ]
     columns = ["run", "layout", "predicted", "step", "error", "predicted", "memory", "error", "by"]
     table(f"Runs in {folder}", columns, rows)

@@ -51,12 +51,12 @@ def show(
     from orchestrator.observe.pages.page import size
 
     title = f"{model}: {count(shape.parameters)} parameters, {count(plan.tokens)} tokens per step"
-    most = max(traced.peaks(plan.by_stage))
+    highest = max(traced.peaks(plan.by_stage))
     rows = [
         [
             "chosen" if candidate is plan.chosen else "",
             str(candidate.layout),
-            f"{(most if candidate is plan.chosen else candidate.memory) / 2**30:.2f} GiB",
+            f"{(highest if candidate is plan.chosen else candidate.memory) / 2**30:.2f} GiB",
             duration(candidate.seconds),
             f"{count(plan.tokens / candidate.seconds)} tokens/s",
             "" if candidate is plan.chosen else _loses(candidate, plan.chosen),

@@ -43,7 +43,7 @@ def rehearse(
     from orchestrator.launch.init_checks import check_begins
     from orchestrator.launch.job_checks import check_job
     from orchestrator.verify.rehearsal import stages
-    from orchestrator.verify.rehearsal.real_size import real_size, worker_of
+    from orchestrator.verify.rehearsal.full_size import plan_at_full_size, worker_of
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was made is removed then too
     began = time.monotonic()
@@ -57,8 +57,8 @@ def rehearse(
     tell("check")
     resolved = check_job(spec, machine_of=worker_of(machine))
     check_begins(resolved, run_of(spec.name, None))
-    resolved, real = real_size(resolved, machine)
-    rehearsal = stages.rehearse(resolved, real, time.monotonic() - began, tell)
+    resolved, full_size = plan_at_full_size(resolved, machine)
+    rehearsal = stages.rehearse(resolved, full_size, time.monotonic() - began, tell)
     if as_json:
         emit(rehearsal.to_json())
     else:

@@ -28,7 +28,7 @@ from orchestrator.cli.options import (
     run_of,
 )
 from orchestrator.cli.targets import Target, has_commit, job_at, job_named, run_at, shown_of
-from orchestrator.cli.try_run import begun_anew, dry_run_of, place_of_try, smoke_of
+from orchestrator.cli.try_run import begun_anew, dry_run_of, smoke_of, try_directory
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import ENDED, Outcome
 
@@ -92,10 +92,10 @@ def run(
 
     spec = jobs_of(job, overrides, seeds)
     if lr_range is not None:
-        from orchestrator.cli.lr_range import refuse_beside, run_lr_range
+        from orchestrator.cli.lr_range import refuse_other_runs, run_lr_range
 
         given = {"--until": until, "--smoke": smoke, "--dry-run": dry_run, "--seeds": seeds, "--fault": fault}
-        refuse_beside({name: value not in (None, False) for name, value in given.items()})
+        refuse_other_runs({name: value not in (None, False) for name, value in given.items()})
     if isinstance(spec, ChainSpec):
         if until is not None or smoke or lr_range:
             option = "--until" if until is not None else "--smoke" if smoke else "--lr-range"
@@ -120,7 +120,7 @@ def run(
         )
     if smoke:
         spec = smoke_of(spec)
-    directory = run_of(spec.name, place_of_try(run_dir) if smoke else run_dir)
+    directory = run_of(spec.name, try_directory(run_dir) if smoke else run_dir)
     faults = _faults(fault or [])
     if dry_run:
         dry_run_of(spec, directory, until, address, as_json)
@@ -180,7 +180,7 @@ def status(target: Target, address: Cluster = None, as_json: Json = False) -> No
     directory = local or run_at(job.run_dir if job else "")
     if directory is None:
         assert job is not None
-        found: dict[str, Any] = {
+        status_json: dict[str, Any] = {
             "name": job.name,
             "phase": job.state,
             "ranks": [],
@@ -188,34 +188,34 @@ def status(target: Target, address: Cluster = None, as_json: Json = False) -> No
             "state": job.state,
         }
     else:
-        found = _status_of(directory)
+        status_json = _status_of(directory)
     if job is not None:
-        found |= {"job": shown_of(job)}
+        status_json |= {"job": shown_of(job)}
     if as_json:
-        emit(found)
+        emit(status_json)
     else:
-        _print_status(found, job, directory is not None)
+        _print_status(status_json, job, directory is not None)
         print(other, end="\n" if other else "")
     if directory is not None:
-        _settle(directory, as_json)
+        _end_in_mlflow(directory, as_json)
 
 
-def _print_status(found: dict[str, Any], job: Submission | None, has_run: bool) -> None:
+def _print_status(status: dict[str, Any], job: Submission | None, has_run: bool) -> None:
     if job is not None:
-        print(f"{job.id}: {found['job']['state']}, run directory {job.run_dir}")
+        print(f"{job.id}: {status['job']['state']}, run directory {job.run_dir}")
     if has_run:
-        _show_status(found)
+        _show_status(status)
 
 
-def _settle(directory: RunDir, as_json: bool) -> None:
-    """Tell MLflow of a run that no controller drives any more; see `settle`."""
+def _end_in_mlflow(directory: RunDir, as_json: bool) -> None:
+    """Tell MLflow of a run that no controller drives any more; see `end_dead_run`."""
     from orchestrator.observe.last_status import LOST, last_status
 
     if last_status(directory).get("phase") != LOST:  # the next import takes a moment
         return
-    from orchestrator.observe.mlflow_dead_runs import settle
+    from orchestrator.observe.mlflow_dead_runs import end_dead_run
 
-    line = settle(directory)
+    line = end_dead_run(directory)
     if line and not as_json:
         print(line)
 
@@ -395,10 +395,10 @@ def _where_next(run_dir: str, tracking: str | None, form: str | None, summary: d
         served = tracking.startswith(("http://", "https://"))
         uri = redact(tracking)
         _say(f"  {uri}" if served else f"  mlflow ui --backend-store-uri {shlex.quote(uri)}")
-    told = summary.get("tracking") or {}
-    if refused := told.get("refused"):
+    mlflow = summary.get("tracking") or {}
+    if refused := mlflow.get("refused"):
         _say(refused)
-    if problem := told.get("problem"):
+    if problem := mlflow.get("problem"):
         _say(
             f"MLflow lacks some rows ({problem}); `orchestrator report {typed}` sends them when it answers again"
         )

@@ -39,19 +39,19 @@ def runs(
     nor one with a pinned checkpoint."""
     from orchestrator.launch.stored_runs import stored_runs
 
-    found = stored_runs(existing_folder(folder))
+    stored = stored_runs(existing_folder(folder))
     if remove:
-        _remove(found, remove, yes, as_json)
+        _remove(stored, remove, yes, as_json)
     elif as_json:
-        emit([run.to_json() for run in found])
+        emit([run.to_json() for run in stored])
     else:
-        table("", COLUMNS, _cells(found))
+        table("", COLUMNS, _cells(stored))
 
 
-def _remove(found: Sequence[StoredRun], wanted: Sequence[str], yes: bool, as_json: bool) -> None:
+def _remove(runs: Sequence[StoredRun], wanted: Sequence[str], yes: bool, as_json: bool) -> None:
     from orchestrator.launch import stored_runs
 
-    chosen = stored_runs.chosen(found, wanted)
+    chosen = stored_runs.chosen(runs, wanted)
     for run in chosen:  # all before the first is removed
         stored_runs.check_removable(run.run_dir)
     if not yes:
@@ -75,7 +75,7 @@ def _ask(chosen: Sequence[StoredRun], as_json: bool) -> None:
         raise typer.Exit(0)
 
 
-def _cells(found: Sequence[StoredRun]) -> list[list[str]]:
+def _cells(runs: Sequence[StoredRun]) -> list[list[str]]:
     from orchestrator.observe.formatting import duration
 
     now = time.time()
@@ -89,7 +89,7 @@ def _cells(found: Sequence[StoredRun]) -> list[list[str]]:
             f"{duration(max(now - run.time, 0.0))} ago" if run.time else "",
             run.problem or "; ".join([*run.held, *run.referred]),
         ]
-        for run in found
+        for run in runs
     ]
 
 

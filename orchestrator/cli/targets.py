@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.chain import chain_at, found_of
+from orchestrator.cli.chain import chain_at, progress_of
 from orchestrator.cli.options import existing_run, run_names
 from orchestrator.config.errors import Absent, InputError, Unreachable
 from orchestrator.config.outcome import ENDED
@@ -67,7 +67,7 @@ def is_waiting(job: Submission) -> bool:
         return False
     try:
         if (chain := chain_at(job.run_dir)) is not None:
-            states = [stage["state"] for stage in found_of(*chain)["stages"]]
+            states = [stage["state"] for stage in progress_of(*chain)["stages"]]
             states = [state for state in states if state not in (*ENDED, NOT_BEGUN)]
         else:
             status = last_status(RunDir(job.run_dir))

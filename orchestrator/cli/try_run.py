@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from orchestrator.storage.run_directory import RunDir
 
 
-def place_of_try(run_dir: str | None) -> str | None:
+def try_directory(run_dir: str | None) -> str | None:
     """The run directory of a try, next to that of the run."""
     from orchestrator.config.smoke import SUFFIX
 
@@ -42,10 +42,10 @@ def smoke_of(spec: JobSpec) -> JobSpec:
 
     def layout_of(demand: Demand) -> Layout | None:
         try:
-            found = planned(demand, whole.shape, workers, machine, verdicts=verdicts).chosen.layout
+            result = planned(demand, whole.shape, workers, machine, verdicts=verdicts).chosen.layout
         except InputError:  # there is none: `preflight` says why
             return None
-        return replace(found, micro_batch=1)
+        return replace(result, micro_batch=1)
 
     try:
         whole = in_chosen_precision(resolve(spec), worker_here)
@@ -80,7 +80,7 @@ def begun_anew(directory: RunDir) -> Iterator[None]:
     try:
         yield
     except InputError:
-        if not directory.holds_a_run(beside=SMOKE):
+        if not directory.holds_a_run(ignored=SMOKE):
             directory.remove(SMOKE)
             remove_empty(made)
         raise
@@ -104,7 +104,7 @@ def dry_run_of(
     source, commit = continuation_of(job.spec).begun_from(
         directory, check_same_run(job.spec.run_identity, directory)
     )
-    found = planned_of(
+    chosen_plan = planned_of(
         spec.train, job, worker_at(address)(job.spec.resources, job.spec.train.dtype) if address else None
     )
     begins = "does nothing: it is finished" if done else "starts from the beginning"
@@ -116,8 +116,8 @@ def dry_run_of(
                 "run_dir": directory.uri,
                 "step": commit.step if commit else None,
                 "done": done,
-                **found.traced.told(found.plan, found.on_cpu),
-                **({"precision": found.choice.to_json()} if found.choice else {}),
+                **chosen_plan.traced.plan_json(chosen_plan.plan, chosen_plan.on_cpu),
+                **({"precision": chosen_plan.choice.to_json()} if chosen_plan.choice else {}),
             }
         )
     else:
@@ -125,11 +125,11 @@ def dry_run_of(
             job.spec.workload.model,
             demand_of(job.spec),
             job.shape,
-            found.plan,
+            chosen_plan.plan,
             data=job.spec.data,
             checkpoint=job.spec.checkpoint,
-            traced=found.traced,
+            traced=chosen_plan.traced,
         )
-        plan_table.show_memory(found.plan, found.traced, found.on_cpu)
-        plan_table.show_precision(found.choice)
+        plan_table.show_memory(chosen_plan.plan, chosen_plan.traced, chosen_plan.on_cpu)
+        plan_table.show_precision(chosen_plan.choice)
         print(f"{directory.uri} {begins}; nothing was started or written")

@@ -92,7 +92,7 @@ class Stage:
     def inputs(self) -> tuple[Input, ...]:
         """Return what the stage takes from other stages."""
         before = self.job.train.continue_from
-        said = {
+        given = {
             INIT: self.job.workload.init_from,
             CONTINUE: before and before.run,
             TEACHER: self.job.distill and self.job.distill.teacher,
@@ -100,7 +100,7 @@ class Stage:
         }
         return tuple(
             Input(key, *_name_and_tag(text))
-            for key, text in said.items()
+            for key, text in given.items()
             if isinstance(text, str) and text.startswith(REFERENCE)
         )
 
@@ -218,20 +218,20 @@ def _compress(given: Any, stages: Sequence[Stage], where: str) -> CompressSpec |
     """Return the key `compress` of a chain of these stages. Raises InputError."""
     if given is None:
         return None
-    place = f"{where}: {COMPRESS}"
+    key = f"{where}: {COMPRESS}"
     try:
         compress = CompressSpec.model_validate(given)
     except ValidationError as error:
-        raise input_error(error, place, CompressSpec) from None
+        raise input_error(error, key, CompressSpec) from None
     exporting = [stage.name for stage in stages if stage.job.checkpoint.export]
     is_folder = compress.teacher is not None and "/" in compress.teacher
     if len(exporting) + is_folder < 2:
         hint = "set checkpoint.export of the teacher's stage and of one that begins after it"
-        raise InputError("compares exports, but fewer than two stages make one", place, hint)
+        raise InputError("compares exports, but fewer than two stages make one", key, hint)
     teacher = compress.teacher or exporting[0]
     if not is_folder and teacher not in exporting:
         hint = f"name one of {', '.join(exporting)}, or a folder as ./folder"
-        raise InputError(f"{teacher} is not a stage with an export", f"{place}.teacher", hint)
+        raise InputError(f"{teacher} is not a stage with an export", f"{key}.teacher", hint)
     return compress.model_copy(update={"teacher": teacher})
 
 
@@ -314,13 +314,13 @@ def _ordered(stages: Sequence[Stage], where: str) -> tuple[Stage, ...]:
     names = [stage.name for stage in stages]
     for stage in stages:
         for key, other, _ in stage.inputs:
-            place = f"{where}: {STAGES}.{stage.name}.{key}"
+            key_path = f"{where}: {STAGES}.{stage.name}.{key}"
             if other == stage.name:
-                raise InputError(f"{stage.name} names itself", place, "name an earlier stage")
+                raise InputError(f"{stage.name} names itself", key_path, "name an earlier stage")
             if other not in names:
                 near = difflib.get_close_matches(other, names, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"the stages are {', '.join(names)}"
-                raise InputError(f"there is no stage {other!r}", place, hint)
+                raise InputError(f"there is no stage {other!r}", key_path, hint)
     ordered: list[Stage] = []
     while len(ordered) < len(stages):
         ordered_names = {stage.name for stage in ordered}
@@ -344,20 +344,20 @@ def _circle(needs: Mapping[str, Sequence[str]]) -> list[str]:
 def _check_inputs(chain: ChainSpec, stage: Stage, where: str) -> None:
     """Raise InputError if an input of the stage will not exist."""
     for key, name, tag in stage.inputs:
-        place = f"{where}.{key}"
+        key_path = f"{where}.{key}"
         other = chain[name].job
         if key == TOKENIZER:
             if tag != "last":
-                raise InputError("a stage has one tokenizer", place, f"leave out @{tag}")
+                raise InputError("a stage has one tokenizer", key_path, f"leave out @{tag}")
         elif other.workload.adapter and key in (INIT, TEACHER):
-            _check_adapted(other.checkpoint, name, tag, place)
+            _check_adapted(other.checkpoint, name, tag, key_path)
         elif tag == "best":
             if other.checkpoint.best_metric is None:
                 hint = f"set checkpoint.keep_best of {name} to a metric, or name @last"
-                raise InputError(f"{name} keeps no best commit by a metric", place, hint)
+                raise InputError(f"{name} keeps no best commit by a metric", key_path, hint)
         elif tag != "last" and not _keeps(other.checkpoint, other.train.steps, tag):
             hint = "name @last, or set checkpoint.keep_every so that it is kept"
-            raise InputError(f"{name} will have no commit at {tag} when it is done", place, hint)
+            raise InputError(f"{name} will have no commit at {tag} when it is done", key_path, hint)
     base = stage.begins_with or stage.continues
     if base and isinstance(stage.job.data.tokenizer, TrainedTokenizer):
         _check_same_tokenizer(chain, stage.job.data, chain[base.stage], where)

@@ -60,13 +60,13 @@ def sections_of(key: str) -> list[Section]:
     if below:
         return below
     above, _, last = key.rpartition(".")
-    found = [
+    result = [
         Section(s.path, "", tuple(k for k in s.keys if k.name == last))
         for s in sections()
         if s.path == above and any(k.name == last for k in s.keys)
     ]
-    if found:
-        return found
+    if result:
+        return result
     raise InputError("the job file has no such key", key, _near(last))
 
 

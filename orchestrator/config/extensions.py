@@ -70,15 +70,15 @@ def extra_libraries(reference: str) -> dict[str, str]:
     Args:
         reference: the object as `module:name`, an old name too.
     """
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for group in sorted(set(KEYS.values())):
         for point in entry_points(group=GROUP + group):
             if point.extras and point.dist and reference_of(point) == present_name(reference):
                 for required in map(Requirement, point.dist.requires or ()):
                     for extra in point.extras:
                         if required.marker and required.marker.evaluate({"extra": extra}):
-                            found[required.name] = extra
-    return found
+                            result[required.name] = extra
+    return result
 
 
 def offered() -> dict[str, dict[str, str]]:

@@ -31,15 +31,15 @@ def changed_by(component: type[BaseModel], key: str) -> frozenset[Input]:
     """Return the inputs that a key changes, such as `workload.model` of the whole job."""
     name, _, rest = key.partition(".")
     declared: Changes = getattr(component, "CHANGES", {})
-    found = {each for each, names in declared.items() if name in names}
+    result = {each for each, names in declared.items() if name in names}
     for inner in (
         _components(component.model_fields[name].annotation) if name in component.model_fields else ()
     ):
         if rest:
-            found |= changed_by(inner, rest)
+            result |= changed_by(inner, rest)
         else:
-            found |= {each for part in inner.model_fields for each in changed_by(inner, part)}
-    return frozenset(found)
+            result |= {each for part in inner.model_fields for each in changed_by(inner, part)}
+    return frozenset(result)
 
 
 def _components(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -49,7 +49,7 @@ def parts_of_loss(row: Mapping[str, Any]) -> dict[str, float]:
 
 def by_name(sets: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Return the metrics of all sets by name, such as validation.loss."""
-    return {f"{name}.{metric}": value for name, found in sets.items() for metric, value in found.items()}
+    return {f"{name}.{metric}": value for name, metrics in sets.items() for metric, value in metrics.items()}
 
 
 def pass_at(answers: int) -> str:

@@ -33,9 +33,9 @@ def users_code(*named: tuple[str, str | ObjectReference | None]) -> dict[str, st
     Args:
         named: keys of a job file, each with its value. Built-in names and modules of this program are left out.
     """
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for key, value in named:
         name = str(value)
         if value is not None and is_object_reference(name) and not is_built_in(name):
-            found.setdefault(name, key)
-    return found
+            result.setdefault(name, key)
+    return result

@@ -358,6 +358,10 @@ _KEYS: Mapping[str, str] = {
     "distill.hidden": "alpha_mse alpha_cos",
     "rollout.group": "num_generations rollout_n num_return_sequences",
     "rollout.workers": ("num_rollout_workers rollout_workers num_generation_workers"),
+    "rollout.staleness: 1": (
+        "max_staleness max_head_offpolicyness max_trajectory_age_steps one_step_off_policy async_rollout "
+        "staleness_threshold max_async_level async_generation async_training"
+    ),
     "rollout.max_tokens": "max_completion_length max_response_length response_length",
     "rollout.steps": (
         "steps_per_generation generation_batch_size ppo_mini_batch_size num_iterations ppo_epochs"

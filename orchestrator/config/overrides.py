@@ -14,16 +14,16 @@ from orchestrator.config.yaml_text import read_yaml, yaml_problem
 def override(document: dict[str, Any], text: str) -> None:
     """Apply one override of the form `a.b=c` to the document in place. Raises InputError."""
     key, equals, value = text.partition("=")
-    place = f"--set {text}"
+    option = f"--set {text}"
     if not equals or not key:
-        raise InputError("is not of the form a.b=c", place, "write for example --set train.steps=50")
+        raise InputError("is not of the form a.b=c", option, "write for example --set train.steps=50")
     try:
         parsed = read_yaml(value)
     except RecursionError:
-        raise InputError("the value is nested too deeply", place) from None
+        raise InputError("the value is nested too deeply", option) from None
     except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"the value is not YAML ({yaml_problem(error)})", place) from None
-    set_key(document, key, parsed, place)
+        raise InputError(f"the value is not YAML ({yaml_problem(error)})", option) from None
+    set_key(document, key, parsed, option)
 
 
 def set_key(document: dict[str, Any], key: str, value: Any, where: str) -> None:

@@ -22,13 +22,13 @@ def code_of(own_code: Mapping[str, str]) -> dict[str, str]:
 
     `own_code` is that of `JobSpec.own_code`.
     """
-    found = {}
+    result = {}
     for name, where in own_code.items():
         try:
-            found[name] = code_hash(name)
+            result[name] = code_hash(name)
         except WorkloadError as error:
             raise InputError(str(error), where) from None
-    return found
+    return result
 
 
 def roots_of(own_code: Mapping[str, str]) -> list[str]:
@@ -71,13 +71,13 @@ def cleaning_function(rule: Own) -> Callable[..., Any]:
     """The function that a step of cleaning names. Raises InputError."""
     where = f"data.clean.own {rule.function}"
     try:
-        found: Any = load(rule.function)
+        function: Any = load(rule.function)
     except WorkloadError as error:
         raise InputError(str(error), where) from None
-    if not callable(found):
+    if not callable(function):
         hint = "fix it; it must be importable where the data is made"
         raise InputError("is not a function", where, hint)
-    called: Callable[..., Any] = found
+    called: Callable[..., Any] = function
     return called
 
 
@@ -86,16 +86,16 @@ def cleaning_code(rule: Own) -> str:
     folder. Raises InputError."""
     function = cleaning_function(rule)
     try:
-        found = _hash(Path(inspect.getsourcefile(inspect.unwrap(function)) or "").read_text())
+        result = _hash(Path(inspect.getsourcefile(inspect.unwrap(function)) or "").read_text())
     except (OSError, TypeError, ValueError):
         raise InputError(
             "has no source code", f"data.clean.own {rule.function}", "write it in Python"
         ) from None
     try:
         alone = len(sources(rule.function)) == 1
-        return found if alone else _hash([found, code_hash(rule.function)])
+        return result if alone else _hash([result, code_hash(rule.function)])
     except WorkloadError:  # a module whose imports cannot be followed further
-        return found
+        return result
 
 
 def check_same_cleaning(

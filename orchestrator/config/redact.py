@@ -147,11 +147,11 @@ def _difference(before: Any, after: Any, where: str) -> str:
         keys = list(range(len(before)))
     else:
         return where if before != after else ""
-    found = (_difference(before[key], after[key], f"{where}.{key}".lstrip(".")) for key in keys)
-    return next((place for place in found if place), "")
+    result = (_difference(before[key], after[key], f"{where}.{key}".lstrip(".")) for key in keys)
+    return next((place for place in result if place), "")
 
 
-def told(error: BaseException) -> str:
+def connection_problem(error: BaseException) -> str:
     """Return why a server was not reached, as one line without secrets: the network's error if it is the cause, else
     the error.
     """

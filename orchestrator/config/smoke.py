@@ -67,8 +67,8 @@ def _smaller(
     """Yield the trial with smaller global batches, smallest first, and last with the job's own."""
     whole = train.global_batch
     bitwise = train.determinism == "bitwise"
-    least = max(resources.workers.max, train.virtual_shards if bitwise else 1)
-    for batch in range(min(least, whole), whole + 1):
+    workers = max(resources.workers.max, train.virtual_shards if bitwise else 1)
+    for batch in range(min(workers, whole), whole + 1):
         if rollout and rollout.problem_with(batch):
             continue
         if whole % batch == 0 and not (bitwise and batch % train.virtual_shards):

@@ -231,10 +231,10 @@ class JobSpec(StrictModel):
     def all_workers(self) -> Workers:
         """The fewest and the most workers of the run: those that train, evaluate beside it, and generate."""
         trains, generates = self.resources.workers, self.rollout.workers if self.rollout else None
-        most = trains.max + self.evaluates_beside
+        max_workers = trains.max + self.evaluates_beside
         if generates is None:
-            return Workers(min=trains.min, max=most)
-        return Workers(min=trains.min + generates.min, max=most + generates.max)
+            return Workers(min=trains.min, max=max_workers)
+        return Workers(min=trains.min + generates.min, max=max_workers + generates.max)
 
     @property
     def set_names(self) -> list[str]:
@@ -247,8 +247,8 @@ class JobSpec(StrictModel):
         if self.evaluate is None:
             return {}
         validation = self.data.validation.sources if self.data.validation else []
-        found = {VALIDATION: ("data.validation.sources", validation)} if validation else {}
-        return found | {
+        result = {VALIDATION: ("data.validation.sources", validation)} if validation else {}
+        return result | {
             name: (f"evaluate.sets.{name}.sources", each.sources) for name, each in self.evaluate.sets.items()
         }
 
@@ -260,7 +260,7 @@ class JobSpec(StrictModel):
         """
         parallel = {} if self.parallel == "auto" else self.parallel.own_code
         evaluate = self.evaluate.own_code if self.evaluate else {}
-        found: dict[str, str] = {}
+        result: dict[str, str] = {}
         for part in (
             self.workload.own_code,
             self.data.own_code,
@@ -270,8 +270,8 @@ class JobSpec(StrictModel):
             own_rewards(self.rewards),
         ):
             for name, key in part.items():
-                found.setdefault(name, key)
-        return found
+                result.setdefault(name, key)
+        return result
 
     @property
     def every_source(self) -> list[tuple[str, Source]]:
@@ -286,14 +286,14 @@ class JobSpec(StrictModel):
 
         Each part says which of its keys do. Resources, the layout and everything that is only shown do not.
         """
-        found: dict[str, Any] = {"seed": self.seed}
+        result: dict[str, Any] = {"seed": self.seed}
         for name in ("workload", "data", "train", "checkpoint", "distill", "prune", "quantize", "rollout"):
             part: StrictModel | None = getattr(self, name)
             if part is not None and (keys := part.identity()):
-                found[name] = keys
+                result[name] = keys
         if self.rewards:
-            found["rewards"] = [reward.identity() for reward in self.rewards]
-        return found
+            result["rewards"] = [reward.identity() for reward in self.rewards]
+        return result
 
 
 def load(path: str | Path, overrides: Iterable[str] = ()) -> JobSpec:

@@ -17,8 +17,8 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 def web_address(value: str) -> str:
     """Return the value. Raises ValueError if it is not an http or https URL."""
-    place = urlsplit(value)
-    if place.scheme not in ("http", "https") or not place.hostname:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("is not an http or https URL")
     return value
 

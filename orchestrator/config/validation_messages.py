@@ -41,9 +41,9 @@ SHOWN = 3
 
 def input_error(error: ValidationError, where: str, root: type[BaseModel]) -> InputError:
     """Return the errors of a document as an InputError, the clearest first. `where` names the document's file."""
-    own = {_path_of(found) for found in error.errors() if found.get("ctx", {}).get("pattern") == OWN}
-    own |= {_path_of(found) for found in error.errors() if "ObjectReference" in found["loc"]}
-    first, *others = (_problem(found, where, root, own) for found in _clear(error))
+    own = {_path_of(problem) for problem in error.errors() if problem.get("ctx", {}).get("pattern") == OWN}
+    own |= {_path_of(problem) for problem in error.errors() if "ObjectReference" in problem["loc"]}
+    first, *others = (_problem(problem, where, root, own) for problem in _clear(error))
     return InputError(first.what, first.where, first.hint, others)
 
 
@@ -70,9 +70,9 @@ def refused(
 def _without_wrong(document: Mapping[str, Any], error: ValidationError) -> dict[str, Any]:
     """Return the document without the keys that caused the error, so that the rest can be checked too."""
     rest = copy.deepcopy(dict(document))
-    for found in error.errors():
+    for problem in error.errors():
         place: Any = rest
-        names: list[Any] = [part for part in found["loc"] if not _is_tag(part)] or [""]
+        names: list[Any] = [part for part in problem["loc"] if not _is_tag(part)] or [""]
         for part in names[:-1]:
             inside = isinstance(place, list) and isinstance(part, int) and part < len(place)
             place = place[part] if inside else place.get(part) if isinstance(place, dict) else None
@@ -82,23 +82,23 @@ def _without_wrong(document: Mapping[str, Any], error: ValidationError) -> dict[
 
 
 def _problem(
-    found: Mapping[str, Any], where: str, root: type[BaseModel], own: Collection[tuple[str, ...]]
+    error: Mapping[str, Any], where: str, root: type[BaseModel], own: Collection[tuple[str, ...]]
 ) -> InputError:
     """Return the error at one key. Keys in `own` may also name own code."""
-    names = _path_of(found)
+    names = _path_of(error)
     location = f"{where}: {'.'.join(names)}" if any(names) else where
-    if found["type"] == "extra_forbidden":
-        return InputError("unknown key", location, _meant(names, _keys(root, found["loc"][:-1]), root))
-    if found["type"] == "missing":
+    if error["type"] == "extra_forbidden":
+        return InputError("unknown key", location, _meant(names, _keys(root, error["loc"][:-1]), root))
+    if error["type"] == "missing":
         return InputError("is missing", location, "add it; `orchestrator schema` describes it")
-    value = found.get("input")
+    value = error.get("input")
     got = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
-    if found["type"] == "model_type":
-        hint = f"its keys: {', '.join(_keys(root, found['loc']))}"
+    if error["type"] == "model_type":
+        hint = f"its keys: {', '.join(_keys(root, error['loc']))}"
         return InputError(f"must be a mapping of keys to values{got}", location, hint)
-    if found["type"] == "string_pattern_mismatch" and names[-1] in PATTERNS:
+    if error["type"] == "string_pattern_mismatch" and names[-1] in PATTERNS:
         return InputError(f"is not a name{got}", location, f"use {PATTERNS[names[-1]]}")
-    message = WORDS.get(found["type"]) or str(found["msg"]).removeprefix("Value error, ")
+    message = WORDS.get(error["type"]) or str(error["msg"]).removeprefix("Value error, ")
     message = message.removeprefix("Input ")
     hint = "choose one of these, or your own module:name" if names in own else ""
     hint = VALUES.get(value.lower(), hint) if isinstance(value, str) else hint
@@ -132,13 +132,13 @@ def _places(model: type[BaseModel], name: str, within: str = "") -> list[str]:
     """Return the dotted names under which a document of `model` has keys called `name`. The first item of a list
     stands for all.
     """
-    found = [within + name] if name in model.model_fields else []
+    result = [within + name] if name in model.model_fields else []
     for key, field in model.model_fields.items():
         inner = _model_in(field.annotation)
         listed = typing.get_origin(field.annotation)
         if inner is not None and listed is not dict:
-            found += _places(inner, name, f"{within}{key}.{'0.' if listed is list else ''}")
-    return found
+            result += _places(inner, name, f"{within}{key}.{'0.' if listed is list else ''}")
+    return result
 
 
 def _clear(error: ValidationError) -> list[dict[str, Any]]:

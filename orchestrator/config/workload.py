@@ -201,13 +201,13 @@ class WorkloadSpec(StrictModel):
 
     def identity(self) -> dict[str, Any]:
         """Return the keys that determine the weights. Rates of dropout count as they are applied."""
-        found = super().identity()
-        found["dropout"], of_attention = self.dropouts
+        identity = super().identity()
+        identity["dropout"], of_attention = self.dropouts
         if of_attention:
-            found["attention_dropout"] = of_attention
+            identity["attention_dropout"] = of_attention
         if self.adapter and self.adapter.quantize == "none":
-            del found["adapter"]["quantize"]
-        return found
+            del identity["adapter"]["quantize"]
+        return identity
 
     @model_validator(mode="after")
     def an_own_model_has_no_parts_of_ours(self) -> WorkloadSpec:

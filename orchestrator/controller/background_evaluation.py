@@ -44,7 +44,7 @@ class WaitingCommit:
     micro_batch: int
 
 
-class EvaluationBeside:
+class BackgroundEvaluation:
     """The commits that wait to be evaluated, and the process that evaluates the first of them.
 
     Attributes:
@@ -159,12 +159,12 @@ class EvaluationBeside:
             self.stop()
         self._waiting = waiting
 
-    def settle(self, history: RunHistory) -> None:
+    def store_results(self, history: RunHistory) -> None:
         """Store all results, find the waiting commits, and remove commits that are not kept.
 
         Call it while no ranks run. With all results stored it is known which commit is the best.
         """
-        history.files.settle()
+        history.files.wait_until_stored()
         self.find(history)
         prune(history.commits.store, self._retention)
 

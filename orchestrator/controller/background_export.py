@@ -193,7 +193,7 @@ class BackgroundExport:
     def published(self, step: int) -> None:
         """Note a new commit. It is exported if the job wants an export of each."""
         if self._checkpoint.export and self._checkpoint.export_at == "commit":
-            self._advance(Wanted(step), beside=True)
+            self._advance(Wanted(step), in_background=True)
 
     def advance(self, step: int) -> None:
         """Start or continue the export of a run that ends at `step`, and then its push.
@@ -213,7 +213,7 @@ class BackgroundExport:
         """Forget earlier failures, so that a failed export is tried again."""
         self._failures.clear()
 
-    def settle(self, step: int) -> bool:
+    def stop_export(self, step: int) -> bool:
         """Stop the export or the push in progress. Return whether the final model of a run that ends at `step` is
         exported.
 
@@ -272,12 +272,12 @@ class BackgroundExport:
             self._tell(f"the export is not pushed: {why}; {again}")
         self.stop()
 
-    def _advance(self, wanted: Wanted, beside: bool = False) -> None:
+    def _advance(self, wanted: Wanted, in_background: bool = False) -> None:
         """Take the result of an export that has ended, and start the wanted one unless one is in progress.
 
         Args:
             wanted: what to export.
-            beside: whether the run is still training. A later export then serves as well.
+            in_background: whether the run is still training. A later export then serves as well.
         """
         if self._task is not None:
             exported, task = self._task
@@ -299,14 +299,16 @@ class BackgroundExport:
                     return
             finally:
                 self._task = None
-        if self._exported == wanted or (beside and self._exported and wanted.step < self._exported.step):
+        if self._exported == wanted or (
+            in_background and self._exported and wanted.step < self._exported.step
+        ):
             return
         self._began = time.monotonic()
         self._mark_before = mark_of(self._target)
         uri = self._run.uri
         step = wanted.step
         target = self._target
-        if beside:
+        if in_background:
             task = self._cluster.run_task(export_commit, uri, step, target)
         else:
             task = self._cluster.run_task(export.export, uri, step, target, wanted.best)

@@ -80,7 +80,7 @@ def _read(answer: IO[bytes]) -> dict[str, Any]:
     return reply
 
 
-class TraceBeside:
+class BackgroundTrace:
     """Writes the plan of the layout that starts, and traces each layout once it has trained for long enough."""
 
     def __init__(self, job: str, write: Callable[[dict[str, Any]], None]) -> None:

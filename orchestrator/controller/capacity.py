@@ -22,10 +22,10 @@ class Capacity:
         last: the last count; 0 before.
     """
 
-    def __init__(self, gang: Gang, bundle: Bundle, least: int) -> None:
+    def __init__(self, gang: Gang, bundle: Bundle, min_workers: int) -> None:
         self._gang = gang
         self._bundle = bundle
-        self._least = least
+        self._least = min_workers
         self.last = 0
         self._counted_at = 0.0
         self.avoid: Set[str] = frozenset()
@@ -35,7 +35,7 @@ class Capacity:
         phase: Phase,
         failures: Sequence[Failure],
         now: float,
-        beside: Callable[[Set[str]], int],
+        other_workers: Callable[[Set[str]], int],
         wrong: frozenset[str] = frozenset(),
     ) -> int:
         """Return how many workers could run. In phases in which it does not matter, return the last count.
@@ -44,16 +44,16 @@ class Capacity:
             phase: the phase of the run.
             failures: recent faults, which say what nodes to avoid.
             now: monotonic time.
-            beside: gets the nodes to avoid, and returns how many workers the run has on other nodes besides its gang.
-                The count includes them.
+            other_workers: gets the nodes to avoid, and returns how many workers the run has on other nodes besides its
+                gang. The count includes them.
             wrong: addresses of nodes that compute wrongly. They are avoided even if the others have too little room.
         """
         waited = time.monotonic() - self._counted_at
         if phase == "wait" or (phase in ("train", "evaluate") and waited > COUNT_EVERY):
             self._counted_at = time.monotonic()
             self.avoid = excluded(failures, now) | wrong
-            self.last = self._gang.capacity(self._bundle, self.avoid) + beside(self.avoid)
+            self.last = self._gang.capacity(self._bundle, self.avoid) + other_workers(self.avoid)
             if self.avoid != wrong and self.last < self._least:
                 self.avoid = wrong
-                self.last = self._gang.capacity(self._bundle, wrong) + beside(wrong)
+                self.last = self._gang.capacity(self._bundle, wrong) + other_workers(wrong)
         return self.last

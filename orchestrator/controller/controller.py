@@ -17,7 +17,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import ENDED
 from orchestrator.config.spec import JobSpec
 from orchestrator.controller import finish
-from orchestrator.controller.background_evaluation import EvaluationBeside
+from orchestrator.controller.background_evaluation import BackgroundEvaluation
 from orchestrator.controller.background_export import BackgroundExport
 from orchestrator.controller.controller_log import ControllerLog
 from orchestrator.controller.data_preparation import StorageWait
@@ -110,7 +110,7 @@ class Controller:
         self._exports = BackgroundExport(
             cluster, spec.checkpoint, spec.evaluate, run, tell=self._export_event
         )
-        self._evaluations = EvaluationBeside(
+        self._evaluations = BackgroundEvaluation(
             cluster,
             run,
             job=spec.model_dump(mode="json"),
@@ -151,8 +151,8 @@ class Controller:
         history = self._progress.history = self._retry_storage(self._open_history)
         events = history.event_history
         self._state = resume(self._spec.limits, history.state(self._state.phase), events.died_last)
-        if self._died and events.stop_asked:  # the process that asked the dead controller may be gone
-            self._stop = Stop("request", events.stop_asked)
+        if self._died and events.requested_stop:  # the process that asked the dead controller may be gone
+            self._stop = Stop("request", events.requested_stop)
         self._write_status(force=True)
         try:
             while self._state.phase not in ENDED:
@@ -231,7 +231,7 @@ class Controller:
             self._queue.report_nodes([rank.node for rank in workers.ranks])
         now = workers.status.at if workers.running else time.monotonic()
         failures = self._rollouts.with_failures(state.failures, now - self._spec.limits.restart_window)
-        capacity = workers.capacity(state.phase, failures, now, self._held_beside, state.wrong_nodes)
+        capacity = workers.capacity(state.phase, failures, now, self._workers_outside_gang, state.wrong_nodes)
         may_start = self._state.phase == "wait" and capacity >= self._spec.all_workers.min
         if may_start and not is_preparing:  # files may be lost during a long wait
             self._inputs.forget_lost_data()
@@ -242,7 +242,7 @@ class Controller:
             self._event(self._state.phase, str(ceiling), ceiling=dataclasses.asdict(ceiling))
         step = self._state.step
         if self._stop is not None and self._state.phase == "export":
-            is_exported = exports.settle(step)
+            is_exported = exports.stop_export(step)
         else:
             is_exported = exports.has_last(step)
         return Observation(
@@ -274,7 +274,7 @@ class Controller:
             evaluation_failed=self._evaluations.failed,
         )
 
-    def _held_beside(self, avoid: Set[str]) -> int:
+    def _workers_outside_gang(self, avoid: Set[str]) -> int:
         """Return how many workers the run occupies besides those of its gang, without rollout workers on `avoid`."""
         return self._evaluations.held() + self._rollouts.held(avoid)
 
@@ -307,7 +307,7 @@ class Controller:
         for line in self._evaluations.news.take(phase):
             self._event(phase, line)
         if phase != before.phase and "evaluate" in (phase, before.phase):
-            self._retry_storage(lambda: self._evaluations.settle(history))
+            self._retry_storage(lambda: self._evaluations.store_results(history))
 
     def _act(self, history: RunHistory, action: Action, before: State) -> None:
         match action.do:

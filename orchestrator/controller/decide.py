@@ -127,8 +127,8 @@ def with_rollout_workers(policy: Policy, state: State, seen: Observation, action
     Returns:
         `state` with that number.
     """
-    asked = policy.rollout_workers
-    if asked is None:
+    wanted = policy.rollout_workers
+    if wanted is None:
         return state
     if state.phase not in NEED_ROLLOUTS or state.layout is None:
         return dataclasses.replace(state, rollout_workers=0, no_rollouts=0.0, rollout_failures=0)
@@ -138,7 +138,7 @@ def with_rollout_workers(policy: Policy, state: State, seen: Observation, action
     left = seen.room - _training_workers(policy, state, action) - policy.resources.spares
     if seen.unevaluated and state.phase in BEGINS:
         left -= 1  # an evaluation gets its worker first; later there are more rollout workers again
-    return dataclasses.replace(state, rollout_workers=min(max(left, asked.min), asked.max))
+    return dataclasses.replace(state, rollout_workers=min(max(left, wanted.min), wanted.max))
 
 
 def _training_workers(policy: Policy, state: State, action: Action) -> int:
@@ -313,21 +313,22 @@ def _wait(policy: Policy, state: State, seen: Observation) -> tuple[State, Actio
         text = f"no legal layout uses {workers.min} to {workers.max} workers"
         return _finish(state, seen, Outcome.FAILED, text + "; change resources.workers or train.global_batch")
     if waited > policy.limits.wait:
-        text = f"waited {waited:.0f} s for {workers.min} workers{_beside(policy)} and there is room for {seen.room}"
+        needed = f"{workers.min} workers{_rollout_workers_text(policy)}"
+        text = f"waited {waited:.0f} s for {needed} and there is room for {seen.room}"
         if state.wrong_nodes:
             text += f", without {', '.join(sorted(state.wrong_nodes))}, which computed wrongly"
         return _finish(state, seen, Outcome.FAILED, text + "; lower resources.workers.min or add machines")
-    why = f"the smallest gang has {workers.min}{_beside(policy)}"
+    why = f"the smallest gang has {workers.min}{_rollout_workers_text(policy)}"
     if room >= workers.min:
         why = f"no layout of {workers.min} to {room} is legal and fits in their memory"
-    least = policy.rollout_workers.min if policy.rollout_workers else 0
-    return state, Action("wait", f"room for {room + least} workers, and {why}")
+    rollout_min = policy.rollout_workers.min if policy.rollout_workers else 0
+    return state, Action("wait", f"room for {room + rollout_min} workers, and {why}")
 
 
-def _beside(policy: Policy) -> str:
+def _rollout_workers_text(policy: Policy) -> str:
     """The workers that a run needs besides those that train, for people; empty without any."""
-    least = policy.rollout_workers.min if policy.rollout_workers else 0
-    return f" and {least} rollout worker{'s' if least > 1 else ''}" if least else ""
+    count = policy.rollout_workers.min if policy.rollout_workers else 0
+    return f" and {count} rollout worker{'s' if count > 1 else ''}" if count else ""
 
 
 def _train(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:

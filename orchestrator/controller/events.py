@@ -212,7 +212,7 @@ class EventHistory:
         return tuple(reversed(failures))
 
     @property
-    def stop_asked(self) -> str:
+    def requested_stop(self) -> str:
         """Why the run was asked to stop since the last command began; empty if it was not."""
         for event in reversed(self.events):
             is_new_command = "last_seen" in event and event.get("controller_died") is None

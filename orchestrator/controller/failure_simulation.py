@@ -289,8 +289,8 @@ class _Run:
 
     def _wait(self) -> None:
         """Wait for more workers, at most as long as the job allows."""
-        most = self.policy.limits.wait + 1.0
+        longest = self.policy.limits.wait + 1.0
         until = self.now + SETTLE
         if self.up * self.fleet.per_node < self.policy.resources.workers.min:
-            until = min(max(self.back[0], until) if self.back else math.inf, self.now + most)
+            until = min(max(self.back[0], until) if self.back else math.inf, self.now + longest)
         self._pass(until, "waiting")

@@ -59,7 +59,7 @@ def finish(
         needs_base: whether the run holds the weights that it began with.
     """
     history.trace.end()
-    history.files.settle()
+    history.files.wait_until_stored()
     # Snapshots in memory do not count, because they end with the run.
     commit = history.commits.store.latest(deep=False)
     tracker = history.copies.tracker

@@ -75,10 +75,10 @@ def _market(policy: Policy, fleet: Fleet, cluster: ClusterFile, market: Market, 
     best = max(round(max(interval, fleet.write) / seconds), 1)
     worth_trying = [spares for spares in SPARES if spares <= max(cluster.nodes // 2, 1)]
     tried = worth_trying if cluster.spares is None else [cluster.spares]
-    found = [
+    result = [
         _case(policy, fleet, cluster=cluster, market=market, plan=plan, spares=spares) for spares in tried
     ]
-    done = [case for case in found if case["ends"] == Outcome.DONE.value] or found
+    done = [case for case in result if case["ends"] == Outcome.DONE.value] or result
     chosen = min(done, key=lambda case: (case["usd"] or case["days"], case["days"]))
     often = policy.checkpoint.model_copy(update={"every": best})
     other = dataclasses.replace(policy, checkpoint=often)
@@ -93,7 +93,7 @@ def _market(policy: Policy, fleet: Fleet, cluster: ClusterFile, market: Market, 
             )["goodput"],
         },
         "by_spares": [
-            {key: case[key] for key in ("spares", "days", "goodput", "usd", "ends")} for case in found
+            {key: case[key] for key in ("spares", "days", "goodput", "usd", "ends")} for case in result
         ],
     }
 

@@ -51,7 +51,7 @@ class NodeRows:
             rows.append({"number": self._number, "attempt": attempt, **reading})
         self.rows.add(rows)
 
-    def settle(self) -> None:
+    def wait_until_stored(self) -> None:
         """Wait up to NODES_PATIENCE until all rows are stored. Storage errors are ignored: no run fails over these."""
         with contextlib.suppress(OSError):
             self.rows.drain(NODES_PATIENCE)

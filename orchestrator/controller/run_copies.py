@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from orchestrator.observe.config import TrackedJob
-from orchestrator.observe.mlflow_dead_runs import settle_others
+from orchestrator.observe.mlflow_dead_runs import end_other_dead_runs
 from orchestrator.observe.mlflow_delivery import Tracker
 from orchestrator.observe.sinks.config import SinkSpec
 from orchestrator.observe.sinks.sink_process import SinkProcess
@@ -36,7 +36,7 @@ class RunCopies:
     def begin(self) -> None:
         """Start to copy."""
         self._sinks = SinkProcess(self._spec, self._run)
-        self.tracker = Tracker(self._job, self._run, begins=settle_others)
+        self.tracker = Tracker(self._job, self._run, begins=end_other_dead_runs)
 
     def close(self) -> None:
         """End the process of the sinks. `finish` closes the tracker, which may have much left to send."""

@@ -27,7 +27,7 @@ LONGEST_WRITE = 180.0
 
 
 class RunFiles:
-    """Writes the files from a background thread, so callers never block on storage. `settle` does wait for it.
+    """Writes the files from a background thread, so callers never block on storage, except in `wait_until_stored`.
 
     Attributes:
         metrics: the writer of metrics.jsonl, a row a step.
@@ -107,12 +107,12 @@ class RunFiles:
         self.evaluations.cut(step, commit, evaluations_in(self.recent))
         self.saved = 0
 
-    def settle(self) -> None:
+    def wait_until_stored(self) -> None:
         """Wait until everything is stored. Raises OSError with a plain message if storage refuses it."""
         self._writer.wait(LONGEST_WRITE)
         for writer in (self.metrics, self.evaluations.rows, self._events):
             writer.drain(PATIENCE)
-        self.nodes.settle()
+        self.nodes.wait_until_stored()
 
     def close(self) -> None:
         """Wait for the write in progress, and write nothing more."""

@@ -15,7 +15,7 @@ from cluster.workers.clock import wall
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.config.redact import holds_secret, redact_message
 from orchestrator.config.spec import JobSpec, dump
-from orchestrator.controller.background_trace import TraceBeside
+from orchestrator.controller.background_trace import BackgroundTrace
 from orchestrator.controller.controller_log import ControllerLog
 from orchestrator.controller.events import EventHistory, Spending, memory_seen
 from orchestrator.controller.row_recovery import find, recovered
@@ -81,7 +81,7 @@ class RunHistory:
         self.event_history = EventHistory(run.rows(EVENTS), self._notifier)
         self.saves = SaveFailures(spec.limits.unsaved)
         self.spending = Spending(spec.limits, self.event_history)
-        self.trace = TraceBeside(dump(spec), write=self.planned)
+        self.trace = BackgroundTrace(dump(spec), write=self.planned)
         self.predicted_memory: float | None = None
         self._is_new = not (self.events or self.files.recent or self.commits.newest or run.exists("job.yaml"))
         """Whether this object began the run, and the run is not yet known to be able to start."""
@@ -348,6 +348,6 @@ class RunHistory:
         Raises:
             OSError: storage does not take the waiting rows.
         """
-        self.files.settle()
+        self.files.wait_until_stored()
         totals = totals_of(self._run)
         return totals_of(self._run) if self.restore(totals.missing, attempt, step) else totals

@@ -154,16 +154,16 @@ class RunInputs:
         kept = kept_config(commit) or self._folder_config
         # It imports torch, which a process of the cluster may have done.
         beginning = Beginning(to_read, source)
-        found: ShapeOfData = self._stored(
+        shape_found: ShapeOfData = self._stored(
             lambda: self._cluster.call(shape_over, job, self.data, beginning, kept)
         )
-        self._folder_config = found.kept
-        notes = [*found.notes, *self._stored(lambda: not_held(to_read, self._teacher, self._run))]
-        self.shards = history.commits.same_shards(found.shards, self.data.uri)
+        self._folder_config = shape_found.kept
+        notes = [*shape_found.notes, *self._stored(lambda: not_held(to_read, self._teacher, self._run))]
+        self.shards = history.commits.same_shards(shape_found.shards, self.data.uri)
         self.planner, machine_notes = planner_on(
             self._cluster,
             self.demand,
-            found.shape,
+            shape_found.shape,
             job=dump(job),
             is_stopped=is_stopped,
             is_busy=is_busy,

@@ -15,7 +15,7 @@ WAITS = 5.0
 """Seconds that the end of a run waits at most for a read that storage does not answer."""
 
 
-class StopAsked:
+class StopSender:
     """Asks the controllers of a run to stop, each once: Ray may restart a controller before it has heard."""
 
     def __init__(self, run: RunDir, reason: str) -> None:

@@ -77,8 +77,8 @@ class Workers:
         """Readings of nodes that `take_readings` has not returned yet."""
 
     def _new_capacity(self) -> Capacity:
-        least = self._resources.workers.min + self._generating
-        return Capacity(self._gang, self.bundle, least=least)
+        min_workers = self._resources.workers.min + self._generating
+        return Capacity(self._gang, self.bundle, min_workers=min_workers)
 
     def _open_gang(self) -> None:
         """Make a new gang after the previous one was closed."""
@@ -104,11 +104,11 @@ class Workers:
         phase: Phase,
         failures: Sequence[Failure],
         now: float,
-        beside: Callable[[Set[str]], int],
+        other_workers: Callable[[Set[str]], int],
         wrong: frozenset[str],
     ) -> int:
         """Return how many workers could run, see `Capacity.count`."""
-        return self._capacity.count(phase, failures, now, beside, wrong)
+        return self._capacity.count(phase, failures, now, other_workers, wrong)
 
     @property
     def avoid(self) -> Set[str]:

@@ -316,11 +316,11 @@ class DataSpec(StrictModel):
         Only the share of `validation` counts, since its documents are missing from training. URIs are without
         credentials, which may be renewed, and which others would read.
         """
-        found = super().identity()
+        identity = super().identity()
         held_out = self.validation and self.validation.share
-        found["validation"] = {"share": held_out} if held_out else None
-        found["sources"] = [source.identity() for source in self.sources]
-        bare: dict[str, Any] = bare_places(found)
+        identity["validation"] = {"share": held_out} if held_out else None
+        identity["sources"] = [source.identity() for source in self.sources]
+        bare: dict[str, Any] = bare_places(identity)
         return bare
 
     def problem(self, workload: WorkloadSpec) -> str:

@@ -62,9 +62,9 @@ def collect(folder: str, limit_mib: float | None = None) -> dict[str, Any]:
     target = Path(folder)
     versions = _versions()
     wanted = {"format": FORMAT, "limit_mib": limit_mib, "versions": versions}
-    found = _there(target)
-    if found and {key: found.get(key) for key in wanted} == wanted:
-        return found
+    existing = _existing(target)
+    if existing and {key: existing.get(key) for key in wanted} == wanted:
+        return existing
     share = PACKAGE_BYTES
     if limit_mib is not None:
         share = min(share, int(limit_mib * 2**20 / len(versions)))
@@ -85,16 +85,16 @@ def collect(folder: str, limit_mib: float | None = None) -> dict[str, Any]:
 
 def _versions() -> dict[str, str]:
     """Version of Python and of each package that is installed; a build's own suffix (+cpu) does not count."""
-    found = {"python": platform.python_version()}
+    result = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name).split("+")[0]
+            result[name] = importlib.metadata.version(name).split("+")[0]
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return result
 
 
-def _there(target: Path) -> dict[str, Any] | None:
+def _existing(target: Path) -> dict[str, Any] | None:
     """The content of corpus.json in a folder; None if there is no corpus or it is incomplete."""
     if not target.exists():
         return None

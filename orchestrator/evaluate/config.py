@@ -160,8 +160,8 @@ class EvaluateSpec(StrictModel):
 
     def metrics_for(self, objective: str) -> tuple[str, ...]:
         """Return the metrics of an evaluation: the requested ones, or the objective's defaults."""
-        asked = self.metrics or [m for m in metrics_of(objective) if m not in get_args(OfPredictions)]
-        return (*asked, *map(pass_at, self.sizes))
+        metrics = self.metrics or [m for m in metrics_of(objective) if m not in get_args(OfPredictions)]
+        return (*metrics, *map(pass_at, self.sizes))
 
     @property
     def sizes(self) -> list[int]:

@@ -19,7 +19,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from orchestrator.config.errors import InputError
-from orchestrator.evaluate.task_files import most_tokens
+from orchestrator.evaluate.task_files import max_tokens
 from workloads.model.score import LOGITS, ROWS, check_scores, longest, score
 from workloads.workload import Sampling
 
@@ -80,8 +80,8 @@ class WorkloadLM(TemplateLM):
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **more: Any
     ) -> list[tuple[float, bool]]:
         pairs = [self._fitted(context, continuation) for _, context, continuation in requests]
-        found = score(self._workload, self._model, pairs, self._progressed)
-        return [(each.total, each.greedy) for each in found]
+        result = score(self._workload, self._model, pairs, self._progressed)
+        return [(each.total, each.greedy) for each in result]
 
     def _fitted(self, context: list[int], continuation: list[int]) -> tuple[list[int], list[int]]:
         """Return context and continuation, cut from the left to the model's maximum length."""
@@ -119,32 +119,32 @@ class WorkloadLM(TemplateLM):
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Return the generated text after each prompt, up to the first of its stop strings."""
-        asked = [(self.tok_encode(request.args[0]), request.args[1]) for request in requests]
+        encoded = [(self.tok_encode(request.args[0]), request.args[1]) for request in requests]
         order = sorted(
-            range(len(asked)), key=lambda n: (_settings(asked[n][1]), len(asked[n][0])), reverse=True
+            range(len(encoded)), key=lambda n: (_settings(encoded[n][1]), len(encoded[n][0])), reverse=True
         )
-        found: dict[int, str] = {}
+        result: dict[int, str] = {}
         while order:
             first = order[0]
-            settings = _settings(asked[order[0]][1])
+            settings = _settings(encoded[order[0]][1])
             batch = [
-                n for n in order[: self._rows(len(asked[first][0]))] if _settings(asked[n][1]) == settings
+                n for n in order[: self._rows(len(encoded[first][0]))] if _settings(encoded[n][1]) == settings
             ]
-            said = self._said([asked[n][0] for n in batch], asked[first][1])
-            found |= zip(batch, said, strict=True)
+            answers = self._generate_texts([encoded[n][0] for n in batch], encoded[first][1])
+            result |= zip(batch, answers, strict=True)
             order = order[len(batch) :]
             self._progressed()
-        return [found[number] for number in range(len(asked))]
+        return [result[number] for number in range(len(encoded))]
 
     def _rows(self, length: int) -> int:
         # The limit is both for the logits of a completely read prompt, and for the cache that grows with it.
         return max(1, min(ROWS, LOGITS // (self._workload.config.vocab_size * max(length, 1))))
 
-    def _said(self, prompts: list[list[int]], settings: Mapping[str, Any]) -> list[str]:
-        most = most_tokens(settings)
-        room = self.max_length if self._pair else self.max_length - most
+    def _generate_texts(self, prompts: list[list[int]], settings: Mapping[str, Any]) -> list[str]:
+        limit = max_tokens(settings)
+        room = self.max_length if self._pair else self.max_length - limit
         if room < 1:
-            problem = f"{most} leaves no room for a prompt in the model's {self.max_length} positions"
+            problem = f"{limit} leaves no room for a prompt in the model's {self.max_length} positions"
             raise InputError(problem, "generation_kwargs.max_gen_toks", "lower it")
         self.truncated += sum(len(prompt) > room for prompt in prompts)
         rows = [prompt[-room:] or [self.prefix_token_id] for prompt in prompts]
@@ -154,8 +154,8 @@ class WorkloadLM(TemplateLM):
         def ended(row: Sequence[int]) -> bool:
             return _cut(text := self._text(row), stops) != text
 
-        said = self._workload.generate(self._model, rows, most, _sampling(settings), ended)
-        return [_cut(self._text(row), stops) for row in said]
+        answers = self._workload.generate(self._model, rows, limit, _sampling(settings), ended)
+        return [_cut(self._text(row), stops) for row in answers]
 
     def _text(self, row: Sequence[int]) -> str:
         return str(self.tokenizer.decode(row, skip_special_tokens=True))

@@ -13,7 +13,16 @@ from urllib.parse import urlsplit
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.redact import redact
-from orchestrator.evaluate.openai_routes import CHAT, MODELS, TEXT, Answer, Asked, Refused, asked, models
+from orchestrator.evaluate.openai_routes import (
+    CHAT,
+    MODELS,
+    TEXT,
+    Answer,
+    CompletionRequest,
+    Refused,
+    models,
+    parse_request,
+)
 from orchestrator.evaluate.speaker import Speaker
 
 TIMEOUT = 60.0
@@ -106,11 +115,11 @@ class ModelServer:
                 given = json.loads(body)
             except ValueError as error:
                 raise Refused(400, f"the body is not JSON ({error})") from None
-            self._say(request, asked(self._speaker, self._name, path, given))
+            self._say(request, parse_request(self._speaker, self._name, path, given))
         else:
             raise Refused(404, f"there is no {request.command} {path}; use {MODELS}, {CHAT} or {TEXT}")
 
-    def _say(self, request: BaseHTTPRequestHandler, given: Asked) -> None:
+    def _say(self, request: BaseHTTPRequestHandler, given: CompletionRequest) -> None:
         answer = Answer(self._name, given)
         stream = _Stream(request)
 
@@ -124,7 +133,9 @@ class ModelServer:
             if given.streams:
                 answer.begin(stream.send)
             try:
-                said = self._speaker.say(given.row, given.most, given.sampling, heard, given.stop)
+                generated = self._speaker.say(
+                    given.prompt, given.max_tokens, given.sampling, heard, given.stop
+                )
             except ConnectionError:
                 raise
             except Exception as error:  # a stream that has begun has its status, so the error is an event
@@ -134,11 +145,11 @@ class ModelServer:
                 stream.end()
                 return
             if given.streams:
-                answer.end(said, stream.send)
+                answer.end(generated, stream.send)
         if given.streams:
             stream.end()
         else:
-            _send(request, 200, answer.whole(said))
+            _send(request, 200, answer.whole(generated))
 
 
 class _Stream:

@@ -63,8 +63,8 @@ def spec_of_export(
     """
     facts = _facts(folder)
     known = facts.get("evaluation")
-    own = _own(folder)
-    if own and not isinstance(known, dict):
+    workload = _own(folder)
+    if workload and not isinstance(known, dict):
         hint = "give the run, or export it with --form hf if it reads text"
         raise InputError("is an export of an own model without text", folder, hint)
     if not isinstance(known, dict):
@@ -85,7 +85,7 @@ def spec_of_export(
             "model": f"hf:{folder}",
             "objective": known["objective"],
             "options": known.get("options", {}),
-            **own,
+            **workload,
         },
         "data": {
             # Nothing is trained; the first set stands in for the training text.
@@ -162,7 +162,7 @@ def workload_of_export(spec: JobSpec, needs_weights: bool = True) -> Workload:
     job = resolve(spec)
     data_format = format_of_export(folder)
     workload = load_workload(
-        asked=spec.workload,
+        spec=spec.workload,
         data=spec.data,
         train=spec.train,
         seed=spec.seed,
@@ -176,12 +176,12 @@ def workload_of_export(spec: JobSpec, needs_weights: bool = True) -> Workload:
     # A class that is run unchanged refuses a folder without weights itself, except for the head's.
     stored = getattr(workload, "pretrained", None)
     fresh = list(getattr(workload, "new", ()))
-    found = {name: stored.find(name) for name in workload.shapes} if stored else {}
+    tensors = {name: stored.find(name) for name in workload.shapes} if stored else {}
     objective = spec.workload.objective
-    if missing := fresh + [name for name, tensor in found.items() if tensor is None]:
+    if missing := fresh + [name for name, tensor in tensors.items() if tensor is None]:
         hint = f"{objective} needs it; give a model that was trained with it"
         raise InputError(f"has no weights for {listed(missing)}", folder, hint)
-    if any(isinstance(tensor, ExtendedTable) for tensor in found.values()):
+    if any(isinstance(tensor, ExtendedTable) for tensor in tensors.values()):
         hint = "name another with --set workload.objective=NAME"
         raise InputError(f"its tokenizer lacks tokens that {objective} needs", folder, hint)
     return workload
@@ -197,8 +197,8 @@ def tokenizer_of_export(data: DataSpec, workload: WorkloadSpec) -> Tokenizer:
     assert isinstance(data.tokenizer, str)
     data_format = format_of_export(_folder(workload))
     special_tokens = special_tokens_of(data, workload)
-    found = Tokenizer.from_str(tokenizer.load(data.tokenizer, special_tokens, (), data_format)[0])
-    return found if data_format > EARLIER or not is_framed(data, workload) else unframed(found)
+    result = Tokenizer.from_str(tokenizer.load(data.tokenizer, special_tokens, (), data_format)[0])
+    return result if data_format > EARLIER or not is_framed(data, workload) else unframed(result)
 
 
 def chat_of_export(data: DataSpec, workload: WorkloadSpec, tokenizer: Tokenizer) -> Chat | None:
@@ -272,12 +272,12 @@ def _check_outside(objective: str, folder: str) -> None:
 
 def _facts(folder: str) -> dict[str, Any]:
     try:
-        found = json.loads(Path(folder, MARK).read_text())
+        document = json.loads(Path(folder, MARK).read_text())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise InputError(f"cannot be read ({error})", f"{folder}/{MARK}", "export the commit again") from None
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def objective_of(folder: str, architecture: str) -> str:

@@ -50,18 +50,18 @@ def evaluate_commit_on_tasks(
         return _evaluated(subject_of_commit(run_uri, step, best=best), tasks, lambda: None)
 
 
-def run_tasks(tasks: Sequence[TaskFile], place: Mapping[str, Any], bundle: Bundle) -> EvaluationRow:
+def run_tasks(tasks: Sequence[TaskFile], model: Mapping[str, Any], bundle: Bundle) -> EvaluationRow:
     """Return the row of a model evaluated on tasks, in a separate process with the resources of a worker of its run.
 
     Args:
         tasks: what to evaluate.
-        place: {"run", "step", "raw"} of a commit, or {"export", "overrides"} of a folder in the Hugging Face format.
+        model: {"run", "step", "raw"} of a commit, or {"export", "overrides"} of a folder in the Hugging Face format.
         bundle: CPUs, and whether there is a GPU.
 
     Raises InputError for errors in the tasks or the model, RuntimeError if the evaluation fails.
     """
     config = {
-        **place,
+        **model,
         "tasks": [{**dataclasses.asdict(task), "path": str(task.path)} for task in tasks],
         "threads": max(int(bundle.cpu), 1),
         "gpu": bundle.gpu > 0,
@@ -122,14 +122,14 @@ def _evaluated(
 ) -> EvaluationRow:
     began = time.perf_counter()
     check_fits(subject.workload, tasks, "tasks")
-    found = {task.name: evaluate_task(subject, task, progressed, scratch) for task in tasks}
+    results = {task.name: evaluate_task(subject, task, progressed, scratch) for task in tasks}
     seconds = time.perf_counter() - began
     row: EvaluationRow = {
         "step": subject.step,
         "attempt": 0,
         "time": wall(),
         "seconds": seconds,
-        "sets": found,
+        "sets": results,
     }
     return cast(EvaluationRow, {**row, **subject.facts})
 
@@ -155,25 +155,25 @@ def evaluate_task(
         try:
             with wrong_input(""):
                 model = WorkloadLM(subject.workload, subject.model, subject.tokenizer, progressed)
-                found = evaluate(model, {"tasks": {task.name: loaded}}, bootstrap_iters=0)
+                result = evaluate(model, {"tasks": {task.name: loaded}}, bootstrap_iters=0)
         except InputError as error:
-            place = f"{where}: {error.where}" if error.where else where
-            raise InputError(error.what, place, error.hint) from None
+            key = f"{where}: {error.where}" if error.where else where
+            raise InputError(error.what, key, error.hint) from None
     truncated = {"truncated": float(model.truncated)} if model.truncated else {}
-    return {**_metrics(found, task.name, where), **truncated}
+    return {**_metrics(result, task.name, where), **truncated}
 
 
-def _metrics(found: Mapping[str, Any], name: str, where: str) -> dict[str, float]:
+def _metrics(results: Mapping[str, Any], name: str, where: str) -> dict[str, float]:
     """Return the metrics from lm-eval's results, whose keys are a metric and an answer filter ("none" for none)."""
     metrics = {}
-    for key, value in found["results"][name].items():
+    for key, value in results["results"][name].items():
         metric, comma, by = key.partition(",")
         if not comma or metric.endswith("_stderr"):
             continue
         metrics[metric if by == "none" else f"{metric}_{by}"] = float(value)
         if not math.isfinite(value):
             raise InputError(f"{metric} is not defined for these examples", where, "look at the task's data")
-    return {**metrics, "examples": float(found["n-samples"][name]["effective"])}
+    return {**metrics, "examples": float(results["n-samples"][name]["effective"])}
 
 
 def _loaded(task: TaskFile, cache: str) -> Any:
@@ -188,7 +188,7 @@ def _loaded(task: TaskFile, cache: str) -> Any:
     try:
         with contextlib.chdir(task.path.parent):  # its relative paths refer to this folder
             manager = TaskManager(include_defaults=False)
-            loaded = _told(lambda: manager.load([where])["tasks"][task.name], where)
+            loaded = _checked_call(lambda: manager.load([where])["tasks"][task.name], where)
     finally:
         datasets.config.HF_DATASETS_CACHE = before
     if loaded.get_config("num_fewshot") is None:
@@ -198,7 +198,7 @@ def _loaded(task: TaskFile, cache: str) -> Any:
     aggregation.update(
         {name: _aggregate(AGGREGATED[name]) for name in aggregation.keys() & AGGREGATED.keys()}
     )
-    _told(lambda: _check_examples(loaded, where), where)
+    _checked_call(lambda: _check_examples(loaded, where), where)
     return loaded
 
 
@@ -252,7 +252,7 @@ def _check_examples(loaded: Any, where: str) -> None:
                 raise InputError(problem, f"{where}: doc_to_target", "choices are counted from 0")
 
 
-def _told(call: Callable[[], Any], where: str) -> Any:
+def _checked_call(call: Callable[[], Any], where: str) -> Any:
     """Return the result of a call to lm-eval. Any error about a task file or its data becomes an InputError."""
     try:
         return call()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.config.errors import InputError
-from orchestrator.evaluate.speaker import Said, Speaker
+from orchestrator.evaluate.speaker import GeneratedAnswer, Speaker
 from workloads.workload import Sampling
 
 MODELS = "/v1/models"
@@ -42,13 +42,13 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Asked:
+class CompletionRequest:
     """A checked request.
 
     Attributes:
         chat: whether it is a conversation.
-        row: the token ids of the prompt.
-        most: the most tokens of the answer.
+        prompt: its token ids.
+        max_tokens: the maximum number of tokens of the answer.
         sampling: how they are chosen.
         stop: strings that end it.
         streams: whether the answer is wanted in pieces.
@@ -56,8 +56,8 @@ class Asked:
     """
 
     chat: bool
-    row: Sequence[int]
-    most: int
+    prompt: Sequence[int]
+    max_tokens: int
     sampling: Sampling
     stop: Sequence[str]
     streams: bool
@@ -70,7 +70,7 @@ def models(name: str, made: int) -> dict[str, Any]:
     return {"object": "list", "data": [one]}
 
 
-def asked(speaker: Speaker, name: str, path: str, body: Any) -> Asked:
+def parse_request(speaker: Speaker, name: str, path: str, body: Any) -> CompletionRequest:
     """Check a request. Raises Refused with what is wrong."""
     if not isinstance(body, dict):
         raise Refused(400, "the body is not a JSON object")
@@ -97,10 +97,10 @@ def asked(speaker: Speaker, name: str, path: str, body: Any) -> Asked:
     except InputError as error:
         raise Refused(400, str(error)) from None
     options = body.get("stream_options") or {}
-    return Asked(
+    return CompletionRequest(
         chat=path == CHAT,
-        row=row,
-        most=limit,
+        prompt=row,
+        max_tokens=limit,
         sampling=sampling,
         stop=stops,
         streams=bool(body.get("stream")),
@@ -108,13 +108,13 @@ def asked(speaker: Speaker, name: str, path: str, body: Any) -> Asked:
     )
 
 
-def _number(body: Mapping[str, Any], field: str, usual: float, low: float, high: float) -> float:
-    found = body.get(field)
-    if found is None:
-        return usual
-    if isinstance(found, bool) or not isinstance(found, int | float) or not low <= found <= high:
-        raise Refused(400, f"{field} is {found!r}; give a number from {low:g} to {high:g}")
-    return found
+def _number(body: Mapping[str, Any], field: str, default: float, low: float, high: float) -> float:
+    result = body.get(field)
+    if result is None:
+        return default
+    if isinstance(result, bool) or not isinstance(result, int | float) or not low <= result <= high:
+        raise Refused(400, f"{field} is {result!r}; give a number from {low:g} to {high:g}")
+    return result
 
 
 def _conversation(speaker: Speaker, body: Mapping[str, Any]) -> list[int]:
@@ -143,7 +143,7 @@ def _text(speaker: Speaker, body: Mapping[str, Any]) -> list[int]:
 class Answer:
     """Writes the answer to one request."""
 
-    def __init__(self, name: str, request: Asked) -> None:
+    def __init__(self, name: str, request: CompletionRequest) -> None:
         self._request = request
         kind = "chat.completion" if request.chat else "text_completion"
         whole = kind if not (request.chat and request.streams) else f"{kind}.chunk"
@@ -152,12 +152,12 @@ class Answer:
             "id": f"{begin}-{secrets.token_hex(12)}", "object": whole, "created": int(time.time()), "model": name
         }  # fmt: skip
 
-    def whole(self, said: Said) -> dict[str, Any]:
+    def whole(self, answer: GeneratedAnswer) -> dict[str, Any]:
         """Return the answer in one piece."""
-        message = {"message": {"role": "assistant", "content": said.text}}
-        body = message if self._request.chat else {"text": said.text}
-        choice = {"index": 0, **body, "logprobs": None, "finish_reason": said.finish}
-        return {**self._head, "choices": [choice], "usage": _usage(said)}
+        message = {"message": {"role": "assistant", "content": answer.text}}
+        body = message if self._request.chat else {"text": answer.text}
+        choice = {"index": 0, **body, "logprobs": None, "finish_reason": answer.finish}
+        return {**self._head, "choices": [choice], "usage": _usage(answer)}
 
     def begin(self, send: Callable[[dict[str, Any]], object]) -> None:
         """Send what comes before the first piece of a stream."""
@@ -168,17 +168,17 @@ class Answer:
         """Return the stream chunk for `text`, in OpenAI's format."""
         return self._chunk({"content": text} if self._request.chat else text, None)
 
-    def end(self, said: Said, send: Callable[[dict[str, Any]], object]) -> None:
+    def end(self, answer: GeneratedAnswer, send: Callable[[dict[str, Any]], object]) -> None:
         """Send what ends a stream."""
-        send(self._chunk({} if self._request.chat else "", said.finish))
+        send(self._chunk({} if self._request.chat else "", answer.finish))
         if self._request.counts:
-            send({**self._head, "choices": [], "usage": _usage(said)})
+            send({**self._head, "choices": [], "usage": _usage(answer)})
 
     def _chunk(self, text: Any, finish: str | None) -> dict[str, Any]:
         body = {"delta": text} if self._request.chat else {"text": text}
         return {**self._head, "choices": [{"index": 0, **body, "logprobs": None, "finish_reason": finish}]}
 
 
-def _usage(said: Said) -> dict[str, int]:
-    total = said.prompt_tokens + said.tokens
-    return {"prompt_tokens": said.prompt_tokens, "completion_tokens": said.tokens, "total_tokens": total}
+def _usage(answer: GeneratedAnswer) -> dict[str, int]:
+    total = answer.prompt_tokens + answer.tokens
+    return {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.tokens, "total_tokens": total}

@@ -43,5 +43,5 @@ def continue_prompts(
     if not rows:
         return []
     model = with_weights(workload, read, device, scheme)
-    said = speaking(workload, chat).generate(model, rows, max_tokens, sampling or Sampling())
-    return [spoken(tokenizer, row, chat) for row in said]
+    answers = speaking(workload, chat).generate(model, rows, max_tokens, sampling or Sampling())
+    return [spoken(tokenizer, row, chat) for row in answers]

@@ -27,7 +27,7 @@ Generate = Callable[[Sequence[Sequence[int]], int, Sampling, Ended | None], list
 
 
 @dataclass(frozen=True)
-class Said:
+class GeneratedAnswer:
     """An answer.
 
     Attributes:
@@ -73,16 +73,16 @@ class Speaker:
     def say(
         self,
         row: Sequence[int],
-        most: int,
+        max_tokens: int,
         sampling: Sampling,
         heard: Callable[[str], object] = lambda _: None,
         stop: Sequence[str] = (),
-    ) -> Said:
-        """Continue token ids by at most `most` tokens.
+    ) -> GeneratedAnswer:
+        """Continue token ids by at most `max_tokens` tokens.
 
         Args:
             row: the prompt.
-            most: the most tokens to generate.
+            max_tokens: the most tokens to generate.
             sampling: how tokens are chosen.
             heard: gets each further piece of the text as soon as it cannot change. What it raises ends the text.
             stop: strings that end the text. They are not part of it.
@@ -91,10 +91,10 @@ class Speaker:
         """
         pieces = _Pieces(self.tokenizer, heard, stop)
         with wrong_input(self.name):
-            (ids,) = self.generate([row], most, sampling, pieces.more)
+            (ids,) = self.generate([row], max_tokens, sampling, pieces.more)
         ended = bool(ids) and ids[-1] in self.ends
         text, stopped = pieces.last(ids[:-1] if ended else ids)
-        return Said(text, "stop" if ended or stopped else "length", len(row), len(ids))
+        return GeneratedAnswer(text, "stop" if ended or stopped else "length", len(row), len(ids))
 
 
 class _Pieces:
@@ -165,10 +165,10 @@ def speaker_of(
     spoken = speaking(workload, chat)
 
     def generate(
-        rows: Sequence[Sequence[int]], most: int, sampling: Sampling, ended: Ended | None
+        rows: Sequence[Sequence[int]], max_tokens: int, sampling: Sampling, ended: Ended | None
     ) -> list[list[int]]:
-        found: list[list[int]] = spoken.generate(model, rows, most, sampling, ended)
-        return found
+        result: list[list[int]] = spoken.generate(model, rows, max_tokens, sampling, ended)
+        return result
 
     ends = frozenset({*spoken.generation.ends, workload.vocabulary.eos})
     return Speaker(

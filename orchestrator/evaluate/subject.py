@@ -50,15 +50,15 @@ def subject_of_commit(
     from orchestrator.resolve.resolved_job import is_framed
     from workloads.inference import with_weights
 
-    found = model_of_run(run_uri, step, best, raw)
-    workload = found.workload
-    model = with_weights(workload, found.read, device, found.scheme)
+    loaded = model_of_run(run_uri, step, best, raw)
+    workload = loaded.workload
+    model = with_weights(workload, loaded.read, device, loaded.scheme)
     with tempfile.TemporaryDirectory(prefix="tokenizer-") as folder:
-        write_tokenizer(found.tokens, workload, found.spec.data, folder)
+        write_tokenizer(loaded.tokens, workload, loaded.spec.data, folder)
         tokenizer = Tokenizer.from_file(str(Path(folder, FILE)))
-        if found.tokens.manifest.format <= EARLIER and is_framed(found.spec.data, found.spec.workload):
+        if loaded.tokens.manifest.format <= EARLIER and is_framed(loaded.spec.data, loaded.spec.workload):
             tokenizer = unframed(tokenizer)
-        return Subject(workload, model, _for_lm_eval(tokenizer), found.commit.step, facts_of(found.reader))
+        return Subject(workload, model, _for_lm_eval(tokenizer), loaded.commit.step, facts_of(loaded.reader))
 
 
 def subject_of_export(

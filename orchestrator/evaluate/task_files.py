@@ -98,57 +98,57 @@ def read_tasks(paths: Sequence[str], taken: Sequence[str] = (), where: str = "--
 
 def read_task(path: str, where: str = "--tasks") -> TaskFile:
     """Return the task of one file. Raises InputError, see `read_tasks`."""
-    place = f"{where} {path}"
+    key = f"{where} {path}"
     if not is_local(path):
         raise InputError(
-            "is not on this machine", place, "copy the task file here; its data may stay where it is"
+            "is not on this machine", key, "copy the task file here; its data may stay where it is"
         )
     file = Path(local_path(path))
     if not file.is_file():
         hint = "name a YAML file; tasks of lm-eval by name would need a hub, and are not looked for"
-        raise InputError("there is no such task file", place, hint)
-    document = _read(file, place)
+        raise InputError("there is no such task file", key, hint)
+    document = _read(file, key)
     kind = document.get("output_type", "generate_until")  # lm-eval's default
     if kind not in METRICS:
-        raise InputError(f"{kind!r} is unknown", f"{place}: output_type", f"choose from {', '.join(METRICS)}")
+        raise InputError(f"{kind!r} is unknown", f"{key}: output_type", f"choose from {', '.join(METRICS)}")
     name = document.get("task")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         problem = "is not a single task with a name of letters, digits, _ . and -"
-        raise InputError(problem, f"{place}: task", "give each task its own file")
+        raise InputError(problem, f"{key}: task", "give each task its own file")
     if "class" in document:
-        raise InputError("a task that is a Python class cannot be checked", f"{place}: class", "leave it out")
-    _check_data(document, file.parent, place)
-    _check_metrics(document, kind, place)
-    return TaskFile(file, name, kind, _generated(document, place) if kind == "generate_until" else 0)
+        raise InputError("a task that is a Python class cannot be checked", f"{key}: class", "leave it out")
+    _check_data(document, file.parent, key)
+    _check_metrics(document, kind, key)
+    return TaskFile(file, name, kind, _generated(document, key) if kind == "generate_until" else 0)
 
 
-def _read(file: Path, place: str, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+def _read(file: Path, path: str, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Return the mapping in a file, merged over those of the files that it includes."""
     if file in seen:
-        raise InputError("includes itself", f"{place}: include", "leave one out")
+        raise InputError("includes itself", f"{path}: include", "leave one out")
     try:
         loader = _Loader(file.read_text())
         document = loader.get_single_data()
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         why = " ".join(str(getattr(error, "problem", None) or error).split())[:200]
         raise InputError(
-            f"is not a YAML file that can be read ({why})", place, "see docs/guides/evaluation-tasks.md"
+            f"is not a YAML file that can be read ({why})", path, "see docs/guides/evaluation-tasks.md"
         ) from None
     if not isinstance(document, dict):
-        raise InputError("must be a mapping of keys to values", place, "see docs/guides/evaluation-tasks.md")
+        raise InputError("must be a mapping of keys to values", path, "see docs/guides/evaluation-tasks.md")
     included = document.pop("include", [])
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name in [included] if isinstance(included, str) else included:
         other = (file.parent / str(name)).resolve()
         if not other.is_file():
             raise InputError(
-                "there is no such file", f"{place}: include {name}", "paths are relative to the file"
+                "there is no such file", f"{path}: include {name}", "paths are relative to the file"
             )
-        found |= _read(other, place, (*seen, file))
-    return found | document
+        result |= _read(other, path, (*seen, file))
+    return result | document
 
 
-def _check_data(document: Mapping[str, Any], folder: Path, place: str) -> None:
+def _check_data(document: Mapping[str, Any], folder: Path, where: str) -> None:
     """Check that the data consists of files, that local ones exist, and that one split is evaluated."""
     if isinstance(document.get("custom_dataset"), FunctionName):
         return
@@ -158,19 +158,19 @@ def _check_data(document: Mapping[str, Any], folder: Path, place: str) -> None:
     if source not in FORMATS or not files:
         problem = f"{source} would be looked for on a hub" if source not in FORMATS else "names no files"
         hint = f"give one of {', '.join(FORMATS)}, and the files in dataset_kwargs.data_files"
-        raise InputError(problem, f"{place}: dataset_path", hint)
+        raise InputError(problem, f"{where}: dataset_path", hint)
     splits = files if isinstance(files, dict) else {"train": files}
     for split, uri in _files(splits):
-        _check_file(uri, folder, f"{place}: dataset_kwargs.data_files.{split}")
+        _check_file(uri, folder, f"{where}: dataset_kwargs.data_files.{split}")
     given = {key: document.get(f"{key}_split") for key in ("test", "validation", "training", "fewshot")}
     if given["test"] is None and given["validation"] is None:
         raise InputError(
-            "names no split to evaluate", f"{place}: test_split", f"name one of {', '.join(splits)}"
+            "names no split to evaluate", f"{where}: test_split", f"name one of {', '.join(splits)}"
         )
     for key, name in given.items():
         if name is not None and str(name).partition("[")[0] not in splits:
             hint = f"name one of {', '.join(map(str, splits))}"
-            raise InputError(f"there is no split {name}", f"{place}: {key}_split", hint)
+            raise InputError(f"there is no split {name}", f"{where}: {key}_split", hint)
 
 
 def _files(splits: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
@@ -179,20 +179,20 @@ def _files(splits: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
             yield str(split), str(uri)
 
 
-def _check_file(uri: str, folder: Path, place: str) -> None:
-    check_uri(uri, place)
+def _check_file(uri: str, folder: Path, where: str) -> None:
+    check_uri(uri, where)
     if not is_local(uri):
         return
     path = local_path(uri) if "://" in uri else str(folder / Path(uri).expanduser())
     if not glob.glob(path, recursive=True):
-        raise InputError(f"{uri}: there is no such file", place, f"paths are relative to {folder}")
+        raise InputError(f"{uri}: there is no such file", where, f"paths are relative to {folder}")
 
 
-def _check_metrics(document: Mapping[str, Any], kind: str, place: str) -> None:
+def _check_metrics(document: Mapping[str, Any], kind: str, where: str) -> None:
     """Check that this kind of task supports every metric."""
     listed = document.get("metric_list") or []
     for number, entry in enumerate(listed if isinstance(listed, list) else [listed]):
-        key = f"{place}: metric_list.{number}.metric"
+        key = f"{where}: metric_list.{number}.metric"
         name = entry.get("metric") if isinstance(entry, dict) else None
         if isinstance(name, FunctionName) or "process_results" in document:
             continue  # the user's own
@@ -212,35 +212,35 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _generated(document: Mapping[str, Any], place: str) -> int:
+def _generated(document: Mapping[str, Any], where: str) -> int:
     """Return the maximum number of generated tokens."""
     given = document.get("generation_kwargs") or {}
     if unknown := sorted(set(given) - GENERATION):
         hint = f"known keys: {', '.join(sorted(GENERATION))}"
-        raise InputError(f"{unknown[0]} is not supported", f"{place}: generation_kwargs", hint)
+        raise InputError(f"{unknown[0]} is not supported", f"{where}: generation_kwargs", hint)
     for key, (what, fits) in DRAWS.items():
         if key in given and not fits(given[key]):
             raise InputError(
-                f"{given[key]!r} is not {what}", f"{place}: generation_kwargs.{key}", "change it"
+                f"{given[key]!r} is not {what}", f"{where}: generation_kwargs.{key}", "change it"
             )
     if given.get("do_sample") and given.get("temperature") == 0:
         hint = "leave one of them out"
         raise InputError(
-            "do_sample draws, and 0 takes the likeliest", f"{place}: generation_kwargs.temperature", hint
+            "do_sample draws, and 0 takes the likeliest", f"{where}: generation_kwargs.temperature", hint
         )
-    return most_tokens(given, place)
+    return max_tokens(given, where)
 
 
-def most_tokens(given: Mapping[str, Any], place: str = "generation_kwargs") -> int:
+def max_tokens(given: Mapping[str, Any], where: str = "generation_kwargs") -> int:
     """Return the maximum number of tokens that `generation_kwargs` allows. Raises InputError unless it is a positive
     number.
     """
-    most = next((given[key] for key in LENGTHS if key in given), LONGEST)
-    if type(most) is not int or most < 1:
+    limit = next((given[key] for key in LENGTHS if key in given), LONGEST)
+    if type(limit) is not int or limit < 1:
         raise InputError(
-            f"{most!r} is not a number of tokens", f"{place}: {LENGTHS[0]}", "give one of at least 1"
+            f"{limit!r} is not a number of tokens", f"{where}: {LENGTHS[0]}", "give one of at least 1"
         )
-    return most
+    return limit
 
 
 def check_fits(workload: Workload, tasks: Sequence[TaskFile], where: str) -> None:

@@ -38,8 +38,8 @@ def check_export(checkpoint: CheckpointSpec, workload: Any, quantize: QuantizeSp
             workload.check_hf()
         form = form_of(checkpoint)
         if quantize is not None:
-            asked = form if isinstance(form, Conversion) else Conversion("hf")
-            form = with_scheme(asked, quantize, "checkpoint.export")
+            conversion = form if isinstance(form, Conversion) else Conversion("hf")
+            form = with_scheme(conversion, quantize, "checkpoint.export")
             check_quantised(form, workload)
         if isinstance(form, Conversion) and form.form != "hf":
             check_conversion(form, workload)

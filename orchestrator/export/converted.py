@@ -42,7 +42,7 @@ class Conversion:
     scheme: Scheme | Literal["none"] | None = None
 
 
-def asked_form(
+def form_option(
     form: str | None,
     names: str | None,
     numbers: str | None,
@@ -92,22 +92,22 @@ def form_of(checkpoint: CheckpointSpec) -> Any:
     return Conversion(form, checkpoint.export_names or "hf", checkpoint.export_numbers)
 
 
-def check_conversion(asked: Conversion, workload: Workload) -> None:
+def check_conversion(conversion: Conversion, workload: Workload) -> None:
     """Raise InputError or WorkloadError if the form does not support the model, judging by its configuration and names.
 
     The tokenizer is checked later, when there is one.
     """
     paired = bool(getattr(workload.config, "generator", 0))
-    if asked.form != DCP:
-        form = form_named(asked.form)
+    if conversion.form != DCP:
+        form = form_named(conversion.form)
         check_packages(form, EXPORT)
         form.check(workload.hf_config(), paired)
     elif paired:
         raise WorkloadError("a pair of two networks has no common names; set checkpoint.export to hf")
-    elif asked.names != "hf":
+    elif conversion.names != "hf":
         from workloads.hf.files.name_maps import written
 
-        written(asked.names, workload.hf_tensors(), workload.hf_config())
+        written(conversion.names, workload.hf_tensors(), workload.hf_config())
 
 
 def check_packages(form: ExportForm, where: str) -> None:

@@ -62,10 +62,10 @@ def push(folder: str, repo: str, private: bool, must_be_private: bool = False) -
     from huggingface_hub.errors import HfHubHTTPError
 
     check_push(repo, folder)
-    place = Path(local_path(folder))
-    if not (place / MARK).is_file():
+    local = Path(local_path(folder))
+    if not (local / MARK).is_file():
         raise InputError("holds no finished export", folder, "export the checkpoint again")
-    facts = json.loads((place / MARK).read_text())
+    facts = json.loads((local / MARK).read_text())
     message = f"Step {facts['step']} of {facts['run']}"
     api = HfApi()
     try:
@@ -75,7 +75,7 @@ def push(folder: str, repo: str, private: bool, must_be_private: bool = False) -
             hint = "make it private in its settings, or name another"
             raise InputError("is public, and only a private repository is pushed to", repo, hint)
         api.upload_folder(
-            repo_id=repo, folder_path=place, commit_message=message, allow_patterns=list(facts["files"])
+            repo_id=repo, folder_path=local, commit_message=message, allow_patterns=list(facts["files"])
         )
     except HfHubHTTPError as error:
         line = redact_message(" ".join(str(error).split()))[:300]

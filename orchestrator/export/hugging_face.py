@@ -81,43 +81,43 @@ def export(
     from orchestrator.resolve.commit_model import model_of_run
 
     check_target(target)
-    found = model_of_run(run_uri, step, best, raw)
-    spec = found.spec
-    tokens = found.tokens
-    commit = found.commit
-    weights = facts_of(found.reader)
+    loaded = model_of_run(run_uri, step, best, raw)
+    spec = loaded.spec
+    tokens = loaded.tokens
+    commit = loaded.commit
+    weights = facts_of(loaded.reader)
     step = commit.step
-    own = is_object_reference(spec.workload.model)
+    is_own = is_object_reference(spec.workload.model)
     write_plain = partial(
-        write, tokens, asked=spec.workload, data=spec.data, seed=spec.seed, own_code=spec.own_code
+        write, tokens, spec=spec.workload, data=spec.data, seed=spec.seed, own_code=spec.own_code
     )
     rounded = None
     quantised: dict[str, Any] = {}
-    if own and (isinstance(form, Conversion) or form == "adapter"):
+    if is_own and (isinstance(form, Conversion) or form == "adapter"):
         hint = "use hf, with its code for transformers, or leave it out"
         raise InputError("an own model is exported whole, as hf or safetensors", FORM, hint)
-    if form == "safetensors" and not own:
+    if form == "safetensors" and not is_own:
         raise InputError(
             "safetensors is for own models", FORM, "use hf, whose weights are in that format too"
         )
-    if own and spec.quantize:
+    if is_own and spec.quantize:
         raise InputError("an own model is exported in full precision, and it trains for another", FORM)
-    with holding(found.store, step, f"the export to {target}"), draft(target) as folder:
-        if own:
-            form = _form_of_own(found.workload, form or spec.checkpoint.export)
+    with holding(loaded.store, step, f"the export to {target}"), draft(target) as folder:
+        if is_own:
+            form = _form_of_own(loaded.workload, form or spec.checkpoint.export)
         else:
             form = resolved_form(form, spec.checkpoint, spec.quantize)
         if isinstance(form, Conversion):
             with tempfile.TemporaryDirectory(prefix="hf-", dir=folder) as plain:
-                difference = write_plain(found.workload, found.read, plain)
-                tried = batches(spec.data, tokens, found.workload)
-                written, quantised = write_converted(found, form, plain, folder, tried)
+                difference = write_plain(loaded.workload, loaded.read, plain)
+                tried = batches(spec.data, tokens, loaded.workload)
+                written, quantised = write_converted(loaded, form, plain, folder, tried)
             difference = difference if written.difference is None else written.difference
             rounded = written.rounding
         else:
-            difference = write_plain(found.workload, found.read, folder, form)
+            difference = write_plain(loaded.workload, loaded.read, folder, form)
         facts = {"step": step, "receipt": commit.receipt, "run": spec.name, "logits_difference": difference}
-        if not own or (form == "hf" and spec.data.samples is None):
+        if not is_own or (form == "hf" and spec.data.samples is None):
             from orchestrator.resolve.training_inputs import options_as_trained
 
             facts["evaluation"] = _evaluation_facts(
@@ -127,19 +127,19 @@ def export(
                 seed=spec.seed,
                 tokens=tokens,
                 micro_batch=commit.meta["layout"]["micro_batch"],
-                options=options_as_trained(spec.workload, spec.data, tokens, found.workload),
+                options=options_as_trained(spec.workload, spec.data, tokens, loaded.workload),
             )
         facts |= weights | ({} if rounded is None else {"rounding": rounded}) | quantised
-        is_text = form == "hf" and not own
-        sample = _sample(spec.evaluate, tokens, found.workload, folder) if is_text else None
-        evaluation = metrics_of(found.store, commit)
+        is_text = form == "hf" and not is_own
+        sample = _sample(spec.evaluate, tokens, loaded.workload, folder) if is_text else None
+        evaluation = metrics_of(loaded.store, commit)
         named = form.form if isinstance(form, Conversion) else form
-        reader = class_to_read(folder) if Path(folder, FILE).exists() and not own else ""
+        reader = class_to_read(folder) if Path(folder, FILE).exists() and not is_own else ""
         if reader:
             facts["tokenizer_class"] = reader
         (Path(folder) / NAME).write_text(
             model_card(
-                found,
+                loaded,
                 named,
                 evaluation=evaluation,
                 weights=weights,
@@ -209,7 +209,7 @@ def write(
     folder: str,
     form: Form = "hf",
     *,
-    asked: WorkloadSpec,
+    spec: WorkloadSpec,
     data: DataSpec,
     seed: int,
     own_code: Mapping[str, str],
@@ -222,7 +222,7 @@ def write(
         read: returns a tensor of the commit by its name.
         folder: a local folder.
         form: the form of the export.
-        asked: the model as the job names it.
+        spec: the model as the job names it.
         data: the data as the job names it.
         seed: the seed of the run.
         own_code: the user's own code, see `JobSpec.own_code`.
@@ -233,7 +233,7 @@ def write(
     Raises:
         RuntimeError: the difference is too large.
     """
-    if is_object_reference(asked.model):
+    if is_object_reference(spec.model):
         from orchestrator.export.own_model import write_own
 
         return write_own(
@@ -251,7 +251,7 @@ def write(
             check_adapter_export(workload)
         write_tokenizer(tokens, workload, data, folder)
         tried = batches(data, tokens, workload)
-        return write_adapter(asked, cast("TransformerWorkload", workload), read, folder, tried)
+        return write_adapter(spec, cast("TransformerWorkload", workload), read, folder, tried)
     with wrong_input("checkpoint.export"):
         workload.to_hf(read, folder)
     write_tokenizer(tokens, workload, data, folder)
@@ -268,10 +268,10 @@ def _compare(
     from workloads.inference import with_weights
 
     model = with_weights(workload, read)
-    found = difference(workload.config, model, folder, batches(data, tokens, workload))
-    if not found <= TOLERANCE:
-        raise RuntimeError(f"the exported model's outputs differ by {found:.2e}; nothing was published")
-    return found
+    result = difference(workload.config, model, folder, batches(data, tokens, workload))
+    if not result <= TOLERANCE:
+        raise RuntimeError(f"the exported model's outputs differ by {result:.2e}; nothing was published")
+    return result
 
 
 def batches(data: DataSpec, tokens: Tokens, workload: Workload) -> Iterator[Batch]:
@@ -307,7 +307,7 @@ def _record_batches(tokens: Tokens, objective: Objective, workload: Workload) ->
     windows = [windows_of(tokens, source, objective.reading) for source in range(tokens.sources)]
     read = SampleReader(tokens, windows, objective)
     largest = max(range(tokens.sources), key=tokens.length)
-    first = sum(len(found) for found in windows[:largest])
+    first = sum(len(window) for window in windows[:largest])
     batch = read.collate(range(first, first + min(4, len(windows[largest]))), 0)
     # A row has two answers, or texts that are compared, which transformers reads one by one.
     parts = 2 if getattr(objective, "compares", False) else getattr(objective, "parts", 1)

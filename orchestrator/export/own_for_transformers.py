@@ -104,10 +104,10 @@ def check_folder(
     from workloads.hf.check.compare import TOLERANCE
 
     batch = _probe(data, seed, workload, tokens)
-    with tempfile.TemporaryDirectory(prefix="own-") as place:
+    with tempfile.TemporaryDirectory(prefix="own-") as temporary:
         given = {f"batch.{name}": value.contiguous() for name, value in batch.items()}
         given |= {name: value.contiguous() for name, value in _outputs(workload, read, batch).items()}
-        probe = f"{place}/probe.safetensors"
+        probe = f"{temporary}/probe.safetensors"
         save_file(given, probe)
         reader = Path(__file__).with_name("read_own_folder.py")
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -117,18 +117,18 @@ def check_folder(
                 capture_output=True,
                 text=True,
                 timeout=SECONDS,
-                cwd=place,
-                env=environment | {"HF_MODULES_CACHE": f"{place}/modules", "HF_HUB_OFFLINE": "1"},
+                cwd=temporary,
+                env=environment | {"HF_MODULES_CACHE": f"{temporary}/modules", "HF_HUB_OFFLINE": "1"},
             )
         except subprocess.TimeoutExpired:
             raise RuntimeError(f"the exported folder did not load within {SECONDS} s") from None
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise RuntimeError(f"the exported folder does not load without this project's folder: {last}")
-    found = float(done.stdout.split()[-1])
-    if not found <= TOLERANCE:
-        raise RuntimeError(f"the exported model's outputs differ by {found:.2e}; nothing was published")
-    return found
+    result = float(done.stdout.split()[-1])
+    if not result <= TOLERANCE:
+        raise RuntimeError(f"the exported model's outputs differ by {result:.2e}; nothing was published")
+    return result
 
 
 def _probe(data: DataSpec, seed: int, workload: OwnWorkload, tokens: Tokens) -> Batch:
@@ -152,9 +152,9 @@ def _outputs(workload: OwnWorkload, read: Callable[[str], Tensor], batch: Batch)
     from workloads.own.generate import of_tokens
 
     model: Any = with_weights(workload, read).eval()
-    found = {}
+    result = {}
     with torch.inference_mode():
-        found["losses"] = model(batch).losses
+        result["losses"] = model(batch).losses
         if (logits := logits_of(model.network)) and "tokens" in batch:
-            found["logits"] = logits(of_tokens(batch["tokens"]))
-    return found
+            result["logits"] = logits(of_tokens(batch["tokens"]))
+    return result

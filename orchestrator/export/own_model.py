@@ -117,10 +117,10 @@ def _difference(folder: str) -> float | None:
     model = load_own(folder)
     if not callable(difference_to := getattr(model, "difference_to", None)):
         return None
-    found = float(difference_to(load(folder)))
-    if not found <= TOLERANCE:
-        raise RuntimeError(f"the exported model's outputs differ by {found:.2e}; nothing was published")
-    return found
+    result = float(difference_to(load(folder)))
+    if not result <= TOLERANCE:
+        raise RuntimeError(f"the exported model's outputs differ by {result:.2e}; nothing was published")
+    return result
 
 
 def about_own(folder: str | Path) -> dict[str, Any] | None:
@@ -128,16 +128,16 @@ def about_own(folder: str | Path) -> dict[str, Any] | None:
 
     Raises InputError if the file is damaged, or if the model's code is not here, has changed, or is in the folder.
     """
-    place = Path(folder) / ABOUT
-    if not place.is_file():
+    path = Path(folder) / ABOUT
+    if not path.is_file():
         return None
     try:
-        about: dict[str, Any] = json.loads(place.read_text())
+        about: dict[str, Any] = json.loads(path.read_text())
         model, code = about["model"], about["code"]
         if not (is_object_reference(model) and isinstance(about["options"], dict) and isinstance(code, dict)):
             raise ValueError("it names no model")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"cannot be read ({error})", str(place), "export the commit again") from None
+        raise InputError(f"cannot be read ({error})", str(path), "export the commit again") from None
     with wrong_input(str(folder)):
         check_outside(model, folder)
         # Code of this project changes with its version, and is no part of a run.

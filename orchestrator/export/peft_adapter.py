@@ -35,7 +35,7 @@ def check_adapter_export(workload: Any) -> None:
 
 
 def write_adapter(
-    asked: WorkloadSpec,
+    spec: WorkloadSpec,
     workload: TransformerWorkload,
     read: Callable[[str], Tensor],
     folder: str,
@@ -57,19 +57,19 @@ def write_adapter(
     if adapter and adapter.kind in ("prefix", *PROMPTS):
         # peft puts these only before a plain mask
         batches = [batch for batch in batches if not batch.keys() & {"attention", "positions", "segments"}]
-    adapter_folder.write_adapter(workload, read, folder, _name_of_base(asked))
+    adapter_folder.write_adapter(workload, read, folder, _name_of_base(spec))
     with tempfile.TemporaryDirectory(prefix="base-") as base:
         workload.base_to_hf(read, base)
         with contextlib.suppress(FileNotFoundError):  # belongs to a model that does not generate text
             shutil.copyfile(Path(base, SETTINGS), Path(folder, SETTINGS))
         model = with_weights(workload, read)
         taken = adapter.positions if adapter and adapter.kind in PROMPTS else 0
-        found = difference(
+        result = difference(
             workload.config, model, base, batches, lambda hf_model: _with(hf_model, folder, taken)
         )
-    if not found <= TOLERANCE:
-        raise RuntimeError(f"the adapter on its base differs by {found:.2e}; nothing was published")
-    return found
+    if not result <= TOLERANCE:
+        raise RuntimeError(f"the adapter on its base differs by {result:.2e}; nothing was published")
+    return result
 
 
 def _with(hf_model: Any, folder: str, taken: int) -> Any:
@@ -83,10 +83,10 @@ def _with(hf_model: Any, folder: str, taken: int) -> Any:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft reads a name that transformers has changed
-        found = PeftModel.from_pretrained(hf_model, folder).eval()
+        result = PeftModel.from_pretrained(hf_model, folder).eval()
     if taken:
-        found.register_forward_hook(lambda _, __, out: {"logits": out.logits[:, taken:]})
-    return found
+        result.register_forward_hook(lambda _, __, out: {"logits": out.logits[:, taken:]})
+    return result
 
 
 def _name_of_base(workload: WorkloadSpec) -> str:

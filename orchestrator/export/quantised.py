@@ -33,7 +33,7 @@ AT_ONCE = 8
 """Samples of a batch of these. Only its minima and maxima are kept."""
 
 
-def asked_scheme(
+def scheme_option(
     form: str | None, quantize: str | None, group: str | None, activations: str | None
 ) -> Scheme | Literal["none"] | None:
     """Return the quantisation that options of the command name; None for that of the job.
@@ -60,32 +60,34 @@ def asked_scheme(
         raise InputError(str(first["msg"]).removeprefix("Value error, "), where) from None
 
 
-def with_scheme(asked: Conversion, quantize: QuantizeSpec | None, where: str = FORM) -> Conversion:
+def with_scheme(conversion: Conversion, quantize: QuantizeSpec | None, where: str = FORM) -> Conversion:
     """Return what is asked for with the quantisation that the job trains for, unless the command names another.
 
     Raises InputError if the format cannot store it.
     """
-    if asked.scheme is not None or quantize is None:
-        return replace(asked, scheme=None) if asked.scheme == FULL else asked
+    if conversion.scheme is not None or quantize is None:
+        return replace(conversion, scheme=None) if conversion.scheme == FULL else conversion
     scheme = quantize.scheme
     wanted = "gguf" if scheme.is_of_gguf else "hf"
-    if asked.form != wanted:
+    if conversion.form != wanted:
         full = f"add {QUANTIZE} none for weights in full precision" if where == FORM else "set it to null"
         raise InputError(
-            f"quantize trains weights for {scheme.weights}, which {asked.form} does not store",
+            f"quantize trains weights for {scheme.weights}, which {conversion.form} does not store",
             where,
             f"give {wanted}, or {full}",
         )
-    return replace(asked, scheme=scheme, numbers=quantize.weights if scheme.is_of_gguf else asked.numbers)
+    return replace(
+        conversion, scheme=scheme, numbers=quantize.weights if scheme.is_of_gguf else conversion.numbers
+    )
 
 
-def check_quantised(asked: Conversion, workload: Workload) -> None:
+def check_quantised(conversion: Conversion, workload: Workload) -> None:
     """Raise InputError or WorkloadError if the weights cannot be quantised for the format, judging by their names."""
-    if asked.scheme is None or asked.scheme == FULL:
+    if conversion.scheme is None or conversion.scheme == FULL:
         return
-    if asked.form == "hf":
+    if conversion.form == "hf":
         check_packages(form_named(QUANTISED), QUANTIZE)
-    hf_names(asked.scheme, workload)
+    hf_names(conversion.scheme, workload)
 
 
 def hf_names(scheme: Scheme, workload: Workload) -> list[str]:
@@ -98,10 +100,10 @@ def hf_names(scheme: Scheme, workload: Workload) -> list[str]:
         model = workload.build()
     blocks = workload.blocks(model)
     check_scheme(model, blocks, scheme)
-    found = workload.hf_weights([*quantised_layers(model, blocks, scheme)])
-    if not found:
+    result = workload.hf_weights([*quantised_layers(model, blocks, scheme)])
+    if not result:
         raise WorkloadError("transformers stores none of the quantised weights as a matrix")
-    return sorted(found)
+    return sorted(result)
 
 
 def facts_of(
@@ -147,25 +149,25 @@ def resolved_form(form: Any, checkpoint: CheckpointSpec, quantize: QuantizeSpec 
 
     Raises InputError if they do not fit.
     """
-    found = form or form_of(checkpoint)
-    if found is None and quantize and quantize.scheme.is_of_gguf:
-        found = Conversion("gguf")
-    elif found in (None, "hf") and quantize:
-        found = Conversion("hf")
-    if not isinstance(found, Conversion):
-        return found or "hf"
-    found = with_scheme(found, quantize)
-    return "hf" if found.form == "hf" and found.scheme is None else found
+    result = form or form_of(checkpoint)
+    if result is None and quantize and quantize.scheme.is_of_gguf:
+        result = Conversion("gguf")
+    elif result in (None, "hf") and quantize:
+        result = Conversion("hf")
+    if not isinstance(result, Conversion):
+        return result or "hf"
+    result = with_scheme(result, quantize)
+    return "hf" if result.form == "hf" and result.scheme is None else result
 
 
 def write_converted(
-    found: CommitModel, asked: Conversion, plain: str, folder: str, tried: Iterable[Batch]
+    model: CommitModel, conversion: Conversion, plain: str, folder: str, tried: Iterable[Batch]
 ) -> tuple[Written, dict[str, Any]]:
     """Write the export in `plain` to `folder` in another form, and check it.
 
     Args:
-        found: the commit.
-        asked: the form.
+        model: the commit.
+        conversion: the form.
         plain: its export for transformers.
         folder: where to write.
         tried: batches on which outputs are compared.
@@ -173,19 +175,19 @@ def write_converted(
     Returns what was written, and what export.json says of its rounded weights. Raises InputError if the form does not
     support the model, RuntimeError if the result is wrong.
     """
-    if asked.form == DCP:
+    if conversion.form == DCP:
         from workloads.hf.export.dcp_export import export_dcp
 
         with wrong_input(FORM):
-            export_dcp(plain, folder, asked.names)
+            export_dcp(plain, folder, conversion.names)
         return Written(), {}
-    where = QUANTIZE if asked.form == "hf" else FORM
-    form = form_named(QUANTISED if asked.form == "hf" else asked.form)
+    where = QUANTIZE if conversion.form == "hf" else FORM
+    form = form_named(QUANTISED if conversion.form == "hf" else conversion.form)
     check_packages(form, where)
-    scheme = asked.scheme if isinstance(asked.scheme, Scheme) else None
-    numbers = asked.numbers or form.usual
+    scheme = conversion.scheme if isinstance(conversion.scheme, Scheme) else None
+    numbers = conversion.numbers or form.usual
     with wrong_input(where):
-        chosen = hf_names(scheme, found.workload) if scheme else None
+        chosen = hf_names(scheme, model.workload) if scheme else None
         written = form.write(
             Plain(
                 folder=plain,
@@ -193,17 +195,17 @@ def write_converted(
                 numbers=numbers,
                 scheme=scheme,
                 chosen=chosen,
-                samples=calibration(found.tokens, found.workload),
-                difference=partial(_difference, found, folder, [*tried]),
+                samples=calibration(model.tokens, model.workload),
+                difference=partial(_difference, model, folder, [*tried]),
             )
         )
     if not (scheme or numbers in form.rounded):
         return written, {}
-    is_trained = found.spec.quantize is not None
+    is_trained = model.spec.quantize is not None
     return written, facts_of(form, numbers, scheme, is_trained=is_trained, kept=written.kept)
 
 
-def _difference(found: CommitModel, folder: str, batches: list[Batch], scheme: Scheme | None) -> float:
+def _difference(commit_model: CommitModel, folder: str, batches: list[Batch], scheme: Scheme | None) -> float:
     """Return the largest difference of an export's outputs in transformers to those of our model with a scheme.
 
     In fp64, since rounding of activations is a step, and sums in another order lie on its other side.
@@ -211,5 +213,5 @@ def _difference(found: CommitModel, folder: str, batches: list[Batch], scheme: S
     from workloads.hf.check.compare import difference
     from workloads.inference import with_weights
 
-    model = with_weights(found.workload, found.read, scheme=scheme)
-    return difference(found.workload.config, model, folder, batches, in_fp64=True)
+    model = with_weights(commit_model.workload, commit_model.read, scheme=scheme)
+    return difference(commit_model.workload.config, model, folder, batches, in_fp64=True)

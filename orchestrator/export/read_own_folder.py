@@ -45,7 +45,7 @@ def main(folder: str, probe: str, packages: str) -> None:
     model, report = kind.from_pretrained(
         folder, trust_remote_code=True, local_files_only=True, output_loading_info=True, dtype=torch.float32
     )
-    if wrong := {name: found for name, found in report.items() if found}:
+    if wrong := {name: output for name, output in report.items() if output}:
         raise RuntimeError(f"loads with {wrong}")
     given = load_file(probe)
     batch = {name.removeprefix("batch."): each for name, each in given.items() if name.startswith("batch.")}
@@ -60,15 +60,15 @@ def main(folder: str, probe: str, packages: str) -> None:
 def _losses(network: Any, batch: dict[str, Any]) -> Any:
     """Return what training computes of a batch, from `loss`, `embed` or `stages`."""
     if hasattr(network, "compare"):
-        found = network.embed(batch)
+        result = network.embed(batch)
     elif hasattr(network, "stages"):
         first, *others = network.stages()
-        found = first(batch)
+        result = first(batch)
         for stage in others:
-            found = stage(found, batch)
+            result = stage(result, batch)
     else:
-        found = network.loss(batch)
-    return found[0] if isinstance(found, tuple) else found
+        result = network.loss(batch)
+    return result[0] if isinstance(result, tuple) else result
 
 
 def _difference(wanted: Any, found: Any) -> float:

@@ -118,8 +118,8 @@ def new_folder(target: str) -> Iterator[str]:
 def _remove_drafts(parent: str, name: str) -> None:
     """Remove the drafts of killed exports: no process holds their locks."""
     pattern = re.compile(rf"\.{re.escape(name)}\.[a-z0-9_]{{8}}\.tmp")
-    for found in filter(pattern.fullmatch, os.listdir(parent)):
-        folder = os.path.join(parent, found)
+    for draft in filter(pattern.fullmatch, os.listdir(parent)):
+        folder = os.path.join(parent, draft)
         with contextlib.suppress(OSError), _locked(folder) as ours:
             if ours and os.listdir(folder):  # an empty one was just made and is about to be locked
                 shutil.rmtree(folder)
@@ -158,11 +158,11 @@ def publish(folder: str, target: str, retry: Retry) -> None:
         _move(folder, local_path(target))
         return
     files = open_backend(target, TIMEOUT)
-    there = retry(files.list)
-    before = _files_in(retry(files.read, MARK)) if MARK in there else []
+    existing = retry(files.list)
+    before = _files_in(retry(files.read, MARK)) if MARK in existing else []
     retry(files.remove, MARK)  # the old mark would vouch for a mixture of old and new files
     names = [path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file()]
-    for name in there.keys() - {
+    for name in existing.keys() - {
         *names,
         MARK,
     }:  # an old index or an old whole file would be read instead of the new one

@@ -100,7 +100,7 @@ def _used_tokens(uri: str) -> set[int]:
     word of a shard counts.
     """
     tokens = Tokens.open(uri)
-    found = set(tokens.manifest.roles.values())
+    result = set(tokens.manifest.roles.values())
     folder = DataFolder(uri)
     for number, source in enumerate(tokens.manifest.sources):
         records = [
@@ -109,11 +109,11 @@ def _used_tokens(uri: str) -> set[int]:
         if all(record is not None for record in records):
             for record in records:
                 assert record is not None
-                found |= set(np.flatnonzero(record["counts"]).tolist())
+                result |= set(np.flatnonzero(record["counts"]).tolist())
             continue
         for words in _windows(tokens, number):
-            found |= set(np.unique(words & ~np.int64(MARK | CLOSE)).tolist())
-    return found
+            result |= set(np.unique(words & ~np.int64(MARK | CLOSE)).tolist())
+    return result
 
 
 def _windows(tokens: Tokens, source: int) -> Iterator[np.ndarray]:
@@ -160,10 +160,10 @@ def _write_tokenizer(folder: str, smaller: Reduced, target: str) -> None:
         (made / MORE_TEMPLATES / path.name).write_bytes(path.read_bytes())
     settings = Path(folder) / SETTINGS
     if settings.is_file():
-        found = json.loads(settings.read_text())
+        document = json.loads(settings.read_text())
         numbers = smaller.numbers
-        if added := found.get("added_tokens_decoder"):
-            found["added_tokens_decoder"] = {
+        if added := document.get("added_tokens_decoder"):
+            document["added_tokens_decoder"] = {
                 str(numbers[int(number)]): token for number, token in added.items() if int(number) in numbers
             }
-        (made / SETTINGS).write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+        (made / SETTINGS).write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from orchestrator.config.errors import InputError
-from orchestrator.controller.stop_file import StopAsked
+from orchestrator.controller.stop_file import StopSender
 from orchestrator.observe.last_status import GONE_AFTER, ControllerState, controller_state, last_status
 from orchestrator.storage.lease import is_locked
 from orchestrator.storage.row_line import Row
@@ -59,18 +59,18 @@ def refuse_if_over(run: RunDir) -> Row:
     return status
 
 
-def ask_to_stop(run: RunDir) -> StopAsked:
+def ask_to_stop(run: RunDir) -> StopSender:
     """Ask the controller of a run to save a checkpoint and end, by a file in the run directory. Returns at once.
 
     Raises:
         InputError: the run has ended or has no controller, or its controller cannot be asked this way.
     """
     status = refuse_if_over(run)
-    asked = StopAsked(run, STOPPED)
-    if not asked.ask(status):
+    request = StopSender(run, STOPPED)
+    if not request.ask(status):
         problem = "its controller has written no status yet, or is of a version that reads no request to stop"
         raise InputError(problem, run.uri, "give the command again, or press Ctrl-C in its terminal")
-    return asked
+    return request
 
 
 def refuse_if_at_work(run_dir: RunDir, *stages: RunDir) -> None:

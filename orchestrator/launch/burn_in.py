@@ -42,16 +42,16 @@ def burn_in_findings(seconds: float) -> Iterator[Finding]:
     config = {"seconds": seconds, "gpu": int(gpus > 0), "ranks": ranks}
     patience = seconds + PATIENCE
     try:
-        _, found = run_to_the_end(
+        _, report = run_to_the_end(
             ranks, Bundle(gpu=float(gpus > 0)), entry=ENTRY, config=config, patience=patience, what="burn-in"
         )
     except RuntimeError as error:
         yield Finding("wrong", "burn-in", str(error), HINT)
         return
     devices = f"{gpus} GPUs" if gpus else f"{ranks} processes"
-    for kind, wrong in found["wrong"].items():
-        rounds = found["rounds"][kind]
-        much = f"{found['octets'] / 2**30:.1f} GiB" if kind == "memory" else f"{rounds} rounds"
+    for kind, wrong in report["wrong"].items():
+        rounds = report["rounds"][kind]
+        much = f"{report['octets'] / 2**30:.1f} GiB" if kind == "memory" else f"{rounds} rounds"
         text = wrong[0] if wrong else f"no wrong bit in {much} on each of {devices}"
         yield Finding("wrong" if wrong else "ok", f"burn-in: {kind}", text, HINT if wrong else "")
 
@@ -84,8 +84,8 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     rounds["memory"] = 1
     everyone = gather_json({kind: lines[:1] for kind, lines in wrong.items()})
     close_device()
-    told = {
+    report = {
         kind: [f"rank {number}: {line}" for number, each in enumerate(everyone) for line in each[kind]]
         for kind in rounds
     }
-    return {"rounds": rounds, "wrong": told, "octets": octets}
+    return {"rounds": rounds, "wrong": report, "octets": octets}

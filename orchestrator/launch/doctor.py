@@ -79,9 +79,9 @@ def _machine() -> Iterator[Finding]:
     yield _enough("shared memory", shm, 2**29, "raise the size of /dev/shm: Ray keeps its objects there")
 
 
-def _enough(what: str, bytes_: int, least: int, hint: str) -> Finding:
-    fits = bytes_ >= least
-    return Finding("ok" if fits else "warning", what, f"{bytes_ / 2**30:.1f} GiB", "" if fits else hint)
+def _enough(resource: str, bytes_: int, minimum: int, hint: str) -> Finding:
+    fits = bytes_ >= minimum
+    return Finding("ok" if fits else "warning", resource, f"{bytes_ / 2**30:.1f} GiB", "" if fits else hint)
 
 
 def _devices() -> Iterator[Finding]:
@@ -101,9 +101,9 @@ def _devices() -> Iterator[Finding]:
 
 
 def _compiler() -> Iterator[Finding]:
-    found = shutil.which("g++") or shutil.which("clang++")
-    hint = "" if found else "install g++: DeepSpeed's operators and torch.compile need it"
-    yield Finding("ok" if found else "warning", "C++ compiler", found or "none", hint)
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    hint = "" if compiler else "install g++: DeepSpeed's operators and torch.compile need it"
+    yield Finding("ok" if compiler else "warning", "C++ compiler", compiler or "none", hint)
 
 
 def _loopback() -> Iterator[Finding]:

@@ -191,14 +191,14 @@ def _lines(
                 yield f"{uri} has {min(label)}: --objective sequence_classification learns it"
 
 
-def _labelled(data: Sequence[str], folder: str | None, asked: str | None) -> Labelled | None:
+def _labelled(data: Sequence[str], folder: str | None, objective: str | None) -> Labelled | None:
     """Return what rows with labels are for, if they are asked for, or if an encoder is to be fine-tuned."""
     encoder = folder is not None and _described(folder).architecture == "encoder"
-    if asked not in OF_LABELLED and not (asked is None and encoder):
+    if objective not in OF_LABELLED and not (objective is None and encoder):
         return None
     if folder is None:
-        raise InputError(f"{asked} needs a pretrained model", "--from-hf", "name a folder with one")
-    return labelled_rows(data, asked, reads_spans=encoder)
+        raise InputError(f"{objective} needs a pretrained model", "--from-hf", "name a folder with one")
+    return labelled_rows(data, objective, reads_spans=encoder)
 
 
 def _described(folder: str) -> Any:
@@ -208,26 +208,26 @@ def _described(folder: str) -> Any:
         return describe(f"hf:{folder}")
 
 
-def _rows_for(uri: str, asked: str | None) -> Rows | None:
+def _rows_for(uri: str, objective: str | None) -> Rows | None:
     """Return what the objective that is asked for reads of rows. Raises InputError if they do not fit it."""
-    found = rows_at(uri)
-    if found is None or asked is None or asked == found.objective:
-        return found
-    if asked not in COLUMNS:
-        return text_at(uri) if found.objective else found
-    if asked == "seq2seq" and found.as_pair() is not found:
-        return found.as_pair()
-    if asked in COMPARED and found.objective in COMPARED:
-        return replace(found, objective=asked)
-    if asked in REWARDED and (field := _asked_and_more(found)):
-        return replace(found, objective=asked, field=field, left=())
-    fit = found.objective or "causal_lm"
+    result = rows_at(uri)
+    if result is None or objective is None or objective == result.objective:
+        return result
+    if objective not in COLUMNS:
+        return text_at(uri) if result.objective else result
+    if objective == "seq2seq" and result.as_pair() is not result:
+        return result.as_pair()
+    if objective in COMPARED and result.objective in COMPARED:
+        return replace(result, objective=objective)
+    if objective in REWARDED and (field := _rewarded_columns(result)):
+        return replace(result, objective=objective, field=field, left=())
+    fit = result.objective or "causal_lm"
     raise InputError(
-        f"its rows fit {fit}, not {asked}", uri, f"give --objective {fit}, or write the job by hand"
+        f"its rows fit {fit}, not {objective}", uri, f"give --objective {fit}, or write the job by hand"
     )
 
 
-def _asked_and_more(rows: Rows) -> dict[str, str] | None:
+def _rewarded_columns(rows: Rows) -> dict[str, str] | None:
     """Return the columns for answers that are rewarded: the prompt, and the right answer where there is one."""
     if not isinstance(rows.field, dict) or "prompt" not in rows.field:
         return None

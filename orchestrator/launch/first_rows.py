@@ -142,11 +142,11 @@ def _talk(row: Mapping[str, Any], leaves: list[tuple[str, str, Any]], uri: str) 
 
 def _answered(row: Mapping[str, Any]) -> Taken | None:
     """Rows with a question and an answer in two columns. A context, if any, is put below the question."""
-    asked = [name for name in ASKED if isinstance(row.get(name), str | list)]
+    questions = [name for name in ASKED if isinstance(row.get(name), str | list)]
     answered = [name for name in ANSWERED if isinstance(row.get(name), str | list)]
-    if not asked or not answered:
+    if not questions or not answered:
         return None
-    prompt = asked[0]
+    prompt = questions[0]
     more = [name for name in MORE if isinstance(row.get(name), str) and isinstance(row[prompt], str)]
     if more:
         prompt = "\n\n".join(f"{{{name}}}" for name in (prompt, more[0]))
@@ -157,8 +157,8 @@ def _text(row: Mapping[str, Any], leaves: list[tuple[str, str, Any]], uri: str) 
     texts = {path: (name, value) for path, name, value in leaves if isinstance(value, str)}
     if not texts:
         raise InputError(f"its first row has no text, only {', '.join(row)}", uri, "give files with texts")
-    usual = [path for name in USUAL for path in texts if texts[path][0] == name]
-    chosen = usual[0] if usual else max(texts, key=lambda path: len(texts[path][1]))
+    named = [path for name in USUAL for path in texts if texts[path][0] == name]
+    chosen = named[0] if named else max(texts, key=lambda path: len(texts[path][1]))
     return "", None if chosen == "text" else chosen
 
 
@@ -199,11 +199,11 @@ def row_files(uri: str) -> list[tuple[Any, str, Kind]]:
 
 def _first_row(uri: str) -> Mapping[str, Any] | None:
     """The first row of the first file, None if the file has no rows or does not exist yet."""
-    found = next(iter(row_files(uri)), None)
-    if found is None:
+    file = next(iter(row_files(uri)), None)
+    if file is None:
         return None
     try:
-        row = next(rows_of(*found), None)
+        row = next(rows_of(*file), None)
     except (OSError, ValueError, csv.Error) as error:
         problem = f"its first row cannot be read ({' '.join(str(error).split())[:200]})"
         raise InputError(problem, uri, "write the file again") from None

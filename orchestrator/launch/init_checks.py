@@ -57,7 +57,7 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
             _check_tables(
                 spec.workload,
                 load_workload(
-                    asked=spec.workload,
+                    spec=spec.workload,
                     data=spec.data,
                     train=spec.train,
                     seed=spec.seed,
@@ -76,7 +76,7 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
 
         def read(base: Base | None) -> None:
             workload = load_workload(
-                asked=spec.workload,
+                spec=spec.workload,
                 data=spec.data,
                 train=spec.train,
                 seed=spec.seed,
@@ -107,28 +107,28 @@ def _check_read(workload: WorkloadSpec) -> None:
             check_none_unread(str(root(folder)))
 
 
-def _check_tables(asked: WorkloadSpec, workload: Workload, where: str) -> None:
+def _check_tables(spec: WorkloadSpec, workload: Workload, where: str) -> None:
     if there := workload.begun_tables:
-        check_rows(asked, workload, there, where)
+        check_rows(spec, workload, there, where)
 
 
 def check_rows(
-    asked: WorkloadSpec, workload: Workload, there: Mapping[str, Sequence[int]], where: str
+    spec: WorkloadSpec, workload: Workload, shapes: Mapping[str, Sequence[int]], where: str
 ) -> None:
     """Raise InputError if a frozen table has rows for tokens that the weights do not have.
 
     Args:
-        asked: the job's part of the model.
+        spec: the job's part of the model.
         workload: the model.
-        there: the shapes of the tables in the weights, by name.
+        shapes: the shapes of the tables in the weights, by name.
         where: names the weights in messages.
     """
     for name in sorted(workload.tables & workload.frozen - workload.thawed_after.keys()):
         rows = workload.shapes[name][0]
-        have = there[name][0] if name in there else rows
+        have = shapes[name][0] if name in shapes else rows
         if have < rows:
             problem = f"{where} has no rows for tokens {have} to {rows - 1}, and {name} is not trained"
-            key = "workload.adapter" if asked.adapter else "train.freeze"
+            key = "workload.adapter" if spec.adapter else "train.freeze"
             raise InputError(problem, key, "train a base that has them first, with all of its weights")
 
 
@@ -147,7 +147,7 @@ def check_continues(job: ResolvedJob, run_dir: RunDir) -> CommitManifest | None:
     if not isinstance(job.spec.data.tokenizer, TrainedTokenizer):  # whose vocabulary is not known yet
         step = source.commit.step
         workload = load_workload(
-            asked=job.spec.workload,
+            spec=job.spec.workload,
             data=job.spec.data,
             train=job.spec.train,
             seed=job.spec.seed,

@@ -126,7 +126,7 @@ def check_workload(job: ResolvedJob, prepared: str = "") -> None:
     """
     known = vocabulary_before_data(job)
     workload = load_workload(
-        asked=job.spec.workload,
+        spec=job.spec.workload,
         data=job.spec.data,
         train=job.spec.train,
         seed=job.spec.seed,
@@ -143,8 +143,8 @@ def check_workload(job: ResolvedJob, prepared: str = "") -> None:
 
 def check_objective_of(job: ResolvedJob) -> None:
     """Check the objective of a resolved job, see `check_objective`."""
-    asked = job.spec.workload
-    check_objective(asked.objective, asked.model, job.model.architecture, job.spec.every_source)
+    workload = job.spec.workload
+    check_objective(workload.objective, workload.model, job.model.architecture, job.spec.every_source)
 
 
 def check_layouts(job: ResolvedJob) -> None:

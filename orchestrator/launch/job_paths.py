@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from orchestrator.config.spec import JobSpec
-from orchestrator.models.named_commit import place_and_tag
+from orchestrator.models.named_commit import split_tag
 
 
 def read_paths(spec: JobSpec) -> list[str]:
@@ -16,7 +16,7 @@ def read_paths(spec: JobSpec) -> list[str]:
     paths += spec.evaluate.tasks if spec.evaluate else []
     paths += [tokenizer] if isinstance(tokenizer, str) else []
     paths += [model.removeprefix("hf:")] if model.startswith("hf:") else []
-    paths += [place_and_tag(spec.distill.teacher.removeprefix("hf:"))[0]] if spec.distill else []
+    paths += [split_tag(spec.distill.teacher.removeprefix("hf:"))[0]] if spec.distill else []
     notices = spec.resources.notices
     paths += [notices] if notices and notices not in ("aws", "gcp", "azure") else []
     return paths + ([spec.limits.prices] if spec.limits.prices else [])
@@ -24,16 +24,16 @@ def read_paths(spec: JobSpec) -> list[str]:
 
 def written_paths(spec: JobSpec) -> dict[str, str]:
     """Return every path and URI that is written, by its key with its value. A lost node takes local ones along."""
-    found = {}
+    result = {}
     if spec.tracking:
         uri = spec.tracking.uri
         path = uri.removeprefix("sqlite:///") if uri.startswith("sqlite:") else uri
-        found[f"tracking.uri {uri}"] = path
+        result[f"tracking.uri {uri}"] = path
     if spec.checkpoint.export_to:
-        found[f"checkpoint.export_to {spec.checkpoint.export_to}"] = spec.checkpoint.export_to
+        result[f"checkpoint.export_to {spec.checkpoint.export_to}"] = spec.checkpoint.export_to
     if spec.data.cache:
-        found[f"data.cache {spec.data.cache}"] = spec.data.cache
-    return found
+        result[f"data.cache {spec.data.cache}"] = spec.data.cache
+    return result
 
 
 def local(paths: Iterable[str], mounted: str = "") -> list[str]:

@@ -136,8 +136,8 @@ def _field(row: Mapping[str, Any], reads_spans: bool) -> dict[str, str] | None:
     for pair in PAIRS:
         if {*pair} <= {*texts}:
             return {"text": pair[0], "pair": pair[1], "label": label}
-    usual = [name for name in USUAL if name in texts]
-    text = usual[0] if usual else max(texts, key=lambda name: len(row[name]))
+    named = [name for name in USUAL if name in texts]
+    text = named[0] if named else max(texts, key=lambda name: len(row[name]))
     return {"text": text, "label": label}
 
 
@@ -168,10 +168,10 @@ def _number(value: Any) -> float | None:
     if isinstance(value, bool):
         return None
     try:
-        found = float(value)
+        result = float(value)
     except (TypeError, ValueError):
         return None
-    return found if abs(found) < 1e15 else None
+    return result if abs(result) < 1e15 else None
 
 
 def _names(file: tuple[Any, str, Kind], field: dict[str, str], column: str) -> tuple[str, ...]:
@@ -181,16 +181,16 @@ def _names(file: tuple[Any, str, Kind], field: dict[str, str], column: str) -> t
         import pyarrow.parquet as pq
 
         with fs.open(path, "rb") as opened:
-            found = label_names(pq.ParquetFile(opened).schema_arrow, column)
+            result = label_names(pq.ParquetFile(opened).schema_arrow, column)
     elif kind.kind == ".arrow":
         with fs.open(path, "rb") as opened:
-            found = label_names(schema_of(opened), column)
+            result = label_names(schema_of(opened), column)
     else:
         seen = SourceFile(
             0, path, kind=kind.kind, size=0, content="", field=field, compression=kind.compression
         )
-        found = tuple(Cards().labels_of(seen, fs, path).get(column, ()))
-    return found
+        result = tuple(Cards().labels_of(seen, fs, path).get(column, ()))
+    return result
 
 
 def _labels_in(value: Any, names: Sequence[str]) -> list[str]:

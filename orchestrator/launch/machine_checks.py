@@ -41,8 +41,8 @@ def check_room(job: ResolvedJob, run_dir: RunDir, address: str | None) -> None:
 
     `address` is the cluster that the job runs on, None for this machine.
     """
-    least = state_bytes(job.spec.train.optimizer, job.spec.checkpoint.ema, job.shape, least=True)
-    check_space(job.spec.resources, least, run_dir.uri)
+    needed = state_bytes(job.spec.train.optimizer, job.spec.checkpoint.ema, job.shape, as_lower_bound=True)
+    check_space(job.spec.resources, needed, run_dir.uri)
     if address is None:
         check_memory(job, worker_here(job.spec.resources, job.spec.train.dtype))
 

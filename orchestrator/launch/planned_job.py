@@ -68,7 +68,7 @@ class PlannedJob:
             more["streaming"] = fed.to_json()
         if self.choice:
             more["precision"] = self.choice.to_json()
-        return self.traced.told(self.plan, self.on_cpu) | more
+        return self.traced.plan_json(self.plan, self.on_cpu) | more
 
 
 def planned_on_paper(spec: JobSpec, device: str) -> PlannedJob:
@@ -83,13 +83,13 @@ def planned_on_paper(spec: JobSpec, device: str) -> PlannedJob:
     """
     job, assumed = check_on_paper(spec.with_parts(resources=on_paper(spec.resources, device)))
     job = in_chosen_precision(job, partial(worker_on_paper, device=device))
-    found = _planned(
+    chosen_plan = _planned(
         spec.train,
         job,
         worker_on_paper(job.spec.resources, job.spec.train.dtype, device),
         job.spec.searches_layout,
     )
-    return dataclasses.replace(found, assumed=tuple(assumed))
+    return dataclasses.replace(chosen_plan, assumed=tuple(assumed))
 
 
 def planned_here(spec: JobSpec, run: RunDir | None) -> PlannedJob:
@@ -102,8 +102,12 @@ def planned_here(spec: JobSpec, run: RunDir | None) -> PlannedJob:
         check_all_places(spec, run)
         check_written(spec.checkpoint, spec.data, run, None)
         spec = spec.with_parts(train=as_its_run(spec.train, run))
-    found = planned_of(asked.train, check_here(spec, None))
-    return dataclasses.replace(found, refused=_refused(found.job, run)) if run is not None else found
+    chosen_plan = planned_of(asked.train, check_here(spec, None))
+    return (
+        dataclasses.replace(chosen_plan, refused=_refused(chosen_plan.job, run))
+        if run is not None
+        else chosen_plan
+    )
 
 
 def planned_of(train: TrainSpec, job: ResolvedJob, machine: Machine | None = None) -> PlannedJob:

@@ -76,5 +76,5 @@ def _code() -> Iterator[Path]:
 
 
 def _state(path: Path) -> str:
-    found = path.stat()
-    return f"{path} {found.st_size} {found.st_mtime_ns}"
+    result = path.stat()
+    return f"{path} {result.st_size} {result.st_mtime_ns}"

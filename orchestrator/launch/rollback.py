@@ -119,7 +119,7 @@ def _go_back(
     step, status = commit.step, run.read_json_or_empty("status.json")
     later = list(itertools.takewhile(lambda row: row["step"] > step, run.log(METRICS).newest()))
     removed = [each for each in store.steps() if each > step]
-    found = RolledBack(run.uri, before, step, removed, len(later))
+    result = RolledBack(run.uri, before, step, removed, len(later))
     reason = f"rolled back from step {before} to the commit at step {step} by the user"
     fields: EventFields = {
         "lost_steps": len(later),
@@ -139,7 +139,7 @@ def _go_back(
     run.write_json("status.json", _status(status, commit, reason, event))
     if run.exists("summary.json"):
         run.remove("summary.json")
-    return found
+    return result
 
 
 def _status(status: Row, commit: CommitManifest, reason: str, event: Row) -> Row:

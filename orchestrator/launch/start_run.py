@@ -53,10 +53,10 @@ def run(
     """
     if address is None:
         refuse_if_at_work(run_dir)
-    if found := PastRun(spec, run_dir).done():
+    if result := PastRun(spec, run_dir).done():
         line = PastRun(spec, run_dir).line()
         PastRun(spec, run_dir).put_back()
-        return RunOutcome(Outcome.DONE, found, line)
+        return RunOutcome(Outcome.DONE, result, line)
     if until is not None and (line := PastRun(spec, run_dir).beyond(until)):
         return RunOutcome(Outcome.STOPPED, None, line)
     launched = launched or wall()
@@ -109,7 +109,7 @@ def _run(
     spec = job.spec
     queue = None if address is None else priority
     workers, worker = spec.resources.workers, spec.resources.per_worker
-    most = spec.all_workers.max
+    max_workers = spec.all_workers.max
     gpus = gpus_here(spec.all_workers) if address is None and worker.gpu else workers.max * worker.gpu
 
     def begin() -> WatchedRun:
@@ -124,7 +124,7 @@ def _run(
     show({"phase": "connect", "note": where})
     try:
         for last in (False, False, True):
-            with connected_ray(address, most * worker.cpu, gpus, packages=PACKAGES):
+            with connected_ray(address, max_workers * worker.cpu, gpus, packages=PACKAGES):
                 show({"phase": "connect", "note": "starting the run's controller"})
                 outcome = watch(begin, show)
             if not outcome.fallen or last:

@@ -68,7 +68,7 @@ def stored_runs(folder: str) -> list[StoredRun]:
 
 def chosen(runs: Sequence[StoredRun], wanted: Sequence[str]) -> list[StoredRun]:
     """Return the runs with these names or run directories. Raises InputError if one does not exist."""
-    found: dict[str, StoredRun] = {}
+    result: dict[str, StoredRun] = {}
     for each in wanted:
         place = RunDir(each).uri if each else ""
         matching = [run for run in runs if each.rstrip("/") == run.name or place == run.run_dir]
@@ -77,8 +77,8 @@ def chosen(runs: Sequence[StoredRun], wanted: Sequence[str]) -> list[StoredRun]:
             raise InputError(
                 "there is no such run in this folder", f"--remove {each}", f"choose from: {names}"
             )
-        found[matching[0].name] = matching[0]
-    return list(found.values())
+        result[matching[0].name] = matching[0]
+    return list(result.values())
 
 
 def check_removable(run_dir: str) -> None:

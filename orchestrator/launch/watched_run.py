@@ -159,7 +159,7 @@ def watch(begin: Callable[[], WatchedRun], show: Callable[[dict[str, Any]], None
             if run is None:
                 with held_interruptions():
                     run = begin()
-            if (outcome := _turn(run, show)) is not None:
+            if (outcome := _poll_once(run, show)) is not None:
                 return outcome
             time.sleep(REFRESH)
         except KeyboardInterrupt:
@@ -171,7 +171,7 @@ def watch(begin: Callable[[], WatchedRun], show: Callable[[dict[str, Any]], None
             run.stopping = True
 
 
-def _turn(run: WatchedRun, show: Callable[[dict[str, Any]], None]) -> RunOutcome | None:
+def _poll_once(run: WatchedRun, show: Callable[[dict[str, Any]], None]) -> RunOutcome | None:
     """Ask for the status of a run and show it. Return how the run has ended; None while it continues.
 
     Raises what `show` has raised, once the run has ended.
@@ -216,8 +216,8 @@ def _note(run: WatchedRun) -> str:
 
 def _is_without_commit(outcome: RunOutcome) -> bool:
     """Whether the run was stopped before it had a commit."""
-    found = outcome.summary or {}
-    return found.get("state") == Outcome.STOPPED and found.get("commit") is None
+    result = outcome.summary or {}
+    return result.get("state") == Outcome.STOPPED and result.get("commit") is None
 
 
 def _answer(method: Any) -> Any:

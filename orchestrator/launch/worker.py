@@ -66,11 +66,11 @@ def worker_there(resources: ResourceSpec, precision: Precision, address: str) ->
     return machine_for(offer, bundle, precision)
 
 
-def _offer(bundle: Bundle, most: int, address: str) -> Offer | None:
+def _offer(bundle: Bundle, max_workers: int, address: str) -> Offer | None:
     if "ray" in sys.modules:  # not imported here, because Ray reads its token settings on import
         import ray
 
         if ray.is_initialized():
-            return smallest_offer(bundle, most)
+            return smallest_offer(bundle, max_workers)
     with on_cluster(address):
-        return smallest_offer(bundle, most)
+        return smallest_offer(bundle, max_workers)

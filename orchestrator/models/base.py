@@ -16,7 +16,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.workload import ShrinkSpec, WorkloadSpec
 from orchestrator.data.prepared import EXCERPT
 from orchestrator.models.commit_weights import CommitWeights, TheirTensors, of_their_class
-from orchestrator.models.named_commit import commit_at, place_and_tag
+from orchestrator.models.named_commit import commit_at, split_tag
 from orchestrator.storage.retry import Retry
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import is_local
@@ -153,7 +153,7 @@ def named_base(workload: WorkloadSpec, step: int | None) -> Base | None:
     if init_from is None:
         named = weights_of_model(workload.model)
         return Base(named, None, _digest_of(named)) if named is not None else None
-    uri, tag = place_and_tag(init_from)
+    uri, tag = split_tag(init_from)
     folder = root(uri)
     if is_local(uri) and not (folder / "config.json").exists() and (folder / METADATA).exists():
         problem = f"{uri} has weights of torch.distributed.checkpoint and no config.json"
@@ -284,8 +284,8 @@ def weights_of(
             _refuse_unlike(describe(f"{FOLDER}{base.uri}"), config, base.uri)
             meaning = folder_meaning(base.uri)
             with told_by_label(meaning, workload.objective, labels, base.uri):
-                found = pretrained(config, shapes, base.uri, tables, added)
-            return labelled(found, meaning, base.uri)
+                result = pretrained(config, shapes, base.uri, tables, added)
+            return labelled(result, meaning, base.uri)
         store, manifest = commit_of(base, retry)
         theirs = of_their_class(manifest)
         if job := job_of_commit(manifest):
@@ -312,13 +312,13 @@ def weights_of(
                 what = "was trained as a class of transformers; export it, and begin with the export"
                 raise WorkloadError(f"{where} {what}")
             with told_by_label(meant, workload.objective, labels, where, is_folder=False):
-                found = HuggingFaceWeights(
+                result = HuggingFaceWeights(
                     config, shapes, folder=where, tables=tables, added=added, weights=TheirTensors(reader)
                 )
-            return labelled(found, meant, where)
-        there = {name: tensor.shape for name, tensor in sorted(reader.manifest.tensors.items())}
+            return labelled(result, meant, where)
+        stored = {name: tensor.shape for name, tensor in sorted(reader.manifest.tensors.items())}
         grown = shapes if workload.grow else ()
-        committed = CommitWeights(there, where, reader, below, grown)
+        committed = CommitWeights(stored, where, reader, below, grown)
         with told_by_label(meant, workload.objective, labels, where, is_folder=False):
             committed.check(config, shapes, tables, added)
         return labelled(committed, meant, where)
@@ -329,7 +329,7 @@ def weights_of(
 def _part_of(
     base: Base,
     begin: Begin,
-    asked: ShrinkSpec,
+    shrink: ShrinkSpec,
     config: TransformerConfig | OwnModel,
     shapes: Mapping[str, torch.Size],
     tables: Collection[str],
@@ -345,12 +345,12 @@ def _part_of(
         theirs = describe(f"{FOLDER}{base.uri}").as_transformer
     elif job := job_of_commit(commit_of(base)[1]):
         kept = commit_of(base)[1].meta.get(KEPT)
-        there = job.workload
+        whole = job.workload
         theirs = describe(
-            there.model,
-            there.changes,
+            whole.model,
+            whole.changes,
             vocab_size=1,
-            implementation=there.implementation,
+            implementation=whole.implementation,
             kept=FolderConfig(**kept) if kept else None,
         ).as_transformer
     ours = config.as_transformer
@@ -359,7 +359,7 @@ def _part_of(
             f"shrink keeps parts of this project's layers, and {base.uri} has others; leave it out"
         )
     large = base_of_size(ours, theirs)
-    layers = kept_layers(ours, large, asked.layers, asked.decoder_layers)
+    layers = kept_layers(ours, large, shrink.layers, shrink.decoder_layers)
     return Shrunk(begin(large, shapes_of(large), tables, added), ours, large, shapes, layers)
 
 
@@ -417,20 +417,20 @@ def _refuse_other_labels(theirs: Sequence[str], ours: Sequence[str], where: str)
         raise WorkloadError(f"{where} was trained for the labels {named}; give data.labels in that order")
 
 
-def check_own_base_to_come(there: Workload, ours: Workload, where: str) -> None:
+def check_own_base_to_come(base_workload: Workload, ours: Workload, where: str) -> None:
     """Raise WorkloadError if the weights of the run at `where`, which has no commit yet, will not fit the own model."""
-    theirs = getattr(there.objective, "labels", ())
+    theirs = getattr(base_workload.objective, "labels", ())
     mine = getattr(ours.objective, "labels", ())
     _refuse_other_labels(theirs, mine, where)
-    CommitWeights({f"model.{name}": shape for name, shape in there.shapes.items()}, where).check_alike(
-        ours.shapes
-    )
+    CommitWeights(
+        {f"model.{name}": shape for name, shape in base_workload.shapes.items()}, where
+    ).check_alike(ours.shapes)
 
 
 def check_base_to_come(
     theirs: WorkloadSpec,
     their_labels: Sequence[str],
-    there: Workload,
+    base_workload: Workload,
     workload: WorkloadSpec,
     labels: Sequence[str],
     ours: Workload,
@@ -441,7 +441,7 @@ def check_base_to_come(
     Args:
         theirs: the model of the run.
         their_labels: its labels.
-        there: its workload.
+        base_workload: its workload.
         workload: the model that begins with them.
         labels: its labels.
         ours: its workload.
@@ -450,23 +450,23 @@ def check_base_to_come(
     from workloads.model.stored import OUTPUT
 
     if workload.shrink:
-        workload, ours = _whole_of(workload, workload.shrink, ours, there)
+        workload, ours = _whole_of(workload, workload.shrink, ours, base_workload)
     _refuse_other_make(theirs, workload, ours.config, where)
-    if any(name in there.shapes for name in OUTPUT):
+    if any(name in base_workload.shapes for name in OUTPUT):
         rows_of_labels(their_labels, labels, where, is_folder=False)
-    shapes = {f"model.{name}": shape for name, shape in there.shapes.items()}
+    shapes = {f"model.{name}": shape for name, shape in base_workload.shapes.items()}
     weights = CommitWeights(shapes, where, grown=ours.shapes if workload.grow else ())
     weights.check(ours.config, ours.shapes, ours.tables, ours.vocabulary.added)
 
 
 def _whole_of(
-    workload: WorkloadSpec, asked: ShrinkSpec, ours: Workload, there: Workload
+    workload: WorkloadSpec, shrink: ShrinkSpec, ours: Workload, base_workload: Workload
 ) -> tuple[WorkloadSpec, Workload]:
-    """Return a model that is a part of the base `there` in the size of the base. Raises WorkloadError if it is none."""
+    """Return a model that is a part of a base, in the size of the base. Raises WorkloadError if it is no part of it."""
     from workloads.model.shrink import base_of_size, kept_layers
 
-    large = base_of_size(ours.config, there.config)
-    kept_layers(ours.config, large, asked.layers, asked.decoder_layers)
+    large = base_of_size(ours.config, base_workload.config)
+    kept_layers(ours.config, large, shrink.layers, shrink.decoder_layers)
     return workload.model_copy(update={"shrink": None}), replace(ours, config=large)  # type: ignore[type-var]
 
 

@@ -52,12 +52,12 @@ class BaseText:
 W = TypeVar("W", bound="Workload")
 
 
-def with_text_of_base(workload: W, asked: WorkloadSpec, base: Base, retry: Retry | None = None) -> W:
+def with_text_of_base(workload: W, spec: WorkloadSpec, base: Base, retry: Retry | None = None) -> W:
     """Return the workload with a note for each difference in generated text from the base; see `text_notes`."""
     config = workload.config
     if getattr(config, "head", None) is None or not generates(config):
         return workload
-    notes = text_notes(workload, asked, _text_of(workload.vocabulary, asked, base, retry))
+    notes = text_notes(workload, spec, _text_of(workload.vocabulary, spec, base, retry))
     generation = workload.generation
     generation = replace(generation, notes=(*generation.notes, *notes))
     return replace(workload, generation=generation)  # type: ignore[type-var]
@@ -74,7 +74,7 @@ def text_of_workload(workload: TransformerWorkload, objective: str, where: str) 
     )
 
 
-def text_notes(workload: Workload, asked: WorkloadSpec, theirs: BaseText) -> tuple[str, ...]:
+def text_notes(workload: Workload, spec: WorkloadSpec, theirs: BaseText) -> tuple[str, ...]:
     """Return one line if the base has generation settings that the job does not apply.
 
     Raises WorkloadError if answers of the job would begin with another token than those of the base, without the job
@@ -84,9 +84,9 @@ def text_notes(workload: Workload, asked: WorkloadSpec, theirs: BaseText) -> tup
 
     where = theirs.where
     hint = f"name hf:{where} in workload.model" if not theirs.objective else "give the model of the base"
-    if asked.objective == PAIRS and theirs.objective in (PAIRS, None):
+    if spec.objective == PAIRS and theirs.objective in (PAIRS, None):
         start = getattr(workload, "decoder_start", None)
-        if "start" not in asked.options and theirs.start not in (start, None):
+        if "start" not in spec.options and theirs.start not in (start, None):
             raise WorkloadError(
                 f"the decoder of {where} begins with token {theirs.start}, but that of the job with {start}; "
                 f"set workload.options.start to {theirs.start}, or {hint}"
@@ -109,8 +109,8 @@ def text_notes(workload: Workload, asked: WorkloadSpec, theirs: BaseText) -> tup
         lost["eos_token_id"] = unknown
     if not lost:
         return ()
-    told = ", ".join(f"{name} {value}" for name, value in lost.items())
-    return (f"generation settings of {where} that the job does not apply: {told}; to apply them, {hint}",)
+    names = ", ".join(f"{name} {value}" for name, value in lost.items())
+    return (f"generation settings of {where} that the job does not apply: {names}; to apply them, {hint}",)
 
 
 def _is_trained(name: str, value: Any, workload: Workload) -> bool:
@@ -119,40 +119,40 @@ def _is_trained(name: str, value: Any, workload: Workload) -> bool:
     return name == "forced_bos_token_id" and (value,) == around[0][:1]
 
 
-def _text_of(ours: Vocabulary, asked: WorkloadSpec, base: Base, retry: Retry | None) -> BaseText:
+def _text_of(ours: Vocabulary, spec: WorkloadSpec, base: Base, retry: Retry | None) -> BaseText:
     if base.step is None:
         meaning = folder_meaning(base.uri)
         known = replace(ours, decoder_start=None, target=None)
-        return _of_folder(BaseText(base.uri), known, meaning, asked)
+        return _of_folder(BaseText(base.uri), known, meaning, spec)
     where = f"{base.uri}@{base.step}"
     _, commit = commit_of(base, retry)
     job = job_of_commit(commit)
     if job is None or is_object_reference(job.workload.model):
         return BaseText(where)
     workload = job.workload
-    found = BaseText(where, workload.objective)
+    result = BaseText(where, workload.objective)
     vocabulary = _vocabulary_of_run(base.uri, retry)
     if workload.model.startswith(FOLDER):
         try:
             meaning = folder_meaning(workload.model.removeprefix(FOLDER), kept_config(commit))
         except WorkloadError:
-            return found  # a commit of an earlier version whose folder is gone
-        return _of_folder(found, vocabulary, meaning, workload)
+            return result  # a commit of an earlier version whose folder is gone
+        return _of_folder(result, vocabulary, meaning, workload)
     named = workload.options.get("start", -1)
-    return replace(found, start=named if named >= 0 else vocabulary.padding if vocabulary else None)
+    return replace(result, start=named if named >= 0 else vocabulary.padding if vocabulary else None)
 
 
 def _of_folder(
-    found: BaseText, vocabulary: Vocabulary | None, meaning: FolderMeaning, workload: WorkloadSpec
+    base_text: BaseText, vocabulary: Vocabulary | None, meaning: FolderMeaning, workload: WorkloadSpec
 ) -> BaseText:
     """Return the text of a model of the folder, as `workload` trains it."""
-    found = replace(found, settings=meaning.settings)
+    base_text = replace(base_text, settings=meaning.settings)
     start = workload.options.get("start", -1)
     if workload.objective != PAIRS or vocabulary is None:
-        return found
+        return base_text
     known = vocabulary_of_folder(vocabulary, meaning, PAIRS, start)
-    is_named = found.objective is not None and start >= 0
-    return replace(found, start=start if is_named else known.decoder_start, target=known.target)
+    is_named = base_text.objective is not None and start >= 0
+    return replace(base_text, start=start if is_named else known.decoder_start, target=known.target)
 
 
 def _vocabulary_of_run(uri: str, retry: Retry | None) -> Vocabulary | None:

@@ -55,8 +55,8 @@ class CommitWeights:
         where = self._where
         hint = "give the model of the base"
         # only the run below knows which rows it added itself, so there tables must have one size
-        there = {n: s for n in shapes if (s := self._shape(n)) and (n in self._names or s == shapes[n])}
-        refuse_misfits(misfits(config, shapes, there.get, tables, added), where, hint)
+        shared = {n: s for n in shapes if (s := self._shape(n)) and (n in self._names or s == shapes[n])}
+        refuse_misfits(misfits(config, shapes, shared.get, tables, added), where, hint)
         left = sorted(self._names.keys() - shapes.keys())
         refuse_strange([n for n in left if not n.startswith((*HEADS, "generator."))], where, hint)
         copied = (
@@ -71,9 +71,11 @@ class CommitWeights:
         from workloads.model.stored import Misfit, refuse_misfits, refuse_strange
 
         hint = "give the model of the base"
-        there = {name: self._shape(name) for name in shapes}
-        found = [Misfit(name, shape, there[name]) for name, shape in shapes.items() if there[name] != shape]
-        refuse_misfits(found, self._where, hint)
+        stored = {name: self._shape(name) for name in shapes}
+        misfits = [
+            Misfit(name, shape, stored[name]) for name, shape in shapes.items() if stored[name] != shape
+        ]
+        refuse_misfits(misfits, self._where, hint)
         refuse_strange([name for name in self._names if name not in shapes], self._where, hint)
 
     def find(self, name: str) -> StoredTensor | None:
@@ -90,19 +92,19 @@ class CommitWeights:
     def _names(self) -> dict[str, str]:
         """Map the model's tensor names to the commit's. For ELECTRA, only the discriminator is trained further."""
         names = [n.removeprefix("model.") for n in self._shapes if n.startswith("model.")]
-        found = {name.removeprefix("discriminator."): f"model.{name}" for name in names}
+        result = {name.removeprefix("discriminator."): f"model.{name}" for name in names}
         if not self._grown:
-            return found
-        copies = stacked(found.keys(), self._grown, self._where)
-        return found | {name: found[source] for name, source in copies.items()}
+            return result
+        copies = stacked(result.keys(), self._grown, self._where)
+        return result | {name: result[source] for name, source in copies.items()}
 
     def _shape(self, name: str) -> torch.Size | None:
         import torch
 
         if name in self._names:
             return torch.Size(self._shapes[self._names[name]])
-        found = self._below.find(name) if self._below else None
-        return None if found is None else found.shape
+        result = self._below.find(name) if self._below else None
+        return None if result is None else result.shape
 
 
 def of_their_class(commit: CommitManifest) -> bool:

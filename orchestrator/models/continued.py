@@ -37,7 +37,7 @@ from orchestrator.data.prepared import PreparedData
 from orchestrator.models.base import Base, base_json, base_of
 from orchestrator.models.continued_keys import WHERE, check_keys
 from orchestrator.models.kept_config import config_json
-from orchestrator.models.named_commit import commit_at, place_and_tag
+from orchestrator.models.named_commit import commit_at, split_tag
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 from orchestrator.train.config import ContinueFrom, TrainSpec
 from workloads.hf.files.hf_config import FolderConfig
@@ -76,12 +76,12 @@ class Source:
         """Return the run as a base for another run. Its digest is not needed, and empty."""
         return Base(self.uri, self.commit.step, "")
 
-    def first_position(self, asked: ContinueFrom | None) -> int:
+    def first_position(self, continue_from: ContinueFrom | None) -> int:
         """Return the position in the data at which a run of the job begins to read."""
-        assert asked is not None
-        return self.commit.position if asked.position == "keep" else 0
+        assert continue_from is not None
+        return self.commit.position if continue_from.position == "keep" else 0
 
-    def told(self) -> dict[str, Any]:
+    def origin_json(self) -> dict[str, Any]:
         """Return what every commit of the continued run records about it."""
         commit = self.commit
         return {
@@ -144,7 +144,7 @@ class Continuation:
         continue_from = self.train.continue_from
         if continue_from is None:
             return None
-        uri, tag = place_and_tag(continue_from.run)
+        uri, tag = split_tag(continue_from.run)
         if RunDir(uri).uri == run.uri:
             raise InputError(
                 "a run cannot continue itself", WHERE, "give the job another name, or name another run"
@@ -246,9 +246,9 @@ class Continuation:
         ours = Store(run.commits)
 
         def choose(*_: object) -> int:
-            found = self.source(run)
-            assert found is not None
-            return found.commit.step
+            result = self.source(run)
+            assert result is not None
+            return result.commit.step
 
         def copy(step: int) -> CommitManifest:
             begun = Source(source.uri, theirs.manifest(step))
@@ -258,7 +258,7 @@ class Continuation:
                         raise InputError(
                             f"{begun} is damaged: {problems[0]}", WHERE, "name another of its commits"
                         )
-                    run.write_json(ORIGIN, begun.told())
+                    run.write_json(ORIGIN, begun.origin_json())
                     meta, position = self._meta_of(begun, shards=shards, data=data, base=base, kept=kept)
                     copy_commit(theirs, step, ours, meta, position)
                     return ours.manifest(step)
@@ -284,7 +284,7 @@ class Continuation:
             BASE: base_json(base),
             KEPT: config_json(kept),
             CODE: code_of(self.identity.own_code),
-            CONTINUED: source.told(),
+            CONTINUED: source.origin_json(),
             "data": data.uri,
             "sets": data.sets,
             **OF_A_NEW_RUN,

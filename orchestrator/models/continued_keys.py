@@ -12,7 +12,7 @@ from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.data.prepared import EXCERPT
-from orchestrator.models.named_commit import place_and_tag
+from orchestrator.models.named_commit import split_tag
 from workloads.hf.files.hf_config import FOLDER
 
 WHERE = "train.continue_from"
@@ -70,7 +70,7 @@ def check_keys(
             )
     sections = {key.partition(".")[0] for key, _, _ in differing}
     if isinstance(data.tokenizer, TrainedTokenizer) and "data" in sections:
-        place = place_and_tag(source)[0]
+        place = split_tag(source)[0]
         problem = f"a tokenizer trained on other data has other tokens than that of {place}"
         raise InputError(problem, "data.tokenizer", f"set it to {place}/{EXCERPT}")
 

@@ -13,7 +13,7 @@ BEST = "best"
 LAST = "last"
 
 
-def place_and_tag(named: str) -> tuple[str, str]:
+def split_tag(named: str) -> tuple[str, str]:
     """Split a name into the run directory and the part after its @, empty if there is none."""
     if "@" not in named.rsplit("/", 1)[-1]:
         return named, ""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from orchestrator.checkpoint.identity import KEPT, job_of_commit
 from orchestrator.config.errors import InputError
 from orchestrator.config.workload import WorkloadSpec
-from orchestrator.models.named_commit import commit_at, place_and_tag
+from orchestrator.models.named_commit import commit_at, split_tag
 from orchestrator.storage.uri import is_local
 from workloads.hf.files.hf_config import FOLDER, FolderConfig, root
 
@@ -33,7 +33,7 @@ class NamedTeacher(NamedTuple):
         """Its folder, or run directory."""
         if self.asked.init_from is None:
             return self.asked.model.removeprefix(FOLDER)
-        return place_and_tag(self.asked.init_from)[0]
+        return split_tag(self.asked.init_from)[0]
 
 
 def named_teacher(teacher: str, workload: WorkloadSpec, step: int | None = None) -> NamedTeacher:
@@ -49,7 +49,7 @@ def named_teacher(teacher: str, workload: WorkloadSpec, step: int | None = None)
     """
     if teacher.startswith(FOLDER):
         return NamedTeacher(_like(workload, model=teacher))
-    uri, tag = place_and_tag(teacher)
+    uri, tag = split_tag(teacher)
     if is_local(uri) and (Path(root(uri)) / "config.json").exists():
         if tag:
             raise InputError(f"{uri} is an export, which has no step", WHERE, "leave out what follows the @")
@@ -68,7 +68,7 @@ def named_teacher(teacher: str, workload: WorkloadSpec, step: int | None = None)
     is_preset = not theirs.model.startswith(FOLDER)
     # A preset has as many tokens as the run's tokenizer, which may differ from the student's.
     tokens = {"vocab_size": table.shape[0]} if table is not None and is_preset else {}
-    asked = _like(
+    teacher_spec = _like(
         workload,
         model=theirs.model,
         changes={**tokens, **theirs.changes},
@@ -77,7 +77,7 @@ def named_teacher(teacher: str, workload: WorkloadSpec, step: int | None = None)
         init_from=f"{uri}@{commit.step}",
     )
     kept = commit.meta.get(KEPT)
-    return NamedTeacher(asked, commit.step, FolderConfig(**kept) if kept else None)
+    return NamedTeacher(teacher_spec, commit.step, FolderConfig(**kept) if kept else None)
 
 
 def _like(workload: WorkloadSpec, **model: object) -> WorkloadSpec:

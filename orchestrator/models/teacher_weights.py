@@ -65,7 +65,8 @@ def check_tokens(teacher: str, workload: WorkloadSpec, tokenizer: Tokenizer) -> 
         tokenizer: its tokenizer.
     """
     named = named_teacher(teacher, workload)
-    found = tokens_that_differ(named.uri, named.step is not None, tokenizer)
-    if found:
-        problem = f"{len(found)} tokens of {named.uri} have other ids in the student's tokenizer, such as {found[0]!r}"
+    differing = tokens_that_differ(named.uri, named.step is not None, tokenizer)
+    if differing:
+        count = len(differing)
+        problem = f"{count} tokens of {named.uri} have other ids in the student's tokenizer, such as {differing[0]!r}"
         raise InputError(problem, WHERE, "set data.tokenizer to the teacher's, or train another teacher")

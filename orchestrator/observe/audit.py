@@ -22,6 +22,9 @@ PARTS = {
     "bubble": ("pipeline",),
     "optimizer": ("optimizer",),
     "data": ("data",),
+    "transfer": ("transfer",),
+    "generate": ("generate",),
+    "reward": ("reward",),
     "commit": ("commit",),
     "other": ("other",),
 }
@@ -138,8 +141,8 @@ def audit_of(run: RunDir) -> dict[str, Any] | None:
     """
     summary = _read(run, "summary.json", _Summary, run.read_json_or_empty("summary.json"))
     predicted_figures = summary.predicted or _Figures()
-    real = summary.measured or _Figures()
-    if not predicted_figures.step_seconds or not real.step_seconds:
+    measured = summary.measured or _Figures()
+    if not predicted_figures.step_seconds or not measured.step_seconds:
         return None
     plan = _read(run, "plan.json", _Plan, run.read_json_or_empty("plan.json"))
     row = {
@@ -147,8 +150,8 @@ def audit_of(run: RunDir) -> dict[str, Any] | None:
         "layout": (plan.chosen or _Named()).text,
         "machine": (plan.machine or _Named()).name,
         "parts": summary.audit or {},
-        "step_seconds": _pair(predicted_figures.step_seconds, real.step_seconds),
-        "memory_bytes": _pair(predicted_figures.memory_bytes, real.memory_bytes),
+        "step_seconds": _pair(predicted_figures.step_seconds, measured.step_seconds),
+        "memory_bytes": _pair(predicted_figures.memory_bytes, measured.memory_bytes),
         "memory": {},
     }
     if summary.memory_audit:

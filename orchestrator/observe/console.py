@@ -181,7 +181,9 @@ def _where_it_went(ledger: Mapping[str, Any]) -> str:
     ]
     stopped = ledger.get("stopped_seconds")
     between = f"; stopped for {duration(stopped)}, which is no part of it" if stopped else ""
-    return duration(wall) + (f": {', '.join(parts)}" if parts else "") + between
+    ahead = ledger.get("overlapped_seconds")
+    beside = f"; answers were generated beside training for {duration(ahead)} of it" if ahead else ""
+    return duration(wall) + (f": {', '.join(parts)}" if parts else "") + beside + between
 
 
 def _sets(summary: Mapping[str, Any], of: str) -> dict[str, dict[str, float]]:
@@ -193,10 +195,10 @@ def _scores(metrics: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name != "examples")
 
 
-def _held_out(metrics: Mapping[str, float], asked: Sequence[str] | None, unit: str) -> str:
+def _held_out(metrics: Mapping[str, float], requested: Sequence[str] | None, unit: str) -> str:
     """Return the requested metrics or, without a request, the usual and the user's own ones, as far as measured."""
     texts = {"loss": f"{{:.4f}} {unit}", "bits_per_byte": "{:.4f} bits per byte", "accuracy": "{:.1%} right"}
-    usual = [*texts, "reward_margin", "reward", "answer_tokens"]
+    defaults = [*texts, "reward_margin", "reward", "answer_tokens"]
     own_metrics = [name for name in metrics if name not in _NAMED and not name.startswith("router_")]
     return ", ".join(
         (
@@ -204,15 +206,15 @@ def _held_out(metrics: Mapping[str, float], asked: Sequence[str] | None, unit: s
             if name in texts
             else f"{name.replace('_', ' ') if name in _NAMED else name} {metrics[name]:.4f}"
         )
-        for name in asked or [*usual, *own_metrics]
+        for name in requested or [*defaults, *own_metrics]
         if name in metrics
     )
 
 
 def _parts(values: Mapping[str, float] | None) -> str:
     """Return the parts of a loss in brackets; empty without any."""
-    told = ", ".join(f"{name} {value:.4f}" for name, value in (values or {}).items())
-    return f" ({told})" if told else ""
+    text = ", ".join(f"{name} {value:.4f}" for name, value in (values or {}).items())
+    return f" ({text})" if text else ""
 
 
 def _details(status: Mapping[str, Any]) -> list[str]:

@@ -46,27 +46,29 @@ def measured(rows: Iterable[Row]) -> Measured:
     return Measured(joules_measured, seconds)
 
 
-def energy_of(worker: PerWorker, worker_hours: float, held_seconds: float, found: Measured) -> dict[str, Any]:
+def energy_of(
+    worker: PerWorker, worker_hours: float, held_seconds: float, measured: Measured
+) -> dict[str, Any]:
     """Return `kwh`, `co2e_kg`, `energy_source` (what was measured), and the assumptions as `energy_basis`.
 
     Components that were not measured, and times without readings, are estimated from the worker's CPUs and
     GPUs.
     """
-    share = min(found.seconds / held_seconds, 1.0) if held_seconds else 0.0
+    share = min(measured.seconds / held_seconds, 1.0) if held_seconds else 0.0
     kwh = 0.0
-    told = []
+    sources = []
     for key, count, watts, what, by in (
         (CPU_JOULES, worker.cpu, WATTS_PER_CPU, "CPUs", "RAPL"),
         (GPU_JOULES, worker.gpu, WATTS_PER_GPU, "GPUs", "NVML"),
     ):
         estimated = worker_hours * count * watts / 1000
-        if count and key in found.joules and share:
-            kwh += found.joules[key] / JOULES_PER_KWH + (1 - share) * estimated
-            told.append(f"{what} measured by {by}")
+        if count and key in measured.joules and share:
+            kwh += measured.joules[key] / JOULES_PER_KWH + (1 - share) * estimated
+            sources.append(f"{what} measured by {by}")
         elif count:
             kwh += estimated
-            told.append(f"{what} estimated")
-    source = "estimated" if not any("measured" in text for text in told) else ", ".join(told)
+            sources.append(f"{what} estimated")
+    source = "estimated" if not any("measured" in text for text in sources) else ", ".join(sources)
     basis = f"Energy is {source}"
     if source != "estimated":
         basis += f": of whole nodes, during {share:.0%} of the time"

@@ -15,13 +15,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.config.outcome import ENDED
-from orchestrator.observe.totals import PhaseTime, Row, RunTotals, micros, never_back
+from orchestrator.observe.totals import ROLLOUT, PhaseTime, Row, RunTotals, micros, never_back
 
 BUCKETS = (
     "launch",  # from the command to its controller: Python, imports, checks, Ray
     "prepare",  # making token shards, planning the layout
     "start",  # the first gang starts: processes, process groups, model
     "step",  # optimizer steps that count
+    "transfer",  # a step's rollout: weights on their way to those that generate with them
+    "generate",  # waiting for generated answers
+    "reward",  # computing their rewards
     "data_stall",  # a step waited for its samples
     "checkpoint_stall",  # a step waited for its commit
     "evaluate",  # evaluation of held-out text between two steps, or after the last one while the run waited
@@ -36,6 +39,8 @@ BUCKETS = (
     "finish",  # after the last event: summary, report, remaining MLflow uploads
     "shutdown",  # from there to the end of the command: Ray and its processes
 )
+USEFUL = ("step", *ROLLOUT)
+"""Buckets that count for goodput."""
 AFTER_THE_END = ("finish", "shutdown")
 """Buckets that no event records. Code that knows them adds them to the ledger, see `with_end`."""
 BETWEEN_COMMANDS = "ended"
@@ -79,8 +84,9 @@ def ledger(events: Sequence[Row], rows: RunTotals, now: float | None = None) -> 
     The wall time runs from the command that began the run to the last event; in an unfinished run, to `now`, or to
     the last row. It leaves out the time for which the run had ended, before a later command resumed it.
 
-    Returns {"wall_seconds", "stopped_seconds", "goodput", "lost_steps", "seconds": {bucket: seconds}}. stopped_seconds
-    is the time that the wall time leaves out. goodput is None for a run of zero length.
+    Returns {"wall_seconds", "stopped_seconds", "goodput", "lost_steps", "overlapped_seconds", "seconds": {bucket:
+    seconds}}. stopped_seconds is the time that the wall time leaves out. overlapped_seconds is how long answers were
+    generated during training, which no bucket has. goodput is None for a run of zero length.
     """
     amounts = dict.fromkeys(BUCKETS, 0)
     started = False
@@ -103,27 +109,28 @@ def ledger(events: Sequence[Row], rows: RunTotals, now: float | None = None) -> 
     return {
         "wall_seconds": wall / 1e6,
         "stopped_seconds": stopped / 1e6,
-        "goodput": amounts["step"] / wall if wall else None,
+        "goodput": sum(amounts[bucket] for bucket in USEFUL) / wall if wall else None,
         "lost_steps": _lost_steps(events, rows.lost_steps),
+        "overlapped_seconds": sum(each.overlapped for each in rows.useful.values()) / 1e6,
         "seconds": {bucket: amount / 1e6 for bucket, amount in amounts.items()},
     }
 
 
-def with_end(found: dict[str, Any], **seconds: float) -> dict[str, Any]:
+def with_end(ledger: dict[str, Any], **seconds: float) -> dict[str, Any]:
     """Return a ledger without AFTER_THE_END with these seconds added. Its goodput remains that of the run."""
     added = {bucket: max(amount, 0.0) for bucket, amount in seconds.items()}
-    known = {**found["seconds"], **added}
-    more = sum(amount - found["seconds"].get(bucket, 0.0) for bucket, amount in added.items())
-    return {**found, "wall_seconds": found["wall_seconds"] + more, "seconds": known}
+    known = {**ledger["seconds"], **added}
+    more = sum(amount - ledger["seconds"].get(bucket, 0.0) for bucket, amount in added.items())
+    return {**ledger, "wall_seconds": ledger["wall_seconds"] + more, "seconds": known}
 
 
-def with_end_of(found: dict[str, Any], before: Mapping[str, Any], ended: float | None) -> dict[str, Any]:
+def with_end_of(ledger: dict[str, Any], before: Mapping[str, Any], ended: float | None) -> dict[str, Any]:
     """Return the ledger with the AFTER_THE_END of the summary `before`, if that belongs to the same end of the run."""
     seconds_before = (before.get("ledger") or {}).get("seconds") or {}
     if ended is None or before.get("ended") != ended:
-        return found
+        return ledger
     return with_end(
-        found, **{bucket: seconds_before[bucket] for bucket in AFTER_THE_END if bucket in seconds_before}
+        ledger, **{bucket: seconds_before[bucket] for bucket in AFTER_THE_END if bucket in seconds_before}
     )
 
 
@@ -217,7 +224,7 @@ def _start(phase: Phase, useful: PhaseTime, lost: PhaseTime) -> Iterator[tuple[s
     for bucket, amount in _accounted(length, useful):
         yield bucket, amount
         length -= amount
-    amount = min(length, lost.step)
+    amount = min(length, lost.whole)
     yield "lost_work", amount
     yield "", length - amount
 
@@ -250,6 +257,7 @@ def _accounted(length: int, rows: PhaseTime) -> Iterator[tuple[str, int]]:
         ("data_stall", rows.data),
         ("checkpoint_stall", rows.commit),
         ("evaluate", rows.evaluation),
+        *((part, getattr(rows, part)) for part in ROLLOUT),
         ("step", rows.step),
     ):
         amount = min(length, spent)

@@ -112,13 +112,13 @@ def _written(run: RunDir) -> Row:
         return status
     summary = run.read_json_or_empty("summary.json")
     if summary.get("state") in ENDED:
-        told = {key: summary.get(key) for key in ("name", "step", "steps")}
-        told |= {
+        known = {key: summary.get(key) for key in ("name", "step", "steps")}
+        known |= {
             "phase": summary["state"],
             "time": summary.get("ended") or 0.0,
             "note": summary.get("reason"),
         }
-        return told | {
+        return known | {
             "attempt": summary.get("attempts"),
             "layout": next(reversed(summary.get("layouts") or [None])),
             "loss": summary.get("final_loss"),

@@ -135,15 +135,15 @@ def _is_deleted(uri: str, experiment: str) -> bool:
         if urlsplit(uri).scheme not in ("http", "https"):
             return False
         with urllib.request.urlopen(_request(uri, experiment), timeout=PATIENCE) as answer:
-            found = json.loads(answer.read(LONGEST_ANSWER))
-        return bool(found["experiment"]["lifecycle_stage"] == DELETED)
+            document = json.loads(answer.read(LONGEST_ANSWER))
+        return bool(document["experiment"]["lifecycle_stage"] == DELETED)
     except (OSError, ValueError, LookupError, TypeError, sqlite3.Error, http.client.HTTPException):
         return False
 
 
 def _is_deleted_in(path: str, experiment: str) -> bool:
-    place = f"file:{quote(os.path.abspath(path))}?mode=ro"
-    with contextlib.closing(sqlite3.connect(place, timeout=PATIENCE, uri=True)) as database:
+    address = f"file:{quote(os.path.abspath(path))}?mode=ro"
+    with contextlib.closing(sqlite3.connect(address, timeout=PATIENCE, uri=True)) as database:
         rows = database.execute("SELECT lifecycle_stage FROM experiments WHERE name = ?", (experiment,))
         stages = {stage for (stage,) in rows}
     return stages == {DELETED}
@@ -153,13 +153,13 @@ def _is_deleted_at(uri: str, experiment: str) -> bool:
     """Like `_is_deleted_in`, for a database that a server has; False if it does not answer."""
     import sqlalchemy  # takes half a second, which a database file does not need
 
-    place = sqlalchemy.make_url(uri)
-    wait = {TIMEOUTS.get(place.get_driver_name(), "connect_timeout"): int(PATIENCE)}
-    asked = sqlalchemy.text("SELECT lifecycle_stage FROM experiments WHERE name = :name")
+    url = sqlalchemy.make_url(uri)
+    wait = {TIMEOUTS.get(url.get_driver_name(), "connect_timeout"): int(PATIENCE)}
+    query = sqlalchemy.text("SELECT lifecycle_stage FROM experiments WHERE name = :name")
     try:
-        engine = sqlalchemy.create_engine(place, poolclass=sqlalchemy.NullPool, connect_args=wait)
+        engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool, connect_args=wait)
         with engine.connect() as database:
-            stages = {*database.execute(asked, {"name": experiment}).scalars()}
+            stages = {*database.execute(query, {"name": experiment}).scalars()}
     except sqlalchemy.exc.SQLAlchemyError:
         return False
     return stages == {DELETED}
@@ -167,18 +167,16 @@ def _is_deleted_at(uri: str, experiment: str) -> bool:
 
 def _request(uri: str, experiment: str) -> urllib.request.Request:
     """Return a request to a server for an experiment, with the credentials that MLflow's own client would use."""
-    place = urlsplit(uri)
+    url = urlsplit(uri)
     query = urlencode({"experiment_name": experiment})
-    path = f"{place.path.rstrip('/')}/api/2.0/mlflow/experiments/get-by-name"
-    request = urllib.request.Request(
-        urlunsplit((place.scheme, place.netloc.rpartition("@")[2], path, query, ""))
-    )
-    user = place.username
-    password = place.password
+    path = f"{url.path.rstrip('/')}/api/2.0/mlflow/experiments/get-by-name"
+    request = urllib.request.Request(urlunsplit((url.scheme, url.netloc.rpartition("@")[2], path, query, "")))
+    user = url.username
+    password = url.password
     if not user:
         user, password = (os.environ.get(f"MLFLOW_TRACKING_{part}") for part in ("USERNAME", "PASSWORD"))
     if user:
-        pair = f"{unquote(user)}:{unquote(password or '')}" if place.username else f"{user}:{password or ''}"
+        pair = f"{unquote(user)}:{unquote(password or '')}" if url.username else f"{user}:{password or ''}"
         request.add_header("Authorization", f"Basic {base64.b64encode(pair.encode()).decode()}")
     elif token := os.environ.get("MLFLOW_TRACKING_TOKEN"):
         request.add_header("Authorization", f"Bearer {token}")

@@ -24,7 +24,7 @@ MOST = 100
 """Runs of an experiment that a start looks at."""
 
 
-def settle(run: RunDir) -> str:
+def end_dead_run(run: RunDir) -> str:
     """Send to MLflow what it lacks of a lost run, and end the run there, once. Raises InputError if its job is damaged.
 
     Returns:
@@ -48,16 +48,16 @@ def settle(run: RunDir) -> str:
     return f"MLflow shows it as {KILLED} now"
 
 
-def settle_others(run: MlflowRun) -> None:
+def end_other_dead_runs(run: MlflowRun) -> None:
     """End in a thread the lost runs of the experiment of a `run` that begins, as far as their directories are readable
     here. Errors are ignored."""
-    threading.Thread(target=_settle_others, args=(run,), name="mlflow-lost", daemon=True).start()
+    threading.Thread(target=_end_other_dead_runs, args=(run,), name="mlflow-lost", daemon=True).start()
 
 
-def _settle_others(run: MlflowRun) -> None:
+def _end_other_dead_runs(run: MlflowRun) -> None:
     with contextlib.suppress(Exception):  # telemetry
-        found = run.client.search_runs([run.experiment], "attributes.status = 'RUNNING'", max_results=MOST)
-        for other in found:
+        running = run.client.search_runs([run.experiment], "attributes.status = 'RUNNING'", max_results=MOST)
+        for other in running:
             with contextlib.suppress(Exception):  # an unreachable store hides no other run
                 if other.info.run_id != run.run_id and (seen := _lost_at(other.data.tags)):
                     run.client.set_terminated(other.info.run_id, KILLED, int(seen * 1000))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.config.outcome import Outcome
-from orchestrator.config.redact import redact, told
+from orchestrator.config.redact import connection_problem, redact
 from orchestrator.observe.config import TrackedJob, TrackingSpec
 from orchestrator.observe.formatting import run_name
 from orchestrator.observe.last_status import LOST, last_status
@@ -188,7 +188,7 @@ class Tracker:
                 pause = FLUSH_SECONDS
                 backoff = BACKOFF_SECONDS[0]
             except Exception as error:  # telemetry must not stop a run, and MLflow may raise anything
-                self.problem = told(error)
+                self.problem = connection_problem(error)
                 with self._changed:
                     self._run = None
                     self._sent_status = ""

@@ -256,8 +256,8 @@ class MlflowRun:
         ]
 
     def _coordinates(self, metric: Any) -> Row:
-        place = bisect_right(self._attempts, metric.step, key=lambda each: each[0])
-        coordinates = {"attempt": self._attempts[place - 1][1]} if place else {}
+        index = bisect_right(self._attempts, metric.step, key=lambda each: each[0])
+        coordinates = {"attempt": self._attempts[index - 1][1]} if index else {}
         return {"step": metric.step, "time": metric.timestamp / 1000, **coordinates}
 
     def log_document(self, name: str, text: str) -> None:
@@ -274,13 +274,13 @@ class MlflowRun:
 
     def log_origin(self, run_uri: str, step: int) -> None:
         """Record the commit and run that this one continues, and link to that run if it is in the experiment."""
-        place = quotable(redact(run_uri))
-        wanted = f"tags.`{URI_TAG}` = '{place}'"
+        uri = quotable(redact(run_uri))
+        wanted = f"tags.`{URI_TAG}` = '{uri}'"
         runs = self.client.search_runs(
             [self.experiment], wanted, max_results=1, order_by=["attributes.start_time DESC"]
         )
         linked = {ORIGIN_RUN_TAG: runs[0].info.run_id} if runs else {}
-        self.client.log_batch(self.run_id, tags=_tags({ORIGIN_TAG: f"{place}@{step}"} | linked))
+        self.client.log_batch(self.run_id, tags=_tags({ORIGIN_TAG: f"{uri}@{step}"} | linked))
 
     def set_status(self, status: str, at: float | None = None) -> None:
         """Set the status RUNNING, FINISHED, FAILED or KILLED, at unix seconds `at`."""

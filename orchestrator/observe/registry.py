@@ -20,7 +20,7 @@ from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.evaluations import metrics_of
 from orchestrator.config.metric_names import larger_is_better
-from orchestrator.config.redact import told
+from orchestrator.config.redact import connection_problem
 from orchestrator.data.encoding.auto_tokenizer import FILE, class_to_read
 from orchestrator.observe.config import TrackingSpec
 from orchestrator.observe.mlflow_delivery import connect
@@ -230,7 +230,7 @@ def register_export(
     except TimeoutError:
         return f"the model was not registered: no answer within {timeout:.0f} s"
     except Exception as error:  # MLflow and its transport may raise anything
-        return f"the model was not registered: {told(error)}"
+        return f"the model was not registered: {connection_problem(error)}"
     return None
 
 

@@ -11,6 +11,9 @@ from orchestrator.storage.row_line import LARGEST, Row
 
 PARTS = {
     "data": "waiting for samples",
+    "transfer": "sending weights",
+    "generate": "waiting for answers",
+    "reward": "computing rewards",
     "forward": "forward pass",
     "backward": "backward pass",
     "communication": "waiting for other ranks",
@@ -24,6 +27,9 @@ PARTS = {
 MEASURED = tuple(part for part in PARTS if part != "other")
 STALLS = {
     "data": "prepare onto a faster disk, or give a worker more CPUs (per_worker.cpu)",
+    "generate": "more rollout workers (rollout.workers), rollout.staleness: 1, or more rollout.together",
+    "reward": "`orchestrator data rollouts` shows answers; a reward of your own may be slow",
+    "transfer": "more rollout.steps learn from one transfer",
     "communication": "larger micro-batches, fewer ranks or another layout communicate less: see `orchestrator "
     "plan`",
     "pipeline": "a smaller parallel.micro_batch reduces it; the schedules interleaved and zbv wait least",

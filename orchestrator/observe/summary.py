@@ -102,7 +102,7 @@ def summary(
         "mfu": rows.parts.mfu,
         "why_slow": why_slow(rows.parts, latest(rows.newest[::-1])),
         "worker_hours": used,
-        "evaluated_beside": _beside(job.evaluates_beside, job.limits.usd_per_worker_hour, rows),
+        "evaluated_beside": _extra_worker_cost(job.evaluates_beside, job.limits.usd_per_worker_hour, rows),
         **({} if rows.padding is None else {"padding": rows.padding}),
         **_footprint(
             job.limits,
@@ -182,7 +182,7 @@ def world(layout: Any) -> int:
     return math.prod(int(degree) for degree in re.findall(r"\b(?:pp|dp|cp|tp)(\d+)\b", str(layout or "")))
 
 
-def _beside(
+def _extra_worker_cost(
     evaluates_beside: bool, usd_per_worker_hour: float | None, rows: RunTotals
 ) -> dict[str, float | None] | None:
     """Return worker hours and USD of evaluations by extra workers, which no other figure includes; None without any."""

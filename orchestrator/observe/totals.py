@@ -24,6 +24,8 @@ from orchestrator.storage.run_directory import ORIGIN, RunDir
 GANG_PHASES = frozenset({"start", "train"})
 """Phases in which steps are computed."""
 CHARTED = ("reward", "loss", "tokens_per_second", "grad_norm", "answer_tokens")
+ROLLOUT = ("transfer", "generate", "reward")
+"""The parts of a rollout within a step: sending weights, waiting for answers, and their rewards."""
 LONGEST_OF = 20
 MOST_LAYERS = 60
 """Steps whose statistics by layer are kept for the report. It is even, so that thinning keeps like distances."""
@@ -32,20 +34,39 @@ MEASURED = ("step_seconds", "tokens_per_second")
 
 @dataclass
 class PhaseTime:
-    """The time of one phase's rows, in microseconds, and the time at which the last of them was written."""
+    """The time of one phase's rows, in microseconds, and the time at which the last of them was written.
+
+    `transfer`, `generate` and `reward` are the parts of a rollout, and `step` is the rest of the steps. `overlapped` is
+    the time for which answers were generated during the other parts.
+    """
 
     data: int = 0
     commit: int = 0
     evaluation: int = 0
+    transfer: int = 0
+    generate: int = 0
+    reward: int = 0
     step: int = 0
+    overlapped: int = 0
     last: int = 0
+
+    @property
+    def whole(self) -> int:
+        """The time of the steps with their rollouts."""
+        return self.step + self.transfer + self.generate + self.reward
 
     def add(self, row: Row, time: int) -> None:
         """Add a row."""
         self.data += micros(row.get("data_seconds"))
         self.commit += micros(row.get("commit_seconds"))
         self.evaluation += micros(row.get("evaluation_seconds"))
-        self.step += micros(row.get("step_seconds"))
+        whole = left = micros(row.get("step_seconds"))
+        for part in ROLLOUT:
+            spent = min(micros(row.get(f"{part}_seconds")), left)
+            setattr(self, part, getattr(self, part) + spent)
+            left -= spent
+        self.step += left
+        self.overlapped += min(micros(row.get("overlapped_seconds")), whole)
         self.last = max(self.last, time)
 
 

@@ -41,14 +41,14 @@ converts it.
 """
 
 
-def in_steps(said: int | str, steps: int) -> int:
+def in_steps(value: int | str, steps: int) -> int:
     """Return the number of steps: a share of `steps` is rounded down."""
-    return int(steps * _share(said) / 100) if isinstance(said, str) else said
+    return int(steps * _share(value) / 100) if isinstance(value, str) else value
 
 
-def _share(said: str) -> float:
+def _share(text: str) -> float:
     """Return the percentage of a share."""
-    return float(said.removesuffix("%"))
+    return float(text.removesuffix("%"))
 
 
 if TYPE_CHECKING:
@@ -137,30 +137,30 @@ class OptimizerSpec(StrictModel):
     @model_validator(mode="after")
     def keys_of_one_optimizer_are_not_for_others(self) -> OptimizerSpec:
         for optimizer, kind in KINDS.items():
-            said = set(kind.keys) - self.at_default(*kind.keys)
-            if said and self.name != optimizer:
+            given = set(kind.keys) - self.at_default(*kind.keys)
+            if given and self.name != optimizer:
                 raise ValueError(
-                    f"{min(said)} is for {optimizer}, but this is {self.name}; remove it, or set betas"
+                    f"{min(given)} is for {optimizer}, but this is {self.name}; remove it, or set betas"
                 )
         return self
 
     @model_validator(mode="after")
     def an_own_one_says_its_numbers_itself(self) -> OptimizerSpec:
-        said = (
+        given = (
             {"betas", "eps"} - self.at_default("betas", "eps")
             if isinstance(self.name, ObjectReference)
             else set()
         )
-        if said:
-            raise ValueError(f"{min(said)} is not for {self.name}; give it in the options of name")
+        if given:
+            raise ValueError(f"{min(given)} is not for {self.name}; give it in the options of name")
         return self
 
     @model_validator(mode="after")
     def only_wsd_has_a_decay(self) -> OptimizerSpec:
-        said = _share(self.decay) if isinstance(self.decay, str) else self.decay
-        if self.schedule == "wsd" and not said:
+        percentage = _share(self.decay) if isinstance(self.decay, str) else self.decay
+        if self.schedule == "wsd" and not percentage:
             raise ValueError("schedule wsd has no decay; set decay to its steps, or schedule to constant")
-        if self.schedule != "wsd" and said:
+        if self.schedule != "wsd" and percentage:
             raise ValueError(
                 f"decay {self.decay} is for schedule wsd, but this is {self.schedule}; remove it or set wsd"
             )

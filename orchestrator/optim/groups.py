@@ -48,8 +48,8 @@ def rates_of(spec: OptimizerSpec, workload: Workload) -> Callable[[str], Rate]:
             found = found._replace(decay=0.0)
         for group in spec.groups:
             if any(fnmatchcase(name, pattern) for pattern in group.match):
-                said = found.decay if group.weight_decay is None else group.weight_decay
-                return found._replace(group=group.lr_scale, decay=said)
+                weight_decay = found.decay if group.weight_decay is None else group.weight_decay
+                return found._replace(group=group.lr_scale, decay=weight_decay)
         return found
 
     return rate

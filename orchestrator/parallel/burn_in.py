@@ -48,8 +48,8 @@ def products(device: torch.device, seed: int, bend: Callable[[Tensor], Tensor] =
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        found = bend(left.to(device, dtype) @ right.to(device, dtype)).cpu()
-        if count := int((found != exact.to(torch.float32).to(dtype)).sum()):
+        product = bend(left.to(device, dtype) @ right.to(device, dtype)).cpu()
+        if count := int((product != exact.to(torch.float32).to(dtype)).sum()):
             wrong.append(
                 f"matrix multiplication in {str(dtype).removeprefix('torch.')}: {count} wrong elements"
             )
@@ -65,8 +65,8 @@ def updates(device: torch.device, seed: int, bend: Callable[[Tensor], Tensor] = 
     whole = torch.randint(1, 1000, (SIZE * SIZE,), generator=draw, dtype=torch.int64)
     x = whole.to(device, torch.float32)
     # Squares, roots, quotients and halves of these whole numbers are exact in fp32: each step below gives back `x`.
-    found = bend((((x * x).sqrt() * 4 + x - x) / 2 * x / x) * 0.5).cpu()
-    count = int((found != whole.to(torch.float32)).sum())
+    result = bend((((x * x).sqrt() * 4 + x - x) / 2 * x / x) * 0.5).cpu()
+    count = int((result != whole.to(torch.float32)).sum())
     return [f"elementwise update: {count} wrong elements"] if count else []
 
 
@@ -127,23 +127,23 @@ def collectives(device: torch.device, seed: int) -> list[str]:
     slices = [part.chunk(world)[rank] for part in parts]
 
     def checks() -> Iterator[tuple[str, Tensor, Tensor]]:
-        found = mine.clone()
-        dist.all_reduce(found)
-        yield "all-reduce", found, total
-        found = mine.new_empty(world * len(mine))
-        dist.all_gather_single(found, mine)
-        yield "all-gather", found, torch.cat(parts)
-        found = mine.new_empty(len(mine) // world)
-        dist.reduce_scatter_single(found, mine.clone())
-        yield "reduce-scatter", found, total.chunk(world)[rank]
-        found = torch.empty_like(mine)
-        dist.all_to_all_single(found, mine)
-        yield "all-to-all", found, torch.cat(slices)
+        result = mine.clone()
+        dist.all_reduce(result)
+        yield "all-reduce", result, total
+        result = mine.new_empty(world * len(mine))
+        dist.all_gather_single(result, mine)
+        yield "all-gather", result, torch.cat(parts)
+        result = mine.new_empty(len(mine) // world)
+        dist.reduce_scatter_single(result, mine.clone())
+        yield "reduce-scatter", result, total.chunk(world)[rank]
+        result = torch.empty_like(mine)
+        dist.all_to_all_single(result, mine)
+        yield "all-to-all", result, torch.cat(slices)
 
     return [
-        f"{name} over {world} ranks: {int((found.cpu() != wanted).sum())} wrong elements on rank {rank}"
-        for name, found, wanted in checks()
-        if not torch.equal(found.cpu(), wanted)
+        f"{name} over {world} ranks: {int((result.cpu() != wanted).sum())} wrong elements on rank {rank}"
+        for name, result, wanted in checks()
+        if not torch.equal(result.cpu(), wanted)
     ]
 
 

@@ -39,8 +39,8 @@ def cuts(
         return max(count + each for count, each in zip(counts, more, strict=True))
 
     ordered = sorted(by_rank, key=lambda counts: (busiest(counts), by_rank[counts] != (0, 1)))
-    found = ordered[:MOST] + ([min(ordered, key=lambda counts: counts[0])] if ordered else [])
-    return tuple(by_rank[counts] for counts in dict.fromkeys(found)) or ((0, 1),)
+    result = ordered[:MOST] + ([min(ordered, key=lambda counts: counts[0])] if ordered else [])
+    return tuple(by_rank[counts] for counts in dict.fromkeys(result)) or ((0, 1),)
 
 
 def layers_by_rank(layers: int, layout: Layout) -> tuple[int, ...]:

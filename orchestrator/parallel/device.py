@@ -192,11 +192,11 @@ def allow_locked_memory() -> None:
     Prints a warning if the system has a limit, as in most containers: NCCL then fails at its first message between
     nodes.
     """
-    _, most = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    resource.setrlimit(resource.RLIMIT_MEMLOCK, (most, most))
-    if most != resource.RLIM_INFINITY and CARDS.exists():
-        told = f"{most / 2**20:.0f} MiB may be locked, and NCCL locks more for the cards in {CARDS}"
-        print(f"{told}: have the container runtime set memlock to unlimited", file=sys.stderr)
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard_limit, hard_limit))
+    if hard_limit != resource.RLIM_INFINITY and CARDS.exists():
+        limit = f"{hard_limit / 2**20:.0f} MiB may be locked, and NCCL locks more for the cards in {CARDS}"
+        print(f"{limit}: have the container runtime set memlock to unlimited", file=sys.stderr)
 
 
 def make_ready() -> None:

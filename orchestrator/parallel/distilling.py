@@ -142,15 +142,15 @@ class Distilling:
         if not trains:
             # An evaluation reports it as `loss` already.
             sums.pop(LABEL_LOSS)  # which is the loss of an evaluation
-        found = replace(own, total=total, sums={**own.sums, **sums})
-        return self._with_inner(found, output, batch) if trains and output.shown else found
+        result = replace(own, total=total, sums={**own.sums, **sums})
+        return self._with_inner(result, output, batch) if trains and output.shown else result
 
     def _of_classes(
-        self, own: Loss, output: Any, batch: Batch, trains: bool
+        self, loss: Loss, output: Any, batch: Batch, trains: bool
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the weighted loss of a classifier, or of labels alone, and its parts."""
-        parts = {LABEL_LOSS: own.total}
-        total = self._distill.labels * own.total if trains else own.total
+        parts = {LABEL_LOSS: loss.total}
+        total = self._distill.labels * loss.total if trains else loss.total
         spec = self._distill.logits
         if spec is None or not (self._is_of_classes and _is_taught(batch)):
             return total, parts
@@ -165,7 +165,7 @@ class Distilling:
         parts[LOGIT_LOSS] = (each * (labels != IGNORED)).sum()
         return (total + spec.weight * parts[LOGIT_LOSS] if trains else total), parts
 
-    def _with_inner(self, own: Loss, output: Any, batch: Batch) -> Loss:
+    def _with_inner(self, loss: Loss, output: Any, batch: Batch) -> Loss:
         """Return the loss with the differences of hidden states and relations, which are means over samples."""
         assert self._shows is not None
         real = real_of(batch)
@@ -173,7 +173,7 @@ class Distilling:
         pairs = list(zip(taught, output.shown, strict=True))
         # `output.shown` has the hidden states first and then the relations, in the order of `Shows`.
         first = len(self._shows.hidden)
-        metrics = dict(own.metrics)
+        metrics = dict(loss.metrics)
         added = torch.zeros((), device=real.device)
         if hidden := self._distill.hidden:
             each = [of_hidden(teacher, student, real) for teacher, student in pairs[:first]]
@@ -188,14 +188,14 @@ class Distilling:
             metrics[RELATION_LOSS] = torch.stack(each).sum()
             added = added + relations.weight * metrics[RELATION_LOSS]
         metrics[EXTRA] = added
-        extra = added if own.extra is None else own.extra + added
-        return replace(own, extra=extra, metrics={name: value.detach() for name, value in metrics.items()})
+        extra = added if loss.extra is None else loss.extra + added
+        return replace(loss, extra=extra, metrics={name: value.detach() for name, value in metrics.items()})
 
     def _of_heads(self, teacher: Tensor, student: Tensor, real: Tensor, squared: bool) -> Tensor:
         """Return the difference of relations, averaged over the heads of all tensor-parallel ranks."""
         # Heads are divided over tensor-parallel ranks, and the loss is a mean over all of them.
-        found = reduce(of_relations(teacher, student, real, squared), self._tp)
-        return found / (student.shape[1] * self._tp.size)
+        result = reduce(of_relations(teacher, student, real, squared), self._tp)
+        return result / (student.shape[1] * self._tp.size)
 
 
 def _is_taught(batch: Batch) -> bool:

@@ -69,10 +69,10 @@ class FullMatrices:
                     # the matrix.
                     dist.broadcast(full, group.ranks[owner], group=group.handle)
                 if (shard := self._shards.get(name)) is not None:
-                    found = torch.empty_like(shard.parameter)
-                    for box, view in shard.views(found):
+                    part = torch.empty_like(shard.parameter)
+                    for box, view in shard.views(part):
                         view.copy_(_of(box, cut, full))
-                    yield shard, found
+                    yield shard, part
 
     def _rounds(self) -> Iterator[tuple[ProcessGroup, Sequence[tuple[str, Cut]]]]:
         """Yield the matrices in rounds, each with its replica group. In a round a replica owns at most one matrix."""

@@ -109,11 +109,11 @@ class Layout:
 
     def coordinate(self, rank: int) -> dict[str, int]:
         """Return the index of `rank` on every axis."""
-        found = {}
+        result = {}
         # The coordinate is the rank in mixed radix: tp is the lowest digit, pp the highest.
         for axis in reversed(AXES):
-            rank, found[axis] = divmod(rank, getattr(self, axis))
-        return {axis: found[axis] for axis in AXES}
+            rank, result[axis] = divmod(rank, getattr(self, axis))
+        return {axis: result[axis] for axis in AXES}
 
     def rank(self, **coordinate: int) -> int:
         """Return the rank at a coordinate; axes that are not given are 0."""
@@ -162,8 +162,8 @@ class Layout:
     @property
     def pins(self) -> dict[str, Any]:
         """The layout as the job file's key `parallel`: everything but the width, which follows from the workers."""
-        found = {name: value for name, value in self.to_json().items() if name != "dp"}
-        return found | {"shard": self.shard or None}
+        result = {name: value for name, value in self.to_json().items() if name != "dp"}
+        return result | {"shard": self.shard or None}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Layout:
@@ -187,11 +187,11 @@ class Layout:
         return " ".join([*degrees, *extra, f"zero{self.zero}", f"mb{self.micro_batch}"])
 
 
-def _indivisible(degree: int, size: int, axis: str, what: str) -> list[str]:
+def _indivisible(degree: int, size: int, axis: str, name: str) -> list[str]:
     if size % degree == 0:
         return []
     fits = ", ".join(str(d) for d in divisors(size))
-    return [f"{axis} {degree} does not divide the model's {size} {what}; choose {axis} from {fits}"]
+    return [f"{axis} {degree} does not divide the model's {size} {name}; choose {axis} from {fits}"]
 
 
 def split_problems(layout: Layout, shape: ModelShape) -> list[str]:
@@ -209,20 +209,20 @@ def split_problems(layout: Layout, shape: ModelShape) -> list[str]:
         return [f"tp {layout.tp} divides tensors, and {shape.no_tensor_split}; set tp to 1"]
     if shape.no_pipeline_split and layout.pp > 1:
         return [f"pp {layout.pp} divides layers, and {shape.no_pipeline_split}; set pp to 1"]
-    found = [*_tensor_split_problems(layout, shape), *_stage_problems(layout, shape)]
+    result = [*_tensor_split_problems(layout, shape), *_stage_problems(layout, shape)]
     if layout.cp > 1 and shape.no_context_split:
-        found.append(f"cp {layout.cp} splits the sequence, and {shape.no_context_split}; set cp to 1")
+        result.append(f"cp {layout.cp} splits the sequence, and {shape.no_context_split}; set cp to 1")
     elif layout.cp > 1:
-        found += _indivisible(2 * layout.cp, shape.sequence_length, "2 x cp", "positions in a sequence")
+        result += _indivisible(2 * layout.cp, shape.sequence_length, "2 x cp", "positions in a sequence")
     if layout.ep > 1 and not shape.experts:
-        found.append(f"ep {layout.ep} needs experts, but this model is dense; set ep to 1")
+        result.append(f"ep {layout.ep} needs experts, but this model is dense; set ep to 1")
     elif layout.ep > 1:
-        found += _indivisible(layout.ep, shape.experts, "ep", "experts")
+        result += _indivisible(layout.ep, shape.experts, "ep", "experts")
     if layout.dp % layout.ep:
-        found.append(
+        result.append(
             f"ep {layout.ep} does not divide the {layout.dp} data-parallel ranks it borrows; lower ep"
         )
-    return found
+    return result
 
 
 def _teacher_problems(layout: Layout, shape: ModelShape) -> list[str]:
@@ -230,37 +230,37 @@ def _teacher_problems(layout: Layout, shape: ModelShape) -> list[str]:
     teacher = shape.teacher
     if teacher is None:
         return []
-    found = []
+    result = []
     if layout.engine == "deepspeed":
-        found.append("the DeepSpeed engine holds no teacher; set engine to torch")
+        result.append("the DeepSpeed engine holds no teacher; set engine to torch")
     if shape.relation_heads:
-        found += _indivisible(layout.tp, shape.relation_heads, "tp", "relation heads")
+        result += _indivisible(layout.tp, shape.relation_heads, "tp", "relation heads")
     # A dense teacher is whole on each rank of an expert group.
     same = layout if teacher.experts else layout.but(ep=1)
-    return found + [f"of distill.teacher: {problem}" for problem in split_problems(same, teacher)]
+    return result + [f"of distill.teacher: {problem}" for problem in split_problems(same, teacher)]
 
 
 def _tensor_split_problems(layout: Layout, shape: ModelShape) -> list[str]:
     """Return the sizes of the model that the tensor-parallel degree does not divide."""
-    found = []
+    result = []
     if shape.heads_split:
-        found += _indivisible(layout.tp, shape.heads, "tp", "attention heads")
-        found += _indivisible(layout.tp, shape.kv_heads, "tp", "key-value heads")
-    found += _indivisible(layout.tp, shape.feedforward, "tp", "feed-forward columns")
+        result += _indivisible(layout.tp, shape.heads, "tp", "attention heads")
+        result += _indivisible(layout.tp, shape.kv_heads, "tp", "key-value heads")
+    result += _indivisible(layout.tp, shape.feedforward, "tp", "feed-forward columns")
     if shape.generator:
-        found += _indivisible(layout.tp, shape.generator_heads, "tp", "attention heads of the generator")
-        found += _indivisible(
+        result += _indivisible(layout.tp, shape.generator_heads, "tp", "attention heads of the generator")
+        result += _indivisible(
             layout.tp, shape.generator_feedforward, "tp", "feed-forward columns of the generator"
         )
     if shape.experts:
-        found += _indivisible(layout.tp, shape.expert_feedforward, "tp", "columns of an expert")
-    if shape.quantised_group and layout.tp > 1 and not found:
-        found += _cut_groups(layout.tp, shape)
+        result += _indivisible(layout.tp, shape.expert_feedforward, "tp", "columns of an expert")
+    if shape.quantised_group and layout.tp > 1 and not result:
+        result += _cut_groups(layout.tp, shape)
     if not shape.uneven_vocabulary:
-        found += _indivisible(
+        result += _indivisible(
             layout.tp, shape.vocabulary, "tp", "tokens of the vocabulary, which the generator samples from"
         )
-    return found
+    return result
 
 
 def _cut_groups(tp: int, shape: ModelShape) -> list[str]:
@@ -281,11 +281,11 @@ def _stage_problems(layout: Layout, shape: ModelShape) -> list[str]:
     if layout.stages <= max(stages, 1):
         return []
     each = f", {layout.virtual} per rank under {layout.schedule}" if layout.stages > layout.pp else ""
-    most = stages // (layout.stages // layout.pp) or 1
+    max_layers = stages // (layout.stages // layout.pp) or 1
     other = ", or the schedule 1f1b, with one stage per rank" if layout.pp <= stages else ""
     return [
         f"pp {layout.pp} makes {layout.stages} stages{each}, but the model can be cut into {stages}; "
-        f"choose pp up to {most}{other}"
+        f"choose pp up to {max_layers}{other}"
     ]
 
 
@@ -293,59 +293,59 @@ def _combinations(layout: Layout, shape: ModelShape) -> list[str]:
     """Return the options that exclude each other. Torch would run some of these without an error and give wrong
     results.
     """
-    found = []
+    result = []
     if layout.sequence and layout.tp == 1:
-        found.append("sequence parallelism needs tp above 1; set sequence to false")
+        result.append("sequence parallelism needs tp above 1; set sequence to false")
     elif layout.sequence and shape.no_sequence_split:
-        found.append(f"sequence slices the residuals, but {shape.no_sequence_split}; set sequence to false")
+        result.append(f"sequence slices the residuals, but {shape.no_sequence_split}; set sequence to false")
     elif layout.sequence:
-        found += _indivisible(
+        result += _indivisible(
             layout.tp * layout.cp, shape.sequence_length, "tp x cp", "positions in a sequence"
         )
     if layout.shard and layout.zero < 2:
-        found.append(
+        result.append(
             f"shard says over how many replicas ZeRO 2 and 3 divide, but zero is {layout.zero}; set zero to 3, or "
             "leave shard out"
         )
     elif layout.shard and layout.replicas % layout.shard:
-        found += _indivisible(layout.shard, layout.replicas, "shard", "replicas")
+        result += _indivisible(layout.shard, layout.replicas, "shard", "replicas")
     elif layout.shard and layout.shard % (layout.ep * layout.cp):
         multiple = layout.ep * layout.cp
-        found.append(
+        result.append(
             f"shard {layout.shard} must be a multiple of ep x cp = {multiple}, because each sharded copy holds all "
             f"experts and whole sequences; choose a multiple of {multiple}"
         )
-    found += _cut(layout, shape)
+    result += _cut(layout, shape)
     if layout.recompute != "none" and shape.no_recompute:
-        found.append(f"recompute runs layers a second time, but {shape.no_recompute}; set recompute to none")
-    return found
+        result.append(f"recompute runs layers a second time, but {shape.no_recompute}; set recompute to none")
+    return result
 
 
 def _cut(layout: Layout, shape: ModelShape) -> list[str]:
     """Return the problems of distributing the layers over stages, and of recomputing some layers of each stage."""
-    found = []
+    result = []
     if layout.virtual != 2 and (layout.pp == 1 or layout.schedule not in ("interleaved", "zero_bubble")):
-        found.append(
+        result.append(
             f"virtual {layout.virtual} is for pipelines whose ranks interleave stages; set schedule to interleaved or "
             "zero_bubble, or leave virtual out"
         )
     if layout.recompute_layers and layout.recompute == "none":
-        found.append(
+        result.append(
             "recompute_layers is the number of recomputed layers of a stage, but recompute is none; set recompute to "
             "full or selective, or leave it out"
         )
     if (layout.first_less, layout.last_less) == (0, 1):
-        return found
+        return result
     if layout.pp == 1:
-        found.append("first_less and last_less cut a pipeline, but pp is 1; leave them out")
+        result.append("first_less and last_less cut a pipeline, but pp is 1; leave them out")
     layers = shape.stages or shape.layers
     counts = layers_by_stage(layers, layout.stages, layout.first_less, layout.last_less)
     if 0 in counts and layout.stages <= layers:
-        found.append(
+        result.append(
             f"first_less {layout.first_less} and last_less {layout.last_less} leave stage {counts.index(0)} of "
             f"{layout.stages} none of the {layers} layers; lower them"
         )
-    return found
+    return result
 
 
 def batch_problems(layout: Layout, global_batch: int, even_shares: str = "") -> list[str]:
@@ -385,23 +385,23 @@ def _engine(layout: Layout) -> list[str]:
         if layout.offload != "parameters":
             return []
         return ["offload parameters is DeepSpeed's alone; set engine to deepspeed, or offload to optimizer"]
-    found = [
+    result = [
         f"the DeepSpeed engine is data parallel only, but {axis} is {getattr(layout, axis)}; "
         f"set {axis} to 1, or engine to torch"
         for axis in ("pp", "tp", "cp", "ep")
         if getattr(layout, axis) > 1
     ]
     if layout.zero == 0:
-        found.append(
+        result.append(
             "the DeepSpeed engine shards at least optimiser state; set zero to 1, 2 or 3, or engine to torch"
         )
     if layout.shard:
-        found.append("only the torch engine supports shard; leave it out, or set engine to torch")
+        result.append("only the torch engine supports shard; leave it out, or set engine to torch")
     if layout.offload == "parameters" and layout.zero != 3:
-        found.append(
+        result.append(
             "offload parameters needs weights that are sharded over ranks; set zero to 3, or offload to optimizer"
         )
-    return found
+    return result
 
 
 @lru_cache(maxsize=4096)

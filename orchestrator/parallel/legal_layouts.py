@@ -75,12 +75,12 @@ def nearest(
         return steps, others, str(other)
 
     micros = micro_batches or sorted({1, layout.micro_batch, max(layout.micro_batch // 2, 1)})
-    found = (
+    alternatives = (
         dataclasses.replace(other, recompute=layout.recompute, engine=layout.engine, offload=offload)
         for other in legal(shape, layout.world, global_batch, micros)
         for offload in {layout.offload, "none"}
     )
-    legal_ones = (o for o in found if not o.problems(shape, global_batch) and not refused(o))
+    legal_ones = (o for o in alternatives if not o.problems(shape, global_batch) and not refused(o))
     return sorted(legal_ones, key=distance)[:count]
 
 
@@ -98,10 +98,10 @@ def fit(degrees: Layout, workers: int, global_batch: int, virtual_shards: int = 
             continue
         share = global_batch // width
         micro = max(d for d in divisors(share) if d <= degrees.micro_batch)
-        found = degrees.but(dp=width, micro_batch=micro)
-        widest = widest or found
-        if not batch_problems(found, global_batch):
-            return found.but(shard=shard_of(found, degrees.shard))
+        result = degrees.but(dp=width, micro_batch=micro)
+        widest = widest or result
+        if not batch_problems(result, global_batch):
+            return result.but(shard=shard_of(result, degrees.shard))
     return widest and widest.but(shard=shard_of(widest, degrees.shard))
 
 
@@ -121,15 +121,17 @@ def uneven(degrees: Layout, workers: int, global_batch: int, even_width: int) ->
     if width <= even_width or degrees.ep > 1:
         return []
     micros = [each for each in divisors(global_batch) if each <= degrees.micro_batch]
-    found = [degrees.but(dp=width, micro_batch=micro, shard=0) for micro in reversed(micros)]
+    result = [degrees.but(dp=width, micro_batch=micro, shard=0) for micro in reversed(micros)]
     return [
         each.but(shard=shard_of(each, degrees.shard))
-        for each in found
+        for each in result
         if each.accumulation(global_batch) * each.micro_batch < global_batch // even_width
     ]
 
 
-def shard_of(layout: Layout, most: int) -> int:
-    """Return over how many replicas, at most `most`, ZeRO can shard each copy of the weights; 0 for all."""
-    fits = [d for d in divisors(layout.replicas) if 1 < d <= most and d % (layout.ep * layout.cp) == 0]
+def shard_of(layout: Layout, max_replicas: int) -> int:
+    """Return over how many replicas, at most `max_replicas`, ZeRO can shard each copy of the weights; 0 for all."""
+    fits = [
+        d for d in divisors(layout.replicas) if 1 < d <= max_replicas and d % (layout.ep * layout.cp) == 0
+    ]
     return fits[-1] if fits and fits[-1] < layout.replicas else 0

@@ -123,13 +123,13 @@ class Mesh:
         mine = place["pp"]
         is_member = mine in pipeline_ranks
         stages = sorted(pipeline_ranks) if is_member else [mine]
-        found = self._group(self.layout.rank(**{**place, "pp": stage}) for stage in stages)
+        result = self._group(self.layout.rank(**{**place, "pp": stage}) for stage in stages)
         if len(pipeline_ranks) > 1 and not is_member and pipeline_ranks not in self._counted:
             # torch names a group by its ranks and the number of groups that the process has made. That number must not
             # differ between the members of a later group, so ranks outside of this group make a group of one rank.
             dist.new_group([self.rank], COLLECTIVE_TIMEOUT, use_local_synchronization=True)
         self._counted.add(pipeline_ranks)
-        return found
+        return result
 
     def connect(self, device: torch.device) -> None:
         """Create this rank's NCCL communicators now, in the same order on all ranks.

@@ -76,9 +76,9 @@ def _numbers(shard: ParameterShard) -> Iterable[int]:
     return [n for box in shard.boxes for n in range(box.start[0], box.start[0] + box.extent[0])]
 
 
-def clip_factor(norm: float, most: float | None) -> float:
-    """Return the factor that scales gradients of the global `norm` to at most `most`; 1 if `most` is None.
+def clip_factor(norm: float, max_norm: float | None) -> float:
+    """Return the factor that scales gradients of the global `norm` to at most `max_norm`; 1 if `max_norm` is None.
 
     Like `torch.nn.utils.clip_grad_norm_`, it adds 1e-6 to the norm.
     """
-    return 1.0 if most is None else min(1.0, most / (norm + 1e-6))
+    return 1.0 if max_norm is None else min(1.0, max_norm / (norm + 1e-6))

@@ -40,7 +40,7 @@ def check_stages(workload: OwnWorkload, batch: Batch) -> None:
             assert isinstance(model, OwnNetwork)
             model.keep(number, number + 1)
             try:
-                found = model(empty, handed)
+                output = model(empty, handed)
             except WorkloadError as error:
                 raise WorkloadError(f"{workload.name}: {error}") from None
             except Exception as error:  # whatever the user's code raises
@@ -48,7 +48,7 @@ def check_stages(workload: OwnWorkload, batch: Batch) -> None:
                     f"{workload.name}: module {number} of stages() fails without the others ({_line(error)}); let it "
                     "use its own tensors, what it is handed and the batch"
                 ) from None
-            handed = found.tensors if number + 1 < count else ()
+            handed = output.tensors if number + 1 < count else ()
 
 
 def check_sharding(workload: Workload, model: nn.Module, batch: Batch, ways: int, by: str = SHARDING) -> None:
@@ -60,10 +60,10 @@ def check_sharding(workload: Workload, model: nn.Module, batch: Batch, ways: int
         ways: number of ranks, which are threads of this process.
         by: what declares the cuts, for the message.
     """
-    told, group = f"{workload.name}: cut over {ways} ranks by {by}", _Threads(ways)
+    where, group = f"{workload.name}: cut over {ways} ranks by {by}", _Threads(ways)
     whole = _whole(workload, model, batch)
     styles = workload.sharding()
-    found: list[tuple[Tensor, dict[str, Tensor]]] = []
+    results: list[tuple[Tensor, dict[str, Tensor]]] = []
     failed: list[Exception] = []
 
     def rank(index: int) -> None:
@@ -73,7 +73,7 @@ def check_sharding(workload: Workload, model: nn.Module, batch: Batch, ways: int
             loss = workload.loss(part, batch).total
             loss.backward()
             held = {n: p.grad for n, p in part.named_parameters() if p.grad is not None}
-            found.append((loss.detach(), {n: _placed(grad, cuts[n], index) for n, grad in held.items()}))
+            results.append((loss.detach(), {n: _placed(grad, cuts[n], index) for n, grad in held.items()}))
         except Exception as error:  # whatever the user's code raises
             failed.append(error)
             group.barrier.abort()
@@ -85,9 +85,9 @@ def check_sharding(workload: Workload, model: nn.Module, batch: Batch, ways: int
         thread.join()
     if failed:
         first = next((e for e in failed if not isinstance(e, threading.BrokenBarrierError)), failed[0])
-        raise WorkloadError(f"{told}, its loss fails ({_line(first)})")
+        raise WorkloadError(f"{where}, its loss fails ({_line(first)})")
     added = {
-        key: sum((parts[key] for _, parts in found if key in parts), torch.zeros_like(gradient))
+        key: sum((parts[key] for _, parts in results if key in parts), torch.zeros_like(gradient))
         for key, gradient in whole[1].items()
     }
     hints = ("", "")
@@ -96,19 +96,19 @@ def check_sharding(workload: Workload, model: nn.Module, batch: Batch, ways: int
             "; split a layer that returns several things side by side (query, key and value) into several layers",
             "; if its module reads the output of a column-cut layer, give it the style shared",
         )
-    _check_same(told, whole, [loss for loss, _ in found], added, hints)
+    _check_same(where, whole, [loss for loss, _ in results], added, hints)
 
 
 def check_layers(workload: Workload, model: nn.Module, batch: Batch) -> None:
     """Raise WorkloadError if cutting `model`, a class of transformers, into one-layer stages changes its loss or a
     gradient.
     """
-    told, whole = f"{workload.name}: cut between its layers", _whole(workload, model, batch)
+    where, whole = f"{workload.name}: cut between its layers", _whole(workload, model, batch)
     try:
-        loss, found = _by_layers(workload, model, batch)
+        loss, gradients = _by_layers(workload, model, batch)
     except Exception as error:  # classes of transformers raise any kind of error
-        raise WorkloadError(f"{told}, its loss fails ({_line(error)})") from None
-    _check_same(told, whole, [loss], found)
+        raise WorkloadError(f"{where}, its loss fails ({_line(error)})") from None
+    _check_same(where, whole, [loss], gradients)
 
 
 def _whole(workload: Workload, model: nn.Module, batch: Batch) -> tuple[float, dict[str, Tensor]]:
@@ -122,7 +122,7 @@ def _whole(workload: Workload, model: nn.Module, batch: Batch) -> tuple[float, d
 
 
 def _check_same(
-    told: str,
+    where: str,
     whole: tuple[float, dict[str, Tensor]],
     losses: Sequence[Tensor],
     found: Mapping[str, Tensor],
@@ -131,7 +131,7 @@ def _check_same(
     """Raise WorkloadError if a loss or a gradient differs from that of the undivided model.
 
     Args:
-        told: beginning of the message.
+        where: beginning of the message.
         whole: loss and gradients of the undivided model.
         losses: losses of the ranks.
         found: gradients, summed over the ranks.
@@ -140,13 +140,13 @@ def _check_same(
     total, gradients = whole
     for loss in losses:
         if not abs(float(loss) - total) <= CLOSE * abs(total) + 1e-6:
-            raise WorkloadError(f"{told}, its loss is {float(loss):.6g}, and {total:.6g} whole{hints[0]}")
+            raise WorkloadError(f"{where}, its loss is {float(loss):.6g}, and {total:.6g} whole{hints[0]}")
     # A gradient that is near zero consists of rounding errors, so the largest norm bounds the absolute error.
-    most = max((float(g.norm()) for g in gradients.values()), default=0.0)
+    largest = max((float(g.norm()) for g in gradients.values()), default=0.0)
     for name, gradient in gradients.items():
         other = found.get(name, torch.zeros_like(gradient))
-        if not float((other - gradient).norm()) <= CLOSE * float(gradient.norm()) + 1e-5 * most:
-            raise WorkloadError(f"{told}, the gradient of {name} differs{hints[1]}")
+        if not float((other - gradient).norm()) <= CLOSE * float(gradient.norm()) + 1e-5 * largest:
+            raise WorkloadError(f"{where}, the gradient of {name} differs{hints[1]}")
 
 
 def _by_layers(workload: Workload, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -166,12 +166,12 @@ def _by_layers(workload: Workload, model: nn.Module, batch: Batch) -> tuple[Tens
     loss.backward()
     for hidden, received in reversed(sent):
         hidden.backward(received.grad)
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     for stage in stages:
         for name, parameter in stage.named_parameters():
             if parameter.grad is not None:
-                found[name] = found.get(name, torch.zeros_like(parameter)) + parameter.grad
-    return loss.detach(), found
+                result[name] = result.get(name, torch.zeros_like(parameter)) + parameter.grad
+    return loss.detach(), result
 
 
 def check_divided(
@@ -213,7 +213,7 @@ def _check_declaration(
     """Check that an own model's declared stages and sharding are correct."""
     tp = 1 if parallel == "auto" else parallel.tp
     fits = workload.config.cut % tp == workload.config.whole_heads % tp == 0
-    ways = {least_ways(workload), tp if fits else 1} - {1}
+    ways = {min_cut(workload), tp if fits else 1} - {1}
     if not ways and not workload.config.stages:
         return
     model = make()
@@ -224,7 +224,7 @@ def _check_declaration(
         check_sharding(workload, model, batch, each)
 
 
-def least_ways(workload: OwnWorkload) -> int:
+def min_cut(workload: OwnWorkload) -> int:
     """Return the smallest number of ranks above one over which this model's tensors may be cut; 1 if none are cut."""
     config = workload.config
     if not config.is_sharded:
@@ -250,8 +250,8 @@ def check_handed(workload: OwnWorkload, model: nn.Module, batch: Batch) -> None:
     own: Callable[[Batch], Any] | None = getattr(model.network, "loss", None)
     if not callable(own):
         return
-    found = own(batch)
-    losses = found[0] if isinstance(found, tuple) else found
+    result = own(batch)
+    losses = result[0] if isinstance(result, tuple) else result
     theirs = model(batch).losses
     if losses.shape != theirs.shape or not torch.allclose(losses, theirs, rtol=CLOSE, atol=1e-5):
         raise WorkloadError(
@@ -299,9 +299,9 @@ class _Threads:
         """Return the tensors of all ranks, in rank order."""
         self.given[index] = mine.detach().clone()
         self.barrier.wait()
-        found = [cast(Tensor, each) for each in self.given]
+        result = [cast(Tensor, each) for each in self.given]
         self.barrier.wait()
-        return found
+        return result
 
 
 class _Rank:

@@ -99,9 +99,9 @@ def _swap(sent: torch.Tensor, arrived: torch.Tensor, to: int, of: int) -> None:
 
 def any_rank(value: bool) -> bool:
     """Whether the value is true on any rank; all ranks call it together."""
-    found = torch.tensor([int(value)])
-    dist.all_reduce(found, dist.ReduceOp.MAX)
-    return bool(found)
+    result = torch.tensor([int(value)])
+    dist.all_reduce(result, dist.ReduceOp.MAX)
+    return bool(result)
 
 
 def gather_json(value: Any) -> list[Any]:

@@ -45,8 +45,8 @@ class RowGradients:
             and weight.is_leaf
             and weight.grad is not None
         ):
-            found: Tensor = _Rows.apply(weight, ids)
-            return found
+            result: Tensor = _Rows.apply(weight, ids)
+            return result
         return F.embedding(ids, weight)
 
 

@@ -63,18 +63,18 @@ def share(key: str, shapes: Sequence[torch.Size], fill: Fill, wait: float = WAIT
     try:
         with _locked(own_folder("bases") / name, wait) as file:
             owners = _owners(file)
-            found = next((fd for each in owners if (fd := _opened(each, name, size)) is not None), None)
-            if found is None:
-                found, owners = _made(name, size, lambda memory: fill(_tensors(memory, shapes, starts))), []
-            _write(file, [*owners, (os.getpid(), found)])
+            result = next((fd for each in owners if (fd := _opened(each, name, size)) is not None), None)
+            if result is None:
+                result, owners = _made(name, size, lambda memory: fill(_tensors(memory, shapes, starts))), []
+            _write(file, [*owners, (os.getpid(), result)])
     except (
         OSError,
         TimeoutError,
         AttributeError,
     ):  # no memfd, no /proc, another user's folder, a frozen owner
         return None
-    memory = mmap.mmap(found, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
-    return SharedBase(_tensors(memory, shapes, starts), found)
+    memory = mmap.mmap(result, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+    return SharedBase(_tensors(memory, shapes, starts), result)
 
 
 def _places(shapes: Sequence[torch.Size]) -> tuple[list[int], int]:
@@ -113,10 +113,10 @@ def _made(name: str, size: int, fill: Callable[[mmap.mmap], None]) -> int:
 def _opened(owner: tuple[int, int], name: str, size: int) -> int | None:
     """Return a descriptor of the memory that a process has open; None if it no longer has it."""
     with contextlib.suppress(OSError):
-        found = os.open(f"/proc/{owner[0]}/fd/{owner[1]}", os.O_RDONLY | os.O_CLOEXEC)
-        if os.fstat(found).st_size == size and os.pread(found, MARK, 0).rstrip(b"\0") == name.encode():
-            return found
-        os.close(found)
+        result = os.open(f"/proc/{owner[0]}/fd/{owner[1]}", os.O_RDONLY | os.O_CLOEXEC)
+        if os.fstat(result).st_size == size and os.pread(result, MARK, 0).rstrip(b"\0") == name.encode():
+            return result
+        os.close(result)
     return None
 
 
@@ -140,10 +140,10 @@ def _owners(file: IO[str]) -> list[tuple[int, int]]:
     """Return the living processes that have the memory open, each with its descriptor."""
     file.seek(0)
     lines = [line.split() for line in file]
-    found = [
+    result = [
         (int(line[0]), int(line[1])) for line in lines if len(line) == 2 and all(map(str.isdecimal, line))
     ]
-    return [owner for owner in found if os.path.exists(f"/proc/{owner[0]}/fd/{owner[1]}")]
+    return [owner for owner in result if os.path.exists(f"/proc/{owner[0]}/fd/{owner[1]}")]
 
 
 def _write(file: IO[str], owners: Sequence[tuple[int, int]]) -> None:

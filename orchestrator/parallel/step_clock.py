@@ -148,8 +148,8 @@ class StepClock:
         self.switch("")
         if self._events:
             self._read()
-        found, self._seconds = self._seconds, {}
-        return found
+        seconds, self._seconds = self._seconds, {}
+        return seconds
 
     def _read(self) -> None:
         """Add the durations of all parts whose end the device has passed, without waiting for the others."""

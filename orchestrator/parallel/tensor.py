@@ -178,13 +178,13 @@ class VocabularyLoss:
         logits = logits.float()
         if self._tp.size == 1 or logits.shape[-1] >= self._vocabulary:
             return logits
-        found = logits.new_full((len(logits), self._vocabulary), -math.inf)
-        found[:, self._start : self._start + logits.shape[-1]] = logits
+        result = logits.new_full((len(logits), self._vocabulary), -math.inf)
+        result[:, self._start : self._start + logits.shape[-1]] = logits
         # Each rank has -inf outside its part, so the maximum joins the parts, also if they differ in size.
-        self._tp.sent(found)
-        torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX, group=self._tp.handle)
-        self._tp.received(found)
-        return found
+        self._tp.sent(result)
+        torch.distributed.all_reduce(result, torch.distributed.ReduceOp.MAX, group=self._tp.handle)
+        self._tp.received(result)
+        return result
 
     def _likeliest_over_ranks(self, logits: Tensor) -> Tensor:
         highest, local = logits.max(-1)
@@ -193,10 +193,10 @@ class VocabularyLoss:
             torch.distributed.all_reduce(everywhere, torch.distributed.ReduceOp.MAX, group=self._tp.handle)
         # Ranks without the maximum answer with a number beyond the vocabulary; the minimum is then the first of equal
         # tokens, as argmax has it on one rank.
-        found = torch.where(highest == everywhere, local + self._start, self._vocabulary)
+        result = torch.where(highest == everywhere, local + self._start, self._vocabulary)
         if self._tp.handle is not None:
-            torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MIN, group=self._tp.handle)
-        return found
+            torch.distributed.all_reduce(result, torch.distributed.ReduceOp.MIN, group=self._tp.handle)
+        return result
 
     def _over_ranks(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         # Subtracted before exp, or exp overflows in fp32 above 88. The result does not depend on it, hence detached.
@@ -211,8 +211,8 @@ class VocabularyLoss:
         local = labels - self._start
         # Exactly one rank has the label's logit; the others add 0 to the sum.
         outside = (local < 0) | (local >= logits.shape[-1])
-        found = _at(logits, local.masked_fill(outside, 0))
-        return log_z - reduce(found.masked_fill(outside, 0.0), self._tp), log_z
+        result = _at(logits, local.masked_fill(outside, 0))
+        return log_z - reduce(result.masked_fill(outside, 0.0), self._tp), log_z
 
 
 def _at(logits: Tensor, tokens: Tensor) -> Tensor:

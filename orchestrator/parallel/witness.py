@@ -49,8 +49,8 @@ class Message:
             return False
         if not (math.isfinite(self.norm) and math.isfinite(other.norm)):  # as where fp16 overflows
             return self.norm == other.norm or (math.isnan(self.norm) and math.isnan(other.norm))
-        most = tolerance * max(self.norm, other.norm)
-        return abs(self.norm - other.norm) <= most and abs(self.projection - other.projection) <= most
+        limit = tolerance * max(self.norm, other.norm)
+        return abs(self.norm - other.norm) <= limit and abs(self.projection - other.projection) <= limit
 
 
 Record = list[Message]
@@ -94,8 +94,8 @@ class Witness:
         # Within compiled code nothing is recorded: a changed program would have other bits.
         if torch.compiler.is_compiling() or not self._is_recording:
             return
-        found = bits_of(tensor) if self._exact else projection_of(tensor)
-        self._kept.append((sent, found))
+        value = bits_of(tensor) if self._exact else projection_of(tensor)
+        self._kept.append((sent, value))
 
 
 def bits_of(tensor: Tensor) -> int | Tensor:

@@ -106,16 +106,16 @@ def all_degrees(
 
 
 def _pinned(
-    demand: Demand, shape: ModelShape, workers: int, asked: ParallelSpec, micros: Sequence[int]
+    demand: Demand, shape: ModelShape, workers: int, parallel: ParallelSpec, micros: Sequence[int]
 ) -> Iterator[Degrees]:
     """Yield the layouts of a job that leaves only the width, and perhaps the micro-batch, to the planner."""
     batch = demand.batch
     wide = [
-        Layout(**{**asked.pins, "micro_batch": micro})
-        for micro in ([asked.micro_batch] if asked.micro_batch else micros)
+        Layout(**{**parallel.pins, "micro_batch": micro})
+        for micro in ([parallel.micro_batch] if parallel.micro_batch else micros)
     ]
     # A layout that does not fit the workers is yielded too, so that the error names the reason.
-    width = max(workers // (asked.pp * asked.cp * asked.tp), 1)
+    width = max(workers // (parallel.pp * parallel.cp * parallel.tp), 1)
     layouts = [fit(each, workers, batch, demand.shards) or each.but(dp=width) for each in wide]
     yield Degrees(layouts[-1], partial(map, _alone, layouts))
     for layout in _uneven(demand, shape, wide[-1], workers=workers, even_width=layouts[-1].dp):
@@ -209,18 +209,18 @@ class _Families:
                 shape, batch
             ):  # with any sharding; it is yielded so that the error names the reason
                 layout = layout.but(zero=pins.get("zero", 0))
-                if self._is_asked(layout):
+                if self._matches_pins(layout):
                     yield Family((layout,), partial(iter, (layout,)))
                 continue
             ways = _ways(shape, layout, pins, self.room)
             least = tuple(layout.but(first_less=first, last_less=last) for first, last in ways)
             every = partial(self._of, layout, ways, recomputes, too_large)
-            yield Family(least, partial(self._asked, every))
+            yield Family(least, partial(self._matching_pins, every))
 
-    def _asked(self, layouts: Callable[[], Iterator[Layout]]) -> Iterator[Layout]:
-        return filter(self._is_asked, layouts())
+    def _matching_pins(self, layouts: Callable[[], Iterator[Layout]]) -> Iterator[Layout]:
+        return filter(self._matches_pins, layouts())
 
-    def _is_asked(self, layout: Layout) -> bool:
+    def _matches_pins(self, layout: Layout) -> bool:
         return all(getattr(layout, key) == value for key, value in self.pins.items())
 
     def _of(

@@ -49,9 +49,11 @@ class Choice:
         if not self.plans:
             return f"{self.precision}, which the run started with"
         plans = dict(self.plans)
-        line = f"{self.precision}: {_told(plans.pop(self.precision))}"
+        line = f"{self.precision}: {_plan_text(plans.pop(self.precision))}"
         for precision, found in plans.items():
-            line += f", {precision} {_told(found)}{', which counts as equal' * (precision in self.equal)}"
+            line += (
+                f", {precision} {_plan_text(found)}{', which counts as equal' * (precision in self.equal)}"
+            )
         return "; ".join([line, *(f"{precision}: {reason}" for precision, reason in self.rejected)])
 
     def to_json(self) -> dict[str, Any]:
@@ -126,8 +128,8 @@ def _has_bf16(resources: ResourceSpec, machine: Machine) -> bool:
     return machine.flops > machine.full_flops
 
 
-def _told(found: Plan) -> str:
-    if not found.fits:
-        needed, there = found.chosen.memory / 2**30, found.machine.memory * MEMORY_SHARE / 2**30
+def _plan_text(plan: Plan) -> str:
+    if not plan.fits:
+        needed, there = plan.chosen.memory / 2**30, plan.machine.memory * MEMORY_SHARE / 2**30
         return f"needs {needed:.2f} GiB per rank, but a worker offers {there:.2f} GiB"
-    return f"{found.chosen.seconds:.3g} s per step"
+    return f"{plan.chosen.seconds:.3g} s per step"

@@ -307,8 +307,8 @@ def of_accelerator(accelerator: str) -> Profile | None:
         for profile in map(_packaged, names())
         if any(each.partition("-")[0] == model for each in profile.accelerators)
     ]
-    told = re.search(r"(\d+)\s?GB?\b", accelerator)
-    size = float(told[1]) * 1e9 if told else 0.0
+    match = re.search(r"(\d+)\s?GB?\b", accelerator)
+    size = float(match[1]) * 1e9 if match else 0.0
     return min(found, key=lambda profile: abs(profile.memory.value - size), default=None)
 
 

@@ -28,16 +28,20 @@ def snapshot_bytes(state: float, workers: int) -> float:
 
 
 def state_bytes(
-    optimizer: OptimizerSpec, ema: float | None, shape: ModelShape, least: bool = False, pruned: float = 0.0
+    optimizer: OptimizerSpec,
+    ema: float | None,
+    shape: ModelShape,
+    as_lower_bound: bool = False,
+    pruned: float = 0.0,
 ) -> float:
     """Return the size of a checkpoint in bytes over all ranks, within 1 %.
 
     It counts fp32 weights, optimizer state and moving average of the trained parameters. A user's optimizer counts as
-    AdamW; with `least` it counts as stateless, which gives a lower bound. `pruned` adds `PruneSpec.bytes_per_parameter`
-    for each of these parameters, although embeddings and norms are rarely pruned.
+    AdamW; with `as_lower_bound` it counts as stateless. `pruned` adds `PruneSpec.bytes_per_parameter` for each of these
+    parameters, although embeddings and norms are rarely pruned.
     """
     name = str(optimizer.name)
-    numbers = 1.0 if least and name not in KINDS else 1.0 + kept_numbers(name, shape)
+    numbers = 1.0 if as_lower_bound and name not in KINDS else 1.0 + kept_numbers(name, shape)
     numbers += 1.0 if ema is not None else 0.0
     return (4.0 * numbers + pruned) * shape.parameters * shape.trained_share
 
@@ -51,19 +55,19 @@ def worker_bytes(resources: ResourceSpec, state: float, workers: int) -> float:
     return GENERATIONS * state / workers if asked else 0.0
 
 
-def check_workers_memory(resources: ResourceSpec, state: float, there: float) -> None:
+def check_workers_memory(resources: ResourceSpec, state: float, available: float) -> None:
     """Raise InputError unless the state fits in the host memory of as many workers as the job allows."""
     most = resources.workers.max
-    if (needed := worker_bytes(resources, state, most)) > there:
+    if (needed := worker_bytes(resources, state, most)) > available:
         problem = f"two copies of the run's state are {needed / 1e9:.0f} GB of host memory for each of {most} workers"
         hint = "take more workers, nodes with more memory, a smaller model, or fewer parameters by an adapter"
-        problem += f", but the smallest node has {there / 1e9:.0f} GB for each"
+        problem += f", but the smallest node has {available / 1e9:.0f} GB for each"
         raise InputError(problem, "resources", f"{hint}; {FORCED}")
 
 
-def check_host_memory(resources: ResourceSpec, state: float, there: float) -> None:
+def check_host_memory(resources: ResourceSpec, state: float, available: float) -> None:
     """Raise InputError unless the state fits in the memory of one machine on which all workers run."""
-    if (needed := worker_bytes(resources, state, 1)) > there:
+    if (needed := worker_bytes(resources, state, 1)) > available:
         what = f"two copies of the run's state are {needed / 1e9:.0f} GB of host memory, but this machine has"
         hint = "train on more machines, which divide it, a smaller model, or fewer parameters by an adapter"
-        raise InputError(f"{what} {there / 1e9:.0f} GB", "resources", f"{hint}; {FORCED}")
+        raise InputError(f"{what} {available / 1e9:.0f} GB", "resources", f"{hint}; {FORCED}")

@@ -22,8 +22,8 @@ Amount = Annotated[float, Field(ge=0, le=MOST)]
 Model = TypeVar("Model", bound=StrictModel)
 
 
-def read_model(path: Path, model: type[Model], what: str, hint: str, unreadable: str = "") -> Model:
-    """The model that a file describes. Raises InputError, which says that the file is no `what`, with the hint for a
+def read_model(path: Path, model: type[Model], kind: str, hint: str, unreadable: str = "") -> Model:
+    """The model that a file describes. Raises InputError, which says that the file is no `kind`, with the hint for a
     file with wrong keys or the one for a file that is no YAML at all."""
     try:
         return model.model_validate(read_yaml(path.read_text()))
@@ -31,9 +31,9 @@ def read_model(path: Path, model: type[Model], what: str, hint: str, unreadable:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "the file"
         raise InputError(
-            f"is no {what}: {key}: {first['msg'].removeprefix('Value error, ').lower()}", str(path), hint
+            f"is no {kind}: {key}: {first['msg'].removeprefix('Value error, ').lower()}", str(path), hint
         ) from None
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         # an impossible date is a ValueError
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise InputError(f"is no {what} ({reason})", str(path), unreadable) from None
+        raise InputError(f"is no {kind} ({reason})", str(path), unreadable) from None

@@ -52,7 +52,7 @@ def with_own(
     """
     if named is None:
         return step
-    found = _asked(named, layout, step, memory)
+    found = _cost(named, layout, step, memory)
     if isinstance(found, str) and found.strip():
         return Refusal(f"{' '.join(found.split())} (by {named})")
     if type(found) not in (int, float) or not 0.0 <= found < math.inf:
@@ -74,11 +74,11 @@ def check_own_cost(parallel: ParallelChoice, workers: int) -> None:
     for width in range(1, min(workers, MOST_ASKED) + 1):
         first, second = (with_own(named, Layout(dp=width), step, 2.0**30) for _ in range(2))
         if first != second:
-            problem = f"{named} returns other results for the same arguments, so a restart could plan another layout"
+            problem = f"{named} returns different results for equal arguments, so a restart could plan another layout"
             raise InputError(problem, WHERE, "let it depend on its arguments alone")
 
 
-def _asked(named: ObjectReference, layout: Layout, step: StepTime, memory: float) -> Any:
+def _cost(named: ObjectReference, layout: Layout, step: StepTime, memory: float) -> Any:
     try:
         function: Cost = load(named.use)
         return function(layout, step, memory, **named.options)

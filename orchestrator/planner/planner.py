@@ -56,32 +56,32 @@ def planned(
     return min(best_of(demand, plans), key=_seconds)
 
 
-def faster_on_fewer(demand: Demand, shape: ModelShape, found: Plan) -> Plan | None:
-    """Return the fastest plan on fewer workers if it is faster than `found` by more than TIE, else None.
+def faster_on_fewer(demand: Demand, shape: ModelShape, plan: Plan) -> Plan | None:
+    """Return the fastest plan on fewer workers if it is faster than `plan` by more than TIE, else None.
 
     The plans compared are those on `workers.min` workers, twice as many and so on. A step that mostly computes is
     never faster on fewer workers, so nothing is compared then.
     """
-    computes = found.chosen.time.compute > MOSTLY * found.chosen.seconds
-    if computes or not found.fits or not demand.searches_layout:
+    computes = plan.chosen.time.compute > MOSTLY * plan.chosen.seconds
+    if computes or not plan.fits or not demand.searches_layout:
         return None
-    least = min(_narrower(demand, shape, found), key=_seconds, default=None)
-    return least if least and _seconds(least) * (1.0 + TIE) < _seconds(found) else None
+    least = min(_narrower(demand, shape, plan), key=_seconds, default=None)
+    return least if least and _seconds(least) * (1.0 + TIE) < _seconds(plan) else None
 
 
 def _narrower(
     demand: Demand,
     shape: ModelShape,
-    found: Plan,
+    candidate: Plan,
     must_fit: bool = True,
     verdicts: Mapping[Layout, Verdict] = NOTHING,
 ) -> list[Plan]:
-    """Return the plans that fit on `workers.min` workers, twice as many and so on, but fewer than `found` has."""
+    """Return the plans that fit on `workers.min` workers, twice as many and so on, but fewer than `candidate` has."""
     narrower = []
-    for width in widths(demand.resources.workers.min, found.chosen.layout.world)[:-1]:
+    for width in widths(demand.resources.workers.min, candidate.chosen.layout.world)[:-1]:
         try:
             each = plan(
-                demand, shape, workers=width, machine=found.machine, must_fit=must_fit, verdicts=verdicts
+                demand, shape, workers=width, machine=candidate.machine, must_fit=must_fit, verdicts=verdicts
             )
         except InputError:
             continue
@@ -90,7 +90,7 @@ def _narrower(
     return narrower
 
 
-def best_of(demand: Demand, found: Sequence[Plan]) -> list[Plan]:
+def best_of(demand: Demand, plans: Sequence[Plan]) -> list[Plan]:
     """Return the plans, at least one, that are equally good within TIE by the job's objective.
 
     The measure is seconds per step. For objective `cost` it is worker time, among the plans that finish within
@@ -99,28 +99,28 @@ def best_of(demand: Demand, found: Sequence[Plan]) -> list[Plan]:
     measure = _seconds
     if demand.resources.objective == "cost":
         hours = demand.hours or float("inf")
-        if in_time := [each for each in found if demand.steps * _seconds(each) <= 3600.0 * hours]:
-            found = in_time
+        if in_time := [each for each in plans if demand.steps * _seconds(each) <= 3600.0 * hours]:
+            plans = in_time
             measure = _cost
-    least = min(map(measure, found))
-    return [each for each in found if measure(each) <= least * (1.0 + TIE)]
+    least = min(map(measure, plans))
+    return [each for each in plans if measure(each) <= least * (1.0 + TIE)]
 
 
-def is_roomy(resources: ResourceSpec, found: Plan) -> bool:
+def is_roomy(resources: ResourceSpec, plan: Plan) -> bool:
     """Whether the chosen layout fits even if it needs NEAR times the predicted memory. It is then not traced."""
     on_cpu = not resources.per_worker.gpu
-    most = NEAR * found.chosen.memory
-    return fits(needed_bytes(found.chosen.layout, most, most, on_cpu), found.machine, on_cpu)
+    most = NEAR * plan.chosen.memory
+    return fits(needed_bytes(plan.chosen.layout, most, most, on_cpu), plan.machine, on_cpu)
 
 
-def may_fit(found: Plan) -> bool:
+def may_fit(plan: Plan) -> bool:
     """Whether the chosen layout, which is too large by the formula, may fit by its trace."""
-    return found.chosen.memory <= OVER * found.machine.memory * MEMORY_SHARE
+    return plan.chosen.memory <= OVER * plan.machine.memory * MEMORY_SHARE
 
 
-def on_workers(resources: ResourceSpec, least: int, most: int) -> ResourceSpec:
-    """Return the resources with `workers.min` and `workers.max` set to `least` and `most`."""
-    asked = resources.workers.model_copy(update={"min": least, "max": most})
+def on_workers(resources: ResourceSpec, min_workers: int, max_workers: int) -> ResourceSpec:
+    """Return the resources with `workers.min` and `workers.max` set to `min_workers` and `max_workers`."""
+    asked = resources.workers.model_copy(update={"min": min_workers, "max": max_workers})
     return resources.model_copy(update={"workers": asked})
 
 
@@ -129,22 +129,22 @@ def with_workers(resources: ResourceSpec, workers: int) -> ResourceSpec:
     return on_workers(resources, min(resources.workers.min, workers), workers)
 
 
-def widths(least: int, most: int) -> list[int]:
-    """Return the numbers of workers to compare: `least`, twice as many and so on, and `most`."""
+def widths(min_workers: int, max_workers: int) -> list[int]:
+    """Return the numbers of workers to compare: `min_workers`, twice as many and so on, and `max_workers`."""
     numbers = []
-    while least < most:
-        numbers.append(least)
-        least *= 2
-    return [*numbers, most]
+    while min_workers < max_workers:
+        numbers.append(min_workers)
+        min_workers *= 2
+    return [*numbers, max_workers]
 
 
-def _seconds(found: Plan) -> float:
-    return found.chosen.seconds
+def _seconds(plan: Plan) -> float:
+    return plan.chosen.seconds
 
 
-def _cost(found: Plan) -> float:
+def _cost(plan: Plan) -> float:
     """Return the worker time of a step: seconds x workers."""
-    return found.chosen.seconds * found.chosen.layout.world
+    return plan.chosen.seconds * plan.chosen.layout.world
 
 
 @dataclass(frozen=True)
@@ -183,24 +183,24 @@ class Planner:
             self._unasked.add(workers)
         return found if found.fits else self._planned(workers)
 
-    def _is_open(self, workers: int, found: Plan) -> bool:
+    def _is_open(self, workers: int, plan: Plan) -> bool:
         """Whether traces must still confirm that the chosen layout fits."""
         if self.confirm is None or workers in self._confirmed:
             return False
-        if found.fits:
-            return not is_roomy(self.demand.resources, found)
-        return self.demand.resources.must_fit and may_fit(found)
+        if plan.fits:
+            return not is_roomy(self.demand.resources, plan)
+        return self.demand.resources.must_fit and may_fit(plan)
 
-    def _confirmed_plan(self, workers: int, found: Plan) -> Plan:
+    def _confirmed_plan(self, workers: int, plan: Plan) -> Plan:
         assert self.confirm is not None
         self._unasked.discard(workers)
         self._confirmed.add(workers)
         more = self.confirm(workers)
         self.verdicts.update(more)
-        if more or not found.fits:
-            found = self._planned(workers)
-        self._confirmed.add(found.chosen.layout.world)
-        return found
+        if more or not plan.fits:
+            plan = self._planned(workers)
+        self._confirmed.add(plan.chosen.layout.world)
+        return plan
 
     def _planned(self, workers: int, must_fit: bool = True) -> Plan:
         return planned(
@@ -217,15 +217,15 @@ class Planner:
         """Number of layouts whose traces do not fit."""
         return sum(bool(verdict.reason) for verdict in self.verdicts.values())
 
-    def document(self, found: Plan) -> dict[str, Any]:
+    def document(self, plan: Plan) -> dict[str, Any]:
         """Return the content of plan.json.
 
         `timeline` has (rank of the pipeline, kind, stage, micro-batch, begin, end) of each action of a pipeline's step,
         times in seconds. It is left out without a pipeline and for very long steps.
         """
-        document = found.to_json()
+        document = plan.to_json()
         document["memory"] = {"source": "formula"}
-        layout = found.chosen.layout
+        layout = plan.chosen.layout
         parts = layout.accumulation(self.demand.batch)
         if layout.pp == 1 or parts * layout.stages > MOST_ACTIONS:
             return document

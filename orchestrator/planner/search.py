@@ -68,7 +68,7 @@ def _filled(shape: ModelShape, layout: Layout, parts: int, machine: Machine, pro
     return ahead * way + parts * (last * each + head.compute + head.sent)
 
 
-def least_passes_time(
+def passes_lower_bound(
     shape: ModelShape, layout: Layout, global_batch: int, machine: Machine, program: Program
 ) -> float:
     """Return a rougher lower bound: the work of all ranks of a pipeline, divided evenly.
@@ -83,7 +83,7 @@ def least_passes_time(
     return max(layout.accumulation(global_batch), 1) * each / layout.pp
 
 
-def least_time(
+def time_lower_bound(
     shape: ModelShape, layout: Layout, global_batch: int, machine: Machine, program: Program
 ) -> float:
     """Return a lower bound on the seconds of a step. It is exact without a pipeline."""
@@ -162,7 +162,7 @@ class Search:
     def add(self, degrees: Degrees) -> None:
         """Add degrees to the search."""
         shape, batch, machine, program = self._inputs
-        self._push(least_passes_time(shape, degrees.least, batch, machine, program), degrees)
+        self._push(passes_lower_bound(shape, degrees.least, batch, machine, program), degrees)
 
     def _add_family(self, family: Family) -> None:
         shape, batch, machine, program = self._inputs
@@ -172,7 +172,7 @@ class Search:
         """Add legal layouts, each with the bytes that it needs."""
         shape, batch, machine, program = self._inputs
         for layout, memory in layouts:
-            self._push(least_time(shape, layout, batch, machine, program), (layout, memory))
+            self._push(time_lower_bound(shape, layout, batch, machine, program), (layout, memory))
 
     def _push(self, bound: float, one: Degrees | Family | tuple[Layout, float]) -> None:
         heapq.heappush(self._queue, (bound, next(self._number), one))

@@ -111,11 +111,11 @@ class PruneSpec(StrictModel):
     def shortened(self, before: int, after: int) -> dict[str, Any]:
         """Return plain data for a run of `after` steps instead of `before`; the pruning steps keep their shares of
         the run."""
-        found = self.model_dump(mode="json")
+        document = self.model_dump(mode="json")
         if self.steps is not None:
-            found["steps"] = [max(1, round(step / before * after)) for step in self.steps]
-            found["choose_every"] = max(1, round(self.choose_every / before * after))
-        return found
+            document["steps"] = [max(1, round(step / before * after)) for step in self.steps]
+            document["choose_every"] = max(1, round(self.choose_every / before * after))
+        return document
 
     def share(self, step: int) -> float:
         """Return the share of weights to prune after `step` updates.

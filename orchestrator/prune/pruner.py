@@ -205,8 +205,8 @@ class Pruner:
         share = self._spec.share(step)
         counts = [round(share * sum(size[name] for name in unit)) for unit in units]
         keys = [ordered(self._score(shard).reshape(-1)) for shard in self._shards]
-        found = smallest(keys, self._shards, units, counts, self._full.device)
-        for shard, pruned in zip(self._shards, found, strict=True):
+        chosen = smallest(keys, self._shards, units, counts, self._full.device)
+        for shard, pruned in zip(self._shards, chosen, strict=True):
             self._take(shard, ~pruned.view(shard.parameter.shape))
 
     def _take(self, shard: ParameterShard, kept: Tensor) -> None:
@@ -220,16 +220,16 @@ class Pruner:
             return
         number = {name: n for n, name in enumerate(self._names)}
         device = self._full.device
-        found = torch.zeros(2, len(number), dtype=torch.int64, device=device)
+        counts = torch.zeros(2, len(number), dtype=torch.int64, device=device)
         for shard in self._shards:
             # Copies of a shard on other ranks would be counted twice.
             if shard.counted:
                 mask = self._states[shard.name].mask
-                found[0, number[shard.name]] += mask.numel()
-                found[1, number[shard.name]] += (~mask).sum()
-        dist.all_reduce(found)
-        self._sizes = found[0].tolist()
-        self._pruned = int(found[1].sum())
+                counts[0, number[shard.name]] += mask.numel()
+                counts[1, number[shard.name]] += (~mask).sum()
+        dist.all_reduce(counts)
+        self._sizes = counts[0].tolist()
+        self._pruned = int(counts[1].sum())
 
 
 def _n_of_m(scores: Tensor, kept: int, of: int) -> Tensor:

@@ -57,17 +57,17 @@ def smallest(
 
     def count(tests: Callable[[int], Tensor]) -> Tensor:
         """Return how many elements of each tensor pass the test of their shard, over all ranks."""
-        found = torch.zeros(len(names), dtype=torch.int64, device=device)
+        result = torch.zeros(len(names), dtype=torch.int64, device=device)
         for n, shard in enumerate(shards):
             if shard.counted:
-                found[tensors[n]] += tests(n).sum()
-        dist.all_reduce(found)
-        return found
+                result[tensors[n]] += tests(n).sum()
+        dist.all_reduce(result)
+        return result
 
     def summed(each: Tensor) -> Tensor:
         return torch.zeros_like(wanted).index_add_(0, of_unit, each)
 
-    bounds = _least_bounds(
+    bounds = _lowest_true(
         torch.full_like(wanted, LEAST),
         torch.full_like(wanted, MOST),
         lambda bound: summed(count(lambda n: keys[n] <= bound[unit_of[tensors[n]]].int())) >= wanted,
@@ -85,7 +85,7 @@ def smallest(
     ]
     last = torch.zeros_like(taken)
     if any(some):
-        last = _least_bounds(
+        last = _lowest_true(
             torch.full_like(taken, -1),
             torch.full_like(taken, FARTHEST),
             lambda bound: count(lambda n: places[n] <= bound[tensors[n]]) >= taken,
@@ -100,7 +100,7 @@ def smallest(
     return found
 
 
-def _least_bounds(low: Tensor, high: Tensor, reached: Callable[[Tensor], Tensor]) -> Tensor:
+def _lowest_true(low: Tensor, high: Tensor, reached: Callable[[Tensor], Tensor]) -> Tensor:
     """Return the least integer of each entry in [low, high] at which `reached` is true, which it is at `high`."""
     while bool((low < high).any()):
         # int64: the sum of two int32 bounds overflows int32. Floor, since bounds may be negative.
@@ -113,25 +113,26 @@ def _least_bounds(low: Tensor, high: Tensor, reached: Callable[[Tensor], Tensor]
     return low
 
 
-def _shared_out(there: Tensor, wanted: Tensor, unit_of: Sequence[int]) -> Tensor:
-    """Return how many of the `there` elements of each tensor are taken, so that each unit has `wanted`: first tensors
-    first.
+def _shared_out(available: Tensor, wanted: Tensor, unit_of: Sequence[int]) -> Tensor:
+    """Return how many of the `available` elements of each tensor are taken, so that each unit has `wanted`.
+
+    First tensors come first.
     """
     left = wanted.tolist()
-    found = []
-    for count, unit in zip(there.tolist(), unit_of, strict=True):
-        found.append(min(count, left[unit]))
-        left[unit] -= found[-1]
-    return torch.tensor(found, dtype=torch.int64, device=there.device)
+    result = []
+    for count, unit in zip(available.tolist(), unit_of, strict=True):
+        result.append(min(count, left[unit]))
+        left[unit] -= result[-1]
+    return torch.tensor(result, dtype=torch.int64, device=available.device)
 
 
 def _places(shard: ParameterShard, chosen: Tensor) -> Tensor:
     """Return the index in the flattened whole tensor of the chosen elements of a shard, in their order."""
-    found = []
+    result = []
     for box, view in shard.views(chosen):
         index = torch.zeros((), dtype=torch.int64, device=chosen.device)
         for start, extent, size in zip(box.start, box.extent, shard.cut.shape, strict=True):
             along = torch.arange(start, start + extent, device=chosen.device)
             index = index.unsqueeze(-1) * size + along
-        found.append(index.reshape(-1)[view.reshape(-1)])
-    return torch.cat(found)
+        result.append(index.reshape(-1)[view.reshape(-1)])
+    return torch.cat(result)

@@ -55,16 +55,16 @@ def with_chosen_parts(
     if not isinstance(weights, Shrunk):
         return inputs
     workload = cast(TransformerWorkload, inputs.workload)
-    found = None
+    choice = None
     context.set_waiting(True)
     if dist.get_rank() == 0:
-        place = RunDir(run)
-        found = retry(place.read_json, FILE)
-        if found is None:
-            found = _choice(inputs, workload, weights, device, context)
+        directory = RunDir(run)
+        choice = retry(directory.read_json, FILE)
+        if choice is None:
+            choice = _choice(inputs, workload, weights, device, context)
             if writes:
-                retry(place.write_json, FILE, found)
-    kept = Kept.of_json(broadcast_json(found)["kept"])
+                retry(directory.write_json, FILE, choice)
+    kept = Kept.of_json(broadcast_json(choice)["kept"])
     context.set_waiting(False)
     return replace(inputs, workload=replace(workload, pretrained=weights.keeping(kept)))
 
@@ -80,23 +80,23 @@ def _choice(
     if not weights.has_choice:
         return {"kept": Kept(weights.layers).to_json()}
     spec = inputs.job.spec
-    asked = spec.workload.shrink
-    assert asked is not None
+    shrink = spec.workload.shrink
+    assert shrink is not None
     base = replace(workload, config=weights.base, pretrained=weights.stored)
 
     def read(name: str) -> Tensor:
         return base.initial(name, spec.seed)
 
-    if asked.importance == "magnitude":
+    if shrink.importance == "magnitude":
         scores = magnitude(with_weights(base, read), weights.base)
     else:
         model = with_weights(base, read, device).requires_grad_(False)
-        batches = _measured(inputs, asked.samples, device, context)
+        batches = _measured(inputs, shrink.samples, device, context)
         scores = gradient(model, weights.base, base.loss, batches)
     kept = kept_units(weights.config, weights.base, weights.layers, scores)
-    choice: dict[str, Any] = {"importance": asked.importance}
-    if asked.importance == "gradient":
-        choice["samples"] = asked.samples
+    choice: dict[str, Any] = {"importance": shrink.importance}
+    if shrink.importance == "gradient":
+        choice["samples"] = shrink.samples
     return {**choice, "kept": kept.to_json(), "scores": scores_as_json(scores)}
 
 

@@ -59,8 +59,8 @@ class QuantizeSpec(StrictModel):
     @property
     def scheme(self) -> Scheme:
         """The quantisation as the model applies it."""
-        usual = BLOCK if self.weights in OF_GGUF else GROUP
-        group = usual if self.group is None else 0 if self.group == "row" else self.group
+        default = BLOCK if self.weights in OF_GGUF else GROUP
+        group = default if self.group is None else 0 if self.group == "row" else self.group
         return Scheme(self.weights, group, self.activations == "dynamic", tuple(self.match), tuple(self.keep))
 
     def at(self, step: int) -> Scheme | None:

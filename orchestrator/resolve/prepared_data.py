@@ -39,21 +39,21 @@ def prepared_before(data: DataSpec, run: RunDir, commit: CommitManifest | None) 
     return ""
 
 
-def format_at(place: str) -> int:
+def format_at(uri: str) -> int:
     """Return the format of the prepared data in a folder, or the format of new data if the folder has none."""
     from orchestrator.data.store.manifest import FORMAT
 
-    stored = _manifest_at(place) if place else None
+    stored = _manifest_at(uri) if uri else None
     return stored.format if stored else FORMAT
 
 
-def _manifest_at(place: str) -> DataManifest | None:
+def _manifest_at(uri: str) -> DataManifest | None:
     """Return the manifest in a folder; None if it cannot be read, in which case the run prepares the data again."""
     from orchestrator.data.store import manifest
     from orchestrator.data.store.data_folder import DataFolder
 
     try:
-        return manifest.read(DataFolder(place))
+        return manifest.read(DataFolder(uri))
     except InputError:
         return None
 
@@ -93,18 +93,11 @@ def prepared(
     data = before.uri
     begin = spec.data.streaming and begun is not None
     whole = bool(data) and is_complete(DataFolder(data))
+    prepare_text = partial(
+        _prepared_text, spec.data, spec.workload, spec.resources, run, tell=tell, make=make
+    )
     if not whole:
-        data = _prepared_text(
-            spec.data,
-            spec.workload,
-            spec.resources,
-            run,
-            before=_name(data),
-            tell=tell,
-            make=make,
-            begin=begin,
-            data_format=before.format,
-        )
+        data = prepare_text(before=_name(data), begin=begin, data_format=before.format)
     elif stored := manifest.read(DataFolder(data)):  # also checked for a run without a commit
         check_same_cleaning(spec.data.clean, spec.accept_code, stored.code, run.uri)
     sets = {
@@ -124,16 +117,7 @@ def prepared(
     all_data = PreparedData(data, sets)
     if begun and begin and not whole:
         begun(all_data)
-        _prepared_text(
-            spec.data,
-            spec.workload,
-            spec.resources,
-            run,
-            before=_name(data),
-            tell=tell,
-            make=make,
-            begin=False,
-        )
+        prepare_text(before=_name(data), begin=False)
     for uri in (data, *sets.values()):
         clear_note(DataFolder(uri))
     return all_data
@@ -192,8 +176,8 @@ def _prepared_set(
     from orchestrator.data.store.data_folder import DataFolder
 
     where, sources = held_out[name]
-    there = manifest.read(DataFolder(before)) if before and is_complete(DataFolder(before)) else None
-    if there and [source.uri for source in there.sources] == [source.name for source in sources]:
+    existing = manifest.read(DataFolder(before)) if before and is_complete(DataFolder(before)) else None
+    if existing and [source.uri for source in existing.sources] == [source.name for source in sources]:
         return before
     text = data.model_copy(update={"sources": sources, "clean": []})
     whole = published.read(DataFolder(trained))
@@ -255,16 +239,16 @@ def data_of(run: RunDir, data: str, retry: Retry | None = None) -> Tokens:
     return Tokens.open(kept if gone else data, retry, keep=0)
 
 
-def place_of_data(asked: DataSpec, run: RunDir, data: str, retry: Retry | None = None) -> str | None:
+def place_of_data(data_spec: DataSpec, run: RunDir, data: str, retry: Retry | None = None) -> str | None:
     """Return the location of prepared data that a commit names, see `tokens_of`; None if it is in neither place."""
     from orchestrator.data.samples.sections import published
     from orchestrator.data.store.data_folder import DataFolder
 
-    places = (data, f"{data_cache(asked, run)}/{data.rsplit('/', 1)[-1]}")
+    places = (data, f"{data_cache(data_spec, run)}/{data.rsplit('/', 1)[-1]}")
     return next((place for place in places if published.read(DataFolder(place, retry))), None)
 
 
-def tokens_of(asked: DataSpec, run: RunDir, data: str, retry: Retry | None = None) -> Tokens:
+def tokens_of(data_spec: DataSpec, run: RunDir, data: str, retry: Retry | None = None) -> Tokens:
     """Return the prepared data that a checkpoint names: in its old folder or in the run's present cache, as both may
     have moved.
 
@@ -272,7 +256,7 @@ def tokens_of(asked: DataSpec, run: RunDir, data: str, retry: Retry | None = Non
     """
     from orchestrator.data.store.tokens import Tokens
 
-    if (place := place_of_data(asked, run, data, retry)) is not None:
+    if (place := place_of_data(data_spec, run, data, retry)) is not None:
         return Tokens.open(place, retry)
     hint = f"make it again with `orchestrator data prepare {run.at('job.yaml')} --run-dir {run.uri}`"
     raise InputError("the prepared data of this run is missing", data, hint)

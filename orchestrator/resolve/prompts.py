@@ -77,19 +77,19 @@ def prompts_of(job: ResolvedJob, workload: Workload, tokens: Tokens) -> Prompts 
     Raises InputError if the model does not generate text, or if a prompt plus the tokens to generate exceeds a
     sequence.
     """
-    asked = job.spec.evaluate and job.spec.evaluate.samples
-    if not asked:
+    samples = job.spec.evaluate and job.spec.evaluate.samples
+    if not samples:
         return None
     check_generates(job)
     text = tokens.tokenizer()
     longest = job.spec.data.sequence_length
     chat = chat_of(job.spec.data, job.spec.workload.objective, tokens)
-    rows = [framed(workload, text, prompt, chat) for prompt in asked.prompts]
+    rows = [framed(workload, text, prompt, chat) for prompt in samples.prompts]
     pair = workload.config.architecture == PAIR
     for number, row in enumerate(rows):
-        if max(len(row), asked.tokens + 1) > longest if pair else len(row) + asked.tokens > longest:
+        if max(len(row), samples.tokens + 1) > longest if pair else len(row) + samples.tokens > longest:
             what = (
-                f"prompt {number} has {len(row)} tokens; with {asked.tokens} generated tokens it exceeds a "
+                f"prompt {number} has {len(row)} tokens; with {samples.tokens} generated tokens it exceeds a "
                 "sequence"
             )
             raise InputError(f"{what} ({longest})", WHERE, "shorten it, or lower tokens")
@@ -97,7 +97,7 @@ def prompts_of(job: ResolvedJob, workload: Workload, tokens: Tokens) -> Prompts 
     if pair and start is None:
         raise InputError("the decoder has no token to begin with", WHERE, "give the vocabulary a pad token")
     generation = speaking(workload, chat).generation.ending(workload.vocabulary.eos)
-    return Prompts(asked.prompts, rows, start, generation, lambda ids: spoken(text, ids, chat))
+    return Prompts(samples.prompts, rows, start, generation, lambda ids: spoken(text, ids, chat))
 
 
 def speaking(workload: Workload, chat: Chat | None) -> Any:

@@ -52,10 +52,10 @@ class ResolvedJob:
     @property
     def notes(self) -> list[str]:
         """Return one line for each difference between this training and the model's configuration."""
-        asked = self.spec.workload
+        workload = self.spec.workload
         # Each of two compared answers starts at position 0.
-        length = self.spec.data.sequence_length // (2 if asked.objective in COMPARED else 1)
-        return self.model.training_notes(asked.model, length, asked.dropouts[0])
+        length = self.spec.data.sequence_length // (2 if workload.objective in COMPARED else 1)
+        return self.model.training_notes(workload.model, length, workload.dropouts[0])
 
 
 def adapter_of(workload: WorkloadSpec) -> Adapter | None:

@@ -45,7 +45,7 @@ def teacher_workload(
     """
     try:
         workload = load_workload(
-            asked=teacher.asked,
+            spec=teacher.asked,
             data=data,
             train=train.model_copy(update={"freeze": [], "thaw": {}}),
             seed=0,

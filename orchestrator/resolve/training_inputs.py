@@ -202,10 +202,12 @@ def _of_samples(job: ResolvedJob, workload: Workload, tokens: Tokens) -> Trainin
     batches, held_out = batches_of_samples(
         spec.data.samples, spec.seed, share, tokens.manifest, tokens.folder.uri
     )
-    there = len(batches.numbers)
+    available = len(batches.numbers)
     compared = spec.train.global_batch
-    if getattr(workload, "compares", False) and there < compared:
-        problem = f"{compared} samples are compared with each other, but there are only {there} to train on"
+    if getattr(workload, "compares", False) and available < compared:
+        problem = (
+            f"{compared} samples are compared with each other, but there are only {available} to train on"
+        )
         raise InputError(problem, "train.global_batch", "lower it: a sample would be compared with itself")
     return TrainingInputs(
         job, workload, batches, {VALIDATION: held_out} if held_out and spec.evaluate else {}
@@ -376,12 +378,12 @@ def _cut_notes(inputs: TrainingInputs) -> list[str]:
     if rollout := inputs.job.spec.rollout:
         return _cut_prompts(inputs.text[0].read, objective.reading.window - rollout.max_tokens)
     read = inputs.text[0].read
-    least = objective.reading.window // 2
+    shortest = objective.reading.window // 2
     length = objective.reading.window
-    found = [words for words in map(read, read.longer_than(least)) if objective.is_cut(words)]
-    if not found:
+    cut_texts = [words for words in map(read, read.longer_than(shortest)) if objective.is_cut(words)]
+    if not cut_texts:
         return []
-    lost = sum(map(objective.is_lost, found))
+    lost = sum(map(objective.is_lost, cut_texts))
     streams = read.streams
     ends = (part for source in range(streams.sources) for part in streams.document_ends_by_part(source))
     every = sum(map(len, ends))  # a sample may hold several records
@@ -390,7 +392,7 @@ def _cut_notes(inputs: TrainingInputs) -> list[str]:
             f"all records are longer than {length} tokens, and cutting removes everything that is predicted"
         )
         raise InputError(problem, "data.sequence_length", "raise it")
-    line = f"{len(found)} of {every} records are longer than {length} tokens and are cut"
+    line = f"{len(cut_texts)} of {every} records are longer than {length} tokens and are cut"
     return [line + (f"; {lost} of them keep nothing that is predicted" if lost else "")]
 
 
@@ -420,9 +422,11 @@ def _set_notes(data: DataSpec, tokens: Tokens, sets: Mapping[str, str]) -> list[
     for name, uri in sets.items() if comparable else ():
         held_out = Prepared.open(uri, keep=0)
         count = trained_documents(tokens, held_out, share or 0.0)
-        there = held_out.manifest.documents
+        documents = held_out.manifest.documents
         if count:
-            notes.append(f"{count} of the {there} documents of the set {name} are also in the training text")
+            notes.append(
+                f"{count} of the {documents} documents of the set {name} are also in the training text"
+            )
     return notes
 
 
@@ -453,7 +457,7 @@ def workload_of(
 
 
 def load_workload(
-    asked: WorkloadSpec,
+    spec: WorkloadSpec,
     data: DataSpec,
     train: TrainSpec,
     seed: int,
@@ -467,7 +471,7 @@ def load_workload(
     """Return the job's workload over a vocabulary, for prepared data of that format.
 
     Args:
-        asked: the job's model.
+        spec: the job's model.
         data: the job's data.
         train: how the job trains.
         seed: the seed of the run.
@@ -484,31 +488,31 @@ def load_workload(
     from workloads.hf.tables.our_names import told_by_our_names
     from workloads.load import load
 
-    dropout, attention_dropout = asked.dropouts
+    dropout, attention_dropout = spec.dropouts
     with wrong_input("workload"):
         workload = load(
-            asked.model,
-            asked.objective,
+            spec.model,
+            spec.objective,
             vocabulary,
-            changes=asked.changes,
-            options=asked.options,
-            mup=asked.mup,
+            changes=spec.changes,
+            options=spec.options,
+            mup=spec.mup,
             dropout=dropout,
             attention_dropout=attention_dropout,
-            layer_drop=asked.layer_drop,
-            embedding_noise=asked.embedding_noise,
+            layer_drop=spec.layer_drop,
+            embedding_noise=spec.embedding_noise,
             sequence_length=data.sequence_length,
             seed=seed,
             rule=data_format,
             described=model,
             labels=data.labels,
-            begin=_begin(base, asked, data.labels, retry, data_format),
-            adapter=adapter_of(asked),
-            implementation=asked.implementation,
+            begin=_begin(base, spec, data.labels, retry, data_format),
+            adapter=adapter_of(spec),
+            implementation=spec.implementation,
             kept=kept,
         )
-        if base and asked.init_from and data_format >= BY_NAME:
-            workload = with_text_of_base(workload, asked, base, retry)
+        if base and spec.init_from and data_format >= BY_NAME:
+            workload = with_text_of_base(workload, spec, base, retry)
     described = getattr(workload, "config", None)
     with wrong_input("train.freeze"), told_by_our_names(described):
         frozen = workload.frozen | frozen_by(train.freeze, workload)
@@ -517,12 +521,12 @@ def load_workload(
 
 
 def _begin(
-    base: Base | None, asked: WorkloadSpec, labels: Sequence[str], retry: Retry | None, data_format: int
+    base: Base | None, spec: WorkloadSpec, labels: Sequence[str], retry: Retry | None, data_format: int
 ) -> Begin | None:
     """Return what reads the initial weights; None to begin with those of the model's folder, or with random ones."""
-    if base and (asked.init_from or asked.shrink):
-        return weights_of(base, asked, labels, retry, data_format)
-    if asked.shrink is None or asked.init_from:
+    if base and (spec.init_from or spec.shrink):
+        return weights_of(base, spec, labels, retry, data_format)
+    if spec.shrink is None or spec.init_from:
         return None
     from workloads.model.stored import NONE
 

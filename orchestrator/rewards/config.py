@@ -113,9 +113,9 @@ class RewardSpec(StrictModel):
 
     @model_validator(mode="after")
     def it_is_one_of_three(self) -> RewardSpec:
-        said = [key for key in WAYS if getattr(self, key) is not None]
-        if len(said) != 1:
-            given = f"has {' and '.join(said)}" if said else "has none of kind, own and model"
+        ways = [key for key in WAYS if getattr(self, key) is not None]
+        if len(ways) != 1:
+            given = f"has {' and '.join(ways)}" if ways else "has none of kind, own and model"
             raise ValueError(f"{given}; give it exactly one of them")
         if not self.weight:
             raise ValueError("weight 0 changes nothing; remove the reward, or give it another weight")
@@ -128,8 +128,8 @@ class RewardSpec(StrictModel):
             if self.kind not in kinds and key not in self.at_default(key):
                 places = " and ".join(f"kind: {kind}" for kind in kinds)
                 raise ValueError(f"{key} is only for {places}, but this is {what}; remove it")
-        if self.model is not None and (said := set(LIMITS) - self.at_default(*LIMITS)):
-            raise ValueError(f"{min(said)} is for kind and own, but this is model; remove it")
+        if self.model is not None and (given := set(LIMITS) - self.at_default(*LIMITS)):
+            raise ValueError(f"{min(given)} is for kind and own, but this is model; remove it")
         return self
 
     @model_validator(mode="after")

@@ -42,8 +42,8 @@ PATIENCE = 5.0
 
 def limit_memory(size: int) -> None:
     """Limit the address space of this process to `size` bytes for good. Crashes leave no core file."""
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    size = size if most == resource.RLIM_INFINITY else min(size, most)
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+    size = size if hard_limit == resource.RLIM_INFINITY else min(size, hard_limit)
     with contextlib.suppress(ValueError, OSError):  # a system that does not have the limit
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -81,11 +81,11 @@ def _parent_of(pid: str) -> int:
 def kill_children(spared: Collection[int] = ()) -> None:
     """Kill and reap all children but those `spared`, and what they leave behind. Needs `adopt_orphans`."""
     deadline = time.monotonic() + PATIENCE
-    while (found := [pid for pid in children() if pid not in spared]) and time.monotonic() < deadline:
-        for pid in found:
+    while (pids := [pid for pid in children() if pid not in spared]) and time.monotonic() < deadline:
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        for pid in found:
+        for pid in pids:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(0.001)
@@ -116,20 +116,20 @@ def isolate() -> bool:
                 file.write(text)
     elif library.unshare(_NEW_NETWORK | _NEW_PROCESSES):
         return False
-    told, tell = os.pipe()
+    read_end, write_end = os.pipe()
     if os.fork():
-        os.close(tell)
-        _end_as(int(os.read(told, 16) or signal.SIGKILL))
-    os.close(told)
+        os.close(write_end)
+        _end_as(int(os.read(read_end, 16) or signal.SIGKILL))
+    os.close(read_end)
     library.prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGKILL))
     # The first process of a namespace ignores most signals, so the code runs in the second.
     if second := os.fork():
         ended, status = os.wait()
         while ended != second:
             ended, status = os.wait()
-        os.write(tell, str(status).encode())
+        os.write(write_end, str(status).encode())
         os._exit(0)
-    os.close(tell)
+    os.close(write_end)
     return True
 
 

@@ -15,7 +15,7 @@ from orchestrator.rewards.rules import NoAnswer, Refused, Rule, as_reply, rule_o
 
 def serve(reward: Mapping[str, Any], requests: int, replies: int) -> None:
     """Score the answers that come over `requests` until it is closed. Never returns."""
-    own = os.getpid()
+    pid = os.getpid()
     # The worker has sent the output to the log of the process that asks; each line arrives even if this is killed.
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     outcome: dict[str, Any] = {"ready": True}
@@ -30,7 +30,7 @@ def serve(reward: Mapping[str, Any], requests: int, replies: int) -> None:
     write(replies, line_of(outcome))
     while rule is not None and (answer := lines.wait()) is not None:
         outcome = scored(rule, answer)
-        if os.getpid() != own:  # a copy that the function has forked and not ended
+        if os.getpid() != pid:  # a copy that the function has forked and not ended
             os._exit(0)
         write(replies, line_of(outcome))
         if "ends" in outcome:

@@ -36,9 +36,9 @@ def expected(reward: Mapping[str, Any], answer: Mapping[str, Any]) -> Any:
     column = reward["column"]
     columns = answer["columns"]
     if column not in columns:
-        there = ", ".join(sorted(columns)) or "none"
+        known = ", ".join(sorted(columns)) or "none"
         raise Refused(
-            f"the prompts have no column {column} (they have: {there})",
+            f"the prompts have no column {column} (they have: {known})",
             "name it in data.sources.field, or set the reward's column",
         )
     if columns[column] is None:
@@ -50,19 +50,19 @@ def extracted(reward: Mapping[str, Any], text: str) -> str | None:
     """Return the part of the text that is compared: the group of the pattern's last match; None without a match."""
     if reward["pattern"] is None:
         return text
-    found = [match[1] for match in re.finditer(reward["pattern"], text)]
-    return found[-1] if found else None
+    result = [match[1] for match in re.finditer(reward["pattern"], text)]
+    return result[-1] if result else None
 
 
 def exact_match(reward: Mapping[str, Any], answer: Mapping[str, Any]) -> float:
     """1.0 if the answer, or the part that the pattern extracts, equals the column; a list of columns has several."""
-    found = extracted(reward, answer["text"])
+    result = extracted(reward, answer["text"])
     right = expected(reward, answer)
-    if found is None:
+    if result is None:
         return 0.0
     plain = _plain(reward)
     return float(
-        any(plain(str(each)) == plain(found) for each in (right if isinstance(right, list) else [right]))
+        any(plain(str(each)) == plain(result) for each in (right if isinstance(right, list) else [right]))
     )
 
 
@@ -110,9 +110,9 @@ def same_value(reward: Mapping[str, Any]) -> Rule:
         # Its own time limits are off: they need signals, and the process has a limit already.
         gold = next(
             (
-                found
+                parsed
                 for text in (right, f"\\boxed{{{right}}}")
-                if (found := library.parse(text, parsing_timeout=None))
+                if (parsed := library.parse(text, parsing_timeout=None))
             ),
             None,
         )

@@ -32,13 +32,13 @@ def main() -> None:
         say(replies, dump({"token": token, **said}).encode() + b"\n")
 
     say(replies, b'{"ready": true}\n')
-    own = os.getpid()
+    pid = os.getpid()
     module = types.ModuleType("answer")
     sys.modules["answer"] = module
     passed = _runs(job["code"], module)
     for test in job["tests"]:
         passes = passed and _runs(test, module)
-        if os.getpid() != own:  # a copy that the code has forked and not ended
+        if os.getpid() != pid:  # a copy that the code has forked and not ended
             end(0)
         tell(passed=passes)
     tell()

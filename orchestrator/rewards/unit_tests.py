@@ -32,8 +32,8 @@ PREPARES = (
 
 def code_of(text: str) -> str:
     """Return the first fenced block of an answer, or the whole answer."""
-    found = FENCED.search(text)
-    return found[2] if found else text
+    match = FENCED.search(text)
+    return match[2] if match else text
 
 
 def column_tests(column: Any) -> list[str]:

@@ -35,12 +35,12 @@ class WorkerProcess:
         self._mark = secrets.token_hex(8)
         has_tests = any(reward["kind"] == "unit_tests" for reward in rewards)
         # Many workers share a machine, threads count as memory, and the order of a set must not differ between workers.
-        own = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", MARK: self._mark}
+        environment = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", MARK: self._mark}
         self._process = subprocess.Popen(
             command_of(PROGRAM, str(os.getpid())),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment_of_ranks() | own,
+            env=environment_of_ranks() | environment,
             start_new_session=True,
         )
         assert self._process.stdin is not None
@@ -104,14 +104,14 @@ class WorkerProcess:
 
 def _kill_marked(mark: bytes) -> None:
     """Kill the processes that have the mark in their environment, and those that they start during the kill (Linux)."""
-    deadline, found = time.monotonic() + GRACE, True
-    while found and time.monotonic() < deadline:
-        found = False
+    deadline, is_left = time.monotonic() + GRACE, True
+    while is_left and time.monotonic() < deadline:
+        is_left = False
         for name in filter(str.isdecimal, os.listdir("/proc") if IS_LINUX else ()):
             with contextlib.suppress(OSError):
                 with open(f"/proc/{name}/environ", "rb") as file:
                     is_marked = mark in file.read().split(b"\0")
                 if is_marked:
-                    found = True
+                    is_left = True
                     os.kill(int(name), signal.SIGKILL)
         time.sleep(0.01)

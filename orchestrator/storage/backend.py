@@ -37,8 +37,8 @@ class Backend(Protocol):
     def replace(self, path: str, data: bytes | memoryview) -> None:
         """Create or replace a file atomically. A power cut may bring the old content back."""
 
-    def remove(self, path: str, settle: bool = False) -> None:
-        """Remove a file; a missing one is not an error. With `settle`, a power cut cannot bring it back afterwards."""
+    def remove(self, path: str, durable: bool = False) -> None:
+        """Remove a file; a missing one is not an error. With `durable`, a power cut cannot bring it back afterwards."""
 
     def remove_folder(self, folder: str) -> None:
         """Remove a folder if it is empty."""

@@ -72,7 +72,7 @@ class ObjectBackend:
     def replace(self, path: str, data: bytes | memoryview) -> None:
         self.fs.pipe_file(self._path(path), bytes(data))  # store clients accept only bytes
 
-    def remove(self, path: str, settle: bool = False) -> None:
+    def remove(self, path: str, durable: bool = False) -> None:
         try:
             self.fs.rm_file(self._path(path))
         except FileNotFoundError:

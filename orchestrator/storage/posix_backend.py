@@ -92,9 +92,9 @@ class PosixBackend:
         self._make_folder(os.path.dirname(target))
         replace_file(target, [data])
 
-    def remove(self, path: str, settle: bool = False) -> None:
+    def remove(self, path: str, durable: bool = False) -> None:
         target = self._path(path)
-        if remove_file(target) and settle:
+        if remove_file(target) and durable:
             sync_folder(os.path.dirname(target))
 
     def remove_folder(self, folder: str) -> None:

@@ -18,15 +18,18 @@ def process_identity(pid: int) -> dict[str, Any]:
     return {"boot": boot, "space": space, "pid": pid, "born": born}
 
 
-def lineage(most: int = 3) -> list[dict[str, Any]]:
-    """Return the identities of this process and its ancestors, at most `most`, without the machine's first process."""
-    found: list[dict[str, Any]] = []
+def lineage(max_depth: int = 3) -> list[dict[str, Any]]:
+    """Return the identities of this process and its ancestors, at most `max_depth`.
+
+    The machine's first process is left out.
+    """
+    result: list[dict[str, Any]] = []
     pid = os.getpid()
-    while pid > 1 and len(found) < most:
-        found.append(process_identity(pid))
+    while pid > 1 and len(result) < max_depth:
+        result.append(process_identity(pid))
         _, *rest = _stat(pid)
         pid = int(rest[0]) if rest else 0
-    return found
+    return result
 
 
 def has_ended(identity: Mapping[str, Any]) -> bool | None:

@@ -84,7 +84,7 @@ class RowLog:
         """Yield the lines from byte `start` on, oldest first."""
         view = self._files.view()
         rest = b""
-        place = start
+        offset = start
         block = BLOCK
         at = start
         while at < view.size and (data := view.read(at, min(at + block, view.size))):
@@ -93,10 +93,10 @@ class RowLog:
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 if line.strip():
-                    yield self._stored_line(view, place, line)
-                place += len(line) + 1
+                    yield self._stored_line(view, offset, line)
+                offset += len(line) + 1
         if rest.strip():
-            yield self._stored_line(view, place, rest)
+            yield self._stored_line(view, offset, rest)
 
     def backward(self, end: int | None = None) -> Iterator[StoredLine]:
         """Yield the lines before byte `end`, newest first."""
@@ -135,10 +135,10 @@ class RowLog:
 
     def newest(self) -> Iterator[Row]:
         """Yield valid rows, newest first. A row supersedes all earlier rows with its step or a later one."""
-        least: float = float("inf")
+        lowest: float = float("inf")
         for stored in self.backward():
-            if stored.row is not None and stored.row["step"] < least:
-                least = stored.row["step"]
+            if stored.row is not None and stored.row["step"] < lowest:
+                lowest = stored.row["step"]
                 yield stored.row
 
     def after(self, step: int, key: str = "step") -> Iterator[Row]:

@@ -109,13 +109,13 @@ class RowWriter:
     def newest(self) -> Iterator[Row]:
         """Yield the valid rows, waiting or stored, newest first, one for each step. Reads lazily."""
         at_most, held = self._cut or (None, [])
-        least: float = float("inf")
+        lowest: float = float("inf")
         for row in reversed([*held, *self._waiting]):
-            if row["step"] < least:
-                least = row["step"]
+            if row["step"] < lowest:
+                lowest = row["step"]
                 yield row
         for row in self.log.newest():
-            if row["step"] < least and (at_most is None or row["step"] <= at_most):
+            if row["step"] < lowest and (at_most is None or row["step"] <= at_most):
                 yield row
 
     def latest(self, count: int) -> list[Row]:

@@ -138,8 +138,8 @@ class RunDir:
                 "is a file and should be the folder of commits", self.at(COMMITS), "move it away"
             )
 
-    def holds_a_run(self, beside: str = "") -> bool:
-        """Return whether this is a run's directory, ignoring the entry `beside`.
+    def holds_a_run(self, ignored: str = "") -> bool:
+        """Return whether this is a run's directory, ignoring the entry `ignored`.
 
         Raises InputError if it is a search's, or if it cannot be read.
         """
@@ -147,7 +147,7 @@ class RunDir:
         if TRIALS in names:
             hint = "name one of its trials, such as its folder 0000; `orchestrator tune --report` is for the search"
             raise InputError("is the folder of a search", self.uri, hint)
-        return bool((names - {beside}) & OURS)
+        return bool((names - {ignored}) & OURS)
 
     def _names(self) -> set[str]:
         """Return the names of all entries; empty if the directory does not exist."""

@@ -7,7 +7,7 @@ snapshots also go into the memory of other nodes, as often as the job asks.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -16,6 +16,7 @@ from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.committer import CommitOutcome
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.peer_memory import LOCATION
+from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.retention import retention_of
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.snapshot_writer import Placement
@@ -59,6 +60,7 @@ class Commits:
         measured: Mapping[str, Any],
         unsaved: float,
         gpus: float,
+        also: Callable[[], list[TensorPiece]] | None = None,
     ) -> None:
         """Make ready to save.
 
@@ -75,6 +77,7 @@ class Commits:
             measured: the settings that change the values of evaluations, see `measure_of`.
             unsaved: seconds for which storage may fail.
             gpus: GPUs of a worker; 0 on CPUs.
+            also: returns what is saved besides the engine's state; None for nothing.
         """
         self._task = task
         self._identity = identity
@@ -84,6 +87,7 @@ class Commits:
         self._measured = measured
         self._unsaved = unsaved
         self._gpus = gpus
+        self._also = also or list
         self._layout = layout
         self._context = context
         self._engine = engine
@@ -222,8 +226,8 @@ class Commits:
             assert saver is not None
             if rank > 0:  # rank 0 hears from the others before it waits for their notes
                 self._record_outcomes(saver.close(FINISH_TIMEOUT))
-            told = gather_json([saver.failed_step, self._latest[1]])
-            saver.tell_failed([failed_step for failed_step, _ in told])
+            outcomes = gather_json([saver.failed_step, self._latest[1]])
+            saver.tell_failed([failed_step for failed_step, _ in outcomes])
             if rank == 0:
                 self._record_outcomes(saver.close(FINISH_TIMEOUT))
             self._saver = None
@@ -240,7 +244,7 @@ class Commits:
         self._context.set_waiting(False)
         if failed:
             own = self._latest[1] or f"it was not written within {FINISH_TIMEOUT:.0f} s"
-            reason = "; ".join(dict.fromkeys([own, *(why for _, why in told[1:] if why)]))
+            reason = "; ".join(dict.fromkeys([own, *(why for _, why in outcomes[1:] if why)]))
             raise OSError(f"the commit at step {step} failed: {reason}")
         if not failures:  # the commit has the steps whose rows wait for a snapshot
             self._complete = max(self._complete, step)
@@ -266,7 +270,12 @@ class Commits:
         # Only writer 0's meta is used.
         meta = {} if self._context.rank_info.rank else self._meta(progress, row)
         self._saver.save(
-            progress["step"], self._engine.state(), meta, durable, snapshot, complete=self._complete
+            progress["step"],
+            [*self._engine.state(), *self._also()],
+            meta,
+            durable,
+            snapshot=snapshot,
+            complete=self._complete,
         )
         self._context.set_waiting(False)
         if durable:

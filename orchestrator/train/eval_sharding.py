@@ -13,12 +13,12 @@ def shares(samples: int, micro_batch: int, global_batch: int, ranks: int, rank: 
 
     All ranks have equally many in a pass; numbers from samples / micro_batch on are beyond the last sample.
     """
-    parts, most = -(-samples // micro_batch), global_batch // (micro_batch * ranks)
-    found = []
-    for first in range(0, parts, most * ranks):
-        count = min(most, -(-(parts - first) // ranks))
-        found.append(range(first + rank * count, first + (rank + 1) * count))
-    return found
+    parts, max_parts = -(-samples // micro_batch), global_batch // (micro_batch * ranks)
+    result = []
+    for first in range(0, parts, max_parts * ranks):
+        count = min(max_parts, -(-(parts - first) // ranks))
+        result.append(range(first + rank * count, first + (rank + 1) * count))
+    return result
 
 
 def compute_passes(

@@ -180,10 +180,10 @@ class Evaluator:
             self._rollouts.take(self._engine)
         for name, held_out in self._sets.items():
             if self._rollouts is not None:
-                found = self._rewards_of(name, held_out, step, heeds_stop)
-                if found is None:
+                rewards = self._rewards_of(name, held_out, step, heeds_stop)
+                if rewards is None:
                     return None
-                metrics[name] = found
+                metrics[name] = rewards
                 continue
             sums = self._sums(name, held_out, step, heeds_stop)
             if sums is not None and DIVERGENCE in sums.sums:
@@ -211,8 +211,8 @@ class Evaluator:
             return not agree(0, heeds_stop and self._context.stop_requested()).stop
 
         batches = self._spec.batches if self._spec else None
-        most = None if batches is None else batches * self._batch_size
-        return self._rollouts.evaluate(step, name=name, read=held_out.read, most=most, goes_on=goes_on)
+        max_samples = None if batches is None else batches * self._batch_size
+        return self._rollouts.evaluate(step, name=name, read=held_out.read, most=max_samples, goes_on=goes_on)
 
     def _sums(
         self, name: str, held_out: HeldOut | OwnHeldOut, step: int, heeds_stop: bool
@@ -223,7 +223,7 @@ class Evaluator:
         passes = shares(samples, self._layout.micro_batch, self._batch_size, self._layout.dp, rank)
 
         def make(number: int) -> list[Batch]:
-            found = [
+            result = [
                 micro_batch(
                     held_out,
                     part,
@@ -233,7 +233,7 @@ class Evaluator:
                 )
                 for part in passes[number]
             ]
-            return [self._cut(batch) for batch in found]
+            return [self._cut(batch) for batch in result]
 
         self._context.begin_work(f"evaluation of {name} after step {step}", "batches", len(passes))
         with Prefetch(make, 0, stop=len(passes)) as prefetched:
@@ -250,5 +250,5 @@ class Evaluator:
 
 
 def _samples(held_out: HeldOut | OwnHeldOut, spec: EvaluateSpec | None, batch_size: int) -> int:
-    most = spec.batches if spec else None
-    return held_out.samples if most is None else min(held_out.samples, most * batch_size)
+    max_batches = spec.batches if spec else None
+    return held_out.samples if max_batches is None else min(held_out.samples, max_batches * batch_size)

@@ -72,17 +72,17 @@ def missing_ranks(run: str, attempt: int, nodes: Mapping[int, str]) -> list[str]
 def _last_collectives(folder: str) -> dict[int, dict[str, Mapping[str, Any]]]:
     """Return the last collective that each rank has entered in each group, by rank and group."""
     fs, path = open_file_system(folder, TIMEOUT)
-    found: dict[int, dict[str, Mapping[str, Any]]] = {}
+    result: dict[int, dict[str, Mapping[str, Any]]] = {}
     for file in fs.ls(path, detail=False) if fs.exists(path) else ():
         name = str(file).rsplit("/", 1)[-1]
         if (rank := re.fullmatch(r"rank-(\d+)\.\w+\.json", name)) is None:
             continue
-        last = found.setdefault(int(rank[1]), {})
+        last = result.setdefault(int(rank[1]), {})
         for entry in json.loads(fs.cat_file(file)).get("entries") or ():
             group = " ".join(map(str, entry.get("process_group") or ()))
             if not entry.get("is_p2p") and entry["collective_seq_id"] >= _number(last.get(group)):
                 last[group] = entry
-    return found
+    return result
 
 
 def _number(entry: Mapping[str, Any] | None) -> int:

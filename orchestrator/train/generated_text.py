@@ -57,7 +57,7 @@ class Sampler:
         """
         count, rank = len(self.prompts.rows), self.layout.coordinate(self.context.rank_info.rank)["dp"]
         passes = shares(count, self.layout.micro_batch, self.global_batch, self.layout.dp, rank)
-        said: list[list[int]] = [[] for _ in range(count)]
+        answers: list[list[int]] = [[] for _ in range(count)]
         going, ends = set(range(count)), self.prompts.generation.ends
         self.context.begin_work(f"samples of step {step}", "tokens", self.asked.tokens)
         while going:
@@ -65,16 +65,18 @@ class Sampler:
                 return None
             mine = []
             for parts in passes:
-                found = self.engine.next_logits([self._micro_batch(part, said, going) for part in parts])
-                mine += [[row, self._chosen(row, logits, said[row])] for row, logits in found]
+                found = self.engine.next_logits([self._micro_batch(part, answers, going) for part in parts])
+                mine += [[row, self._chosen(row, logits, answers[row])] for row, logits in found]
             for row, token in itertools.chain(*gather_json(mine)):
-                said[row].append(token)
-            going = {row for row in going if len(said[row]) < self.asked.tokens and said[row][-1] not in ends}
+                answers[row].append(token)
+            going = {
+                row for row in going if len(answers[row]) < self.asked.tokens and answers[row][-1] not in ends
+            }
             self.context.set_waiting(False)
             self.context.progressed()
             between()
         self.context.set_waiting(True)
-        texts = zip(self.prompts.texts, map(self.prompts.decode, said), strict=True)
+        texts = zip(self.prompts.texts, map(self.prompts.decode, answers), strict=True)
         return [{"prompt": prompt, "text": text} for prompt, text in texts]
 
     def _chosen(self, row: int, logits: Tensor, said: Sequence[int]) -> int:
@@ -103,21 +105,21 @@ class Sampler:
         """
         prompts, size = self.prompts, self.layout.micro_batch
         numbers = range(part * size, (part + 1) * size)
-        there = [n if n < len(said) else 0 for n in numbers]
+        row_numbers = [n if n < len(said) else 0 for n in numbers]
         marks = [n if n in going else IGNORED for n in numbers]
         if prompts.start is None:
-            rows = [[*prompts.rows[n], *said[n]] for n in there]
-            tokens, real = self._padded(rows)
+            rows = [[*prompts.rows[n], *said[n]] for n in row_numbers]
+            tokens, is_token = self._padded(rows)
             batch: Batch = {"tokens": tokens, "labels": _labels(rows, marks, tokens)}
         else:
-            tokens, real = self._padded([prompts.rows[n] for n in there])
-            rows = [[prompts.start, *said[n]] for n in there]
+            tokens, is_token = self._padded([prompts.rows[n] for n in row_numbers])
+            rows = [[prompts.start, *said[n]] for n in row_numbers]
             answers, spoken = self._padded(rows)
-            batch = {"tokens": tokens, "padding": real, "decoder_tokens": answers}
+            batch = {"tokens": tokens, "padding": is_token, "decoder_tokens": answers}
             batch["labels"] = _labels(rows, marks, answers)
         if self.workload.config.moe:  # filler rows take no expert capacity from real rows
             routed = torch.tensor([n < len(said) for n in numbers]).unsqueeze(1)
-            batch[REAL] = real & routed
+            batch[REAL] = is_token & routed
             if prompts.start is not None:
                 batch[DECODER_REAL] = spoken & routed
         return batch

@@ -109,6 +109,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         draws=spec.workload.draws,
         noise=bool(spec.workload.embedding_noise),
         together=spec.rollout.steps if spec.rollout else 1,
+        staleness=spec.rollout.staleness if spec.rollout else 0,
     )
     lengths = plan.lengths(
         inputs.workload,
@@ -151,6 +152,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
             measured=measured,
             unsaved=spec.limits.unsaved,
             gpus=spec.resources.per_worker.gpu,
+            also=rollouts.next.state if rollouts is not None else None,
         ),
         make_reader=partial(
             StepReader,
@@ -169,6 +171,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
             measured=measured,
             own_code=spec.own_code,
             accepted=spec.accept_code,
+            also=rollouts.next.load if rollouts is not None else None,
         ),
         stop_when=spec.stop_when,
         # A task that writes nothing is a replay, which compares its steps with the record instead.

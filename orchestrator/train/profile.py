@@ -76,9 +76,9 @@ class StepProfiler:
             self._guarded(lambda: self._write_timeline(step - 1))
         if self._profile is not None and step >= self._first + int(self._asked["steps"]):
             self._guarded(lambda: self._end(step - 1))
-        asked = self._context.take_profile()
-        if asked and self._profile is None and self._context.rank_info.rank in asked["ranks"]:
-            self._asked, self._first = asked, step
+        request = self._context.take_profile()
+        if request and self._profile is None and self._context.rank_info.rank in request["ranks"]:
+            self._asked, self._first = request, step
             self._guarded(self._begin)
 
     def _write_timeline(self, step: int) -> None:
@@ -135,14 +135,14 @@ class StepProfiler:
                 files.append(Path(folder) / f"rank-{rank}.memory.pickle")
                 torch.cuda.memory._dump_snapshot(str(files[-1]))
                 torch.cuda.memory._record_memory_history(enabled=None)
-            found = {
+            summary = {
                 "rank": rank,
                 "steps": [self._first, last],
                 "seconds": seconds,
                 "files": [file.name for file in files],
                 **tables(profile.key_averages()),
             }
-            self._write(files, found)
+            self._write(files, summary)
 
     def _write(self, files: Iterable[Path], found: Mapping[str, Any]) -> None:
         """Write the files, then the tables. The tables mark the profile as complete."""

@@ -227,6 +227,7 @@ class Rank:
         lr = self._progress.learning_rate(self._plan.train)
         metrics = self._compute(made.batches, samples.others, lr)
         parts = self._engine.clock.take()
+        collected = self._reader.collect(done + 1)
         computed = time.perf_counter()
         busy = waited + metrics.busy_seconds if metrics.busy_seconds else 0.0
         self._commits.receive()
@@ -269,7 +270,7 @@ class Rank:
         )
         if samples.padding is not None:
             row["padding"] = samples.padding
-        row |= made.metrics
+        row |= made.metrics | collected
         if is_verified:
             row["verified_by"] = self._verification.by
         row["busy_seconds"] = agreed.busy if busy else ()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.config import CheckpointSpec
-from orchestrator.checkpoint.identity import CODE
+from orchestrator.checkpoint.identity import CODE, CONTINUED
 from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit
 from orchestrator.checkpoint.peer_memory import PeerMemory
 from orchestrator.checkpoint.reader import Reader
@@ -40,11 +40,11 @@ def placement_of(task: Task, context: WorkerContext) -> Placement | None:
     if not task.snapshot_servers:
         return None
     info = context.rank_info
-    own = [server["address"] for server in task.snapshot_servers if server["node"] == info.node]
+    local_servers = [server["address"] for server in task.snapshot_servers if server["node"] == info.node]
     others = [server["address"] for server in task.snapshot_servers if server["node"] != info.node]
     return Placement(
         token=task.snapshot_token,
-        own=own[0] if own else "",
+        own=local_servers[0] if local_servers else "",
         other=others[info.rank % len(others)] if others else "",
         attempt=task.attempt,
         group=task.token,
@@ -63,6 +63,7 @@ class Restorer:
         measured: Mapping[str, Any],
         own_code: Mapping[str, str],
         accepted: Sequence[str],
+        also: Callable[[Reader], object] | None = None,
     ) -> None:
         """Make ready to open commits.
 
@@ -74,6 +75,7 @@ class Restorer:
             measured: how this job evaluates, see `TrainingProgress.of_commit`.
             own_code: the user's own code, see `JobSpec.own_code`.
             accepted: hashes of changed code that the job accepts.
+            also: loads what commits of this run have besides an engine's state; None for nothing.
         """
         self._task = task
         self._measured = measured
@@ -83,6 +85,7 @@ class Restorer:
         self._store = Store(f"{task.run}/{COMMITS}", retry=retry)
         self._checkpoint = checkpoint
         self._raw = not task.evaluate_only
+        self._also = also
 
     def open(self, step: int) -> tuple[CommitManifest, Reader]:
         """Open the commit of a step.
@@ -121,6 +124,9 @@ class Restorer:
             manifest, reader = self.open(step)
             check_same_code(self._own_code, self._accepted, manifest.meta.get(CODE) or {}, self._task.run)
             engine.load(reader)
+            # What another run generated ahead belongs to that run's rollouts.
+            if self._also and self._raw and (manifest.meta.get(CONTINUED) or {}).get("step") != step:
+                self._also(reader)
             facts = facts_of(reader)
         except CorruptCommit as error:
             raise CorruptCommit(str(error), step) from None

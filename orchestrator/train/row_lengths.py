@@ -134,21 +134,21 @@ def shortened_rows(batch: Batch, multiple: int = 1, parts: int = 1) -> Batch:
         )
     kept = _kept(batch["padding"], multiple)
     targets = _kept(batch["decoder_padding"], multiple) if "decoder_padding" in batch else None
-    found: Batch = {}
+    result: Batch = {}
     for name, entry in batch.items():
         if name in ("decoder_tokens", "decoder_padding") or (name == "labels" and targets is not None):
-            found[name] = entry[:, :targets]
+            result[name] = entry[:, :targets]
         elif name == "positions":
-            found[name] = entry[..., :kept]
+            result[name] = entry[..., :kept]
         elif name == "attention":
-            found[name] = entry[:, :kept, :kept]
+            result[name] = entry[:, :kept, :kept]
         elif name in ALONG_ROW and entry.dim() > 1 and entry.shape[1] == length:
-            found[name] = entry[:, :kept]
+            result[name] = entry[:, :kept]
         elif length in entry.shape[1:]:
             return batch
         else:
-            found[name] = entry
-    return found
+            result[name] = entry
+    return result
 
 
 def _shortened_parts(batch: Batch, length: int, multiple: int, parts: int) -> Batch:
@@ -163,11 +163,11 @@ def _shortened_parts(batch: Batch, length: int, multiple: int, parts: int) -> Ba
     def cut(entry: Tensor) -> Tensor:
         return entry.view(len(entry), parts, part)[:, :, :kept].flatten(1)
 
-    found = {name: cut(entry) if length in entry.shape[1:] else entry for name, entry in batch.items()}
+    result = {name: cut(entry) if length in entry.shape[1:] else entry for name, entry in batch.items()}
     if ANSWER_ENDS in batch:
         ends = batch[ANSWER_ENDS]
-        found[ANSWER_ENDS] = torch.where(ends >= part, ends - (part - kept), ends)
-    return found
+        result[ANSWER_ENDS] = torch.where(ends >= part, ends - (part - kept), ends)
+    return result
 
 
 def _kept(real: Tensor, multiple: int) -> int:

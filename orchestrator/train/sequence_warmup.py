@@ -25,12 +25,12 @@ def shortened(batch: Batch, length: int) -> Batch:
     parts = whole // length
     if parts == 1:
         return batch
-    found = {name: _cut(name, entry, parts, length) for name, entry in batch.items()}
+    result = {name: _cut(name, entry, parts, length) for name, entry in batch.items()}
     if "positions" in batch:
-        found["positions"] = torch.minimum(found["positions"], torch.arange(length))
+        result["positions"] = torch.minimum(result["positions"], torch.arange(length))
     if KEYS in batch:  # the place in the whole sample, so that no two of its tokens share their dropout
-        found[PLACES] = torch.arange(whole).view(parts, length).repeat(rows, 1)
-    return found
+        result[PLACES] = torch.arange(whole).view(parts, length).repeat(rows, 1)
+    return result
 
 
 def _cut(name: str, entry: torch.Tensor, parts: int, length: int) -> torch.Tensor:

@@ -39,6 +39,7 @@ class StepPlan:
         noise: whether embeddings get noise, whose size follows from a row's tokens.
         together: number of steps that one rollout serves; 1 without rollouts. Between them nothing is saved, and no
             task ends.
+        staleness: how many rollouts the answers of a rollout are asked for ahead of it.
     """
 
     seed: int
@@ -47,6 +48,7 @@ class StepPlan:
     sequence_length: int
     draws: bool
     together: int = 1
+    staleness: int = 0
     noise: bool = False
 
     @property
@@ -58,6 +60,17 @@ class StepPlan:
         """Return the tokens of a row in the step after `step` steps; None without a warm-up of the sequence length."""
         warmup = self.train.sequence_warmup
         return warmup.at(step, self.sequence_length) if warmup else None
+
+    def rollout_steps(self, step: int) -> int:
+        """Return how many steps' prompts are read after `step` steps, where a rollout begins: also those of the next.
+
+        The run needs no rollout after its last step, unless it may be extended: then it must have the commit that a
+        longer run has.
+        """
+        ends = step + self.together
+        settled = self.train.optimizer.settled(self.train.steps) or 0
+        is_needed = ends < self.train.steps or ends <= settled
+        return self.together * (1 + self.staleness * is_needed)
 
     def lengths(
         self, workload: Workload, layout: Layout, *, on_gpu: bool, packed: bool, has_means: bool
@@ -191,13 +204,12 @@ class StepReader:
         return sum(count * length for count, length in rows) / whole if whole else 1.0
 
     def _starts_of_rollout(self, step: int) -> list[int]:
-        """Return the positions at which the steps of a rollout begin, if one begins after `step` steps."""
-        together = self._plan.together
+        """Return where the steps of a rollout begin, if one begins after `step` steps; see `rollout_steps`."""
         size = self._plan.samples
         origin = self._origin
-        if step % together:
+        if step % self._plan.together:
             return []
-        numbers = range(step - origin.step, step - origin.step + together)
+        numbers = range(step - origin.step, step - origin.step + self._plan.rollout_steps(step))
         return [start_of(origin.position, number, size, origin.skips) for number in numbers]
 
     def rows(self, samples: StepSamples, engine: Engine, step: int, task: Task) -> StepRows:
@@ -215,6 +227,10 @@ class StepReader:
         self._rollouts.keep(step + 1, made, task)
         batches = [self._pinned(batch) for batch in made.batches]
         return StepRows(batches, made.digest, made.metrics)
+
+    def collect(self, step: int) -> dict[str, float]:
+        """Wait for answers that the commit after `step` steps stores. Return fields of the step's row."""
+        return self._rollouts.collect(step) if self._rollouts is not None else {}
 
 
 MakeReader = Callable[[Batches | OwnBatches, TrainingProgress, Callable[[int], Sequence[int]]], StepReader]

@@ -46,15 +46,15 @@ def suspects(computed: Sequence[Computed], tolerance: float) -> frozenset[int]:
     doubted: list[frozenset[int]] = []
     passive: frozenset[int] = frozenset()
     for role in dict.fromkeys(each.role for each in computed):
-        own = [each for each in computed if each.role == role]
-        alike = _first_difference(own, tolerance)
+        same_role = [each for each in computed if each.role == role]
+        alike = _first_difference(same_role, tolerance)
         if alike is None:
             continue
-        everyone = frozenset(each.rank for each in own)
+        everyone = frozenset(each.rank for each in same_role)
         if not alike:
             passive |= everyone
-        elif 2 * len(largest := max(alike, key=len)) > len(own):
-            outvoted |= frozenset(each.rank for each in own if each not in largest)
+        elif 2 * len(largest := max(alike, key=len)) > len(same_role):
+            outvoted |= frozenset(each.rank for each in same_role if each not in largest)
         else:
             doubted.append(everyone)
     if outvoted:

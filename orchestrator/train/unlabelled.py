@@ -41,8 +41,8 @@ def labelled(batch: Batch, is_sample: Tensor, is_routed: bool) -> Batch:
     # Nor are these rows routed, since routers count their tokens.
     for name, read, padding in ROUTED if is_routed else ():
         if read in batch:
-            real = batch.get(padding, torch.ones_like(batch[read], dtype=torch.bool))
-            batch[name] = real & _wide(is_sample, real)
+            is_token = batch.get(padding, torch.ones_like(batch[read], dtype=torch.bool))
+            batch[name] = is_token & _wide(is_sample, is_token)
     return batch
 
 

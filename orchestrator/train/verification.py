@@ -108,9 +108,9 @@ class Verification:
 
     def role(self, shift: int) -> int:
         """Return the rank whose part this one takes when the samples move by `shift` replicas."""
-        place = self._layout.coordinate(self._rank)
-        moved = (place["dp"] + shift * self._layout.ep) % self._layout.dp
-        return self._layout.rank(**{**place, "dp": moved})
+        coordinate = self._layout.coordinate(self._rank)
+        moved = (coordinate["dp"] + shift * self._layout.ep) % self._layout.dp
+        return self._layout.rank(**{**coordinate, "dp": moved})
 
     def begin(
         self,

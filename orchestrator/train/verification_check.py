@@ -35,7 +35,7 @@ def check_verification(resources: ResourceSpec, parallel: ParallelChoice, worklo
         raise InputError(
             f"no other rank can compute a step of {objective} again: {problem}", HERE, "set it to same"
         )
-    most = resources.workers.max
+    max_workers = resources.workers.max
     if parallel == "auto":
         ranks = 1
         degrees = ""
@@ -44,8 +44,8 @@ def check_verification(resources: ResourceSpec, parallel: ParallelChoice, worklo
         ranks = (axes["tp"] or 1) * (axes["pp"] or 1) * (axes["cp"] or 1) * (axes["ep"] or 1)
         named = ", ".join(f"{axis} {degree}" for axis, degree in axes.items() if (degree or 1) > 1)
         degrees = f" with {named}" if named else ""
-    if most // ranks < 2:
-        workers = "1 worker has" if most == 1 else f"{most} workers{degrees} have"
+    if max_workers // ranks < 2:
+        workers = "1 worker has" if max_workers == 1 else f"{max_workers} workers{degrees} have"
         problem = f"{workers} one replica; a step needs a second replica to be recomputed"
         raise InputError(
             problem, HERE, "raise resources.workers.max, or set it to same (finds transient errors only)"

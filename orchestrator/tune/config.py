@@ -58,9 +58,9 @@ class Dimension(StrictModel):
     @property
     def ends(self) -> tuple[float, float]:
         """Return the lowest and the highest value of a range."""
-        found = self.uniform or self.loguniform or self.integer
-        assert found is not None
-        return found
+        result = self.uniform or self.loguniform or self.integer
+        assert result is not None
+        return result
 
     @model_validator(mode="after")
     def exactly_one_kind(self) -> Dimension:

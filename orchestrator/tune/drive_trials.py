@@ -146,8 +146,8 @@ def _capacity(resources: ResourceSpec) -> int:
     from cluster.workers import nodes
 
     bundle = resources.per_worker.bundle
-    there = sum(nodes.fitting_workers(node.total, node.labels, bundle) for node in nodes.alive())
-    return max(1, there // resources.workers.max)
+    room = sum(nodes.fitting_workers(node.total, node.labels, bundle) for node in nodes.alive())
+    return max(1, room // resources.workers.max)
 
 
 def _share(at_once: int) -> float:

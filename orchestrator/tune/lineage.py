@@ -49,8 +49,8 @@ def at(sweep: RunDir, run: str) -> RunDir:
 
 def origin(sweep: RunDir, run: str) -> dict[str, Any] | None:
     """Return {donor, asked, step, config} of a run that started from another run's commit; None for other runs."""
-    found = at(sweep, run).read_json(ORIGIN)
-    return dict(found) if found else None
+    stored = at(sweep, run).read_json(ORIGIN)
+    return dict(stored) if stored else None
 
 
 def config_of(sweep: RunDir, trial: str, drawn: Config) -> Config:
@@ -79,7 +79,7 @@ def exploit(sweep: RunDir, trial: str, donor: str, step: int, config: Config) ->
     run = at(sweep, name)
     run.create()
     source = Store(at(sweep, donor).commits)
-    taken = min(found for found in source.steps() if found >= step)
+    taken = min(commit_step for commit_step in source.steps() if commit_step >= step)
     base = read_job(sweep)
     own = {IDENTITY: job_of(base, config).identity()} if base else {}
     target = Store(run.commits)

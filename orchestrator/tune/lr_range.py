@@ -81,8 +81,8 @@ class RangeTest:
         )
         if self.suggested is None:
             return f"the loss does not fall in this range; {end}. Try another range"
-        least = f"it is least at {self.lowest:.2g}, and {end}"
-        return f"suggested lr: {self.suggested:.2g}, where the loss falls fastest; {least}"
+        where_lowest = f"it is least at {self.lowest:.2g}, and {end}"
+        return f"suggested lr: {self.suggested:.2g}, where the loss falls fastest; {where_lowest}"
 
 
 def range_of(text: str) -> RateRange:
@@ -91,16 +91,16 @@ def range_of(text: str) -> RateRange:
     high, _, steps = rest.partition(":")
     hint = f"write LOW:HIGH or LOW:HIGH:STEPS, as in {OPTION} 1e-6:1"
     try:
-        found = RateRange(float(low), float(high), int(steps) if steps else STEPS)
+        result = RateRange(float(low), float(high), int(steps) if steps else STEPS)
     except ValueError:
         raise InputError(f"{text!r} is no range of learning rates", OPTION, hint) from None
-    if not (0.0 < found.low < found.high < math.inf):
+    if not (0.0 < result.low < result.high < math.inf):
         raise InputError("the first rate must be above 0 and below the last", OPTION, hint)
-    if found.steps < LEAST_STEPS:
+    if result.steps < LEAST_STEPS:
         raise InputError(
-            f"{found.steps} steps are too few for a curve", OPTION, f"give at least {LEAST_STEPS}"
+            f"{result.steps} steps are too few for a curve", OPTION, f"give at least {LEAST_STEPS}"
         )
-    return found
+    return result
 
 
 def job_of_range(job: Mapping[str, Any], wanted: RateRange) -> JobSpec:
@@ -169,9 +169,9 @@ def found_in(rows: Sequence[dict[str, Any]], unstable: bool = False) -> RangeTes
     end = _end(smoothed)
     kept = smoothed[:end]
     diverged = rates[end] if end < len(rates) else after[1] ** 2 / after[0] if unstable else None
-    least = min(range(end), key=kept.__getitem__)
+    lowest = min(range(end), key=kept.__getitem__)
     # Up to the least loss: after it the loss may rise, and fall again from higher, at rates that are too large.
-    slopes = [_slope(rates, kept, n) for n in range(1, least)]
+    slopes = [_slope(rates, kept, n) for n in range(1, lowest)]
     steepest = min(range(len(slopes)), key=slopes.__getitem__, default=None)
     falls = steepest is not None and slopes[steepest] < 0.0
     return RangeTest(
@@ -179,7 +179,7 @@ def found_in(rows: Sequence[dict[str, Any]], unstable: bool = False) -> RangeTes
         losses,
         kept,
         suggested=rates[steepest + 1] if steepest is not None and falls else None,
-        lowest=rates[least],
+        lowest=rates[lowest],
         diverged=diverged,
     )
 
@@ -187,21 +187,21 @@ def found_in(rows: Sequence[dict[str, Any]], unstable: bool = False) -> RangeTes
 def _smoothed(losses: Sequence[float]) -> list[float]:
     """Return the mean of the losses around each one; towards the ends around fewer, as many on both sides."""
     reach = max(len(losses) // SHARE // 2, 1)
-    found = []
+    result = []
     for n in range(len(losses)):
         near = min(reach, n, len(losses) - 1 - n)
         around = losses[n - near : n + near + 1]
-        found.append(sum(around) / len(around))
-    return found
+        result.append(sum(around) / len(around))
+    return result
 
 
 def _end(smoothed: Sequence[float]) -> int:
     """Return the number of points before the loss has diverged."""
-    least = math.inf
+    lowest = math.inf
     for n, loss in enumerate(smoothed):
-        least = min(least, loss)
+        lowest = min(lowest, loss)
         # A loss that may be negative has no multiple to compare with.
-        if least > 0.0 and loss > DIVERGED * least:
+        if lowest > 0.0 and loss > DIVERGED * lowest:
             return n
     return len(smoothed)
 

@@ -82,7 +82,7 @@ class LiveSearch:
 
 
 def publish(
-    name: str, tracking: TrackingSpec | None, tune: TuneSpec | None, sweep: RunDir, found: dict[str, Any]
+    name: str, tracking: TrackingSpec | None, tune: TuneSpec | None, sweep: RunDir, search: dict[str, Any]
 ) -> str | None:
     """Bring the MLflow server up to date with sweep.json. Never raises: returns a line about what failed, or None."""
     if tracking is None:
@@ -90,7 +90,7 @@ def publish(
     registers = tune is not None and tune.register_as
     timeout = PATIENCE + (LONGEST if registers else 0.0)
     try:
-        within(timeout, lambda: _publish(name, tracking, tune, sweep, found))
+        within(timeout, lambda: _publish(name, tracking, tune, sweep, search))
     except TimeoutError:
         return f"no answer within {timeout:g} s"
     except Exception as error:  # whatever MLflow and its transport raise
@@ -107,12 +107,12 @@ def _parent(name: str, tracking: TrackingSpec | None, tune: TuneSpec | None, swe
 
 
 def _publish(
-    name: str, tracking: TrackingSpec | None, tune: TuneSpec | None, sweep: RunDir, found: dict[str, Any]
+    name: str, tracking: TrackingSpec | None, tune: TuneSpec | None, sweep: RunDir, search: dict[str, Any]
 ) -> None:
     assert tune is not None
     parent = _parent(name, tracking, tune, sweep)
-    trials = found["trials"]
-    best = found["best"]
+    trials = search["trials"]
+    best = search["best"]
     parent.nest(lineage.at(sweep, run) for trial in trials for run in trial["runs"])
     parent.log_documents(DOCUMENTS)
     states = [trial["state"] for trial in trials]
@@ -122,7 +122,7 @@ def _publish(
         tune,
         ended=len(states) - left,
         failed=states.count("failed"),
-        steps=found["steps"],
+        steps=search["steps"],
         best=best,
     )
     cut = [run for trial in trials if trial["state"] in ("not ended", "failed") for run in trial["runs"]]

@@ -76,7 +76,7 @@ def _upper_bounds(
 
     last = max(step, *(gain.step for gain in gains))
     known = np.array([[gain.step / last, *_unit(ranges, gain.config)] for gain in gains])
-    asked = np.array([[step / last, *_unit(ranges, config)] for config in drawn])
+    candidates = np.array([[step / last, *_unit(ranges, config)] for config in drawn])
     values = np.array([gain.value for gain in gains])
     spread = values.std() or 1.0
     kernel = RBF(np.full(known.shape[1], 0.5), (0.05, 5.0)) + WhiteKernel(0.1, (1e-3, 1.0))
@@ -85,13 +85,13 @@ def _upper_bounds(
         # A length scale at its bound is as good as any beyond it.
         warnings.simplefilter("ignore", ConvergenceWarning)
         process.fit(known, (values - values.mean()) / spread)
-    mean, deviation = process.predict(asked, return_std=True)
+    mean, deviation = process.predict(candidates, return_std=True)
     return mean + KAPPA * deviation
 
 
 def _unit(ranges: Mapping[str, Dimension], config: Mapping[str, Any]) -> list[float]:
     """Scale values to 0 to 1 within their ranges, logarithmically for logarithmic ranges."""
-    found = []
+    result = []
     for key, dimension in ranges.items():
         low, high = dimension.ends
         value = float(config[key])
@@ -99,5 +99,5 @@ def _unit(ranges: Mapping[str, Dimension], config: Mapping[str, Any]) -> list[fl
             low = math.log(low)
             high = math.log(high)
             value = math.log(value)
-        found.append((value - low) / (high - low))
-    return found
+        result.append((value - low) / (high - low))
+    return result

@@ -52,15 +52,15 @@ def importance(
 def report(sweep: RunDir) -> str:
     """Return the page for the search in a directory. Raises InputError if the directory has none."""
     job = read_job(sweep)
-    found = sweep.read_json_or_empty("sweep.json")
-    if job is None or job.tune is None or not found:
+    stored = sweep.read_json_or_empty("sweep.json")
+    if job is None or job.tune is None or not stored:
         raise InputError("there is no search here", sweep.uri, "give its job file or directory")
     tune = job.tune
     sign = 1 if tune.direction == "min" else -1
-    ranked = sorted(found["trials"], key=lambda t: (t["value"] is None, sign * (t["value"] or 0.0)))
+    ranked = sorted(stored["trials"], key=lambda t: (t["value"] is None, sign * (t["value"] or 0.0)))
     content: dict[str, Any] = {
         "name": run_name(job.name, sweep.name),
-        "found": redact(found),
+        "found": redact(stored),
         "tune": tune,
         "keys": list(tune.space),
         "ranked": redact(ranked),
@@ -69,9 +69,9 @@ def report(sweep: RunDir) -> str:
         "curves": None,
         "shares": [],
     }
-    trained = [trial for trial in found["trials"] if trial["value"] is not None]
-    if trained and found["best"] is not None:
-        content |= _charts(sweep, tune, trained, found["best"]["trial"])
+    trained = [trial for trial in stored["trials"] if trial["value"] is not None]
+    if trained and stored["best"] is not None:
+        content |= _charts(sweep, tune, trained, stored["best"]["trial"])
     return render("search_report", content)
 
 

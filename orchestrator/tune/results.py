@@ -42,17 +42,19 @@ def finish(
         job_with: returns the job of a trial as YAML, given its values and a name.
     """
     progress.recount()
-    found = summarise(name, tune, sweep, records, progress)
-    sweep.write_json("sweep.json", found)
-    if found["best"] is not None:
-        best = job_with(found["best"]["config"], f"{name[:50]}-best")
-        header = f"# the best of {len(records.configs)} trials: {found['best']['trial']}, {found['metric']} "
-        text = f"{header}{found['best']['value']:.6g}\n{best}"
+    result = summarise(name, tune, sweep, records, progress)
+    sweep.write_json("sweep.json", result)
+    if result["best"] is not None:
+        best = job_with(result["best"]["config"], f"{name[:50]}-best")
+        header = (
+            f"# the best of {len(records.configs)} trials: {result['best']['trial']}, {result['metric']} "
+        )
+        text = f"{header}{result['best']['value']:.6g}\n{best}"
         sweep.write_text("best.yaml", text, private=holds_secret(text))
-    found["problem"] = draw(sweep, _report)
-    found["tracking"] = publish(name, tracking, tune, sweep, found)
-    sweep.write_json("sweep.json", found)
-    return found
+    result["problem"] = draw(sweep, _report)
+    result["tracking"] = publish(name, tracking, tune, sweep, result)
+    sweep.write_json("sweep.json", result)
+    return result
 
 
 def _report(sweep: RunDir) -> str:

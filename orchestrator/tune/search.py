@@ -98,9 +98,9 @@ def _search(
         show({"warning": line})
     if len(records.ended) < wanted and not progress.limit():
         with live.follower() if spec.tracking else contextlib.nullcontext():
-            told = StageLine(lambda text: show({"note": f"preparing {text}"}))
+            stage_line = StageLine(lambda text: show({"note": f"preparing {text}"}))
             # Once, before all trials. A trial with other data keys prepares its own.
-            data = prepared_data.prepared(spec, sweep, prepared_data.PreparedData(), told)
+            data = prepared_data.prepared(spec, sweep, prepared_data.PreparedData(), stage_line)
             check_same_inputs(
                 sweep,
                 data,
@@ -119,7 +119,7 @@ def _search(
                 progress=progress,
                 wanted=wanted,
             )
-    found = finish(
+    result = finish(
         spec.name,
         search,
         sweep,
@@ -130,10 +130,10 @@ def _search(
     )
     if len(records.ended) < wanted:
         line = progress.limit() or "interrupted"
-        return SearchOutcome(Outcome.STOPPED, found, f"{line}; the same command continues")
-    if found["best"] is None:
+        return SearchOutcome(Outcome.STOPPED, result, f"{line}; the same command continues")
+    if result["best"] is None:
         reason = next(iter(records.ended.values())).reason
         return SearchOutcome(
-            Outcome.FAILED, found, redact_message(f"every trial failed; the first: {reason}")
+            Outcome.FAILED, result, redact_message(f"every trial failed; the first: {reason}")
         )
-    return SearchOutcome(Outcome.DONE, found)
+    return SearchOutcome(Outcome.DONE, result)

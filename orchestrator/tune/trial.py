@@ -151,18 +151,18 @@ class Trial(ray_tune.Trainable):
                 data=job.data,
                 values=self._assignment["params"],
             )
-            found = Controller(
+            result = Controller(
                 job, run, rung, cluster, until_reason="a rung of the search", check_data=same
             ).drive()
-        if found["state"] == "failed":
-            raise RunFailed(found["reason"] or "the run failed")
-        reached = int(found["commit"] or 0)
+        if result["state"] == "failed":
+            raise RunFailed(result["reason"] or "the run failed")
+        reached = int(result["commit"] or 0)
         limited = (
             reached < rung
             and hours <= (spec.limits.hours or math.inf)
             and hours_of(spec.summarised, run) >= hours
         )
-        return reached, str(found["reason"] or ""), limited
+        return reached, str(result["reason"] or ""), limited
 
     def _result(
         self,

@@ -33,8 +33,8 @@ def trained_value(tune: TuneSpec, sweep: RunDir, name: str, rung: int) -> float:
     if not any(tune.metric in row for row in recent):
         known = ", ".join(sorted(k for k, v in recent[-1].items() if isinstance(v, float))) if recent else ""
         raise InputError(f"no row has the metric {tune.metric!r}", "tune.metric", f"known: {known}")
-    found = [float(value) for row in recent if (value := row.get(tune.metric)) is not None]
-    return statistics.fmean(found) if found else math.nan
+    result = [float(value) for row in recent if (value := row.get(tune.metric)) is not None]
+    return statistics.fmean(result) if result else math.nan
 
 
 def evaluated_value(tune: TuneSpec, sweep: RunDir, name: str, rung: int, every: int) -> float:
@@ -51,13 +51,13 @@ def evaluated_value(tune: TuneSpec, sweep: RunDir, name: str, rung: int, every: 
         InputError: nothing was evaluated.
     """
     held_out, _, metric = tune.metric.partition(".")
-    found = evaluations_in(lineage.latest(sweep, name, rung, every + 1))
-    if not found:
+    result = evaluations_in(lineage.latest(sweep, name, rung, every + 1))
+    if not result:
         raise InputError(f"nothing was evaluated up to step {rung}", "evaluate.every", "lower it")
-    return float(found[-1]["sets"][held_out].get(metric, math.nan))  # absent if nothing is predicted
+    return float(result[-1]["sets"][held_out].get(metric, math.nan))  # absent if nothing is predicted
 
 
 def hours_of(job: SummarisedJob, run: RunDir) -> float:
     """Return the hours of the run so far, counted like `limits.hours`."""
-    found = summary(job, None, run.rows("events.jsonl"), totals_of(run))["ledger"]
-    return float(found["wall_seconds"] - found["seconds"].get("down", 0.0)) / 3600
+    result = summary(job, None, run.rows("events.jsonl"), totals_of(run))["ledger"]
+    return float(result["wall_seconds"] - result["seconds"].get("down", 0.0)) / 3600

@@ -110,8 +110,8 @@ def calibrate() -> Profile:
     again = measured(2, {"steps": paired, "rounds": PAIRED_ROUNDS})
     medians = [(a[1] + b[1]) / 2.0 for a, b in zip(first["steps"], again["steps"], strict=True)]
     delay = statistics.median(each[-1] for each in alone["steps"] if each)
-    least = [each[0] if each else None for each in alone["steps"]]
-    profile = profile_of(alone["operators"], first["collectives"], least, delay)
+    fastest = [each[0] if each else None for each in alone["steps"]]
+    profile = profile_of(alone["operators"], first["collectives"], fastest, delay)
     return with_messages(profile, medians)
 
 
@@ -197,13 +197,13 @@ def half_size(rates: Sequence[tuple[Sequence[int], float]], peak: float) -> floa
 
     def error(tried: tuple[float, float]) -> float:
         half, overhead = tried
-        found = 0.0
+        result = 0.0
         for sizes, rate in rates:
             flops = 2.0 * math.prod(sizes)
             # A dimension of n reaches n / (n + half) of the peak, and the three dimensions multiply.
             share = math.prod(size / (size + half) for size in sizes)
-            found += math.log((overhead + flops / (peak * share)) * rate / flops) ** 2
-        return found
+            result += math.log((overhead + flops / (peak * share)) * rate / flops) ** 2
+        return result
 
     return min(itertools.product((0.5 * 1.1**n for n in range(60)), OVERHEADS), key=error)[0]
 
@@ -336,13 +336,13 @@ def predicted_with(asked: dict[str, Any]) -> tuple[ModelShape, int, Program]:
     return model_shape(config, spec.data.sequence_length), spec.train.global_batch, program
 
 
-def needed_flops_of(asked: dict[str, Any]) -> float:
+def needed_flops_of(job: dict[str, Any]) -> float:
     """Return the FLOPs of a step of a measured job."""
-    shape, batch, _ = predicted_with(asked)
+    shape, batch, _ = predicted_with(job)
     return needed_flops(shape) * batch * shape.sequence_length
 
 
-def predicted(machine: Machine, asked: dict[str, Any], layout: Layout) -> float:
+def predicted(machine: Machine, job: dict[str, Any], layout: Layout) -> float:
     """Return the predicted seconds of a step of a measured job."""
-    shape, batch, program = predicted_with(asked)
+    shape, batch, program = predicted_with(job)
     return step_time(shape, layout, batch, machine, program).seconds

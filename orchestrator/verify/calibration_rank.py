@@ -54,33 +54,33 @@ def measure(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     """
     spec = job(**config["steps"][0]["job"]) if config.get("steps") else job()
     device = open_device(spec.train, spec.resources.per_worker, context)
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     if config.get("operators"):
-        found["operators"] = _operators(device.device)
+        result["operators"] = _operators(device.device)
     if config.get("collectives"):
-        found["collectives"] = [[size, _all_reduce(size, device.device)] for size in MESSAGES]
+        result["collectives"] = [[size, _all_reduce(size, device.device)] for size in MESSAGES]
     if config.get("steps"):
-        measured = rates_of(found["operators"]["matrix"]) if config.get("operators") else {}
+        measured = rates_of(result["operators"]["matrix"]) if config.get("operators") else {}
         rates = {name: max(rate for _, rate in rows) for name, rows in measured.items()}
         rounds = config.get(
             "rounds", ROUNDS * dist.get_world_size()
         )  # more rounds for processes that wait for each other
-        found["steps"] = [
+        result["steps"] = [
             _step(each["job"], each["layout"], device, rounds) if _ends_soon(each["job"], rates) else None
             for each in config["steps"]
         ]
     close_device()
-    return found
+    return result
 
 
-def _ends_soon(asked: dict[str, Any], rates: dict[str, float]) -> bool:
+def _ends_soon(job: dict[str, Any], rates: dict[str, float]) -> bool:
     """Return whether a step of that job takes at most LONGEST at these rates. True without rates."""
-    rate = rates.get(asked.get("precision", "fp32"))
-    return rate is None or needed_flops_of(asked) / rate <= LONGEST
+    rate = rates.get(job.get("precision", "fp32"))
+    return rate is None or needed_flops_of(job) / rate <= LONGEST
 
 
-def seconds_of(run: Callable[[], Any], least: float = 0.02, rounds: int = ROUNDS) -> float:
-    """Return the CPU seconds of a call, in the best of `rounds` rounds of at least `least` seconds each.
+def seconds_of(run: Callable[[], Any], min_seconds: float = 0.02, rounds: int = ROUNDS) -> float:
+    """Return the CPU seconds of a call, in the best of `rounds` rounds of at least `min_seconds` seconds each.
 
     The minimum is used, because other processes can only slow the call down. It is CPU time of this process, which runs
     one thread.
@@ -89,39 +89,39 @@ def seconds_of(run: Callable[[], Any], least: float = 0.02, rounds: int = ROUNDS
     run()
     if (first := time.process_time() - began) > SLOW:
         return first
-    count, found = 1, list[float]()
+    count, seconds = 1, list[float]()
     while True:
         began = time.process_time()
         for _ in range(count):
             run()
         spent = time.process_time() - began
-        if spent < least and not found:
+        if spent < min_seconds and not seconds:
             count *= 2
             continue
-        found.append(spent / count)
-        if len(found) == rounds:
-            return min(found)
+        seconds.append(spent / count)
+        if len(seconds) == rounds:
+            return min(seconds)
 
 
 def _operators(device: torch.device) -> dict[str, Any]:
-    found: dict[str, Any] = {"matrix": {}}
+    result: dict[str, Any] = {"matrix": {}}
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        found["matrix"][name] = []
+        result["matrix"][name] = []
         for rows, columns, inner in SIZES:
             seconds = _product(rows, columns, inner, device, dtype)
-            found["matrix"][name].append([[rows, columns, inner], seconds])
+            result["matrix"][name].append([[rows, columns, inner], seconds])
     long, other = torch.randn(LONG, device=device), torch.empty(LONG, device=device)
     # A copy reads and writes 4 bytes per element. GELU and the sum move 20: two passes that read three inputs and write
     # two outputs.
-    found["copy"] = 8.0 * LONG / seconds_of(lambda: other.copy_(long), rounds=3)
+    result["copy"] = 8.0 * LONG / seconds_of(lambda: other.copy_(long), rounds=3)
     x, y = torch.randn(2**18, device=device), torch.randn(2**18, device=device)
-    found["elements"] = 20.0 * 2**18 / seconds_of(lambda: F.gelu(x, approximate="tanh") + y)
-    found["attention"] = []
+    result["elements"] = 20.0 * 2**18 / seconds_of(lambda: F.gelu(x, approximate="tanh") + y)
+    result["attention"] = []
     for size in HEADS:
         q = torch.randn(2, 4, LENGTH, size, device=device)
         attend = partial(F.scaled_dot_product_attention, q, q, q, is_causal=True)
         # Half of the 2 x 4 x LENGTH^2 pairs (rows x heads x tokens^2), because the attention is causal.
-        found["attention"].append([size, seconds_of(attend) / (0.5 * 2 * 4 * LENGTH**2)])
+        result["attention"].append([size, seconds_of(attend) / (0.5 * 2 * 4 * LENGTH**2)])
     weights = [torch.randn(2**18, device=device, requires_grad=True) for _ in range(8)]
     for weight in weights:
         weight.grad = torch.randn_like(weight)
@@ -131,8 +131,10 @@ def _operators(device: torch.device) -> dict[str, Any]:
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         adam.step()
 
-    found["optimizer"] = 8 * 2**18 * ADAMW.bytes_per_parameter / seconds_of(update, least=0.05, rounds=3)
-    return found
+    result["optimizer"] = (
+        8 * 2**18 * ADAMW.bytes_per_parameter / seconds_of(update, min_seconds=0.05, rounds=3)
+    )
+    return result
 
 
 def _product(rows: int, columns: int, inner: int, device: torch.device, dtype: torch.dtype) -> float:
@@ -152,13 +154,13 @@ def _all_reduce(size: int, device: torch.device) -> float:
     """Return the shortest seconds of an all-reduce of that many bytes over all ranks, which call it together."""
     tensor = torch.zeros(size // 4, device=device)
     dist.all_reduce(tensor)
-    found = []
+    result = []
     for _ in range(3 * ROUNDS):
         dist.barrier()
         began = time.perf_counter()
         dist.all_reduce(tensor)
-        found.append(time.perf_counter() - began)
-    return min(found)
+        result.append(time.perf_counter() - began)
+    return min(result)
 
 
 def _step(asked: dict[str, Any], layout: dict[str, Any], device: Device, rounds: int) -> list[float]:
@@ -194,8 +196,8 @@ def _step(asked: dict[str, Any], layout: dict[str, Any], device: Device, rounds:
         own.append(time.process_time() - began_own)
         wall.append(time.perf_counter() - began)
     engine.close()
-    found = own if chosen.world == 1 else wall
-    return [min(found[2:]), statistics.median(found[2:]), min(own[2:]), _delay(wall[2:])]
+    result = own if chosen.world == 1 else wall
+    return [min(result[2:]), statistics.median(result[2:]), min(own[2:]), _delay(wall[2:])]
 
 
 def _delay(seconds: list[float]) -> float:
@@ -203,5 +205,5 @@ def _delay(seconds: list[float]) -> float:
 
     The minimum of n samples exceeds the true one by 1/n of the mean excess, hence the factor n / (n - 1).
     """
-    least, count = min(seconds), len(seconds)
-    return (statistics.fmean(seconds) - least) * count / (count - 1) / least
+    fastest, count = min(seconds), len(seconds)
+    return (statistics.fmean(seconds) - fastest) * count / (count - 1) / fastest

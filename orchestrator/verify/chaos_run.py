@@ -32,9 +32,9 @@ class ChaosRun:
         self.folder = folder
         self.run_dir = RunDir(str(folder))
         self._cluster = cluster
-        found = [(text, ExternalFault.parse(text)) for text in faults]
-        self._faults = sorted((f for _, f in found if f is not None), key=lambda f: f.step)
-        inner = [word for text, f in found if f is None for word in ("--fault", text)]
+        parsed = [(text, ExternalFault.parse(text)) for text in faults]
+        self._faults = sorted((f for _, f in parsed if f is not None), key=lambda f: f.step)
+        inner = [word for text, f in parsed if f is None for word in ("--fault", text)]
         self._command = [sys.executable, "-m", "orchestrator", "run", str(job), "--run-dir", str(folder)]
         self._command += ["--address", cluster.address, *inner]
         self.fault_times: list[float] = []

@@ -120,15 +120,15 @@ def _losses(rows: list[Row], reference: list[Row]) -> str:
 
 def _back_after(run: RunEnd, events: list[Row], rows: list[Row]) -> float | None:
     """Return the seconds from a fault to the next new step, the longest of all faults; None without faults."""
-    found = []
+    result = []
     for number, event in enumerate(events):
         if event.get("first_fault"):
             back = next((e["time"] for e in events[number:] if e["phase"] == "train"), None)
-            found.append(back - event["time"] + event.get("still_seconds", 0.0) if back else 0.0)
+            result.append(back - event["time"] + event.get("still_seconds", 0.0) if back else 0.0)
     for fault_time in run.fault_times:
         if next_row := next((row["time"] for row in rows if row["time"] > fault_time), None):
-            found.append(next_row - fault_time)
-    return max(found, default=None)
+            result.append(next_row - fault_time)
+    return max(result, default=None)
 
 
 def leftovers_of(folder: str) -> tuple[str, ...]:
@@ -137,23 +137,23 @@ def leftovers_of(folder: str) -> tuple[str, ...]:
     `folder` is the folder of the cluster, to which this process must be connected.
     """
     deadline = time.monotonic() + LEAVING
-    while (found := (*_processes(folder), *_placement_groups())) and time.monotonic() < deadline:
+    while (result := (*_processes(folder), *_placement_groups())) and time.monotonic() < deadline:
         time.sleep(0.2)
-    return found
+    return result
 
 
 def _processes(folder: str) -> list[str]:
     """Return the processes of ranks and of checkpoint writers that belong to the cluster."""
-    found = []
+    result = []
     for process in psutil.process_iter():
         try:
             command = " ".join(process.cmdline())
             ours = "cluster.workers.fork_server" in command or "orchestrator.checkpoint" in command
             if ours and cluster_of(process) == folder:
-                found.append(f"process {process.pid}: {command[-80:]}")
+                result.append(f"process {process.pid}: {command[-80:]}")
         except psutil.Error:
             continue
-    return found
+    return result
 
 
 def _placement_groups() -> list[str]:
@@ -168,4 +168,4 @@ def _placement_groups() -> list[str]:
 
 def to_json(comparisons: Sequence[RunComparison]) -> list[dict[str, Any]]:
     """Return each comparison as plain data, with `held`: whether it is the same run."""
-    return [{**dataclasses.asdict(found), "held": found.held} for found in comparisons]
+    return [{**dataclasses.asdict(comparison), "held": comparison.held} for comparison in comparisons]

@@ -92,18 +92,18 @@ def undone(profile: Profile) -> Profile:
     """
     if not profile.refined:
         raise ValueError("no run has refined it")
-    found = profile.model_copy(update={"refined": profile.refined[:-1]})
+    result = profile.model_copy(update={"refined": profile.refined[:-1]})
     document = profile.model_dump(mode="json")
     for change in profile.refined[-1].changes:
         try:
             _set(document, change.figure, change.before)
-            found = Profile.model_validate({**document, "refined": document["refined"][:-1]})
+            result = Profile.model_validate({**document, "refined": document["refined"][:-1]})
         except (KeyError, TypeError, ValidationError):
             problem = f"says that {change.figure} was {change.before:g}, which it cannot have been"
             raise InputError(
                 problem, "the last record of a run", "orchestrator calibrate measures again"
             ) from None
-    return found
+    return result
 
 
 def _moved(ratio: float) -> float:
@@ -113,15 +113,15 @@ def _moved(ratio: float) -> float:
 def _bounded(profile: Profile, key: str, before: float, after: float) -> float:
     """Limit `after` to within TOGETHER of the calibrated figure. A share grows at most to 1."""
     begun = next((c.before for entry in profile.refined for c in entry.changes if c.figure == key), before)
-    most = min(begun * TOGETHER, max(begun, 1.0)) if "share" in key else begun * TOGETHER
-    return min(max(after, begun / TOGETHER), most)
+    upper = min(begun * TOGETHER, max(begun, 1.0)) if "share" in key else begun * TOGETHER
+    return min(max(after, begun / TOGETHER), upper)
 
 
 def _value(document: Mapping[str, Any], key: str) -> float:
-    found: Any = document
+    result: Any = document
     for name in key.split("."):
-        found = found[name]
-    return float(found)
+        result = result[name]
+    return float(result)
 
 
 def _set(document: dict[str, Any], key: str, value: float) -> None:
@@ -195,13 +195,13 @@ def delay_of(newest_first: Iterable[Row]) -> float:
     It covers the steps of the newest gang except the first. The shortest computation is the 5 % quantile, because a
     single step may be an outlier.
     """
-    attempt, found = None, list[float]()
+    attempt, delays = None, list[float]()
     for row in newest_first:
         attempt = attempt or row.get("attempt")
-        if row.get("attempt") != attempt or len(found) > MOST:
+        if row.get("attempt") != attempt or len(delays) > MOST:
             break
-        found.append(sum(row.get(f"{part}_seconds", 0.0) for part in ("forward", "backward", "optimizer")))
-    own = sorted(found[:-1])
+        delays.append(sum(row.get(f"{part}_seconds", 0.0) for part in ("forward", "backward", "optimizer")))
+    own = sorted(delays[:-1])
     if len(own) < FEWEST - 1 or own[0] <= 0.0:
         return 0.0
     return statistics.fmean(own) / own[len(own) // 20] - 1.0
@@ -221,9 +221,9 @@ def _check_machine(ran_on: Mapping[str, Any], run: RunDir) -> None:
     if not all(ran_on.get(key) for key in kind):
         raise InputError("does not say on which machine it ran", run.uri, "name a run of this version")
     if any(ran_on[key] != here[key] for key in kind):
-        there, mine = (f"{of['cores']} x {of['processor']}" for of in (ran_on, here))
+        theirs, mine = (f"{of['cores']} x {of['processor']}" for of in (ran_on, here))
         hint = "refine the profile on that machine"
-        raise InputError(f"ran on {there}, but this machine has {mine}", run.uri, hint)
+        raise InputError(f"ran on {theirs}, but this machine has {mine}", run.uri, hint)
 
 
 def _profile(path: Path) -> Profile:

@@ -132,17 +132,17 @@ def _recorded(run: RunDir, step: int) -> dict[int, Row]:
 
 
 def _choose(store: Store, recorded: dict[int, Row], step: int | None) -> int:
-    found = [number for number in store.steps() if number + 1 in recorded]
-    if step is not None and step not in found:
-        known = ", ".join(map(str, found)) or "none"
+    result = [number for number in store.steps() if number + 1 in recorded]
+    if step is not None and step not in result:
+        known = ", ".join(map(str, result)) or "none"
         raise InputError(
             f"there is no commit at step {step} with steps after it", store.uri, f"choose from: {known}"
         )
-    if not found:
+    if not result:
         raise InputError(
             "no commit is followed by recorded steps", store.uri, "raise checkpoint.keep, or train on"
         )
-    return found[0] if step is None else step
+    return result[0] if step is None else step
 
 
 def _layouts(run: RunDir, manifest: CommitManifest) -> list[dict[str, Any]]:

@@ -63,7 +63,7 @@ def measure(case: dict[str, Any], folder: str) -> dict[str, float]:
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     before = _status("VmRSS")
     workload = load_workload(
-        asked=spec.workload,
+        spec=spec.workload,
         data=spec.data,
         train=spec.train,
         seed=spec.seed,

@@ -86,7 +86,7 @@ def steps(folder: str) -> dict[str, Callable[[], object]]:
 
     return {
         "student": lambda: alone.train_step([batch], 1e-4),
-        "teacher's forward pass": lambda: teacher.say([batch]),
+        "teacher's forward pass": lambda: teacher.outputs([batch]),
         "student that learns in every step": lambda: learns.train_step([batch], 1e-4),
         f"student that reads {KEPT} stored logits": stored,
     }

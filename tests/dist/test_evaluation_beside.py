@@ -171,7 +171,7 @@ def test_a_controller_that_is_killed_meanwhile(
         if when == "stored":
             patch.setattr("orchestrator.controller.evaluation_rows.attach", die)
         else:
-            patch.setattr(background_evaluation.EvaluationBeside, "look", die)
+            patch.setattr(background_evaluation.BackgroundEvaluation, "look", die)
         with pytest.raises(Killed):
             drive_here(evaluated(text), str(run), cache, gang=with_evaluator([ROOM]))
     drive_here(evaluated(text), str(run), cache, gang=with_evaluator([ROOM]))

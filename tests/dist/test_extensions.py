@@ -19,7 +19,7 @@ from local_run import LocalGang, drive_here
 from orchestrator.config.errors import InputError
 from orchestrator.config.extensions import offered, with_extensions
 from orchestrator.config.spec import parse
-from orchestrator.export.converted import asked_form
+from orchestrator.export.converted import form_option
 from orchestrator.export.hugging_face import export
 from orchestrator.launch.preflight import preflight
 from orchestrator.storage.run_directory import RunDir
@@ -103,8 +103,8 @@ def test_an_optimizer_an_objective_and_a_sink_take_part_in_a_run(site: Path, tmp
         written = [(int(row["step"]), float(row["loss"])) for row in csv.DictReader(file)]
     assert written == [(row["step"], row["loss"]) for row in rows]
     with pytest.raises(InputError, match=r"there is no 'q8_0'; use f32, f16"):
-        asked_form("npz", None, "q8_0")
-    export(str(tmp_path / "run"), 12, str(tmp_path / "npz"), form=asked_form("npz", None, "f16"))
+        form_option("npz", None, "q8_0")
+    export(str(tmp_path / "run"), 12, str(tmp_path / "npz"), form=form_option("npz", None, "f16"))
     stored = np.load(tmp_path / "npz" / "model.npz")
     trained = weights(tmp_path / "run", 12)
     table = stored["transformer.wte.weight"]

@@ -23,9 +23,9 @@ from orchestrator.config.spec import parse
 from orchestrator.evaluate.of_commit import evaluate_commit
 from orchestrator.evaluate.of_export import spec_of_export
 from orchestrator.evaluate.subject import subject_of_export
-from orchestrator.export.converted import Conversion, asked_form
+from orchestrator.export.converted import Conversion, form_option
 from orchestrator.export.hugging_face import batches, export
-from orchestrator.export.quantised import asked_scheme
+from orchestrator.export.quantised import scheme_option
 from orchestrator.resolve.commit_model import model_of_run
 from orchestrator.storage.run_directory import RunDir
 from workloads.hf.check.compare import load
@@ -128,7 +128,7 @@ def test_any_run_is_quantised_by_rounding_alone(
 
 
 def asked(quantize: str | None, group: str | None = None, activations: str | None = None) -> Any:
-    return asked_form("hf", None, None, asked_scheme("hf", quantize, group, activations))
+    return form_option("hf", None, None, scheme_option("hf", quantize, group, activations))
 
 
 def test_full_precision_is_asked_for(runs: Path, tmp_path: Path) -> None:
@@ -213,4 +213,4 @@ def test_an_encoder_goes_to_onnx_in_int8(numbers: Any, runs: Path, tmp_path: Pat
 )
 def test_options_that_do_not_fit_are_told(options: tuple[Any, ...], wanted: str) -> None:
     with pytest.raises(InputError, match=wanted):
-        asked_scheme(*options)
+        scheme_option(*options)

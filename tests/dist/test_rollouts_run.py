@@ -8,6 +8,7 @@ import json
 import random
 import sys
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import pytest
@@ -26,12 +27,15 @@ from local_run import (
 from cluster.workers import device_limits
 from cluster.workers.gang import Gang
 from orchestrator.checkpoint.commit_store import Store
+from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.controller import decide, rollout_workers
 from orchestrator.evaluate.of_commit import evaluate_commit
+from orchestrator.models.averaged import weights_of
 from orchestrator.resolve.commit_model import model_of_run
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.train.rollouts.ahead import Ahead
 from orchestrator.train.rollouts.kept import kept_steps, read_kept
 from orchestrator.train.rollouts.reward_check import check_reward_models
 from orchestrator.verify.replay import replay
@@ -315,6 +319,178 @@ def test_rollout_workers_get_the_weights_of_every_layout(
         gang = with_rollout_workers([4]) if name == "workers" else None
         runs.append(run_of(tmp_path, name, found, gang=gang))
     same(runs[1], runs[0])
+
+
+def stale(place: Path, **train: Any) -> dict[str, Any]:
+    found = document(place, **train)
+    found["rollout"]["staleness"] = 1
+    return found
+
+
+@pytest.fixture(scope="module")
+def quiet_stale(place: Path) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.setattr(sys, "path", [*sys.path, str(place)])
+        found = stale(place)
+        found["rollout"]["keep_every"] = 1
+        found["checkpoint"] |= {"every": 1, "keep": STEPS}
+        return run_of(place, "quiet-stale", found)
+
+
+def test_stale_answers_come_from_the_weights_before_the_rollout_before(
+    quiet_stale: Path, quiet: Path
+) -> None:
+    """Those of the first two steps come from the initial weights."""
+    found = rows(quiet_stale)
+    assert [row["rollout_version"] for row in found] == [0, 0, *range(1, STEPS - 1)]
+    assert answers(quiet_stale, 1) == answers(quiet, 1)
+    assert found[0]["loss"] == rows(quiet)[0]["loss"]
+    assert [line["version"] for line in read_kept(str(quiet_stale), 4)[1]] == [2] * 16
+    assert [line["version"] for line in read_kept(str(quiet), 4)[1]] == [3] * 16
+    # Only there the weights of training are those of generation.
+    assert ["sampler_difference" in row for row in found] == [True] + [False] * (STEPS - 1)
+    assert found[-1]["reward"] > found[0]["reward"] + 0.1
+
+
+def test_the_loss_of_stale_answers_is_the_plain_one_with_the_earlier_weights_probabilities(
+    quiet_stale: Path, place: Path
+) -> None:
+    """Step 3 trains the weights of step 2 on answers of the weights of step 1, which the commit of step 2 has."""
+    store = Store(str(quiet_stale / "checkpoints"))
+    ahead = Ahead.read(weights_of(store, store.manifest(2), CheckpointSpec(), raw=True))
+    assert ahead is not None
+    assert ahead.version == 1
+    made = [model_of_run(str(quiet_stale), step) for step in (1, 2)]
+    before, after = (with_weights(each.workload, each.read) for each in made)
+    encode = made[0].tokens.tokenizer().encode
+    lines = read_kept(str(quiet_stale), 3)[1]
+    drawn = [answer for each in ahead.answers for answer in each]
+    losses = []
+    clipped = []
+    for number, (line, answer) in enumerate(zip(lines, drawn, strict=True)):
+        prompt = encode(line["prompt"], add_special_tokens=False).ids
+        group = [each["reward"] for each in lines[number // GROUP * GROUP :][:GROUP]]
+        advantage = (line["reward"] - mean(group)) / (stdev(group) + 1e-4)
+
+        def log_p(model: Any, prompt: list[int] = prompt, answer: Any = answer) -> torch.Tensor:
+            said = torch.tensor(answer.tokens)
+            logits = model({"tokens": torch.tensor([prompt + answer.tokens])}).logits[0]
+            return logits[len(prompt) - 1 : -1].float().log_softmax(-1).gather(1, said[:, None])[:, 0]
+
+        then = log_p(before)
+        assert then.tolist() == pytest.approx(answer.log_probabilities, abs=1e-5)
+        ratio = (log_p(after) - then).exp()
+        each = -torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+        losses.append(each.mean().item())
+        clipped += (-each < ratio * advantage).tolist()
+    row = rows(quiet_stale)[2]
+    assert row["loss"] == pytest.approx(mean(losses), abs=1e-5)
+    assert abs(row["loss"]) > 1e-4, "with its own probabilities it would be zero"
+    assert row["clip_share"] == pytest.approx(mean(clipped), abs=1e-6)
+
+
+def test_stale_rollouts_have_the_same_bits_with_workers_that_die(
+    quiet_stale: Path, place: Path, tmp_path: Path
+) -> None:
+    """The first worker dies within its third unit, which is of the second rollout, and a rank at step 5."""
+    found = stale(place)
+    found["rollout"]["workers"] = {"min": 1, "max": 1}
+    gang = with_rollout_workers([3], faults=("kill@0:3",))
+    run = run_of(tmp_path, "run", found, gang=gang, faults=("kill@0:5",))
+    same(run, quiet_stale)
+    assert {row["attempt"] for row in rows(run)} == {1, 2}
+    assert any(row["overlapped_seconds"] > 0 for row in rows(run) if row["step"] < STEPS)
+
+
+def test_stale_answers_are_taken_along_to_another_layout(
+    quiet_stale: Path, place: Path, tmp_path: Path
+) -> None:
+    """The weights that generated them are not there any more."""
+    found = stale(place)
+    found["rollout"]["keep_every"] = 1
+    found["checkpoint"]["every"] = 4
+    controller_here(found, str(tmp_path / "run"), place / "cache", until=4).drive()
+    found["parallel"] |= {"tp": 2}
+    controller_here(found, str(tmp_path / "run"), place / "cache").drive()
+    run = tmp_path / "run"
+    assert "tp2" in rows(run)[4]["layout"]
+    assert answers(run, 5) == answers(quiet_stale, 5)
+    assert rows(run)[4]["samples"] == rows(quiet_stale)[4]["samples"]
+    assert rows(run)[4]["loss"] == pytest.approx(rows(quiet_stale)[4]["loss"], abs=1e-6)
+    assert rows(run)[-1]["step"] == STEPS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_faults_at_random_change_no_bit_of_stale_rollouts(
+    seed: int, quiet_stale: Path, place: Path, tmp_path: Path
+) -> None:
+    """Four faults of ranks and four of rollout workers; of three runs each one goes on without any worker, and back."""
+    draw = random.Random(100 + seed)
+    places = sorted({(draw.randrange(1, STEPS), draw.random() < 0.2) for _ in range(4)})
+    of_ranks = tuple(
+        f"kill@{draw.randrange(2)}:{4 if is_late else step}{'e' if is_late else ''}/{attempt}"
+        for attempt, (step, is_late) in enumerate(places, start=1)
+    )
+    of_workers = tuple(f"{draw.choice(('kill', 'raise'))}@0:{draw.randrange(1, 7)}" for _ in range(4))
+    found = stale(place)
+    if seed % 3 == 0:
+        run = tmp_path / "run"
+        for until, most in ((3, 0), (6, 2), (None, 0)):
+            found["rollout"]["workers"] = {"min": 1, "max": most} if most else None
+            gang = with_rollout_workers([4], faults=of_workers) if most else None
+            controller_here(found, str(run), place / "cache", gang=gang, until=until).drive()
+    else:
+        found["rollout"]["workers"] = {"min": 1, "max": 2}
+        rooms = [draw.choice((3, 4)) for _ in range(8)]
+        gang = with_rollout_workers(rooms, faults=of_workers)
+        run = run_of(tmp_path, "run", found, gang=gang, faults=of_ranks)
+    same(run, quiet_stale)
+
+
+@pytest.mark.slow
+def test_stale_rollouts_have_the_same_bits_at_another_width_where_bits_are_asked_for(
+    place: Path, tmp_path: Path
+) -> None:
+    runs = []
+    for name, rooms, faults in (("quiet", [1], ()), ("narrower", [2, 1], ("kill@1:5",))):
+        found = stale(place, determinism="bitwise", virtual_shards=4)
+        found["parallel"]["micro_batch"] = 4
+        runs.append(
+            run_of(tmp_path, name, found, gang=lambda rooms=rooms: LocalGang(list(rooms)), faults=faults)
+        )
+    assert {row["layout"].split()[0] for row in rows(runs[1])} == {"dp2", "dp1"}
+    assert curve(runs[0]) == curve(runs[1])
+    assert weights(runs[0], STEPS) == weights(runs[1], STEPS)
+    assert answers(runs[0], 8) == answers(runs[1], 8)
+
+
+@pytest.mark.slow
+def test_stale_rollouts_of_several_steps_with_evaluations_between_them(place: Path, tmp_path: Path) -> None:
+    """The evaluation after step 1 takes other weights while answers of the earlier ones are still generated."""
+    runs = []
+    for name, workers, faults in (("quiet", None, ()), ("beside", {"min": 1, "max": 1}, ("kill@1:7",))):
+        found = stale(place)
+        found["rollout"] |= {"steps": 2, "workers": workers}
+        found["checkpoint"]["every"] = 4
+        found["evaluate"]["every"] = 1
+        gang = with_rollout_workers([3]) if workers else None
+        runs.append(run_of(tmp_path, name, found, gang=gang, faults=faults))
+    same(runs[1], runs[0])
+    assert [row["rollout_version"] for row in rows(runs[0])] == [0, 0, 0, 0, 2, 2, 4, 4]
+    assert all(("overlapped_seconds" in row) == (row["step"] % 2 == 0) for row in rows(runs[1]))
+
+
+@pytest.mark.slow
+def test_a_stale_run_that_is_extended_is_the_longer_run(place: Path, tmp_path: Path) -> None:
+    for steps in (4, 6):
+        found = stale(place)
+        found["train"]["steps"] = steps
+        run_of(tmp_path, "extended", found)
+    run_of(tmp_path, "longer", found)
+    assert curve(tmp_path / "extended") == curve(tmp_path / "longer")
+    assert weights(tmp_path / "extended", 6) == weights(tmp_path / "longer", 6)
 
 
 def test_the_divergence_from_the_first_weights_is_held_small(

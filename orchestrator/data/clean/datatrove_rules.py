@@ -150,5 +150,5 @@ def pii(rule: Pii) -> Decide:
 def _judged(judge: Any, text: str) -> str | Removed:
     """Return what a filter keeps of a text, or why it removes it."""
     document = Document(text=text, id="")
-    found = judge.filter(document)
-    return document.text if found is True else Removed(REASONS[found[1]])
+    result = judge.filter(document)
+    return document.text if result is True else Removed(REASONS[result[1]])

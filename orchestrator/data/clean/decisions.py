@@ -54,9 +54,9 @@ def sample_of(text: str, reason: str) -> list[str]:
     return [xxhash.xxh3_64_hexdigest(text.encode()), reason, text[:SHOWN]]
 
 
-def sample(found: list[list[str]], limit: int) -> list[list[str]]:
+def sample(samples: list[list[str]], limit: int) -> list[list[str]]:
     """Return up to `limit` samples, independent of the order in which they were collected."""
-    return sorted(map(list, {tuple(entry) for entry in found}))[:limit]
+    return sorted(map(list, {tuple(entry) for entry in samples}))[:limit]
 
 
 def name(key: str, part: str) -> str:
@@ -67,26 +67,26 @@ def name(key: str, part: str) -> str:
 def write(folder: DataFolder, key: str, part: str, decision: Decision) -> None:
     """Store a decision."""
     bits = np.packbits(decision.kept).tobytes().hex()
-    found = {
+    record = {
         **asdict(decision),
         "kept": [len(decision.kept), bits],
         "reasons": dict(sorted(decision.reasons.items())),
     }
-    folder.write_json(name(key, part), {**found, "checksum": _checksum(found)})
+    folder.write_json(name(key, part), {**record, "checksum": _checksum(record)})
 
 
 def read(folder: DataFolder, key: str, part: str) -> Decision | None:
     """Return a stored decision; None if it is missing or damaged."""
     try:
-        found = folder.read_json(name(key, part))
-        if found is None or found.pop("checksum") != _checksum(found):
+        stored = folder.read_json(name(key, part))
+        if stored is None or stored.pop("checksum") != _checksum(stored):
             return None
-        documents, bits = found.pop("kept")
+        documents, bits = stored.pop("kept")
         kept = np.unpackbits(np.frombuffer(bytes.fromhex(bits), np.uint8), count=documents).astype(bool)
-        return Decision(**{**found, "kept": kept, "reasons": Counter(found["reasons"])})
+        return Decision(**{**stored, "kept": kept, "reasons": Counter(stored["reasons"])})
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def _checksum(found: dict[str, Any]) -> str:
-    return xxhash.xxh3_64_hexdigest(json.dumps(found, sort_keys=True).encode())
+def _checksum(record: dict[str, Any]) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(record, sort_keys=True).encode())

@@ -66,10 +66,10 @@ def language(rule: Language) -> Decide:
         raise InputError(f"no language is called {', '.join(unknown)}", "data.clean.language.keep", hint)
 
     def decide(text: str, row: Row) -> str | Removed:
-        found, score = model.classify(text[: rule.characters])
-        if found not in rule.keep:
-            return Removed(found)
-        return text if score >= rule.min_score else Removed(f"{found}, too unsure")
+        language, score = model.classify(text[: rule.characters])
+        if language not in rule.keep:
+            return Removed(language)
+        return text if score >= rule.min_score else Removed(f"{language}, too unsure")
 
     return decide
 
@@ -142,21 +142,21 @@ def own(rule: Own) -> Decide:
 
     def decide(text: str, row: Row) -> str | Removed:
         # Columns of a file depend on its format, and nulls are not passed.
-        asked = {name: value for name in rule.columns if (value := value_of(row, name)) is not None}
+        columns = {name: value for name in rule.columns if (value := value_of(row, name)) is not None}
         try:
-            found = called(text, asked, **rule.options)
+            result = called(text, columns, **rule.options)
         except Exception as error:
             raise _wrong(rule, f"failed ({type(error).__name__}: {error}) on {text[:80]!r}") from None
-        if found is None:
+        if result is None:
             return Removed(rule.function)
-        if not isinstance(found, str) or not is_unicode(found):
-            raise _wrong(rule, f"returned {type(found).__name__} instead of text for {text[:80]!r}")
-        return found
+        if not isinstance(result, str) or not is_unicode(result):
+            raise _wrong(rule, f"returned {type(result).__name__} instead of text for {text[:80]!r}")
+        return result
 
     return decide
 
 
-def _wrong(rule: Own, what: str) -> InputError:
+def _wrong(rule: Own, problem: str) -> InputError:
     return InputError(
-        what, f"data.clean.own {rule.function}", "fix it; it must be importable where the data is made"
+        problem, f"data.clean.own {rule.function}", "fix it; it must be importable where the data is made"
     )

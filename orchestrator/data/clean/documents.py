@@ -40,7 +40,7 @@ def aligned(parts: Sequence[Part]) -> list[Part]:
                 moved[key] = _next_document(file, at, span)
         return moved[key]
 
-    found = []
+    result = []
     for part in parts:
         spans = [
             replace(
@@ -51,8 +51,8 @@ def aligned(parts: Sequence[Part]) -> list[Part]:
             if start < stop or span.start >= span.stop
         ]
         if spans:
-            found.append(tuple(spans))
-    return found
+            result.append(tuple(spans))
+    return result
 
 
 def _next_document(file: BinaryIO, at: int, span: Span) -> int:
@@ -94,9 +94,9 @@ def texts(
         size = 0
         for row in rows(span, rejected, FORMAT, columns):
             if span.file.kind != ".txt":
-                found = texts_of_row(span, row, rejected)
-                if found is not None:
-                    yield found[0], row.values
+                texts_in_row = texts_of_row(span, row, rejected)
+                if texts_in_row is not None:
+                    yield texts_in_row[0], row.values
                 continue
             held.append(row.values["text"])
             size += len(held[-1])

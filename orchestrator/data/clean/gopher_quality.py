@@ -17,9 +17,9 @@ BULLETS = ("\u2022", "-")
 
 def quality(text: str, rule: GopherQuality) -> str:
     """Return why the quality rules remove a text; empty if they keep it."""
-    found = counted(text)
-    total = len(found.numbers)
-    lengths = found.lengths[~found.symbols]
+    counts = counted(text)
+    total = len(counts.numbers)
+    lengths = counts.lengths[~counts.symbols]
     number = len(lengths)
     if rule.min_words and number < rule.min_words:
         return "too few words"
@@ -38,7 +38,7 @@ def quality(text: str, rule: GopherQuality) -> str:
         return "too many ellipses"
     if reason := _line_quality(text, rule):
         return reason
-    if rule.min_alphabetic and np.count_nonzero(found.letters) / total < rule.min_alphabetic:
+    if rule.min_alphabetic and np.count_nonzero(counts.letters) / total < rule.min_alphabetic:
         return "too few words with a letter"
     if rule.min_stop_words and len(set(rule.stop_words).intersection(words(text))) < rule.min_stop_words:
         return "too few stop words"

@@ -141,8 +141,8 @@ def decide_part(uri: str, cleaning: Cleaning, number: int, part: Part) -> None:
     steps = [step for step in passes[number] if step.name not in CORPUS]
     comparing = [_Comparing(step) for step in passes[number] if step.name in CORPUS]
     mask = kept_of(folder, passes[number - 1][-1].key, name) if number else None
-    while steps and (found := decisions.read(folder, steps[0].key, name)) is not None:
-        mask = found.kept
+    while steps and (stored := decisions.read(folder, steps[0].key, name)) is not None:
+        mask = stored.kept
         steps = steps[1:]
     decided = _decide_all(uri, cleaning, steps=steps, comparing=comparing, mask=mask, part=part)
     for step, decision in zip(steps, decided, strict=True):
@@ -195,13 +195,13 @@ def _decide_all(
 
 def changes(uri: str, cleaning: Cleaning, until: PlannedStep | None) -> list[Decide]:
     """Return the steps before `until` that change text; all such steps if it is None."""
-    found = []
+    result = []
     for step in cleaning.steps:
         if step == until:
             break
         if step.name in CHANGE_TEXT:
-            found.append(_decide(uri, step))
-    return found
+            result.append(_decide(uri, step))
+    return result
 
 
 def changed(text: str, row: Row, steps: Sequence[Decide], part: Part) -> str:
@@ -236,9 +236,9 @@ def compare_part(uri: str, step: PlannedStep, before: Sequence[PlannedStep], key
 
 def kept_of(folder: DataFolder, key: str, part: str) -> np.ndarray:
     """Return which documents of a part are left after a step. Raises InputError if the decision is gone."""
-    found = decisions.read(folder, key, part)
-    if found is None:
+    decision = decisions.read(folder, key, part)
+    if decision is None:
         raise InputError(
             "is missing or damaged", folder.at(decisions.name(key, part)), "run the same command again"
         )
-    return found.kept
+    return decision.kept

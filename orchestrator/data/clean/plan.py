@@ -101,14 +101,14 @@ class Cleaning:
         """Return the steps divided into passes. A pass reads the text once, and ends after steps that compare all
         documents.
         """
-        found: list[tuple[PlannedStep, ...]] = []
+        result: list[tuple[PlannedStep, ...]] = []
         held: tuple[PlannedStep, ...] = ()
         for step in self.steps:
             if held and held[-1].name in CORPUS and step.name not in CORPUS:
-                found = [*found, held]
+                result = [*result, held]
                 held = ()
             held = (*held, step)
-        return [*found, held] if held else found
+        return [*result, held] if held else result
 
     def to_json(self) -> str:
         """Serialise the plan, for a task on any node."""
@@ -134,7 +134,7 @@ def cleaning_of(data: DataSpec, files: Sequence[SourceFile], part_bytes: int) ->
     local = key
     for step in data.clean:
         options = step.options.model_dump(mode="json")
-        shown = [step.name, _without_places(options), _beside(step, held_out, data.on_error)]
+        shown = [step.name, _without_places(options), _dependencies(step, held_out, data.on_error)]
         if step.name in CORPUS:
             # comparison data depends on earlier steps that judge one document, not on earlier comparisons
             compared = _hash([local, step.name, _how(step), "compared"])
@@ -163,7 +163,7 @@ def check_steps(data: DataSpec) -> None:
 
 def lists_of(rule: Url) -> dict[str, list[str]]:
     """Return the lists of the step `url`; a list that is given as a file is read. Raises InputError."""
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for name in Url.LISTS:
         given: str | list[str] = getattr(rule, name)
         if isinstance(given, str):
@@ -172,10 +172,10 @@ def lists_of(rule: Url) -> dict[str, list[str]]:
         for entry in given:
             if why := unusable(name, entry):
                 raise InputError(f"{entry!r} {why}", f"data.clean.url.{name}", "change it or leave it out")
-        found[name] = sorted(set(given))
-    if not any(found.values()):
+        result[name] = sorted(set(given))
+    if not any(result.values()):
         raise InputError("names nothing to remove", "data.clean.url", "give domains, urls, words or parts")
-    return found
+    return result
 
 
 def _read(uri: str, where: str) -> str:
@@ -195,7 +195,7 @@ def others(rule: Any, held_out: Sequence[Source]) -> list[Source]:
     return [*named, *(text for text in held_out if text not in named)]
 
 
-def _beside(step: CleanStep, held_out: Sequence[Source], on_error: str) -> Any:
+def _dependencies(step: CleanStep, held_out: Sequence[Source], on_error: str) -> Any:
     """Return what a step depends on besides its options. Raises InputError if something is missing."""
     rule = step.options
     if step.name in CORPUS or isinstance(rule, Decontaminate):
@@ -219,11 +219,11 @@ def _in_order(files: Sequence[SourceFile]) -> list[Any]:
 
 def _without_places(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options without the locations of files: only their content counts."""
-    found = {key: None if key in Url.LISTS else value for key, value in options.items()}
+    result = {key: None if key in Url.LISTS else value for key, value in options.items()}
     for key in ("against", "sources"):
         if key in options:
-            found[key] = [text["field"] for text in options[key]]
-    return found
+            result[key] = [text["field"] for text in options[key]]
+    return result
 
 
 def _how(step: CleanStep) -> Any:

@@ -16,11 +16,11 @@ from orchestrator.data.clean.words import counted
 
 def repeated_words(text: str, rule: GopherRepetition) -> str:
     """Return which rule about repeated words removes a text; empty if none does."""
-    found = counted(text)
-    total = len(found.numbers)
+    counts = counted(text)
+    total = len(counts.numbers)
     # ends[i] is the number of characters before word i, without spaces.
-    ends = np.concatenate([[0], np.cumsum(found.lengths)])
-    rows = _Rows(found.numbers)
+    ends = np.concatenate([[0], np.cumsum(counts.lengths)])
+    rows = _Rows(counts.numbers)
     for length, share in sorted(rule.top):
         if total < length or not share:
             continue
@@ -28,9 +28,9 @@ def repeated_words(text: str, rule: GopherRepetition) -> str:
         characters = ends[at + length] - ends[at] + length - 1  # with the spaces between words
         if characters * times / len(text) > share:
             return f"the most frequent {length} words"
-    least = min((share for _, share in rule.repeated if share), default=1.0)
+    smallest = min((share for _, share in rule.repeated if share), default=1.0)
     for length, share in sorted(rule.repeated):
-        if total < length or rows.characters(length, ends) / len(text) <= least:
+        if total < length or rows.characters(length, ends) / len(text) <= smallest:
             break  # longer n-grams repeat within repeated shorter ones, so they cover no more
         if share and _repeated_characters(rows.of(length), ends, length) / len(text) > share:
             return f"repeated {length} words"
@@ -64,10 +64,10 @@ class _Rows:
         """Return the repeated n-grams of `length` words, at least 2."""
         while len(self._repeated) < length:
             (places, rows), size = self._repeated[-1], len(self._repeated)
-            there = np.searchsorted(places, len(self._numbers) - size)
+            end = np.searchsorted(places, len(self._numbers) - size)
             # The pair (number of the prefix, next word) identifies an n-gram without hashing.
-            keys = rows[:there] * self._words + self._numbers[places[:there] + size]
-            self._repeated.append(_repeated(places[:there], keys))
+            keys = rows[:end] * self._words + self._numbers[places[:end] + size]
+            self._repeated.append(_repeated(places[:end], keys))
         return self._repeated[length - 1]
 
     def characters(self, length: int, ends: np.ndarray) -> int:
@@ -83,8 +83,8 @@ class _Rows:
         if not len(rows):
             return 0, 1
         counts = np.bincount(rows)
-        most = int(counts.max())
-        return int(places[(counts[rows] == most).argmax()]), most
+        highest = int(counts.max())
+        return int(places[(counts[rows] == highest).argmax()]), highest
 
 
 def _repeated(places: np.ndarray, rows: np.ndarray) -> _Repeated:
@@ -93,16 +93,16 @@ def _repeated(places: np.ndarray, rows: np.ndarray) -> _Repeated:
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
     if not len(twice):
         return _Repeated(twice, twice)
-    found = np.minimum(np.searchsorted(twice, rows), len(twice) - 1)
-    there = twice[found] == rows
-    return _Repeated(places[there], found[there])
+    result = np.minimum(np.searchsorted(twice, rows), len(twice) - 1)
+    is_repeated = twice[result] == rows
+    return _Repeated(places[is_repeated], result[is_repeated])
 
 
-def _repeated_characters(found: _Repeated, ends: np.ndarray, length: int) -> int:
+def _repeated_characters(repeated: _Repeated, ends: np.ndarray, length: int) -> int:
     """Return the characters of n-grams that repeat an earlier one; overlapping repetitions count once."""
     seen: set[int] = set()
     characters = at = 0
-    for place, row in zip(found.places.tolist(), found.rows.tolist(), strict=True):
+    for place, row in zip(repeated.places.tolist(), repeated.rows.tolist(), strict=True):
         if place < at:
             continue
         if row in seen:

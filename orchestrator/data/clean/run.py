@@ -112,8 +112,10 @@ def _prepare_steps(work: Work, steps: Sequence[PlannedStep]) -> None:
 
 
 def _refuse_text_files(parts: Sequence[Part]) -> None:
-    if found := next((span.file.uri for part in parts for span in part if span.file.kind == ".txt"), None):
-        problem = f"needs a column with an address, and text files have no columns: {found}"
+    if text_file := next(
+        (span.file.uri for part in parts for span in part if span.file.kind == ".txt"), None
+    ):
+        problem = f"needs a column with an address, and text files have no columns: {text_file}"
         raise InputError(problem, "data.clean.url", "clean these sources in a separate job")
 
 
@@ -127,8 +129,8 @@ def _decide_parts(work: Work, number: int, steps: Sequence[PlannedStep]) -> None
     lacking = [False] * len(keys)
     for step in steps:
         if step.name in CORPUS:
-            there = work.folder.sizes(step.compared)
-            lacking = [yes or f"{key}.bin" not in there for yes, key in zip(lacking, keys, strict=True)]
+            sizes = work.folder.sizes(step.compared)
+            lacking = [yes or f"{key}.bin" not in sizes for yes, key in zip(lacking, keys, strict=True)]
         else:
             there_too = undecided(work.folder, step.key, keys)
             lacking = [yes or key in there_too for yes, key in zip(lacking, keys, strict=True)]
@@ -142,18 +144,18 @@ def _decide_parts(work: Work, number: int, steps: Sequence[PlannedStep]) -> None
         decide_part(uri, Cleaning.from_json(plan), number, from_json(row["part"]))
 
     rows = [{"part": to_json(work.parts[n])} for n in todo]
-    most = together(max(sum(span.bytes for span in part) for part in work.parts))
-    for done in run_tasks(task, rows, uri, together=most):
+    max_tasks = together(max(sum(span.bytes for span in part) for part in work.parts))
+    for done in run_tasks(task, rows, uri, together=max_tasks):
         work.progress(what, len(keys) - len(todo) + done, len(keys))
 
 
 def undecided(folder: DataFolder, key: str, parts: Sequence[str]) -> set[str]:
     """Return the parts without a sound decision of a step."""
-    there = folder.sizes(key)
-    found = {part for part in parts if f"{part}.json" not in there}
-    asked = sorted(set(parts) - found)
-    read = read_at_once(partial(decisions.read, folder, key), asked)
-    return found | {part for part, decision in zip(asked, read, strict=True) if decision is None}
+    sizes = folder.sizes(key)
+    result = {part for part in parts if f"{part}.json" not in sizes}
+    missing = sorted(set(parts) - result)
+    read = read_at_once(partial(decisions.read, folder, key), missing)
+    return result | {part for part, decision in zip(missing, read, strict=True) if decision is None}
 
 
 def _compare(work: Work, step: PlannedStep, before: str) -> None:
@@ -164,10 +166,10 @@ def _compare(work: Work, step: PlannedStep, before: str) -> None:
     names = [*(compared_name(step.compared, key) for key in keys), *_compare_others(work, step)]
     corpus = Corpus(work.folder.uri, keys, names, before)
     pieces = similar_documents.slices(corpus.documents(), comparison_of(step))
-    there = work.folder.sizes(step.key)
-    todo = [piece for piece in pieces if pairs_name(piece) not in there]
-    told = f"comparing documents, {step.name}"
-    work.progress(told, len(pieces) - len(todo), len(pieces) + 1)
+    sizes = work.folder.sizes(step.key)
+    todo = [piece for piece in pieces if pairs_name(piece) not in sizes]
+    note = f"comparing documents, {step.name}"
+    work.progress(note, len(pieces) - len(todo), len(pieces) + 1)
     given = ray.put(corpus)
     uri = work.folder.uri
 
@@ -176,10 +178,10 @@ def _compare(work: Work, step: PlannedStep, before: str) -> None:
 
     rows = [{"piece": list(piece)} for piece in todo]
     for done in run_tasks(task, rows, uri):
-        work.progress(told, len(pieces) - len(todo) + done, len(pieces) + 1)
+        work.progress(note, len(pieces) - len(todo) + done, len(pieces) + 1)
     parts = [to_json(part) for part in work.parts]
     run_alone(_choose, uri, given, step, (pieces, parts))
-    work.progress(told, len(pieces) + 1, len(pieces) + 1)
+    work.progress(note, len(pieces) + 1, len(pieces) + 1)
 
 
 def _choose(
@@ -200,8 +202,8 @@ def _compare_others(work: Work, step: PlannedStep) -> list[str]:
     before = work.cleaning.changing(step)
     uri = work.folder.uri
     key = other_key(step, before)
-    there = work.folder.sizes(key)
-    rows = [{"part": to_json(part)} for part in parts if f"{part_key(part)}.bin" not in there]
+    sizes = work.folder.sizes(key)
+    rows = [{"part": to_json(part)} for part in parts if f"{part_key(part)}.bin" not in sizes]
 
     def task(row: dict[str, Any]) -> None:
         compare_part(uri, step, before, key, from_json(row["part"]))

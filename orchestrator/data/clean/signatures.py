@@ -43,8 +43,8 @@ class WordHashes(dict[str, int]):
     def __missing__(self, word: str) -> int:
         if len(self) >= WORDS:
             self.clear()
-        found = self[word] = xxhash.xxh3_64_intdigest(word.encode())
-        return found
+        result = self[word] = xxhash.xxh3_64_intdigest(word.encode())
+        return result
 
     def of_rows(self, words: Sequence[str], length: int) -> np.ndarray:
         """Return a hash of each n-gram of `length` words, uint64; one hash of all words if the text is shorter."""
@@ -52,10 +52,10 @@ class WordHashes(dict[str, int]):
         length = min(length, len(words))
         count = len(words) - length + 1 if words else 0
         # A polynomial hash modulo 2^64, computed for all n-grams at once: one pass for each of their words.
-        found = np.zeros(count, np.uint64)
+        result = np.zeros(count, np.uint64)
         for at in range(length):
-            found = found * MULTIPLIER + hashes[at : at + count]
-        return mix(found)
+            result = result * MULTIPLIER + hashes[at : at + count]
+        return mix(result)
 
 
 @dataclass(frozen=True)
@@ -164,14 +164,14 @@ class Compared:
 
     def sizes(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of the documents and the sizes of their text in bytes, uint32 [rows] each."""
-        found = self._part(0, 8 * self.rows, self.header["sums"]["documents"])
-        return np.frombuffer(found, "<u4")[: self.rows], np.frombuffer(found, "<u4")[self.rows :]
+        result = self._part(0, 8 * self.rows, self.header["sums"]["documents"])
+        return np.frombuffer(result, "<u4")[: self.rows], np.frombuffer(result, "<u4")[self.rows :]
 
     def signatures(self) -> np.ndarray:
         """Return the signatures, uint8 [rows, width]."""
         width = self.header["width"]
-        found = self._part(8 * self.rows, self.rows * width, self.header["sums"]["signatures"])
-        return np.frombuffer(found, np.uint8).reshape(self.rows, width)
+        result = self._part(8 * self.rows, self.rows * width, self.header["sums"]["signatures"])
+        return np.frombuffer(result, np.uint8).reshape(self.rows, width)
 
     def records(self, band: int, first: int, last: int) -> np.ndarray:
         """Return the records of a band with keys in the ranges [first, last), sorted by key. Raises InputError if
@@ -182,27 +182,27 @@ class Compared:
         before = (8 + self.header["width"]) * self.rows + RECORD.itemsize * (
             sum(map(sum, self.header["counts"][:band])) + sum(counts[:first])
         )
-        found = self._part(before, RECORD.itemsize * sum(counts[first:last]), None)
+        result = self._part(before, RECORD.itemsize * sum(counts[first:last]), None)
         at = 0
         for number in range(first, last):
             size = RECORD.itemsize * counts[number]
-            if counts[number] and xxhash.xxh3_64_hexdigest(found[at : at + size]) != sums[number]:
+            if counts[number] and xxhash.xxh3_64_hexdigest(result[at : at + size]) != sums[number]:
                 raise damaged(self.folder, self.name)
             at += size
-        return np.frombuffer(found, RECORD)
+        return np.frombuffer(result, RECORD)
 
     def _part(self, offset: int, size: int, checksum: str | None) -> bytes:
-        found = bytearray(size)
-        view = memoryview(found)
+        result = bytearray(size)
+        view = memoryview(result)
         at = 0
         while at < size:
             count = self.folder.read_into(self.name, self.header["begin"] + offset + at, view[at:])
             if not count:
                 raise damaged(self.folder, self.name)
             at += count
-        if checksum is not None and xxhash.xxh3_64_hexdigest(found) != checksum:
+        if checksum is not None and xxhash.xxh3_64_hexdigest(result) != checksum:
             raise damaged(self.folder, self.name)
-        return bytes(found)
+        return bytes(result)
 
 
 def write(

@@ -100,9 +100,9 @@ def _read_pairs(folder: DataFolder, name: str) -> np.ndarray:
 def decide_alike(corpus: Corpus, step: PlannedStep, pieces: Sequence[Slice], parts: Sequence[Part]) -> None:
     """Decide which documents are kept, and store the decision for each part. Raises InputError."""
     folder = corpus.folder
-    found = [_read_pairs(folder, f"{step.key}/{pairs_name(piece)}") for piece in pieces]
+    pairs = [_read_pairs(folder, f"{step.key}/{pairs_name(piece)}") for piece in pieces]
     longest = step.options.get("keep") == "longest"
-    chosen = similar_documents.clusters(found, corpus, len(parts), longest)
+    chosen = similar_documents.clusters(pairs, corpus, len(parts), longest)
     samples = _samples(chosen, parts)
     for number, key in enumerate(corpus.keys):
         decisions.write(folder, step.key, key, _decision(corpus, chosen, number, samples.get(number, [])))
@@ -119,7 +119,7 @@ def _decision(corpus: Corpus, chosen: Clusters, number: int, samples: list[list[
     removed, instead = chosen.of_part(number)
     held_out = int(np.count_nonzero((instead >> np.uint64(32)) >= len(corpus.keys)))
     gone = int(given[removed].sum())
-    found = Decision(
+    result = Decision(
         kept,
         int(kept.sum()),
         bytes=total,
@@ -131,10 +131,10 @@ def _decision(corpus: Corpus, chosen: Clusters, number: int, samples: list[list[
     )
     kept[removed] = False
     if held_out:
-        found.reasons["held-out text"] = held_out
+        result.reasons["held-out text"] = held_out
     if len(removed) > held_out:
-        found.reasons["another document"] = len(removed) - held_out
-    return found
+        result.reasons["another document"] = len(removed) - held_out
+    return result
 
 
 def _samples(chosen: Clusters, parts: Sequence[Part]) -> dict[int, list[list[str]]]:
@@ -146,11 +146,11 @@ def _samples(chosen: Clusters, parts: Sequence[Part]) -> dict[int, list[list[str
     drawn = np.argsort(mix(removed), kind="stable")[:SAMPLES]
     wanted = {int(n) for n in (*removed[drawn], *kept[drawn]) if int(n) >> 32 < len(parts)}
     text = {number: _text(parts[number >> 32], number & 0xFFFFFFFF) for number in sorted(wanted)}
-    found: dict[int, list[list[str]]] = {}
+    result: dict[int, list[list[str]]] = {}
     for one, instead in zip(removed[drawn].tolist(), kept[drawn].tolist(), strict=True):
         beside = f"kept: {text[instead][: decisions.SHOWN]}" if instead in text else "held-out text"
-        found.setdefault(one >> 32, []).append(decisions.sample_of(text[one], beside))
-    return found
+        result.setdefault(one >> 32, []).append(decisions.sample_of(text[one], beside))
+    return result
 
 
 def _text(part: Part, number: int) -> str:

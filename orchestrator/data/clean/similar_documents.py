@@ -86,15 +86,15 @@ def pairs(parts: Parts, piece: Slice, comparison: Comparison) -> np.ndarray:
     # leader[i] is the index of the first document with the key of document i.
     leader = np.repeat(begins, np.diff([*begins, len(key)]))
     equal = _equal(signatures, leader, np.arange(len(key)))
-    found = [
+    result = [
         _pairs(
             document, leader, np.flatnonzero((equal >= comparison.alike) & (leader != np.arange(len(key))))
         )
     ]
     left = np.flatnonzero(equal < comparison.alike)
     for group in np.split(left, np.flatnonzero(np.diff(leader[left])) + 1):
-        found += _led(document, signatures, group, comparison.alike)
-    return np.concatenate(found)
+        result += _led(document, signatures, group, comparison.alike)
+    return np.concatenate(result)
 
 
 def _led(document: np.ndarray, signatures: np.ndarray, left: np.ndarray, alike: int) -> Iterator[np.ndarray]:
@@ -111,29 +111,29 @@ def _led(document: np.ndarray, signatures: np.ndarray, left: np.ndarray, alike: 
 def _equal(signatures: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Return for each pair of rows how many signature bytes are equal, int64. Works in steps to bound memory."""
     step = 2**16
-    found = [np.zeros(0, np.int64)]
+    result = [np.zeros(0, np.int64)]
     for at in range(0, len(one), step):
         same = signatures[one[at : at + step]] == signatures[other[at : at + step]]
-        found.append(np.count_nonzero(same, axis=1))
-    return np.concatenate(found)
+        result.append(np.count_nonzero(same, axis=1))
+    return np.concatenate(result)
 
 
 def _pairs(document: np.ndarray, leader: np.ndarray, members: np.ndarray) -> np.ndarray:
-    found = np.zeros(len(members), PAIR)
-    found["one"], found["other"] = document[leader[members]], document[members]
-    return found
+    result = np.zeros(len(members), PAIR)
+    result["one"], result["other"] = document[leader[members]], document[members]
+    return result
 
 
 def _signatures(parts: Parts, document: np.ndarray) -> np.ndarray:
     """Return the signatures of documents, uint8 [documents, width], read part by part."""
     owner = (document >> np.uint64(32)).astype(np.int64)
-    found = np.zeros((len(document), parts.compared(int(owner[0])).header["width"]), np.uint8)
+    result = np.zeros((len(document), parts.compared(int(owner[0])).header["width"]), np.uint8)
     for number in np.unique(owner):
         mine = owner == number
         part = parts.compared(int(number))
         rows = np.searchsorted(part.sizes()[0], (document[mine] & np.uint64(0xFFFFFFFF)).astype(np.uint32))
-        found[mine] = part.signatures()[rows]
-    return found
+        result[mine] = part.signatures()[rows]
+    return result
 
 
 class Clusters(NamedTuple):
@@ -150,16 +150,16 @@ class Clusters(NamedTuple):
         return mine.astype(np.int64), self.kept[begin:end][removed]
 
 
-def clusters(found: Sequence[np.ndarray], parts: Parts, held_out: int, longest: bool) -> Clusters:
+def clusters(pairs: Sequence[np.ndarray], parts: Parts, held_out: int, longest: bool) -> Clusters:
     """Join pairs into clusters (connected components), and choose the document of each that is kept.
 
     Args:
-        found: pairs of similar documents, as from `pairs`.
+        pairs: pairs of similar documents, as from `pairs`.
         parts: all parts.
         held_out: number of the first part that is not training text. Documents from there on always win.
         longest: keep the longest document; otherwise, and among equally long ones, the first.
     """
-    joined = np.unique(np.concatenate([np.zeros(0, PAIR), *found]))
+    joined = np.unique(np.concatenate([np.zeros(0, PAIR), *pairs]))
     document, place = np.unique(np.concatenate([joined["one"], joined["other"]]), return_inverse=True)
     if not len(document):
         return Clusters(document, document)
@@ -181,11 +181,11 @@ def clusters(found: Sequence[np.ndarray], parts: Parts, held_out: int, longest: 
 
 def _sizes(parts: Parts, document: np.ndarray, owner: np.ndarray) -> np.ndarray:
     """Return the bytes of text of documents, int64 [documents], read part by part."""
-    found = np.zeros(len(document), np.int64)
+    result = np.zeros(len(document), np.int64)
     for number in np.unique(owner):
         documents, sizes = parts.compared(int(number)).sizes()
         mine = owner == number
-        found[mine] = sizes[
+        result[mine] = sizes[
             np.searchsorted(documents, (document[mine] & np.uint64(0xFFFFFFFF)).astype(np.uint32))
         ]
-    return found
+    return result

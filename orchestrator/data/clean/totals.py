@@ -33,7 +33,7 @@ def totals(text: CleanedText, parts: Sequence[Part], sources: int) -> list[dict[
     """
     folder = DataFolder(text.uri)
     keys = [part_key(part) for part in parts]
-    found: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     for step in text.cleaning.steps:
         counts: list[Counter[str]] = [Counter() for _ in range(sources)]
         reasons: Counter[str] = Counter()
@@ -46,7 +46,7 @@ def totals(text: CleanedText, parts: Sequence[Part], sources: int) -> list[dict[
             counts[part[0].file.source].update({name: getattr(decision, name) for name in COUNTS})
             reasons += decision.reasons
             samples = decisions.sample([*samples, *decision.samples], SAMPLES)
-        found.append(
+        result.append(
             {
                 "step": step.name,
                 "options": step.options,
@@ -55,17 +55,17 @@ def totals(text: CleanedText, parts: Sequence[Part], sources: int) -> list[dict[
                 "samples": [{"reason": reason, "text": beginning} for _, reason, beginning in samples],
             }
         )
-    if not sum(count["documents"] - count["removed"] for count in found[-1]["sources"]):
-        most = max(found, key=lambda entry: sum(entry["reasons"].values()))
-        problem = f"removes every document, {most['step']} most of them"
+    if not sum(count["documents"] - count["removed"] for count in result[-1]["sources"]):
+        largest = max(result, key=lambda entry: sum(entry["reasons"].values()))
+        problem = f"removes every document, {largest['step']} most of them"
         raise InputError(problem, "data.clean", "relax it, or check the sources")
-    return found
+    return result
 
 
 def read_totals(folder: DataFolder) -> list[dict[str, Any]]:
     """Return the totals stored beside prepared data; empty for data that was not cleaned."""
-    found: list[dict[str, Any]] = folder.read_json(TOTALS) or []
-    return found
+    result: list[dict[str, Any]] = folder.read_json(TOTALS) or []
+    return result
 
 
 def removed_in_all(folder: DataFolder) -> int:
@@ -76,12 +76,12 @@ def removed_in_all(folder: DataFolder) -> int:
 def removed_by(uri: str, step: str) -> list[dict[str, Any]]:
     """Return the totals of the steps with this name. Raises InputError if there is no such step."""
     folder = DataFolder(uri)
-    found = read_totals(folder)
-    if named := [entry for entry in found if entry["step"] == step]:
+    totals = read_totals(folder)
+    if named := [entry for entry in totals if entry["step"] == step]:
         return named
-    if not found:
+    if not totals:
         raise InputError(
             "was not cleaned, or there is no prepared data", uri, "name data of a job with data.clean"
         )
-    names = ", ".join(dict.fromkeys(entry["step"] for entry in found))
+    names = ", ".join(dict.fromkeys(entry["step"] for entry in totals))
     raise InputError(f"has no step {step}", "--removed-by", f"choose from {names}")

@@ -75,8 +75,8 @@ class _Numbers(dict[str, int]):
         """Return the numbers of words and their kinds, int64 [words] each."""
         if len(self) > KEPT:
             self.clear()
-        found = np.fromiter(map(self.__getitem__, words), np.int64, len(words))
-        return found, self._kinds[found]
+        result = np.fromiter(map(self.__getitem__, words), np.int64, len(words))
+        return result, self._kinds[result]
 
 
 @lru_cache(maxsize=1)
@@ -108,8 +108,8 @@ def _simplified(text: str) -> str:
     from datatrove.utils.text import simplify_text
 
     ascii_text, other = _configurations()
-    found: str = simplify_text(text, ascii_text if text.isascii() else other)
-    return found
+    result: str = simplify_text(text, ascii_text if text.isascii() else other)
+    return result
 
 
 @lru_cache(maxsize=1)

@@ -59,8 +59,8 @@ def is_read(tokenizer: Tokenizer, folder: str) -> bool:
 
 def _encodes_alike(loaded: Any, tokenizer: Tokenizer, text: str, second: str | None) -> bool:
     pair = (text,) if second is None else (text, second)
-    found: Encoding = tokenizer.encode(*pair)
-    return bool(loaded(*pair)["input_ids"] == found.ids)
+    encoding: Encoding = tokenizer.encode(*pair)
+    return bool(loaded(*pair)["input_ids"] == encoding.ids)
 
 
 def probes(tokenizer: Tokenizer) -> Iterator[str]:

@@ -69,9 +69,9 @@ class ReferenceEngine:
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         """See `Engine`."""
-        found = [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
-        ids = np.fromiter((i for one in found for i in one), np.uint32, sum(map(len, found)))
-        return Encoded(ids, np.cumsum([len(one) for one in found], dtype=np.int64))
+        result = [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+        ids = np.fromiter((i for one in result for i in one), np.uint32, sum(map(len, result)))
+        return Encoded(ids, np.cumsum([len(one) for one in result], dtype=np.int64))
 
     def added_tokens(self) -> list[str]:
         """Return the tokens that were added to the vocabulary."""
@@ -97,9 +97,9 @@ class FastEngine:
         self._seen += sum(map(len, texts))
         if self._seen > RENEWED:
             self._renew()
-        found = self._try(texts)
-        if found is not None:
-            return found
+        result = self._try(texts)
+        if result is not None:
+            return result
         whole = reference(self._text, self._parse)
         singly = [self._try([text]) or whole.encode([text]) for text in texts]
         return Encoded(
@@ -142,14 +142,14 @@ def fast(text: str, parse: bool = False) -> Engine | None:
     if max(map(len, entries), default=0) > LONG_ENTRY:
         return None
     try:
-        found = FastEngine(text, parse)
+        result = FastEngine(text, parse)
     except ImportError:
         return None
     except Exception:  # it raises its own errors for unsupported tokenizers
         return None
     standard = reference(text, parse)
     texts = hard_texts(standard.added_tokens())
-    return found if same(found.encode(texts), standard.encode(texts)) else None
+    return result if same(result.encode(texts), standard.encode(texts)) else None
 
 
 def same(one: Encoded, other: Encoded) -> bool:

@@ -59,7 +59,7 @@ def reduced(text: str, used: Collection[int], where: str) -> Reduced:
     added = {token["content"]: token["id"] for token in document.get("added_tokens") or []}
     names = {number: token for token, number in {**ids, **added}.items()}
     kept = {number for number in used if number in names} | set(added.values())
-    kept |= {number for found in _references(document) for number in found.values()}
+    kept |= {number for vocabulary in _references(document) for number in vocabulary.values()}
     kept |= {ids[token] for token in _indispensable(document, ids)}
     if (unknown := model.get("unk_token")) in ids:
         kept.add(ids[unknown])
@@ -71,8 +71,8 @@ def reduced(text: str, used: Collection[int], where: str) -> Reduced:
     numbers = {old: new for new, old in enumerate(order)}
     _renumber(document, numbers)
     result = json.dumps(document, ensure_ascii=False)
-    found = Tokenizer.from_str(result).get_vocab()
-    if found != {names[old]: new for old, new in numbers.items()}:
+    vocabulary = Tokenizer.from_str(result).get_vocab()
+    if vocabulary != {names[old]: new for old, new in numbers.items()}:
         raise InputError("has entries that do not keep their order when others are removed", where)
     return Reduced(result, order)
 
@@ -94,8 +94,8 @@ def _indispensable(document: Mapping[str, Any], ids: Mapping[str, int]) -> Itera
 
 def _characters(pieces: Collection[str], ids: Mapping[str, int]) -> set[int]:
     """Return the entries of a single character that occurs in the pieces."""
-    there = {character for piece in pieces for character in piece}
-    return {number for token, number in ids.items() if _bare(token) in there}
+    characters = {character for piece in pieces for character in piece}
+    return {number for token, number in ids.items() if _bare(token) in characters}
 
 
 def _bare(token: str) -> str:
@@ -114,14 +114,14 @@ def _closed(
     parts: dict[str, list[str]] = {}
     for first, second in _merges(model):
         parts.setdefault(first + second.removeprefix(prefix), []).extend((first, second))
-    found = set(kept)
+    result = set(kept)
     todo = [names[number] for number in kept]
     while todo:
         for part in parts.get(todo.pop(), ()):
-            if part in ids and ids[part] not in found:
-                found.add(ids[part])
+            if part in ids and ids[part] not in result:
+                result.add(ids[part])
                 todo.append(part)
-    return found
+    return result
 
 
 def _merges(model: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -151,8 +151,8 @@ def _renumber(document: dict[str, Any], numbers: Mapping[int, int]) -> None:
         ]
     for token in document.get("added_tokens") or []:
         token["id"] = numbers[token["id"]]
-    for found in _references(document):
-        found.renumber(numbers)
+    for reference in _references(document):
+        reference.renumber(numbers)
 
 
 class _Reference(dict[str, int]):

@@ -61,8 +61,8 @@ def _of_transformers(folder: str, where: str) -> str:
     from transformers import AutoTokenizer
 
     try:
-        found = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        return str(found.backend_tokenizer.to_str())
+        result = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return str(result.backend_tokenizer.to_str())
     except Exception as error:  # each class fails in its own way
         why = " ".join(str(error).split())[:200]
         raise InputError(f"transformers makes no tokenizer of it ({why})", where, ALONE) from None
@@ -122,22 +122,22 @@ def _merges(proto: Any) -> list[tuple[str, str]]:
     """
     scores = {piece.piece: piece.score for piece in proto.pieces if piece.type in (NORMAL, USER)}
     order = {piece.piece: number for number, piece in enumerate(proto.pieces)}
-    found = []
+    result = []
     for piece, score in scores.items():
         pairs = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
         known = [pair for pair in pairs if pair[0] in scores and pair[1] in scores]
-        found += [(-score, order[piece], order[left], order[right], left, right) for left, right in known]
-    return [(left, right) for *_, left, right in sorted(found)]
+        result += [(-score, order[piece], order[left], order[right], left, right) for left, right in known]
+    return [(left, right) for *_, left, right in sorted(result)]
 
 
 def _normalisers(spec: Any) -> list[Any]:
-    found: list[Any] = []
+    result: list[Any] = []
     if spec.precompiled_charsmap:
-        found.append(normalizers.Precompiled(spec.precompiled_charsmap))
+        result.append(normalizers.Precompiled(spec.precompiled_charsmap))
     if spec.remove_extra_whitespaces:
-        found += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+        result += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     if spec.add_dummy_prefix:
-        found.append(normalizers.Prepend(SPACE))
+        result.append(normalizers.Prepend(SPACE))
     if spec.escape_whitespaces:
-        found.append(normalizers.Replace(" ", SPACE))
-    return found
+        result.append(normalizers.Replace(" ", SPACE))
+    return result

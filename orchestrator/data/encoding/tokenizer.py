@@ -42,12 +42,12 @@ def all_special(objective: Sequence[str]) -> list[str]:
 
 def check_size(entries: int, special_tokens: Sequence[str]) -> None:
     """Raise InputError if a vocabulary of `entries` is too small for all bytes and special tokens."""
-    least = 256 + len(all_special(special_tokens))
-    if entries < least:
+    min_size = 256 + len(all_special(special_tokens))
+    if entries < min_size:
         raise InputError(
-            f"{entries} entries do not hold the 256 bytes and {least - 256} special tokens",
+            f"{entries} entries do not hold the 256 bytes and {min_size - 256} special tokens",
             "data.tokenizer.train_bpe",
-            f"make it at least {least}",
+            f"make it at least {min_size}",
         )
 
 
@@ -77,7 +77,7 @@ def load(
         else:
             text = (folder.read(name) or b"").decode()
         is_special = data_format > 5
-        found = _prepared(text, tuple(named.items()), tuple(special_tokens), tuple(added), is_special)
+        result = _prepared(text, tuple(named.items()), tuple(special_tokens), tuple(added), is_special)
     except InputError:
         raise
     except Exception as error:  # tokenizers raises plain Exception, and every file system its own errors
@@ -89,14 +89,14 @@ def load(
             where,
             hint + of_the_hub(uri),
         )
-    if found is None:
+    if result is None:
         eos = named.get("eos_token")
         problem = f"its eos_token {eos!r} is not in its vocabulary" if eos else "no token ends a document"
         raise InputError(problem, where, "name eos_token in a tokenizer_config.json next to it")
     if data_format < 6:
-        return found[0], dict(found[1])
+        return result[0], dict(result[1])
     config = folder.read_json("tokenizer_config.json") or {}
-    return found[0], {**found[1], **languages_of(Tokenizer.from_str(found[0]), config)}
+    return result[0], {**result[1], **languages_of(Tokenizer.from_str(result[0]), config)}
 
 
 def languages_of(tokenizer: Tokenizer, config: Mapping[str, Any]) -> dict[str, int]:
@@ -104,14 +104,14 @@ def languages_of(tokenizer: Tokenizer, config: Mapping[str, Any]) -> dict[str, i
 
     Some classes of transformers write the token of a language between underscores.
     """
-    found = {}
+    result = {}
     for role, key in LANGUAGES.items():
         name = config.get(key)
         names = (name, f"__{name}__") if isinstance(name, str) else ()
         ids = [tokenizer.token_to_id(token) for token in names]
         if known := [i for i in ids if i is not None]:
-            found[role] = known[0]
-    return found
+            result[role] = known[0]
+    return result
 
 
 def special_tokens_of(uri: str, data_format: int = FORMAT) -> dict[str, str]:
@@ -120,21 +120,21 @@ def special_tokens_of(uri: str, data_format: int = FORMAT) -> dict[str, str]:
     They come from tokenizer_config.json, special_tokens_map.json and the defaults of the class. Before format 6 they
     come from tokenizer_config.json alone.
     """
-    folder, _ = _place(uri)
+    folder, _ = _location(uri)
     config = folder.read_json("tokenizer_config.json") or {}
     if data_format < 6:
         return {f"{role}_token": token for role, token in named_tokens(config).items()}
     named = folder.read_json("special_tokens_map.json") or {}
-    found = tokens_of_files(config, named)
+    result = tokens_of_files(config, named)
     has_model = folder.read("config.json") is not None
     if not folder.local or (config.get("tokenizer_class") in PLAIN_CLASSES and not has_model):
-        return found
+        return result
     by_class = tokens_of_class(folder.uri)
     if by_class is None:
-        return found
+        return result
     written = (folder.read("tokenizer.json") or b"").decode()
     # The defaults of a class may name tokens that this tokenizer lacks.
-    return {name: token for name, token in by_class.items() if name in found or _is_in(written, token)}
+    return {name: token for name, token in by_class.items() if name in result or _is_in(written, token)}
 
 
 def _is_in(text: str, token: str) -> bool:
@@ -153,7 +153,7 @@ def is_there(uri: str) -> bool:
         raise InputError(f"cannot be read ({error})", f"data.tokenizer {uri}") from None
 
 
-def _place(uri: str) -> tuple[DataFolder, str]:
+def _location(uri: str) -> tuple[DataFolder, str]:
     """Return the folder and the name of the file that `load` reads."""
     head, _, tail = uri.rpartition("/")
     head = head or ("/" if uri.startswith("/") else ".")
@@ -164,7 +164,7 @@ def _place(uri: str) -> tuple[DataFolder, str]:
 
 def _file(uri: str) -> tuple[DataFolder, str]:
     """Return the same, with the model of SentencePiece in a folder that has no tokenizer.json."""
-    folder, name = _place(uri)
+    folder, name = _location(uri)
     if name != "tokenizer.json" or uri.endswith(name):
         return folder, name
     try:
@@ -215,12 +215,12 @@ def roles_of(tokenizer: Tokenizer, named: Mapping[str, str]) -> dict[str, int]:
 
     `named` gives the token of a role; for other roles the common tokens are tried.
     """
-    found = {}
+    result = {}
     for role, usual in _NAMES.items():
         ids = [tokenizer.token_to_id(token) for token in ([named[role]] if role in named else usual)]
         if known := [i for i in ids if i is not None]:
-            found[role] = known[0]
-    return found
+            result[role] = known[0]
+    return result
 
 
 def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
@@ -246,8 +246,8 @@ def sentinels_in(text: str) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4)  # reading a tokenizer takes a tenth of a second
 def _size_and_sentinels(text: str) -> tuple[int, tuple[int, ...]]:
-    found = encoder(text)
-    return size_of(found), tuple(sentinels(found))
+    result = encoder(text)
+    return size_of(result), tuple(sentinels(result))
 
 
 def size_of(tokenizer: Tokenizer) -> int:
@@ -274,10 +274,10 @@ def special_names(text: str) -> tuple[str, ...]:
 def around_text(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the tokens that a tokenizer puts before and after a text."""
     for text in ("a", "0", ".", "\n", "\u4e00"):  # a small vocabulary may lack some of these characters
-        found = tokenizer.encode(text)
-        inside = [number for number, place in enumerate(found.sequence_ids) if place is not None]
+        encoding = tokenizer.encode(text)
+        inside = [number for number, place in enumerate(encoding.sequence_ids) if place is not None]
         if inside:
-            return tuple(found.ids[: inside[0]]), tuple(found.ids[inside[-1] + 1 :])
+            return tuple(encoding.ids[: inside[0]]), tuple(encoding.ids[inside[-1] + 1 :])
     return (), ()
 
 

@@ -64,16 +64,16 @@ def train(texts: Iterable[str], recipe: TokenizerRecipe, special_tokens: Sequenc
     tokenizer.train_from_iterator(held, _trainer(recipe, special, alphabet))
     made = json.loads(tokenizer.to_str())
     if recipe.kind == "unigram":
-        _settle_scores(made["model"], len(special))
+        _round_scores(made["model"], len(special))
     if recipe.kind == "wordpiece":  # `_trainer` passed its characters as special tokens
         made["added_tokens"] = made["added_tokens"][: len(special)]
     if recipe.byte_fallback:
         _add_bytes(made["model"])
-    found = Tokenizer.from_str(json.dumps(made))
-    if byte_level.size_of(found) > recipe.vocabulary:
+    result = Tokenizer.from_str(json.dumps(made))
+    if byte_level.size_of(result) > recipe.vocabulary:
         problem = f"{recipe.vocabulary} entries do not hold the characters of the text"
         raise InputError(problem, "data.tokenizer.train.vocabulary", "raise it, or set pre_tokenizer to gpt2")
-    return str(found.to_str())
+    return str(result.to_str())
 
 
 def check_size(recipe: TokenizerRecipe, special_tokens: Sequence[str]) -> None:
@@ -82,9 +82,9 @@ def check_size(recipe: TokenizerRecipe, special_tokens: Sequence[str]) -> None:
     if recipe.divided_by in ("gpt2", "gpt4"):
         byte_level.check_size(recipe.vocabulary, special_tokens)
     elif recipe.vocabulary < _reserved(recipe, special) + 256:
-        least = _reserved(recipe, special) + 256
-        problem = f"{recipe.vocabulary} entries are few for {least - 256} special tokens and bytes"
-        raise InputError(problem, "data.tokenizer.train.vocabulary", f"make it at least {least}")
+        min_size = _reserved(recipe, special) + 256
+        problem = f"{recipe.vocabulary} entries are few for {min_size - 256} special tokens and bytes"
+        raise InputError(problem, "data.tokenizer.train.vocabulary", f"make it at least {min_size}")
 
 
 def train_bytes(texts: Iterable[str], entries: int, special_tokens: Sequence[str]) -> str:
@@ -178,7 +178,7 @@ def _without_others(texts: Sequence[str], kept: set[str], recipe: TokenizerRecip
     return [text.translate(dict.fromkeys(others)) for text in texts] if others else list(texts)
 
 
-def _settle_scores(model: dict[str, Any], special: int) -> None:
+def _round_scores(model: dict[str, Any], special: int) -> None:
     """Round the scores, and sort the pieces by score and spelling, so that equal texts give equal models.
 
     Rare characters that are kept anyway get the lowest scores, in a fixed order. Special tokens get a score so low that

@@ -14,7 +14,7 @@ _CLOSING = "\"')]}ĠĊč "
 """Characters that may follow a full stop within an entry: quotes, brackets, and white space in byte-level spelling."""
 
 
-def vocabulary_of(tokenizer: Tokenizer, found: DataManifest) -> Vocabulary:
+def vocabulary_of(tokenizer: Tokenizer, manifest: DataManifest) -> Vocabulary:
     """Return the vocabulary of prepared data.
 
     A token starts a word if it begins with white space, as spelled by byte-level BPE ('Ġ', 'Ċ', ...) or SentencePiece
@@ -22,27 +22,27 @@ def vocabulary_of(tokenizer: Tokenizer, found: DataManifest) -> Vocabulary:
     neither. A token ends a sentence if its text ends with . ! or ?, ignoring closing quotes and brackets. Data of
     format 1 reserves no ids, as in the version that made it.
     """
-    entries = [tokenizer.id_to_token(number) or "" for number in range(found.vocabulary)]
+    entries = [tokenizer.id_to_token(number) or "" for number in range(manifest.vocabulary)]
     special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     text = np.array([bool(entry) and number not in special for number, entry in enumerate(entries)])
     ends = np.array([entry.rstrip(_CLOSING).endswith((".", "!", "?")) for entry in entries])
     starts = _word_starts(tokenizer, entries)
-    roles = found.roles
+    roles = manifest.roles
     return Vocabulary(
-        size=found.vocabulary,
+        size=manifest.vocabulary,
         eos=roles["eos"],
         pad=roles.get("pad"),
         bos=roles.get("bos"),
         cls=roles.get("cls"),
         sep=roles.get("sep"),
         mask=roles.get("mask"),
-        sentinels=tuple(found.sentinels),
+        sentinels=tuple(manifest.sentinels),
         frame=frame_of(tokenizer),
         source_language=roles.get("source_language"),
         target_language=roles.get("target_language"),
-        before=tuple(found.frame[0]),
-        added=first_added(tokenizer, found.vocabulary),
-        reserved=frozenset(np.flatnonzero(~text).tolist() if found.format > 1 else ()),
+        before=tuple(manifest.frame[0]),
+        added=first_added(tokenizer, manifest.vocabulary),
+        reserved=frozenset(np.flatnonzero(~text).tolist() if manifest.format > 1 else ()),
         word_start=None if starts is None else starts & text,
         sentence_end=ends & text,
     )
@@ -54,14 +54,16 @@ def frame_of(tokenizer: Tokenizer) -> Frame | None:
         return None
 
     def around(text: str, second: str | None = None) -> tuple[list[tuple[int, ...]], int]:
-        found = tokenizer.encode(text, second)
+        encoding = tokenizer.encode(text, second)
         parts: list[list[int]] = [[]]
-        for number, place in zip(found.ids, found.sequence_ids, strict=True):
+        for number, place in zip(encoding.ids, encoding.sequence_ids, strict=True):
             if place is None:
                 parts[-1].append(number)
             elif len(parts) == place + 1:
                 parts.append([])
-        types = [kind for kind, place in zip(found.type_ids, found.sequence_ids, strict=True) if place == 1]
+        types = [
+            kind for kind, place in zip(encoding.type_ids, encoding.sequence_ids, strict=True) if place == 1
+        ]
         return [tuple(part) for part in parts], max(types, default=0)
 
     (before, after), _ = around("a")

@@ -210,7 +210,7 @@ class Answers:
             _check_text(prompt, "prompt")
             words = self.marked(prompt, [], special=self.framing.parsed)
             before, _ = self.framing.around(unmarked(words), self.eos)
-            found = np.concatenate([before, words]).astype(np.int64)
+            result = np.concatenate([before, words]).astype(np.int64)
         else:
             if not isinstance(prompt, list):
                 raise ValueError(f"its prompt is {type(prompt).__name__}, not a text or a list of messages")
@@ -220,10 +220,10 @@ class Answers:
                 )
             named = tools_of(tools)
             given = self._given_prompt(prompt, named)
-            found = unmarked(self.marked(self._writer(named).opening(given, named), []))
-        if not len(found):
+            result = unmarked(self.marked(self._writer(named).opening(given, named), []))
+        if not len(result):
             raise ValueError("its prompt is empty")
-        return found
+        return result
 
     def _given_prompt(self, messages: list[Any], tools: list[Any] | None) -> list[Message]:
         """Like `_given`, for messages without an answer at their end."""

@@ -266,8 +266,8 @@ class Template:
 
         def call(given: Message) -> Message:
             function = given.get("function", given)
-            found = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
-            return {**given, "function": found} if "function" in given else found
+            result = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
+            return {**given, "function": result} if "function" in given else result
 
         def read(message: Message) -> Message:
             if "tool_calls" not in message:

@@ -181,7 +181,7 @@ def run_tasks(
     cache: str,
     leave: float = 0.0,
     together: int = 1,
-    there: Callable[[dict[str, Any]], bool] = lambda row: False,
+    is_done: Callable[[dict[str, Any]], bool] = lambda row: False,
 ) -> Iterator[int]:
     """Run `task` on each row, on as many CPUs as are free; yield the number of leading rows that are done.
 
@@ -192,7 +192,7 @@ def run_tasks(
         leave: CPUs to leave free. If none remains, one task shares the CPUs with their users.
         together: largest number of rows of one task. Small rows share a task: the rest of one row (see `Task`)
             overlaps with the next row, and Ray causes no wait in between.
-        there: whether a row is already done. A restarted task skips such rows at its beginning.
+        is_done: whether a row is already done. A restarted task skips such rows at its beginning.
 
     Raises InputError and Unreachable as the tasks do, if a task's storage fails, and for a row on which the process
     ended TRIES times.
@@ -203,7 +203,7 @@ def run_tasks(
     def run(given: dict[str, Any]) -> dict[str, Any]:
         group = json.loads(given["rows"])
         with printed() as text:
-            todo = list(dropwhile(there, group)) if len(group) > 1 else group
+            todo = list(dropwhile(is_done, group)) if len(group) > 1 else group
             done, error = run_rows(task, cache, todo)
         return {"done": len(group) - len(todo) + done, "error": error, "printed": text.getvalue()}
 

@@ -84,7 +84,7 @@ class Preparation:
         given = (folder.read("tokenizer.json") or b"").decode()
         key = reuse.tokens_key(given, written, cleaning.key if cleaning else "")
         keys = [part_key(part) for part in parts]
-        there = reuse.there_already(folder, key, keys)
+        existing = reuse.existing_parts(folder, key, keys)
         tasks = shard_tasks(folder.uri, written, given, self.data.encode_with != REFERENCE, text)
         write_shards(
             folder,
@@ -92,7 +92,7 @@ class Preparation:
             written,
             tasks=tasks,
             publisher=publisher,
-            there=there,
+            existing=existing,
             leave=leave,
             ceiling=rejections.Ceiling(self.data.max_rejected, folder),
             progress=self.progress,
@@ -123,8 +123,8 @@ class Preparation:
             gathered, _ = gather_some(folder, name, uris=uris, parts=parts, numbers=numbers, written=written)
             return replace(gathered, code=code)
 
-        there = published.so_far(folder) if begin else None
-        sections = max(1, there[1] if there else 0) if begin else plan.sections
+        published_so_far = published.so_far(folder) if begin else None
+        sections = max(1, published_so_far[1] if published_so_far else 0) if begin else plan.sections
         return Publisher(folder, plan, section, sections)
 
 

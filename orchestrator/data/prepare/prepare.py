@@ -85,10 +85,10 @@ def prepare(
     files = sources.resolve(data.sources, where, data.on_error)
     if not any(file.size for file in files):
         raise InputError("all files are empty", where, "give files with text")
-    there = read_tokenizer_of(tokenizer_of) if tokenizer_of else None
+    existing = read_tokenizer_of(tokenizer_of) if tokenizer_of else None
 
     def choose(data_format: int) -> Any:
-        return there or chosen_tokenizer(data, objective_special_tokens, data_format)
+        return existing or chosen_tokenizer(data, objective_special_tokens, data_format)
 
     part_bytes = part_bytes or sources.part_size(files)
     cleaning = cleaning_of(data, files, part_bytes)

@@ -301,7 +301,7 @@ def _judged(values: Mapping[str, Any], answers: Answers) -> list[Encoded]:
     return [(pack([words, [int(values["label"])]]), unmarked(words))]
 
 
-def _asked(values: Mapping[str, Any], answers: Answers) -> list[Encoded]:
+def _prompt_with_columns(values: Mapping[str, Any], answers: Answers) -> list[Encoded]:
     """Return a prompt, and the other columns as JSON text, which rewards read.
 
     CSV writes nothing for null, so an empty text is null in every format.
@@ -329,5 +329,5 @@ _ANSWERS: Mapping[str, Callable[[Mapping[str, Any], Answers], list[Encoded]]] = 
     "conversation": _spoken,
     **dict.fromkeys(COMPARED, _compared),
     "kto": _judged,
-    **dict.fromkeys(REWARDED, _asked),
+    **dict.fromkeys(REWARDED, _prompt_with_columns),
 }

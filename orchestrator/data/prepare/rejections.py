@@ -86,13 +86,13 @@ def notes_of(*uris: str) -> list[str]:
     return list(dict.fromkeys(lines))  # all data sets share the note about framing
 
 
-def frame_notes(uri: str, found: DataManifest) -> list[str]:
+def frame_notes(uri: str, manifest: DataManifest) -> list[str]:
     """Return at most one line about the tokens around each text. Empty for conversations, whose template writes
     everything.
     """
-    if found.records == "conversation":
+    if manifest.records == "conversation":
         return []
-    before, after = frame_names(uri, found)
+    before, after = frame_names(uri, manifest)
     parts = [
         *([f"begins with {' '.join(before)}"] if before else []),
         *([f"ends with {' '.join(after)}"] if after else []),
@@ -100,20 +100,20 @@ def frame_notes(uri: str, found: DataManifest) -> list[str]:
     return [f"each text {' and '.join(parts)}, as its tokenizer frames it"] if parts else []
 
 
-def frame_names(uri: str, found: DataManifest) -> tuple[list[str], list[str]]:
+def frame_names(uri: str, manifest: DataManifest) -> tuple[list[str], list[str]]:
     """Return the names of the tokens before and after each text of prepared data."""
-    if not any(found.frame):
+    if not any(manifest.frame):
         return [], []
-    tokenizer = Tokenizer.from_str((DataFolder(uri).read(found.tokenizer) or b"").decode())
+    tokenizer = Tokenizer.from_str((DataFolder(uri).read(manifest.tokenizer) or b"").decode())
     before, after = (
-        [tokenizer.id_to_token(number) or str(number) for number in side] for side in found.frame
+        [tokenizer.id_to_token(number) or str(number) for number in side] for side in manifest.frame
     )
     return before, after
 
 
-def _turns(found: DataManifest) -> list[str]:
+def _turns(manifest: DataManifest) -> list[str]:
     """Return one line if conversations are trained turn by turn."""
-    turns = found.turns
+    turns = manifest.turns
     if not turns:
         return []
     rows = turns["rows"]
@@ -124,9 +124,9 @@ def _turns(found: DataManifest) -> list[str]:
     return [f"{message}: {rows + more} records instead of {rows}, with {tokens} tokens more"]
 
 
-def _undivided(found: DataManifest) -> list[str]:
+def _undivided(manifest: DataManifest) -> list[str]:
     """Return one line if a single task had to hold a large part."""
-    largest = max((shard.bytes for shard in found.shards), default=0)
+    largest = max((shard.bytes for shard in manifest.shards), default=0)
     if largest < LARGE_BYTES:
         return []
     message = f"{largest / 2**30:.1f} GiB of text are one part, which one task reads and holds"
@@ -135,11 +135,11 @@ def _undivided(found: DataManifest) -> list[str]:
     ]
 
 
-def notes(found: Mapping[str, Mapping[str, int]], uri: str) -> list[str]:
+def notes(by_kind: Mapping[str, Mapping[str, int]], uri: str) -> list[str]:
     """Return at most one line about documents that were left out and repaired."""
     actions = [
         f"{sum(kinds.values())} documents {action} ({', '.join(f'{kind} {n}' for kind, n in kinds.items())})"
-        for action, kinds in found.items()
+        for action, kinds in by_kind.items()
     ]
     return [f"{', '.join(actions)}; see {uri}/{NAME}"] if actions else []
 
@@ -151,9 +151,9 @@ def read(folder: DataFolder) -> list[Finding]:
 
 def check(limit: int | str | None, folder: DataFolder) -> None:
     """Raise InputError if prepared data leaves out more than `limit`, the value of `data.max_rejected`."""
-    found = manifest.read(folder) if limit is not None else None
-    if found and found.rejected:
-        _check(limit, read(folder), found.rows + removed_in_all(folder), 0.0, folder)
+    stored = manifest.read(folder) if limit is not None else None
+    if stored and stored.rejected:
+        _check(limit, read(folder), stored.rows + removed_in_all(folder), 0.0, folder)
 
 
 class Ceiling:
@@ -181,7 +181,7 @@ class Ceiling:
         if not record:
             return
         if not self._left:
-            self._left = {n: _most_documents(part) for n, part in enumerate(parts)}
+            self._left = {n: _max_documents(part) for n, part in enumerate(parts)}
         self._left[number] = 0.0
         self._findings += record["rejected"]
         self._documents += record["documents"] - record.get("turns", {}).get("more", 0)
@@ -199,8 +199,8 @@ def _check(
     count, share = ceiling_of(limit)
     out = totals(findings).get(LEFT_OUT, {})
     rejected = sum(out.values())
-    most = count if share is None else share * (rejected + documents + left)
-    if most is None or rejected <= most:
+    ceiling = count if share is None else share * (rejected + documents + left)
+    if ceiling is None or rejected <= ceiling:
         return
     if left:
         write(folder, findings)
@@ -214,12 +214,12 @@ def _check(
     raise InputError(problem, f"data.max_rejected {limit}", hint)
 
 
-def _most_documents(part: Part) -> float:
+def _max_documents(part: Part) -> float:
     """Return the largest number of documents that a part can have."""
-    most = 0.0
+    maximum = 0.0
     for span in part:
-        least = LEAST_BYTES.get(span.file.kind)
-        if least is None or span.file.compression:
+        min_bytes = LEAST_BYTES.get(span.file.kind)
+        if min_bytes is None or span.file.compression:
             return math.inf
-        most += span.bytes / least + 1
-    return most
+        maximum += span.bytes / min_bytes + 1
+    return maximum

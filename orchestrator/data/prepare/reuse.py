@@ -37,7 +37,7 @@ def tokens_key(tokenizer: str, written: TokenFormat, clean: str) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(whole, sort_keys=True).encode())
 
 
-def there_already(folder: DataFolder, key: str, parts: Sequence[str]) -> dict[int, tuple[str, int]]:
+def existing_parts(folder: DataFolder, key: str, parts: Sequence[str]) -> dict[int, tuple[str, int]]:
     """Return the parts that other data in the cache already has: for each part number, that data's URI and its shard
     number.
     """

@@ -53,7 +53,7 @@ def write_shards(
     *,
     tasks: ShardTasks,
     publisher: Publisher | None,
-    there: Mapping[int, tuple[str, int]],
+    existing: Mapping[int, tuple[str, int]],
     leave: float,
     ceiling: Ceiling,
     progress: Progress,
@@ -66,7 +66,7 @@ def write_shards(
         written: the format of the shards.
         tasks: see `shard_tasks`.
         publisher: for streamed data: write only the shards of its sections, in their order, and let it publish them.
-        there: shards to copy, by number.
+        existing: shards to copy, by number.
         leave: CPUs to leave for others.
         ceiling: how much may be left out.
         progress: see `prepare`.
@@ -85,7 +85,7 @@ def write_shards(
     wanted = publisher.parts if publisher else range(len(parts))
     text_bytes = sum(span.bytes for number in wanted for span in parts[number])
     # one part a task if sections are to be published early
-    most = 1 if publisher else together(text_bytes // max(len(parts), 1))
+    max_tasks = 1 if publisher else together(text_bytes // max(len(parts), 1))
     # One more round for shards of an engine that later differed from the reference.
     while refuted != (refuted := shards.refuted_engine(folder)):
         if refuted:
@@ -101,11 +101,13 @@ def write_shards(
                 "number": n,
                 "recorded": os.path.basename(shards.record_name(n)) in recorded,
                 "part": sources.to_json(parts[n], reach_of(written.version)),
-                "there": there.get(n, ()) and list(there[n]),
+                "there": existing.get(n, ()) and list(existing[n]),
             }
             for n in todo
         ]
-        for done in run_tasks(task, rows, cache=folder.uri, leave=leave, together=most, there=is_there):
+        for done in run_tasks(
+            task, rows, cache=folder.uri, leave=leave, together=max_tasks, is_done=is_there
+        ):
             if ceiling.limited:
                 number = todo[done - 1]
                 ceiling.check(number, shards.read_record(folder, number, written.version), parts)

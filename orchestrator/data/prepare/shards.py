@@ -81,12 +81,12 @@ class PartEncoder:
                 yield number
             self._first = False
 
-    def _compare(self, found: Encoded, number: int, text: str) -> None:
+    def _compare(self, encoded: Encoded, number: int, text: str) -> None:
         if len(text) > COMPARED:
             text = text[:COMPARED]
-            found = self._engine.encode([text])
+            encoded = self._engine.encode([text])
             number = 0
-        if not np.array_equal(found.of(number), self._reference.encode([text]).ids):
+        if not np.array_equal(encoded.of(number), self._reference.encode([text]).ids):
             raise EngineDiffers(self._engine.name)
         self._compared[0] += 1
         self._compared[1] += len(text.encode())
@@ -152,7 +152,7 @@ def contents_name(shard: str) -> str:
     return shard.removesuffix(".bin") + ".contents"
 
 
-def sizes_beside(shard: str, documents: int, data_format: int) -> dict[str, int]:
+def companion_sizes(shard: str, documents: int, data_format: int) -> dict[str, int]:
     """Return the sizes in bytes of the files next to a shard with this many documents."""
     ends = 4 * documents
     contents = ENTRY.itemsize * (documents + 1)
@@ -441,7 +441,7 @@ def is_complete(folder: DataFolder) -> bool:
     width = np.dtype(data.dtype).itemsize
     wanted = {shard.file: shard.tokens * width for shard in data.shards}
     for shard in data.shards:
-        wanted |= sizes_beside(shard.file, shard.documents, data.format)
+        wanted |= companion_sizes(shard.file, shard.documents, data.format)
     whole = all(sizes.get(name) == size for name, size in wanted.items())
     return whole and sizes.get(data.tokenizer, 0) > 0
 
@@ -464,7 +464,7 @@ def unfinished(folder: DataFolder, parts: int, written: TokenFormat) -> list[int
             return True
         if sizes.get(shard) != record["tokens"] * width:
             return True
-        beside = sizes_beside(shard, record["documents"], written.version)
+        beside = companion_sizes(shard, record["documents"], written.version)
         return any(sizes.get(name) != size for name, size in beside.items())
 
     return [number for number, yes in enumerate(read_at_once(lacks, range(parts))) if yes]

@@ -168,7 +168,9 @@ class Batches:
         back = torch.from_numpy(np.argsort(np.concatenate(alike)))
         batch = {name: torch.cat([part[name] for part in collated])[back] for name in collated[0]}
         if self.packed and self._routed:
-            batch[REAL] = torch.arange(self._stride) < torch.from_numpy(self._real(ids)).unsqueeze(1)
+            batch[REAL] = torch.arange(self._stride) < torch.from_numpy(
+                self._unpadded_lengths(ids)
+            ).unsqueeze(1)
         return batch, receipt.add(digests)
 
     def lengths(self, positions: np.ndarray) -> np.ndarray:
@@ -184,9 +186,9 @@ class Batches:
     def padding(self, position: int, count: int) -> float:
         """Return the share of padding in the model's input for the samples at [position, position + count)."""
         _, ids = self.order.at(np.arange(position, position + count))
-        return 1.0 - float(self._real(ids).sum()) / (count * self._stride)
+        return 1.0 - float(self._unpadded_lengths(ids).sum()) / (count * self._stride)
 
-    def _real(self, ids: np.ndarray) -> np.ndarray:
+    def _unpadded_lengths(self, ids: np.ndarray) -> np.ndarray:
         """Return the number of input tokens of each sample that are not padding."""
         reading = self.read.objective.reading
         return np.array([self.read.length(int(i)) for i in ids]) - (reading.window - reading.stride)

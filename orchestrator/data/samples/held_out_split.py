@@ -131,10 +131,10 @@ def split(tokens: Documents, share: float, both: bool = True, of: str = "") -> S
         runs.append(sides_of_source)
         facts_of.append(facts)
     held_out, every = (sum(facts[name] for facts in facts_of) for name in ("held_out", "documents"))
-    least = min(facts["least"] for facts in facts_of)
-    most = max(facts["most"] for facts in facts_of)
+    lowest = min(facts["least"] for facts in facts_of)
+    highest = max(facts["most"] for facts in facts_of)
     if both:
-        _check_sides(least, most, documents=every, held_out=held_out, share=share, of=of)
+        _check_sides(lowest, highest, documents=every, held_out=held_out, share=share, of=of)
     sides = {side: [each[side] for each in runs] for side in SIDES}
     return Split(
         Subset(tokens, sides["trained"], every - held_out),
@@ -190,15 +190,15 @@ def _check_sides(
     """Raise InputError if `held_out` has no document or every document; their digests are within the given bounds."""
     if 0 < held_out < documents:
         return
-    least = least_digest / DIGESTS
-    most = most_digest / DIGESTS
+    lowest = least_digest / DIGESTS
+    highest = most_digest / DIGESTS
     if not held_out:
         effect = "holds out none"
-        hint = f"make it at least {_rounded(least, up=True)}"
+        hint = f"make it at least {_rounded(lowest, up=True)}"
     else:
         effect = "leaves none"
-        hint = f"make it at most {_rounded(most, up=False)}"
-    if least == most:
+        hint = f"make it at most {_rounded(highest, up=False)}"
+    if lowest == highest:
         hint = (
             "separate documents by lines of <|endoftext|>, or name held-out text in data.validation.sources"
         )

@@ -97,7 +97,7 @@ def spots(
         tokens = values[name]
         labels = values.get("labels") if name == last else None
         labels = labels if labels is not None and labels.shape == tokens.shape else None
-        real = values.get(padding, np.arange(len(tokens)) < (len(tokens) if length is None else length))
+        is_token = values.get(padding, np.arange(len(tokens)) < (len(tokens) if length is None else length))
         places = values.get("positions") if name == "tokens" else None
         places = places if places is not None and places.shape == tokens.shape else None
         sees = seen[0].sum(1).numpy() if name == "tokens" and seen is not None else None
@@ -109,7 +109,7 @@ def spots(
                 int(token),
                 labels=labels,
                 begins=begins,
-                real=real,
+                is_real=is_token,
                 places=places,
                 sees=sees,
                 number=number,
@@ -212,7 +212,7 @@ def _spot(
     token: int,
     labels: np.ndarray | None,
     begins: np.ndarray,
-    real: np.ndarray,
+    is_real: np.ndarray,
     places: np.ndarray | None,
     sees: np.ndarray | None,
     number: int,
@@ -224,7 +224,7 @@ def _spot(
         label=label,
         said="" if label is None else decode(label),
         begins=bool(begins[number]),
-        real=bool(real[number]),
+        real=bool(is_real[number]),
         position=None if places is None else int(places[number]),
         sees=None if sees is None else int(sees[number]),
     )

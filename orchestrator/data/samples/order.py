@@ -104,11 +104,11 @@ def permute(index: ArrayLike, epoch: ArrayLike, size: int, seed: int) -> np.ndar
     return place.astype(np.int64).reshape(index.shape)
 
 
-def _feistel(place: np.ndarray, key: np.ndarray, width: int, height: int) -> np.ndarray:
+def _feistel(position: np.ndarray, key: np.ndarray, width: int, height: int) -> np.ndarray:
     """Apply one pass of a permutation of [0, width x height). Each half-round adds a hash of the other half."""
     a = np.uint64(width)
     b = np.uint64(height)
-    high, low = np.divmod(place, a)
+    high, low = np.divmod(position, a)
     for number in range(ROUNDS):
         key = mix(key + np.uint64(number))
         low = (low + mix(key ^ high) % a) % a

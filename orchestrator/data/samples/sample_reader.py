@@ -40,14 +40,14 @@ class SampleReader:
         """Return whether this is the id of a known sample."""
         if not self._growing:
             return 0 <= sample < len(self)
-        source, index = self._place(sample)
+        source, index = self._locate(sample)
         return 0 <= index < len(self._windows[source])
 
     def __call__(self, sample: int) -> np.ndarray:
         """Return the tokens of a sample, int64 [window or fewer]."""
         if sample in self._held:
             return self._held[sample]
-        source, index = self._place(sample)
+        source, index = self._locate(sample)
         pieces = [
             self.streams.window(source, start, length)
             for start, length in self._windows[source].pieces(index)
@@ -56,12 +56,12 @@ class SampleReader:
 
     def length(self, sample: int) -> int:
         """Return the number of tokens of a sample, without reading it."""
-        source, index = self._place(sample)
+        source, index = self._locate(sample)
         return sum(length for _, length in self._windows[source].pieces(index))
 
     def origin(self, sample: int) -> tuple[int, Sequence[tuple[int, int]]]:
         """Return the source of a sample, and its pieces, see `Windows.pieces`."""
-        source, index = self._place(sample)
+        source, index = self._locate(sample)
         return source, self._windows[source].pieces(index)
 
     def longer_than(self, length: int) -> Iterator[int]:
@@ -72,7 +72,7 @@ class SampleReader:
 
     def siblings(self, sample: int) -> range:
         """Return the ids of the samples of the same document."""
-        source, index = self._place(sample)
+        source, index = self._locate(sample)
         return self._ids(source, self._windows[source].siblings(index))
 
     def companions(self, sample: int) -> range:
@@ -81,7 +81,7 @@ class SampleReader:
         """
         if not self._growing:
             return range(len(self))
-        source, index = self._place(sample)
+        source, index = self._locate(sample)
         return self._ids(source, self._windows[source].companions(index))
 
     def holding(self, ids: Sequence[int] | np.ndarray) -> SampleReader:
@@ -115,10 +115,10 @@ class SampleReader:
         if not self._beside and self._entries is None:
             return batch
         rows = np.asarray(ids, dtype=np.int64) % len(self)
-        found = {name: values[rows] for name, values in self._beside.items()}
+        result = {name: values[rows] for name, values in self._beside.items()}
         if self._entries is not None:
-            found |= self._entries(rows)
-        return batch | {name: torch.from_numpy(values) for name, values in found.items()}
+            result |= self._entries(rows)
+        return batch | {name: torch.from_numpy(values) for name, values in result.items()}
 
     def _ids(self, source: int, numbers: range) -> range:
         """Return the ids of the samples [start, stop) of a source."""
@@ -128,7 +128,7 @@ class SampleReader:
         first = int(self._ends[source]) - len(self._windows[source])
         return range(first + numbers.start, first + numbers.stop)
 
-    def _place(self, sample: int) -> tuple[int, int]:
+    def _locate(self, sample: int) -> tuple[int, int]:
         """Return the source of a sample, and its index there."""
         if self._growing:
             return sample % len(self._windows), sample // len(self._windows)

@@ -94,14 +94,14 @@ class TeacherTable:
         Raises:
             InputError: if a record is damaged or missing.
         """
-        found = np.empty(len(samples), self._record)
+        result = np.empty(len(samples), self._record)
         for place, sample in enumerate(samples.tolist()):
             number, index = divmod(sample, self._size)
             offset = HEAD.itemsize + index * self._record.itemsize
-            self._fill(number, offset, found[place : place + 1])
-            if found["sum"][place] != _sum_of(found[place]):
+            self._fill(number, offset, result[place : place + 1])
+            if result["sum"][place] != _sum_of(result[place]):
                 self._refuse(number)
-        return TopRecords(found["tokens"], found["logits"], found["log_sum"])
+        return TopRecords(result["tokens"], result["logits"], result["log_sum"])
 
     def _head(self, number: int) -> np.ndarray:
         head = np.empty(1, HEAD)

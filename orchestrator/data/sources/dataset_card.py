@@ -46,13 +46,13 @@ class Cards:
         Raises InputError if the card cannot be read, or names the labels of a column differently in several
         configurations.
         """
-        found: dict[str, list[str]] = {}
+        result: dict[str, list[str]] = {}
         for column in _label_columns(file):
             folder, card = self._card_above(fs, path)
             names = _names_in(card, column, path[len(folder) + 1 :], f"{folder}/{CARD}") if card else ()
             if names and not _named_in_schema(file, column):
-                found[column] = list(names)
-        return found
+                result[column] = list(names)
+        return result
 
     def _card_above(self, fs: Any, path: str) -> tuple[str, Mapping[str, Any]]:
         """Return the nearest folder above `path` whose card describes a dataset, and the card; an empty one without
@@ -122,27 +122,27 @@ def _names_in(card: Mapping[str, Any], column: str, path: str, where: str) -> tu
     infos = [info for info in (given if isinstance(given, list) else [given]) if isinstance(info, Mapping)]
     configs = _configs_of(card, path)
     chosen = [info for info in infos if str(info.get("config_name", "default")) in configs] or infos
-    found = {
+    result = {
         names: str(info.get("config_name", "default"))
         for info in chosen
         if (names := names_of_labels(_features(info.get("features")), column))
     }
-    if len(found) > 1:
-        named = ", ".join(found.values())
+    if len(result) > 1:
+        named = ", ".join(result.values())
         problem = f"names the labels of '{column}' differently in its configurations {named}"
         raise InputError(problem, where, f"say in its configs which of them has {path}")
-    return next(iter(found), ())
+    return next(iter(result), ())
 
 
 def _configs_of(card: Mapping[str, Any], path: str) -> set[str]:
     """Return the configurations that list the file at `path` among their data files."""
-    found = set()
+    result = set()
     configs = card.get("configs")
     for config in configs if isinstance(configs, list) else []:
         patterns = _patterns(config.get("data_files")) if isinstance(config, Mapping) else []
         if any(fnmatchcase(path, pattern.replace("**/", "*")) for pattern in patterns):
-            found.add(str(config.get("config_name", "default")))
-    return found
+            result.add(str(config.get("config_name", "default")))
+    return result
 
 
 def _patterns(data_files: Any) -> list[str]:

@@ -43,8 +43,8 @@ def check_beginning(files: Sequence[SourceFile]) -> None:
     for file in first.values():
         if file.on_error == "fail" and file.kind != ".arrow":
             span = cut([file], LOOK_BYTES)[0][0]
-            found: Iterator[object] = rows(span) if isinstance(file.field, dict) else pieces(span)
-            next(found, None)
+            documents: Iterator[object] = rows(span) if isinstance(file.field, dict) else pieces(span)
+            next(documents, None)
 
 
 def pieces(span: Span, data_format: int = FORMAT, rejected: Rejected | None = None) -> Iterator[TextPiece]:
@@ -52,9 +52,9 @@ def pieces(span: Span, data_format: int = FORMAT, rejected: Rejected | None = No
 
     Raises InputError as `rows` does, and for rows without the text if the policy of the file is to fail.
     """
-    found = rows(span, rejected, data_format)
+    rows_found = rows(span, rejected, data_format)
     rejected = rejected or Rejected()
-    for row in found:
+    for row in rows_found:
         if span.file.kind == ".txt":
             text = row.values["text"]
             yield TextPiece(text, row.ends, len(text.encode()))

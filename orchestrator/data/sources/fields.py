@@ -39,19 +39,19 @@ def _at(values: Mapping[str, Any], path: str) -> Any:
         keys = keys_of(path)
     except ValueError:  # the row lacks a column of this name
         return None
-    found: Any = values
+    result: Any = values
     for key in keys:
-        if isinstance(found, Mapping) and key in found:
-            found = found[key]
+        if isinstance(result, Mapping) and key in result:
+            result = result[key]
         elif (
-            isinstance(found, list | tuple)
+            isinstance(result, list | tuple)
             and (isinstance(key, int) or key.isdecimal())
-            and int(key) < len(found)
+            and int(key) < len(result)
         ):
-            found = found[int(key)]
+            result = result[int(key)]
         else:
             return None
-    return found
+    return result
 
 
 def texts_of(values: Mapping[str, Any], fields: Sequence[str]) -> list[str]:

@@ -110,8 +110,8 @@ def opened(span: Span) -> Iterator[BinaryIO]:
     file = span.file
     sums, first = (span.sums, span.first) if span.sums else (file.sums, 0)
     try:
-        with open_source(file.uri, file.size, file.content, sums, first) as found:
-            yield found
+        with open_source(file.uri, file.size, file.content, sums, first) as source:
+            yield source
     except ReadFailed as failed:
         raise _named(failed.error, file.uri) from None
     check_unchanged(file.uri, file.size, file.content, sums)

@@ -25,12 +25,12 @@ def numbered(files: Sequence[SourceFile]) -> list[SourceFile]:
     separately.
     """
     seen: Counter[str] = Counter()
-    found = []
+    result = []
     for file in files:
         text = json.dumps(identity_of(file), sort_keys=True)
-        found.append(replace(file, copy=seen[text]) if seen[text] else file)
+        result.append(replace(file, copy=seen[text]) if seen[text] else file)
         seen[text] += 1
-    return found
+    return result
 
 
 def part_key(part: Part) -> str:

@@ -61,12 +61,12 @@ def _object(line: bytes, span: Span, at: int, rejected: Rejected) -> dict[str, A
     file = span.file
     try:
         try:
-            found = json.loads(line)
+            document = json.loads(line)
         except UnicodeDecodeError as error:
             unfit = Unfit("utf-8", f"is not JSON in UTF-8 ({error})")
             if file.on_error != "repair":
                 raise unfit from None
-            found = json.loads(replaced(line))
+            document = json.loads(replaced(line))
             rejected.repair(file, unfit, at, line)
     except Unfit as unfit:
         rejected.refuse(file, unfit, at, line)
@@ -76,10 +76,10 @@ def _object(line: bytes, span: Span, at: int, rejected: Rejected) -> dict[str, A
         what = LIST if listed else Unfit("json", f"is not JSON ({error})")
         rejected.refuse(file, what, at, line)
         return None
-    if not isinstance(found, dict):
-        rejected.refuse(file, LIST if isinstance(found, list) else NO_OBJECT, at, line)
+    if not isinstance(document, dict):
+        rejected.refuse(file, LIST if isinstance(document, list) else NO_OBJECT, at, line)
         return None
-    return found
+    return document
 
 
 class _List:
@@ -161,7 +161,7 @@ class _List:
         self._next = 0
         return bool(data)
 
-    def _refuse(self, kind: str, what: str, hint: str) -> None:
+    def _refuse(self, kind: str, problem: str, hint: str) -> None:
         """Refuse the rest of the file."""
         left = self._text[self._next :][:1000].encode("latin-1")
-        self._rejected.refuse(self._span.file, Unfit(kind, what, hint), self._at + self._next, left)
+        self._rejected.refuse(self._span.file, Unfit(kind, problem, hint), self._at + self._next, left)

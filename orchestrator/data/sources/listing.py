@@ -71,20 +71,20 @@ def resolve(
     return numbered(files)
 
 
-def _files(place: str, key: str, source: Source, on_error: str, pool: ThreadPoolExecutor) -> list[Listed]:
+def _files(path: str, key: str, source: Source, on_error: str, pool: ThreadPoolExecutor) -> list[Listed]:
     """Return the files of a path, glob or URI."""
-    key_and_place = f"{key} {place}"
+    key_and_place = f"{key} {path}"
     if source.own is not None and not is_made(source):
         hint = "`orchestrator data prepare JOB` makes them, and so does `orchestrator run`"
         raise Absent(f"the rows of {source.own} are not made yet", key_and_place, hint)
-    if place.endswith(LIST) and source.format is None:
-        found = list(
+    if path.endswith(LIST) and source.format is None:
+        result = list(
             pool.map(
-                lambda named: _named_in_list(named, key_and_place, on_error), _lines(place, key_and_place)
+                lambda named: _named_in_list(named, key_and_place, on_error), _lines(path, key_and_place)
             )
         )
-        return [file for files in found for file in files]
-    found_here = _match(place, key_and_place)
+        return [file for files in result for file in files]
+    found_here = _match(path, key_and_place)
     if not found_here:
         raise InputError("there is no such file", key_and_place, "check the path")
     return found_here
@@ -102,8 +102,8 @@ def _match(place: str, where: str) -> list[Listed]:
         raise kind(f"cannot be listed ({error})", where, "check the address and credentials") from None
 
 
-def _file_system(place: str) -> tuple[Any, str]:
-    return open_file_system(place, TIMEOUT) if is_local(place) else shared_file_system(place, TIMEOUT)
+def _file_system(path: str) -> tuple[Any, str]:
+    return open_file_system(path, TIMEOUT) if is_local(path) else shared_file_system(path, TIMEOUT)
 
 
 def _infos(fs: Any, path: str, where: str) -> Iterator[dict[str, Any]]:
@@ -198,14 +198,14 @@ def _lines(place: str, where: str) -> list[str]:
         raise kind(f"cannot be read ({error})", where, "check the address and credentials") from None
     folder = place.rsplit("/", 1)[0] if "/" in place else "."
     names = [line.strip() for line in text.removeprefix("\ufeff").splitlines()]
-    found = [
+    result = [
         name if "://" in name or name.startswith("/") else f"{folder}/{name}"
         for name in names
         if name and not name.startswith("#")
     ]
-    if not found:
+    if not result:
         raise InputError("is a list without names", where, "give one name a line")
-    return found
+    return result
 
 
 def _named_in_list(place: str, where: str, on_error: str) -> list[Listed]:

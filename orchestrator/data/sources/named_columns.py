@@ -94,15 +94,15 @@ def _check(part: Part, columns: Sequence[str], where: str) -> None:
             raise InputError(problem, where, hint)
 
 
-def _lacking(part: Part, columns: Sequence[str]) -> dict[str, _Place]:
+def _lacking(part: Part, columns: Sequence[str]) -> dict[str, _PathMatch]:
     """Return those of the `columns` that no row of a part has, each with how far its path leads into a row."""
     sought = set(columns)
-    lacking = dict[str, _Place]()
+    lacking = dict[str, _PathMatch]()
     for span in part if columns else ():
         in_table = _columns_of_table(span)
         for row in rows(span, columns=tuple(columns)):
             for column in tuple(sought):
-                place = _Place(row.values, column, in_table)
+                place = _PathMatch(row.values, column, in_table)
                 if place.is_there:
                     sought.remove(column)
                 elif not place.is_open:
@@ -118,7 +118,7 @@ def _columns_of_table(span: Span) -> list[str]:
     return [] if schema is None else list(schema.names)
 
 
-class _Place:
+class _PathMatch:
     """How far a path leads into a row.
 
     Attributes:
@@ -130,30 +130,30 @@ class _Place:
         self._keys = _keys(values, path)
         self._done = 0
         self._in_table = in_table
-        found: Any = values
+        value: Any = values
         while self._done < len(self._keys):
             key = self._keys[self._done]
-            is_list = isinstance(found, list | tuple)
-            if isinstance(found, Mapping) and key in found:
-                found = found[key]
-            elif is_list and str(key).isdigit() and int(key) < len(found):
-                found = found[int(key)]
+            is_list = isinstance(value, list | tuple)
+            if isinstance(value, Mapping) and key in value:
+                value = value[key]
+            elif is_list and str(key).isdigit() and int(key) < len(value):
+                value = value[int(key)]
             else:
                 break
             self._done += 1
         ended = self._done == len(self._keys)
-        self.is_there = ended or (isinstance(found, list | tuple) and str(self._keys[self._done]).isdigit())
-        self.is_open = not ended and found is None
-        self._found = found
+        self.is_there = ended or (isinstance(value, list | tuple) and str(self._keys[self._done]).isdigit())
+        self.is_open = not ended and value is None
+        self._found = value
 
     def hint(self) -> str:
         """Return a hint that names existing columns instead of the missing one."""
-        found = self._found
+        result = self._found
         before = self._keys[: self._done]
         after = self._keys[self._done + 1 :]
-        if not isinstance(found, Mapping):
-            return f"'{_path(before)}' is {type(found).__name__}, into which no path leads"
-        names = [str(name) for name in (self._in_table if not before and self._in_table else found)]
+        if not isinstance(result, Mapping):
+            return f"'{_path(before)}' is {type(result).__name__}, into which no path leads"
+        names = [str(name) for name in (self._in_table if not before and self._in_table else result)]
         near = get_close_matches(str(self._keys[self._done]), names, n=1)
         if near:
             return f"{NEAR} '{_path((*before, *near, *after))}'?"

@@ -78,7 +78,7 @@ def make_rows(source: Source, where: str, tell: Callable[[str], None]) -> None:
 
 
 @contextlib.contextmanager
-def _storage_errors(place: str) -> Iterator[None]:
+def _storage_errors(uri: str) -> Iterator[None]:
     """Raise InputError for an error of storage in the block."""
     try:
         yield
@@ -87,30 +87,30 @@ def _storage_errors(place: str) -> Iterator[None]:
             raise
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         kind = Unreachable if transient(error) else InputError
-        raise kind(f"cannot be read or written ({reason})", f"data.cache {place}", "check it") from None
+        raise kind(f"cannot be read or written ({reason})", f"data.cache {uri}", "check it") from None
 
 
 def _folder(source: Source) -> str:
     return source.name.rpartition("/")[0]
 
 
-def _publish(draft: str, place: str) -> None:
+def _publish(draft: str, uri: str) -> None:
     """Give a complete folder its name. If another process was faster, its folder stays: both hold the same rows.
 
     Rows of a process that was killed make way, and no other files do.
     """
     with contextlib.suppress(OSError):
-        os.rename(draft, place)
+        os.rename(draft, uri)
         return
-    if os.path.exists(f"{place}/{MADE}"):
+    if os.path.exists(f"{uri}/{MADE}"):
         return
-    for name in filter(PART.fullmatch, os.listdir(place)):
-        os.unlink(f"{place}/{name}")
+    for name in filter(PART.fullmatch, os.listdir(uri)):
+        os.unlink(f"{uri}/{name}")
     try:
-        os.rename(draft, place)
+        os.rename(draft, uri)
     except OSError:
         hint = "remove the folder, or give another fingerprint"
-        raise InputError("has other files than rows of own", f"data.cache {place}", hint) from None
+        raise InputError("has other files than rows of own", f"data.cache {uri}", hint) from None
 
 
 def _dataset(source: Source, where: str) -> Dataset:

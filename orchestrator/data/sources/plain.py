@@ -91,8 +91,8 @@ class _Inflate:
     def __init__(self) -> None:
         self._decoder = zlib.decompressobj(wbits=31)
 
-    def decompress(self, data: bytes, most: int) -> bytes:
-        return self._decoder.decompress(self._decoder.unconsumed_tail + data, most)
+    def decompress(self, data: bytes, max_bytes: int) -> bytes:
+        return self._decoder.decompress(self._decoder.unconsumed_tail + data, max_bytes)
 
     @property
     def needs_input(self) -> bool:

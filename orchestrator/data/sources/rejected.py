@@ -86,18 +86,18 @@ class Rejected:
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return the findings in a fixed order, as plain data."""
-        return [asdict(found) for _, found in sorted(self._found.items())]
+        return [asdict(finding) for _, finding in sorted(self._found.items())]
 
     def _count(
         self, file: SourceFile, action: str, error: Unfit, at: int | None, sample: object, count: int
     ) -> None:
         key = (file.uri, error.kind, action)
         where = without_credentials(file.uri)  # it is stored beside the data
-        found = self._found.setdefault(key, Finding(file.source, where, error.kind, action))
-        found.count += count
-        if len(found.examples) < EXAMPLES:
+        finding = self._found.setdefault(key, Finding(file.source, where, error.kind, action))
+        finding.count += count
+        if len(finding.examples) < EXAMPLES:
             place = {} if at is None else {("row" if file.kind in NUMBERED else "byte"): at}
-            found.examples.append({**place, "what": error.what[:SHOWN], "text": shown(sample)})
+            finding.examples.append({**place, "what": error.what[:SHOWN], "text": shown(sample)})
 
 
 def shown(sample: object) -> str:

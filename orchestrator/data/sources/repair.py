@@ -25,21 +25,21 @@ def sound(text: str, on_error: str) -> tuple[str, Unfit | None]:
 
     Raises Unfit if the policy is not to repair; then a byte order mark remains.
     """
-    found = None
+    result = None
     if not is_unicode(text):
-        found = Unfit("surrogate", "has an unpaired surrogate")
+        result = Unfit("surrogate", "has an unpaired surrogate")
         text = text if on_error != "repair" else joined(text)
     if "\0" in text:
-        found = found or Unfit("nul", "has NUL characters")
+        result = result or Unfit("nul", "has NUL characters")
         if on_error == "repair":
             _check_share(text, text.count("\0"))
             text = text.replace("\0", "")
-    if found and on_error != "repair":
-        raise found
+    if result and on_error != "repair":
+        raise result
     if on_error == "repair" and text.startswith(BOM):
-        found = found or Unfit("bom", "begins with a byte order mark")
+        result = result or Unfit("bom", "begins with a byte order mark")
         text = text.lstrip(BOM)
-    return text, found
+    return text, result
 
 
 def sound_value(value: Any, on_error: str) -> tuple[Any, Unfit | None]:
@@ -52,8 +52,8 @@ def sound_value(value: Any, on_error: str) -> tuple[Any, Unfit | None]:
         text, _ = sound(replaced(value), on_error)
         return text, Unfit("utf-8", "is not UTF-8")
     if isinstance(value, list):
-        found = [sound_value(item, on_error) for item in value]
-        return [item for item, _ in found], next((unfit for _, unfit in found if unfit), None)
+        result = [sound_value(item, on_error) for item in value]
+        return [item for item, _ in result], next((unfit for _, unfit in result if unfit), None)
     if isinstance(value, dict):
         items = {key: sound_value(item, on_error) for key, item in value.items()}
         first = next((unfit for _, unfit in items.values() if unfit), None)

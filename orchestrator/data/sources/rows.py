@@ -179,8 +179,8 @@ def _is_sound(span: Span, at: int, values: dict[str, Any], rejected: Rejected) -
     repaired = None
     for name in names & values.keys():
         try:
-            values[name], found = sound_value(values[name], file.on_error)
-            repaired = repaired or found
+            values[name], is_repaired = sound_value(values[name], file.on_error)
+            repaired = repaired or is_repaired
         except Unfit as unfit:
             rejected.refuse(file, unfit, at, values)
             return False

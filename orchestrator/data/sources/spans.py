@@ -26,8 +26,8 @@ BEGINNING = 2**16
 
 def part_size(files: Sequence[SourceFile]) -> int:
     """Return the bytes of a part for these files: about PARTS parts, within PART_BYTES."""
-    least, most = PART_BYTES
-    return min(most, max(least, sum(file.plain_size for file in files) // PARTS))
+    min_bytes, max_bytes = PART_BYTES
+    return min(max_bytes, max(min_bytes, sum(file.plain_size for file in files) // PARTS))
 
 
 def cut(files: Sequence[SourceFile], part_bytes: int, data_format: int = FORMAT) -> list[Part]:

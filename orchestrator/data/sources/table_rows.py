@@ -39,8 +39,8 @@ def schema_in(span: Span) -> pa.Schema | None:
 
 def top_level(names: list[str], wanted: list[str]) -> list[str]:
     """Return the columns of a table that hold what is `wanted`, which may be paths into columns."""
-    found = (name if name in names else name.split(".")[0].split("[")[0] for name in wanted)
-    return sorted(set(found) & set(names))
+    result = (name if name in names else name.split(".")[0].split("[")[0] for name in wanted)
+    return sorted(set(result) & set(names))
 
 
 def _parquet(span: Span, file: BinaryIO, wanted: list[str], rejected: Rejected, data_format: int) -> Found:
@@ -57,10 +57,10 @@ def _parquet(span: Span, file: BinaryIO, wanted: list[str], rejected: Rejected, 
             yield from ((at, {}) for at in range(row, row + sizes[group]))
             continue
         stop = row + sizes[group]
-        found = table.iter_batches(BATCH_ROWS, row_groups=[group], columns=names)
+        batches_of_group = table.iter_batches(BATCH_ROWS, row_groups=[group], columns=names)
         while row < stop:
             try:
-                batch = next(found)
+                batch = next(batches_of_group)
                 columns = {name: values_of_column(batch.column(name), data_format) for name in names}
             except (*ERRORS, StopIteration) as error:
                 damage = _damaged(f"cannot be read from row {row + 1} on", error)
@@ -72,10 +72,10 @@ def _parquet(span: Span, file: BinaryIO, wanted: list[str], rejected: Rejected, 
 
 def _arrow(span: Span, file: BinaryIO, wanted: list[str], rejected: Rejected, data_format: int) -> Found:
     row = span.row
-    found = batches(file, span.start, span.stop)
+    record_batches = batches(file, span.start, span.stop)
     while True:
         try:
-            batch = next(found, None)
+            batch = next(record_batches, None)
             if batch is None:
                 return
             names = top_level(batch.schema.names, wanted)
@@ -154,5 +154,5 @@ def _text(value: bytes) -> str | bytes:
         return value
 
 
-def _damaged(what: str, error: BaseException) -> Unfit:
-    return Unfit("damaged", f"{what} ({' '.join(str(error).split())[:200]})", "write the file again")
+def _damaged(problem: str, error: BaseException) -> Unfit:
+    return Unfit("damaged", f"{problem} ({' '.join(str(error).split())[:200]})", "write the file again")

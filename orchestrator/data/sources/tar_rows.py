@@ -174,17 +174,17 @@ class _Archive:
         self._skip(info.size - len(data) + -info.size % BLOCK)
         if info.type == tarfile.GNUTYPE_LONGNAME:
             return {"path": data.rstrip(b"\0").decode(errors="surrogateescape")}
-        found = {}
+        result = {}
         while data:  # records of the form "<length> <key>=<value>\n"
             length, _, rest = data.partition(b" ")
             if not length.isdigit() or not int(length):
                 break
             key, _, value = rest[: max(0, int(length) - len(length) - 2)].partition(b"=")
-            found[key.decode(errors="replace")] = value.decode(errors="surrogateescape")
+            result[key.decode(errors="replace")] = value.decode(errors="surrogateescape")
             data = data[int(length) :]
-        if not found.get("size", "0").isdecimal():
-            del found["size"]
-        return {name: found[name] for name in ("path", "size") if name in found}
+        if not result.get("size", "0").isdecimal():
+            del result["size"]
+        return {name: result[name] for name in ("path", "size") if name in result}
 
     def _take(self, size: int) -> bytes:
         return self._file.read(size)

@@ -139,9 +139,9 @@ def _goes_on(file: BinaryIO, start: int) -> bool:
     return line != SEPARATOR
 
 
-def _without_mark(found: Iterator[Line], data_format: int) -> Iterator[Line]:
+def _without_mark(lines: Iterator[Line], data_format: int) -> Iterator[Line]:
     """Yield the lines without the byte order mark that some editors put at the start of a UTF-8 file."""
-    for line in found:
+    for line in lines:
         marked = data_format > 1 and line.at == 0 and line.data.startswith(BOM)
         yield Line(len(BOM), line.data.removeprefix(BOM), line.whole) if marked else line
 

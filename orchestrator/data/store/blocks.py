@@ -35,19 +35,19 @@ SWEEP = 16
 """A process looks for removable blocks whenever it has added this share of the cache."""
 
 
-def cache_for(found: DataManifest, keep: int | None, growing: bool) -> BlockCache | None:
+def cache_for(manifest: DataManifest, keep: int | None, growing: bool) -> BlockCache | None:
     """Return the cache for blocks of remote data, with `keep` bytes; None if all data fits, which is then copied
     whole.
 
     Data without block checksums is always copied whole. The final size of `growing` data is unknown.
     """
-    place = copies_of(found)
+    place = copies_of(manifest)
     if keep is None:
         keep = shutil.disk_usage(place).free // 2
-    size = sum(shard.tokens for shard in found.shards) * np.dtype(found.dtype).itemsize
+    size = sum(shard.tokens for shard in manifest.shards) * np.dtype(manifest.dtype).itemsize
     copied = sum(path.stat().st_size for path in place.glob("*.bin"))
     whole = size - copied <= keep and not growing
-    return None if whole or found.format < 2 else BlockCache(place / "blocks", keep)
+    return None if whole or manifest.format < 2 else BlockCache(place / "blocks", keep)
 
 
 class BlockCache:
@@ -56,11 +56,11 @@ class BlockCache:
     If the disk is full, or `most` is 0, nothing is kept.
     """
 
-    def __init__(self, place: Path, most: int) -> None:
-        place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._place = place
-        self._most = most
-        self._added = most
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._place = folder
+        self._most = max_bytes
+        self._added = max_bytes
         self._held: OrderedDict[str, bytes] = OrderedDict()
         self._guard = threading.Lock()
 
@@ -70,28 +70,28 @@ class BlockCache:
             if name in self._held:
                 self._held.move_to_end(name)
                 return self._held[name]
-        found = self._kept(name, is_sound)
-        if found is None:
+        result = self._kept(name, is_sound)
+        if result is None:
             number = int(xxhash.xxh3_64_intdigest(name.encode())) % LOCKS
             with locked(self._place / f"{number}.lock"):
-                found = self._kept(name, is_sound)
-                if found is None:
-                    found = load()
-                    self._keep(name, found)
+                result = self._kept(name, is_sound)
+                if result is None:
+                    result = load()
+                    self._keep(name, result)
         with self._guard:
-            self._held[name] = found
+            self._held[name] = result
             while len(self._held) > IN_MEMORY:
                 self._held.popitem(last=False)
-        return found
+        return result
 
     def _kept(self, name: str, is_sound: Callable[[bytes], bool]) -> bytes | None:
         """Return a block from the disk, and mark it as just used."""
         path = self._place / name
         try:
-            found = path.read_bytes()
-            if is_sound(found):
+            result = path.read_bytes()
+            if is_sound(result):
                 os.utime(path)
-                return found
+                return result
             path.unlink()
         except OSError:
             return None
@@ -109,15 +109,15 @@ class BlockCache:
 
     def _remove_oldest(self, coming: int) -> None:
         """Remove the least recently used blocks, and drafts of killed processes, until there is room."""
-        there = []
+        files = []
         for entry in os.scandir(self._place):
             with contextlib.suppress(OSError):
                 if not entry.name.endswith(".lock"):
-                    found = entry.stat()
-                    there.append((found.st_mtime, entry.path, found.st_size))
-        left = sum(size for _, _, size in there) + coming
+                    status = entry.stat()
+                    files.append((status.st_mtime, entry.path, status.st_size))
+        left = sum(size for _, _, size in files) + coming
         room = self._most - self._most // SWEEP
-        for _, path, size in sorted(there):
+        for _, path, size in sorted(files):
             if left <= room:
                 break
             if not DRAFT.fullmatch(os.path.basename(path)) or left > self._most:
@@ -179,6 +179,6 @@ class RemoteShard:
             raise self._lost("is missing") from None
         return bytes(data[:count])
 
-    def _lost(self, what: str) -> DamagedShard:
+    def _lost(self, problem: str) -> DamagedShard:
         put_aside(self._folder, self._shard.file)
-        return DamagedShard(f"{self._folder.at(self._shard.file)}: {what}; it is made again from the text")
+        return DamagedShard(f"{self._folder.at(self._shard.file)}: {problem}; it is made again from the text")

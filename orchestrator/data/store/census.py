@@ -31,10 +31,10 @@ BINS = 24
 def census(uri: str) -> dict[str, Any]:
     """Return the statistics of the data at `uri`. Raises InputError and DamagedShard as `Tokens` does."""
     tokens = Tokens.open(uri)
-    found = tokens.manifest
+    manifest = tokens.manifest
     duplicates = _duplicates(tokens)
     sources = []
-    for number, source in enumerate(found.sources):
+    for number, source in enumerate(manifest.sources):
         lengths, total = _lengths(tokens, number)
         sources.append(
             {
@@ -45,17 +45,17 @@ def census(uri: str) -> dict[str, Any]:
                 "lengths": lengths,
                 "longest": total,
                 "duplicates": duplicates[number] if duplicates else None,
-                **({} if found.records else _sampled(tokens, number)),
+                **({} if manifest.records else _sampled(tokens, number)),
             }
         )
     return {
         "uri": tokens.folder.uri,
-        "fingerprint": found.fingerprint,
-        "records": found.records,
-        "vocabulary": found.vocabulary,
-        "documents": found.documents,
-        "tokens": found.tokens,
-        "bytes": found.bytes,
+        "fingerprint": manifest.fingerprint,
+        "records": manifest.records,
+        "vocabulary": manifest.vocabulary,
+        "documents": manifest.documents,
+        "tokens": manifest.tokens,
+        "bytes": manifest.bytes,
         "sources": sources,
         "rejected": rejections.read(tokens.folder),
         "clean": with_tokens(read_totals(tokens.folder), tokens),
@@ -107,12 +107,12 @@ def _duplicates(tokens: Tokens) -> list[int] | None:
     # Equal texts have equal hashes. Hashes are uniform, so keeping those below a limit samples texts with all copies.
     share = min(1.0, COUNTED / max(1, tokens.manifest.documents))
     limit = math.ceil(share * 2**64)
-    found = [digests(tokens.contents(source)) for source in range(tokens.sources)]
-    found = [values[values < limit] if share < 1 else values for values in found]
-    every = np.concatenate([np.zeros(0, np.uint64), *found])
+    hashes = [digests(tokens.contents(source)) for source in range(tokens.sources)]
+    hashes = [values[values < limit] if share < 1 else values for values in hashes]
+    every = np.concatenate([np.zeros(0, np.uint64), *hashes])
     first = np.zeros(len(every), bool)
     first[np.unique(every, return_index=True)[1]] = True
-    ends = np.cumsum([0, *map(len, found)])
+    ends = np.cumsum([0, *map(len, hashes)])
     repeated = [
         round(int(np.count_nonzero(~first[begin:end])) / share) for begin, end in pairwise(ends.tolist())
     ]

@@ -28,9 +28,9 @@ def arrays_in_memory(
     names: Sequence[str], make: Callable[[Keep], dict[str, Any]]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Return the arrays that `make` passes to its argument piece by piece, int64, and the facts that it returns."""
-    found: dict[str, list[np.ndarray]] = {name: [np.zeros(0, np.int64)] for name in names}
-    facts = make(lambda name, values: found[name].append(values))
-    return {name: np.concatenate(pieces) for name, pieces in found.items()}, facts
+    result: dict[str, list[np.ndarray]] = {name: [np.zeros(0, np.int64)] for name in names}
+    facts = make(lambda name, values: result[name].append(values))
+    return {name: np.concatenate(pieces) for name, pieces in result.items()}, facts
 
 
 def arrays_on_disk(
@@ -41,14 +41,14 @@ def arrays_on_disk(
     """
     folder.mkdir(parents=True, exist_ok=True)
     facts = folder / f"{source:06d}.json"
-    if (found := _there(folder, source, names)) is not None:
-        return found
+    if (existing := _existing(folder, source, names)) is not None:
+        return existing
     with locked(facts.with_suffix(".lock")):  # one process of a node makes the arrays, the others wait
-        if (found := _there(folder, source, names)) is None:
+        if (existing := _existing(folder, source, names)) is None:
             _write(folder, source, names, make)
-            found = _there(folder, source, names)
-    assert found is not None
-    return found
+            existing = _existing(folder, source, names)
+    assert existing is not None
+    return existing
 
 
 def _write(folder: Path, source: int, names: Sequence[str], make: Callable[[Keep], dict[str, Any]]) -> None:
@@ -76,14 +76,14 @@ def _write(folder: Path, source: int, names: Sequence[str], make: Callable[[Keep
             draft.unlink(missing_ok=True)
 
 
-def _there(
+def _existing(
     folder: Path, source: int, names: Sequence[str]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
     """Return the arrays if all of them exist and are undamaged."""
     try:
-        found = json.loads((folder / f"{source:06d}.json").read_bytes())
-        arrays = {name: _mapped(folder / f"{source:06d}.{name}", found["sums"][name]) for name in names}
-        return arrays, dict(found["told"])
+        document = json.loads((folder / f"{source:06d}.json").read_bytes())
+        arrays = {name: _mapped(folder / f"{source:06d}.{name}", document["sums"][name]) for name in names}
+        return arrays, dict(document["told"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -92,9 +92,9 @@ def _mapped(path: Path, expected: str) -> np.ndarray:
     """Return the numbers of a file. Raises ValueError if they are damaged, OSError if the file is missing."""
     size = path.stat().st_size
     values = np.memmap(path, "<i8", mode="r") if size else np.zeros(0, "<i8")
-    found = xxhash.xxh3_128()
+    checksum = xxhash.xxh3_128()
     for at in range(0, len(values), CHUNK):
-        found.update(values[at : at + CHUNK].tobytes())
-    if found.hexdigest() != expected:
+        checksum.update(values[at : at + CHUNK].tobytes())
+    if checksum.hexdigest() != expected:
         raise ValueError(f"{path} is not what was written")
     return values

@@ -35,12 +35,14 @@ def write_excerpt(uri: str, target: str) -> None:
         manifest.write(folder, full)
         return
     source = max(range(tokens.sources), key=tokens.length)
-    found = tokens.window(source, 0, min(EXCERPT_TOKENS, tokens.length(source)))
-    data = found.astype(full.dtype).tobytes()
+    excerpt = tokens.window(source, 0, min(EXCERPT_TOKENS, tokens.length(source)))
+    data = excerpt.astype(full.dtype).tobytes()
     name = shards.shard_name(0)
-    ends = tokens.document_ends(source) if full.format > 1 else np.flatnonzero(found == full.roles["eos"]) + 1
-    ends = ends[ends <= len(found)].astype("<u4")
-    shard = TokenShard(name, len(found), len(ends), 0, xxhash.xxh3_128_hexdigest(data))
+    ends = (
+        tokens.document_ends(source) if full.format > 1 else np.flatnonzero(excerpt == full.roles["eos"]) + 1
+    )
+    ends = ends[ends <= len(excerpt)].astype("<u4")
+    shard = TokenShard(name, len(excerpt), len(ends), 0, xxhash.xxh3_128_hexdigest(data))
     if full.format > 1:
         index = ends.tobytes()
         folder.write(shards.ends_name(name), index)

@@ -148,10 +148,10 @@ class DataManifest:
     @property
     def turns(self) -> dict[str, int]:
         """The sums of `turns` over all shards, see `TokenShard`; empty without any."""
-        found = Counter[str]()
+        result = Counter[str]()
         for shard in self.shards:
-            found.update(shard.turns)
-        return dict(found)
+            result.update(shard.turns)
+        return dict(result)
 
     @property
     def rows(self) -> int:
@@ -170,18 +170,18 @@ class DataManifest:
         """Return the manifest as JSON. Empty optional fields are left out, so that checksums of earlier versions stay
         valid.
         """
-        found = asdict(self)
-        for shard in (shard for source in found["sources"] for shard in source["shards"]):
+        document = asdict(self)
+        for shard in (shard for source in document["sources"] for shard in source["shards"]):
             if self.format < 3:  # the checksum covers the original keys
                 del shard["contents"]
             if not shard["turns"]:
                 del shard["turns"]
         if not any(self.frame):
-            del found["frame"]
+            del document["frame"]
         for name in ADDED_LATER:
-            if not found[name]:
-                del found[name]
-        return found
+            if not document[name]:
+                del document[name]
+        return document
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> DataManifest:
@@ -222,10 +222,10 @@ def read(folder: DataFolder, name: str = NAME) -> DataManifest | None:
             problem = f"is of format {data['format']}, not {known}"
             raise InputError(problem, folder.uri, "prepare the data again")
         checksum = data.pop("checksum", None)
-        found = DataManifest.from_json(data)
-        if found.format > 1 and found.checksum() != checksum:
+        manifest = DataManifest.from_json(data)
+        if manifest.format > 1 and manifest.checksum() != checksum:
             raise ValueError("its checksum is another")
-        return found
+        return manifest
     except (ValueError, KeyError, TypeError) as error:
         problem = f"holds a damaged {name} ({error!r})"
         raise DamagedManifest(

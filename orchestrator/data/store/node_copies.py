@@ -21,21 +21,21 @@ AGAIN = "run or prepare the job again, which makes what is missing"
 """Hint for prepared data that is missing or damaged."""
 
 
-def copies_of(found: DataManifest) -> Path:
+def copies_of(manifest: DataManifest) -> Path:
     """Return this node's folder for copies of prepared data and files derived from it."""
-    kept = own_folder_or_another("tokens") / found.fingerprint
+    kept = own_folder_or_another("tokens") / manifest.fingerprint
     kept.mkdir(exist_ok=True, mode=0o700)
     return kept
 
 
-def downloaded(folder: DataFolder, found: DataManifest, shard: TokenShard) -> Path:
+def downloaded(folder: DataFolder, manifest: DataManifest, shard: TokenShard) -> Path:
     """Return the path of a local copy of a remote shard, downloaded if needed.
 
     The name contains the shard's checksum, so it is never stale.
     """
-    kept = copies_of(found)
+    kept = copies_of(manifest)
     path = kept / f"{Path(shard.file).stem}-{shard.xxh3}.bin"
-    size = shard.tokens * np.dtype(found.dtype).itemsize
+    size = shard.tokens * np.dtype(manifest.dtype).itemsize
     with locked(path.with_suffix(".lock")):
         if not path.exists() or path.stat().st_size != size:
             _download(folder, shard, path)

@@ -19,8 +19,8 @@ def sizes(uri: str, share: float | None = None) -> dict[str, int]:
     """
     tokens = Tokens.open(uri)
     if share is None:
-        found = tokens.manifest
-        return {"documents": found.documents, "tokens": found.tokens, "bytes": found.bytes}
+        manifest = tokens.manifest
+        return {"documents": manifest.documents, "tokens": manifest.tokens, "bytes": manifest.bytes}
     parts = split(tokens, share)
     held_out = parts.held_out
     return {"documents": held_out.documents, "tokens": held_out.tokens, "bytes": parts.bytes}
@@ -34,8 +34,8 @@ def inspect(uri: str, share: float | None = None) -> dict[str, Any]:
     `sizes` does.
     """
     tokens = Tokens.open(uri)
-    found = tokens.manifest
-    before, after = frame_names(tokens.folder.uri, found)
+    manifest = tokens.manifest
+    before, after = frame_names(tokens.folder.uri, manifest)
     sources = [
         {
             "uri": source.uri,
@@ -43,26 +43,26 @@ def inspect(uri: str, share: float | None = None) -> dict[str, Any]:
             "tokens": source.tokens,
             "documents": sum(shard.documents for shard in source.shards),
             "bytes": sum(shard.bytes for shard in source.shards),
-            "excerpt": "" if found.records else _excerpt(tokens, number),
+            "excerpt": "" if manifest.records else _excerpt(tokens, number),
         }
-        for number, source in enumerate(found.sources)
+        for number, source in enumerate(manifest.sources)
     ]
     return {
         "uri": tokens.folder.uri,
-        "fingerprint": found.fingerprint,
-        "tokens": found.tokens,
-        "documents": found.documents,
-        "bytes": found.bytes,
-        **({"rejected": found.rejected} if found.rejected else {}),
-        **({"turns": found.turns} if found.turns else {}),
+        "fingerprint": manifest.fingerprint,
+        "tokens": manifest.tokens,
+        "documents": manifest.documents,
+        "bytes": manifest.bytes,
+        **({"rejected": manifest.rejected} if manifest.rejected else {}),
+        **({"turns": manifest.turns} if manifest.turns else {}),
         **({"before_a_text": before} if before else {}),
         **({"behind_a_text": after} if after else {}),
-        **({"special_tokens_in_text": found.named} if found.named else {}),
-        "vocabulary": found.vocabulary,
-        "dtype": found.dtype,
-        "bytes_per_token": found.bytes_per_token,
-        "entropy_nats": found.entropy,
-        "bits_per_byte": found.entropy / math.log(2) / found.bytes_per_token,
+        **({"special_tokens_in_text": manifest.named} if manifest.named else {}),
+        "vocabulary": manifest.vocabulary,
+        "dtype": manifest.dtype,
+        "bytes_per_token": manifest.bytes_per_token,
+        "entropy_nats": manifest.entropy,
+        "bits_per_byte": manifest.entropy / math.log(2) / manifest.bytes_per_token,
         **({} if share is None else {"held_out": sizes(uri, share)}),
         "sources": sources,
     }
@@ -70,5 +70,7 @@ def inspect(uri: str, share: float | None = None) -> dict[str, Any]:
 
 def _excerpt(tokens: Tokens, source: int) -> str:
     size = min(EXCERPT_TOKENS, tokens.length(source))
-    found: str = tokens.tokenizer().decode(tokens.window(source, 0, size).tolist(), skip_special_tokens=False)
-    return found
+    result: str = tokens.tokenizer().decode(
+        tokens.window(source, 0, size).tolist(), skip_special_tokens=False
+    )
+    return result

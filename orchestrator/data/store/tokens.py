@@ -43,7 +43,7 @@ class Tokens:
     """Read access to prepared data; made by `Tokens.open`. All tokens are verified, see `VerifiedShard`."""
 
     def __init__(
-        self, folder: DataFolder, found: DataManifest, sections: int | None = None, keep: int | None = None
+        self, folder: DataFolder, manifest: DataManifest, sections: int | None = None, keep: int | None = None
     ) -> None:
         """`sections` is the number of published sections of data that is still being prepared; None if it is
         complete.
@@ -51,15 +51,15 @@ class Tokens:
         Raises DataGone if a shard is missing or damaged.
         """
         self.folder = folder
-        self.manifest = found
+        self.manifest = manifest
         self.sections = sections
         self.keep = keep
-        self._cache = None if folder.local else cache_for(found, keep, sections is not None)
+        self._cache = None if folder.local else cache_for(manifest, keep, sections is not None)
         self._mapped: OrderedDict[VerifiedShard, None] = OrderedDict()
-        self._shards: list[list[VerifiedShard | RemoteShard]] = [[] for _ in found.sources]
-        self._ends = [np.zeros(0, np.int64) for _ in found.sources]
-        self._parts = [np.zeros(0, np.int64) for _ in found.sources]
-        self._take(found)
+        self._shards: list[list[VerifiedShard | RemoteShard]] = [[] for _ in manifest.sources]
+        self._ends = [np.zeros(0, np.int64) for _ in manifest.sources]
+        self._parts = [np.zeros(0, np.int64) for _ in manifest.sources]
+        self._take(manifest)
 
     @classmethod
     def open(cls, uri: str, retry: Retry | None = None, keep: int | None = None) -> Tokens:
@@ -70,8 +70,8 @@ class Tokens:
         node; otherwise single blocks are, when they are read. Raises DataGone if the data is missing or damaged.
         """
         folder = DataFolder(uri, retry)
-        if found := manifest.read(folder):
-            return cls(folder, found, None, keep)
+        if commit := manifest.read(folder):
+            return cls(folder, commit, None, keep)
         if so_far := published.so_far(folder):
             return cls(folder, *so_far, keep)
         raise DataGone("there is no prepared data", folder.uri, "make it with `orchestrator data prepare`")
@@ -92,9 +92,9 @@ class Tokens:
             else:
                 time.sleep(POLL)
 
-    def _take(self, found: DataManifest) -> None:
+    def _take(self, manifest: DataManifest) -> None:
         """Open the shards of more data."""
-        for number, source in enumerate(found.sources):
+        for number, source in enumerate(manifest.sources):
             try:
                 more = [self._opened(shard) for shard in source.shards]
             except ValueError as error:
@@ -155,7 +155,7 @@ class Tokens:
             raise IndexError(
                 f"tokens {start} to {start + length} of {self.length(source)} in source {source}"
             )
-        found = np.empty(length, dtype=np.int64)
+        result = np.empty(length, dtype=np.int64)
         number = int(np.searchsorted(ends, start, side="right"))
         filled = 0
         while filled < length:
@@ -163,18 +163,18 @@ class Tokens:
             at = start + filled - (int(ends[number]) - len(shard))
             self._use(shard)
             piece = shard.read(at, at + length - filled)
-            found[filled : filled + len(piece)] = piece
+            result[filled : filled + len(piece)] = piece
             filled += len(piece)
             number += 1
-        return found
+        return result
 
     def document_ends(self, source: int) -> np.ndarray:
         """Return the index after each document's closing token, int64 [documents], ascending.
 
         Raises DamagedShard if the index file is missing or damaged.
         """
-        found = list(self.document_ends_by_part(source))
-        return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+        result = list(self.document_ends_by_part(source))
+        return np.concatenate(result) if result else np.zeros(0, dtype=np.int64)
 
     def document_ends_by_part(self, source: int, among: range | None = None) -> Iterator[np.ndarray]:
         """Yield `document_ends` shard by shard, for all shards or those in `among`. Raises DamagedShard."""
@@ -202,8 +202,8 @@ class Tokens:
     def documents_until(self, source: int, shard: int) -> int:
         """Return the index after the last document that ends before this shard. Raises DamagedShard."""
         ends = list(self.document_ends_by_part(source, range(self.last_begun(source, shard), shard)))
-        found = np.concatenate([[0], *ends])
-        return int(found[-1])
+        result = np.concatenate([[0], *ends])
+        return int(result[-1])
 
     @property
     def digest(self) -> str:
@@ -245,7 +245,7 @@ class Tokens:
         """Yield the files with these names and checksums, in order. Raises DamagedShard."""
 
         def read(name: str) -> bytes:
-            return _beside(self.folder, name, xxhash.xxh3_64_hexdigest, sums[name])
+            return _companion_file(self.folder, name, xxhash.xxh3_64_hexdigest, sums[name])
 
         return read_at_once(read, sums, held=64)  # all of them together may exceed the memory
 
@@ -273,12 +273,14 @@ class Tokens:
         return vocabulary_of(self.tokenizer(), self.manifest)
 
 
-def read_tokenizer(folder: DataFolder, found: DataManifest) -> str:
+def read_tokenizer(folder: DataFolder, manifest: DataManifest) -> str:
     """Return the tokenizer of prepared data as JSON. Raises DamagedShard if it is missing or damaged."""
-    return _beside(folder, found.tokenizer, xxhash.xxh3_128_hexdigest, found.tokenizer_xxh3).decode()
+    return _companion_file(
+        folder, manifest.tokenizer, xxhash.xxh3_128_hexdigest, manifest.tokenizer_xxh3
+    ).decode()
 
 
-def _beside(folder: DataFolder, name: str, checksum: Callable[[bytes], str], expected: str) -> bytes:
+def _companion_file(folder: DataFolder, name: str, checksum: Callable[[bytes], str], expected: str) -> bytes:
     """Return a small file of the prepared data. It is quarantined if its recorded checksum does not match.
 
     Raises DamagedShard.

@@ -45,9 +45,9 @@ class PlaceholderClass(dict[str, Any]):
 
 def main() -> None:
     """Answer one request: {"stage", "ranks", "tensors", "version"}, or {"refused"}."""
-    asked = json.load(sys.stdin)
+    request = json.load(sys.stdin)
     try:
-        answer = convert(Path(asked["folder"]), asked["target"], asked["trust"])
+        answer = convert(Path(request["folder"]), request["target"], request["trust"])
     except Refused as error:
         answer = {"refused": str(error)}
     print(json.dumps(answer))
@@ -71,13 +71,13 @@ def convert(folder: Path, target: str, trust: bool) -> dict[str, Any]:
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:
-    found = sorted(folder.glob(pattern), key=lambda p: [int(n) for n in re.findall(r"\d+", p.name)])
-    parallel = [p.name for p in found if not re.search(r"mp_rank_00_", p.name)]
+    result = sorted(folder.glob(pattern), key=lambda p: [int(n) for n in re.findall(r"\d+", p.name)])
+    parallel = [p.name for p in result if not re.search(r"mp_rank_00_", p.name)]
     if parallel:
         raise Refused(f"{parallel[0]} is of a model-parallel run; merge its parts with DeepSpeed first")
-    if not found:
+    if not result:
         raise Refused(f"there is no {pattern}")
-    return found
+    return result
 
 
 def _load(path: Path, trust: bool) -> dict[str, Any]:

@@ -35,10 +35,10 @@ def import_megatron(
 def _folder(source: Path, iteration: int | None) -> Path:
     """The folder of one iteration."""
     if iteration is None and (source / LATEST).is_file():
-        found = (source / LATEST).read_bytes()[:80].decode(errors="replace").strip()
-        if found != "release" and not found.isdecimal():
-            raise InputError(f"it names no iteration ({found!r})", str(source / LATEST), "give --iteration")
-        folder = source / (found if found == "release" else f"iter_{int(found):07d}")
+        latest = (source / LATEST).read_bytes()[:80].decode(errors="replace").strip()
+        if latest != "release" and not latest.isdecimal():
+            raise InputError(f"it names no iteration ({latest!r})", str(source / LATEST), "give --iteration")
+        folder = source / (latest if latest == "release" else f"iter_{int(latest):07d}")
     else:
         folder = source if iteration is None else source / f"iter_{iteration:07d}"
     if (folder / ABOUT).is_file() and (folder / COMMON).is_file():

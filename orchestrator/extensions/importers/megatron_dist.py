@@ -38,8 +38,8 @@ class StoredModel(Mapping[str, Tensor]):
         sizes = {
             name: shape for name, shape in self._stored.shapes.items() if not _NOT_NEEDED.fullmatch(name)
         }
-        there = sum(path.stat().st_size for path in folder.glob(f"*{SUFFIX}"))
-        if sum(map(math.prod, sizes.values())) > there:
+        size = sum(path.stat().st_size for path in folder.glob(f"*{SUFFIX}"))
+        if sum(map(math.prod, sizes.values())) > size:
             raise WorkloadError("its tensors have more numbers than its files have bytes; copy it again")
         for name, shape in sizes.items():
             for ours, number in self._parts(name, shape, layers):
@@ -63,10 +63,10 @@ class StoredModel(Mapping[str, Tensor]):
         name, number = self._places[ours]
         whole = tuple(slice(0, size) for size in self._stored.shapes[name])
         part = whole if number is None else (slice(number, number + 1), *whole[1:])
-        found = self._stored.part(name, part)
-        if not found.is_floating_point():
+        result = self._stored.part(name, part)
+        if not result.is_floating_point():
             raise WorkloadError(f"{name} is not a plain tensor of real numbers")
-        return found if number is None else found[0]
+        return result if number is None else result[0]
 
     def __contains__(self, ours: object) -> bool:
         return ours in self._places
@@ -81,11 +81,11 @@ class StoredModel(Mapping[str, Tensor]):
 def _check_format(folder: Path) -> None:
     try:
         about = json.loads((folder / ABOUT).read_bytes())
-        found = about["sharded_backend"], about["sharded_backend_version"]
+        backend = about["sharded_backend"], about["sharded_backend_version"]
     except (OSError, ValueError, KeyError, TypeError):
         raise WorkloadError(f"{ABOUT} does not state its format; copy it again") from None
-    if found != (FORMAT, 1):
+    if backend != (FORMAT, 1):
         raise WorkloadError(
-            f"it is of the format {found[0]!s:.40} version {found[1]!s:.10}, and {FORMAT} version 1 is imported; "
+            f"it is of the format {backend[0]!s:.40} version {backend[1]!s:.10}, and {FORMAT} version 1 is imported; "
             "convert it by Megatron-LM"
         )

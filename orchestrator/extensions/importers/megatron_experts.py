@@ -27,32 +27,32 @@ _OURS_TOGETHER = re.compile(r"(layers\.\d+\.experts)\.all_(up|down)")
 
 def expert_name(rest: str) -> str | None:
     """Return the canonical name of an expert tensor of a layer; None for any other tensor."""
-    if found := _ALONE.fullmatch(rest):
-        return f"experts.{found[1]}.{_PARTS[found[2]]}.weight"
-    if found := _NUMBERED.fullmatch(rest):
-        return f"experts.{found[2]}.{_PARTS[found[1]]}.weight"
-    if found := _TOGETHER.fullmatch(rest):
-        return f"experts.all_{_PARTS[found[1]]}"
+    if match := _ALONE.fullmatch(rest):
+        return f"experts.{match[1]}.{_PARTS[match[2]]}.weight"
+    if match := _NUMBERED.fullmatch(rest):
+        return f"experts.{match[2]}.{_PARTS[match[1]]}.weight"
+    if match := _TOGETHER.fullmatch(rest):
+        return f"experts.all_{_PARTS[match[1]]}"
     return None
 
 
 def with_all_experts(ranks: Sequence[Mapping[str, Tensor]], options: Options) -> dict[str, Tensor]:
     """The tensors of all expert-parallel `ranks` of a stage, in order, experts by their numbers in the layer. Raises
     WorkloadError for an expert too many, and if the ranks have other tensors of what all have."""
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     each = options.experts // len(ranks)
     for rank, model in enumerate(ranks):
         for name, tensor in _apart(model, each, options.hidden):
             ours = _OURS.fullmatch(name)
             if ours is None:
-                if name in found and not torch.equal(found[name], tensor):
+                if name in result and not torch.equal(result[name], tensor):
                     raise WorkloadError(f"{name} differs between expert-parallel ranks, but should be equal")
-                found[name] = tensor
+                result[name] = tensor
             elif int(ours[2]) >= each:
                 raise WorkloadError(f"{name} is one too many: its options say {each} experts per rank")
             else:
-                found[f"{ours[1]}.{rank * each + int(ours[2])}.{ours[3]}"] = tensor
-    return found
+                result[f"{ours[1]}.{rank * each + int(ours[2])}.{ours[3]}"] = tensor
+    return result
 
 
 def _apart(model: Mapping[str, Tensor], each: int, hidden: int) -> Iterator[tuple[str, Tensor]]:
@@ -73,22 +73,22 @@ def _apart(model: Mapping[str, Tensor], each: int, hidden: int) -> Iterator[tupl
 
 def stored_shapes(shapes: Mapping[str, list[int]]) -> dict[str, list[int]]:
     """The shapes of transformers' Mixtral by the names of its files, which have each expert alone."""
-    found: dict[str, list[int]] = {}
+    result: dict[str, list[int]] = {}
     for name, shape in shapes.items():
         layer, _, part = name.partition(".mlp.")
         to = f"{layer}.block_sparse_moe."
         if part == "gate.weight":
-            found[f"{to}{part}"] = shape
+            result[f"{to}{part}"] = shape
         elif part == "experts.gate_up_proj":
             half = [shape[1] // 2, shape[2]]
-            found |= {
+            result |= {
                 f"{to}experts.{number}.{w}.weight": half for number in range(shape[0]) for w in ("w1", "w3")
             }
         elif part == "experts.down_proj":
-            found |= {f"{to}experts.{number}.w2.weight": shape[1:] for number in range(shape[0])}
+            result |= {f"{to}experts.{number}.w2.weight": shape[1:] for number in range(shape[0])}
         else:
-            found[name] = shape
-    return found
+            result[name] = shape
+    return result
 
 
 def mixtral_config(options: Options, llama: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,10 +43,12 @@ _FINAL = re.compile(r"final_(?:layernorm|norm)\.(weight|bias)")
 _NOT_NEEDED = re.compile(r".*(_extra_state|inv_freq)")
 
 
-def canonical(model: Mapping[str, Any], most: int) -> dict[str, Tensor]:
-    """The tensors of a rank, whose file has `most` bytes, by canonical names. Raises WorkloadError for one that is not
-    known, is named twice, or is not a plain tensor of its own."""
-    found: dict[str, Tensor] = {}
+def canonical(model: Mapping[str, Any], max_bytes: int) -> dict[str, Tensor]:
+    """Return the tensors of a rank, whose file has `max_bytes` bytes, by canonical names.
+
+    Raises WorkloadError for one that is not known, is named twice, or is not a plain tensor of its own.
+    """
+    result: dict[str, Tensor] = {}
     taken = 0
     for name, tensor in _flat(model, "", set()):
         if not isinstance(tensor, Tensor) or _NOT_NEEDED.fullmatch(name):
@@ -55,12 +57,12 @@ def canonical(model: Mapping[str, Any], most: int) -> dict[str, Tensor]:
         if not plain or tensor.is_quantized:
             raise WorkloadError(f"{name} is not a plain tensor of real numbers")
         taken += tensor.numel() * tensor.element_size()
-        if taken > most:
+        if taken > max_bytes:
             raise WorkloadError(f"{name} and what is before it take more bytes than their file has")
-        if (ours := canonical_name(name)) in found:
+        if (ours := canonical_name(name)) in result:
             raise WorkloadError(f"{name} is there under two names")
-        found[ours] = tensor.detach()
-    return found
+        result[ours] = tensor.detach()
+    return result
 
 
 def _flat(tree: Mapping[Any, Any], before: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
@@ -232,16 +234,16 @@ class _Whole:
 
     def parts(self, stage: int, name: str) -> list[Tensor]:
         """The parts of a tensor, by rank."""
-        found = [self.ranks[tp, stage].get(name) for tp in range(self.options.tensor)]
-        there = [part for part in found if part is not None]
+        pieces = [self.ranks[tp, stage].get(name) for tp in range(self.options.tensor)]
+        present = [part for part in pieces if part is not None]
         self.used.add((stage, name))
-        if len(there) != len(found):
+        if len(present) != len(pieces):
             raise WorkloadError(
-                f"{name} is missing on tensor-parallel rank {found.index(None)}, pipeline rank {stage}"
+                f"{name} is missing on tensor-parallel rank {pieces.index(None)}, pipeline rank {stage}"
             )
-        if len({(part.shape, part.dtype) for part in there}) > 1:
+        if len({(part.shape, part.dtype) for part in present}) > 1:
             raise WorkloadError(f"{name} of pipeline rank {stage} has other shapes or types on other ranks")
-        return there
+        return present
 
     def joined(self, stage: int, name: str, dim: int) -> Tensor:
         """A tensor that is cut along a dimension."""
@@ -277,16 +279,16 @@ class _Whole:
         fit = (heads + 2 * groups) * size
         if len(part) != fit:
             raise WorkloadError(f"{name} has {len(part)} rows on a rank, but its options say {fit}")
-        found: list[Tensor]
+        result: list[Tensor]
         if options.version >= 2.0:
             rows = part.view(groups, each + 2, size, *rest)
-            found = [rows[:, :each], rows[:, each], rows[:, each + 1]]
+            result = [rows[:, :each], rows[:, each], rows[:, each + 1]]
         elif each != 1:
             raise WorkloadError(
                 f"version {options.version} has no groups of queries; its options say {groups}"
             )
         elif options.version >= 1.0:
-            found = list(part.view(heads, size, 3, *rest).unbind(2))
+            result = list(part.view(heads, size, 3, *rest).unbind(2))
         else:
-            found = list(part.view(3, heads, size, *rest))
-        return [each.reshape(-1, *rest) for each in found]
+            result = list(part.view(3, heads, size, *rest))
+        return [each.reshape(-1, *rest) for each in result]

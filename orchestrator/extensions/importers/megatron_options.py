@@ -39,15 +39,15 @@ def options_of(args: Mapping[str, Any], version: float) -> Options:
     """Those of a run. Raises WorkloadError for a model that neither GPT-2 nor Llama computes."""
 
     def said(name: str, missing: Any) -> Any:
-        found = args.get(name, missing)
-        return missing if found is None else found
+        result = args.get(name, missing)
+        return missing if result is None else result
 
     rotary = (
         bool(said("use_rotary_position_embeddings", False)) or said("position_embedding_type", "") == "rope"
     )
     gated, rms = bool(said("swiglu", False)), said("normalization", "LayerNorm") == "RMSNorm"
     biases = bool(said("add_bias_linear", True)) or bool(said("add_qkv_bias", False))
-    for name, found, wanted in (
+    for name, value, wanted in (
         ("apply_layernorm_1p", bool(said("apply_layernorm_1p", False)), False),
         ("apply_residual_connection_post_layernorm",
          bool(said("apply_residual_connection_post_layernorm", False)), False),
@@ -65,8 +65,8 @@ def options_of(args: Mapping[str, Any], version: float) -> Options:
         ("multi_latent_attention", bool(said("multi_latent_attention", False)), False),
         *(_of_experts(said) if said("num_experts", 0) else ()),
     ):  # fmt: skip
-        if found != wanted:
-            raise WorkloadError(f"{name} {str(found)[:40]} is not imported, only {wanted}")
+        if value != wanted:
+            raise WorkloadError(f"{name} {str(value)[:40]} is not imported, only {wanted}")
     if not (rotary == gated == rms != biases):
         kinds = f"rotary positions {rotary}, swiglu {gated}, RMSNorm {rms} and biases {biases}"
         raise WorkloadError(
@@ -119,27 +119,27 @@ def options_of(args: Mapping[str, Any], version: float) -> Options:
     )
 
 
-def _of_experts(said: Callable[[str, Any], Any]) -> Iterator[tuple[str, Any, Any]]:
+def _of_experts(option: Callable[[str, Any], Any]) -> Iterator[tuple[str, Any, Any]]:
     """Options by which experts are computed as Mixtral's are: name, value, and the value that it must have."""
-    often = said("moe_layer_freq", 1)
+    often = option("moe_layer_freq", 1)
     yield "moe_layer_freq", 1 if isinstance(often, list) and set(often) == {1} else often, 1
-    tensor = said("tensor_model_parallel_size", 1)
-    yield "expert_tensor_parallel_size", said("expert_tensor_parallel_size", tensor), tensor
-    yield "moe_router_score_function", said("moe_router_score_function", "softmax"), "softmax"
+    tensor = option("tensor_model_parallel_size", 1)
+    yield "expert_tensor_parallel_size", option("expert_tensor_parallel_size", tensor), tensor
+    yield "moe_router_score_function", option("moe_router_score_function", "softmax"), "softmax"
     for name in (
         "moe_router_pre_softmax", "moe_shared_expert_intermediate_size", "moe_router_enable_expert_bias",
         "moe_expert_capacity_factor", "moe_router_topk_scaling_factor", "moe_router_num_groups",
         "moe_apply_probs_on_input", "moe_latent_size",
     ):  # fmt: skip
-        yield name, said(name, None) or None, None
+        yield name, option(name, None) or None, None
 
 
-def number(said: Mapping[str, Any], name: str, missing: Any, least: int | None = None) -> float:
-    """What is said of `name`, with `least` a whole number from there on. Raises WorkloadError if it is none."""
-    found = said.get(name)
-    found = missing if found is None else found
-    if type(found) is not int and (least is not None or type(found) is not float):
-        raise WorkloadError(f"its {name} is {str(found)[:40]!r}, which is not a number")
-    if least is not None and found < least:
-        raise WorkloadError(f"its {name} is {found}, which is less than {least}")
-    return found
+def number(options: Mapping[str, Any], name: str, missing: Any, minimum: int | None = None) -> float:
+    """What is said of `name`, with `minimum` a whole number from there on. Raises WorkloadError if it is none."""
+    result = options.get(name)
+    result = missing if result is None else result
+    if type(result) is not int and (minimum is not None or type(result) is not float):
+        raise WorkloadError(f"its {name} is {str(result)[:40]!r}, which is not a number")
+    if minimum is not None and result < minimum:
+        raise WorkloadError(f"its {name} is {result}, which is less than {minimum}")
+    return result

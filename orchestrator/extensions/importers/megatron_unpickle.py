@@ -77,14 +77,14 @@ def main() -> None:
     print(json.dumps(answer(json.load(sys.stdin))))
 
 
-def answer(asked: dict[str, Any]) -> dict[str, Any]:
+def answer(request: dict[str, Any]) -> dict[str, Any]:
     """{"iteration", "tensor_parallel", "pipeline_parallel", "version", "model_type", "tensors"}, or {"refused"}."""
-    target = Path(asked["target"])
+    target = Path(request["target"])
     shapes: dict[str, list[int]] = {}
     try:
-        folder = Path(asked["folder"])
+        folder = Path(request["folder"])
         shards = _read_whole(folder) if (folder / COMMON).is_file() else _read(folder)
-        config, tensors = merged(shards.models, shards.options, asked["vocabulary"])
+        config, tensors = merged(shards.models, shards.options, request["vocabulary"])
         write(_of_class(tensors, config, shapes), str(target))
     except WorkloadError as error:
         return {"refused": str(error)}
@@ -124,16 +124,16 @@ def _of_class(
 
 def _read(folder: Path) -> Shards:
     parts: dict[tuple[Place, int], Mapping[str, Tensor]] = {}
-    said: dict[Place, Mapping[str, Any]] = {}
+    options_of: dict[Place, Mapping[str, Any]] = {}
     about: dict[Place, tuple[Options, int, int]] = {}
     for numbers, path in sorted(_files(folder)):
         stored, where = _load(path), f"{path.parent.name}/{path.name}"
-        its_args, its_options, step = _told(stored, where)
+        its_args, its_options, step = _options_in(stored, where)
         place = _place(numbers, its_options, where)
         chunks = _chunks(stored, where)
-        said[place], about[place] = its_args, (its_options, step, len(chunks))
-        most = path.stat().st_size
-        parts |= {(place, number): canonical(chunk, most) for number, chunk in enumerate(chunks)}
+        options_of[place], about[place] = its_args, (its_options, step, len(chunks))
+        max_bytes = path.stat().st_size
+        parts |= {(place, number): canonical(chunk, max_bytes) for number, chunk in enumerate(chunks)}
     first, *others = sorted(about)
     options, iteration, virtual = about[first]
     if unlike := next((rank for rank in others if about[rank] != about[first]), None):
@@ -142,11 +142,11 @@ def _read(folder: Path) -> Shards:
         )
     degrees = options.tensor, options.pipeline, options.expert_parallel
     every: set[Place] = set(itertools.product(*map(range, degrees)))  # type: ignore[arg-type]
-    for what, found in (("is missing", every - about.keys()), ("is one too many", about.keys() - every)):
-        if found:
-            rank = _ranks(min(found))
+    for what, value in (("is missing", every - about.keys()), ("is one too many", about.keys() - every)):
+        if value:
+            rank = _ranks(min(value))
             raise WorkloadError(f"the file of {rank} {what}, of {len(every)}; copy all files again")
-    _check_places(said)
+    _check_places(options_of)
     models = {
         # layers go through all ranks of a pipeline before they come back to the first with its next stage
         (tp, number * options.pipeline + pp): with_all_experts(
@@ -173,27 +173,27 @@ def _chunks(stored: Mapping[str, Any], where: str) -> list[Mapping[str, Any]]:
     """The model of a rank, or what it has of several stages of a pipeline, in order."""
     names = ["model"] if "model" in stored else [f"model{n}" for n in itertools.takewhile(
         lambda n: f"model{n}" in stored, itertools.count())]  # fmt: skip
-    found = [stored[name] for name in names]
-    if not found or not all(isinstance(each, Mapping) for each in found):
+    result = [stored[name] for name in names]
+    if not result or not all(isinstance(each, Mapping) for each in result):
         raise WorkloadError(f"{where} has no model; {AGAIN}")
-    return found
+    return result
 
 
-def _told(stored: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], Options, int]:
+def _options_in(stored: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], Options, int]:
     """The options of a run as they stand in a file, what follows from them, and the iteration."""
     if not isinstance(stored.get("args"), argparse.Namespace):
         raise WorkloadError(
             f"{where} holds no options (args), without which its layout is not known; save it again"
         )
-    said = vars(stored["args"])
+    options = vars(stored["args"])
     version = float(number(stored, "checkpoint_version", 0.0))
-    return said, options_of(said, version), int(number(stored, "iteration", 0))
+    return options, options_of(options, version), int(number(stored, "iteration", 0))
 
 
 def _read_whole(folder: Path) -> Shards:
     """A distributed checkpoint, whose tensors are those of the model whatever the ranks were."""
     where = f"{folder.name}/{COMMON}"
-    _, options, iteration = _told(_load(folder / COMMON), where)
+    _, options, iteration = _options_in(_load(folder / COMMON), where)
     if options.version < 2.0:
         raise WorkloadError(f"{where} has version {options.version}, of before Megatron-Core; save it again")
     model = StoredModel(folder, options.layers)
@@ -228,11 +228,11 @@ def _check_places(said: Mapping[Place, Mapping[str, Any]]) -> None:
 
 def _files(folder: Path) -> Iterator[tuple[tuple[int, ...], Path]]:
     for path in folder.iterdir():
-        if found := RANK.fullmatch(path.name):
-            place = next((path / name for name in FILES if (path / name).is_file()), None)
-            if place is None:
+        if match := RANK.fullmatch(path.name):
+            file = next((path / name for name in FILES if (path / name).is_file()), None)
+            if file is None:
                 raise WorkloadError(f"{path.name} has no {FILES[0]}; copy it again")
-            yield tuple(int(number) for number in found.groups() if number), place
+            yield tuple(int(number) for number in match.groups() if number), file
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -241,13 +241,13 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(path) as file:
             packed = [each.filename for each in file.infolist() if each.compress_type != zipfile.ZIP_STORED]
-        asked = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
+        unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
     except Exception as error:  # a damaged file ends in any error
         raise WorkloadError(f"{where} is not a file of torch.save ({_line(error)}); copy it again") from None
     if packed:
         raise WorkloadError(f"{where} is compressed, which torch.save does not do; copy it again")
     allowed: list[Any] = []
-    for name in asked:
+    for name in unsafe:
         if name == OPTIONS:
             allowed.append((argparse.Namespace, name))
         elif name in PLAIN or name.startswith(OURS):
@@ -258,12 +258,12 @@ def _load(path: Path) -> dict[str, Any]:
             )
     with torch.serialization.safe_globals(allowed):
         try:
-            found = torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
+            result = torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:  # a damaged file ends in any error
             raise WorkloadError(f"{where} cannot be read ({_line(error)}); copy it again") from None
-    if not isinstance(found, dict):
+    if not isinstance(result, dict):
         raise WorkloadError(f"{where} holds no checkpoint of Megatron-LM; {AGAIN}")
-    return found
+    return result
 
 
 def _line(error: Exception) -> str:

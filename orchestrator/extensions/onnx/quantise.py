@@ -127,10 +127,10 @@ def _apart(plain: Path, path: Path, folder: str) -> float:
     worst = 0.0
     for length in sorted({min(length, longest) for length in LENGTHS}):
         batch = {name: tensor.numpy() for name, tensor in tried_batch(size, pad, inputs, length).items()}
-        real = batch["attention_mask"].astype(bool)
+        is_token = batch["attention_mask"].astype(bool)
         for one, other in zip(exact.run(None, batch), rounded.run(None, batch), strict=True):
-            of_tokens = one.shape[:2] == real.shape
-            one, other = (each[real] if of_tokens else each for each in (one, other))
+            of_tokens = one.shape[:2] == is_token.shape
+            one, other = (each[is_token] if of_tokens else each for each in (one, other))
             worst = max(worst, float(abs(one - other).max() / max(abs(one).max(), 1.0)))
             if not np.isfinite(other).all():
                 raise RuntimeError("the quantised model's outputs are not finite; nothing was published")

@@ -92,8 +92,8 @@ class _Named(nn.Module):
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         """Return the outputs of a batch."""
-        found = self.model(**dict(zip(self.inputs, values, strict=True)))
-        return tuple(found[name] for name in self.outputs)
+        result = self.model(**dict(zip(self.inputs, values, strict=True)))
+        return tuple(result[name] for name in self.outputs)
 
 
 def _batch(model: Any, inputs: Sequence[str], length: int) -> dict[str, Tensor]:
@@ -124,13 +124,13 @@ def _compare(model: Any, inputs: Sequence[str], outputs: Sequence[str], path: Pa
         batch = _batch(model, inputs, length)
         with torch.no_grad():
             wanted = model(**batch)
-        found = session.run(outputs, {name: tensor.numpy() for name, tensor in batch.items()})
-        for name, value in zip(outputs, map(torch.from_numpy, found), strict=True):
+        outputs_of_onnx = session.run(outputs, {name: tensor.numpy() for name, tensor in batch.items()})
+        for name, value in zip(outputs, map(torch.from_numpy, outputs_of_onnx), strict=True):
             one = wanted[name]
             if one.shape[:2] == batch["input_ids"].shape:
-                real = batch["attention_mask"].bool()
-                one = one[real]
-                value = value[real]
+                is_token = batch["attention_mask"].bool()
+                one = one[is_token]
+                value = value[is_token]
             apart = float((one - value).abs().max() / one.abs().max().clamp(min=1))
             if not apart <= TOLERANCE:
                 raise RuntimeError(

@@ -55,21 +55,21 @@ def references_are_dns_names(manifest: Manifest) -> Iterator[str]:
     if not NAMESPACE.fullmatch(namespace) or len(namespace) > 63:
         yield f"metadata.namespace: {namespace!r} is not a DNS label of at most 63 characters; use a-z, 0-9 and -"
     secret = _cluster(manifest).get("authOptions", {}).get("secretName")
-    found = {"authOptions.secretName": secret} if secret else {}
+    references = {"authOptions.secretName": secret} if secret else {}
     for where, template in _templates(manifest):
         spec = template["spec"]
         if "serviceAccountName" in spec:
-            found[f"{where}: serviceAccountName"] = spec["serviceAccountName"]
+            references[f"{where}: serviceAccountName"] = spec["serviceAccountName"]
         for secret in spec.get("imagePullSecrets", []):
-            found[f"{where}: pull secret"] = secret["name"]
+            references[f"{where}: pull secret"] = secret["name"]
         for volume in spec.get("volumes", []):
             if "persistentVolumeClaim" in volume:
-                found[f"{where}: claimName"] = volume["persistentVolumeClaim"]["claimName"]
+                references[f"{where}: claimName"] = volume["persistentVolumeClaim"]["claimName"]
         for container in spec["containers"]:
             for variable in container.get("env", []):
                 if referred := variable.get("valueFrom", {}).get("secretKeyRef"):
-                    found[f"{where}: Secret of {variable['name']}"] = referred["name"]
-    for where, name in found.items():
+                    references[f"{where}: Secret of {variable['name']}"] = referred["name"]
+    for where, name in references.items():
         if not SUBDOMAIN.fullmatch(name) or len(name) > 253:
             yield f"{where}: {name!r} is not a name of at most 253 characters of a-z, 0-9, - and ."
 
@@ -172,13 +172,13 @@ RULES = (
 def _cluster(manifest: Manifest) -> Manifest:
     """The specification of the cluster in a RayCluster or a RayJob."""
     spec: Manifest = manifest.get("spec", {})
-    found: Manifest = spec.get("rayClusterSpec", spec)
-    return found
+    result: Manifest = spec.get("rayClusterSpec", spec)
+    return result
 
 
 def _groups(manifest: Manifest) -> list[Manifest]:
-    found: list[Manifest] = _cluster(manifest).get("workerGroupSpecs", [])
-    return found
+    result: list[Manifest] = _cluster(manifest).get("workerGroupSpecs", [])
+    return result
 
 
 def _templates(manifest: Manifest) -> Iterator[tuple[str, Manifest]]:

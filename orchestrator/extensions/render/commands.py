@@ -215,8 +215,8 @@ def _render_cloud(
     memory_note = ""
     if machines.memory is not None:
         needs, memory_note = with_host_memory(spec, needs, machines.memory)
-    place = dataclasses.replace(DEFAULT_REGIONS[kind], **{k: v for k, v in given.items() if v is not None})
-    rendered.write({"cluster.yaml": merged(document(kind, needs, place), added)}, render.to)
+    region = dataclasses.replace(DEFAULT_REGIONS[kind], **{k: v for k, v in given.items() if v is not None})
+    rendered.write({"cluster.yaml": merged(document(kind, needs, region), added)}, render.to)
     rendered.warn_of_local_paths(spec)
     rendered.warn_of_libraries(spec)
     rendered.note(memory_note)
@@ -293,7 +293,7 @@ def slurm(
             "is not a time in Slurm's format", f"--time {time}", "write it as in 1-12:00:00 or 30"
         )
     manifests.refuse_labels(spec.resources, "Slurm", "allocation")
-    place = absolute(f"{runs.rstrip('/')}/{spec.name}", Path.cwd())
+    run_dir = absolute(f"{runs.rstrip('/')}/{spec.name}", Path.cwd())
     command = [
         sys.executable,
         "-P",
@@ -302,7 +302,7 @@ def slurm(
         "run",
         str(Path(job).absolute()),
         "--run-dir",
-        place,
+        run_dir,
     ]
     command += arguments(overrides)
     options = SlurmOptions(partition or "", account or "", time or "", notice, tuple(more or ()))
@@ -356,8 +356,8 @@ def skypilot(
             "the job needs GPUs, and SkyPilot asks which", "--accelerator", "name one, such as H100"
         )
     needs, memory_note = with_host_memory(spec, needs, machines.memory)
-    place, path = f"{runs.rstrip('/')}/{spec.name}", Path(job).absolute()
-    command = [python, "-P", "-m", "orchestrator", "run", path.name, "--run-dir", place]
+    run_dir, path = f"{runs.rstrip('/')}/{spec.name}", Path(job).absolute()
+    command = [python, "-P", "-m", "orchestrator", "run", path.name, "--run-dir", run_dir]
     command += arguments(overrides)
     options = SkyPilotOptions(str(path.parent), infra or "", image or "", "" if image else setup, notice)
     document = merged(task(needs, options, command, python), read_overlay(overlay))

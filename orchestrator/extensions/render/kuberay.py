@@ -197,11 +197,11 @@ def _worker_group(needs: ClusterNeeds, group: NodeGroup, kubernetes: Kubernetes)
 
 def _config_map(needs: ClusterNeeds, kubernetes: Kubernetes, job_file: str, runs: str) -> Manifest:
     metadata = _metadata(needs, kubernetes, f"{needs.name}-job")
-    found: Manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+    result: Manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
     if len(job_file) <= READABLE:
-        return {**found, "data": {JOB_FILE: job_file, SCRIPT: script(runs)}}
+        return {**result, "data": {JOB_FILE: job_file, SCRIPT: script(runs)}}
     packed = base64.b64encode(gzip.compress(job_file.encode(), mtime=0)).decode()
-    return {**found, "data": {SCRIPT: script(runs, True)}, "binaryData": {f"{JOB_FILE}.gz": packed}}
+    return {**result, "data": {SCRIPT: script(runs, True)}, "binaryData": {f"{JOB_FILE}.gz": packed}}
 
 
 def _object(

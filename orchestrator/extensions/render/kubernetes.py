@@ -28,11 +28,11 @@ PORT = r"(6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[1-5]\d{4}|[1-9]\d{0,3})"
 
 def counted(resource: str) -> tuple[str, int]:
     """Parse a device plugin's resource, NAME or NAME=N. Return its name and number. Raises InputError."""
-    found = re.fullmatch(r"([a-z0-9.-]+/[A-Za-z0-9._-]+)(?:=([1-9][0-9]{0,3}))?", resource)
-    if not found:
+    match = re.fullmatch(r"([a-z0-9.-]+/[A-Za-z0-9._-]+)(?:=([1-9][0-9]{0,3}))?", resource)
+    if not match:
         hint = "write DOMAIN/NAME or DOMAIN/NAME=N"
         raise InputError(f"{resource!r} is not a resource of a device plugin", "--rdma", hint)
-    return found[1], int(found[2] or 1)
+    return match[1], int(match[2] or 1)
 
 
 def redis_at(given: str) -> str:
@@ -143,14 +143,14 @@ def check_queue(queue: str, namespace: str, kubeconfig: Path | None) -> None:
         namespace: the namespace of the queue.
         kubeconfig: names the API server; None to skip that check.
     """
-    found = re.fullmatch(r"(kueue|volcano):([a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?)", queue)
-    if found is None:
+    match = re.fullmatch(r"(kueue|volcano):([a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?)", queue)
+    if match is None:
         hint = "write kueue:NAME or volcano:NAME, in small letters, digits, dots and dashes"
         raise InputError(f"{queue!r} is not a queue", "--queue", hint)
     if kubeconfig is None:
         return
-    kind = QUEUES[found[1]]
-    if refusal := _kubectl(kubeconfig, ["get", kind, found[2], "--namespace", namespace, "--output=name"]):
+    kind = QUEUES[match[1]]
+    if refusal := _kubectl(kubeconfig, ["get", kind, match[2], "--namespace", namespace, "--output=name"]):
         raise InputError(
             f"there is no such queue ({refusal})", f"--queue {queue}", f"see `kubectl get {kind} -A`"
         )

@@ -43,11 +43,11 @@ def refuse_labels(resources: ResourceSpec, system: str, unit: str) -> None:
 def warn_of_local_paths(spec: JobSpec, mounted: str = "") -> None:
     """Print a note about local paths, which exist on one machine only. Paths under `mounted` are shared by all."""
     place = f"a path under {mounted}" if mounted else "a URI"
-    if found := local(read_paths(spec), mounted):
-        note(f"every worker reads {', '.join(found)} locally: put it into the image, or set {place}")
+    if local_paths := local(read_paths(spec), mounted):
+        note(f"every worker reads {', '.join(local_paths)} locally: put it into the image, or set {place}")
     written = written_paths(spec)
-    if found := [key for key, path in written.items() if local([path], mounted)]:
-        note(f"{', '.join(found)} would be of one machine, and gone with it; give {place}")
+    if local_paths := [key for key, path in written.items() if local([path], mounted)]:
+        note(f"{', '.join(local_paths)} would be of one machine, and gone with it; give {place}")
 
 
 def warn_of_libraries(spec: JobSpec, runs: str = "") -> None:

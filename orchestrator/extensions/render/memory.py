@@ -47,16 +47,20 @@ def with_host_memory(spec: JobSpec, needs: ClusterNeeds, given: float | None) ->
     def in_all(workers: int) -> int:
         return math.ceil(PROCESS_GIB + saved(workers) + shared)
 
-    least, most = spec.resources.workers.min, spec.resources.workers.max
+    min_workers, max_workers = spec.resources.workers.min, spec.resources.workers.max
     line = (
-        f"a worker needs {in_all(least)} GiB of memory: {PROCESS_GIB} for its processes, {saved(least):.1f} for two "
-        f"copies of the run's state among {least}, {shared:.1f} of /dev/shm"
+        f"a worker needs {in_all(min_workers)} GiB of memory: {PROCESS_GIB} for its processes, "
+        f"{saved(min_workers):.1f} for two copies of the run's state among {min_workers}, {shared:.1f} of /dev/shm"
     )
-    if in_all(most) < in_all(least):
-        line += f"; of {most} workers each needs {in_all(most)}"
+    if in_all(max_workers) < in_all(min_workers):
+        line += f"; of {max_workers} workers each needs {in_all(max_workers)}"
     if given is None:
-        return dataclasses.replace(needs, memory_gib=in_all(least)), f"{line}; --memory-gib says otherwise"
-    if saved(most) > given:
-        problem = f"two copies of the run's state are {saved(most):.1f} GiB of each of {most} workers"
-        raise InputError(problem, f"--memory-gib {given:g}", f"leave it out, or give {in_all(most)}")
-    return dataclasses.replace(needs, memory_gib=given), line * (given < in_all(least))
+        return dataclasses.replace(
+            needs, memory_gib=in_all(min_workers)
+        ), f"{line}; --memory-gib says otherwise"
+    if saved(max_workers) > given:
+        problem = (
+            f"two copies of the run's state are {saved(max_workers):.1f} GiB of each of {max_workers} workers"
+        )
+        raise InputError(problem, f"--memory-gib {given:g}", f"leave it out, or give {in_all(max_workers)}")
+    return dataclasses.replace(needs, memory_gib=given), line * (given < in_all(min_workers))

@@ -69,11 +69,11 @@ def node_selection(group: NodeGroup, spot: tuple[str, str], platform: str = "") 
             selector[name] = wanted
         else:
             terms.append(_term(name, wanted))
-    found: dict[str, Any] = {"nodeSelector": selector} if selector else {}
+    result: dict[str, Any] = {"nodeSelector": selector} if selector else {}
     if terms:
         required = {"nodeSelectorTerms": [{"matchExpressions": terms}]}
-        found["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
-    return found
+        result["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    return result
 
 
 def _term(name: str, wanted: str) -> dict[str, Any]:

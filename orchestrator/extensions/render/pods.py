@@ -188,8 +188,8 @@ def labels(needs: ClusterNeeds) -> dict[str, str]:
 
 def reference(secret: str, key: str, optional: bool = False) -> Manifest:
     """Return a `valueFrom` that refers to a key of a Secret."""
-    found: Manifest = {"name": secret, "key": key}
-    return {"secretKeyRef": {**found, "optional": True} if optional else found}
+    result: Manifest = {"name": secret, "key": key}
+    return {"secretKeyRef": {**result, "optional": True} if optional else result}
 
 
 def quantity(amount: float) -> str:
@@ -242,15 +242,15 @@ def _container(
 def _env(kubernetes: Kubernetes, settings: Mapping[str, str]) -> dict[str, Manifest]:
     """The environment of a container. The user's variables override `settings` and all others."""
     secret = kubernetes.secret
-    found: dict[str, Manifest] = {
+    result: dict[str, Manifest] = {
         variable: {"valueFrom": reference(secret, key, optional=True)}
         for variable, key in CREDENTIALS.items()
     }
     store = {"AWS_ENDPOINT_URL": kubernetes.endpoint} if kubernetes.endpoint else {}
-    found |= {
+    result |= {
         variable: {"value": value} for variable, value in {**store, **settings, **kubernetes.env}.items()
     }
-    return found | {
+    return result | {
         variable: {"valueFrom": reference(secret, key)} for variable, key in kubernetes.secret_env.items()
     }
 

@@ -13,29 +13,29 @@ def load_schemas(folder: Path) -> dict[str, dict[str, Any]]:
 
     Raises FileNotFoundError if the folder has none.
     """
-    found = {}
+    result = {}
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the files have some 20,000 lines each
     for path in sorted(folder.glob("ray.io_*.yaml")):
         definition = loader(path.read_text()).get_single_data()["spec"]
         version = next(v for v in definition["versions"] if v["name"] == "v1")
-        found[definition["names"]["kind"]] = strict(version["schema"]["openAPIV3Schema"])
-    if not found:
+        result[definition["names"]["kind"]] = strict(version["schema"]["openAPIV3Schema"])
+    if not result:
         raise FileNotFoundError(f"no ray.io_*.yaml in {folder}")
-    return found
+    return result
 
 
 def strict(schema: dict[str, Any]) -> dict[str, Any]:
     """Convert an OpenAPI schema of Kubernetes to JSON Schema, without unknown fields; defaults make fields optional."""
-    found = dict(schema)
+    result = dict(schema)
     if isinstance(properties := schema.get("properties"), dict):
-        found["properties"] = {name: strict(inner) for name, inner in properties.items()}
-        found["required"] = [r for r in schema.get("required", []) if "default" not in properties.get(r, {})]
+        result["properties"] = {name: strict(inner) for name, inner in properties.items()}
+        result["required"] = [r for r in schema.get("required", []) if "default" not in properties.get(r, {})]
         if not schema.get("x-kubernetes-preserve-unknown-fields"):
-            found.setdefault("additionalProperties", False)
+            result.setdefault("additionalProperties", False)
     for key in ("items", "additionalProperties"):
         if isinstance(schema.get(key), dict):
-            found[key] = strict(schema[key])
-    return found
+            result[key] = strict(schema[key])
+    return result
 
 
 def violations(manifest: dict[str, Any], schemas: dict[str, dict[str, Any]]) -> list[str]:

@@ -98,11 +98,13 @@ def batch_file(
     needs: ClusterNeeds, options: SlurmOptions, command: Sequence[str], mark: str, python: str
 ) -> str:
     """Return the batch file of a job. `command` drives the run, without its address."""
-    least, most = (math.ceil(count / needs.per_node) for count in (needs.min_workers, needs.max_workers))
+    min_nodes, max_nodes = (
+        math.ceil(count / needs.per_node) for count in (needs.min_workers, needs.max_workers)
+    )
     cpus, gpus = math.ceil(needs.cpu * needs.per_node), needs.gpu * needs.per_node
     wanted = {
         "job-name": needs.name,
-        "nodes": str(most) if least == most else f"{least}-{most}",
+        "nodes": str(max_nodes) if min_nodes == max_nodes else f"{min_nodes}-{max_nodes}",
         "ntasks-per-node": "1",
         "cpus-per-task": str(cpus),
         "gpus-per-node": str(gpus) if gpus else "",

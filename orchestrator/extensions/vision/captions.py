@@ -54,17 +54,17 @@ class Captions:
             return byte_tokenizer()
         text = (DataFolder(prepared).read(FILE) if prepared else None) or self.file() or b""
         try:
-            found = Tokenizer.from_buffer(text)
+            result = Tokenizer.from_buffer(text)
         except Exception as error:  # tokenizers raises a plain Exception
             raise InputError(f"{self._name} cannot be read ({error})", self._where, HINT) from None
-        found.no_padding()
-        found.no_truncation()
-        return found
+        result.no_padding()
+        result.no_truncation()
+        return result
 
     def size(self, prepared: str = "") -> int:
         """Return an exclusive upper bound of the token ids; 0 without captions. Raises InputError."""
-        found = self.tokenizer(prepared)
-        return 1 + max(found.get_vocab().values(), default=0) if found else 0
+        result = self.tokenizer(prepared)
+        return 1 + max(result.get_vocab().values(), default=0) if result else 0
 
     def encoder(self) -> Encoder | None:
         """Return the encoder; None without captions. A long caption is cut but keeps its last token, which also pads.
@@ -78,14 +78,14 @@ class Captions:
             return partial(byte_tokens, length=self._tokens)
 
         def encode(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-            found = np.zeros((len(texts), self._tokens), np.int32)
+            result = np.zeros((len(texts), self._tokens), np.int32)
             cut = np.zeros(len(texts), bool)
             for number, encoding in enumerate(tokenizer.encode_batch(list(texts))):
                 ids = encoding.ids or [0]
-                found[number] = ids[-1]
-                found[number, : min(len(ids), self._tokens - 1)] = ids[: self._tokens - 1]
+                result[number] = ids[-1]
+                result[number, : min(len(ids), self._tokens - 1)] = ids[: self._tokens - 1]
                 cut[number] = len(ids) > self._tokens
-            return found, cut
+            return result, cut
 
         return encode
 
@@ -96,10 +96,10 @@ def byte_tokens(texts: Sequence[str], length: int) -> tuple[np.ndarray, np.ndarr
     Returns:
         The ids, int32 [texts, length], and whether each text was cut, bool [texts].
     """
-    found = np.full((len(texts), length), 257, np.int32)
+    result = np.full((len(texts), length), 257, np.int32)
     cut = np.zeros(len(texts), bool)
     for number, text in enumerate(texts):
         ids = [256, *text[:length].encode()]
         cut[number] = len(ids) >= length
-        found[number, : min(len(ids), length - 1)] = ids[: length - 1]
-    return found, cut
+        result[number, : min(len(ids), length - 1)] = ids[: length - 1]
+    return result, cut

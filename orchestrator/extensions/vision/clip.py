@@ -71,9 +71,9 @@ class Clip(nn.Module):
         if folder is not None:
             if text or vision:
                 raise ValueError("folder says all sizes; leave out text and vision")
-            found = options_of(folder, "clip")
-            text, vision = found.get("text_config", {}), found.get("vision_config", {})
-            projection_dim = found.get("projection_dim", projection_dim)
+            clip_options = options_of(folder, "clip")
+            text, vision = clip_options.get("text_config", {}), clip_options.get("vision_config", {})
+            projection_dim = clip_options.get("projection_dim", projection_dim)
         if projection_dim < 1:
             raise ValueError(f"projection_dim is {projection_dim}; give at least 1")
         self.text_config = _filled("text", TEXT, text or {}, lenient=folder is not None)
@@ -118,8 +118,8 @@ class Clip(nn.Module):
 
     def image_embeddings(self, pixels: Tensor) -> Tensor:
         """Map images [B, channels, size, size] to unit vectors [B, projection_dim]."""
-        found = self.visual_projection(self.vision_model(pixels)).float()
-        return functional.normalize(found, dim=-1)
+        result = self.visual_projection(self.vision_model(pixels)).float()
+        return functional.normalize(result, dim=-1)
 
     def text_embeddings(self, caption: Tensor) -> Tensor:
         """Map token ids [B, L] to unit vectors [B, projection_dim]."""
@@ -192,15 +192,15 @@ class Clip(nn.Module):
         with torch.no_grad():
             images, texts = self.image_embeddings(pixels), self.text_embeddings(caption)
             ours = images @ texts.T * self.logit_scale.exp()
-            found = theirs(input_ids=caption, pixel_values=pixels).logits_per_image
-        return float((ours - found).abs().max() / found.abs().max().clamp(min=1.0))
+            result = theirs(input_ids=caption, pixel_values=pixels).logits_per_image
+        return float((ours - result).abs().max() / result.abs().max().clamp(min=1.0))
 
     def from_hf(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return our tensors from transformers', the inverse of `to_hf`. Tensors of older versions of transformers are
         ignored.
         """
-        found = {name: tensor for name, tensor in tensors.items() if not name.endswith("position_ids")}
-        return {**found, "logit_scale": found["logit_scale"].reshape(1)}
+        result = {name: tensor for name, tensor in tensors.items() if not name.endswith("position_ids")}
+        return {**result, "logit_scale": result["logit_scale"].reshape(1)}
 
 
 class _Stack(nn.Module):
@@ -262,9 +262,9 @@ class ImageEncoder(nn.Module):
 
 
 def _table(rows: int, hidden: int) -> nn.Embedding:
-    found = nn.Embedding(rows, hidden)
-    nn.init.normal_(found.weight, std=0.02)
-    return found
+    result = nn.Embedding(rows, hidden)
+    nn.init.normal_(result.weight, std=0.02)
+    return result
 
 
 def _width(name: str, config: Mapping[str, Any]) -> Width:

@@ -107,10 +107,10 @@ class ImageSource:
         """
         try:
             fs, root = open_file_system(self.uri, TIMEOUT)
-            found = Retry()(fs.find, root)
+            entries = Retry()(fs.find, root)
         except Exception as error:  # every fsspec backend raises its own errors
             raise InputError(f"cannot be listed ({error})", f"{self._where} {self.uri}", "check it") from None
-        names = sorted(path[len(root) :].strip("/") for path in found)
+        names = sorted(path[len(root) :].strip("/") for path in entries)
         names = [name for name in names if name and not any(p.startswith(".") for p in name.split("/"))]
         if not names:
             raise InputError("is not a folder with images", f"{self._where} {self.uri}", "check the path")
@@ -149,10 +149,10 @@ class ImageSource:
                     raise Unfit("caption", "is a caption without an image of the same name")
                 if kind not in IMAGES:
                     raise Unfit("type", f"is not an image by the end of its name ({path.suffix})")
-                said = next(contents) if stem in captions else None
+                caption = next(contents) if stem in captions else None
                 data = next(contents)
                 label = path.parts[0] if len(path.parts) > 1 else None
-                yield RawImage(data, label, _text(said), file, None)
+                yield RawImage(data, label, _text(caption), file, None)
             except Unfit as error:
                 rejected.refuse(file, error)
 
@@ -235,8 +235,8 @@ def _middle(image: Image.Image, size: int) -> Image.Image:
         whole = image.resize((new[0], new[1]), Image.Resampling.BICUBIC)
         return whole.crop((left, top, left + size, top + size))
     across, down = (side / scaled for side, scaled in zip(image.size, new, strict=True))
-    place = left * across, top * down, (left + size) * across, (top + size) * down
-    return image.resize((size, size), Image.Resampling.BICUBIC, place)
+    box = left * across, top * down, (left + size) * across, (top + size) * down
+    return image.resize((size, size), Image.Resampling.BICUBIC, box)
 
 
 def _of_row(values: dict[str, Any], file: SourceFile, row: int) -> RawImage:

@@ -18,12 +18,12 @@ def options_of(folder: str, kind: str) -> dict[str, Any]:
     """Return the configuration of a model of that model_type. Raises ValueError if the folder holds none."""
     path = Path(folder) / CONFIG
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        document: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read ({error}); give the folder of a model") from None
-    if found.get("model_type") != kind:
-        raise ValueError(f"{path} is of model_type {found.get('model_type')}, but this model is {kind}")
-    return found
+    if document.get("model_type") != kind:
+        raise ValueError(f"{path} is of model_type {document.get('model_type')}, but this model is {kind}")
+    return document
 
 
 def load_weights(model: nn.Module, folder: str) -> None:

@@ -42,14 +42,14 @@ def byte_tokenizer() -> Tokenizer:
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in visible]
     letters = {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
-    found = Tokenizer(models.BPE(vocab=letters, merges=[]))
-    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    found.decoder = decoders.ByteLevel()
-    found.add_special_tokens([BEGIN, END])
-    found.post_processor = processors.TemplateProcessing(
+    result = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    result.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    result.decoder = decoders.ByteLevel()
+    result.add_special_tokens([BEGIN, END])
+    result.post_processor = processors.TemplateProcessing(
         single=[BEGIN, "$A", END], special_tokens=[(BEGIN, 256), (END, 257)]
     )
-    return found
+    return result
 
 
 def write_inputs(folder: str, processor: Mapping[str, Any], tokenizer: Tokenizer | None, tokens: int) -> None:

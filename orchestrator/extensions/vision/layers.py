@@ -54,8 +54,8 @@ class Attention(nn.Module):
             layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for layer in (self.q_proj, self.k_proj, self.v_proj)
         )
-        found = functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
-        return self.out_proj(found.transpose(1, 2).flatten(2))
+        result = functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
+        return self.out_proj(result.transpose(1, 2).flatten(2))
 
 
 class FeedForward(nn.Module):
@@ -117,10 +117,10 @@ def check_pixels(batch: Batch, config: Mapping[str, Any]) -> None:
     """Raise ValueError if the samples' images do not have the model's size."""
     size, channels = config["image_size"], config["num_channels"]
     if "pixels" not in batch or batch["pixels"].shape[1:] != (channels, size, size):
-        there = tuple(batch["pixels"].shape[1:]) if "pixels" in batch else "none"
+        shape = tuple(batch["pixels"].shape[1:]) if "pixels" in batch else "none"
         raise ValueError(
             f"images of {channels} channels and {size} x {size} pixels are read, but those of samples are "
-            f"{there}; set size and channels of data.samples.options, or image_size and num_channels"
+            f"{shape}; set size and channels of data.samples.options, or image_size and num_channels"
         )
 
 

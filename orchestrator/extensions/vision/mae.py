@@ -143,8 +143,8 @@ class Mae(nn.Module):
         noise = torch.rand(3, (size // self.config["patch_size"]) ** 2, generator=draw)
         with torch.no_grad():
             ours = self.loss({"pixels": pixels, "noise": noise}).mean()
-            found = theirs(pixel_values=pixels, noise=noise).loss
-        return float((ours - found).abs() / found.abs().clamp(min=1.0))
+            result = theirs(pixel_values=pixels, noise=noise).loss
+        return float((ours - result).abs() / result.abs().clamp(min=1.0))
 
     def from_hf(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return our tensors from transformers', the inverse of `to_hf`."""
@@ -219,8 +219,8 @@ def positions(patches: int, hidden: int) -> Tensor:
     line = torch.arange(side, dtype=torch.float64)[:, None] * rate
     of_axis = torch.cat([line.sin(), line.cos()], 1)
     column, row = of_axis.repeat(side, 1), of_axis.repeat_interleave(side, 0)
-    found = torch.cat([column, row], 1)
-    return torch.cat([found.new_zeros(1, hidden), found])[None].float()
+    result = torch.cat([column, row], 1)
+    return torch.cat([result.new_zeros(1, hidden), result])[None].float()
 
 
 def _width(config: Mapping[str, Any], side: str) -> Width:

@@ -60,21 +60,21 @@ def _of_clip(ours: Clip, theirs: Any) -> tuple[float, float]:
     caption = torch.randint(0, 256, (6, 12))
     caption[:, 9:] = 257
     batch = {"pixels": torch.randn(6, 1, 8, 8), "caption": caption}
-    found = theirs(input_ids=caption, pixel_values=batch["pixels"], return_loss=True)
+    result = theirs(input_ids=caption, pixel_values=batch["pixels"], return_loss=True)
     features, _ = ours.embed(batch)
     loss = ours.compare(features, torch.ones(6, dtype=torch.bool)).mean()
     similar = (
         ours.image_embeddings(batch["pixels"]) @ ours.text_embeddings(caption).T * ours.logit_scale.exp()
     )
-    return _largest(similar - found.logits_per_image), _largest(loss - found.loss)
+    return _largest(similar - result.logits_per_image), _largest(loss - result.loss)
 
 
 def _of_mae(ours: Mae, theirs: Any) -> tuple[float, float]:
     batch = {"pixels": torch.randn(3, 1, 8, 8), "noise": torch.rand(3, 16)}
-    found = theirs(pixel_values=batch["pixels"], noise=batch["noise"])
+    result = theirs(pixel_values=batch["pixels"], noise=batch["noise"])
     order = batch["noise"].argsort(dim=1)
     drawn = ours.decoder(ours.vit(batch["pixels"], order[:, : ours.kept]), order.argsort(1))
-    return _largest(drawn - found.logits), _largest(ours.loss(batch).mean() - found.loss)
+    return _largest(drawn - result.logits), _largest(ours.loss(batch).mean() - result.loss)
 
 
 def _largest(difference: Tensor) -> float:

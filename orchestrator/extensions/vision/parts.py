@@ -19,7 +19,7 @@ CAPTIONS = "captions"
 SUMS = "sums"
 
 
-class Found:
+class DecodedImages:
     """The images decoded so far, written in parts of `each` images.
 
     Args:
@@ -88,10 +88,12 @@ class Found:
         """The class names by number: as given, else sorted, numerically if all are numbers; empty if no image has a
         class.
         """
-        found = [name for name in self._numbers if name is not None]
+        result = [name for name in self._numbers if name is not None]
         if self._named:
-            return self._named if found else []
-        return sorted(found, key=(lambda name: (int(name), name)) if all(map(str.isdecimal, found)) else None)
+            return self._named if result else []
+        return sorted(
+            result, key=(lambda name: (int(name), name)) if all(map(str.isdecimal, result)) else None
+        )
 
     @property
     def labels(self) -> np.ndarray:

@@ -37,7 +37,16 @@ from orchestrator.data.store.data_folder import DataFolder
 from orchestrator.extensions.vision.captions import BYTES, FILE, Captions
 from orchestrator.extensions.vision.files import ON_ERROR, ImageSource, RawImage, decoded
 from orchestrator.extensions.vision.inputs import processor_config, write_inputs
-from orchestrator.extensions.vision.parts import CAPTIONS, PART, SUMS, Encoder, Found, npy, part_name, sum_of
+from orchestrator.extensions.vision.parts import (
+    CAPTIONS,
+    PART,
+    SUMS,
+    DecodedImages,
+    Encoder,
+    npy,
+    part_name,
+    sum_of,
+)
 
 
 def _check_sizes(size: int, channels: int, tokens: int, patches: int, crop: float) -> None:
@@ -152,8 +161,10 @@ class Images:
         digest = xxhash.xxh3_128_hexdigest(self._texts.file() or b"")
         return f"{FORMAT} {digest} {self._source.fingerprint()}"
 
-    def prepare(self, folder: str, most: int | None = None) -> dict[str, Any]:
-        """Decode all images, or the first `most`, into `folder`, and return their count and the rejected ones by kind.
+    def prepare(self, folder: str, max_images: int | None = None) -> dict[str, Any]:
+        """Decode all images, or the first `max_images`, into `folder`.
+
+        Returns their count and the rejected ones by kind.
 
         Raises InputError for unusable images unless they are skipped, and if no image is left.
         """
@@ -162,7 +173,7 @@ class Images:
         ids = self._texts.encoder()
         whole = SourceFile(0, self._source.uri, kind=".image", size=0, content="", field="")
         cut = Unfit("cut", f"a caption is longer than {self._tokens} tokens")
-        found = Found(
+        decoded = DecodedImages(
             target,
             max(1, PART_BYTES // (self._size**2 * self._channels)),
             ids,
@@ -172,36 +183,36 @@ class Images:
         with warnings.catch_warnings():
             # Our own check limits the image size, and nothing depends on damaged metadata.
             warnings.filterwarnings("ignore", module=r"PIL\.")
-            for image, pixels in islice(self._decoded(rejected), most):
-                found.add(pixels, image.label, image.caption or "")
-        found.flush()
+            for image, pixels in islice(self._decoded(rejected), max_images):
+                decoded.add(pixels, image.label, image.caption or "")
+        decoded.flush()
         left_out = rejected.to_json()
         totals = rejections.write(target, left_out)
-        self._check_rejected(totals, found.count)
-        self._check_one_kind(found.classes)
-        if not found.count:
+        self._check_rejected(totals, decoded.count)
+        self._check_one_kind(decoded.classes)
+        if not decoded.count:
             raise InputError("holds no image that can be used", f"{WHERE}.uri {self._source.uri}", "check it")
         if text := self._texts.file():
             target.write(FILE, text)
-        arrays = {"labels": npy(found.labels)} if found.classes else {}
-        if ids and self._caption and found.classes:
-            arrays["classes"] = npy(self._of_classes(ids, found.classes))
+        arrays = {"labels": npy(decoded.labels)} if decoded.classes else {}
+        if ids and self._caption and decoded.classes:
+            arrays["classes"] = npy(self._of_classes(ids, decoded.classes))
         for name, data in arrays.items():
             target.write(f"{name}.npy", data)
         sums = {name: xxhash.xxh3_64_hexdigest(data) for name, data in arrays.items()}
-        about = {"count": found.count, "rejected": totals}
-        target.write_json(INDEX, {**about, "classes": found.classes, "parts": found.sizes, "sums": sums})
+        about = {"count": decoded.count, "rejected": totals}
+        target.write_json(INDEX, {**about, "classes": decoded.classes, "parts": decoded.sizes, "sums": sums})
         return about
 
     def _of_classes(self, ids: Encoder, classes: Sequence[str]) -> np.ndarray:
         """Return a caption of each class as token ids. Raises InputError if two are equal."""
-        found, _ = ids([self._captioned(name) for name in classes])
+        encoded, _ = ids([self._captioned(name) for name in classes])
         first: dict[bytes, str] = {}
-        for name, row in zip(classes, found, strict=True):
+        for name, row in zip(classes, encoded, strict=True):
             if (other := first.setdefault(row.tobytes(), name)) != name:
                 problem = f"the captions of the classes {other} and {name} are the same {self._tokens} tokens"
                 raise InputError(problem, f"{WHERE}.tokens", "raise it, or change caption or classes")
-        return found
+        return encoded
 
     def open(self, folder: str) -> None:
         """Read from the prepared `folder` from now on. Raises InputError if it is missing."""
@@ -250,14 +261,14 @@ class Images:
         self, pixels: np.ndarray, caption: np.ndarray | None, number: int, rng: np.random.Generator
     ) -> dict[str, Any]:
         scaled = pixels.transpose(2, 0, 1).astype(np.float32) / np.float32(255.0)
-        found: dict[str, Any] = {"pixels": (scaled - self._mean) / self._std}
+        result: dict[str, Any] = {"pixels": (scaled - self._mean) / self._std}
         if caption is not None:
-            found["caption"] = caption
+            result["caption"] = caption
         if self._labels is not None:
-            found["label"] = self._labels[number]
+            result["label"] = self._labels[number]
         if self._patches:
-            found["noise"] = rng.random(self._patches, np.float32)
-        return found
+            result["noise"] = rng.random(self._patches, np.float32)
+        return result
 
     def _read(self, number: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Return an image and its caption, verified. Raises InputError if they are damaged."""
@@ -298,7 +309,7 @@ class Images:
                     try:
                         if isinstance(pixels, Unfit):
                             raise pixels
-                        yield self._said(image, rejected), pixels
+                        yield self._with_class(image, rejected), pixels
                     except Unfit as unfit:
                         rejected.refuse(image.file, unfit, image.row)
 
@@ -308,7 +319,7 @@ class Images:
         except Unfit as error:
             return error
 
-    def _said(self, image: RawImage, rejected: Rejected) -> RawImage:
+    def _with_class(self, image: RawImage, rejected: Rejected) -> RawImage:
         """Return the image with its class name, and with the class's caption if it has none of its own. Classes that
         files give by their numbers are counted in `rejected`.
 
@@ -355,12 +366,12 @@ class Images:
             raise InputError(problem, f"{WHERE}.max_rejected {self._limit}", "fix them, or raise it")
 
 
-def _cut_out(pixels: np.ndarray, least: float, rng: np.random.Generator) -> np.ndarray:
-    """Return a random square of at least `least` of the area, scaled to the full size."""
+def _cut_out(pixels: np.ndarray, min_area: float, rng: np.random.Generator) -> np.ndarray:
+    """Return a random square of at least `min_area` of the area, scaled to the full size."""
     from PIL import Image
 
     size = len(pixels)
-    side = max(1, round(size * rng.uniform(least, 1.0) ** 0.5))
+    side = max(1, round(size * rng.uniform(min_area, 1.0) ** 0.5))
     top, left = rng.integers(0, size - side + 1, 2)
     part = np.ascontiguousarray(pixels[top : top + side, left : left + side])
     image = Image.fromarray(part[..., 0] if part.shape[-1] == 1 else part)

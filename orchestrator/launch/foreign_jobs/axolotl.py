@@ -8,7 +8,7 @@ from typing import Any
 from orchestrator.config.errors import InputError
 from orchestrator.launch.foreign_jobs.common import (
     HERE_ANYWAY,
-    Usual,
+    TrainerDefaults,
     fill_rollout_of_trl,
     fill_training,
     set_options,
@@ -18,7 +18,7 @@ from orchestrator.launch.foreign_jobs.job import ForeignJob
 
 PREFERENCES = {"dpo": "dpo", "ipo": "ipo", "kto": "kto", "orpo": "orpo", "rm": "reward", "reward": "reward"}
 """Objectives by the value of `rl`."""
-USUAL = Usual("axolotl", schedule="cosine", epochs=1)
+DEFAULTS = TrainerDefaults("axolotl", schedule="cosine", epochs=1)
 """A learning rate is required by axolotl."""
 ALPACA = {"prompt": "{instruction}\n\n{input}", "completion": "output"}
 COLUMNS: Mapping[str, dict[str, str]] = {
@@ -44,7 +44,7 @@ def axolotl(job: ForeignJob) -> None:
     job.model(base)
     if (tokenizer := given.take("tokenizer_config")) not in (None, base):
         job.lines.append(f"data.tokenizer: the model's own; tokenizer_config {tokenizer} is ignored")
-    rl = str(given.take("rl", usual="")).lower()
+    rl = str(given.take("rl", default="")).lower()
     objective = PREFERENCES.get(rl, "conversation")
     if given.flag("reward_model"):
         objective = "reward"
@@ -59,8 +59,8 @@ def axolotl(job: ForeignJob) -> None:
     job.length(given.number("sequence_len"))
     set_options(job, {"beta": given.number("rl_beta", "dpo_beta", "orpo_alpha")})
     _batch(job)
-    fill_training(job, USUAL)
-    kind = str(given.take("adapter", usual="")).lower()
+    fill_training(job, DEFAULTS)
+    kind = str(given.take("adapter", default="")).lower()
     quantised = given.flag("load_in_4bit") or kind == "qlora"
     if kind in ("lora", "qlora", "dora") or given.flag("peft_use_dora"):
         targets = given.take("lora_target_modules")
@@ -82,7 +82,7 @@ def axolotl(job: ForeignJob) -> None:
         job,
         given.number("evals_per_epoch"),
         given.number("saves_per_epoch"),
-        given.number("num_epochs", usual=1),
+        given.number("num_epochs", default=1),
     )
     given.drop("warmup_ratio", *HERE_ANYWAY)
 
@@ -90,9 +90,9 @@ def axolotl(job: ForeignJob) -> None:
 def _batch(job: ForeignJob) -> None:
     given = job.given
     job.batch(
-        given.number("micro_batch_size", usual=1),
-        given.number("gradient_accumulation_steps", usual=1),
-        given.number("num_processes", usual=1),
+        given.number("micro_batch_size", default=1),
+        given.number("gradient_accumulation_steps", default=1),
+        given.number("num_processes", default=1),
     )
 
 
@@ -108,7 +108,7 @@ def _axolotl_data(job: ForeignJob, objective: str) -> None:
     ]
     if not rows:
         raise InputError("names no data", "--from", "add datasets")
-    found = []
+    sources = []
     for each in rows:
         kind = each.get("type") or ("completion" if pretraining else "chat_template")
         columns = _axolotl_columns(each, kind, objective)
@@ -125,12 +125,12 @@ def _axolotl_data(job: ForeignJob, objective: str) -> None:
             each.get("name"),
             files=files[0] if isinstance(files, list) else files,
         )
-        found.append((uri, columns, 1.0))
+        sources.append((uri, columns, 1.0))
     if objective == "causal_lm":
-        found = [
-            (uri, columns if isinstance(columns, str) else None, weight) for uri, columns, weight in found
+        sources = [
+            (uri, columns if isinstance(columns, str) else None, weight) for uri, columns, weight in sources
         ]
-    job.sources(objective, found)
+    job.sources(objective, sources)
     packed = given.flag("sample_packing")
     if objective == "conversation" and not packed:
         set_options(job, {"pack": "no"})
@@ -139,9 +139,9 @@ def _axolotl_data(job: ForeignJob, objective: str) -> None:
 def _axolotl_columns(row: Mapping[str, Any], kind: Any, objective: str) -> Any:
     """Return the `field` of a source; None to find out."""
     if isinstance(kind, Mapping):
-        asked, answer = kind.get("field_instruction", "instruction"), kind.get("field_output", "output")
+        question, answer = kind.get("field_instruction", "instruction"), kind.get("field_output", "output")
         more = kind.get("field_input")
-        prompt = f"{{{asked}}}\n\n{{{more}}}" if more else asked
+        prompt = f"{{{question}}}\n\n{{{more}}}" if more else question
         if objective == "conversation":
             return {"prompt": prompt, "completion": answer}
         names = {"prompt": "field_prompt", "chosen": "field_chosen", "rejected": "field_rejected"}
@@ -168,10 +168,10 @@ def _grpo_of_axolotl(job: ForeignJob) -> None:
     job.sources(
         "grpo", [(job.source(each["path"], str(each.get("split", "train"))), None, 1.0) for each in listed]
     )
-    fill_rollout_of_trl(job, given.section("trl"), given.number("sequence_len", usual=512))
+    fill_rollout_of_trl(job, given.section("trl"), given.number("sequence_len", default=512))
     _batch(job)
     whole_groups(job)
-    fill_training(job, USUAL)
+    fill_training(job, DEFAULTS)
     given.drop(*HERE_ANYWAY)
 
 

@@ -24,7 +24,7 @@ HERE_ANYWAY = (
 
 
 @dataclass(frozen=True)
-class Usual:
+class TrainerDefaults:
     """What a trainer does where its configuration says nothing.
 
     Attributes:
@@ -40,34 +40,34 @@ class Usual:
     lr: float | None = None
 
 
-def fill_training(job: ForeignJob, usual: Usual) -> None:
+def fill_training(job: ForeignJob, defaults: TrainerDefaults) -> None:
     """Translate the keys that axolotl, TRL and the Trainer share: length, optimizer, precision, seed, parallelism,
-    checkpoints, name. `usual` holds the trainer's defaults."""
+    checkpoints, name. `defaults` holds the trainer's defaults."""
     given = job.given
     optimizer = job.part("train")["optimizer"]
-    least = given.number("lr_scheduler_kwargs.min_lr_rate", "cosine_min_lr_ratio")
-    most, epochs = given.number("max_steps"), given.number("num_train_epochs", "num_epochs")
-    if epochs is None and not (most and most > 0):
-        epochs = job.usual("epochs", usual.epochs, usual.whose)
-    job.steps(most, epochs)
+    min_ratio = given.number("lr_scheduler_kwargs.min_lr_rate", "cosine_min_lr_ratio")
+    max_steps, epochs = given.number("max_steps"), given.number("num_train_epochs", "num_epochs")
+    if epochs is None and not (max_steps and max_steps > 0):
+        epochs = job.default("epochs", defaults.epochs, defaults.whose)
+    job.steps(max_steps, epochs)
     lr = given.number("learning_rate")
-    if lr is None and usual.lr is not None:
-        lr = job.usual("train.optimizer.lr", usual.lr, usual.whose)
+    if lr is None and defaults.lr is not None:
+        lr = job.default("train.optimizer.lr", defaults.lr, defaults.whose)
     job.optimizer(
         given.take("optimizer", "optim"),
         lr,
         given.take("lr_scheduler_type", "lr_scheduler"),
-        least,
-        usual=usual.schedule,
+        min_ratio,
+        default=defaults.schedule,
     )
     job.warmup(given.number("warmup_steps"), given.number("warmup_ratio"))
-    optimizer["weight_decay"] = float(given.number("weight_decay", usual=0.0))
+    optimizer["weight_decay"] = float(given.number("weight_decay", default=0.0))
     optimizer["betas"] = [
-        float(given.number("adam_beta1", usual=0.9)), float(given.number("adam_beta2", usual=0.999))
+        float(given.number("adam_beta1", default=0.9)), float(given.number("adam_beta2", default=0.999))
     ]  # fmt: skip
     if eps := given.number("adam_epsilon"):
         optimizer["eps"] = float(eps)
-    clip = given.number("max_grad_norm", usual=1.0)
+    clip = given.number("max_grad_norm", default=1.0)
     optimizer["clip"] = float(clip) if clip else None
     if optimizer["name"] != "adamw":
         optimizer.pop("betas")
@@ -89,7 +89,7 @@ def fill_training(job: ForeignJob, usual: Usual) -> None:
 
 def _precision(job: ForeignJob) -> None:
     given = job.given
-    dtype = str(given.take("torch_dtype", "dtype", usual="")).rsplit(".", 1)[-1]
+    dtype = str(given.take("torch_dtype", "dtype", default="")).rsplit(".", 1)[-1]
     if given.flag("bf16", "bfloat16") or dtype == "bfloat16":
         job.part("train")["precision"] = "bf16"
     elif given.flag("fp16", "float16") or dtype == "float16":
@@ -99,7 +99,7 @@ def _precision(job: ForeignJob) -> None:
 
 def _parallel(job: ForeignJob) -> None:
     given, layout = job.given, job.part("parallel")
-    deepspeed, fsdp = str(given.take("deepspeed", usual="") or ""), given.take("fsdp")
+    deepspeed, fsdp = str(given.take("deepspeed", default="") or ""), given.take("fsdp")
     given.section("deepspeed")
     given.section("fsdp_config")
     given.drop("fsdp_version", "fsdp_final_state_dict_type")
@@ -155,10 +155,10 @@ def fill_rollout_of_trl(job: ForeignJob, keys: Given, prompt: float) -> None:
     """Set the keys of learning from rewards from TRL's own; `prompt` is the most tokens of a prompt."""
     fill_rollout(
         job,
-        group=keys.number("num_generations", usual=8),
-        answer=keys.number("max_completion_length", usual=256),
+        group=keys.number("num_generations", default=8),
+        answer=keys.number("max_completion_length", default=256),
         prompt=prompt,
-        temperature=keys.number("temperature", usual=1.0),
+        temperature=keys.number("temperature", default=1.0),
         rewards=keys.take("reward_funcs") or [],
     )
 

@@ -151,8 +151,8 @@ def _rows_in(fs: Any, name: str, kind: Kind) -> int:
         if kind.kind in (".csv", ".tsv"):
             csv.field_size_limit(LINE_BYTES)  # Python's own limit is 128 KiB
             texts = (line.decode("utf-8", "replace") for line in lines)
-            found = csv.reader(texts, delimiter="\t" if kind.kind == ".tsv" else ",")
-            return max(0, sum(1 for values in found if values) - 1)
+            result = csv.reader(texts, delimiter="\t" if kind.kind == ".tsv" else ",")
+            return max(0, sum(1 for values in result if values) - 1)
         first = next((line for line in lines if line.strip()), b"")
         if not begins_list(first):
             return int(bool(first)) + sum(1 for line in lines if line.strip())

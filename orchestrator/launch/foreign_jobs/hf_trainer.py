@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.config.errors import InputError
 from orchestrator.launch.foreign_jobs.common import (
     HERE_ANYWAY,
-    Usual,
+    TrainerDefaults,
     fill_rollout_of_trl,
     fill_training,
     set_options,
@@ -27,7 +27,7 @@ def hf_trainer(job: ForeignJob) -> None:
     given.drop("tokenizer_name", "tokenizer_name_or_path")
     objective = _trainer_objective(job)
     if objective == "grpo":
-        fill_rollout_of_trl(job, given, given.number("max_prompt_length", usual=512))
+        fill_rollout_of_trl(job, given, given.number("max_prompt_length", default=512))
     _trainer_data(job, objective)
     job.chat_template(given.take("chat_template", "chat_template_path"))
     if objective != "grpo":
@@ -38,7 +38,7 @@ def hf_trainer(job: ForeignJob) -> None:
                 "block_size",
                 "max_source_length",
                 "model_max_length",
-                usual=1024,
+                default=1024,
             )
         )
     if objective == "grpo":
@@ -48,8 +48,8 @@ def hf_trainer(job: ForeignJob) -> None:
     if objective == "conversation" and not given.flag("packing"):
         set_options(job, {"pack": "no"})
     job.batch(
-        given.number("per_device_train_batch_size", "per_gpu_train_batch_size", usual=8),
-        given.number("gradient_accumulation_steps", usual=1),
+        given.number("per_device_train_batch_size", "per_gpu_train_batch_size", default=8),
+        given.number("gradient_accumulation_steps", default=1),
         _devices(job),
     )
     if objective == "grpo":
@@ -57,7 +57,7 @@ def hf_trainer(job: ForeignJob) -> None:
     whose, lr = "Hugging Face's Trainer", 5e-5 if objective not in OF_TRL else None
     if objective in OF_TRL and (objective != "conversation" or _is_of_trl(job)):
         whose, lr = "TRL", OF_TRL[objective]
-    fill_training(job, Usual(whose, schedule="linear", epochs=3, lr=lr))
+    fill_training(job, TrainerDefaults(whose, schedule="linear", epochs=3, lr=lr))
     targets = given.take("lora_target_modules")
     if given.flag("use_peft", "use_lora", "lora"):
         job.adapter(
@@ -69,7 +69,7 @@ def hf_trainer(job: ForeignJob) -> None:
             scaled=given.flag("use_rslora"),
         )
     asks = given.flag("do_eval") or str(
-        given.take("eval_strategy", "evaluation_strategy", usual="no")
+        given.take("eval_strategy", "evaluation_strategy", default="no")
     ) not in ("no", "False")
     every = given.number("eval_steps")
     if asks and objective != "grpo" and "validation" not in job.part("data"):
@@ -84,7 +84,7 @@ def hf_trainer(job: ForeignJob) -> None:
 
 def _is_of_trl(job: ForeignJob) -> bool:
     """Return whether arguments for conversations are those of TRL, and not of someone's own script."""
-    names = (str(job.given.take(name, usual="")).lower() for name in (SCRIPT, "output_dir"))
+    names = (str(job.given.take(name, default="")).lower() for name in (SCRIPT, "output_dir"))
     own = ("packing", "dataset_text_field", "completion_only_loss", "assistant_only_loss")
     return any(re.search(r"(?<![a-z])sft(?![a-z])", name) for name in names) or any(
         key in job.given for key in own
@@ -94,8 +94,10 @@ def _is_of_trl(job: ForeignJob) -> bool:
 def _devices(job: ForeignJob) -> float:
     """Return the processes that the launcher starts: accelerate's of all nodes, or torchrun's of each node."""
     given = job.given
-    each = given.number("nproc_per_node", "num_gpus", usual=1) * given.number("nnodes", "num_nodes", usual=1)
-    return float(given.number("num_processes", usual=each))
+    each = given.number("nproc_per_node", "num_gpus", default=1) * given.number(
+        "nnodes", "num_nodes", default=1
+    )
+    return float(given.number("num_processes", default=each))
 
 
 OF_TRL: Mapping[str, float] = {
@@ -124,12 +126,12 @@ def _trainer_objective(job: ForeignJob) -> str:
     """Return the objective of a trainer's arguments, by its script, by its own keys, or by the name of the run."""
     given = job.given
     by_keys = (name for name, keys in KEYS_OF.items() if any(key in given for key in keys))
-    found = (
-        _named(given, str(given.take(SCRIPT, usual="")))
+    result = (
+        _named(given, str(given.take(SCRIPT, default="")))
         or next(by_keys, None)
-        or _named(given, str(given.take("output_dir", usual="")))
+        or _named(given, str(given.take("output_dir", default="")))
     )
-    return found or ("dpo" if "beta" in given else "conversation")
+    return result or ("dpo" if "beta" in given else "conversation")
 
 
 def _named(given: Given, name: str) -> str | None:
@@ -143,7 +145,7 @@ def _named(given: Given, name: str) -> str | None:
 def _trainer_data(job: ForeignJob, objective: str) -> None:
     """Set data and objective from a name, a mixture or files."""
     given = job.given
-    split = str(given.take("dataset_train_split", "train_split", usual="train"))
+    split = str(given.take("dataset_train_split", "train_split", default="train"))
     config = given.take("dataset_config", "dataset_config_name")
     given.drop("dataset_test_split", "test_split")
     splits = given.take("dataset_splits")
@@ -157,35 +159,35 @@ def _trainer_data(job: ForeignJob, objective: str) -> None:
     mixer = given.section("dataset_mixer")
     given.drop("dataset_mixture.test_split_size dataset_mixture.seed dataset_configs validation_file")
     columns = str(field) if objective in ("causal_lm", "masked_lm") and isinstance(field, str) else None
-    found: list[tuple[str, Any, float]] = []
+    sources: list[tuple[str, Any, float]] = []
     if mixture:
         for each in mixture:
             uri = job.source(each["id"], str(each.get("split", split)), each.get("config"))
-            found.append((uri, columns, float(each.get("weight") or 1.0)))
+            sources.append((uri, columns, float(each.get("weight") or 1.0)))
     elif any(True for _ in mixer.left()):
-        found = [
-            (job.source(name, split), columns, float(mixer.number(name, usual=1.0)))
+        sources = [
+            (job.source(name, split), columns, float(mixer.number(name, default=1.0)))
             for name, _ in list(mixer.left())
         ]
     elif files or named:
-        found = [(job.source(named or files, split, config, files=files), columns, 1.0)]
+        sources = [(job.source(named or files, split, config, files=files), columns, 1.0)]
     else:
         raise InputError("names no data", "--from", "add dataset_name or train_file")
     if objective == "conversation" and isinstance(field, str) and field not in ("messages", "conversations"):
-        objective, found = "causal_lm", [(uri, field, weight) for uri, _, weight in found]
-    seen = _seen(found)
+        objective, sources = "causal_lm", [(uri, field, weight) for uri, _, weight in sources]
+    seen = _seen(sources)
     if objective == "conversation" and seen == "":
         objective = "causal_lm"
-    job.sources(objective, found)
+    job.sources(objective, sources)
 
 
-def _seen(found: list[tuple[str, Any, float]]) -> str | None:
+def _seen(sources: list[tuple[str, Any, float]]) -> str | None:
     """Return the objective that the rows which are here fit; None if none are here."""
     from glob import glob
 
     from orchestrator.launch.first_rows import rows_at
 
-    for uri, _, _ in found:
+    for uri, _, _ in sources:
         if glob(uri) and (rows := rows_at(uri)) is not None:
             return rows.objective
     return None

@@ -61,8 +61,8 @@ class ForeignJob:
 
     def part(self, name: str) -> dict[str, Any]:
         """Return a section of the job."""
-        found: dict[str, Any] = self.document[name]
-        return found
+        result: dict[str, Any] = self.document[name]
+        return result
 
     def model(self, named: Any) -> None:
         """Start from a model: a folder, or a name on the Hub, which is to be downloaded."""
@@ -86,7 +86,7 @@ class ForeignJob:
         known = [rows for rows in self.by_source if rows is not None]
         return sum(known) if len(known) == len(self.by_source) and known else None
 
-    def usual(self, key: str, value: float, whose: str) -> float:
+    def default(self, key: str, value: float, whose: str) -> float:
         """Return a value that the configuration does not give, and say so."""
         self.lines.append(f"{key}: {value:g}, the default of {whose}, because the configuration gives none")
         return value
@@ -136,7 +136,7 @@ class ForeignJob:
                     "data.labels: assumed; list them, or run `init` again when the files are here"
                 )
             if columns is None and objective in COLUMNS:
-                columns = _usual_columns(objective)
+                columns = _default_columns(objective)
                 self.lines.append(
                     f"data.sources.{len(made)}.field: assumed of {uri}; check it when the files are here"
                 )
@@ -183,11 +183,11 @@ class ForeignJob:
         if not self.given.flag("auto_find_batch_size"):
             self.part("parallel")["micro_batch"] = max(1, int(micro))
 
-    def steps(self, most: float | None, epochs: float | None) -> None:
+    def steps(self, max_steps: float | None, epochs: float | None) -> None:
         """Set the steps: as many as are said, or so many passes over the rows, or over sequences packed of them."""
         train, passes = self.part("train"), epochs or 1
-        if most and most > 0:
-            train["steps"] = int(most)
+        if max_steps and max_steps > 0:
+            train["steps"] = int(max_steps)
             return
         batch = train["global_batch"]
         length = self.part("data")["sequence_length"] if self._packs() else None
@@ -227,17 +227,17 @@ class ForeignJob:
     def _sequences(self, length: int) -> float | None:
         """Return about how many sequences the training data fills; None if that cannot be known here."""
         whole = self.part("workload")["objective"] == "conversation"
-        found = [
+        result = [
             sequences_in(
                 source["uri"], source.get("field"), rows=rows, folder=self.folder, length=length, whole=whole
             )
             for source, rows in zip(self.part("data")["sources"], self.by_source, strict=True)
         ]
-        known = [each for each in found if each is not None]
-        return sum(known) if len(known) == len(found) else None
+        known = [each for each in result if each is not None]
+        return sum(known) if len(known) == len(result) else None
 
     def optimizer(
-        self, name: Any, lr: Any, schedule: Any, least: float | None, usual: str = "linear"
+        self, name: Any, lr: Any, schedule: Any, min_ratio: float | None, default: str = "linear"
     ) -> None:
         """Set the optimizer and its schedule."""
         made = self.part("train")["optimizer"]
@@ -249,16 +249,16 @@ class ForeignJob:
         if wanted not in ("adamw_torch", "adamw_torch_fused", *IN_8_BITS, known):
             self.lines.append(f"train.optimizer.name: {made['name']}, in fp32; {name} was asked for")
         if lr is None:
-            lr = self.usual(
+            lr = self.default(
                 "train.optimizer.lr", OptimizerSpec.model_fields["lr"].default, whose="this project"
             )
         made["lr"] = float(lr)
-        asked = str(schedule or usual).rsplit(".", 1)[-1].lower()
-        made["schedule"] = SCHEDULES.get(asked, "cosine")
-        if asked not in SCHEDULES:
+        schedule_name = str(schedule or default).rsplit(".", 1)[-1].lower()
+        made["schedule"] = SCHEDULES.get(schedule_name, "cosine")
+        if schedule_name not in SCHEDULES:
             self.lines.append(f"train.optimizer.schedule: cosine; {schedule} was asked for")
         if made["schedule"] in ("linear", "cosine", "wsd"):
-            made["final_lr"] = float(least or 0.0)
+            made["final_lr"] = float(min_ratio or 0.0)
         if made["schedule"] == "wsd":
             made["decay"] = "20%"
 
@@ -302,16 +302,16 @@ class ForeignJob:
     def workers(self) -> None:
         """Ask for as many workers as the layout divides over, on GPUs if there are some."""
         layout = self.part("parallel")
-        least = math.prod(int(layout.get(name, 1)) for name in ("tp", "pp", "cp"))
+        min_workers = math.prod(int(layout.get(name, 1)) for name in ("tp", "pp", "cp"))
         here = len(glob(GPUS))
         worker: dict[str, Any] = {"cpu": 1, "gpu": int(here > 0)}
         self.document["resources"] = {
-            "workers": {"min": least, "max": max(least, here, 2)},
+            "workers": {"min": min_workers, "max": max(min_workers, here, 2)},
             "per_worker": worker,
         }
 
 
-def _usual_columns(objective: str) -> dict[str, str]:
+def _default_columns(objective: str) -> dict[str, str]:
     """Return the columns that data sets for an objective usually have."""
     if objective == "conversation":
         return {"messages": "messages"}

@@ -54,33 +54,34 @@ class Given:
     def __contains__(self, name: str) -> bool:
         return any(key == name or key.startswith(f"{name}.") for key in self._values)
 
-    def take(self, *names: str, usual: Any = None) -> Any:
+    def take(self, *names: str, default: Any = None) -> Any:
         """Return the value of the first of these keys that is there, and count all of them as used."""
-        found = [value for name in names if (value := self._take(name)) not in (None, "")]
-        return found[0] if found else usual
+        result = [value for name in names if (value := self._take(name)) not in (None, "")]
+        return result[0] if result else default
 
-    def number(self, *names: str, usual: float | None = None) -> Any:
+    def number(self, *names: str, default: float | None = None) -> Any:
         """Return the first of these keys that is a number."""
-        found = self.take(*names)
-        if isinstance(found, str) and NUMBER.fullmatch(found.strip()):
-            found = float(found) if re.search(r"[.eE]", found) else int(found)
-        return usual if isinstance(found, bool) or not isinstance(found, int | float) else found
+        result = self.take(*names)
+        if isinstance(result, str) and NUMBER.fullmatch(result.strip()):
+            result = float(result) if re.search(r"[.eE]", result) else int(result)
+        return default if isinstance(result, bool) or not isinstance(result, int | float) else result
 
     def flag(self, *names: str) -> bool:
         """Return whether one of these keys is on."""
-        found = [self._take(name) for name in names]
+        result = [self._take(name) for name in names]
         return any(
-            value not in EMPTY and str(value).lower() not in ("false", "none", "null", "0") for value in found
+            value not in EMPTY and str(value).lower() not in ("false", "none", "null", "0")
+            for value in result
         )
 
     def section(self, name: str) -> Given:
         """Return the keys below a name, and count them as used."""
         prefix = f"{name}."
-        found = {
+        result = {
             key.removeprefix(prefix): value for key, value in self._values.items() if key.startswith(prefix)
         }
         self._used |= {key for key in self._values if key.startswith(prefix)}
-        return Given(found)
+        return Given(result)
 
     def drop(self, *names: str) -> None:
         """Count keys as used whose value says what is the case here anyway. A text may have several, with blanks."""
@@ -132,16 +133,16 @@ def read_foreign(path: Path) -> Given:
             return Given(tomllib.loads(text))
         if path.suffix in (".sh", ".txt", ".slurm"):
             return Given(_arguments(text))
-        found = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        result = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (ValueError, yaml.YAMLError) as error:
         raise InputError(
             f"cannot be read ({' '.join(str(error).split())[:200]})", str(path), "fix it"
         ) from None
-    if not isinstance(found, dict):
+    if not isinstance(result, dict):
         raise InputError(
             "has no keys", str(path), "give the configuration of a trainer, or the script that starts one"
         )
-    return Given(found)
+    return Given(result)
 
 
 def _flat(before: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -155,14 +156,14 @@ def _flat(before: str, value: Any) -> Iterator[tuple[str, Any]]:
 def _arguments(script: str) -> dict[str, Any]:
     """Return the arguments of the commands in a shell script: `--key value`, `--key=value` and `a.b=value`."""
     variables: dict[str, str] = {}
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     joined = re.sub(r"\\\s*\n", " ", script)
     for line in joined.splitlines():
         if assigned := ASSIGNED.match(line):
             variables[assigned["name"]] = _filled(assigned["value"].strip("\"'"), variables)
         elif not line.lstrip().startswith("#"):
-            found |= _words(_filled(line, variables))
-    return found
+            result |= _words(_filled(line, variables))
+    return result
 
 
 def _filled(text: str, variables: Mapping[str, str]) -> str:
@@ -198,7 +199,7 @@ def _words(line: str) -> dict[str, Any]:
         words = shlex.split(line, comments=True)
     except ValueError:
         return {}
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for number, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name.startswith("--"):
@@ -206,17 +207,20 @@ def _words(line: str) -> dict[str, Any]:
             key = name.removeprefix("--").replace("-", "_")
             values = list(_until_option(following, 1 if key in OF_LAUNCHERS else None))
             plain: Any = value if equals else values[0] if len(values) == 1 else values or True
-            found[key] = _scalar(plain)
+            result[key] = _scalar(plain)
         elif word.endswith(".py") or words[number - 1 : number] == ["trl"]:
-            found[SCRIPT] = word.rsplit("/", 1)[-1].removesuffix(".py")
+            result[SCRIPT] = word.rsplit("/", 1)[-1].removesuffix(".py")
         elif equals and "." in name and re.fullmatch(r"\+{0,2}[A-Za-z_][\w.]*", name):
-            found[name.lstrip("+")] = _scalar(value)
-    return found
+            result[name.lstrip("+")] = _scalar(value)
+    return result
 
 
-def _until_option(words: list[str], most: int | None) -> Iterator[str]:
-    """Yield an option's values, at most `most`: up to the next option, the script, or a variable with more options."""
-    for number, word in enumerate(words[:most]):
+def _until_option(words: list[str], max_values: int | None) -> Iterator[str]:
+    """Yield an option's values, at most `max_values`.
+
+    They end at the next option, at the script, or at a variable with more options.
+    """
+    for number, word in enumerate(words[:max_values]):
         if word.startswith("--") or word in ("|", "&&", ";", ">", "2>&1", "$@", "&") or word.endswith(".py"):
             return
         if re.fullmatch(r"-[A-Za-z]", word) or (number and word.startswith("$")):

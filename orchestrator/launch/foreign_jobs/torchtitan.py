@@ -12,8 +12,8 @@ def torchtitan(job: ForeignJob) -> None:
     """Fill in a job from torchtitan's TOML (https://github.com/pytorch/torchtitan)."""
     given = job.given
     name, flavor = (
-        str(given.take("model.name", usual="llama3")).lower(),
-        str(given.take("model.flavor", usual="debugmodel")),
+        str(given.take("model.name", default="llama3")).lower(),
+        str(given.take("model.flavor", default="debugmodel")),
     )
     place = given.take("model.hf_assets_path", "model.tokenizer_path", "job.tokenizer_path")
     given.drop("model.norm_type job.description job.dump_folder job.print_args model.tokenizer_path")
@@ -27,58 +27,60 @@ def torchtitan(job: ForeignJob) -> None:
         job.lines.append(
             f"workload.model: {preset}; {name} {flavor} has no preset here, hf:<folder> names any model"
         )
-    dataset = str(given.take("training.dataset", usual="c4"))
+    dataset = str(given.take("training.dataset", default="c4"))
     path = given.take("training.dataset_path")
     hub = {"c4": "allenai/c4", "c4_validation": "allenai/c4"}.get(dataset, dataset)
     job.sources(
         "causal_lm",
         [(job.source(hub, config="en" if hub == "allenai/c4" else None, files=path), "text", 1.0)],
     )
-    job.part("data")["sequence_length"] = int(given.number("training.seq_len", usual=2048))
-    micro = given.number("training.local_batch_size", "training.batch_size", usual=8)
+    job.part("data")["sequence_length"] = int(given.number("training.seq_len", default=2048))
+    micro = given.number("training.local_batch_size", "training.batch_size", default=8)
     replicas = given.number(
-        "parallelism.data_parallel_replicate_degree", "training.data_parallel_replicate_degree", usual=1
+        "parallelism.data_parallel_replicate_degree", "training.data_parallel_replicate_degree", default=1
     )
     shards = given.number(
-        "parallelism.data_parallel_shard_degree", "training.data_parallel_shard_degree", usual=-1
+        "parallelism.data_parallel_shard_degree", "training.data_parallel_shard_degree", default=-1
     )
-    total = given.number("training.global_batch_size", usual=-1)
+    total = given.number("training.global_batch_size", default=-1)
     if total and total > 0:
         job.part("train")["global_batch"] = int(total)
         job.part("parallel")["micro_batch"] = int(micro)
     else:
         job.batch(micro, 1, max(1, replicas) * max(1, shards))
-    job.steps(given.number("training.steps", usual=10000), None)
-    least = given.number("lr_scheduler.min_lr_factor", usual=0.0)
-    kind = given.take("lr_scheduler.decay_type", usual="linear")
+    job.steps(given.number("training.steps", default=10000), None)
+    min_ratio = given.number("lr_scheduler.min_lr_factor", default=0.0)
+    kind = given.take("lr_scheduler.decay_type", default="linear")
     ratio = given.number("lr_scheduler.decay_ratio")
     lr = given.number("optimizer.lr")
     if lr is None:
-        lr = job.usual("train.optimizer.lr", 8e-4, "torchtitan")
+        lr = job.default("train.optimizer.lr", 8e-4, "torchtitan")
     job.optimizer(
         given.take("optimizer.name"),
         lr,
         "warmup_stable_decay" if ratio else kind,
-        least,
+        min_ratio,
     )
     optimizer = job.part("train")["optimizer"]
     if ratio:
         optimizer["decay"] = f"{min(ratio * 100, 90):g}%"
         if kind not in ("linear", None):
             job.lines.append(f"train.optimizer.schedule: wsd, whose decay is linear; {kind} was asked for")
-    warmup = given.number("lr_scheduler.warmup_steps", "training.warmup_steps", usual=200)
+    warmup = given.number("lr_scheduler.warmup_steps", "training.warmup_steps", default=200)
     job.warmup(warmup, None)
     if ratio and isinstance(optimizer.get("warmup"), int):
-        most = job.part("train")["steps"] - optimizer["warmup"]
-        optimizer["decay"] = min(int(ratio * job.part("train")["steps"]), most)
+        decay_steps = job.part("train")["steps"] - optimizer["warmup"]
+        optimizer["decay"] = min(int(ratio * job.part("train")["steps"]), decay_steps)
     elif ratio:
         optimizer["decay"] = "80%"
-    optimizer["weight_decay"] = float(given.number("optimizer.weight_decay", usual=0.1))
+    optimizer["weight_decay"] = float(given.number("optimizer.weight_decay", default=0.1))
     if eps := given.number("optimizer.eps"):
         optimizer["eps"] = float(eps)
-    optimizer["clip"] = float(given.number("training.max_norm", usual=1.0))
+    optimizer["clip"] = float(given.number("training.max_norm", default=1.0))
     job.part("train")["precision"] = "bf16"
-    if "float8" in str(given.take("model.converters", usual="")) or given.flag("float8.enable_float8_linear"):
+    if "float8" in str(given.take("model.converters", default="")) or given.flag(
+        "float8.enable_float8_linear"
+    ):
         job.part("train")["precision"] = "fp8"
     if given.flag("compile.enable", "training.compile"):
         job.part("train")["compile"] = True
@@ -89,12 +91,12 @@ def torchtitan(job: ForeignJob) -> None:
 def _titan_rest(job: ForeignJob) -> None:
     given = job.given
     if given.flag("checkpoint.enable", "checkpoint.enable_checkpoint"):
-        job.part("checkpoint")["every"] = int(given.number("checkpoint.interval", usual=500))
+        job.part("checkpoint")["every"] = int(given.number("checkpoint.interval", default=500))
     if (seed := given.number("training.seed", "debug.seed")) is not None:
         job.document["seed"] = int(seed)
     if given.flag("validation.enable", "validation.enabled"):
         job.part("data")["validation"] = {"share": 0.01}
-        job.document["evaluate"] = {"every": int(given.number("validation.freq", usual=100))}
+        job.document["evaluate"] = {"every": int(given.number("validation.freq", default=100))}
     given.drop(
         "metrics.log_freq optimizer.implementation optimizer.fused checkpoint.folder "
         "checkpoint.interval checkpoint.async_mode compile.components training.dtype "
@@ -129,7 +131,7 @@ def _titan_layout(job: ForeignJob, shards: float) -> None:
     named = given.take("parallelism.pipeline_parallel_schedule", "experimental.pipeline_parallel_schedule")
     if layout.get("pp"):
         layout["schedule"] = schedules.get(str(named), "1f1b")
-    mode = str(given.take("activation_checkpoint.mode", usual="none"))
+    mode = str(given.take("activation_checkpoint.mode", default="none"))
     if mode in ("selective", "full"):
         layout["recompute"] = mode
 

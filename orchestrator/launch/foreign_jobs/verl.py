@@ -42,7 +42,7 @@ def verl(job: ForeignJob) -> None:
 
 def _verl_rollouts(job: ForeignJob) -> None:
     given = job.given
-    estimator = str(given.take("algorithm.adv_estimator", usual="gae"))
+    estimator = str(given.take("algorithm.adv_estimator", default="gae"))
     objective = (
         "reinforce"
         if estimator in ("reinforce_plus_plus", "reinforce_plus_plus_baseline", "rloo", "opo", "remax")
@@ -56,26 +56,26 @@ def _verl_rollouts(job: ForeignJob) -> None:
     paths = [files] if isinstance(files, str) else list(files or ())
     paths = [str(path).strip("[]'\" ") for path in paths]
     columns = {
-        "prompt": str(given.take("data.prompt_key", usual="prompt")),
+        "prompt": str(given.take("data.prompt_key", default="prompt")),
         "answer": "reward_model.ground_truth",
     }
     if not paths:
         raise InputError("names no data", "--from", "add data.train_files")
-    found: list[tuple[str, Any, float]] = [
+    sources: list[tuple[str, Any, float]] = [
         (job.source(path, files=_home(path)), columns, 1.0) for path in paths
     ]
-    job.sources(objective, found)
-    group = int(given.number("actor_rollout_ref.rollout.n", usual=1))
+    job.sources(objective, sources)
+    group = int(given.number("actor_rollout_ref.rollout.n", default=1))
     if group < 2:
         group = 4
         job.lines.append(
             "rollout.group: 4; answers to a prompt are compared with each other, so one is not enough"
         )
-    prompt = given.number("data.max_prompt_length", usual=512)
-    answer = given.number("data.max_response_length", usual=512)
+    prompt = given.number("data.max_prompt_length", default=512)
+    answer = given.number("data.max_response_length", default=512)
     fill_rollout(job, group=group, answer=answer, prompt=prompt,
-             temperature=given.number("actor_rollout_ref.rollout.temperature", usual=1.0), rewards=())  # fmt: skip
-    prompts = int(given.number("data.train_batch_size", "data.gen_batch_size", usual=256))
+             temperature=given.number("actor_rollout_ref.rollout.temperature", default=1.0), rewards=())  # fmt: skip
+    prompts = int(given.number("data.train_batch_size", "data.gen_batch_size", default=256))
     job.part("train")["global_batch"] = prompts * group
     job.lines.append(f"train.global_batch: {prompts * group} = {prompts} prompts x {group} answers")
     small = given.number("actor_rollout_ref.actor.ppo_mini_batch_size")
@@ -87,10 +87,10 @@ def _verl_rollouts(job: ForeignJob) -> None:
     _verl_steps(job, 30)
     lr = given.number("actor_rollout_ref.actor.optim.lr")
     if lr is None:
-        lr = job.usual("train.optimizer.lr", 1e-6, "verl")
+        lr = job.default("train.optimizer.lr", 1e-6, "verl")
     _verl_optimizer(job, "actor_rollout_ref.actor.optim", lr, "constant", "actor_rollout_ref.actor.grad_clip")
     uses = given.flag("actor_rollout_ref.actor.use_kl_loss")
-    weight = given.number("actor_rollout_ref.actor.kl_loss_coef", usual=0.001)
+    weight = given.number("actor_rollout_ref.actor.kl_loss_coef", default=0.001)
     set_options(job, {"beta": float(weight) if uses else None} if objective == "grpo" else {})
     job.part("train")["precision"] = "bf16"
     _verl_model(job, "actor_rollout_ref.model")
@@ -110,26 +110,30 @@ def _verl_optimizer(job: ForeignJob, section: str, lr: float | None, schedule: s
         given.number(f"{section}.lr_warmup_steps_ratio", f"{section}.warmup_steps_ratio"),
     )
     optimizer = job.part("train")["optimizer"]
-    optimizer["weight_decay"] = float(given.number(f"{section}.weight_decay", usual=0.01))
-    optimizer["clip"] = float(given.number(clip, usual=1.0))
+    optimizer["weight_decay"] = float(given.number(f"{section}.weight_decay", default=0.01))
+    optimizer["clip"] = float(given.number(clip, default=1.0))
 
 
-def _verl_steps(job: ForeignJob, usual: float) -> None:
+def _verl_steps(job: ForeignJob, default: float) -> None:
     """Set the steps; without any, and without epochs, by the usual epochs (verl/trainer/config)."""
-    most, epochs = job.given.number("trainer.total_training_steps"), job.given.number("trainer.total_epochs")
-    if epochs is None and not (most and most > 0):
-        epochs = job.usual("epochs", usual, "verl")
-    job.steps(most, epochs)
+    max_steps, epochs = (
+        job.given.number("trainer.total_training_steps"),
+        job.given.number("trainer.total_epochs"),
+    )
+    if epochs is None and not (max_steps and max_steps > 0):
+        epochs = job.default("epochs", default, "verl")
+    job.steps(max_steps, epochs)
 
 
 def _verl_sft(job: ForeignJob) -> None:
     given = job.given
-    files = str(given.take("data.train_files", usual="") or "")
+    files = str(given.take("data.train_files", default="") or "")
     if not files:
         raise InputError("names no data", "--from", "add data.train_files")
     prompt, answer = given.take("data.prompt_key"), given.take("data.response_key")
     inner = [
-        str(given.take(f"data.{side}_dict_keys", usual="")).strip("[]'\"") for side in ("prompt", "response")
+        str(given.take(f"data.{side}_dict_keys", default="")).strip("[]'\"")
+        for side in ("prompt", "response")
     ]
     columns: Any = None
     if prompt and answer:
@@ -143,8 +147,8 @@ def _verl_sft(job: ForeignJob) -> None:
     job.sources("conversation", [(job.source(files, files=_home(files)), columns, 1.0)])
     set_options(job, {"pack": "no"})  # a sample of verl is a row
     job.chat_template(None)
-    job.length(given.number("data.max_length", usual=1024))
-    job.part("train")["global_batch"] = int(given.number("data.train_batch_size", usual=256))
+    job.length(given.number("data.max_length", default=1024))
+    job.part("train")["global_batch"] = int(given.number("data.train_batch_size", default=256))
     given.drop(
         "data.micro_batch_size data.multiturn.enable data.pad_mode data.use_dynamic_bsz "
         "engine.ulysses_sequence_parallel_size ulysses_sequence_parallel_size "
@@ -153,7 +157,7 @@ def _verl_sft(job: ForeignJob) -> None:
     if micro := given.number("data.micro_batch_size_per_gpu", "data.micro_batch_size"):
         job.part("parallel")["micro_batch"] = int(micro)
     _verl_steps(job, 4)
-    schedule = given.take("optim.lr_scheduler", usual="cosine")
+    schedule = given.take("optim.lr_scheduler", default="cosine")
     _verl_optimizer(job, "optim", given.number("optim.lr"), schedule, "optim.clip_grad")
     job.part("train")["precision"] = "bf16"
     _verl_model(job, "model")
@@ -165,7 +169,7 @@ def _verl_model(job: ForeignJob, section: str) -> None:
     if given.flag(f"{section}.enable_gradient_checkpointing"):
         job.part("parallel")["recompute"] = "full"
     if (rank := given.number(f"{section}.lora_rank")) and rank > 0:
-        targets = given.take(f"{section}.target_modules", usual="all-linear")
+        targets = given.take(f"{section}.target_modules", default="all-linear")
         job.adapter(rank, given.number(f"{section}.lora_alpha"), targets=targets, nf4=False)
 
 

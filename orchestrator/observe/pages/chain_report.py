@@ -24,13 +24,13 @@ LABEL = 190.0
 
 def report(root: RunDir) -> str:
     """Return the page for the chain in a directory. Raises InputError if the directory has none."""
-    found = root.read_json_or_empty(CHAIN)
-    if not found:
+    stored = root.read_json_or_empty(CHAIN)
+    if not stored:
         raise InputError("there is no chain here", root.uri, "give the directory of one")
-    stages = found["stages"]
+    stages = stored["stages"]
     content = {
-        "name": run_name(found["name"], root.name),
-        "found": redact(found),
+        "name": run_name(stored["name"], root.name),
+        "found": redact(stored),
         "run": redact(root.uri),
         "stages": [
             {**redact(stage), "report": _report_of(root, stage), **_described(stage)} for stage in stages
@@ -39,7 +39,7 @@ def report(root: RunDir) -> str:
         "steps": sum(stage["step"] for stage in stages),
         "seconds": _covered(stages),
         "timeline": _timeline(stages),
-        "exports": drawn(found["exports"]) if found.get("exports") else None,
+        "exports": drawn(stored["exports"]) if stored.get("exports") else None,
         "job": redact(root.read_text("job.yaml") or ""),
     }
     return render("chain_report", content)

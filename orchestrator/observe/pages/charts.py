@@ -186,12 +186,12 @@ class Thinned:
             self._width *= 2
             bins = self._bins
             self._bins = {}
-            for number, found in bins.items():
-                self._bins.setdefault(number // 2, []).extend(found)
-            self._bins = {n: found if len(found) < 6 else _extremes(found) for n, found in self._bins.items()}
+            for number, point in bins.items():
+                self._bins.setdefault(number // 2, []).extend(point)
+            self._bins = {n: point if len(point) < 6 else _extremes(point) for n, point in self._bins.items()}
 
     def __iter__(self) -> Iterator[Point]:
-        return iter(sorted((p for found in self._bins.values() for p in found), key=lambda point: point[0]))
+        return iter(sorted((p for bin in self._bins.values() for p in bin), key=lambda point: point[0]))
 
 
 def _extremes(points: Sequence[Point]) -> list[Point]:

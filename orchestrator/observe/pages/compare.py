@@ -112,10 +112,10 @@ class Column:
 
     def spread(self, value: Callable[[ComparedRun], float | None]) -> Spread | None:
         """Return the spread of a value over the runs that have it; None if none has."""
-        found = [each for run in self.counted if (each := value(run)) is not None]
-        if not found:
+        result = [each for run in self.counted if (each := value(run)) is not None]
+        if not result:
             return None
-        return Spread(*_mean_and_deviation(found), min(found), max(found), len(found))
+        return Spread(*_mean_and_deviation(result), min(result), max(result), len(result))
 
     def of_fewer(self, spread: Spread) -> str:
         """Return of how many runs a mean is, if they are fewer than the title says."""
@@ -133,8 +133,8 @@ class Column:
         """Return the curves of the mean less and plus one standard deviation; None for fewer than two runs."""
         if len(self.drawn) < 2:
             return None
-        found = [(step, *_mean_and_deviation(values)) for step, values in self._by_step(key)]
-        return [(x, mean - far) for x, mean, far in found], [(x, mean + far) for x, mean, far in found]
+        result = [(step, *_mean_and_deviation(values)) for step, values in self._by_step(key)]
+        return [(x, mean - far) for x, mean, far in result], [(x, mean + far) for x, mean, far in result]
 
     def _by_step(self, key: str) -> list[tuple[float, list[float]]]:
         curves = [dict(run.curves.get(key, [])) for run in self.drawn]
@@ -185,10 +185,10 @@ def _by_origin(runs: list[ComparedRun]) -> list[list[ComparedRun]]:
     different = [
         name for name in ORIGINS if len({run.origin[name] for run in runs if name in run.origin}) > 1
     ]
-    found: dict[tuple[str, ...], list[ComparedRun]] = {}
+    result: dict[tuple[str, ...], list[ComparedRun]] = {}
     for run in runs:
-        found.setdefault(tuple(run.origin.get(name, UNNAMED) for name in different), []).append(run)
-    return list(found.values())
+        result.setdefault(tuple(run.origin.get(name, UNNAMED) for name in different), []).append(run)
+    return list(result.values())
 
 
 def _columns(runs: list[ComparedRun]) -> list[Column]:
@@ -238,13 +238,13 @@ def _origin(run: RunDir, own_samples: bool) -> dict[str, str]:
         return {}
     if commit is None:
         return {}
-    said = {name: commit.meta.get(key) for name, key in ORIGINS.items()}
-    said["weights of the teacher"] = teacher_of(commit.meta).get("digest")
+    origin = {name: commit.meta.get(key) for name, key in ORIGINS.items()}
+    origin["weights of the teacher"] = teacher_of(commit.meta).get("digest")
     if own_samples:
-        said["digest of the data"] = None  # they may be drawn by the seed
+        origin["digest of the data"] = None  # they may be drawn by the seed
     return {
         name: hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
-        for name, value in said.items()
+        for name, value in origin.items()
         if value
     }
 
@@ -303,7 +303,7 @@ def as_json(columns: Sequence[Column]) -> dict[str, Any]:
     """Return the comparison as data: the summary of each run, the spread over seeds, and the keys that differ."""
     runs = [run for column in columns for run in column.runs]
     labels = [column.label for column in columns]
-    found = {
+    result = {
         column.label: {
             "runs": {run.job[SEED]: run.label for run in column.runs},
             "final": {
@@ -324,7 +324,7 @@ def as_json(columns: Sequence[Column]) -> dict[str, Any]:
     return {
         "runs": {run.label: run.found for run in runs},
         "differences": {key: dict(zip(labels, values, strict=True)) for key, values in differences(columns)},
-        **({"seeds": found} if found else {}),
+        **({"seeds": result} if result else {}),
     }
 
 
@@ -334,13 +334,13 @@ def differences(columns: Sequence[Column]) -> list[Fact]:
     keys = dict.fromkeys(key for run in runs for key in run.job if key != NAME)
     origins = [name for name in ORIGINS if len({run.origin[name] for run in runs if name in run.origin}) > 1]
     values = (
-        (key, [column.texts(lambda run, key=key: _said(run, key)) for column in columns])  # type: ignore[misc]
+        (key, [column.texts(lambda run, key=key: _value_of(run, key)) for column in columns])  # type: ignore[misc]
         for key in (*keys, *origins)
     )
     return [(key, found) for key, found in values if len(set(found)) > 1]
 
 
-def _said(run: ComparedRun, key: str) -> str:
+def _value_of(run: ComparedRun, key: str) -> str:
     return (run.origin if key in ORIGINS else run.job).get(key, UNNAMED)
 
 

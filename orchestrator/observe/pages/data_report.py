@@ -20,26 +20,26 @@ LANGUAGES = 12
 """Number of languages that are listed individually."""
 
 
-def page(found: Mapping[str, Any]) -> str:
+def page(census: Mapping[str, Any]) -> str:
     """Return the page for the result of `orchestrator.data.store.census`."""
     sources = [
-        {**source, "colour": COLOURS[n % len(COLOURS)], "share": source["tokens"] / (found["tokens"] or 1)}
-        for n, source in enumerate(found["sources"])
+        {**source, "colour": COLOURS[n % len(COLOURS)], "share": source["tokens"] / (census["tokens"] or 1)}
+        for n, source in enumerate(census["sources"])
     ]
     rejected: Counter[tuple[str, str]] = Counter()
-    for finding in found["rejected"]:
+    for finding in census["rejected"]:
         rejected[finding["action"], finding["kind"]] += finding["count"]
     duplicate_counts = [source["duplicates"] for source in sources if source["duplicates"] is not None]
     content = {
-        **found,
+        **census,
         "sources": sources,
         "lengths": _bars([source["lengths"] for source in sources]),
         "languages": _languages(sources),
         "fertility": _mean(sources),
         "duplicates": sum(duplicate_counts) if duplicate_counts else None,
         "rejected": [(action, kind, number) for (action, kind), number in rejected.most_common()],
-        "findings": found["rejected"],
-        "steps": [_step(step) for step in found["clean"]],
+        "findings": census["rejected"],
+        "steps": [_step(step) for step in census["clean"]],
     }
     return render("data", content)
 
@@ -70,14 +70,14 @@ def _bars(counts: Sequence[Sequence[int]]) -> dict[str, Any]:
     filled = [n for n, total in enumerate(totals) if total]
     first, last = (filled[0], filled[-1]) if filled else (0, 0)
     step = (WIDTH - LEFT - RIGHT) / (last - first + 1)
-    most = max([*totals, 1])
+    highest = max([*totals, 1])
     bars = []
     labels = []
     for n in range(first, last + 1):
         x = LEFT + (n - first) * step
         y = HEIGHT - BOTTOM
         for source, column in enumerate(counts):
-            height = column[n] / most * (HEIGHT - TOP - BOTTOM)
+            height = column[n] / highest * (HEIGHT - TOP - BOTTOM)
             y -= height
             if column[n]:
                 title = f"{column[n]} documents of {2**n} to {2 ** (n + 1) - 1} tokens"
@@ -88,7 +88,7 @@ def _bars(counts: Sequence[Sequence[int]]) -> dict[str, Any]:
         labels.append(
             (round(x, 1), str(2**n) if n < 10 else f"{2 ** (n - 10)}k" if n < 20 else f"{2 ** (n - 20)}M")
         )
-    return {"width": WIDTH, "height": HEIGHT, "base": HEIGHT - BOTTOM, "most": most, "top": TOP, "bars": bars,
+    return {"width": WIDTH, "height": HEIGHT, "base": HEIGHT - BOTTOM, "most": highest, "top": TOP, "bars": bars,
             "labels": labels, "left": LEFT, "right": WIDTH - RIGHT}  # fmt: skip
 
 

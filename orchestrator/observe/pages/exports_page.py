@@ -115,9 +115,9 @@ def frontier(rows: Sequence[Mapping[str, Any]], cost: Cost) -> Frontier:
 def _round_numbers(x: Scale) -> list[float]:
     """Return at most about six round numbers on a logarithmic axis."""
     powers = range(math.floor(x.low), math.ceil(x.high) + 1)
-    found = [times * 10.0**power for power in powers for times in (1, 2, 5)]
-    found = [value for value in found if x.low <= math.log10(value) <= x.high]
-    return found[:: max(1, math.ceil(len(found) / 6))]
+    result = [times * 10.0**power for power in powers for times in (1, 2, 5)]
+    result = [value for value in result if x.low <= math.log10(value) <= x.high]
+    return result[:: max(1, math.ceil(len(result) / 6))]
 
 
 def unbeaten(points: Sequence[Point], larger: bool) -> list[Point]:

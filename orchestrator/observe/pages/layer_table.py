@@ -32,7 +32,7 @@ def layer_table(newest_first: Sequence[tuple[int, Row]]) -> dict[str, Any] | Non
         return None
     last_step, last = newest_first[0]
     oldest_first = [layers for _, layers in reversed(newest_first)]
-    names = [name for name, found in last.items() if isinstance(found, Mapping)]
+    names = [name for name, statistics in last.items() if isinstance(statistics, Mapping)]
     kinds = [kind for kind in TITLES if any(kind in last[name] for name in names)]
     histograms = [kind for kind in HISTOGRAMS if any(kind in last[name] for name in names)]
     rows = []
@@ -68,12 +68,12 @@ def _bars(values: Sequence[float]) -> str:
     return "".join(BARS[round((value - low) / ((high - low) or 1.0) * (len(BARS) - 1))] for value in values)
 
 
-def _histogram(found: Any) -> str:
+def _histogram(histogram: Any) -> str:
     """Return the bars of the powers of two from the first with an element to the last, with these two powers."""
-    if not isinstance(found, Mapping):
+    if not isinstance(histogram, Mapping):
         return ""
-    counts = {int(key): count for key, count in found.items() if key.lstrip("-").isdecimal()}
-    others = "".join(f", {found[key]} {key}" for key in ("zero", "not finite") if found.get(key))
+    counts = {int(key): count for key, count in histogram.items() if key.lstrip("-").isdecimal()}
+    others = "".join(f", {histogram[key]} {key}" for key in ("zero", "not finite") if histogram.get(key))
     if not counts:
         return others.removeprefix(", ")
     low, high = min(counts), max(counts)

@@ -70,20 +70,20 @@ class PageServer:
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         """Answer a request: with a page, or with the reason for an error."""
-        place = urlsplit(request.path)
-        query = parse_qs(place.query)
+        url = urlsplit(request.path)
+        query = parse_qs(url.query)
         if request.headers.get("Host") not in (f"{LOOPBACK}:{self.port}", f"localhost:{self.port}"):
             _send(
                 request, 403, "This server answers to its own address only."
             )  # refuse foreign names that resolve to this address (DNS rebinding)
         elif self._is_token(query.get("token", [""])[0]):
             cookie = f"{COOKIE}={self._token}; HttpOnly; SameSite=Strict; Path=/"
-            _send(request, 303, "", {"Location": place.path, "Set-Cookie": cookie})
+            _send(request, 303, "", {"Location": url.path, "Set-Cookie": cookie})
         elif not self._is_token(_cookie(request)):
             _send(request, 403, "Open the address that `orchestrator serve` printed.")
         else:
             try:
-                self._page(request, place.path, query)
+                self._page(request, url.path, query)
             except ConnectionError:
                 raise
             except InputError as error:

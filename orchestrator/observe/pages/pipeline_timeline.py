@@ -33,10 +33,10 @@ def measured(run: RunDir, ranks: Sequence[int], attempt: int) -> list[Action]:
 
 
 def lanes(
-    actions: Sequence[Action], longest: float, lane: float = LANE, least: float = 0.3
+    actions: Sequence[Action], longest: float, lane: float = LANE, min_width: float = 0.3
 ) -> list[dict[str, Any]]:
     """Return the bars of each rank in SVG units. The total width represents `longest` seconds; `lane` is a lane's
-    height, `least` the minimum width of a bar.
+    height, `min_width` the minimum width of a bar.
     """
     ranks = sorted({action[0] for action in actions})
     every = max(1, -(-len(ranks) // LANES))
@@ -49,7 +49,7 @@ def lanes(
                 {
                     "kind": kind,
                     "x": scale(begin),
-                    "width": max(round(scale(end) - scale(begin), 2), least),
+                    "width": max(round(scale(end) - scale(begin), 2), min_width),
                     "title": f"{NAMES.get(kind, kind)} pass of micro-batch {part}, stage {stage}: "
                     f"{duration(end - begin)}",
                 }

@@ -65,7 +65,7 @@ def plan_page(
         "memory": needed,
         "fits": fits,
         "bar": charts.stacked([{k: v for k, v in time.to_json().items() if v > 0 and k != "commit"}], WIDTH),
-        "lanes": lanes(played.actions(), played.seconds, LANE, least=0.0) if played else [],
+        "lanes": lanes(played.actions(), played.seconds, LANE, min_width=0.0) if played else [],
         "drawn": (drawn, parts),
         "memories": _memories(demand, shape, plan, played, peaks),
         "traced": traced,
@@ -98,8 +98,10 @@ def _memories(
             points.append((end, now))
         if not played:
             points += [(0.5, parts.peak), (1.0, parts.state)]
-        most = max(y for _, y in points)
-        times = max(peaks[index] - parts.state, 0.0) / (most - parts.state) if most > parts.state else 1.0
+        highest = max(y for _, y in points)
+        times = (
+            max(peaks[index] - parts.state, 0.0) / (highest - parts.state) if highest > parts.state else 1.0
+        )
         scaled = [(x, (parts.state + (y - parts.state) * times) / 2**30) for x, y in points]
         level = plan.machine.memory * MEMORY_SHARE / 2**30
         shown = level if level < 4 * max(y for _, y in scaled) else None

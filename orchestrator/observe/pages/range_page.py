@@ -15,23 +15,23 @@ WIDTH = 60
 """Width of the curve on a terminal, in characters."""
 
 
-def page(name: str, unit: str, found: dict[str, Any], line: str) -> str:
+def page(name: str, unit: str, result: dict[str, Any], line: str) -> str:
     """Return the page.
 
     Args:
         name: of the job.
         unit: of the loss.
-        found: the rates, losses and smoothed losses, and the suggested rate.
+        result: the rates, losses and smoothed losses, and the suggested rate.
         line: the finding as a sentence.
     """
-    places = [math.log10(rate) for rate in found["rates"]]
-    smoothed = list(zip(places, found["smoothed"], strict=False))
+    places = [math.log10(rate) for rate in result["rates"]]
+    smoothed = list(zip(places, result["smoothed"], strict=False))
     # Losses after the end of the smoothed curve have diverged, and would flatten it.
-    raw = list(zip(places, found["losses"], strict=True))[: len(smoothed)]
+    raw = list(zip(places, result["losses"], strict=True))[: len(smoothed)]
     axes = charts.axes([*smoothed, *raw], *WIDE)
     assert axes is not None
     decades = range(math.ceil(axes.x.low), math.floor(axes.x.high) + 1)
-    suggested = found["suggested"]
+    suggested = result["suggested"]
     content = {
         "name": name,
         "unit": unit,
@@ -46,14 +46,14 @@ def page(name: str, unit: str, found: dict[str, Any], line: str) -> str:
     return render("lr_range", content)
 
 
-def on_terminal(found: dict[str, Any]) -> str:
+def on_terminal(result: dict[str, Any]) -> str:
     """Return the smoothed loss as bars from the first rate to where it ends."""
-    smoothed: Sequence[float] = found["smoothed"]
+    smoothed: Sequence[float] = result["smoothed"]
     low, high = min(smoothed), max(smoothed)
     width = min(WIDTH, len(smoothed))
     cells: list[list[float]] = [[] for _ in range(width)]
     for n, loss in enumerate(smoothed):
         cells[n * width // len(smoothed)].append((loss - low) / ((high - low) or 1.0))
     bars = "".join(BARS[round(sum(cell) / len(cell) * (len(BARS) - 1))] for cell in cells)
-    first, last = found["rates"][0], found["rates"][len(smoothed) - 1]
+    first, last = result["rates"][0], result["rates"][len(smoothed) - 1]
     return f"loss, by lr from {first:.2g} to {last:.2g}\n  {bars}"

@@ -44,6 +44,9 @@ BUCKET_NAMES = {
     "prepare": "preparing data",
     "start": "first start",
     "step": "steps that count",
+    "transfer": "sending weights for rollouts",
+    "generate": "waiting for generated answers",
+    "reward": "computing rewards",
     "data_stall": "waiting for samples",
     "checkpoint_stall": "waiting for commits",
     "evaluate": "evaluating",
@@ -127,16 +130,16 @@ def _ledger(ledger: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _plots(rows: RunTotals, events: Sequence[Row], found: dict[str, Any]) -> list[dict[str, Any]]:
+def _plots(rows: RunTotals, events: Sequence[Row], summary: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the charts: loss with attempts, lost steps and unigram entropy; speed; gradient norm."""
     starts = sorted(rows.first_step.items(), key=lambda item: item[1])
     marks = [(float(step), f"attempt {attempt}") for attempt, step in starts][1:][-MARKS_SHOWN:]
     stops = [e for e in events if e.get("lost_steps") and e.get("step") is not None][-MARKS_SHOWN:]
     bands = [(float(e["step"] - e["lost_steps"]), float(e["step"])) for e in stops]
-    entropy = found["unigram_entropy"]
+    entropy = summary["unigram_entropy"]
     drawn = []
-    unit = loss_unit(found["objective"])
-    read = read_unit(found["objective"])
+    unit = loss_unit(summary["objective"])
+    read = read_unit(summary["objective"])
     titles = (
         ("Reward", "mean over generated answers"),
         ("Loss", unit),
@@ -197,7 +200,7 @@ def _sayings(rows: RunTotals) -> list[dict[str, Any]]:
             texts_of.setdefault(sample["prompt"], []).append(
                 (evaluation["step"], sample["text"].replace("\n", "↵ "))
             )
-    return [{"prompt": prompt, "said": said} for prompt, said in texts_of.items()]
+    return [{"prompt": prompt, "said": text} for prompt, text in texts_of.items()]
 
 
 def _timeline(phases: Sequence[Phase]) -> dict[str, Any] | None:
@@ -244,35 +247,35 @@ def _plan(plan: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _compared(found: dict[str, Any]) -> list[dict[str, Any]]:
+def _compared(summary: dict[str, Any]) -> list[dict[str, Any]]:
     """Return predicted and measured values, and measured over predicted."""
     rows = []
     for key, name, text_of in (
         ("step_seconds", "a step", duration),
-        ("tokens_per_second", f"{read_unit(found['objective'])} per second", count),
+        ("tokens_per_second", f"{read_unit(summary['objective'])} per second", count),
         ("memory_bytes", "memory of a rank", size),
     ):
-        predicted = found["predicted"][key]
-        real = found["measured"][key]
-        ratio = real / predicted if predicted and real is not None else None
+        predicted = summary["predicted"][key]
+        measured = summary["measured"][key]
+        ratio = measured / predicted if predicted and measured is not None else None
         rows.append(
-            {"name": name, "predicted": text_of(predicted), "measured": text_of(real), "ratio": ratio}
+            {"name": name, "predicted": text_of(predicted), "measured": text_of(measured), "ratio": ratio}
         )
     return rows
 
 
-def _audit(found: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
+def _audit(audit: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
     """Return the predicted and the measured step as two bars of the same parts."""
     sides = ("predicted", "measured")
-    bars = charts.stacked([{part: pair[side] for part, pair in found.items()} for side in sides], 430.0)
+    bars = charts.stacked([{part: pair[side] for part, pair in audit.items()} for side in sides], 430.0)
     return [{"side": side, "segments": segments} for side, segments in zip(sides, bars, strict=False)]
 
 
-def _memory(found: Mapping[str, Any]) -> dict[str, Any]:
+def _memory(memory: Mapping[str, Any]) -> dict[str, Any]:
     """Return each rank's memory, predicted and measured, and the composition of the largest; empty if unknown."""
-    if not found:
+    if not memory:
         return {}
-    pairs = list(zip(found["predicted_by_rank"], found["measured_by_rank"], strict=True))
+    pairs = list(zip(memory["predicted_by_rank"], memory["measured_by_rank"], strict=True))
     ranks = [
         {
             "rank": rank,
@@ -282,13 +285,13 @@ def _memory(found: Mapping[str, Any]) -> dict[str, Any]:
         }
         for rank, (said, real) in enumerate(pairs[:RANKS_SHOWN])
     ]
-    error = found["formula_error"]
-    parts = [(name, size(value)) for name, value in (found.get("parts") or {}).items() if value]
+    error = memory["formula_error"]
+    parts = [(name, size(value)) for name, value in (memory.get("parts") or {}).items() if value]
     return {
-        "source": "the program, traced" if found["source"] == "trace" else "a closed formula",
+        "source": "the program, traced" if memory["source"] == "trace" else "a closed formula",
         "ranks": ranks,
         "more": len(pairs) - len(ranks),
-        "rank": found.get("rank"),
+        "rank": memory.get("rank"),
         "parts": parts,
         "formula": "" if error is None else f"{error:+.0%}",
     }
@@ -296,14 +299,14 @@ def _memory(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def _commits(run_dir: RunDir) -> list[dict[str, Any]]:
     store = Store(run_dir.commits)
-    found = []
+    result = []
     for step in store.steps():
         try:
             manifest = store.manifest(step)
         except CorruptCommit as damage:
-            found.append({"step": step, "damage": str(damage)})
+            result.append({"step": step, "damage": str(damage)})
         else:
-            found.append(
+            result.append(
                 {
                     "step": step,
                     "damage": "",
@@ -314,7 +317,7 @@ def _commits(run_dir: RunDir) -> list[dict[str, Any]]:
                     "receipt": manifest.receipt,
                 }
             )
-    return found
+    return result
 
 
 def _events(events: Sequence[Row]) -> list[dict[str, Any]]:

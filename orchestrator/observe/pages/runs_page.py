@@ -121,8 +121,8 @@ def _state_of_files(run: RunDir) -> Any:
         entries = run.fs.ls(run.path, detail=True)
     except Exception:  # fsspec backends raise various errors; the row says why
         return None
-    told = {posixpath.basename(each["name"]): each for each in entries}
-    files = {name: told[name] for name in READ if name in told}
+    entry_of = {posixpath.basename(each["name"]): each for each in entries}
+    files = {name: entry_of[name] for name in READ if name in entry_of}
     if not files or not all(any(entry.get(key) for key in TOLD) for entry in files.values()):
         return None
     return run.path, {name: [entry.get(key) for key in (*TOLD, *MAY_CHANGE)] for name, entry in files.items()}

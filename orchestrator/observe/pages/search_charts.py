@@ -99,20 +99,20 @@ def parallel(
         points = [(float(index), column[0][number]) for index, column in enumerate(columns)]
         title = f"{trial['trial']}: {metric} {trial['value']:.5g}"
         lines.append(Line(kind, path(points, x, y), title, round(opacity, 2)))
-    found = [
+    result = [
         ParallelAxis(x(index), short_key(key), [(y(height), text) for height, text in ticks])
         for index, (key, (_, ticks)) in enumerate(zip(keys, columns, strict=True))
     ]
-    return Parallel(found, sorted(lines, key=_order))
+    return Parallel(result, sorted(lines, key=_order))
 
 
-def curves(found: Sequence[Curve], best: str) -> Curves | None:
+def curves(shown_curves: Sequence[Curve], best: str) -> Curves | None:
     """Return the metric over steps, the best trial last; None without any finite value."""
-    frame = axes([point for curve in found for point in curve.points], WIDTH, HEIGHT)
+    frame = axes([point for curve in shown_curves for point in curve.points], WIDTH, HEIGHT)
     if frame is None:
         return None
     lines = []
-    for curve in found:
+    for curve in shown_curves:
         kind = _kind(curve.trial, curve.state, best)
         finite = [point for point in curve.points if math.isfinite(point[1])]
         end = (frame.x(finite[-1][0]), frame.y(finite[-1][1])) if finite else None

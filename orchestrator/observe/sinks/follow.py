@@ -68,8 +68,8 @@ class Followed:
             self._pause = min(2 * self._pause, PAUSES[1])
 
     def _give(self, run: RunDir, sink: Sink) -> None:
-        found = self._received.lacking(run.log(METRICS).after(self._received.since))
-        while batch := list(itertools.islice(found, BATCH)):
+        rows = self._received.lacking(run.log(METRICS).after(self._received.since))
+        while batch := list(itertools.islice(rows, BATCH)):
             sink.rows([row for row, _ in batch])
             self._received = batch[-1][1]
         events = [event for event in run.rows(EVENTS) if event.get("number", 0) > sink.last_event]

@@ -63,12 +63,12 @@ class Sink(Protocol):
 
 def metrics_of(row: Row) -> dict[str, float]:
     """The numbers of a row, those of its layers, and those of its evaluations, named as in validation.loss."""
-    found = {
+    result = {
         key: float(value)
         for key, value in row.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and key not in NO_METRICS
     }
-    found |= layers_in(row)
+    result |= layers_in(row)
     for evaluation in evaluations_in([row]):
-        found |= {key: float(value) for key, value in by_name(evaluation["sets"]).items()}
-    return found
+        result |= {key: float(value) for key, value in by_name(evaluation["sets"]).items()}
+    return result

@@ -45,7 +45,7 @@ class TensorBoardSink:
         if run.local:
             os.makedirs(self._folder, exist_ok=True)
         self._newest = 0  # the time in the name of the last file
-        self.last_step = self._found()
+        self.last_step = self._last_step()
 
     def rows(self, rows: Sequence[Row]) -> None:
         """See `Sink`."""
@@ -84,7 +84,7 @@ class TensorBoardSink:
         elif len(records) > 1 or records[0] != _version():
             RETRY(self._run.fs.pipe_file, self._path, written.getvalue())
 
-    def _found(self) -> int:
+    def _last_step(self) -> int:
         """The last step in the files that there are."""
         from tensorboard.compat.proto.event_pb2 import Event
 
@@ -93,7 +93,7 @@ class TensorBoardSink:
         except FileNotFoundError:
             return -1
         times = [name.rpartition(PREFIX)[2] for name in names]
-        self._newest = max((int(found) for found in times if found.isdecimal()), default=0)
+        self._newest = max((int(match) for match in times if match.isdecimal()), default=0)
         for name in reversed(names):
             events = map(Event.FromString, _records(self._run.fs.cat_file(name)))
             if steps := [event.step for event in events if event.HasField("summary")]:

@@ -49,8 +49,8 @@ class WandbSink:
             config=context.job,
             settings=wandb.Settings(console="off", disable_git=True, silent=True, x_disable_stats=True),
         )
-        told = int(run.read_json_or_empty(CURSOR).get("step", -1))
-        self.last_step = max(told, int(self._run.step) - 1) if wandb_spec.mode == "online" else told
+        last_step = int(run.read_json_or_empty(CURSOR).get("step", -1))
+        self.last_step = max(last_step, int(self._run.step) - 1) if wandb_spec.mode == "online" else last_step
 
     def rows(self, rows: Sequence[Row]) -> None:
         """See `Sink`. wandb keeps what a step had first."""

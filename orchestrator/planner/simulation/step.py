@@ -49,7 +49,7 @@ def data_parallel(
     forward: float,
     backward: float,
     units: int,
-    most: int,
+    max_overlap: int,
 ) -> float:
     """Return the seconds that data-parallel traffic adds to a step (Rajbhandari et al., 2020, section 7).
 
@@ -75,7 +75,7 @@ def data_parallel(
         forward: seconds of a forward pass that may hide traffic.
         backward: seconds of a backward pass that may hide traffic.
         units: layers that FSDP2 gathers and scatters one at a time, each with a latency.
-        most: maximum number of buckets under ZeRO 0 and 1.
+        max_overlap: maximum number of buckets under ZeRO 0 and 1.
     """
     if layout.replicas == 1:
         return 0.0
@@ -89,7 +89,7 @@ def data_parallel(
             # exposed.
             limit = bucket_bytes(group.size)
             bucket = min(limit, part)
-            count = max(min(part / limit, most), 1.0)
+            count = max(min(part / limit, max_overlap), 1.0)
             collective = group.all_reduce if layout.zero == 0 else group.scatter
             sent += count * collective(part / count)
             last = max(last, collective(bucket))
@@ -295,7 +295,7 @@ def with_update(
         forward=forward,
         backward=backward,
         units=units,
-        most=most,
+        max_overlap=most,
     )
     sent += _woken(layout, parts, machine=machine, inner=inner, compute=compute, units=units)
     if shape.tied and layout.pipeline_rank_of(layout.stages - 1) != 0:

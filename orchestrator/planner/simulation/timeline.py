@@ -183,7 +183,7 @@ class InTurn:
     ways: tuple[tuple[int, int] | None, ...]
 
 
-def in_turn(order_of_ranks: Order) -> InTurn:
+def in_one_sequence(order_of_ranks: Order) -> InTurn:
     """Sort the actions of all ranks into one sequence.
 
     Raises:
@@ -238,7 +238,7 @@ def in_turn(order_of_ranks: Order) -> InTurn:
 @lru_cache(maxsize=64)
 def scheduled(schedule: str, ranks: int, parts: int, chunks: int) -> InTurn:
     """Return the actions of a schedule in one sequence; arguments as for `order`."""
-    return in_turn(order(schedule, ranks, parts, chunks))
+    return in_one_sequence(order(schedule, ranks, parts, chunks))
 
 
 def play(

@@ -41,9 +41,9 @@ def _numbers(slot: Slot) -> float:
 
 
 def update_seconds(
-    shape: ModelShape, layout: Layout, machine: Machine, program: Program, own: float
+    shape: ModelShape, layout: Layout, machine: Machine, program: Program, parameters: float
 ) -> float:
-    """Return the seconds in which a rank updates its `own` trained parameters.
+    """Return the seconds in which a rank updates its `parameters` trained parameters.
 
     seconds = own x bytes per parameter / (memory bandwidth x share that the optimizer reaches), and for Muon the
     orthogonalisation with its communication.
@@ -52,7 +52,7 @@ def update_seconds(
     passed = kind.bytes_per_parameter
     if kind.needs_every_rank:
         passed += _rest(kind, shape) * (ADAMW.bytes_per_parameter - passed)
-    seconds = own * passed / (machine.memory_bandwidth * machine.optimizer_share)
+    seconds = parameters * passed / (machine.memory_bandwidth * machine.optimizer_share)
     if not kind.matrices_only:
         return seconds
     degrees = (layout.pp, layout.tp, layout.ep, layout.replicas, layout.zero)

@@ -15,12 +15,12 @@ from typing import Any
 from cluster.workers.rank_process import die_with_parent
 
 
-def answer(asked: dict[str, Any]) -> dict[str, Any]:
+def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Return what a trace changes in plan.json: `predicted` and `memory`.
 
     Args:
-        asked: the `job` as YAML, the `layout`, the formula's bytes `by_stage` and of the largest rank (`formula`), and
-            a worker's `memory` in bytes. With `workers` and their `machine` instead of these, the result has the
+        request: the `job` as YAML, the `layout`, the formula's bytes `by_stage` and of the largest rank (`formula`),
+            and a worker's `memory` in bytes. With `workers` and their `machine` instead of these, the result has the
             `verdicts` on layouts for such workers.
     """
     from orchestrator.config.document import parse_yaml
@@ -30,14 +30,14 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
     from orchestrator.planner.trace.layout_memory import confirmed, traced_memory
     from orchestrator.resolve.resolved_job import resolve
 
-    spec = parse(parse_yaml(asked["job"], "job.yaml"), "job.yaml")
-    if "workers" in asked:
-        found = confirmed(resolve(spec), asked["workers"], Machine.from_json(asked["machine"]))
+    spec = parse(parse_yaml(request["job"], "job.yaml"), "job.yaml")
+    if "workers" in request:
+        found = confirmed(resolve(spec), request["workers"], Machine.from_json(request["machine"]))
         verdicts = [(layout.to_json(), dataclasses.asdict(each)) for layout, each in found.verdicts.items()]
         return {"verdicts": verdicts}
-    traced = traced_memory(resolve(spec), Layout.from_json(asked["layout"]))
-    on_cpu, machine = not spec.resources.per_worker.gpu, Machine(memory=asked["memory"], flops=1.0)
-    predicted, memory = traced.beside(asked["by_stage"], asked["formula"], machine, on_cpu)
+    traced = traced_memory(resolve(spec), Layout.from_json(request["layout"]))
+    on_cpu, machine = not spec.resources.per_worker.gpu, Machine(memory=request["memory"], flops=1.0)
+    predicted, memory = traced.replaced_memory(request["by_stage"], request["formula"], machine, on_cpu)
     return {"predicted": predicted, "memory": memory}
 
 

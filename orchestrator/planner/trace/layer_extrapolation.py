@@ -81,7 +81,7 @@ def deepened(few: StepTrace, more: StepTrace, times: float) -> StepTrace:
         # layer may differ between them.
         if len(others) >= half:
             for one, other in ((crests[:half], others[:half]), (crests[-half:], others[-half:])):
-                parts = zip(CATEGORIES, _most(one), _most(other), strict=True)
+                parts = zip(CATEGORIES, _highest(one), _highest(other), strict=True)
                 found.append((place, {category: _on(a, b, times) for category, a, b in parts}))
     (phase, stage, micro_batch), at_peak = max(found, key=lambda each: sum(each[1].values()))
     steady = _each(few.memory.steady, more.memory.steady, times)
@@ -91,32 +91,32 @@ def deepened(few: StepTrace, more: StepTrace, times: float) -> StepTrace:
     return dataclasses.replace(more, memory=memory, crests=(), saved=_on(few.saved, more.saved, times))
 
 
-def further(found: StepTrace, few: StepTrace, more: StepTrace, times: float) -> StepTrace:
-    """Return the trace `found` of a full pipeline, extended by more micro-batches.
+def further(trace: StepTrace, few: StepTrace, more: StepTrace, times: float) -> StepTrace:
+    """Return the trace `trace` of a full pipeline, extended by more micro-batches.
 
     Their number is `times` the difference of `few` and `more`. What each additional micro-batch holds does not depend
     on the model's depth, so shallow traces measure it.
     """
-    at_peak = _grown(found.memory.at_peak, few.memory.at_peak, more.memory.at_peak, times)
-    place, a, b = (each.memory.micro_batch for each in (found, few, more))
+    at_peak = _grown(trace.memory.at_peak, few.memory.at_peak, more.memory.at_peak, times)
+    place, a, b = (each.memory.micro_batch for each in (trace, few, more))
     memory = dataclasses.replace(
-        found.memory,
+        trace.memory,
         micro_batch=None if place is None or a is None or b is None else place + _on(0, b - a, times),
         peak=sum(at_peak.values()),
         at_peak=at_peak,
-        steady=_grown(found.memory.steady, few.memory.steady, more.memory.steady, times),
+        steady=_grown(trace.memory.steady, few.memory.steady, more.memory.steady, times),
     )
-    return dataclasses.replace(found, memory=memory, crests=())
+    return dataclasses.replace(trace, memory=memory, crests=())
 
 
-def with_batches(found: StepTrace, count: int) -> StepTrace:
+def with_batches(trace: StepTrace, count: int) -> StepTrace:
     """Return the trace with additional micro-batches that the rank holds between forward and backward pass."""
-    memory, size = found.memory, count * found.batch_bytes
+    memory, size = trace.memory, count * trace.batch_bytes
     at_peak, steady = dict(memory.at_peak), dict(memory.steady)
     at_peak["other"] += size
     steady["other"] += size
     return dataclasses.replace(
-        found, memory=dataclasses.replace(memory, peak=memory.peak + size, at_peak=at_peak, steady=steady)
+        trace, memory=dataclasses.replace(memory, peak=memory.peak + size, at_peak=at_peak, steady=steady)
     )
 
 
@@ -142,5 +142,5 @@ def _passes(trace: StepTrace) -> dict[Place, list[Crest]]:
     return found
 
 
-def _most(crests: list[Crest]) -> tuple[int, ...]:
+def _highest(crests: list[Crest]) -> tuple[int, ...]:
     return max(crests, key=lambda crest: crest[1])[2]

@@ -79,14 +79,16 @@ class TracedMemory:
         """Return the peak bytes of tensors at each index of the pipeline axis; the `formula` unless all were traced."""
         return formula if self.reasons else self.by_stage(formula, lambda each: each.memory.peak)
 
-    def told(self, plan: Plan, on_cpu: bool) -> dict[str, Any]:
+    def plan_json(self, plan: Plan, on_cpu: bool) -> dict[str, Any]:
         """Return the plan's JSON with the traced memory in place of the formula's, and with the formula's error."""
         found = plan.to_json()
-        predicted, found["memory"] = self.beside(plan.by_stage, plan.chosen.memory, plan.machine, on_cpu)
+        predicted, found["memory"] = self.replaced_memory(
+            plan.by_stage, plan.chosen.memory, plan.machine, on_cpu
+        )
         found["predicted"] |= predicted
         return found
 
-    def beside(
+    def replaced_memory(
         self, by_stage: Sequence[float], formula: float, machine: Machine, on_cpu: bool
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return what replaces the formula's entries in a plan's JSON: `predicted`, and `memory` with the formula's
@@ -158,7 +160,7 @@ def traced_memory(job: ResolvedJob, layout: Layout, seconds: float = SECONDS) ->
         vocabulary = vocabulary_before_data(job)
         workloads = [
             load_workload(
-                asked=job.spec.workload,
+                spec=job.spec.workload,
                 data=job.spec.data,
                 train=job.spec.train,
                 seed=job.spec.seed,
@@ -219,13 +221,13 @@ def with_teacher(trace: StepTrace, count: int) -> StepTrace:
 
 
 def with_all(
-    found: Sequence[StepTrace], deep: StepTrace, counts: Sequence[int], accumulation: int
+    traces: Sequence[StepTrace], deep: StepTrace, counts: Sequence[int], accumulation: int
 ) -> StepTrace:
     """Return the trace `deep`, of the first of the `counts`, extended to all micro-batches of a step."""
     left = accumulation - counts[0]
     if len(counts) == 1:
         return with_batches(deep, left)
-    return further(deep, found[0], found[1], left / (counts[1] - counts[0]))
+    return further(deep, traces[0], traces[1], left / (counts[1] - counts[0]))
 
 
 @dataclass(frozen=True)
@@ -265,7 +267,7 @@ def confirmed(
     first = planned(demand_of(spec), job.shape, workers, machine, must_fit=False)
     must_fit = must_fit and spec.resources.must_fit
     if must_fit and not first.fits:
-        least = _least(job, workers, machine, verdicts)
+        least = _smallest_plan(job, workers, machine, verdicts)
         return least or Confirmed(
             planned(demand_of(spec), job.shape, workers, machine), None
         )  # raises the error that says why none fits
@@ -292,13 +294,13 @@ def confirmed(
         traced = traced_memory(job, found.chosen.layout, left)
     else:
         return Confirmed(found, traced, verdicts)
-    if least := _least(job, workers, machine, verdicts):
+    if least := _smallest_plan(job, workers, machine, verdicts):
         return least
     others = [(each, why.reason) for each, why in verdicts.items() if each != first.chosen.layout]
     return Confirmed(dataclasses.replace(first, rejected=(*first.rejected, *others)), first_traced)
 
 
-def _least(
+def _smallest_plan(
     job: ResolvedJob, workers: int, machine: Machine, verdicts: Mapping[Layout, Verdict]
 ) -> Confirmed | None:
     """Return the plan with the layout that needs least memory by the formula, if its trace fits."""
@@ -319,15 +321,15 @@ def _least(
     return Confirmed(found, traced, known) if found.chosen.layout == layout else None
 
 
-def _too_large(found: Plan, traced: TracedMemory, on_cpu: bool) -> Verdict:
+def _too_large(plan: Plan, traced: TracedMemory, on_cpu: bool) -> Verdict:
     """Return the verdict on a layout that does not fit by its trace, or could not be traced."""
-    needed, there = traced.needed(found.chosen.memory, on_cpu), offered(found.machine, on_cpu)
+    needed, there = traced.needed(plan.chosen.memory, on_cpu), offered(plan.machine, on_cpu)
     if needed <= there:
         return Verdict(
             f"other layouts do not fit by their traces, but this one has no trace: {traced.reasons[0]}", 1.0
         )
     reason = f"needs {needed / 2**30:.2f} GiB per worker by its trace, which offers {there / 2**30:.2f} GiB"
-    share = found.chosen.memory / (found.machine.memory * MEMORY_SHARE)
+    share = plan.chosen.memory / (plan.machine.memory * MEMORY_SHARE)
     return Verdict(reason, needed / max(there, 1.0) / share)
 
 

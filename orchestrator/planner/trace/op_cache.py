@@ -110,23 +110,23 @@ def _is_sort(known: Any) -> bool:
     return isinstance(known, tuple) and len(known) == 5 and isinstance(known[0], torch.Size)
 
 
-def _result(found: Any, how: How, given: Any) -> Any:
+def _result(result: Any, how: How, given: Any) -> Any:
     """Return the properties from which a result can be created again, or a sequence of them; None if it cannot."""
-    if isinstance(found, Tensor):
-        if not isinstance(found, FakeTensor) or found.constant is not None:
+    if isinstance(result, Tensor):
+        if not isinstance(result, FakeTensor) or result.constant is not None:
             return None
         if how == "view":
-            return _sort(found)
-        whole = found.untyped_storage().nbytes()
-        alone = _storage(found) not in _storages(given)
-        tight = whole == _span(found) and found.storage_offset() == 0
-        return _sort(found) if alone and tight else None
-    if how == "made" and isinstance(found, list | tuple):
-        each = [None if one is None else _result(one, how, given) for one in found]
-        if any(a is None and b is not None for a, b in zip(each, found, strict=True)):
+            return _sort(result)
+        whole = result.untyped_storage().nbytes()
+        alone = _storage(result) not in _storages(given)
+        tight = whole == _span(result) and result.storage_offset() == 0
+        return _sort(result) if alone and tight else None
+    if how == "made" and isinstance(result, list | tuple):
+        each = [None if one is None else _result(one, how, given) for one in result]
+        if any(a is None and b is not None for a, b in zip(each, result, strict=True)):
             return None
-        tensors = [one for one in found if isinstance(one, Tensor)]
-        return type(found)(each) if len({_storage(one) for one in tensors}) == len(tensors) else None
+        tensors = [one for one in result if isinstance(one, Tensor)]
+        return type(result)(each) if len({_storage(one) for one in tensors}) == len(tensors) else None
     return None
 
 

@@ -44,7 +44,7 @@ class RecordedSteps:
             self._step(warm_up)
             for count in counts:
                 self._fill(count)
-                settle(self._engine, recorder)
+                begin_recording(self._engine, recorder)
                 recorder.events = []
                 self._messages.made = 0
                 with self._messages.record_waits(recorder.events.append, lambda: recorder.phase):
@@ -71,7 +71,7 @@ def step(engine: TorchEngine, batches: Sequence[Batch], lr: float, recorder: Rec
     recorder.is_update = False
 
 
-def settle(engine: TorchEngine, recorder: Recorder) -> None:
+def begin_recording(engine: TorchEngine, recorder: Recorder) -> None:
     """Assign the memory that stays between steps to its categories, and start to look for the peak."""
     gc.collect()
     for category, tensors in engine.held().items():

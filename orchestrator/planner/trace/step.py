@@ -108,12 +108,12 @@ def traces(
     ]
 
 
-def warm_up(layout: Layout, most: int) -> int:
+def warm_up(layout: Layout, max_micro_batches: int) -> int:
     """Return the micro-batches of the warm-up step, which creates the optimizer state and all buffers.
 
     One suffices, except that torch's 1F1B requires at least one per stage.
     """
-    return min(layout.pp if layout.schedule == "1f1b" else 1, most)
+    return min(layout.pp if layout.schedule == "1f1b" else 1, max_micro_batches)
 
 
 def _step_trace(rank: int, layout: Layout, recorder: Recorder) -> StepTrace:

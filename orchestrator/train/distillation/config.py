@@ -184,8 +184,8 @@ def pairs_of(layers: Any, student: int, teacher: int) -> tuple[tuple[int, int], 
         return ((student, teacher),)
     if layers == "uniform":
         return tuple((i, -(-i * teacher // student)) for i in range(1, student + 1))
-    found: Sequence[tuple[int, int]] = tuple((int(one), int(other)) for one, other in layers)
-    for one, other in found:
+    result: Sequence[tuple[int, int]] = tuple((int(one), int(other)) for one, other in layers)
+    for one, other in result:
         if one > student or other > teacher:
             whose, layer, count = ("student", one, student) if one > student else ("teacher", other, teacher)
             raise ValueError(f"names layer {layer} of the {whose}, which has {count}")
@@ -193,4 +193,4 @@ def pairs_of(layers: Any, student: int, teacher: int) -> tuple[tuple[int, int], 
             raise ValueError(
                 f"compares layer {one} with layer {other}; the embeddings (0) have only each other"
             )
-    return tuple(found)
+    return tuple(result)

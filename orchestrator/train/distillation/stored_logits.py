@@ -145,8 +145,8 @@ class StoredLogits:
         batches: list[Batch] = [
             self._read.collate([part.start + min(n, len(part) - 1) for n in each], 0) for each in numbers
         ]
-        found = engine.teacher_logits(batches, self._k, self._logits.temperature)
-        for each, placed in zip(numbers, found, strict=bool(found)):
+        logits = engine.teacher_logits(batches, self._k, self._logits.temperature)
+        for each, placed in zip(numbers, logits, strict=bool(logits)):
             computed.put(each.start, placed)
 
     def _mass_of(self, part: range, records: TopRecords) -> tuple[float, int]:

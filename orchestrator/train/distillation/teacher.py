@@ -73,7 +73,7 @@ class Teacher:
         self._parallel = parallelize(workload, layout, mesh, device, train=train)
         for stage in self._parallel.stages:
             stage.eval()
-        self._said = _Said(workload, mesh, device)
+        self._collector = _OutputCollector(workload, mesh, device)
         table = workload.shapes.get("tokens.weight")
         is_cut = mesh.tp.size > 1 and table and getattr(workload.config, "head", "") in ("language", "masked")
         self._vocabulary = table[0] if is_cut and table else 0
@@ -83,7 +83,7 @@ class Teacher:
             layout=layout,
             mesh=mesh,
             data=self._parallel.data,
-            losses=cast(StepLosses, self._said),
+            losses=cast(StepLosses, self._collector),
             device=device,
             clock=self._clock,
         )
@@ -103,41 +103,44 @@ class Teacher:
         """
         if self._layout.pp == 1:
             return _Taught(self, micro_batches)
-        return [{**batch, **said} for batch, said in zip(micro_batches, self.say(micro_batches), strict=True)]
+        return [
+            {**batch, **outputs}
+            for batch, outputs in zip(micro_batches, self.outputs(micro_batches), strict=True)
+        ]
 
     @torch.no_grad()
-    def say(self, micro_batches: Sequence[Batch]) -> list[Batch]:
-        """Return what the teacher says of micro-batches: nothing except on a pipeline's last stage."""
+    def outputs(self, micro_batches: Sequence[Batch]) -> list[Batch]:
+        """Return the teacher's outputs for micro-batches: nothing except on a pipeline's last stage."""
         before = self._clock.switch(FORWARD)
-        self._said.begin()
+        self._collector.begin()
         self._runner.evaluate(micro_batches)
         self._clock.switch(before)
-        return self._said.taken or [{} for _ in micro_batches]
+        return self._collector.taken or [{} for _ in micro_batches]
 
     def top(self, micro_batches: Sequence[Batch], k: int, temperature: float) -> list[PlacedTop]:
         """Return the teacher's `k` largest logits for micro-batches.
 
         Of the ranks that compute the same, one returns them, and the others an empty list.
         """
-        found = []
+        result = []
         shards = shards_of(self._vocabulary, self._mesh.tp)
         for batch in micro_batches:
-            (said,) = self.say([batch])
-            if not said:  # another stage of the pipeline has them
+            (outputs,) = self.outputs([batch])
+            if not outputs:  # another stage of the pipeline has them
                 continue
-            logits = said[TEACHER_LOGITS]
+            logits = outputs[TEACHER_LOGITS]
             rows = logits.unsqueeze(1) if logits.dim() == 2 else logits
             top = top_over_ranks(rows.flatten(0, 1), k, temperature, shards, self._mesh.tp)
             length = rows.shape[1] * self._mesh.cp.size
             places = positions_of(length, self._mesh.cp, rows.device) if self._mesh.cp.size > 1 else None
             shape = rows.shape[:2]
-            found.append(
+            result.append(
                 PlacedTop(
                     Top(*(each.unflatten(0, shape) for each in top)),
                     torch.arange(length, device=rows.device) if places is None else places,
                 )
             )
-        return found if self._mesh.tp.index == 0 else []
+        return result if self._mesh.tp.index == 0 else []
 
     def held(self) -> list[Tensor]:
         """Return the teacher's weights on this rank."""
@@ -163,14 +166,14 @@ class _Taught(Sequence[Batch]):
         return len(self._batches)
 
     def __getitem__(self, number: Any) -> Any:
-        (said,) = self._teacher.say([self._batches[number]])
-        return {**self._batches[number], **said}
+        (outputs,) = self._teacher.outputs([self._batches[number]])
+        return {**self._batches[number], **outputs}
 
     def __iter__(self) -> Iterator[Batch]:
         return (self[number] for number in range(len(self)))
 
 
-class _Said:
+class _OutputCollector:
     """Stands for the losses of a runner, and keeps the teacher's outputs instead."""
 
     def __init__(self, workload: Workload, mesh: Mesh, device: Device) -> None:
@@ -194,7 +197,7 @@ class _Said:
     def of(self, output: Any, _: Batch, __: int) -> Tensor:
         """Keep an output; the result means nothing."""
         logits = output.logits if output.sentence is None else output.sentence
-        found: Batch = {} if logits is None else {TEACHER_LOGITS: logits}
-        found |= {f"{TEACHER_SHOWN}_{n:03d}": each for n, each in enumerate(output.shown or ())}
-        self.taken.append(found)
+        outputs: Batch = {} if logits is None else {TEACHER_LOGITS: logits}
+        outputs |= {f"{TEACHER_SHOWN}_{n:03d}": each for n, each in enumerate(output.shown or ())}
+        self.taken.append(outputs)
         return torch.zeros(())

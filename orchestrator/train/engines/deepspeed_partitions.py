@@ -146,11 +146,11 @@ class Partitions:
     def _tensors(self, fragment: Fragment) -> dict[str, Tensor]:
         """Return the partition of a fragment and its states, by their names in a commit."""
         partition, name = fragment.partition, fragment.name
-        found = {f"model.{name}": partition.detach()}
-        found |= {f"optim.{name}.{slot}": self.optimizer.state[partition][slot] for slot in SLOTS}
+        result = {f"model.{name}": partition.detach()}
+        result |= {f"optim.{name}.{slot}": self.optimizer.state[partition][slot] for slot in SLOTS}
         if partition in self._average.of:
-            found[f"{AVERAGE}{name}"] = self._average.of[partition]
-        return found
+            result[f"{AVERAGE}{name}"] = self._average.of[partition]
+        return result
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -174,10 +174,10 @@ def _flat(zero: Any, named: Mapping[str, nn.Parameter]) -> Iterator[Fragment]:
         for parameter in group:
             # DeepSpeed's record of which range of its fp32 partition belongs to which range of a 16-bit parameter (lp:
             # low, hp: high precision).
-            found = parameter._hp_mapping
-            if found is None:  # the whole parameter belongs to another rank
+            mapping = parameter._hp_mapping
+            if mapping is None:  # the whole parameter belongs to another rank
                 continue
-            ours, theirs = found.lp_fragment_address, found.hp_fragment_address
+            ours, theirs = mapping.lp_fragment_address, mapping.hp_fragment_address
             name, shape = names[id(parameter)], tuple(parameter.shape)
             yield _fragment(
                 name, shape, begin=ours.start, size=ours.numel, partition=partition, start=theirs.start
@@ -189,11 +189,11 @@ def _fully_sharded(zero: Any, named: Mapping[str, Any]) -> Iterator[Fragment]:
     padded.
     """
     for name, parameter in named.items():
-        group, start, place = zero.grad_position[zero.get_param_id(parameter)]
+        group, start, range_size = zero.grad_position[zero.get_param_id(parameter)]
         # All partitions of a parameter have `place` elements, so the last ones may reach beyond it.
-        begin = zero._get_param_partition_rank(parameter) * place
+        begin = zero._get_param_partition_rank(parameter) * range_size
         shape = tuple(parameter.ds_shape)
-        size = min(place, math.prod(shape) - begin)
+        size = min(range_size, math.prod(shape) - begin)
         if size > 0:
             yield _fragment(
                 name,

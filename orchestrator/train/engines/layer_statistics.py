@@ -111,7 +111,7 @@ class LayerStatistics:
         dist.all_reduce(together)
         values = together.tolist()
         weights, gradients = values[: len(number)], values[len(number) : 2 * len(number)]
-        found: Statistics = {
+        result: Statistics = {
             name: {"weight_norm": math.sqrt(weight), "gradient_norm": math.sqrt(gradient) * factor}
             for name, weight, gradient in zip(number, weights, gradients, strict=True)
         }
@@ -119,13 +119,13 @@ class LayerStatistics:
             total, count = values[2 * n : 2 * n + 2]
             # Ranks of a tensor-parallel group, and a layer that is computed again, count the same values several
             # times, in both sums alike.
-            found.setdefault(name, {})["activation_rms"] = math.sqrt(total / count) if count else 0.0
+            result.setdefault(name, {})["activation_rms"] = math.sqrt(total / count) if count else 0.0
         if self._spec.histograms:
             for kind, tensors in kinds.items():
                 scale = factor if kind == "gradient" else 1.0
                 for name, bins in self._histograms(number, tensors, scale).items():
-                    found[name][f"{kind}_histogram"] = bins
-        return found
+                    result[name][f"{kind}_histogram"] = bins
+        return result
 
     @property
     def _counted(self) -> list[ParameterShard]:

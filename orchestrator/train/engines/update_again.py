@@ -172,12 +172,12 @@ class UpdateAgain:
 
     def _results(self, shards: Sequence[ParameterShard], optimizer: torch.optim.Optimizer) -> list[Tensor]:
         """Return the weights and states of shards of this rank."""
-        found = []
+        result = []
         for shard in shards:
             state = optimizer.state.get(shard.parameter, {})
             slots = [state[slot.name] for slot in self._slots(shard.name) if slot.name in state]
-            found += [shard.parameter, *slots]
-        return found
+            result += [shard.parameter, *slots]
+        return result
 
     def _bend(self, parameters: Sequence[nn.Parameter]) -> None:
         if self._flaw is not None:
@@ -194,16 +194,16 @@ def _bundles(
     shards: Sequence[ParameterShard], slots: Callable[[str], Sequence[Slot]]
 ) -> list[list[ParameterShard]]:
     """Return the shards in bundles of up to AT_ONCE bytes of numbers, or of one shard that is larger."""
-    found: list[list[ParameterShard]] = []
+    result: list[list[ParameterShard]] = []
     size = 0
     for shard in shards:
         own = 4 * (2 + len(slots(shard.name))) * shard.parameter.numel()
-        if not found or size + own > AT_ONCE:
-            found.append([])
+        if not result or size + own > AT_ONCE:
+            result.append([])
             size = 0
-        found[-1].append(shard)
+        result[-1].append(shard)
         size += own
-    return found
+    return result
 
 
 def _seen(tensors: Sequence[Tensor], exact: bool) -> Record:

@@ -19,6 +19,7 @@ class RolloutSpec(StrictModel):
     """How answers are generated for an objective that learns from rewards."""
 
     NO_IDENTITY: ClassVar[tuple[str, ...]] = ("keep_every", "workers")
+    ADDED_LATER: ClassVar[tuple[str, ...]] = ("staleness",)
 
     group: int = Field(
         default=8,
@@ -30,6 +31,13 @@ class RolloutSpec(StrictModel):
         default=1,
         description="optimizer steps that learn from one rollout: the weights before the first of them generate the "
         "answers of all. A checkpoint is saved only after the last of them",
+    )
+    staleness: int = Field(
+        default=0,
+        ge=0,
+        le=1,
+        description="with 1, the weights before a rollout generate the answers of the next one, while the gang trains "
+        "on this one; with 0, the weights before each rollout generate its own answers",
     )
     max_tokens: Positive = Field(default=128, description="maximum tokens of an answer")
     temperature: float = Field(default=1.0, ge=1e-3, description="tokens are drawn at this temperature")
@@ -115,6 +123,11 @@ def rollout_problem(
         return f"{objective} learns from rewards, and this job has none; list them in rewards"
     if problem := rollout.problem_with(train.global_batch):
         return problem
+    if rollout.staleness and objective == "reinforce":
+        return (
+            "rollout.staleness 1 needs the ratio of probabilities that reinforce lacks; use objective grpo, or set "
+            "rollout.staleness to 0"
+        )
     if rollout.max_tokens >= sequence_length:
         return (
             f"rollout.max_tokens {rollout.max_tokens} leaves no room for a prompt in data.sequence_length "

@@ -56,6 +56,7 @@ class Rollout:
         metrics: what the step's row says of the answers, the same on every rank.
         prompts: the prompts of the step.
         answers: the answers to each of them.
+        version: steps done by the weights that generated them.
     """
 
     batches: list[Batch]
@@ -63,3 +64,4 @@ class Rollout:
     metrics: dict[str, float]
     prompts: list[Prompt]
     answers: list[list[Scored]]
+    version: int

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.train.engines.engine import Engine
-from orchestrator.train.rollouts.sampler import OwnSampler, Unit
+from orchestrator.train.rollouts.sampler import GeneratedAhead, OwnSampler, Unit
 from orchestrator.train.rollouts.weights import NoWeights, WeightSender, read_weights
-from orchestrator.train.rollouts.work_queue import QueueClient, Work, worker_name
+from orchestrator.train.rollouts.work_queue import Made, QueueClient, Work, worker_name
 from orchestrator.train.task import RolloutPlace, Task
 from workloads.model.answers import Drawn
 
@@ -35,6 +37,7 @@ class QueuedSampler:
         """The servers that have these weights."""
         self._asked = 0
         """How often answers were asked for since."""
+        self._ahead: _Ahead | None = None
 
     @property
     def _version(self) -> int:
@@ -46,29 +49,80 @@ class QueuedSampler:
         self._taken += 1
         self._asked = 0
         self._context.set_waiting(True)
-        self._servers = self._sender.send(engine, self._queue.servers(), self._version, self._attempt)
+        self._servers = self._sender.send(
+            engine,
+            self._queue.servers(),
+            version=self._version,
+            attempt=self._attempt,
+            spared=self._ahead.version if self._ahead else None,
+        )
         self._context.set_waiting(False)
 
     def answers(self, units: Sequence[Unit]) -> list[list[list[Drawn]]]:
         """See `AnswerSampler.answers`."""
         self._asked += 1
-        info = self._context.rank_info
         call = f"{self._version}.{self._asked}"
-        names = [f"{call}.{info.rank}.{number}" for number in range(len(units))]
+        made = self._made(call, self._ask(call, units, is_ahead=False))
+        return [_drawn(each) for each in made]
+
+    def ask(self, units: Sequence[Unit]) -> None:
+        """See `AnswerSampler.ask`."""
+        call = f"{self._version}.ahead"
+        asked = time.monotonic()
+        self._ahead = _Ahead(self._version, asked, call, names=self._ask(call, units, is_ahead=True))
+
+    def collect(self) -> GeneratedAhead:
+        """See `AnswerSampler.collect`."""
+        ahead, self._ahead = self._ahead, None
+        assert ahead is not None
+        trained = time.monotonic() - ahead.asked
+        made = self._made(ahead.call, ahead.names)
+        longest = max((each.seconds for each in made), default=0.0)
+        return GeneratedAhead([_drawn(each) for each in made], min(trained, longest))
+
+    def _ask(self, call: str, units: Sequence[Unit], is_ahead: bool) -> list[str]:
+        """Ask the queue for units, and return their names there. `call` names this call."""
+        rank = self._context.rank_info.rank
         asked = {
-            name: {"version": self._version, "servers": self._servers, **unit._asdict()}
-            for name, unit in zip(names, units, strict=True)
+            f"{call}.{rank}.{number}": {"version": self._version, "servers": self._servers, **unit._asdict()}
+            for number, unit in enumerate(units)
         }
+        self._queue.ask(self._attempt, asked, is_ahead)
+        return list(asked)
+
+    def _made(self, call: str, names: Sequence[str]) -> list[Made]:
+        """Wait until all ranks have what they asked for in a call, and return what this rank asked for."""
+        info = self._context.rank_info
         # Rollout workers may be on their way. The controller watches them, and ends this wait if none makes progress.
         self._context.set_waiting(True)
-        found = self._queue.answers(self._attempt, asked, self._context.lives)
+        found = self._queue.collect(names, self._context.lives)
         self._queue.meet(self._attempt, call, info.rank, info.world_size)
         self._context.set_waiting(False)
-        return [[[Drawn(*drawn) for drawn in of_prompt] for of_prompt in found[name]] for name in names]
+        return [found[name] for name in names]
 
     def close(self) -> None:
         """Close the connections."""
         self._queue.close()
+
+
+class _Ahead(NamedTuple):
+    """Units that were asked for and not collected.
+
+    Attributes:
+        version: the weights that they need.
+        asked: the monotonic time of asking.
+        call: the name of the call.
+        names: their names in the queue.
+    """
+
+    version: int
+    asked: float
+    call: str
+    names: list[str]
+
+
+def _drawn(made: Made) -> list[list[Drawn]]:
+    return [[Drawn(*drawn) for drawn in of_prompt] for of_prompt in made.answers]
 
 
 def generate_until_stopped(task: Task, sampler: OwnSampler, context: WorkerContext) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.config.errors import InputError
-from orchestrator.models.named_commit import commit_at, place_and_tag
+from orchestrator.models.named_commit import commit_at, split_tag
 from orchestrator.rewards.config import RewardSpec
 
 OBJECTIVE = "reward"
@@ -19,7 +19,7 @@ def check_reward_models(rewards: Sequence[RewardSpec]) -> None:
     for number, reward in enumerate(rewards):
         if reward.model is None:
             continue
-        place, tag = place_and_tag(reward.model)
+        place, tag = split_tag(reward.model)
         where = f"rewards.{number}.model"
         if not tag.isdecimal():
             hint = f"name its step, such as {place}@500; `orchestrator checkpoint list {place}` lists them"

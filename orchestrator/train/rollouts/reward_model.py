@@ -8,7 +8,7 @@ import torch
 
 from orchestrator.config.errors import InputError
 from orchestrator.data.store.tokens import Tokens
-from orchestrator.models.named_commit import place_and_tag
+from orchestrator.models.named_commit import split_tag
 from orchestrator.parallel.device import Device
 from orchestrator.resolve.commit_model import model_of_run
 from workloads.inference import with_weights
@@ -32,7 +32,7 @@ class RewardModel:
 
         Raises InputError if the model reads other tokens.
         """
-        run, step = place_and_tag(place)
+        run, step = split_tag(place)
         found = model_of_run(run, int(step))
         if found.tokens.tokenizer().get_vocab() != tokens.tokenizer().get_vocab():
             problem = f"{run} has another tokenizer than the trained model"

@@ -3,6 +3,11 @@
 The prompts of a step are divided into units of `rollout.together`, and units among all ranks, whatever the layout. The
 answers of a unit are a pure function of the weights and of the numbers of its prompts. So a rank that is lost costs
 nothing but time: the next attempt restores the commit and generates the same answers again.
+
+With staleness 1, rollout n + 1 is asked for before the gang trains on rollout n, and collected after it. Its answers
+come from the weights before rollout n, however long they take, and the commit after rollout n has them. Only a rollout
+without such answers comes from its own weights: the first one of a run, and one whose prompts have changed since,
+because samples are skipped after an instability.
 """
 
 from __future__ import annotations
@@ -14,13 +19,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cluster.workers.worker_context import WorkerContext
-from orchestrator.data.samples import receipt
 from orchestrator.data.samples.batches import Batches, slices
 from orchestrator.data.samples.sample_reader import SampleReader
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import gather_json
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.rollouts.advantages import Advantages, advantages
+from orchestrator.train.rollouts.ahead import Ahead, Asked, NextRollout
 from orchestrator.train.rollouts.config import RolloutSpec
 from orchestrator.train.rollouts.judge import Judge
 from orchestrator.train.rollouts.kept import KeptRollouts
@@ -28,7 +33,8 @@ from orchestrator.train.rollouts.made import Rollout, Scored, Seconds
 from orchestrator.train.rollouts.passes import PassSpec
 from orchestrator.train.rollouts.prompts import Prompt, prompts_at, prompts_of_set
 from orchestrator.train.rollouts.rows import Rows
-from orchestrator.train.rollouts.sampler import AnswerSampler, Unit
+from orchestrator.train.rollouts.sampler import AnswerSampler
+from orchestrator.train.rollouts.shares import Division, Share
 from orchestrator.train.task import Task
 from workloads.objectives.rewarded import SAMPLED, Rewarded
 from workloads.workload import Workload
@@ -46,6 +52,7 @@ class Rollouts:
         sampler: generates answers.
         judge: rewards answers.
         seconds: of the last rollout, see `Seconds`.
+        next: the answers of the next rollout, which a commit has.
     """
 
     asked: RolloutSpec
@@ -71,6 +78,10 @@ class Rollouts:
         )
         self._kept: KeptRollouts | None = None
         self._waiting: list[Rollout] = []
+        info = self.context.rank_info
+        self._division = Division(self.asked.together, self.asked.group, info.rank, self.layout.world)
+        self._asked: Asked | None = None
+        self.next = NextRollout(self.asked.max_tokens, is_writer=info.rank == 0)
 
     def close(self) -> None:
         """End the processes that compute rewards."""
@@ -157,20 +168,57 @@ class Rollouts:
         Args:
             engine: has the weights.
             step: steps done.
-            prompts: if a rollout begins with this step, the prompts of each of its steps; else they are not read.
+            prompts: if a rollout begins with this step, the prompts of each of its steps, and of each step of the next
+                rollout if that is generated meanwhile; else they are not read.
         """
+        self.seconds = Seconds()
         if step % self.asked.steps == 0:
             self._waiting = self._make(engine, step, prompts)
         return self._waiting.pop(0)
 
+    def collect(self, step: int) -> dict[str, float]:
+        """Wait for the answers of the next rollout, if it begins after `step` steps. Return fields of the step's row.
+
+        It is called after the step's training, before a commit.
+        """
+        if self._asked is None or step % self.asked.steps:
+            return {}
+        asked, self._asked = self._asked, None
+        started = time.perf_counter()
+        made = self.sampler.collect()
+        mine = self._division.share(asked.steps, made.answers)
+        everyone = gather_json([made.overlapped, mine])
+        self.context.progressed()
+        self.seconds.generate += time.perf_counter() - started
+        self.next.found = Ahead.of(asked, [share for _, share in everyone])
+        return {
+            "generate_seconds": round(self.seconds.generate, 6),
+            "overlapped_seconds": round(max(overlapped for overlapped, _ in everyone), 6),
+        }
+
     def _make(self, engine: Engine, step: int, prompts: Sequence[list[Prompt]]) -> list[Rollout]:
-        """Return the rollouts of all steps that learn from the present weights' answers."""
-        self.seconds = Seconds()
+        """Return the rollouts of all steps of a rollout, and ask for the answers of the next one."""
+        now, following = prompts[: self.asked.steps], prompts[self.asked.steps :]
+        ready = self.next.take(now)
         started = time.perf_counter()
         self.take(engine)
         self.seconds.transfer = time.perf_counter() - started
-        made = [self._of_step(step + number, each) for number, each in enumerate(prompts)]
-        for rollout in made[1:]:
+        steps = range(step, step + len(now))
+        answers = []
+        if ready is None:
+            numbers = map(self._division.numbers, now)
+            answers = list(map(self.answers, steps, now, numbers))
+        if following:
+            self._ask(step, following)
+        if ready is not None:  # scored while rollout workers generate
+            shares = self._division.shares(list(map(len, now)), ready.answers)
+            answers = list(map(self._scored, steps, now, shares))
+        version = step if ready is None else ready.version
+        made = [
+            self._of_step(each, of_step, version, is_stale=ready is not None)
+            for each, of_step in zip(now, answers, strict=True)
+        ]
+        for rollout in made[1:] if ready is None else ():
             # What later steps compare with: the probabilities under the weights that generated the answers, computed
             # as those steps compute them.
             then = engine.token_log_probabilities(rollout.batches)
@@ -184,19 +232,39 @@ class Rollouts:
         made[0].metrics.update(seconds)
         return made
 
-    def _of_step(self, step: int, prompts: list[Prompt]) -> Rollout:
+    def _ask(self, step: int, prompts: Sequence[list[Prompt]]) -> None:
+        """Ask for the answers to the prompts of each step of the next rollout, by the weights taken last."""
+        started = time.perf_counter()
+        self.sampler.ask(self._division.ahead(prompts))
+        self.context.progressed()
+        self.seconds.generate += time.perf_counter() - started
+        self._asked = Asked.of(step, prompts)
+
+    def _of_step(
+        self, prompts: list[Prompt], answers: list[list[Scored]], version: int, *, is_stale: bool
+    ) -> Rollout:
+        """Return what a step trains on.
+
+        Args:
+            prompts: its prompts.
+            answers: the answers to each of them.
+            version: steps done by the weights that generated them.
+            is_stale: whether these are not the weights before the rollout.
+        """
         group = self.asked.group
-        numbers = [[prompt.number * group + k for k in range(group)] for prompt in prompts]
-        answers = self.answers(step, prompts, numbers)
         rewards = np.array([[answer.reward for answer in each] for each in answers])
         found = advantages(rewards, self._objective.baseline, self._objective.scale_rewards)
         mine = self._my_rows(len(prompts) * group)
         return Rollout(
-            batches=[self._rows.batch(prompts, answers, found, rows) for rows in mine],
-            digest=self._digest(prompts, answers, mine),
-            metrics=self._metrics(answers, found),
+            batches=[
+                self._rows.batch(prompts, answers, found, rows=rows, is_stale=is_stale) for rows in mine
+            ],
+            digest=self._digest(prompts, answers, mine, version),
+            metrics=self._metrics(answers, found)
+            | ({"rollout_version": version} if self.asked.staleness else {}),
             prompts=prompts,
             answers=answers,
+            version=version,
         )
 
     def answers(
@@ -210,20 +278,18 @@ class Rollouts:
             numbers: the number of each answer, see `Unit`.
             is_greedy: take the most likely tokens.
         """
-        together = self.asked.together
-        first_unit = self.context.rank_info.rank * together
-        starts = range(first_unit, len(prompts), self.layout.world * together)
-        places = [slice(first, first + together) for first in starts]
-        units = [
-            Unit([prompt.tokens for prompt in prompts[place]], numbers[place], is_greedy) for place in places
-        ]
+        return self._scored(step, prompts, self._drawn(prompts, numbers, is_greedy))
+
+    def _drawn(self, prompts: list[Prompt], numbers: list[list[int]], is_greedy: bool = False) -> Share:
+        """Generate this rank's share of the answers."""
         started = time.perf_counter()
-        made = self.sampler.answers(units)
-        mine = [  # the number of each prompt, with its answers
-            each for first, unit in zip(starts, made, strict=True) for each in enumerate(unit, first)
-        ]
+        made = self.sampler.answers(self._division.units(prompts, numbers, is_greedy))
         self.context.progressed()
         self.seconds.generate += time.perf_counter() - started
+        return self._division.share([len(prompts)], made)
+
+    def _scored(self, step: int, prompts: list[Prompt], mine: Share) -> list[list[Scored]]:
+        """Return the answers to all prompts with their rewards. Each rank scores its share."""
         started = time.perf_counter()
         asked = [(prompts[number], drawn) for number, drawn in mine]
         # Each reward has its own time limit, which may be longer than a step's.
@@ -246,22 +312,14 @@ class Rollouts:
         mine = slices(0, rows, coordinate["dp"], self.layout.dp, self.layout.micro_batch)
         return [range(first, first + count) for first, count in mine]
 
-    def _digest(self, prompts: list[Prompt], answers: list[list[Scored]], mine: list[range]) -> int:
-        """Return the sum of the digests of this rank's rows: of each prompt once, and of each answer and its reward."""
+    def _digest(
+        self, prompts: list[Prompt], answers: list[list[Scored]], mine: list[range], version: int
+    ) -> int:
+        """Return the sum of the receipt digests of this rank's rows; 0 if another rank counts them."""
         coordinate = self.layout.coordinate(self.context.rank_info.rank)
         if coordinate["pp"] or coordinate["cp"] or coordinate["tp"]:
             return 0
-        group = self.asked.group
-        digests = []
-        for row in (row for rows in mine for row in rows):
-            number, k = divmod(row, group)
-            prompt = prompts[number]
-            answer = answers[number][k]
-            ids = np.array(answer.drawn.tokens, dtype=np.int64)
-            reward = int(np.float64(answer.reward).view(np.int64))
-            digests.append(receipt.digest(prompt.number * group + k, reward, ids))
-            digests += [prompt.digest] if k == 0 else []
-        return receipt.add(digests)
+        return self._rows.digest(prompts, answers, [row for rows in mine for row in rows], version)
 
     def _metrics(self, answers: list[list[Scored]], found: Advantages) -> dict[str, float]:
         return {

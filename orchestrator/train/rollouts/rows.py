@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from orchestrator.data.samples import receipt
 from orchestrator.train.rollouts.advantages import Advantages
 from orchestrator.train.rollouts.config import RolloutSpec
 from orchestrator.train.rollouts.made import Scored
 from orchestrator.train.rollouts.prompts import Prompt
 from workloads.model.dropout import KEYS, ROW_TOKENS, row_keys
 from workloads.model.masks import REAL
-from workloads.objectives.rewarded import ADVANTAGE, COUNTED, DRAWN, TEMPERATURE, WEIGHT, Rewarded
+from workloads.objectives.rewarded import (
+    ADVANTAGE,
+    COUNTED,
+    DRAWN,
+    SAMPLED,
+    TEMPERATURE,
+    WEIGHT,
+    Rewarded,
+)
 from workloads.objectives.sampled import IGNORE
 from workloads.workload import Batch
 
@@ -37,9 +47,19 @@ class Rows:
     dropout_seed: int | None
 
     def batch(
-        self, prompts: list[Prompt], answers: list[list[Scored]], found: Advantages, rows: range
+        self,
+        prompts: list[Prompt],
+        answers: list[list[Scored]],
+        found: Advantages,
+        *,
+        rows: range,
+        is_stale: bool,
     ) -> Batch:
-        """Return a micro-batch of rows; see `workloads.objectives.rewarded`."""
+        """Return a micro-batch of rows; see `workloads.objectives.rewarded`.
+
+        If the answers are stale, earlier weights than those of the rollout generated them, and the loss compares with
+        the log-probabilities that they had then.
+        """
         length = self.length
         group = self.asked.group
         size = len(rows)
@@ -66,6 +86,8 @@ class Rows:
                 self._weigh(floats[WEIGHT][at, places], floats[COUNTED][at, places])
         batch: Batch = {"tokens": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
         batch |= {name: torch.from_numpy(values) for name, values in floats.items()}
+        if is_stale:
+            batch[SAMPLED] = batch[DRAWN]
         if self.asked.temperature != 1.0:
             batch[TEMPERATURE] = torch.full((size,), self.asked.temperature)
         if self.has_experts:
@@ -75,6 +97,26 @@ class Rows:
             batch[KEYS] = row_keys(self.dropout_seed, first, size)
             batch[ROW_TOKENS] = torch.from_numpy(real.sum(1))
         return batch
+
+    def digest(
+        self, prompts: list[Prompt], answers: list[list[Scored]], rows: Iterable[int], version: int
+    ) -> int:
+        """Return the sum of the receipt digests of rows: of each prompt once, and of each answer and its reward.
+
+        With staleness, an answer counts with the version that generated it.
+        """
+        group = self.asked.group
+        digests = []
+        said = [version] if self.asked.staleness else []
+        for row in rows:
+            number, k = divmod(row, group)
+            prompt = prompts[number]
+            answer = answers[number][k]
+            ids = np.array([*answer.drawn.tokens, *said], dtype=np.int64)
+            reward = int(np.float64(answer.reward).view(np.int64))
+            digests.append(receipt.digest(prompt.number * group + k, reward, ids))
+            digests += [prompt.digest] if k == 0 else []
+        return receipt.add(digests)
 
     def _weigh(self, weight: np.ndarray, counted: np.ndarray) -> None:
         """Fill the weights of an answer's tokens, and what they add to the number that the loss is divided by."""

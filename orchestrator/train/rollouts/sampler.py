@@ -28,6 +28,18 @@ class Unit(NamedTuple):
     is_greedy: bool = False
 
 
+class GeneratedAhead(NamedTuple):
+    """Answers that were asked for.
+
+    Attributes:
+        answers: as of `AnswerSampler.answers`.
+        overlapped: seconds for which they were generated while this rank did something else.
+    """
+
+    answers: list[list[list[Drawn]]]
+    overlapped: float
+
+
 class AnswerSampler(Protocol):
     """Generates answers with the weights that it took last."""
 
@@ -36,6 +48,15 @@ class AnswerSampler(Protocol):
 
     def answers(self, units: Sequence[Unit]) -> list[list[list[Drawn]]]:
         """Return the answers to each prompt of each unit: a pure function of the weights and of the unit."""
+
+    def ask(self, units: Sequence[Unit]) -> None:
+        """Ask for the answers of units by the weights taken last, which `collect` returns.
+
+        Other weights may be taken in between, and other answers generated.
+        """
+
+    def collect(self) -> GeneratedAhead:
+        """Wait for the answers that were asked for last, and return them."""
 
 
 class OwnSampler:
@@ -66,6 +87,7 @@ class OwnSampler:
         self._ends = ends
         self._ended = ended
         self._progressed = progressed
+        self._ahead: list[list[list[Drawn]]] = []
 
     def take(self, engine: Engine) -> None:
         """See `AnswerSampler.take`."""
@@ -74,6 +96,14 @@ class OwnSampler:
     def answers(self, units: Sequence[Unit]) -> list[list[list[Drawn]]]:
         """See `AnswerSampler.answers`."""
         return [self.answers_of(unit) for unit in units]
+
+    def ask(self, units: Sequence[Unit]) -> None:
+        """See `AnswerSampler.ask`. Generates at once: this process has nothing else to generate with."""
+        self._ahead = self.answers(units)
+
+    def collect(self) -> GeneratedAhead:
+        """See `AnswerSampler.collect`."""
+        return GeneratedAhead(self._ahead, 0.0)
 
     def answers_of(self, unit: Unit) -> list[list[Drawn]]:
         """Return the answers to each prompt of a unit."""

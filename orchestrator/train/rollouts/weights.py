@@ -34,17 +34,23 @@ class WeightSender:
         self._world = world
 
     def send(
-        self, engine: Engine, servers: Sequence[dict[str, str]], version: int, attempt: int
+        self,
+        engine: Engine,
+        servers: Sequence[dict[str, str]],
+        version: int,
+        attempt: int,
+        spared: int | None = None,
     ) -> list[dict[str, str]]:
         """Send this rank's weights to every server that answers. All ranks have sent theirs when this returns.
 
-        The servers forget earlier versions, and what earlier attempts sent.
+        The servers forget earlier versions but `spared`, and what earlier attempts sent.
 
         Args:
             engine: has the weights.
             servers: {"node", "address"} of servers; other ranks may know others, because workers come and go.
             version: the number of these weights.
             attempt: the attempt of the run.
+            spared: an earlier version that rollout workers still generate with; None without one.
 
         Returns:
             The servers that some rank has sent weights to, in the same order on every rank.
@@ -57,7 +63,7 @@ class WeightSender:
         text = json.dumps({**note, "places": [place_of(piece) for piece in pieces]}).encode()
         request = {
             "do": "keep", "step": version, "name": self._name, "attempt": attempt, "complete": version,
-            "note": len(text),
+            "spared": spared, "note": len(text),
         }  # fmt: skip
         problems = []
         have = []

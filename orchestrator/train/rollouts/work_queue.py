@@ -13,6 +13,7 @@ import json
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -34,14 +35,20 @@ class _Unit:
         text: what to generate.
         rank: the connection of the rank that asked for it.
         index: its place among the units of that call.
+        is_ahead: whether its rank trains meanwhile. Units that ranks wait for go first.
+        asked: the monotonic time at which it was asked for.
         answers: the answers as text; None before they are there.
+        seconds: the time from asking to the answers.
         worker: the rollout worker that generates them, empty without one, and the number of its connection.
     """
 
     text: str
     rank: int
     index: int
+    is_ahead: bool
+    asked: float
     answers: str | None = None
+    seconds: float = 0.0
     worker: tuple[str, int] = ("", 0)
 
 
@@ -117,7 +124,7 @@ class RolloutQueue:
             case "servers":
                 return {}, json.dumps(list(self.servers)).encode()
             case "ask":
-                return (self._ask(request["attempt"], json.loads(given), number),)
+                return (self._ask(request, json.loads(given), number),)
             case "collect":
                 return self._collect(json.loads(given))
             case "meet":
@@ -131,21 +138,26 @@ class RolloutQueue:
                 return ({"wanted": self._is_wanted(request["name"])},)
         return ({"error": "malformed"},)
 
-    def _ask(self, attempt: int, units: dict[str, str], rank: int) -> dict[str, Any]:
+    def _ask(self, request: dict[str, Any], units: dict[str, str], rank: int) -> dict[str, Any]:
+        attempt = request["attempt"]
+        now = time.monotonic()
         with self._changed:
             if attempt < self._attempt:
                 return {"error": "replaced"}
         self.begin(attempt)  # nobody collects what the ranks of earlier attempts asked for
         with self._changed:
             numbered = enumerate(units.items())
-            self._units |= {name: _Unit(text, rank, index) for index, (name, text) in numbered}
+            self._units |= {
+                name: _Unit(text, rank, index, is_ahead=request["ahead"], asked=now)
+                for index, (name, text) in numbered
+            }
             self._changed.notify_all()
         return {}
 
     def _collect(self, names: list[str]) -> tuple[Any, ...]:
-        def found() -> dict[str, str]:
-            units = {name: self._units[name].answers for name in names}
-            return {name: answers for name, answers in units.items() if answers is not None}
+        def found() -> dict[str, list[Any]]:
+            units = {name: self._units[name] for name in names}
+            return {n: [each.answers, each.seconds] for n, each in units.items() if each.answers is not None}
 
         with self._changed:
             if not self._units.keys() >= set(names):
@@ -190,13 +202,15 @@ class RolloutQueue:
         """Return the name of the next unit that nobody generates. Ranks are served in turn."""
         units = self._units.items()
         free = [name for name, unit in units if unit.answers is None and not unit.worker[1]]
-        return min(free, key=lambda name: self._units[name].index, default=None)
+        return min(free, key=lambda name: (self._units[name].is_ahead, self._units[name].index), default=None)
 
     def _give(self, name: str, answers: str) -> dict[str, Any]:
         with self._changed:
             # It is gone if its attempt has ended, or if another worker was faster.
             if (unit := self._units.get(name)) is not None:
-                self.done += unit.answers is None
+                if unit.answers is None:
+                    self.done += 1
+                    unit.seconds = time.monotonic() - unit.asked
                 unit.answers = answers
                 self._changed.notify_all()
         return {}
@@ -224,6 +238,18 @@ class Work(NamedTuple):
     content: dict[str, Any]
 
 
+class Made(NamedTuple):
+    """What a rank gets for a unit of work.
+
+    Attributes:
+        answers: as plain data.
+        seconds: the time from asking to the answers.
+    """
+
+    answers: Any
+    seconds: float
+
+
 class QueueClient:
     """A connection of a rank or a rollout worker to a queue. One thread uses it."""
 
@@ -241,26 +267,36 @@ class QueueClient:
         """Return {"node", "address"} of the servers to send weights to."""
         return list(json.loads(self._do("servers")["bytes"]))
 
-    def answers(
-        self, attempt: int, units: dict[str, dict[str, Any]], progressed: Callable[[], object] = lambda: None
-    ) -> dict[str, Any]:
-        """Ask for units of work, wait for their answers, and return them by name.
-
-        The wait has no limit here: the controller ends ranks that wait while no rollout worker makes progress.
+    def ask(self, attempt: int, units: dict[str, dict[str, Any]], is_ahead: bool = False) -> None:
+        """Ask for units of work, which `collect` waits for.
 
         Args:
             attempt: the attempt of the run. Units of earlier ones are forgotten.
             units: by name, what to generate, as plain data.
+            is_ahead: whether this rank goes on meanwhile. Units that ranks wait for are generated first.
+
+        Raises OSError if the queue is gone, or a later attempt of the run has begun.
+        """
+        texts = {name: json.dumps(content) for name, content in units.items()}
+        self._do("ask", json.dumps(texts).encode(), attempt=attempt, ahead=is_ahead)
+
+    def collect(
+        self, names: Sequence[str], progressed: Callable[[], object] = lambda: None
+    ) -> dict[str, Made]:
+        """Wait for units of work, and return what was made of them by name.
+
+        The wait has no limit here: the controller ends ranks that wait while no rollout worker makes progress.
+
+        Args:
+            names: the names of units that were asked for.
             progressed: called after each unit.
 
         Raises:
             OSError: the queue is gone, or a later attempt of the run has begun.
             ConnectionError: the queue forgot the units, because it lost the connection to this rank.
         """
-        texts = {name: json.dumps(content) for name, content in units.items()}
-        self._do("ask", json.dumps(texts).encode(), attempt=attempt)
-        found: dict[str, Any] = {}
-        while missing := [name for name in units if name not in found]:
+        found: dict[str, Made] = {}
+        while missing := [name for name in names if name not in found]:
             try:
                 answer = json.loads(self._do("collect", json.dumps(missing).encode())["bytes"])
             except PermissionError:
@@ -270,7 +306,7 @@ class QueueClient:
                     f"Connection reset: the queue of rollouts forgot what this rank asked for, because {why}"
                 )
                 raise ConnectionError(text) from None
-            found |= {name: json.loads(text) for name, text in answer.items()}
+            found |= {name: Made(json.loads(text), seconds) for name, (text, seconds) in answer.items()}
             if answer:
                 progressed()
         return found

@@ -155,21 +155,21 @@ def _gpu(resources: ResourceSpec) -> bool:
 
 def _little(data: DataSpec, folder: Path) -> dict[str, Any]:
     """Return the keys of `data` that make it small."""
-    found: dict[str, Any] = {"cache": str(folder / "data")}
+    result: dict[str, Any] = {"cache": str(folder / "data")}
     if data.samples is not None:
-        return found
-    found["sources"] = _excerpt(data.sources, "data.sources", data, folder)
+        return result
+    result["sources"] = _excerpt(data.sources, "data.sources", data, folder)
     held_out = data.validation
     if held_out is not None:
         sources = _excerpt(held_out.sources, "data.validation.sources", data, folder)
         share = held_out.share and max(held_out.share, HELD_OUT)
-        found["validation"] = {"share": share} if share else {"sources": sources}
-    return found
+        result["validation"] = {"share": share} if share else {"sources": sources}
+    return result
 
 
 def _excerpt(sources: Sequence[Source], where: str, data: DataSpec, folder: Path) -> list[dict[str, Any]]:
-    found = excerpt(sources, where, data.on_error, folder / "text") if sources else []
-    return [source.model_dump(mode="json") for source in found]
+    result = excerpt(sources, where, data.on_error, folder / "text") if sources else []
+    return [source.model_dump(mode="json") for source in result]
 
 
 def _length(job: ResolvedJob, layout: Layout, model: SmallModel, sequences: int) -> int:
@@ -199,19 +199,19 @@ def _left_out(
         has_teacher: whether it learns from a teacher.
         sends: whether it sends anything to tracking, sinks or notify.
     """
-    found = []
+    result = []
     if resources.per_worker.gpu and not _gpu(resources):
-        found.append("ranks had CPUs instead of GPUs")
+        result.append("ranks had CPUs instead of GPUs")
         if train.compile:
-            found.append("train.compile was false")
+            result.append("train.compile was false")
     if train.optimizer.groups:
-        found.append("train.optimizer.groups were left out")
+        result.append("train.optimizer.groups were left out")
     if has_tasks:
-        found.append("evaluate.tasks were not run")
+        result.append("evaluate.tasks were not run")
     if train.continue_from:
-        found.append("the commit of train.continue_from was not read")
+        result.append("the commit of train.continue_from was not read")
     if has_teacher:
-        found.append("the teacher of distill was left out")
+        result.append("the teacher of distill was left out")
     if sends:
-        found.append("nothing was sent to tracking, sinks or notify")
-    return found
+        result.append("nothing was sent to tracking, sinks or notify")
+    return result

@@ -15,8 +15,8 @@ DIFFERENT = ("pp", "dp", "cp", "tp", "ep", "zero")
 """The fields in which two layouts store the state differently."""
 
 
-def smaller(layout: Layout, most: int = MOST) -> Layout:
-    """Return the layout with all its axes, on at most `most` ranks or two on each axis, with micro-batches of one
+def smaller(layout: Layout, max_ranks: int = MOST) -> Layout:
+    """Return the layout with all its axes, on at most `max_ranks` ranks or two on each axis, with micro-batches of one
     sequence.
 
     Data parallelism shrinks first, because its ranks do the same work.
@@ -27,7 +27,7 @@ def smaller(layout: Layout, most: int = MOST) -> Layout:
     def world() -> int:
         return degrees["pp"] * degrees["dp"] * degrees["cp"] * degrees["tp"]
 
-    while world() > most:
+    while world() > max_ranks:
         lower = {axis: _lower(degrees[axis]) for axis in AXES if axis != "dp" or degrees["ep"] == 1}
         lower["pp"] = max(degrees["pp"] // 2, 2) if degrees["pp"] > 2 else 0  # pp divides no size
         large = [axis for axis in lower if lower[axis]]
@@ -57,20 +57,20 @@ def sequences_of(layout: Layout, train: TrainSpec) -> int:
     return layout.dp * parts
 
 
-def another(layout: Layout, demand: Demand, shape: ModelShape, most: int = MOST) -> Layout | None:
+def another(layout: Layout, demand: Demand, shape: ModelShape, max_ranks: int = MOST) -> Layout | None:
     """Return a legal layout on few ranks that differs from this one in as many ways as possible.
 
     It fits the job's global batch and engine. None if no other layout is legal.
     """
-    worlds = {layout.world, max(layout.world // 2, 1), min(2, most)}
-    found = [
+    worlds = {layout.world, max(layout.world // 2, 1), min(2, max_ranks)}
+    result = [
         other
         for world in sorted(worlds)
         for other in legal(shape, world, demand.batch)
         if other.schedule in ("1f1b", layout.schedule) and not demand.engine_problems(other)
     ]
     return max(
-        (other for other in found if _differences(layout, other)),
+        (other for other in result if _differences(layout, other)),
         key=lambda other: (_differences(layout, other), -other.world, str(other)),
         default=None,
     )

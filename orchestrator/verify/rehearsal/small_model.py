@@ -38,28 +38,30 @@ def small_model(job: ResolvedJob, layout: Layout, folder: Path) -> SmallModel:
     A small copy of a model in the Hugging Face format is written to `folder`. A model that is small already, the user's
     own, or one that needs the weights of another run is unchanged. Raises InputError if the model cannot be made small.
     """
-    spec, asked = job.spec, job.spec.workload
-    needs_weights = bool(asked.init_from) and (asked.adapter is not None or asked.objective in REFERENCED)
-    if job.shape.parameters <= LARGEST or is_object_reference(asked.model) or needs_weights:
+    spec, workload = job.spec, job.spec.workload
+    needs_weights = bool(workload.init_from) and (
+        workload.adapter is not None or workload.objective in REFERENCED
+    )
+    if job.shape.parameters <= LARGEST or is_object_reference(workload.model) or needs_weights:
         return SmallModel({}, job.shape.parameters)
-    notes = ["the weights of workload.init_from were not read"] if asked.init_from else []
-    if asked.shrink:
+    notes = ["the weights of workload.init_from were not read"] if workload.init_from else []
+    if workload.shrink:
         notes.append("workload.shrink was left out")
-    found: dict[str, Any] = {"init_from": None, "grow": None, "shrink": None}
-    if asked.model.startswith("hf:"):
-        found |= {"model": f"hf:{folder}", "changes": {}}
+    result: dict[str, Any] = {"init_from": None, "grow": None, "shrink": None}
+    if workload.model.startswith("hf:"):
+        result |= {"model": f"hf:{folder}", "changes": {}}
         shape = _small_folder(job, layout, folder)
         notes.append("the weights of workload.model were random")
     else:
         config = job.model.as_transformer
         assert config is not None
         smaller = narrow(config, layout.tp, layout.stages, layout.ep)
-        found["changes"] = asked.changes | smaller
+        result["changes"] = workload.changes | smaller
         shape = model_shape(config.changed(smaller), spec.data.sequence_length)
-        if asked.mup is not None:
-            found["mup"] = None
+        if workload.mup is not None:
+            result["mup"] = None
             notes.append("workload.mup was left out")
-    return SmallModel(found, shape.parameters, tuple(notes))
+    return SmallModel(result, shape.parameters, tuple(notes))
 
 
 def _small_folder(job: ResolvedJob, layout: Layout, folder: Path) -> ModelShape:
@@ -73,11 +75,11 @@ def _small_folder(job: ResolvedJob, layout: Layout, folder: Path) -> ModelShape:
     from workloads.hf.check.small_copy import narrowings
     from workloads.hf.files.hf_config import FOLDER, read_hf_config
 
-    asked, why = job.spec.workload, "it has no small copy"
+    workload, why = job.spec.workload, "it has no small copy"
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    source = asked.model.removeprefix(FOLDER)
-    for config in narrowings(read_hf_config(source, asked.changes)):
+    source = workload.model.removeprefix(FOLDER)
+    for config in narrowings(read_hf_config(source, workload.changes)):
         _shallow(config, max(layout.stages, 2))
         config.problem_type = None  # its head is random, and predicts whatever the job trains
         if labels := job.spec.data.labels:
@@ -88,10 +90,10 @@ def _small_folder(job: ResolvedJob, layout: Layout, folder: Path) -> ModelShape:
             if described.parameters() > 4 * LARGEST:
                 why = f"its small copy has {described.parameters()} parameters"
                 continue
-            found = describe(
+            description = describe(
                 f"{FOLDER}{folder}", {}, job.vocabulary_size, None, len(job.spec.data.labels) or None
             )
-            shape = model_shape(found, job.spec.data.sequence_length)
+            shape = model_shape(description, job.spec.data.sequence_length)
             if problems := split_problems(layout, shape):
                 why = problems[0]
                 continue

@@ -21,9 +21,9 @@ from orchestrator.planner.demand import demand_of
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.verify.rehearsal.full_size import FullSizePlan
 from orchestrator.verify.rehearsal.job import STEPS, Rehearsed, rehearsed
 from orchestrator.verify.rehearsal.layouts import another
-from orchestrator.verify.rehearsal.real_size import Real
 
 if TYPE_CHECKING:
     from orchestrator.launch.watched_run import RunOutcome, WatchedRun
@@ -133,24 +133,26 @@ class Rehearsal:
         }
 
 
-def rehearse(job: ResolvedJob, real: Real, checked: float, tell: Callable[[Stage | str], None]) -> Rehearsal:
-    """Try a job, whose checks took `checked` seconds, in a temporary folder, and examine its `real` size.
+def rehearse(
+    job: ResolvedJob, full_size: FullSizePlan, checked: float, tell: Callable[[Stage | str], None]
+) -> Rehearsal:
+    """Try a job, whose checks took `checked` seconds, in a temporary folder, and examine its `full_size` size.
 
     `tell` gets the name of a stage at its start, and the stage at its end. All files and processes of the
     stages end with them.
     """
-    found = Rehearsal(real.layout)
-    said = f"the job file holds; {real.layout} is planned"
-    _add(found, Stage("check", "passed", said, checked), tell)
+    result = Rehearsal(full_size.layout)
+    line = f"the job file holds; {full_size.layout} is planned"
+    _add(result, Stage("check", "passed", line, checked), tell)
     # The folder and Ray are gone before the trace, because torch ends a process that is signalled during it.
     with tempfile.TemporaryDirectory(prefix="rehearsal-") as folder, contextlib.ExitStack() as stack:
-        scene = Scene(job, real, Path(folder), stack, found)
+        scene = Scene(job, full_size, Path(folder), stack, result)
         for name, needs, act in STAGES:
             _go_on(name, needs, act, scene, tell)
             if name == LAST_ON_RAY:
                 stack.close()
-    _go_on(REAL, (), _real_size, scene, tell)
-    return found
+    _go_on(REAL, (), _full_size, scene, tell)
+    return result
 
 
 def _go_on(
@@ -169,8 +171,8 @@ def _go_on(
         _add(scene.found, _tried(name, act, scene), tell)
 
 
-def _add(found: Rehearsal, stage: Stage, tell: Callable[[Stage | str], None]) -> None:
-    found.stages.append(stage)
+def _add(rehearsal: Rehearsal, stage: Stage, tell: Callable[[Stage | str], None]) -> None:
+    rehearsal.stages.append(stage)
     tell(stage)
 
 
@@ -202,7 +204,7 @@ class Scene:
     """
 
     job: ResolvedJob
-    real: Real
+    full_size: FullSizePlan
     folder: Path
     stack: contextlib.ExitStack
     found: Rehearsal
@@ -247,7 +249,7 @@ def _data(scene: Scene) -> str:
     from orchestrator.observe.formatting import count
     from orchestrator.resolve.prepared_data import PreparedData, prepared
 
-    small = rehearsed(scene.job, scene.real.layout, scene.folder)
+    small = rehearsed(scene.job, scene.full_size.layout, scene.folder)
     scene.small = small
     scene.found.small = small.layout
     scene.found.notes = small.notes
@@ -326,10 +328,10 @@ def _evaluate(scene: Scene) -> str:
     if not scene.spec.set_names:
         raise LeftOut("the job evaluates nothing")
     row = evaluate_commit(scene.spec, scene.run, scene.commit, scene.sets)
-    found = by_name(row["sets"])
-    if bad := [name for name, value in found.items() if value != value]:
+    result = by_name(row["sets"])
+    if bad := [name for name, value in result.items() if value != value]:
         raise Failed(f"{bad[0]} is not a number")
-    return ", ".join(f"{name} {value:.4g}" for name, value in list(found.items())[:3])
+    return ", ".join(f"{name} {value:.4g}" for name, value in list(result.items())[:3])
 
 
 def _export(scene: Scene) -> str:
@@ -340,13 +342,13 @@ def _export(scene: Scene) -> str:
     form = scene.job.spec.checkpoint.export
     if form is None:
         raise LeftOut("checkpoint.export is null")
-    found = export(
+    exported = export(
         scene.run.uri,
         scene.commit.step,
         str(scene.folder / "export"),
         form=form_of(scene.job.spec.checkpoint),
     )
-    apart = found["logits_difference"]
+    apart = exported["logits_difference"]
     whose = {"safetensors": "its own", "adapter": "peft's"}.get(form, "transformers'")
     return f"as {form}" + ("" if apart is None else f", logits within {apart:.1e} of {whose}")
 
@@ -360,25 +362,25 @@ def _generate(scene: Scene) -> str:
 
     if scene.job.spec.data.samples is not None or not generates(scene.job):
         raise LeftOut("this model generates no text")
-    asked = scene.spec.evaluate and scene.spec.evaluate.samples
-    found = model_of_commit(scene.run, scene.spec, scene.commit)
-    prompt = asked.prompts[0] if asked else "The"
+    samples = scene.spec.evaluate and scene.spec.evaluate.samples
+    loaded = model_of_commit(scene.run, scene.spec, scene.commit)
+    prompt = samples.prompts[0] if samples else "The"
     tokenizer, chat = (
-        found.tokens.tokenizer(),
-        chat_of(found.spec.data, found.spec.workload.objective, found.tokens),
+        loaded.tokens.tokenizer(),
+        chat_of(loaded.spec.data, loaded.spec.workload.objective, loaded.tokens),
     )
-    said = continue_prompts(
-        found.workload, found.read, tokenizer, [prompt], TOKENS, chat=chat, scheme=found.scheme
+    texts = continue_prompts(
+        loaded.workload, loaded.read, tokenizer, [prompt], TOKENS, chat=chat, scheme=loaded.scheme
     )
-    return f"{prompt!r} continues with {said[0]!r}"
+    return f"{prompt!r} continues with {texts[0]!r}"
 
 
-def _real_size(scene: Scene) -> str:
+def _full_size(scene: Scene) -> str:
     """Trace the job at its own size, on tensors without memory."""
-    said, problem, mend = scene.real.looked_at(scene.job)
+    line, problem, mend = scene.full_size.traced_text(scene.job)
     if problem:
         raise Failed(problem, mend)
-    return said
+    return line
 
 
 STAGES: Sequence[tuple[str, tuple[str, ...], Callable[[Scene], str]]] = (

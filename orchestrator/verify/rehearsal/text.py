@@ -41,7 +41,7 @@ def excerpt(
     """
     files = resolve(sources, where, on_error)
     each = max(enough // max(len(sources), 1), LEAST)
-    found = []
+    result = []
     for number, source in enumerate(sources):
         places, left = [], each
         for file in (file for file in files if file.source == number):
@@ -62,8 +62,8 @@ def excerpt(
             places.append(str(target))
             break
         form = None if places and places[0].startswith(str(folder)) else source.format
-        found.append(source.model_copy(update={"uri": places or source.uri, "format": form}))
-    return found
+        result.append(source.model_copy(update={"uri": places or source.uri, "format": form}))
+    return result
 
 
 def _of_folder(value: str | None) -> str:
@@ -108,7 +108,7 @@ def _beginning(file: SourceFile, size: int, target: Path) -> None:
 
 def _first_rows(file: SourceFile, size: int) -> pa.Table:
     """Return the first rows of a table up to this size, with only the columns that are read. Raises InputError."""
-    found = []
+    result = []
     with opened(Span(file, 0, file.size, file.size)) as raw:
         try:
             batches = (
@@ -117,11 +117,11 @@ def _first_rows(file: SourceFile, size: int) -> pa.Table:
             for batch in batches:
                 names = top_level(batch.schema.names, list(file.columns))
                 rows = batch.num_rows if batch.nbytes <= size else batch.num_rows * size // batch.nbytes
-                found.append(batch.select(names).slice(0, max(rows, 1)))
+                result.append(batch.select(names).slice(0, max(rows, 1)))
                 size -= batch.nbytes
                 if size <= 0:
                     break
-            return pa.Table.from_batches(found)
+            return pa.Table.from_batches(result)
         except ERRORS as error:
             problem = f"cannot be read ({' '.join(str(error).split())[:200]})"
             raise InputError(problem, file.uri, "write the file again") from None

@@ -13,7 +13,7 @@ from cluster.workers.worker_context import WorkerContext
 from orchestrator.parallel.device import COMPUTE, Device, close_device, open_device
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.step_trace import CATEGORIES
-from orchestrator.planner.trace.recorded_steps import follow, pipeline_followed, settle, step
+from orchestrator.planner.trace.recorded_steps import begin_recording, follow, pipeline_followed, step
 from orchestrator.planner.trace.recorder import Recorder
 from orchestrator.planner.trace.sample_batch import sample_batch
 from orchestrator.train.engines.torch_engine import TorchEngine
@@ -52,7 +52,7 @@ def measure(case: dict[str, Any], device: Device) -> dict[str, Any]:
         with pipeline_followed(recorder):
             for _ in range(2):
                 step(engine, given, 1e-3, recorder)
-            settle(engine, recorder)
+            begin_recording(engine, recorder)
             step(engine, given, 1e-3, recorder)
     engine.close()
     when, peak, parts = recorder.peak

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.usefixtures("pipelines", "two_cpus")
 PIPELINES = """
 import time
 import numpy as np
+import pyarrow as pa
 import ray
 
 def articles(count=1000, blocks=2):
@@ -49,6 +50,10 @@ def number():
 def with_arrays():
     rows = ray.data.range(40).map_batches(batch, batch_size=None)
     return rows.map(lambda row: {**row, "image": np.zeros((2, 3)), "meta": {"lang": "en", "tags": ["a"]}})
+
+def with_a_gap():
+    ids = pa.array([2**53 + 1, None], pa.int64())
+    return ray.data.from_arrow(pa.table({"n": ids, "text": ["one", "two"]}))
 
 def mixed():
     return ray.data.range(10000, override_num_blocks=2).map(lambda row: {"a": 1} if row["id"] < 5000 else {"b": 1})
@@ -107,6 +112,13 @@ def test_rows_come_as_blocks_end_where_ray_is_not_told_to_keep_their_order() -> 
     assert not ray.data.DataContext.get_current().execution_options.preserve_order
     blocks = ray.data.range(8, override_num_blocks=4).map_batches(last, batch_size=None)
     assert [row["id"] for row in blocks.iter_rows()] == [*range(2, 8), 0, 1]
+
+
+def test_a_null_rounds_no_integer_beside_it(tmp_path: Path) -> None:
+    """The default format of Ray Data's batches turns such a block into float64."""
+    given = source(f"{tmp_path}/cache", "with_a_gap")
+    own_rows.make_rows(given, "data.sources.0.own", print)
+    assert numbers(Path(given.name).parent) == [2**53 + 1, None]
 
 
 def test_the_rows_of_another_process_that_was_faster_stay(tmp_path: Path) -> None:

@@ -265,7 +265,7 @@ def test_what_came_in_leaves_as_it_computes_and_reads(kind: str, case: str, tmp_
         workload,
         read,
         str(tmp_path / "out"),
-        asked=spec.workload,
+        spec=spec.workload,
         data=spec.data,
         seed=spec.seed,
         own_code=spec.own_code,

@@ -46,7 +46,7 @@ def from_hf(
         return None
     tensor = _folded(row, shapes[name], tensor)
     tensor = _swapped(tensor) if row.transposed else tensor
-    if row.in_turn:
+    if row.is_interleaved:
         return tensor[:, index :: len(row.names)]
     if row.order:
         tensor = tensor[torch.tensor(row.order(config), device=tensor.device)]
@@ -76,7 +76,7 @@ def part_from_hf(
         whole = tuple(slice(0, size) for size in row.theirs(config))
         tensor = _folded(row, shapes[name], _of(read(row.hf_name.replace("{n}", number), whole), name))
         return (_swapped(tensor) if row.transposed else tensor)[part]
-    if row.in_turn:
+    if row.is_interleaved:
         ways = len(row.names)
         theirs = (rows, slice(rest[0].start * ways, rest[0].stop * ways), *rest[1:])
         hf_name = row.hf_name.replace("{n}", number)
@@ -112,7 +112,7 @@ def _swapped_part(part: Part) -> Part:
     return (*part[:-2], *part[:-3:-1])
 
 
-def _in_turn(tensors: list[Tensor]) -> Tensor:
+def _interleaved(tensors: list[Tensor]) -> Tensor:
     """Return one tensor [experts, out, ..] in which these alternate along `out`."""
     experts, out, *rest = tensors[0].shape
     found = tensors[0].new_empty((experts, out * len(tensors), *rest))
@@ -168,7 +168,9 @@ def _with_names_of_heads(
         if index:
             continue
         target = row.hf_name.replace("{n}", number)
-        tensor = (_in_turn if row.in_turn else _joined)([read(n.replace("{n}", number)) for n in row.names])
+        tensor = (_interleaved if row.is_interleaved else _joined)(
+            [read(n.replace("{n}", number)) for n in row.names]
+        )
         if row.order:
             tensor = tensor[torch.tensor(row.order(config)).argsort()]
         if "{e}" in target:

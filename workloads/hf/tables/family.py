@@ -29,7 +29,7 @@ class Row:
             number.
         hf_name: transformers' name. {e} stands for an expert's number: our tensor is the stack of theirs.
         transposed: theirs is [.., in, out].
-        in_turn: ours are stacks [experts, out, ..] that alternate along `out`.
+        is_interleaved: ours are stacks [experts, out, ..] that alternate along `out`.
         order(config): the order of their dimension 0 in ours.
         untied: the names of the tensors that transformers uses instead if the word embeddings are not tied.
         theirs(config): the shape of theirs, if ours has the same numbers in fewer dimensions.
@@ -38,7 +38,7 @@ class Row:
     names: tuple[str, ...]
     hf_name: str
     transposed: bool = False
-    in_turn: bool = False
+    is_interleaved: bool = False
     order: Callable[[TransformerConfig], Sequence[int]] | None = None
     untied: tuple[str, ...] = ()
     theirs: Callable[[TransformerConfig], tuple[int, ...]] | None = None

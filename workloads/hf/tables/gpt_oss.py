@@ -69,8 +69,15 @@ GPT_OSS = Family(
         *one("layers.{n}.attention.sinks.weight", "model.layers.{n}.self_attn.sinks"),
         *one("layers.{n}.feedforward.router.weight", "model.layers.{n}.mlp.router.weight"),
         *one("layers.{n}.feedforward.router.logit_bias", "model.layers.{n}.mlp.router.bias"),
-        Row((_EXPERTS + "gate", _EXPERTS + "up"), _THEIRS + "gate_up_proj", transposed=True, in_turn=True),
-        Row((_EXPERTS + "gate_bias", _EXPERTS + "up_bias"), _THEIRS + "gate_up_proj_bias", in_turn=True),
+        Row(
+            (_EXPERTS + "gate", _EXPERTS + "up"),
+            _THEIRS + "gate_up_proj",
+            transposed=True,
+            is_interleaved=True,
+        ),
+        Row(
+            (_EXPERTS + "gate_bias", _EXPERTS + "up_bias"), _THEIRS + "gate_up_proj_bias", is_interleaved=True
+        ),
         Row((_EXPERTS + "down",), _THEIRS + "down_proj", transposed=True),
         *one(_EXPERTS + "down_bias", _THEIRS + "down_proj_bias"),
     ),

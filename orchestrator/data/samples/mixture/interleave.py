@@ -31,10 +31,10 @@ class Interleave:
                 self._levels.append((source, weights[source], left))
                 left -= weights[source]
 
-    def at(self, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the source of each position in `place`, and how many earlier positions have the same source; int64
+    def at(self, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the source of each position in `position`, and how many earlier positions have the same source; int64
         of its shape."""
-        left = np.array(place, dtype=np.int64).ravel()
+        left = np.array(position, dtype=np.int64).ravel()
         source = np.zeros_like(left)
         before = np.zeros_like(left)
         index = np.arange(left.size)
@@ -44,7 +44,7 @@ class Interleave:
             source[index[mine]], before[index[mine]] = number, taken[mine]
             left = (left - taken)[~mine]
             index = index[~mine]
-        shape = np.shape(place)
+        shape = np.shape(position)
         return source.reshape(shape), before.reshape(shape)
 
     def counts(self, places: int) -> list[int]:

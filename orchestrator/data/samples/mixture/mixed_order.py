@@ -33,11 +33,11 @@ class MixedOrder:
         seed: int,
         samples: Sequence[int],
         phases: Sequence[tuple[int, Sequence[int]]],
-        most: Sequence[Fraction | None] = (),
+        max_passes: Sequence[Fraction | None] = (),
     ) -> None:
         self.seed = seed
         self.samples = list(samples)
-        self._places = Places(phases, limits_of(most, samples))
+        self._places = Places(phases, limits_of(max_passes, samples))
         self._offsets = np.cumsum(self.samples) - self.samples
         self._seeds = [seed_of(seed, n) for n in range(len(samples))]
 
@@ -80,11 +80,11 @@ def ended(size: int) -> InputError:
     return InputError(problem, "data.sources", "raise max_passes, or train for fewer steps")
 
 
-def limits_of(most: Sequence[Fraction | None], samples: Sequence[int]) -> list[int | None]:
+def limits_of(max_passes: Sequence[Fraction | None], samples: Sequence[int]) -> list[int | None]:
     """Return how often sources of these sizes may come, given their maximum passes."""
     return [
         None if passes is None else int(passes * count)
-        for passes, count in zip(most or [None] * len(samples), samples, strict=True)
+        for passes, count in zip(max_passes or [None] * len(samples), samples, strict=True)
     ]
 
 

@@ -40,14 +40,14 @@ class SectionedMixture:
         sections: int,
         ends: Callable[[int], Sequence[int]],
         phases: Sequence[tuple[int, Sequence[int]]],
-        most: Sequence[Fraction | None] = (),
+        max_passes: Sequence[Fraction | None] = (),
     ) -> None:
         self.seed = seed
         self._count = sections
         self._ends = ends
         self._phases = phases
         sources = len(phases[0][1])
-        self._most = list(most) or [None] * sources
+        self._most = list(max_passes) or [None] * sources
         self._bounds = np.zeros((1, sources), np.int64)
         """Cumulative samples of each source at the start, and at the end of each known section."""
         self._places = Places(phases, [None] * sources)

@@ -51,8 +51,10 @@ class Mixture:
             alpha = mixture.power
             phases = [(0, tuple(None for _ in data.sources))]
         exact = tuple((start, _exact(shares)) for start, shares in phases)
-        most = tuple(None if s.max_passes is None else Fraction(str(s.max_passes)) for s in data.sources)
-        return cls(exact, alpha, most, steps * global_batch)
+        max_passes = tuple(
+            None if s.max_passes is None else Fraction(str(s.max_passes)) for s in data.sources
+        )
+        return cls(exact, alpha, max_passes, steps * global_batch)
 
     @property
     def by_size(self) -> bool:

@@ -159,17 +159,17 @@ def open_index(
     folder = place / "packing" / key
     folder.mkdir(parents=True, exist_ok=True)
     facts = folder / f"{source:06d}.json"
-    if (index := _there(folder, source, facts)) is not None:  # an index may be empty, so compare with None
+    if (index := _existing(folder, source, facts)) is not None:  # an index may be empty, so compare with None
         return index
     with locked(facts.with_suffix(".lock")):  # one process of a node packs, the others wait
-        if (index := _there(folder, source, facts)) is None:
+        if (index := _existing(folder, source, facts)) is None:
             _write(folder, source, facts=facts, ends=ends, window=window, stride=stride)
-            index = _there(folder, source, facts)
+            index = _existing(folder, source, facts)
     assert index is not None
     return index
 
 
-def _there(folder: Path, source: int, facts: Path) -> PackingIndex | None:
+def _existing(folder: Path, source: int, facts: Path) -> PackingIndex | None:
     """Return the index if it is complete, else None."""
     try:
         stored = json.loads(facts.read_bytes())

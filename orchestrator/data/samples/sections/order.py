@@ -94,11 +94,11 @@ class SectionedOrder:
             totals += epoch * taken + (reached * taken // size if size else 0)
         return [int(count) for count in totals]
 
-    def _within(self, number: int, epoch: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _within(self, number: int, epoch: np.ndarray, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Like `at`, for places within one section."""
         start, first, counts, ends = self._sections[number]
         key = epoch * self._count + number
-        drawn = permute(place - start, key, int(ends[-1]), self.seed)
+        drawn = permute(position - start, key, int(ends[-1]), self.seed)
         source = np.searchsorted(ends, drawn, side="right")
         taken = np.diff(ends, prepend=0)[source]
         available = counts[source]

@@ -206,7 +206,7 @@ def test_a_failed_prune_does_not_undo_the_commit(in_memory: Path, monkeypatch: p
     group = committers(in_memory, 1, retention=Retention(keep=1))
     together(group, 1)
 
-    def broken(path: str, settle: bool = False) -> None:
+    def broken(path: str, durable: bool = False) -> None:
         raise PermissionError(errno.EACCES, "no")
 
     monkeypatch.setattr(group[0].store.backend, "remove", broken)

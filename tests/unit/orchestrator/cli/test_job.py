@@ -14,7 +14,7 @@ import transformers
 import yaml
 from jobs import job, write_job, write_text
 
-from orchestrator.cli.try_run import begun_anew, place_of_try
+from orchestrator.cli.try_run import begun_anew, try_directory
 from orchestrator.config import chain, spec
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import dump, parse
@@ -448,7 +448,7 @@ def test_a_try_begins_anew_and_takes_no_other_run_away(
     with pytest.raises(InputError, match="is wrong"), begun_anew(refused):
         raise InputError("is wrong")
     assert refused.is_gone()
-    assert place_of_try("s3://b/runs/a/") == "s3://b/runs/a-smoke"
+    assert try_directory("s3://b/runs/a/") == "s3://b/runs/a-smoke"
 
 
 def test_init_classifies_texts(command: Any, folder: Path) -> None:

@@ -119,9 +119,9 @@ def test_a_stop_finds_a_model_that_was_published_in_that_moment(
     Writes(run.at("export"), 1).cancel()  # that of an earlier command
     exports.advance(3)
     assert not exports.has_last(3)
-    assert exports.settle(3) is there
+    assert exports.stop_export(3) is there
     assert exports.done.get("step") == published
-    assert exports.settle(3) is there
+    assert exports.stop_export(3) is there
 
 
 class Upload:
@@ -190,7 +190,7 @@ def test_no_end_of_a_push_fails_the_run(
     assert not exports.has_last(1)
     if late:
         monkeypatch.setattr(background_export, "LONGEST_PUSH", -1.0)
-    exports.settle(1) if stopped else exports.advance(1)
+    exports.stop_export(1) if stopped else exports.advance(1)
     assert exports.has_last(1)
     assert exports.failed(1) == ""
     assert len(told) == 2

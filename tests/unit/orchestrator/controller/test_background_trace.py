@@ -10,7 +10,7 @@ from jobs import job, write_text
 
 from orchestrator.config.spec import JobSpec, dump, parse
 from orchestrator.controller import background_trace
-from orchestrator.controller.background_trace import TraceBeside
+from orchestrator.controller.background_trace import BackgroundTrace
 from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.planner import Planner
@@ -35,7 +35,7 @@ def test_a_trace_replaces_the_formula(
     monkeypatch.setattr(background_trace, "AFTER", 0.0)
     monkeypatch.setattr(background_trace, "AT_END", 120.0)
     written: list[dict[str, Any]] = []
-    beside = TraceBeside(dump(spec), written.append)
+    beside = BackgroundTrace(dump(spec), written.append)
     beside.begin(planner, 1, spec.resources.workers.max)
     before = written[-1]
     assert before["memory"] == {"source": "formula"}
@@ -59,7 +59,7 @@ def test_a_trace_replaces_the_formula(
 
 def test_a_short_run_traces_nothing(spec: JobSpec, planner: Planner) -> None:
     written: list[dict[str, Any]] = []
-    beside = TraceBeside(dump(spec), written.append)
+    beside = BackgroundTrace(dump(spec), written.append)
     beside.begin(planner, 1, spec.resources.workers.max)
     for _ in range(3):
         beside.look(trains=True)
@@ -74,7 +74,7 @@ def test_a_process_that_fails_leaves_the_formula(
     monkeypatch.setattr(background_trace, "AT_END", 60.0)
     monkeypatch.setattr(background_trace, "command_of", lambda *_, **__: ["false"])
     written: list[dict[str, Any]] = []
-    beside = TraceBeside(dump(spec), written.append)
+    beside = BackgroundTrace(dump(spec), written.append)
     beside.begin(planner, 1, spec.resources.workers.max)
     for _ in range(3):
         beside.look(trains=True)

@@ -250,7 +250,7 @@ def test_a_run_whose_commits_are_all_damaged_or_gone_does_not_begin_anew(run: Ru
     shards = [committed(run, step) for step in (4, 8)]
     published = [{"step": 8, "state": "published"}]
     record.take([row(step, saves=published if step == 9 else []) for step in range(1, 10)])
-    record.files.settle()
+    record.files.wait_until_stored()
     for shard in shards:
         shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(
@@ -273,6 +273,6 @@ def test_a_run_whose_one_commit_was_in_memory_begins_anew_where_that_is_gone(run
     record.event(1, 0, "start", "2 workers from the beginning")
     record.event(2, 1, "start", "2 workers from the commit at step 1")
     record.take([row(1), row(2, 2, saves=[{"step": 1, "state": "held"}])])
-    record.files.settle()
+    record.files.wait_until_stored()
     record.close()
     assert RunHistory(parse(job("a.txt")), run).roll_back(frozenset(), 3) == (None, [])

@@ -15,7 +15,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.controller import decide
 from orchestrator.controller.controller import Controller
-from orchestrator.controller.stop_file import StopAsked, StopRequests
+from orchestrator.controller.stop_file import StopRequests, StopSender
 from orchestrator.launch.active_controller import ask_to_stop
 from orchestrator.storage import background_reader
 from orchestrator.storage.process_identity import lineage
@@ -62,7 +62,7 @@ def test_a_run_is_stopped_by_a_file_and_the_next_controller_ignores_it(
 
 def test_each_controller_is_asked_once(run: RunDir) -> None:
     """Ray may restart the controller before it has heard."""
-    asked = StopAsked(run, "enough")
+    asked = StopSender(run, "enough")
     first, second = ({"processes": [{"pid": pid, "born": "1"}]} for pid in (41, 42))
     assert not asked.ask({})
     assert asked.ask(first)

@@ -54,7 +54,7 @@ class Nodes(FakeGang):
 def test_a_wrong_node_is_avoided_even_without_enough_others() -> None:
     """A node with three dead ranks is used again rather than wait; one that computes wrongly is not."""
     strikes = [Failure(10.0, 1, "", "", node="a")] * STRIKES
-    capacity = Capacity(Nodes(), Bundle(), least=4)
+    capacity = Capacity(Nodes(), Bundle(), min_workers=4)
     wrong = frozenset({"b"})
 
     def count(now: float, **more: Any) -> int:
@@ -65,6 +65,6 @@ def test_a_wrong_node_is_avoided_even_without_enough_others() -> None:
     assert count(10.0, wrong=wrong) == 4
     assert capacity.avoid == wrong, "with the other left out too there would be room for two"
     assert count(10.0 + EXCLUSION, wrong=wrong) == 4
-    capacity = Capacity(Nodes(), Bundle(), least=6)
+    capacity = Capacity(Nodes(), Bundle(), min_workers=6)
     assert count(10.0, wrong=wrong) == 4
     assert capacity.avoid == wrong

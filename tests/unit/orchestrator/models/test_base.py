@@ -53,7 +53,7 @@ def run(tmp_path: Path) -> str:
 def begun(spec: JobSpec) -> Workload:
     base = base_of(spec.workload, spec.needs_base, {}, False)
     return load_workload(
-        asked=spec.workload,
+        spec=spec.workload,
         data=spec.data,
         train=spec.train,
         seed=spec.seed,
@@ -310,7 +310,7 @@ def classifier(tmp_path: Path) -> tuple[str, Workload]:
 
 def classified(spec: JobSpec, data_format: int = 6) -> Workload:
     return load_workload(
-        asked=spec.workload,
+        spec=spec.workload,
         data=spec.data,
         train=spec.train,
         seed=spec.seed,
@@ -388,7 +388,7 @@ def test_a_preset_whose_decoder_would_begin_otherwise_than_its_base_is_refused(t
 
 def begun_now(spec: JobSpec) -> Workload:
     return load_workload(
-        asked=spec.workload,
+        spec=spec.workload,
         data=spec.data,
         train=spec.train,
         seed=spec.seed,

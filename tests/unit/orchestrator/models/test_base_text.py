@@ -43,7 +43,7 @@ def job(**workload: Any) -> JobSpec:
 
 def begun(spec: JobSpec, known: Vocabulary = KNOWN) -> Workload:
     return load_workload(
-        asked=spec.workload,
+        spec=spec.workload,
         data=spec.data,
         train=spec.train,
         seed=spec.seed,

@@ -260,6 +260,23 @@ def test_buckets_sum_to_the_wall_whatever_is_written(data: st.DataObject) -> Non
     assert found["goodput"] is None or 0 <= found["goodput"] <= 1
 
 
+def test_the_rollout_of_a_step_has_its_own_parts_and_what_overlaps_has_none() -> None:
+    parts = {"transfer_seconds": 0.25, "generate_seconds": 1.5, "reward_seconds": 0.5}
+    rows = [
+        row(1, 11, 3.0, **parts, overlapped_seconds=2.0),
+        row(2, 12, 1.0, transfer_seconds=0.25, generate_seconds=9.0),  # no more than the step has
+    ]
+    found = ledger(CLEAN, rows)
+    plain = ledger(CLEAN, [row(1, 11, 3.0), row(2, 12, 1.0)])
+    spent = {bucket: found["seconds"][bucket] for bucket in ("transfer", "generate", "reward", "step")}
+    assert spent == {"transfer": 0.5, "generate": 2.25, "reward": 0.5, "step": 0.75}
+    assert sum(spent.values()) == plain["seconds"]["step"]
+    assert found["overlapped_seconds"] == 2.0
+    assert {key: found[key] for key in ("goodput", "wall_seconds")} == {
+        key: plain[key] for key in ("goodput", "wall_seconds")
+    }
+
+
 def test_what_comes_after_the_last_event_is_added_once() -> None:
     found = ledger(CLEAN, [])
     closed = with_end(with_end(found, finish=2.0), finish=2.0, shutdown=1.5)

@@ -13,7 +13,7 @@ import pytest
 from jobs import wait_for
 
 from orchestrator.config.spec import JobSpec, dump, parse
-from orchestrator.observe.mlflow_dead_runs import SETTLED, settle, settle_others
+from orchestrator.observe.mlflow_dead_runs import SETTLED, end_dead_run, end_other_dead_runs
 from orchestrator.observe.mlflow_delivery import Tracker
 from orchestrator.storage.process_identity import lineage, process_identity
 from orchestrator.storage.run_directory import RunDir
@@ -71,17 +71,17 @@ def test_a_lost_run_ends_when_it_was_last_seen_with_all_its_rows(
     spec = job(store, "lost")
     run = begun(tmp_path / "lost", spec, [killed()])
     assert shown(client, "lost") == {"lost": ("RUNNING", None)}
-    assert settle(run) == "MLflow shows it as KILLED now"
+    assert end_dead_run(run) == "MLflow shows it as KILLED now"
     assert shown(client, "lost") == {"lost": ("KILLED", int(SEEN * 1000))}
     (found,) = client.search_runs([client.get_experiment_by_name("lost").experiment_id])
     assert [m.step for m in client.get_metric_history(found.info.run_id, "loss")] == [1, 2, 3]
-    assert settle(run) == "", "MLflow is not asked each time"
+    assert end_dead_run(run) == "", "MLflow is not asked each time"
     resumed = Tracker(spec.tracked, run)
     assert resumed.close(60).problem is None
     assert shown(client, "lost")["lost"][0] == "RUNNING"
     # It is lost once more, and MLflow is told once more.
     run.write_json("status.json", run.read_json("status.json") | {"time": SEEN + 60})
-    assert settle(run)
+    assert end_dead_run(run)
     assert shown(client, "lost") == {"lost": ("KILLED", int((SEEN + 60) * 1000))}
 
 
@@ -91,21 +91,21 @@ def test_a_run_at_work_and_one_without_tracking_are_left_alone(
     spec = job(store, "alive")
     run = begun(tmp_path / "alive", spec, lineage())
     run.write_json("status.json", run.read_json("status.json") | {"time": time.time()})
-    assert settle(run) == ""
+    assert end_dead_run(run) == ""
     assert shown(client, "alive")["alive"][0] == "RUNNING"
     bare = begun(tmp_path / "b", spec, [killed()])
     bare.write_text("job.yaml", dump(spec.model_copy(update={"tracking": None})))
-    assert settle(bare) == ""
+    assert end_dead_run(bare) == ""
 
 
 @pytest.mark.slow
 def test_a_server_that_is_down_is_asked_again_by_the_next_command(tmp_path: Path, store: str) -> None:
     run = begun(tmp_path / "down", job(store, "down"), [killed()])
     run.write_text("job.yaml", dump(job("http://127.0.0.1:9", "down")))
-    assert settle(run).startswith("MLflow may show it as running: ")
+    assert end_dead_run(run).startswith("MLflow may show it as running: ")
     assert not run.exists(SETTLED)
     run.write_text("job.yaml", dump(job(store, "down")))
-    assert settle(run) == "MLflow shows it as KILLED now"
+    assert end_dead_run(run) == "MLflow shows it as KILLED now"
 
 
 def test_the_start_of_a_run_ends_the_lost_ones_of_its_experiment(
@@ -125,7 +125,7 @@ def test_the_start_of_a_run_ends_the_lost_ones_of_its_experiment(
     started = RunDir(str(tmp_path / "new"))
     started.create()
     started.append("events.jsonl", [{"time": BORN + 900, "phase": "train", "attempt": 1}])
-    tracker = Tracker(spec.tracked, started, begins=settle_others)
+    tracker = Tracker(spec.tracked, started, begins=end_other_dead_runs)
     tracker.rows([])
     assert tracker.close(60).problem is None
     wait_for(lambda: shown(client, "others")["lost"][0] == "KILLED", "the lost run to end", 60)

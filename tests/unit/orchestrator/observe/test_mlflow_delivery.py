@@ -257,8 +257,8 @@ def test_steps_trained_again_on_other_samples_are_logged_again(
     assert deliver(job(store, "unstable").tracked, run_dir).missing == 0
     [run] = runs(client, "unstable")
     logged = client.get_metric_history(run.info.run_id, "loss")
-    in_turn = [(each.step, each.value) for each in sorted(logged, key=lambda each: each.timestamp)]
-    assert in_turn == [(1, 10.0), (2, 5.0), (3, 10 / 3), (3, 30.0), (2, 20.0), (3, 30.0), (4, 40.0)]
+    ordered = [(each.step, each.value) for each in sorted(logged, key=lambda each: each.timestamp)]
+    assert ordered == [(1, 10.0), (2, 5.0), (3, 10 / 3), (3, 30.0), (2, 20.0), (3, 30.0), (4, 40.0)]
     tracking = job(store, "unstable").tracking
     found = rows_on_server("demo", tracking, run_dir, [(1, 4)], 60)
     assert [row["loss"] for row in found] == [10.0, 20.0, 30.0, 40.0]

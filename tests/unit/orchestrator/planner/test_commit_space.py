@@ -49,12 +49,15 @@ def test_an_own_optimiser_keeps_as_much_as_adamw_or_nothing() -> None:
     """Of memory the most is taken; for want of space nothing is refused that may need none."""
     own = spec("mine.py:Plain")
     assert state_bytes(own.train.optimizer, own.checkpoint.ema, SHAPE) == 12e6
-    assert state_bytes(own.train.optimizer, own.checkpoint.ema, SHAPE, least=True) == 4e6
-    assert state_bytes((asked := spec()).train.optimizer, asked.checkpoint.ema, SHAPE, least=True) == 12e6
+    assert state_bytes(own.train.optimizer, own.checkpoint.ema, SHAPE, as_lower_bound=True) == 4e6
+    assert (
+        state_bytes((asked := spec()).train.optimizer, asked.checkpoint.ema, SHAPE, as_lower_bound=True)
+        == 12e6
+    )
 
 
 def check(asked: JobSpec, folder: object) -> None:
-    least = state_bytes(asked.train.optimizer, asked.checkpoint.ema, SHAPE, least=True)
+    least = state_bytes(asked.train.optimizer, asked.checkpoint.ema, SHAPE, as_lower_bound=True)
     check_space(asked.resources, least, str(folder))
 
 

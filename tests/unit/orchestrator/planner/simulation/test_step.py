@@ -13,7 +13,7 @@ from published_steps import MEGATRON, PTDP_1, ROWS, Published, gpt, llama
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.device import TURN, Machine
 from orchestrator.planner.device_profile import load
-from orchestrator.planner.search import least_time, passes_time
+from orchestrator.planner.search import passes_time, time_lower_bound
 from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.planner.simulation.operators import Program, ends, needed_flops
 from orchestrator.planner.simulation.step import (
@@ -74,7 +74,7 @@ def test_a_bound_is_no_more_than_the_step(row) -> None:
     machine = MACHINES[row.machine]
     for schedule in ("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"):
         layout = dataclasses.replace(row.layout, schedule=schedule)
-        bound = least_time(row.shape, layout, row.batch, machine, MEGATRON)
+        bound = time_lower_bound(row.shape, layout, row.batch, machine, MEGATRON)
         real = step_time(row.shape, layout, row.batch, machine, MEGATRON).seconds
         assert 0.6 * real < bound <= real * (1 + 1e-9)
         rough = passes_time(row.shape, layout, row.batch, machine, MEGATRON)
@@ -103,7 +103,7 @@ def test_a_bound_holds_where_ranks_are_late() -> None:
     for schedule in ("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"):
         for tp in (1, 4):
             layout = Layout(pp=4, dp=2, tp=tp, schedule=schedule, sequence=tp > 1)
-            bound = least_time(shape, layout, 64, machine, MEGATRON)
+            bound = time_lower_bound(shape, layout, 64, machine, MEGATRON)
             real = step_time(shape, layout, 64, machine, MEGATRON).seconds
             assert 0.6 * real < bound <= real * (1 + 1e-9)
 
@@ -209,7 +209,7 @@ def test_ranks_that_share_a_node_wait_for_its_memory() -> None:
 
     def compute(layout: Layout, machine: Machine) -> float:
         found = step_time(shape, layout, 4, machine, program)
-        assert least_time(shape, layout, 4, machine, program) <= found.seconds * (1 + 1e-9)
+        assert time_lower_bound(shape, layout, 4, machine, program) <= found.seconds * (1 + 1e-9)
         assert passes_time(shape, layout, 4, machine, program) <= found.seconds
         return found.compute
 

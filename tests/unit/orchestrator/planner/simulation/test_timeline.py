@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from orchestrator.planner.simulation.timeline import in_turn, play, scheduled
+from orchestrator.planner.simulation.timeline import in_one_sequence, play, scheduled
 
 FORWARD, BACKWARD = 1.0, 2.0
 
@@ -60,4 +60,4 @@ def test_no_rank_does_two_things_at_once_and_nothing_begins_before_its_input() -
 
 def test_an_order_with_a_deadlock_is_refused() -> None:
     with pytest.raises(ValueError, match="deadlock"):
-        in_turn(((("F", 1, 0), ("F", 0, 0)),))
+        in_one_sequence(((("F", 1, 0), ("F", 0, 0)),))

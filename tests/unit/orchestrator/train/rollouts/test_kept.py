@@ -16,7 +16,7 @@ from workloads.model.answers import Drawn
 
 def rollout(text: str) -> Rollout:
     answer = Scored(Drawn([4, 2], [-0.5, -0.1], 0.7, True), text, {"a": float("nan"), "b": 1.0}, float("nan"))
-    return Rollout([], 0, {}, [Prompt(12, [3, 4], {"level": 2}, 0)], [[answer, answer]])
+    return Rollout([], 0, {}, [Prompt(12, [3, 4], {"level": 2}, 0)], [[answer, answer]], version=3)
 
 
 def test_what_is_kept_is_read_again_and_a_later_attempt_replaces_it(tmp_path: Path) -> None:
@@ -30,8 +30,8 @@ def test_what_is_kept_is_read_again_and_a_later_attempt_replaces_it(tmp_path: Pa
     assert (step, lines[0]["answer"]) == (10, "at ten")
     step, lines = read_kept(str(tmp_path), 3)
     assert lines[1] == {
-        "prompt_number": 12, "k": 1, "prompt": "why?", "answer": "line\nbreak é", "tokens": 2, "ended": True,
-        "reward": None, "rewards": {"a": None, "b": 1.0}, "columns": {"level": 2},
+        "prompt_number": 12, "k": 1, "prompt": "why?", "answer": "line\nbreak é", "tokens": 2, "version": 3,
+        "ended": True, "reward": None, "rewards": {"a": None, "b": 1.0}, "columns": {"level": 2},
     }  # fmt: skip
 
 

@@ -83,6 +83,18 @@ def test_rollout_workers_are_counted_with_the_run_s() -> None:
         ),
         ({"rollout": {"max_tokens": 32, "workers": {"min": 2, "max": 1}}}, "min 2 is above max 1; swap them"),
         ({"rollout": {"max_tokens": 32, "workers": 0}}, "rollout.workers"),
+        (
+            {"rollout": {"max_tokens": 32, "staleness": 2}},
+            "staleness: should be less than or equal to 1 (got 2)",
+        ),
+        (
+            {"rollout": {"max_tokens": 32, "staleness": -1}},
+            "staleness: should be greater than or equal to 0 (got -1)",
+        ),
+        (
+            {"workload": {"objective": "reinforce"}, "rollout": {"max_tokens": 32, "staleness": 1}},
+            "rollout.staleness 1 needs the ratio of probabilities that reinforce lacks; use objective grpo",
+        ),
         ({"rewards": [{"kind": "exact_match"}] * 2}, "two rewards are called exact_match"),
     ],
 )
@@ -98,6 +110,8 @@ def test_what_changes_no_answer_is_not_part_of_a_run_s_identity() -> None:
     assert identity() == identity(workers=1)
     assert identity() != identity(temperature=0.5)
     assert identity() != identity(together=2)
+    assert identity() != identity(staleness=1)
+    assert "staleness" not in identity()["rollout"]  # as in runs that began before there was such a key
     plain = document()
     first = parse(plain).identity()
     plain["rewards"][0]["timeout"] = 7.0

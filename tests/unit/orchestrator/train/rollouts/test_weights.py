@@ -66,9 +66,16 @@ def named(*found: SnapshotServer) -> list[dict[str, str]]:
     return [{"node": f"node-{n}", "address": server.address} for n, server in enumerate(found)]
 
 
-def send(rank: int, version: int, servers: list[dict[str, str]], attempt: int = 1) -> list[dict[str, str]]:
+def send(
+    rank: int,
+    version: int,
+    servers: list[dict[str, str]],
+    attempt: int = 1,
+    spared: int | None = None,
+) -> list[dict[str, str]]:
     engine: Any = Engine(rank, float(version))
-    return WeightSender(TOKEN, rank, world=2).send(engine, servers, version, attempt)
+    sender = WeightSender(TOKEN, rank, world=2)
+    return sender.send(engine, servers, version=version, attempt=attempt, spared=spared)
 
 
 def read(version: int, servers: list[dict[str, str]]) -> Model:
@@ -87,6 +94,23 @@ def test_pieces_of_all_ranks_arrive_to_the_bit(servers: list[SnapshotServer]) ->
             assert found.tensors["one"] == 7 + version
     with pytest.raises(NoWeights, match="no server has the weights in version 1"):
         read(1, both)  # the next version took its place
+
+
+def test_the_version_of_answers_that_are_generated_ahead_is_spared(servers: list[SnapshotServer]) -> None:
+    """Evaluations take further versions meanwhile, of which only the last one stays."""
+    (one,) = named(servers[0])
+    for version, spared in ((1, None), (2, 1), (3, 1)):
+        for rank in (0, 1):
+            send(rank, version, [one], spared=spared)
+    for version in (1, 3):
+        assert torch.equal(read(version, [one]).tensors["w"], ROWS + version)
+    with pytest.raises(NoWeights):
+        read(2, [one])
+    for rank in (0, 1):
+        send(rank, 4, [one])
+    for version in (1, 3):
+        with pytest.raises(NoWeights):
+            read(version, [one])
 
 
 def test_each_rank_may_have_reached_other_servers(servers: list[SnapshotServer]) -> None:

@@ -37,7 +37,8 @@ class Asking:
     def _ask(self) -> None:
         rank, attempt, units = self._asked
         try:
-            self.found = rank.answers(attempt, units)
+            rank.ask(attempt, units)
+            self.found = {name: made.answers for name, made in rank.collect(list(units)).items()}
         except OSError as error:
             self.error = error
 
@@ -114,7 +115,7 @@ def test_what_an_earlier_attempt_asked_for_is_forgotten_and_refused(queue: Rollo
 def test_what_a_rank_asked_for_goes_with_it(queue: RolloutQueue) -> None:
     """Its weights are replaced soon, and a worker that looked for them would fail."""
     rank, worker = client(queue), client(queue, "x")
-    rank._do("ask", b'{"0": "{}"}', attempt=1)
+    rank.ask(1, {"0": {}})
     assert worker.is_wanted("0")
     rank.close()
     while worker.is_wanted("0"):
@@ -125,8 +126,8 @@ def test_what_a_rank_asked_for_goes_with_it(queue: RolloutQueue) -> None:
 def test_ranks_are_served_in_turn_and_wait_for_each_other_at_the_queue(queue: RolloutQueue) -> None:
     """In a collective they would wait with a limit that has nothing to do with how long answers take."""
     first, second, worker = client(queue), client(queue), client(queue, "x")
-    first._do("ask", b'{"a0": "{}", "a1": "{}", "a2": "{}"}', attempt=1)
-    second._do("ask", b'{"b0": "{}", "b1": "{}"}', attempt=1)
+    first.ask(1, {"a0": {}, "a1": {}, "a2": {}})
+    second.ask(1, {"b0": {}, "b1": {}})
     assert [taken(worker).name for _ in range(5)] == ["a0", "b0", "a1", "b1", "a2"]
     early = threading.Thread(target=first.meet, args=(1, "call", 0, 2), daemon=True)
     early.start()
@@ -139,6 +140,26 @@ def test_ranks_are_served_in_turn_and_wait_for_each_other_at_the_queue(queue: Ro
     assert not worker.is_wanted("a0")
     with pytest.raises(PermissionError):
         first.meet(1, "next", 0, 2)
+
+
+def test_what_ranks_wait_for_goes_before_what_is_asked_for_ahead(queue: RolloutQueue) -> None:
+    rank, worker = client(queue), client(queue, "x")
+    rank.ask(1, {"ahead0": {}, "ahead1": {}}, is_ahead=True)
+    first = taken(worker)
+    rank.ask(1, {"now0": {}, "now1": {}})
+    order = [first, *(taken(worker) for _ in range(3))]
+    assert [work.name for work in order] == ["ahead0", "now0", "now1", "ahead1"]
+    for work in order:
+        worker.give(work.name, work.name)
+    assert {name: made.answers for name, made in rank.collect(["now0", "now1"]).items()} == {
+        "now0": "now0",
+        "now1": "now1",
+    }
+    ahead = rank.collect(["ahead0", "ahead1"])
+    assert 0 < ahead["ahead0"].seconds <= ahead["ahead1"].seconds
+    worker.give("ahead0", "again")
+    with pytest.raises(ConnectionError, match="forgot what this rank asked for"):
+        rank.collect(["ahead0"])
 
 
 def test_a_wrong_token_is_refused(queue: RolloutQueue) -> None:

@@ -12,14 +12,14 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.launch.job_checks import check_job
 from orchestrator.verify.rehearsal import stages
-from orchestrator.verify.rehearsal.real_size import real_size
+from orchestrator.verify.rehearsal.full_size import plan_at_full_size
 from orchestrator.verify.rehearsal.stages import Failed, LeftOut, Rehearsal, Scene, Stage
 
 
 @pytest.fixture
 def rehearsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rehearsal]:
     """A rehearsal whose stages do what is given, by their names, or nothing."""
-    resolved, real = real_size(check_job(parse(job(write_text(tmp_path, 20_000)))), None)
+    resolved, real = plan_at_full_size(check_job(parse(job(write_text(tmp_path, 20_000)))), None)
 
     def run(**acts: Exception) -> Rehearsal:
         def act(name: str) -> Callable[[Scene], str]:
@@ -32,7 +32,7 @@ def rehearsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 
         replaced = [(name, needs, act(name)) for name, needs, _ in stages.STAGES]
         monkeypatch.setattr(stages, "STAGES", replaced)
-        monkeypatch.setattr(stages, "_real_size", act("real size"))
+        monkeypatch.setattr(stages, "_full_size", act("real size"))
         return stages.rehearse(resolved, real, 0.1, lambda news: None)
 
     return run
@@ -96,8 +96,8 @@ def test_a_job_that_cannot_fit_says_so(tmp_path: Path, model: str, fits: bool) -
     """The real size is traced and compared with what the device has."""
     document = job(write_text(tmp_path, 20_000), global_batch=2)
     document |= {"workload": {"model": model}, "parallel": {"zero": 0}, "resources": {"workers": 2}}
-    resolved, real = real_size(check_job(parse(document)), "t4")
-    said, problem, mend = real.looked_at(resolved)
+    resolved, real = plan_at_full_size(check_job(parse(document)), "t4")
+    said, problem, mend = real.traced_text(resolved)
     assert bool(problem) != fits
     assert "worker offers" in said + problem
     assert ("zero" in mend) != fits

@@ -24,7 +24,7 @@ MEND = "lower micro_batch, raise zero, tp, pp or workers, or set recompute"
 
 
 @dataclass(frozen=True)
-class Real:
+class FullSizePlan:
     """The plan of a job at its own size.
 
     `known` is False if the type of GPU is unknown. `traced` is the traced memory of its layout, if choosing the layout
@@ -41,7 +41,7 @@ class Real:
         """Return the planned layout."""
         return self.plan.chosen.layout
 
-    def looked_at(self, job: ResolvedJob) -> tuple[str, str, str]:
+    def traced_text(self, job: ResolvedJob) -> tuple[str, str, str]:
         """Trace the ranks that matter. Return a line, or a problem and its fix; the others are empty."""
         from orchestrator.observe.pages.page import size
         from orchestrator.planner.trace.layout_memory import traced_memory
@@ -56,10 +56,10 @@ class Real:
             how = f"a rank needs {size(needed)} (not all were traced: {traced.reasons[0]})"
         if not self.known:
             return f"{how}; name the device by --machine to know whether it fits", "", ""
-        there = size(offered(machine, self.on_cpu))
+        available = size(offered(machine, self.on_cpu))
         if not fits(needed, machine, self.on_cpu):
-            return "", f"{self.layout}: {how}, but a worker offers {there}", MEND
-        return f"{how} of {there} that a worker offers", "", ""
+            return "", f"{self.layout}: {how}, but a worker offers {available}", MEND
+        return f"{how} of {available} that a worker offers", "", ""
 
 
 def worker_of(device: str | None) -> MachineOf:
@@ -72,7 +72,7 @@ def worker_of(device: str | None) -> MachineOf:
     return lambda asked, precision: _worker(asked, precision)[0]
 
 
-def real_size(job: ResolvedJob, device: str | None) -> tuple[ResolvedJob, Real]:
+def plan_at_full_size(job: ResolvedJob, device: str | None) -> tuple[ResolvedJob, FullSizePlan]:
     """Return the job for such workers, see `worker_of`, and its plan there. Raises InputError if no layout is legal."""
     from orchestrator.planner.trace.layout_memory import confirmed
 
@@ -85,8 +85,10 @@ def real_size(job: ResolvedJob, device: str | None) -> tuple[ResolvedJob, Real]:
         )
     else:
         machine, known = _worker(spec.resources, spec.train.dtype)
-    found = confirmed(job, spec.resources.workers.max, machine, must_fit=False)
-    return job, Real(found.plan, known, not spec.resources.per_worker.gpu, found.traced)
+    confirmed_plan = confirmed(job, spec.resources.workers.max, machine, must_fit=False)
+    return job, FullSizePlan(
+        confirmed_plan.plan, known, not spec.resources.per_worker.gpu, confirmed_plan.traced
+    )
 
 
 def _worker(resources: ResourceSpec, precision: Precision) -> tuple[Machine, bool]:
