@@ -288,11 +288,11 @@ class RunHistory:
         Raises:
             InputError: the run had commits, and none of them can be used (see `refuse_lost`).
         """
-        result, notes = self.commits.fence(bad, attempt, doubtful_after, self.event_history.skips)
-        commit = result.commit
+        last, notes = self.commits.fence(bad, attempt, doubtful_after, self.event_history.skips)
+        commit = last.commit
         step = commit.step if commit else 0
         self.files.evaluations.withdraw(step)
-        self.commits.remove_later(result, attempt)
+        self.commits.remove_later(last, attempt)
 
         # A run that began with another run's commit carries rows of earlier steps, which belong to that run.
         first = int((self._run.read_json(ORIGIN) or {}).get("step", 0)) + 1

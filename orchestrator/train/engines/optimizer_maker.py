@@ -66,7 +66,7 @@ class OptimizerMaker:
             full=self._full,
             matmul_dtype=self._matmul_dtype,
             in_8_bits=self._in_8_bits,
-            maxima=BlockMaxima(block_counts(self._workload, self._in_8_bits), self._mesh),
+            maxima=BlockMaxima(block_counts(self._workload, self._in_8_bits), self._mesh, self.device),
         )
         return build_optimizer(context)
 
