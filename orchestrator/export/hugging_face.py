@@ -15,18 +15,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 import numpy as np
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.records import TALKING
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding.auto_tokenizer import FILE, class_to_read
 from orchestrator.export.converted import FORM, Conversion
+from orchestrator.export.evaluation_facts import evaluation_facts
 from orchestrator.export.peft_adapter import check_adapter_export, write_adapter
 from orchestrator.export.quantised import resolved_form, write_converted
 from orchestrator.export.target import MARK, check_target, draft, publish
 from orchestrator.export.tokenizer import write_tokenizer
-from orchestrator.resolve.chat import chat_of
 from orchestrator.resolve.resolved_job import wrong_input
-from orchestrator.resolve.training_inputs import options_as_trained
 from orchestrator.storage.retry import patient
 from workloads.own.object_reference import is_object_reference
 
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 
     from orchestrator.data.store.tokens import Tokens
     from orchestrator.evaluate.config import EvaluateSpec
-    from orchestrator.train.config import TrainSpec
     from workloads.own.model import OwnWorkload
     from workloads.transformer_workload import TransformerWorkload
     from workloads.workload import Batch, Objective, Workload
@@ -119,14 +116,14 @@ def export(
             difference = write_plain(loaded.workload, loaded.read, folder, form)
         facts = {"step": step, "receipt": commit.receipt, "run": spec.name, "logits_difference": difference}
         if not is_own or (form == "hf" and spec.data.samples is None):
-            facts["evaluation"] = _evaluation_facts(
+            facts["evaluation"] = evaluation_facts(
                 data=spec.data,
-                workload=spec.workload,
+                job=spec.workload,
                 train=spec.train,
                 seed=spec.seed,
                 tokens=tokens,
                 micro_batch=commit.meta["layout"]["micro_batch"],
-                options=options_as_trained(spec.workload, spec.data, tokens, found.workload),
+                trained=loaded.workload,
             )
         facts |= weights | ({} if rounded is None else {"rounding": rounded}) | quantised
         is_text = form == "hf" and not is_own
@@ -161,44 +158,6 @@ def _form_of_own(workload: Workload, asked: Any) -> Form:
     from workloads.own.declared import is_of_hf
 
     return "hf" if asked == "hf" or is_of_hf(cast("OwnWorkload", workload).config.bare) else "safetensors"
-
-
-def _evaluation_facts(
-    data: DataSpec,
-    workload: WorkloadSpec,
-    train: TrainSpec,
-    seed: int,
-    tokens: Tokens,
-    micro_batch: int,
-    options: dict[str, Any],
-) -> dict[str, Any]:
-    """Return the evaluation settings, so that the export gives the same numbers as its commit, and answers in the
-    same way.
-    """
-    return {
-        "data_format": tokens.manifest.format,
-        "objective": workload.objective,
-        "options": options,
-        "sequence_length": data.sequence_length,
-        "labels": data.labels,
-        "special_tokens": data.special_tokens,
-        "field": data.sources[0].model_dump(mode="json")["field"],
-        "global_batch": train.global_batch,
-        "micro_batch": micro_batch,
-        "precision": train.dtype,
-        "seed": seed,
-        **(_chat_facts(data, workload.objective, tokens) if workload.objective in TALKING else {}),
-    }
-
-
-def _chat_facts(data: DataSpec, objective: str, tokens: Tokens) -> dict[str, Any]:
-    """Return whether the model learns from conversations, and the date for its chat template."""
-    try:
-        talks = chat_of(data, objective, tokens) is not None
-    except InputError:  # data of an earlier version, without its template
-        talks = objective == "conversation"
-    day = data.chat_date
-    return {"chat": talks, **({} if day is None else {"chat_date": str(day)})}
 
 
 def write(

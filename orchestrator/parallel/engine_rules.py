@@ -38,7 +38,7 @@ def engine_problems(
             "set train.compile to false"
         )
     if speaks and is_object_reference(workload.model) and layout.pp > 1:
-        found.append(
+        problems.append(
             "evaluate.samples calls logits(batch) of the whole own model, which a pipeline cuts; set pp to 1, or leave "
             "evaluate.samples out"
         )
