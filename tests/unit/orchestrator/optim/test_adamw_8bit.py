@@ -284,13 +284,8 @@ def test_small_parameters_embeddings_and_short_rows_keep_fp32() -> None:
         "tokens": (1000, 64), "layers.0.up": (64, 64), "layers.0.small": (63, 65), "layers.0.kernel": (4096, 3),
         "layers.0.scale": (), "layers.0.bias": (8192,), "head": (1000, 64),
     }  # fmt: skip
-    depth = {"tokens": 2, "head": 0}
-    workload: Any = SimpleNamespace(
-        shapes=shapes, depth=lambda name: depth.get(name, 1), config=SimpleNamespace(has_blocks=True)
-    )
+    workload: Any = SimpleNamespace(shapes=shapes, embeddings={"tokens"})
     assert names_in_8_bits(workload) == {"layers.0.up", "layers.0.bias", "head"}
-    workload.config.has_blocks = False
-    assert names_in_8_bits(workload) == {"tokens", "layers.0.up", "layers.0.bias", "head"}
     assert scales_shape((4, 10, 300)) == (4, 10, 2)
 
 
