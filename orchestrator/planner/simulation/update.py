@@ -104,9 +104,9 @@ def _orthogonal(
     total = 0.0
     for rows, columns, stack, count in _matrices(shape, ep):
         # `orthogonal` transposes tall matrices, so the gram matrix is always of the shorter side.
-        least, most = sorted((rows, columns))
+        smaller, larger = sorted((rows, columns))
         # Rows, columns and inner size of the three products.
-        products = ((least, least, most), (least, least, least), (least, most, least))
+        products = ((smaller, smaller, larger), (smaller, smaller, smaller), (smaller, larger, smaller))
         each = sum(machine.matrix(a, b, inner, program.width, stack * ITERATIONS) for a, b, inner in products)
         each = machine.launched(each, OPERATIONS)
         number = count * shape.layers / pp  # of such matrices, or stacks, on a pipeline rank
