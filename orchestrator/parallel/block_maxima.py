@@ -32,15 +32,8 @@ class BlockMaxima:
     rank must be the same at every call.
     """
 
-    def __init__(self, counts: Mapping[str, int], mesh: Mesh, device: torch.device) -> None:
-        """Prepare the numbering of blocks.
-
-        Args:
-            counts: the number of blocks of each parameter, those of other pipeline stages included.
-            mesh: the process groups.
-            device: the device of the values; a rank may have none.
-        """
-        self._device = device
+    def __init__(self, counts: Mapping[str, int], mesh: Mesh) -> None:
+        """`counts`: the number of blocks of each parameter, those of other pipeline stages included."""
         self._first = dict(zip(counts, accumulate(counts.values(), initial=0), strict=False))
         # Replicas without ZeRO and experts of different ranks have no block in common. Neither have stages: each holds
         # a tied parameter whole.
@@ -53,13 +46,11 @@ class BlockMaxima:
         if self._agreed is None:
             mine = np.concatenate([np.empty(0, np.int64), *(self._first[name] + n for name, n in blocks)])
             everyone = union(mine, self._groups)
-            places = torch.from_numpy(np.searchsorted(everyone, mine)).to(self._device)
+            places = torch.from_numpy(np.searchsorted(everyone, mine)).to(values.device)
             self._agreed = places, len(everyone)
         places, count = self._agreed
         if not count:
             return values
-        # A rank without a block has no value, but the other ranks' backend is that of their device.
-        values = values.to(self._device)
         found = values.new_zeros(*values.shape[:-1], count)
         # Two shards of a rank may have parts of one block, as on tied stages, hence a maximum and no assignment.
         found.scatter_reduce_(-1, places.expand_as(values), values, "amax")

@@ -129,7 +129,7 @@ def test_a_refused_layout_is_rejected_with_the_reason(folder: Path) -> None:
         ("empty", "returns ' '"),
         ("none", "returns 'None'"),
         ("fails", "failed on .*KeyError"),
-        ("counts", "returns different results for equal arguments"),
+        ("counts", "returns different results for the same arguments"),
         ("some", "'int' object is not callable"),
         ("absent", "has no absent"),
     ],
