@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workloads.errors import WorkloadError
 
@@ -43,6 +43,19 @@ def depths_of(workload: Workload) -> Mapping[str, int]:
         place = number.get(id(parameter), len(blocks) if seen else -1)
         found[name] = len(blocks) - place
     return dict.fromkeys(workload.shapes, 0) | found
+
+
+def embeddings_of(workload: Workload) -> frozenset[str]:
+    """Return Workload.embeddings: all tables of `nn.Embedding`, and what stands before the first layer of `blocks`."""
+    with torch.device("meta"):
+        model = workload.build()
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    count = len(workload.blocks(model))
+    return frozenset(
+        name
+        for name, parameter in model.named_parameters()
+        if id(parameter) in tables or 0 < count < workload.depth(name)
+    )
 
 
 def initial_of(

@@ -124,8 +124,8 @@ def planned_of(train: TrainSpec, job: ResolvedJob, machine: Machine | None = Non
     """Plan a job that is checked already.
 
     Args:
-        asked: the job as the user wrote it.
-        job: the same job, resolved.
+        train: how to train, as the user wrote it.
+        job: the job, resolved.
         machine: one worker, by default of this machine.
 
     Raises:

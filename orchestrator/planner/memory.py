@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from orchestrator.optim.kinds import needs_its_shard_alone
 from orchestrator.parallel.cuts import layers_by_rank
 from orchestrator.parallel.engine_rules import HEAD_TOKENS
 from orchestrator.parallel.layout import SPLIT, Layout, ModelShape
@@ -325,9 +326,13 @@ def _rounding(demand: Demand, shape: ModelShape, layout: Layout) -> float:
 def _updated_again(demand: Demand, shape: ModelShape, layout: Layout) -> float:
     """Return the bytes with which a rank computes the update of another rank's largest shard again: weights, gradients
     and states three times, as sent, as received and as computed.
+
+    An update that needs other ranks is not computed again.
     """
     verify = demand.resources.verify
     if verify is None or verify.by == "same" or not layout.zero or layout.replicas == 1:
+        return 0.0
+    if not needs_its_shard_alone(str(demand.optimizer.name)):
         return 0.0
     bytes_of_number = 4.0 * (2.0 + kept_numbers(str(demand.optimizer.name), shape)) / layout.sharded
     largest = bytes_of_number * shape.table * shape.trained_share / layout.tp

@@ -34,7 +34,7 @@ from workloads.own.generate import generate, logits_of
 from workloads.own.network import ASKED, Logits, Losses, OwnNetwork
 from workloads.own.object_reference import call, load
 from workloads.own.rows import COUNTED, IGNORED, LABELS, there
-from workloads.plain_module import depths_of, initial_of, shapes_of
+from workloads.plain_module import depths_of, embeddings_of, initial_of, shapes_of
 from workloads.workload import Batch, Ended, Generation, Loss, Objective, Sampling, Vocabulary
 
 if TYPE_CHECKING:
@@ -239,6 +239,11 @@ class OwnWorkload:
     @cached_property
     def _depths(self) -> Mapping[str, int]:
         return depths_of(self)
+
+    @property
+    def embeddings(self) -> frozenset[str]:
+        """See Workload.embeddings."""
+        return embeddings_of(self)
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Run the forward pass and return the loss of one micro-batch. A comparing model compares only samples within

@@ -45,7 +45,7 @@ def update_seconds(
 ) -> float:
     """Return the seconds in which a rank updates its `parameters` trained parameters.
 
-    seconds = own x bytes per parameter / (memory bandwidth x share that the optimizer reaches), and for Muon the
+    seconds = parameters x bytes per parameter / (memory bandwidth x share that the optimizer reaches), and for Muon the
     orthogonalisation with its communication.
     """
     kind = kind_of(program.optimizer)

@@ -92,7 +92,7 @@ def deepened(few: StepTrace, more: StepTrace, times: float) -> StepTrace:
 
 
 def further(trace: StepTrace, few: StepTrace, more: StepTrace, times: float) -> StepTrace:
-    """Return the trace `trace` of a full pipeline, extended by more micro-batches.
+    """Return `trace`, that of a full pipeline, extended by more micro-batches.
 
     Their number is `times` the difference of `few` and `more`. What each additional micro-batch holds does not depend
     on the model's depth, so shallow traces measure it.
