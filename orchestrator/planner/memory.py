@@ -450,11 +450,14 @@ def _generation(demand: Demand, shape: ModelShape) -> tuple[float, float]:
     """Return the bytes with which a rank generates answers: a whole copy of the model in fp32, whatever the layout, and
     the keys and values of the answers that it decodes at once.
     """
-    if not demand.generated:
-        return 0.0, 0.0
-    width = 4.0 if demand.precision == "fp32" else 2.0
+    return generation_bytes(demand.precision, shape, demand.generated) if demand.generated else (0.0, 0.0)
+
+
+def generation_bytes(precision: Precision, shape: ModelShape, answers: int) -> tuple[float, float]:
+    """Return the bytes of a whole copy of the model in fp32, and of the keys and values of so many answers."""
+    width = 4.0 if precision == "fp32" else 2.0
     head = shape.head_dim or shape.hidden // shape.heads
-    tokens = demand.generated * shape.sequence_length
+    tokens = answers * shape.sequence_length
     # 2: keys and values.
     return 4.0 * shape.parameters, 2.0 * width * tokens * shape.layers * shape.kv_heads * head
 
