@@ -5,7 +5,7 @@ Used for transformers classes and own models. The project's transformers derive 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -46,16 +46,22 @@ def depths_of(workload: Workload) -> Mapping[str, int]:
 
 
 def embeddings_of(workload: Workload) -> frozenset[str]:
-    """Return Workload.embeddings: all tables of `nn.Embedding`, and what stands before the first layer of `blocks`."""
+    """Return Workload.embeddings."""
     with torch.device("meta"):
         model = workload.build()
+    return embeddings_in(model, workload.blocks(model))
+
+
+def embeddings_in(model: nn.Module, blocks: Sequence[nn.Module]) -> frozenset[str]:
+    """Return the parameters of all `nn.Embedding`, and those before the first layer of `blocks`."""
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    count = len(workload.blocks(model))
-    return frozenset(
-        name
-        for name, parameter in model.named_parameters()
-        if id(parameter) in tables or 0 < count < workload.depth(name)
-    )
+    layers = {id(parameter) for block in blocks for parameter in block.parameters()}
+    found, is_before = set(), bool(layers)
+    for name, parameter in model.named_parameters():
+        is_before = is_before and id(parameter) not in layers
+        if is_before or id(parameter) in tables:
+            found.add(name)
+    return frozenset(found)
 
 
 def initial_of(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from workloads.plain_module import depths_of, embeddings_of
+from workloads.plain_module import embeddings_of
 
 
 class Network(nn.Module):
@@ -42,7 +42,5 @@ def test_embeddings_are_tables_and_what_stands_before_the_layers(
     workload: Any = SimpleNamespace(
         build=lambda: Network(has_table=has_table, has_blocks=has_blocks),
         blocks=lambda model: list(model.layers) if model.has_blocks else [],
-        shapes={},
     )
-    workload.depth = depths_of(workload).__getitem__
     assert embeddings_of(workload) == wanted
