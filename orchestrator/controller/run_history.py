@@ -240,8 +240,9 @@ class RunHistory:
 
     def take(self, rows: Sequence[Row]) -> None:
         """Add the rows that a gang reported to metrics.jsonl. Call it often, because it also starts due writes."""
-        self.trace.look(bool(rows))
+        # First, so that no row is lost if a trace cannot start, as on a full disk.
         self.files.add_steps(rows)
+        self.trace.look(bool(rows))
 
     def spent(self) -> tuple[float, float]:
         """Return the hours and USD that the job has used, at most some seconds old."""

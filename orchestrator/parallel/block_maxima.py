@@ -32,15 +32,8 @@ class BlockMaxima:
     rank must be the same at every call.
     """
 
-    def __init__(self, counts: Mapping[str, int], mesh: Mesh, device: torch.device) -> None:
-        """Prepare the numbering of blocks.
-
-        Args:
-            counts: the number of blocks of each parameter, those of other pipeline stages included.
-            mesh: the process groups.
-            device: the device of the values; a rank may have none.
-        """
-        self._device = device
+    def __init__(self, counts: Mapping[str, int], mesh: Mesh) -> None:
+        """`counts`: the number of blocks of each parameter, those of other pipeline stages included."""
         self._first = dict(zip(counts, accumulate(counts.values(), initial=0), strict=False))
         # Replicas without ZeRO and experts of different ranks have no block in common. Neither have stages: each holds
         # a tied parameter whole.
@@ -53,34 +46,32 @@ class BlockMaxima:
         if self._agreed is None:
             mine = np.concatenate([np.empty(0, np.int64), *(self._first[name] + n for name, n in blocks)])
             everyone = union(mine, self._groups)
-            places = torch.from_numpy(np.searchsorted(everyone, mine)).to(self._device)
+            places = torch.from_numpy(np.searchsorted(everyone, mine)).to(values.device)
             self._agreed = places, len(everyone)
         places, count = self._agreed
         if not count:
             return values
-        # A rank without a block has no value, but the other ranks' backend is that of their device.
-        values = values.to(self._device)
-        result = values.new_zeros(*values.shape[:-1], count)
+        found = values.new_zeros(*values.shape[:-1], count)
         # Two shards of a rank may have parts of one block, as on tied stages, hence a maximum and no assignment.
-        result.scatter_reduce_(-1, places.expand_as(values), values, "amax")
+        found.scatter_reduce_(-1, places.expand_as(values), values, "amax")
         for group in self._groups:
             with group.communicating():
-                dist.all_reduce(result, dist.ReduceOp.MAX, group=group.handle)
-        return result[..., places]
+                dist.all_reduce(found, dist.ReduceOp.MAX, group=group.handle)
+        return found[..., places]
 
 
 def union(numbers: Numbers, groups: Sequence[ProcessGroup]) -> Numbers:
     """Return the numbers that any rank of the groups has, ascending. All ranks call it together."""
-    result = np.unique(numbers)
+    found = np.unique(numbers)
     for group in groups:
         sizes = torch.empty(group.size, dtype=torch.int64)
-        dist.all_gather_single(sizes, torch.tensor([len(result)]), group=group.handle)
+        dist.all_gather_single(sizes, torch.tensor([len(found)]), group=group.handle)
         padded = torch.zeros(int(sizes.max()), dtype=torch.int64)
-        padded[: len(result)] = torch.from_numpy(result)
+        padded[: len(found)] = torch.from_numpy(found)
         everyone = torch.empty(group.size * len(padded), dtype=torch.int64)
         dist.all_gather_single(everyone, padded, group=group.handle)
         rows = everyone.view(group.size, -1).numpy()
-        result = np.unique(
+        found = np.unique(
             np.concatenate([row[:size] for row, size in zip(rows, sizes.tolist(), strict=True)])
         )
-    return result
+    return found

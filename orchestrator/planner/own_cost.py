@@ -74,7 +74,9 @@ def check_own_cost(parallel: ParallelChoice, workers: int) -> None:
     for width in range(1, min(workers, MOST_ASKED) + 1):
         first, second = (with_own(named, Layout(dp=width), step, 2.0**30) for _ in range(2))
         if first != second:
-            problem = f"{named} returns different results for the same arguments: a restart could plan another layout"
+            problem = (
+                f"{named} returns different results for the same arguments, so a restart could plan otherwise"
+            )
             raise InputError(problem, WHERE, "let it depend on its arguments alone")
 
 

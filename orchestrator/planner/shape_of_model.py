@@ -81,6 +81,7 @@ def _of_class(config: HuggingFaceModel, shape: ModelShape) -> ModelShape:
 
 def _declared(config: OwnModel, shape: ModelShape) -> ModelShape:
     """Return the shape with the ways in which an own model declares that it can be divided."""
+    shape = dataclasses.replace(shape, embedded=config.embedded)
     if config.compares:
         shape = dataclasses.replace(shape, even_shares="its loss compares the samples of all ranks")
     if not config.stages and not config.is_sharded:

@@ -81,12 +81,15 @@ def host_seconds(layout: Layout, parameters: float, parts: int, machine: Machine
 
 
 def _rest(kind: OptimizerKind, shape: ModelShape) -> float:
-    """Return the share of the trained parameters that AdamW updates beside such an optimizer: the embedding's table,
-    and for Muon also that of a head. Adapters train neither.
+    """Return the share of the trained parameters that AdamW updates beside such an optimizer: the embeddings, and for
+    Muon also the table of a head. Adapters train neither.
     """
     if shape.trained_share < FEW_TRAINED:
         return 0.0
-    tables = shape.table * (1 if shape.tied or kind.in_8_bits else 2)
+    if kind.in_8_bits and shape.embedded is not None:
+        tables = shape.embedded
+    else:
+        tables = shape.table * (1 if shape.tied or kind.in_8_bits else 2)
     return min(tables / max(shape.parameters, 1), 1.0)
 
 

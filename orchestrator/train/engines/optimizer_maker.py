@@ -66,7 +66,8 @@ class OptimizerMaker:
             full=self._full,
             matmul_dtype=self._matmul_dtype,
             in_8_bits=self._in_8_bits,
-            maxima=BlockMaxima(block_counts(self._workload, self._in_8_bits), self._mesh, self.device),
+            maxima=BlockMaxima(block_counts(self._workload, self._in_8_bits), self._mesh),
+            device=self.device,
         )
         return build_optimizer(context)
 
