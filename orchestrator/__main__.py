@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 
-from cluster.workers.signals import interrupt_on_sigterm
+from cluster.workers.stop_signals import interrupt_on_sigterm
 
 INTERRUPTED = 130
 """What a shell calls the end of a command by Ctrl-C; a run that has begun commits and ends with 3."""

@@ -5,12 +5,12 @@ Used for transformers classes and own models. The project's transformers derive 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workloads.errors import WorkloadError
 
@@ -43,6 +43,25 @@ def depths_of(workload: Workload) -> Mapping[str, int]:
         place = number.get(id(parameter), len(blocks) if seen else -1)
         found[name] = len(blocks) - place
     return dict.fromkeys(workload.shapes, 0) | found
+
+
+def embeddings_of(workload: Workload) -> frozenset[str]:
+    """Return Workload.embeddings."""
+    with torch.device("meta"):
+        model = workload.build()
+    return embeddings_in(model, workload.blocks(model))
+
+
+def embeddings_in(model: nn.Module, blocks: Sequence[nn.Module]) -> frozenset[str]:
+    """Return the parameters of all `nn.Embedding`, and those before the first layer of `blocks`."""
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    layers = {id(parameter) for block in blocks for parameter in block.parameters()}
+    found, is_before = set(), bool(layers)
+    for name, parameter in model.named_parameters():
+        is_before = is_before and id(parameter) not in layers
+        if is_before or id(parameter) in tables:
+            found.add(name)
+    return frozenset(found)
 
 
 def initial_of(

@@ -17,7 +17,7 @@ from workloads.errors import WorkloadError
 from workloads.hf.files.meaning import FolderMeaning
 from workloads.model import inside, losses, shown, text_pooling
 from workloads.model.config import TransformerConfig
-from workloads.model.depth import depth
+from workloads.model.depth import depth, layer_count
 from workloads.model.electra import Electra, ElectraOutput
 from workloads.model.generate import generate
 from workloads.model.initialise import drawn, initial, new_rows
@@ -168,6 +168,11 @@ class TransformerWorkload:
     def depth(self, name: str) -> int:
         """See Workload.depth."""
         return 0 if inside.is_map(name) else depth(self.config, name)
+
+    @property
+    def embeddings(self) -> frozenset[str]:
+        """See Workload.embeddings: all stand before the first layer of a stack."""
+        return frozenset(name for name in self.shapes if self.depth(name) > layer_count(self.config))
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Run the forward pass and return the loss of one micro-batch. Compared texts are compared only within it."""

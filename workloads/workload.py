@@ -300,6 +300,10 @@ class Workload(Protocol):
         It is 0 for heads, 1 for the last layer, and the number of layers plus one for embeddings.
         """
 
+    @property
+    def embeddings(self) -> frozenset[str]:
+        """Return the parameters before the first layer, and all tables of which a token reads a row."""
+
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Run the forward pass and return the loss of one micro-batch."""
 

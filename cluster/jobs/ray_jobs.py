@@ -19,7 +19,7 @@ from typing import Any
 from cluster.local.address import ClusterAddress, NoCluster, WrongToken, check_reachable
 from cluster.workers.environment import put_back
 from cluster.workers.ray_internals import UPLOAD_LOGGERS, forget_token, uploaded
-from cluster.workers.signals import held_interruptions
+from cluster.workers.stop_signals import held_interruptions
 
 READY_TIMEOUT = 60.0
 """Seconds to wait until a new cluster accepts a job, because its agents start after its Jobs API."""

@@ -21,7 +21,7 @@ import psutil
 from cluster.local import reaper
 from cluster.local.node import LONG_PATH, NodeSpec
 from cluster.workers.program import command_of
-from cluster.workers.signals import held_interruptions
+from cluster.workers.stop_signals import held_interruptions
 
 OF_CLUSTER = "ORCHESTRATOR_LOCAL_CLUSTER"
 """The variable with the cluster's folder, in every process of a local cluster."""

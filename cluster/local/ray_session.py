@@ -26,7 +26,7 @@ from cluster.workers import ray_internals
 from cluster.workers.environment import put_back
 from cluster.workers.machine import host_memory, processors_here
 from cluster.workers.program import hidden_packages, keeper
-from cluster.workers.signals import kept_interruptions
+from cluster.workers.stop_signals import kept_interruptions
 
 NAMESPACE = "orchestrator"
 ON_HEAD = {"node:__internal_head__": 0.001}

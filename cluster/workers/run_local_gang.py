@@ -43,9 +43,9 @@ def run_to_the_end(
         gang.close()
 
 
-def _refuse(ranks: tuple[RankStatus, ...], still: float, patience: float, problem: str) -> None:
+def _refuse(ranks: tuple[RankStatus, ...], still: float, patience: float, what: str) -> None:
     broken = [rank for rank in ranks if rank.state in FINISHED and rank.state != "done"]
     if broken:
-        raise RuntimeError(f"the {problem} failed on rank {broken[0].rank}: {broken[0].error}")
+        raise RuntimeError(f"the {what} failed on rank {broken[0].rank}: {broken[0].error}")
     if still > patience:
-        raise RuntimeError(f"the {problem} made no progress for {patience:.0f} s")
+        raise RuntimeError(f"the {what} made no progress for {patience:.0f} s")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from cluster.workers.signals import held_interruptions
+from cluster.workers.stop_signals import held_interruptions
 from orchestrator.bench.measure import ExportFailed
 from orchestrator.chain.exports import ExportTable, shortfall
 from orchestrator.chain.preflight import of_stage

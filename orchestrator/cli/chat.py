@@ -142,14 +142,14 @@ def _token(file: Path | None, none: bool) -> str | None:
     if file is None:
         return secrets.token_urlsafe(24)
     try:
-        result = file.read_text().strip()
+        token = file.read_text().strip()
     except OSError as error:
         raise InputError(
             f"cannot be read ({error.strerror})", str(file), "give a file with a token"
         ) from None
-    if not result or not result.isprintable() or " " in result:
+    if not token or not token.isprintable() or " " in token:
         raise InputError("holds no token", str(file), "write one line without blanks into it")
-    return result
+    return token
 
 
 def _become_vllm(folder: str, name: str, host: str, port: int, token: str | None) -> None:

@@ -341,6 +341,7 @@ def _plan(
         traced=planned.traced,
     )
     plan_table.show_memory(planned.plan, planned.traced, planned.on_cpu)
+    plan_table.show_rollouts(planned.rollouts)
     plan_table.show_precision(planned.choice)
     for line in planned.assumed:
         print(f"Assumed: {line}.")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from orchestrator.planner.choose_precision import Choice
     from orchestrator.planner.demand import Demand
     from orchestrator.planner.frontier import Point
+    from orchestrator.planner.splits import RolloutPlan
     from orchestrator.planner.trace.layout_memory import TracedMemory
 
 SHOWN = 10
@@ -135,6 +136,46 @@ def show_memory(plan: Plan, traced: TracedMemory, on_cpu: bool) -> None:
         print(f"That is more than {size(offered(plan.machine, on_cpu))} that a worker offers.")
     for line in sorted({line for each in traced.traces for line in each.assumed}):
         print(f"Assumed: {line}.")
+
+
+def show_rollouts(found: RolloutPlan | None) -> None:
+    """Print what is predicted of rollouts, and the fastest split of the workers."""
+    from orchestrator.cli.options import table
+    from orchestrator.observe.pages.page import size
+
+    if found is None:
+        return
+    rows = [
+        [
+            "chosen" if split is found.asked else "",
+            str(split.generating or "the ranks"),
+            str(split.layout),
+            duration(split.time.generate),
+            duration(split.time.train),
+            duration(split.time.seconds),
+        ]
+        for split in found.splits
+    ]
+    table("Workers of rollouts", ["", "generate", "train", "generation", "training", "step"], rows)
+    time = found.asked.time
+    beside = ", beside training" if time.overlaps else ""
+    print(
+        f"A rollout: transfer {duration(time.transfer)}, generate {duration(time.generate)}{beside}, reward "
+        f"{duration(time.reward)} by rules; for prompts and answers of the longest length."
+    )
+    best = found.splits[0]
+    if best is not found.asked and best.time.seconds * (1.0 + TIE) < found.asked.time.seconds:
+        told = f"with {best.generating} rollout workers" if best.generating else "without rollout workers"
+        print(
+            f"By these predictions the same number of workers is faster {told}, {duration(best.time.seconds)} per "
+            f"step: {best.layout.world} train."
+        )
+    if found.worker_bytes:
+        print(
+            f"A rollout worker needs {size(found.worker_bytes)}, and each node with some {size(found.server_bytes)} "
+            f"of host memory for weights"
+            + ("." if found.fits else f"; a worker offers only {size(found.offered_bytes)}.")
+        )
 
 
 def show_precision(choice: Choice | None) -> None:

@@ -38,7 +38,13 @@ _KEYS: Mapping[str, str] = {
     "set train.optimizer.betas, as in [0.9, 0.95]": "adam_beta1 adam_beta2 beta1 beta2",
     "train.optimizer.eps": "adam_epsilon epsilon adam_eps",
     "train.optimizer.name": "optim optimizer_type",
-    "set train.optimizer.name to adamw_8bit": "optim_bits use_8bit_adam use_8bit_optimizer",
+    "set train.optimizer.name to adamw_8bit": (
+        "optim_bits use_8bit_adam use_8bit_optimizer 8bit adamw8bit adamw_bnb_8bit adamw_torch_8bit paged_adamw_8bit"
+    ),
+    "bases in 4 bits are workload.adapter.quantize: nf4, and moments in 8 bits train.optimizer.name: adamw_8bit": (
+        "bitsandbytes bnb"
+    ),
+    "workload.options, as in {class_weights: balanced}": "class_weights class_weight pos_weight label_weights",
     "train.steps": "max_steps train_iters training_steps num_steps iterations total_steps",
     "train.steps counts optimizer steps; there are no epochs": (
         "num_train_epochs epochs num_epochs max_epochs"

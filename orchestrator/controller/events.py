@@ -44,7 +44,7 @@ def start_event(
     """Return the reason and the fields of the event with which a gang starts.
 
     Args:
-        spec: the job.
+        train: how the job trains.
         layout: the layout of the gang.
         layout_before: the layout of the previous gang, None for the first.
         commit: the commit that the gang starts from, None to start from the beginning.

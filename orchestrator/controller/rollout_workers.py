@@ -259,7 +259,7 @@ class RolloutWorkers:
             self._order_servers()
 
     def give_back(self) -> None:
-        """End all workers and servers of weights, which the next `place` starts again."""
+        """End all workers and servers of weights, which the next call of `place` starts again."""
         for worker in self._workers:
             self._end(worker)
         self._task = None

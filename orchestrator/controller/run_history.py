@@ -240,8 +240,9 @@ class RunHistory:
 
     def take(self, rows: Sequence[Row]) -> None:
         """Add the rows that a gang reported to metrics.jsonl. Call it often, because it also starts due writes."""
-        self.trace.look(bool(rows))
+        # First, so that no row is lost if a trace cannot start, as on a full disk.
         self.files.add_steps(rows)
+        self.trace.look(bool(rows))
 
     def spent(self) -> tuple[float, float]:
         """Return the hours and USD that the job has used, at most some seconds old."""
@@ -288,11 +289,11 @@ class RunHistory:
         Raises:
             InputError: the run had commits, and none of them can be used (see `refuse_lost`).
         """
-        result, notes = self.commits.fence(bad, attempt, doubtful_after, self.event_history.skips)
-        commit = result.commit
+        last, notes = self.commits.fence(bad, attempt, doubtful_after, self.event_history.skips)
+        commit = last.commit
         step = commit.step if commit else 0
         self.files.evaluations.withdraw(step)
-        self.commits.remove_later(result, attempt)
+        self.commits.remove_later(last, attempt)
 
         # A run that began with another run's commit carries rows of earlier steps, which belong to that run.
         first = int((self._run.read_json(ORIGIN) or {}).get("step", 0)) + 1

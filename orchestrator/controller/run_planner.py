@@ -12,6 +12,7 @@ from orchestrator.planner.demand import Demand
 from orchestrator.planner.host_memory import check_workers_memory, state_bytes
 from orchestrator.planner.machines import machine_for, machine_notes
 from orchestrator.planner.planner import Planner
+from orchestrator.planner.rollouts import check_rollout_workers
 
 
 def planner_on(
@@ -37,7 +38,8 @@ def planner_on(
         The planner, and what a user should know about the workers, one line each.
 
     Raises:
-        InputError: the host memory of the workers cannot hold the training state that a commit saves.
+        InputError: the host memory of the workers cannot hold the training state that a commit saves, or a rollout
+            worker does not fit.
     """
     bundle = demand.resources.per_worker.bundle
     offer = cluster.offer(bundle, demand.resources.workers.max)
@@ -45,6 +47,7 @@ def planner_on(
         state = state_bytes(demand.optimizer, demand.ema, shape, pruned=demand.pruned)
         check_workers_memory(demand.resources, state, offer.memory)
     machine = machine_for(offer, bundle, demand.precision)
+    check_rollout_workers(demand, shape, machine)
     planner = Planner(
         demand,
         shape,

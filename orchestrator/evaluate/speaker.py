@@ -82,7 +82,7 @@ class Speaker:
 
         Args:
             row: the prompt.
-            max_tokens: the most tokens to generate.
+            max_tokens: generate no more tokens than this.
             sampling: how tokens are chosen.
             heard: gets each further piece of the text as soon as it cannot change. What it raises ends the text.
             stop: strings that end the text. They are not part of it.

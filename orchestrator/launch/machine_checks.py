@@ -11,8 +11,10 @@ import shutil
 from orchestrator.config.errors import InputError
 from orchestrator.config.resources import ResourceSpec, Workers
 from orchestrator.launch.worker import worker_here
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.host_memory import FORCED, state_bytes
+from orchestrator.planner.rollouts import check_rollout_workers
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import is_local, local_path
@@ -53,6 +55,7 @@ def check_memory(job: ResolvedJob, machine: Machine) -> None:
         from orchestrator.planner.trace.layout_memory import check_fits
 
         check_fits(job, machine)
+    check_rollout_workers(demand_of(job.spec), job.shape, machine)
 
 
 def check_machine(resources: ResourceSpec, every: Workers, address: str | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from orchestrator.config.errors import InputError
@@ -21,6 +21,7 @@ from orchestrator.planner.choose_precision import Choice
 from orchestrator.planner.device import Machine
 from orchestrator.planner.feed import feed
 from orchestrator.planner.machines import on_paper, worker_on_paper
+from orchestrator.planner.splits import RolloutPlan, plan_rollouts
 from orchestrator.planner.trace.layout_memory import TracedMemory, confirmed
 from orchestrator.resolve.precision import as_its_run, choice_of, in_chosen_precision
 from orchestrator.resolve.resolved_job import ResolvedJob
@@ -59,6 +60,13 @@ class PlannedJob:
         """Whether the job trains on CPUs."""
         return not self.job.spec.resources.per_worker.gpu
 
+    @cached_property
+    def rollouts(self) -> RolloutPlan | None:
+        """What is predicted of rollouts, and the fastest split of the workers; None without rollouts."""
+        from orchestrator.planner.demand import demand_of
+
+        return plan_rollouts(demand_of(self.job.spec), self.job.shape, self.plan)
+
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data."""
         more: dict[str, Any] = {"assumed": list(self.assumed)} if self.assumed else {}
@@ -66,6 +74,8 @@ class PlannedJob:
             more["notes"] = notes
         if fed := feed(self.job.spec.data, self.job.spec.resources.per_worker, self.plan):
             more["streaming"] = fed.to_json()
+        if found := self.rollouts:
+            more["rollout"] = found.to_json()
         if self.choice:
             more["precision"] = self.choice.to_json()
         return self.traced.plan_json(self.plan, self.on_cpu) | more
@@ -114,8 +124,8 @@ def planned_of(train: TrainSpec, job: ResolvedJob, machine: Machine | None = Non
     """Plan a job that is checked already.
 
     Args:
-        asked: the job as the user wrote it.
-        job: the same job, resolved.
+        train: how to train, as the user wrote it.
+        job: the job, resolved.
         machine: one worker, by default of this machine.
 
     Raises:

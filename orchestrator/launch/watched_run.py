@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.workers.signals import held_interruptions
+from cluster.workers.stop_signals import held_interruptions
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import Outcome

@@ -462,7 +462,10 @@ def check_base_to_come(
 def _whole_of(
     workload: WorkloadSpec, shrink: ShrinkSpec, ours: Workload, base_workload: Workload
 ) -> tuple[WorkloadSpec, Workload]:
-    """Return a model that is a part of a base, in the size of the base. Raises WorkloadError if it is no part of it."""
+    """Return a model that is a part of a base, in the size of the base.
+
+    Raises WorkloadError if the model is not a part of the base.
+    """
     from workloads.model.shrink import base_of_size, kept_layers
 
     large = base_of_size(ours.config, base_workload.config)

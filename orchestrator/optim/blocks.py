@@ -30,16 +30,14 @@ LEAST_ROW = 8
 def names_in_8_bits(workload: Workload) -> frozenset[str]:
     """Return the parameters whose moments an 8-bit optimizer rounds: all but small ones and embeddings.
 
-    Embeddings are what stands before the first layer. Rows of rare tokens have gradients of zero for many steps, and
-    then moments far below those of other rows (Dettmers et al., 2022, section 2.3). transformers.Trainer leaves them
-    in fp32 too.
+    Rows of rare tokens have gradients of zero for many steps, and then moments far below those of other rows (Dettmers
+    et al., 2022, section 2.3). transformers.Trainer leaves embeddings in fp32 too.
     """
-    shapes = workload.shapes
-    top = max(map(workload.depth, shapes)) if workload.config.has_blocks else math.inf
+    embeddings = workload.embeddings
     return frozenset(
         name
-        for name, shape in shapes.items()
-        if math.prod(shape) >= LEAST and shape[-1] >= LEAST_ROW and workload.depth(name) < top
+        for name, shape in workload.shapes.items()
+        if math.prod(shape) >= LEAST and shape[-1] >= LEAST_ROW and name not in embeddings
     )
 
 

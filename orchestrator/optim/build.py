@@ -23,6 +23,9 @@ Norms = Callable[[Sequence[Tensor]], list[Tensor]]
 of, see `ParameterShard.slices`."""
 
 
+CPU = torch.device("cpu")
+
+
 @dataclass(frozen=True)
 class OptimizerContext:
     """The arguments from which an optimizer is built.
@@ -36,6 +39,7 @@ class OptimizerContext:
         matmul_dtype: the type of matrix products within an update (Muon's iterations).
         in_8_bits: the parameters whose moments an 8-bit optimizer rounds.
         maxima: the largest values of the blocks that several ranks hold parts of. All ranks call it together.
+        device: where the shards are. A rank without a shard takes part in collectives from there.
     """
 
     spec: OptimizerSpec
@@ -46,6 +50,7 @@ class OptimizerContext:
     matmul_dtype: torch.dtype = torch.float32
     in_8_bits: Container[str] = ()
     maxima: Maxima = own_maxima
+    device: torch.device = CPU
 
 
 def build_optimizer(context: OptimizerContext) -> torch.optim.Optimizer:

@@ -85,3 +85,12 @@ KINDS: Mapping[str, OptimizerKind] = {
 def kind_of(name: str) -> OptimizerKind:
     """Return the record of an optimizer. The planner assumes AdamW's costs for a user's own optimizer."""
     return KINDS.get(name, ADAMW)
+
+
+def needs_its_shard_alone(name: str) -> bool:
+    """Whether the update of a shard depends on that shard alone, so that another rank can compute it again.
+
+    That is not known of a user's own optimizer.
+    """
+    kind = KINDS.get(name)
+    return kind is not None and not (kind.norm_sums or kind.needs_every_rank)

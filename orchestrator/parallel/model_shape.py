@@ -48,6 +48,7 @@ class ModelShape:
         teacher_runs: whether the teacher runs in every step.
         quantised_group: weights of a row that share a scale in training; 0 for a whole row, or without quantisation.
         chunked_head: whether the loss is computed in chunks of tokens, so that the logits never exist all at once.
+        embedded: parameters of the embeddings where `table` does not tell; None where it does.
         even_shares: why all data-parallel ranks must compute equally many samples; empty if they need not.
     """
 
@@ -79,6 +80,7 @@ class ModelShape:
     chunked_head: bool = True
     even_shares: str = ""
     embedding: int = 0
+    embedded: int | None = None
     head_dim: int = 0
     gated: bool = False
     causal: bool = True

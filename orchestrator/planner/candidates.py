@@ -94,11 +94,11 @@ def all_degrees(
     batch = demand.batch
     virtual = demand.shards
     micros = [batch // virtual] if virtual else [m for m in MICRO_BATCHES if m <= batch]
-    asked = demand.parallel
-    if isinstance(asked, ParallelSpec) and not asked.is_partial:
-        yield from _pinned(demand, shape, workers, asked, micros)
+    parallel = demand.parallel
+    if isinstance(parallel, ParallelSpec) and not parallel.is_partial:
+        yield from _pinned(demand, shape, workers, parallel, micros)
         return
-    pins = asked.pins if isinstance(asked, ParallelSpec) else {}
+    pins = parallel.pins if isinstance(parallel, ParallelSpec) else {}
     micros = [pins["micro_batch"]] if "micro_batch" in pins else micros
     yield from _Families(
         demand, shape, workers=workers, per_node=per_node, micros=micros, pins=pins, room=room
@@ -184,18 +184,18 @@ class _Families:
         It has the largest micro-batch that divides its share of the batch. None if the workers do not suffice.
         """
         batch, virtual = self.demand.batch, self.demand.shards
-        least = self.micros[0] if batch % self.micros[0] == 0 else 1
-        asked = degrees.but(micro_batch=1, schedule=self.pins.get("schedule", degrees.schedule))
-        found = fit(asked, self.workers, batch // least, virtual)
-        if found is None:
+        micro_batch = self.micros[0] if batch % self.micros[0] == 0 else 1
+        widest_degrees = degrees.but(micro_batch=1, schedule=self.pins.get("schedule", degrees.schedule))
+        result = fit(widest_degrees, self.workers, batch // micro_batch, virtual)
+        if result is None:
             return None
-        return degrees.but(dp=found.dp, micro_batch=_divisors_up_to(self.micros, batch // found.dp)[-1])
+        return degrees.but(dp=result.dp, micro_batch=_divisors_up_to(self.micros, batch // result.dp)[-1])
 
     def _uneven(self, widest: Layout) -> list[Layout]:
         """See `_uneven`, with the micro-batches that are searched."""
-        most = widest.but(micro_batch=self.micros[-1])
-        found = _uneven(self.demand, self.shape, most, workers=self.workers, even_width=widest.dp)
-        return [layout for layout in found if layout.micro_batch in self.micros]
+        widest_layout = widest.but(micro_batch=self.micros[-1])
+        result = _uneven(self.demand, self.shape, widest_layout, workers=self.workers, even_width=widest.dp)
+        return [layout for layout in result if layout.micro_batch in self.micros]
 
     def _with(self, widest: Layout, micros: Sequence[int], recomputes: Sequence[str]) -> Iterator[Family]:
         """Yield the families with the degrees of `widest`: one for each micro-batch and schedule."""
@@ -213,9 +213,9 @@ class _Families:
                     yield Family((layout,), partial(iter, (layout,)))
                 continue
             ways = _ways(shape, layout, pins, self.room)
-            least = tuple(layout.but(first_less=first, last_less=last) for first, last in ways)
+            fastest = tuple(layout.but(first_less=first, last_less=last) for first, last in ways)
             every = partial(self._of, layout, ways, recomputes, too_large)
-            yield Family(least, partial(self._matching_pins, every))
+            yield Family(fastest, partial(self._matching_pins, every))
 
     def _matching_pins(self, layouts: Callable[[], Iterator[Layout]]) -> Iterator[Layout]:
         return filter(self._matches_pins, layouts())
@@ -252,17 +252,17 @@ class _Families:
                 continue
             kept = _cut(layout.but(zero=zero, shard=shard, recompute=recomputes[0]), ways, room)
             tight = room.is_tight(kept)
-            least = _cut(kept.but(recompute=recomputes[-1]), ways, room) if tight else kept
-            if tight and room.is_tight(least) and not (gpu and _offloads(least, room)):
+            smallest = _cut(kept.but(recompute=recomputes[-1]), ways, room) if tight else kept
+            if tight and room.is_tight(smallest) and not (gpu and _offloads(smallest, room)):
                 too_large[key] = layout.micro_batch
                 if not alone or zero == zeros[0]:
-                    yield least  # the variant that needs least, for the error
+                    yield smallest  # the variant that needs least, for the error
                 continue
             # Recomputation only takes longer, so a layout that fits does without.
             for recompute in recomputes if tight else recomputes[:1]:
                 sharded = kept
                 if recompute != kept.recompute:
-                    sharded = least if recompute == least.recompute else kept.but(recompute=recompute)
+                    sharded = smallest if recompute == smallest.recompute else kept.but(recompute=recompute)
                     sharded = _recomputed(shape, _cut(sharded, ways, room), pins, room)
                 if not alone or zero == zeros[0]:
                     yield sharded
@@ -277,12 +277,12 @@ def _schedules(shape: ModelShape, pp: int, pins: Mapping[str, Any]) -> list[tupl
     Interleaved schedules get VIRTUAL stages per rank if the model has enough layers, else two: more stages make the
     bubble shorter and need less memory.
     """
-    found: list[tuple[str, int]] = []
+    result: list[tuple[str, int]] = []
     for schedule in _choices(pins, "schedule", SEARCHED if pp > 1 else ("1f1b",)):
         several = pp > 1 and schedule in ("interleaved", "zero_bubble")
         most = VIRTUAL if several and VIRTUAL * pp <= (shape.stages or shape.layers) else 2
-        found += [(schedule, each) for each in _choices(pins, "virtual", (most,))]
-    return found
+        result += [(schedule, each) for each in _choices(pins, "virtual", (most,))]
+    return result
 
 
 def _cut(layout: Layout, ways: Sequence[tuple[int, int]], room: Room) -> Layout:
@@ -362,17 +362,17 @@ def _degrees(
     """
     asked = _choices(pins, axis, divisors(workers) if axis != "ep" else ())
     possible = {} if axis in pins else dict.fromkeys(_possible(shape, axis))
-    found = []
+    result = []
     for ways in sorted({*asked, *possible}):
         alone = Layout.from_json({axis: ways, "dp": ways if axis == "ep" else 1})
         if problems := split_problems(alone, shape):
             if ways in asked:
                 reject((alone, problems[0]))
         elif ways <= workers:
-            found.append(ways)
+            result.append(ways)
         elif ways in asked:
             reject((alone, f"{axis} {ways} needs {ways} workers of {workers}; lower it, or add workers"))
-    return found
+    return result
 
 
 def _possible(shape: ModelShape, axis: str) -> Sequence[int]:

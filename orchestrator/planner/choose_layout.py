@@ -323,9 +323,9 @@ class _Sorter:
 
     def take_smallest(self) -> list[tuple[Layout, float]]:
         """Return the layouts that need the least memory, and remove them from `large`."""
-        least = min(memory for _, memory in self.large) * (1.0 + TIE)
-        smallest = [each for each in self.large if each[1] <= least]
-        self.large = [each for each in self.large if each[1] > least]
+        lowest = min(memory for _, memory in self.large) * (1.0 + TIE)
+        smallest = [each for each in self.large if each[1] <= lowest]
+        self.large = [each for each in self.large if each[1] > lowest]
         return smallest
 
     def _problem(self, layout: Layout) -> str:

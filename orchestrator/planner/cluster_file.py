@@ -76,7 +76,7 @@ class ClusterFile(StrictModel):
 def load(path: Path) -> ClusterFile:
     """Return the cluster that a YAML file describes. Raises InputError."""
     hint = "it needs device and nodes, as in docs/guides/planning.md"
-    found = read_model(path, ClusterFile, "cluster", hint, "give a YAML file")
-    if not found.markets:
+    result = read_model(path, ClusterFile, "cluster", hint, "give a YAML file")
+    if not result.markets:
         raise InputError("is not a cluster: markets names none", str(path), "name one, or leave it out")
-    return found
+    return result

@@ -16,6 +16,7 @@ from orchestrator.parallel.layout import Layout
 from orchestrator.planner.simulation.operators import Program
 from orchestrator.quantize.config import QuantizeSpec
 from orchestrator.train.config import Precision, TrainSpec
+from orchestrator.train.rollouts.config import RolloutSpec
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Demand:
         shards: virtual shards of a batch under bitwise determinism; 0 without it.
         ema: the decay of a moving average of the weights; None without one.
         compares: whether the objective compares answers, so that the head computes all tokens at once.
-        generated: answers that a rank decodes in one batch; 0 if the model generates none.
+        rollout: how answers are generated; None if the objective does not learn from rewards.
         steps: steps of the run.
         hours: hours within which it should finish; None for no limit.
         pruned: bytes of masks and scores for each parameter of the layers; 0 if none is pruned.
@@ -48,7 +49,7 @@ class Demand:
     shards: int
     ema: float | None
     compares: bool
-    generated: int
+    rollout: RolloutSpec | None
     steps: int
     hours: float | None
     pruned: float
@@ -58,6 +59,11 @@ class Demand:
     def searches_layout(self) -> bool:
         """Whether the planner chooses the layout, or the part of it that is not pinned."""
         return self.parallel == "auto" or self.parallel.is_partial
+
+    @property
+    def generated(self) -> int:
+        """Answers that a rank decodes in one batch; 0 if the ranks generate none."""
+        return self.rollout.decoded_by_ranks if self.rollout else 0
 
     @property
     def on_gpu(self) -> bool:
@@ -78,7 +84,7 @@ def demand_of(spec: JobSpec) -> Demand:
         shards=train.bitwise_shards,
         ema=spec.checkpoint.ema,
         compares=spec.workload.objective in OF_ANSWERS,
-        generated=spec.rollout.decoded_by_ranks if spec.rollout else 0,
+        rollout=spec.rollout,
         steps=train.steps,
         hours=spec.limits.hours,
         pruned=spec.pruned_bytes,

@@ -237,8 +237,8 @@ def load(name: str) -> Profile:
     """
     if name.lower() in names():
         return _packaged(name.lower())
-    if found := of_accelerator(name.upper()):
-        return found
+    if result := of_accelerator(name.upper()):
+        return result
     if not name.endswith((".yaml", ".yml")) and not Path(name).is_file():
         hint = f"choose from {', '.join(names())}, or give the path of a profile's file"
         raise InputError(f"no device is known by the name {name}", "--machine", hint)
@@ -302,14 +302,14 @@ def of_accelerator(accelerator: str) -> Profile | None:
     None for an unknown accelerator. If a device is sold with several memory sizes, the name decides, else the smallest.
     """
     model = re.split(r"[-\s]", re.sub(r"^(NVIDIA|Tesla)\s+", "", accelerator))[0]
-    found = [
+    result = [
         profile
         for profile in map(_packaged, names())
         if any(each.partition("-")[0] == model for each in profile.accelerators)
     ]
     match = re.search(r"(\d+)\s?GB?\b", accelerator)
     size = float(match[1]) * 1e9 if match else 0.0
-    return min(found, key=lambda profile: abs(profile.memory.value - size), default=None)
+    return min(result, key=lambda profile: abs(profile.memory.value - size), default=None)
 
 
 @lru_cache

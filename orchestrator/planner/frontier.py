@@ -64,13 +64,15 @@ def frontier(
     points: dict[int, Point] = {}
     for width in widths(1, workers):
         try:
-            found = plan(demand, shape, workers=width, machine=machine, must_fit=must_fit, verdicts=verdicts)
+            chosen_plan = plan(
+                demand, shape, workers=width, machine=machine, must_fit=must_fit, verdicts=verdicts
+            )
         except InputError:
             if width == workers and not points:
                 raise
             continue
-        if found.fits or not must_fit:
-            point = _point(demand.steps, usd, found.chosen.layout, found.chosen.seconds)
+        if chosen_plan.fits or not must_fit:
+            point = _point(demand.steps, usd, chosen_plan.chosen.layout, chosen_plan.chosen.seconds)
             points[point.layout.world] = point
     # Sorted by time, a point is on the frontier if it is cheaper than all quicker ones.
     best, cheapest = [], float("inf")

@@ -51,15 +51,16 @@ def worker_bytes(resources: ResourceSpec, state: float, workers: int) -> float:
 
     0 without GPUs, or if the job says that it need not fit. `state` is that of `state_bytes`.
     """
-    asked = resources.per_worker.gpu and resources.must_fit
-    return GENERATIONS * state / workers if asked else 0.0
+    must_fit = resources.per_worker.gpu and resources.must_fit
+    return GENERATIONS * state / workers if must_fit else 0.0
 
 
 def check_workers_memory(resources: ResourceSpec, state: float, available: float) -> None:
     """Raise InputError unless the state fits in the host memory of as many workers as the job allows."""
-    most = resources.workers.max
-    if (needed := worker_bytes(resources, state, most)) > available:
-        problem = f"two copies of the run's state are {needed / 1e9:.0f} GB of host memory for each of {most} workers"
+    max_workers = resources.workers.max
+    if (needed := worker_bytes(resources, state, max_workers)) > available:
+        size = f"{needed / 1e9:.0f} GB of host memory for each of {max_workers} workers"
+        problem = f"two copies of the run's state are {size}"
         hint = "take more workers, nodes with more memory, a smaller model, or fewer parameters by an adapter"
         problem += f", but the smallest node has {available / 1e9:.0f} GB for each"
         raise InputError(problem, "resources", f"{hint}; {FORCED}")

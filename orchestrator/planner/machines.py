@@ -39,7 +39,8 @@ def machine_for(offer: Offer | None, bundle: Bundle, precision: str = "fp32") ->
 
     A GPU is looked up by the name in `offer`. A CPU uses the profile that `orchestrator calibrate` stored on this
     machine, or a short measurement. An unknown GPU counts as the smallest known one, with its own memory if the driver
-    reports it; `told` says so. Without an offer, no such worker fits the cluster yet, and this machine is used.
+    reports it; `stands_for` then has its name. Without an offer, no such worker fits the cluster yet, and this
+    machine is used.
 
     Args:
         offer: what the cluster offers a worker; None if it offers nothing that fits.

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from orchestrator.optim.kinds import needs_its_shard_alone
 from orchestrator.parallel.cuts import layers_by_rank
 from orchestrator.parallel.engine_rules import HEAD_TOKENS
 from orchestrator.parallel.layout import SPLIT, Layout, ModelShape
@@ -325,9 +326,13 @@ def _rounding(demand: Demand, shape: ModelShape, layout: Layout) -> float:
 def _updated_again(demand: Demand, shape: ModelShape, layout: Layout) -> float:
     """Return the bytes with which a rank computes the update of another rank's largest shard again: weights, gradients
     and states three times, as sent, as received and as computed.
+
+    An update that needs other ranks is not computed again.
     """
     verify = demand.resources.verify
     if verify is None or verify.by == "same" or not layout.zero or layout.replicas == 1:
+        return 0.0
+    if not needs_its_shard_alone(str(demand.optimizer.name)):
         return 0.0
     bytes_of_number = 4.0 * (2.0 + kept_numbers(str(demand.optimizer.name), shape)) / layout.sharded
     largest = bytes_of_number * shape.table * shape.trained_share / layout.tp
@@ -445,11 +450,14 @@ def _generation(demand: Demand, shape: ModelShape) -> tuple[float, float]:
     """Return the bytes with which a rank generates answers: a whole copy of the model in fp32, whatever the layout, and
     the keys and values of the answers that it decodes at once.
     """
-    if not demand.generated:
-        return 0.0, 0.0
-    width = 4.0 if demand.precision == "fp32" else 2.0
+    return generation_bytes(demand.precision, shape, demand.generated) if demand.generated else (0.0, 0.0)
+
+
+def generation_bytes(precision: Precision, shape: ModelShape, answers: int) -> tuple[float, float]:
+    """Return the bytes of a whole copy of the model in fp32, and of the keys and values of so many answers."""
+    width = 4.0 if precision == "fp32" else 2.0
     head = shape.head_dim or shape.hidden // shape.heads
-    tokens = demand.generated * shape.sequence_length
+    tokens = answers * shape.sequence_length
     # 2: keys and values.
     return 4.0 * shape.parameters, 2.0 * width * tokens * shape.layers * shape.kv_heads * head
 

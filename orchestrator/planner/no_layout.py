@@ -81,8 +81,8 @@ def _pinned_problem(demand: Demand, shape: ModelShape, workers: int) -> str:
         return ""
     pins = demand.parallel.pins
     # DeepSpeed shards at least the optimizer state, and needs ZeRO 3 to offload parameters.
-    least = {"deepspeed": 3 if pins.get("offload") == "parameters" else 1}.get(pins.get("engine", ""), 0)
-    alone = Layout(**{"zero": least, **pins})
+    min_zero = {"deepspeed": 3 if pins.get("offload") == "parameters" else 1}.get(pins.get("engine", ""), 0)
+    alone = Layout(**{"zero": min_zero, **pins})
     if (size := alone.pp * alone.cp * alone.tp) > workers:
         return f"{alone} needs {size} workers of {workers}; lower a degree or add workers"
     layout = fit(alone, workers, demand.batch, demand.shards)

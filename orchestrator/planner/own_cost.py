@@ -52,13 +52,13 @@ def with_own(
     """
     if named is None:
         return step
-    found = _cost(named, layout, step, memory)
-    if isinstance(found, str) and found.strip():
-        return Refusal(f"{' '.join(found.split())} (by {named})")
-    if type(found) not in (int, float) or not 0.0 <= found < math.inf:
-        problem = f"{named} returns {str(found)[:40]!r} for {layout}, neither seconds from 0 on nor a reason"
+    result = _cost(named, layout, step, memory)
+    if isinstance(result, str) and result.strip():
+        return Refusal(f"{' '.join(result.split())} (by {named})")
+    if type(result) not in (int, float) or not 0.0 <= result < math.inf:
+        problem = f"{named} returns {str(result)[:40]!r} for {layout}, neither seconds from 0 on nor a reason"
         raise InputError(problem, WHERE, "see orchestrator.planner.own_cost.Cost")
-    return dataclasses.replace(step, own=float(found))
+    return dataclasses.replace(step, own=float(result))
 
 
 def check_own_cost(parallel: ParallelChoice, workers: int) -> None:
@@ -74,7 +74,9 @@ def check_own_cost(parallel: ParallelChoice, workers: int) -> None:
     for width in range(1, min(workers, MOST_ASKED) + 1):
         first, second = (with_own(named, Layout(dp=width), step, 2.0**30) for _ in range(2))
         if first != second:
-            problem = f"{named} returns different results for equal arguments, so a restart could plan another layout"
+            problem = (
+                f"{named} returns different results for the same arguments, so a restart could plan otherwise"
+            )
             raise InputError(problem, WHERE, "let it depend on its arguments alone")
 
 

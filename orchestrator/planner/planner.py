@@ -15,6 +15,7 @@ from orchestrator.planner.demand import Demand
 from orchestrator.planner.device import Machine
 from orchestrator.planner.host_memory import state_bytes, worker_bytes
 from orchestrator.planner.memory import MEMORY_SHARE, fits, needed_bytes
+from orchestrator.planner.rollouts import time_of
 from orchestrator.planner.search import TIE
 from orchestrator.planner.simulation.operators import needed_flops
 from orchestrator.planner.simulation.step import pipeline
@@ -65,8 +66,8 @@ def faster_on_fewer(demand: Demand, shape: ModelShape, plan: Plan) -> Plan | Non
     computes = plan.chosen.time.compute > MOSTLY * plan.chosen.seconds
     if computes or not plan.fits or not demand.searches_layout:
         return None
-    least = min(_narrower(demand, shape, plan), key=_seconds, default=None)
-    return least if least and _seconds(least) * (1.0 + TIE) < _seconds(plan) else None
+    cheapest = min(_narrower(demand, shape, plan), key=_seconds, default=None)
+    return cheapest if cheapest and _seconds(cheapest) * (1.0 + TIE) < _seconds(plan) else None
 
 
 def _narrower(
@@ -102,15 +103,15 @@ def best_of(demand: Demand, plans: Sequence[Plan]) -> list[Plan]:
         if in_time := [each for each in plans if demand.steps * _seconds(each) <= 3600.0 * hours]:
             plans = in_time
             measure = _cost
-    least = min(map(measure, plans))
-    return [each for each in plans if measure(each) <= least * (1.0 + TIE)]
+    lowest = min(map(measure, plans))
+    return [each for each in plans if measure(each) <= lowest * (1.0 + TIE)]
 
 
 def is_roomy(resources: ResourceSpec, plan: Plan) -> bool:
     """Whether the chosen layout fits even if it needs NEAR times the predicted memory. It is then not traced."""
     on_cpu = not resources.per_worker.gpu
-    most = NEAR * plan.chosen.memory
-    return fits(needed_bytes(plan.chosen.layout, most, most, on_cpu), plan.machine, on_cpu)
+    needed = NEAR * plan.chosen.memory
+    return fits(needed_bytes(plan.chosen.layout, needed, needed, on_cpu), plan.machine, on_cpu)
 
 
 def may_fit(plan: Plan) -> bool:
@@ -120,8 +121,8 @@ def may_fit(plan: Plan) -> bool:
 
 def on_workers(resources: ResourceSpec, min_workers: int, max_workers: int) -> ResourceSpec:
     """Return the resources with `workers.min` and `workers.max` set to `min_workers` and `max_workers`."""
-    asked = resources.workers.model_copy(update={"min": min_workers, "max": max_workers})
-    return resources.model_copy(update={"workers": asked})
+    workers = resources.workers.model_copy(update={"min": min_workers, "max": max_workers})
+    return resources.model_copy(update={"workers": workers})
 
 
 def with_workers(resources: ResourceSpec, workers: int) -> ResourceSpec:
@@ -176,12 +177,12 @@ class Planner:
 
     def plan(self, workers: int) -> Plan:
         """Return the plan of `planned`, in view of the verdicts so far."""
-        found = self._planned(workers, must_fit=False)
-        if self._is_open(workers, found):
+        chosen_plan = self._planned(workers, must_fit=False)
+        if self._is_open(workers, chosen_plan):
             if not self.is_busy():
-                return self._confirmed_plan(workers, found)
+                return self._confirmed_plan(workers, chosen_plan)
             self._unasked.add(workers)
-        return found if found.fits else self._planned(workers)
+        return chosen_plan if chosen_plan.fits else self._planned(workers)
 
     def _is_open(self, workers: int, plan: Plan) -> bool:
         """Whether traces must still confirm that the chosen layout fits."""
@@ -225,6 +226,8 @@ class Planner:
         """
         document = plan.to_json()
         document["memory"] = {"source": "formula"}
+        if self.demand.rollout is not None:
+            document["predicted"]["seconds_by_part"] |= time_of(self.demand, self.shape, plan).by_part()
         layout = plan.chosen.layout
         parts = layout.accumulation(self.demand.batch)
         if layout.pp == 1 or parts * layout.stages > MOST_ACTIONS:

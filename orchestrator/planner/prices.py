@@ -69,12 +69,12 @@ def _usd(row: Mapping[str, str]) -> float:
 
 def rate(machines: Sequence[Mapping[str, str]], prices: Prices) -> float | None:
     """Return USD per hour of whole machines, each with its `machine`, `market` and `zone`; None if one has no price."""
-    found = [
+    result = [
         prices.get((m["machine"], m["market"], m["zone"]), prices.get((m["machine"], m["market"], "")))
         for m in machines
     ]
-    known = [usd for usd in found if usd is not None]
-    return sum(known) if known and len(known) == len(found) else None
+    known = [usd for usd in result if usd is not None]
+    return sum(known) if known and len(known) == len(result) else None
 
 
 def by_zone(machines: Sequence[Mapping[str, str]], prices: Prices) -> list[dict[str, Any]]:

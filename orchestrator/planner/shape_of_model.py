@@ -63,7 +63,7 @@ def _of_class(config: HuggingFaceModel, shape: ModelShape) -> ModelShape:
         return dataclasses.replace(
             shape, no_tensor_split=f"{whole}: {no_tensors}", no_pipeline_split=f"{whole}: {no_layers}"
         )
-    found = dataclasses.replace(
+    result = dataclasses.replace(
         shape,
         no_model_split="",
         no_tensor_split="" if styles else f"{whole}: {no_tensors}",
@@ -74,13 +74,14 @@ def _of_class(config: HuggingFaceModel, shape: ModelShape) -> ModelShape:
         stages=config.blocks if layers else 1,
     )
     if not styles:
-        return found
+        return result
     heads, kv_heads = config.head_counts
-    return dataclasses.replace(found, heads=heads, kv_heads=kv_heads, feedforward=config.cut)
+    return dataclasses.replace(result, heads=heads, kv_heads=kv_heads, feedforward=config.cut)
 
 
 def _declared(config: OwnModel, shape: ModelShape) -> ModelShape:
     """Return the shape with the ways in which an own model declares that it can be divided."""
+    shape = dataclasses.replace(shape, embedded=config.embedded)
     if config.compares:
         shape = dataclasses.replace(shape, even_shares="its loss compares the samples of all ranks")
     if not config.stages and not config.is_sharded:

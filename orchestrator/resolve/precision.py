@@ -47,7 +47,7 @@ def in_chosen_precision(job: ResolvedJob, machine_of: MachineOf) -> ResolvedJob:
 
 
 def choice_of(train: TrainSpec, job: ResolvedJob) -> Choice | None:
-    """Return why `job` has its precision, given the job as `asked`; None if it was named."""
+    """Return why `job` has its precision, given `train` as the user wrote it; None if the precision was named."""
     if train.precision != "auto":
         return None
     return job.precision or Choice(job.spec.train.dtype)

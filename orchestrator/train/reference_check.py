@@ -23,9 +23,9 @@ def check_preferences(workload: WorkloadSpec, train: TrainSpec, shuffle: str) ->
         InputError: the objective cannot train so.
     """
     name = workload.objective
-    for key, problem in (("z_loss", "z-loss"), ("label_smoothing", "smoothing over a vocabulary")):
+    for key, feature in (("z_loss", "z-loss"), ("label_smoothing", "smoothing over a vocabulary")):
         if name in (*OF_ANSWERS, *OF_CLASSES) and getattr(train, key):
-            raise InputError(f"{name} has no {problem}", f"train.{key}", "set it to 0")
+            raise InputError(f"{name} has no {feature}", f"train.{key}", "set it to 0")
     if name not in REFERENCED:
         return
     if shuffle == "sections" and train.reference != "held":

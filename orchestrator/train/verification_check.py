@@ -28,12 +28,12 @@ def check_verification(resources: ResourceSpec, parallel: ParallelChoice, worklo
         return
     objective = workload.objective.name
     if workload.compares or objective in (*REWARDED, "kto"):
-        problem = {
+        reason = {
             **dict.fromkeys(REWARDED, "each rank generates its own rows"),
             "kto": "its baseline is a mean over all ranks",
         }.get(objective, "it compares each sample with those of other ranks, in their order")
         raise InputError(
-            f"no other rank can compute a step of {objective} again: {problem}", HERE, "set it to same"
+            f"no other rank can compute a step of {objective} again: {reason}", HERE, "set it to same"
         )
     max_workers = resources.workers.max
     if parallel == "auto":

@@ -777,3 +777,12 @@ def test_a_commit_is_evaluated_and_replayed_as_the_run_was(quiet: Path, place: P
     assert row["sets"]["validation"] == pytest.approx(last, rel=1e-6)
     result = replay(spec, run, None, 2)
     assert result.same, result.line
+
+
+@pytest.mark.slow
+def test_a_stale_run_is_replayed_with_the_answers_of_its_commit(quiet_stale: Path, place: Path) -> None:
+    found = stale(place)
+    found["rollout"]["keep_every"] = 1
+    found["checkpoint"] |= {"every": 1, "keep": STEPS}
+    result = replay(parse(found), RunDir(str(quiet_stale)), 4, 2)
+    assert result.same, result.line

@@ -8,13 +8,19 @@ OUTPUT = ("norm", "head", "sentence_head")
 """The modules after the last layer, within a stack or next to it."""
 
 
+def layer_count(config: TransformerConfig) -> int:
+    """Return the number of layers that `depth` counts."""
+    pair = config.architecture == "encoder-decoder"
+    return 1 if config.shared_layers else config.layers + (config.decoder_layers if pair else 0)
+
+
 def depth(config: TransformerConfig, name: str) -> int:
     """Return 0 for heads and the last norm, 1 for the last layer, and the number of layers plus one for embeddings.
 
     A decoder's layers come after those of its encoder. Layers that share their weights count as one.
     """
     pair = config.architecture == "encoder-decoder"
-    count = 1 if config.shared_layers else config.layers + (config.decoder_layers if pair else 0)
+    count = layer_count(config)
     parts = name.split(".")
     if "layers" in parts:
         number = int(parts[parts.index("layers") + 1])

@@ -34,7 +34,7 @@ from workloads.own.generate import generate, logits_of
 from workloads.own.network import ASKED, Logits, Losses, OwnNetwork
 from workloads.own.object_reference import call, load
 from workloads.own.rows import COUNTED, IGNORED, LABELS, there
-from workloads.plain_module import depths_of, initial_of, shapes_of
+from workloads.plain_module import depths_of, embeddings_in, embeddings_of, initial_of, shapes_of
 from workloads.workload import Batch, Ended, Generation, Loss, Objective, Sampling, Vocabulary
 
 if TYPE_CHECKING:
@@ -134,6 +134,12 @@ class OwnModel:
     def has_blocks(self) -> bool:
         """Return whether the model names the layers that can be recomputed or compiled one by one."""
         return bool(blocks_of(self.bare))
+
+    @property
+    def embedded(self) -> int:
+        """Return the number of parameters of `Workload.embeddings`."""
+        names = embeddings_in(self.bare, blocks_of(self.bare))
+        return sum(p.numel() for name, p in self.bare.named_parameters() if name in names)
 
     def parameters(self) -> int:
         """Return the number of parameters."""
@@ -239,6 +245,11 @@ class OwnWorkload:
     @cached_property
     def _depths(self) -> Mapping[str, int]:
         return depths_of(self)
+
+    @property
+    def embeddings(self) -> frozenset[str]:
+        """See Workload.embeddings."""
+        return embeddings_of(self)
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Run the forward pass and return the loss of one micro-batch. A comparing model compares only samples within

@@ -379,6 +379,13 @@ def _score_flops(shape: ModelShape) -> float:
     return 12.0 * shape.layers * shape.heads * shape.head_size * shape.sequence_length
 
 
+def with_length(shape: ModelShape, length: int) -> ModelShape:
+    """Return the shape with other lengths of sequences."""
+    other = replace(shape, sequence_length=length)
+    flops = shape.flops_per_token - _score_flops(shape) + _score_flops(other)
+    return replace(other, flops_per_token=flops)
+
+
 @lru_cache(maxsize=256)
 def _unlisted(shape: ModelShape) -> float:
     """Return (FLOPs of all layers' products) / (FLOPs of the products listed here), per token.

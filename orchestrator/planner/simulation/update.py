@@ -45,7 +45,7 @@ def update_seconds(
 ) -> float:
     """Return the seconds in which a rank updates its `parameters` trained parameters.
 
-    seconds = own x bytes per parameter / (memory bandwidth x share that the optimizer reaches), and for Muon the
+    seconds = parameters x bytes per parameter / (memory bandwidth x share that the optimizer reaches), and for Muon the
     orthogonalisation with its communication.
     """
     kind = kind_of(program.optimizer)
@@ -81,12 +81,15 @@ def host_seconds(layout: Layout, parameters: float, parts: int, machine: Machine
 
 
 def _rest(kind: OptimizerKind, shape: ModelShape) -> float:
-    """Return the share of the trained parameters that AdamW updates beside such an optimizer: the embedding's table,
-    and for Muon also that of a head. Adapters train neither.
+    """Return the share of the trained parameters that AdamW updates beside such an optimizer: the embeddings, and for
+    Muon also the table of a head. Adapters train neither.
     """
     if shape.trained_share < FEW_TRAINED:
         return 0.0
-    tables = shape.table * (1 if shape.tied or kind.in_8_bits else 2)
+    if kind.in_8_bits and shape.embedded is not None:
+        tables = shape.embedded
+    else:
+        tables = shape.table * (1 if shape.tied or kind.in_8_bits else 2)
     return min(tables / max(shape.parameters, 1), 1.0)
 
 
@@ -104,9 +107,9 @@ def _orthogonal(
     total = 0.0
     for rows, columns, stack, count in _matrices(shape, ep):
         # `orthogonal` transposes tall matrices, so the gram matrix is always of the shorter side.
-        least, most = sorted((rows, columns))
+        smaller, larger = sorted((rows, columns))
         # Rows, columns and inner size of the three products.
-        products = ((least, least, most), (least, least, least), (least, most, least))
+        products = ((smaller, smaller, larger), (smaller, smaller, smaller), (smaller, larger, smaller))
         each = sum(machine.matrix(a, b, inner, program.width, stack * ITERATIONS) for a, b, inner in products)
         each = machine.launched(each, OPERATIONS)
         number = count * shape.layers / pp  # of such matrices, or stacks, on a pipeline rank

@@ -32,8 +32,10 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
     spec = parse(parse_yaml(request["job"], "job.yaml"), "job.yaml")
     if "workers" in request:
-        found = confirmed(resolve(spec), request["workers"], Machine.from_json(request["machine"]))
-        verdicts = [(layout.to_json(), dataclasses.asdict(each)) for layout, each in found.verdicts.items()]
+        confirmed_plan = confirmed(resolve(spec), request["workers"], Machine.from_json(request["machine"]))
+        verdicts = [
+            (layout.to_json(), dataclasses.asdict(each)) for layout, each in confirmed_plan.verdicts.items()
+        ]
         return {"verdicts": verdicts}
     traced = traced_memory(resolve(spec), Layout.from_json(request["layout"]))
     on_cpu, machine = not spec.resources.per_worker.gpu, Machine(memory=request["memory"], flops=1.0)
@@ -44,10 +46,10 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Answer one request. The argument is the process id of the parent, with which this process ends."""
     die_with_parent(int(sys.argv[1]))
-    asked = json.load(sys.stdin)
-    if "layout" in asked:
+    request = json.load(sys.stdin)
+    if "layout" in request:
         os.nice(19)
-    found = answer(asked)
-    sys.stdout.write("\n" + json.dumps(found))
+    result = answer(request)
+    sys.stdout.write("\n" + json.dumps(result))
     sys.stdout.flush()
     os._exit(0)  # do not wait for threads of libraries

@@ -74,7 +74,7 @@ def deepened(few: StepTrace, more: StepTrace, times: float) -> StepTrace:
     `times` is how many times the difference of the two is added to `few`.
     """
 
-    found, others_of = [], _passes(more)
+    candidates, others_of = [], _passes(more)
     for place, crests in _passes(few).items():
         others, half = others_of.get(place, []), (len(crests) + 1) // 2
         # A pass peaks near its beginning or its end. Each half is extrapolated from its own peak, because growth per
@@ -82,8 +82,8 @@ def deepened(few: StepTrace, more: StepTrace, times: float) -> StepTrace:
         if len(others) >= half:
             for one, other in ((crests[:half], others[:half]), (crests[-half:], others[-half:])):
                 parts = zip(CATEGORIES, _highest(one), _highest(other), strict=True)
-                found.append((place, {category: _on(a, b, times) for category, a, b in parts}))
-    (phase, stage, micro_batch), at_peak = max(found, key=lambda each: sum(each[1].values()))
+                candidates.append((place, {category: _on(a, b, times) for category, a, b in parts}))
+    (phase, stage, micro_batch), at_peak = max(candidates, key=lambda each: sum(each[1].values()))
     steady = _each(few.memory.steady, more.memory.steady, times)
     memory = Memory(
         sum(at_peak.values()), at_peak, steady=steady, phase=phase, stage=stage, micro_batch=micro_batch
@@ -92,7 +92,7 @@ def deepened(few: StepTrace, more: StepTrace, times: float) -> StepTrace:
 
 
 def further(trace: StepTrace, few: StepTrace, more: StepTrace, times: float) -> StepTrace:
-    """Return the trace `trace` of a full pipeline, extended by more micro-batches.
+    """Return `trace`, that of a full pipeline, extended by more micro-batches.
 
     Their number is `times` the difference of `few` and `more`. What each additional micro-batch holds does not depend
     on the model's depth, so shallow traces measure it.
@@ -136,10 +136,10 @@ def _each(a: Mapping[str, int], b: Mapping[str, int], times: float) -> dict[str,
 
 
 def _passes(trace: StepTrace) -> dict[Place, list[Crest]]:
-    found: dict[Place, list[Crest]] = {}
+    result: dict[Place, list[Crest]] = {}
     for crest in trace.crests:
-        found.setdefault(crest[0], []).append(crest)
-    return found
+        result.setdefault(crest[0], []).append(crest)
+    return result
 
 
 def _highest(crests: list[Crest]) -> tuple[int, ...]:

@@ -43,12 +43,12 @@ class TracedMemory:
     @property
     def traces(self) -> list[StepTrace]:
         """The traces that succeeded."""
-        return [found for found in self.ranks if isinstance(found, StepTrace)]
+        return [trace for trace in self.ranks if isinstance(trace, StepTrace)]
 
     @property
     def reasons(self) -> list[str]:
         """Why other traces failed, each reason once."""
-        return list(dict.fromkeys(found.reason for found in self.ranks if isinstance(found, NotTraced)))
+        return list(dict.fromkeys(failure.reason for failure in self.ranks if isinstance(failure, NotTraced)))
 
     @property
     def largest(self) -> StepTrace | None:
@@ -61,14 +61,14 @@ class TracedMemory:
         Between two traced ranks, the `formula` is corrected by its error at these two, interpolated linearly.
         """
         known = {self.layout.coordinate(each.rank)["pp"]: of(each) for each in self.traces}
-        places, found = sorted(known), []
-        for index, said in enumerate(formula):
+        places, needs = sorted(known), []
+        for index, predicted in enumerate(formula):
             low = max(place for place in places if place <= index)
             high = min(place for place in places if place >= index)
             share = (index - low) / (high - low) if high > low else 0.0
             off = (1.0 - share) * (known[low] - formula[low]) + share * (known[high] - formula[high])
-            found.append(round(said + off))
-        return found
+            needs.append(round(predicted + off))
+        return needs
 
     def by_rank(self, formula: Sequence[float], of: Callable[[StepTrace], float]) -> list[int]:
         """Return the values for every rank; the ranks of a pipeline stage have equal ones."""
@@ -81,12 +81,12 @@ class TracedMemory:
 
     def plan_json(self, plan: Plan, on_cpu: bool) -> dict[str, Any]:
         """Return the plan's JSON with the traced memory in place of the formula's, and with the formula's error."""
-        found = plan.to_json()
-        predicted, found["memory"] = self.replaced_memory(
+        document = plan.to_json()
+        predicted, document["memory"] = self.replaced_memory(
             plan.by_stage, plan.chosen.memory, plan.machine, on_cpu
         )
-        found["predicted"] |= predicted
-        return found
+        document["predicted"] |= predicted
+        return document
 
     def replaced_memory(
         self, by_stage: Sequence[float], formula: float, machine: Machine, on_cpu: bool
@@ -127,9 +127,9 @@ class TracedMemory:
 
         If some ranks were not traced, it is the maximum over the traced ranks and the `formula`.
         """
-        found = [(float(each.memory.peak), float(each.saved)) for each in self.traces]
-        found += [(formula, self.saved)] if self.reasons or not found else []
-        return max(needed_bytes(self.layout, tensors, saved, on_cpu) for tensors, saved in found)
+        result = [(float(each.memory.peak), float(each.saved)) for each in self.traces]
+        result += [(formula, self.saved)] if self.reasons or not result else []
+        return max(needed_bytes(self.layout, tensors, saved, on_cpu) for tensors, saved in result)
 
     def to_json(self) -> dict[str, Any]:
         """Return the part for plan.json: `ranks` with their bytes by category, and why ranks are missing."""
@@ -267,19 +267,19 @@ def confirmed(
     first = planned(demand_of(spec), job.shape, workers, machine, must_fit=False)
     must_fit = must_fit and spec.resources.must_fit
     if must_fit and not first.fits:
-        least = _smallest_plan(job, workers, machine, verdicts)
-        return least or Confirmed(
+        smallest = _smallest_plan(job, workers, machine, verdicts)
+        return smallest or Confirmed(
             planned(demand_of(spec), job.shape, workers, machine), None
         )  # raises the error that says why none fits
     if not always and is_roomy(spec.resources, first):
         return Confirmed(first, None)
-    found = first
+    result = first
     traced = first_traced = traced_memory(job, first.chosen.layout)
-    while not traced.fits(found, on_cpu) or (verdicts and traced.reasons):
-        verdicts[found.chosen.layout] = _too_large(found, traced, on_cpu)
+    while not traced.fits(result, on_cpu) or (verdicts and traced.reasons):
+        verdicts[result.chosen.layout] = _too_large(result, traced, on_cpu)
         left = SECONDS - (time.process_time() - began)
         try:
-            found = planned(
+            result = planned(
                 demand_of(spec),
                 job.shape,
                 workers=workers,
@@ -289,13 +289,13 @@ def confirmed(
             )
         except InputError:
             break
-        if left <= 0.0 or not found.fits:
+        if left <= 0.0 or not result.fits:
             break
-        traced = traced_memory(job, found.chosen.layout, left)
+        traced = traced_memory(job, result.chosen.layout, left)
     else:
-        return Confirmed(found, traced, verdicts)
-    if least := _smallest_plan(job, workers, machine, verdicts):
-        return least
+        return Confirmed(result, traced, verdicts)
+    if smallest := _smallest_plan(job, workers, machine, verdicts):
+        return smallest
     others = [(each, why.reason) for each, why in verdicts.items() if each != first.chosen.layout]
     return Confirmed(dataclasses.replace(first, rejected=(*first.rejected, *others)), first_traced)
 
@@ -307,30 +307,34 @@ def _smallest_plan(
     spec, on_cpu = job.spec, not job.spec.resources.per_worker.gpu
     without_room = dataclasses.replace(machine, memory=1.0)
     try:
-        least = planned(demand_of(spec), job.shape, workers, without_room, must_fit=False, verdicts=verdicts)
+        smallest = planned(
+            demand_of(spec), job.shape, workers, without_room, must_fit=False, verdicts=verdicts
+        )
     except InputError:
         return None
-    layout, formula = least.chosen.layout, least.chosen.memory
-    if not may_fit(dataclasses.replace(least, machine=machine)):
+    layout, formula = smallest.chosen.layout, smallest.chosen.memory
+    if not may_fit(dataclasses.replace(smallest, machine=machine)):
         return None
     traced = traced_memory(job, layout, LAST)
     if traced.largest is None or not fits(traced.needed(formula, on_cpu), machine, on_cpu):
         return None
     known = {**verdicts, layout: Verdict("", traced.largest.memory.peak / formula)}
-    found = planned(demand_of(spec), job.shape, workers, machine, verdicts=known)
-    return Confirmed(found, traced, known) if found.chosen.layout == layout else None
+    chosen_plan = planned(demand_of(spec), job.shape, workers, machine, verdicts=known)
+    return Confirmed(chosen_plan, traced, known) if chosen_plan.chosen.layout == layout else None
 
 
 def _too_large(plan: Plan, traced: TracedMemory, on_cpu: bool) -> Verdict:
     """Return the verdict on a layout that does not fit by its trace, or could not be traced."""
-    needed, there = traced.needed(plan.chosen.memory, on_cpu), offered(plan.machine, on_cpu)
-    if needed <= there:
+    needed, available = traced.needed(plan.chosen.memory, on_cpu), offered(plan.machine, on_cpu)
+    if needed <= available:
         return Verdict(
             f"other layouts do not fit by their traces, but this one has no trace: {traced.reasons[0]}", 1.0
         )
-    reason = f"needs {needed / 2**30:.2f} GiB per worker by its trace, which offers {there / 2**30:.2f} GiB"
+    reason = (
+        f"needs {needed / 2**30:.2f} GiB per worker by its trace, which offers {available / 2**30:.2f} GiB"
+    )
     share = plan.chosen.memory / (plan.machine.memory * MEMORY_SHARE)
-    return Verdict(reason, needed / max(there, 1.0) / share)
+    return Verdict(reason, needed / max(available, 1.0) / share)
 
 
 def check_fits(job: ResolvedJob, machine: Machine) -> None:
@@ -341,14 +345,14 @@ def check_fits(job: ResolvedJob, machine: Machine) -> None:
     spec = job.spec
     if not spec.resources.must_fit:
         return
-    found = confirmed(job, spec.resources.workers.max, machine, must_fit=False)
-    if found.traced is None:
+    confirmed_plan = confirmed(job, spec.resources.workers.max, machine, must_fit=False)
+    if confirmed_plan.traced is None:
         return
-    on_cpu, layout = not spec.resources.per_worker.gpu, found.plan.chosen.layout
-    needed = found.traced.needed(found.plan.chosen.memory, on_cpu)
+    on_cpu, layout = not spec.resources.per_worker.gpu, confirmed_plan.plan.chosen.layout
+    needed = confirmed_plan.traced.needed(confirmed_plan.plan.chosen.memory, on_cpu)
     if not fits(needed, machine, on_cpu):
-        there = offered(machine, on_cpu) / 2**30
-        problem = f"{layout} needs {needed / 2**30:.2f} GiB per worker, which offers {there:.2f} GiB"
+        available = offered(machine, on_cpu) / 2**30
+        problem = f"{layout} needs {needed / 2**30:.2f} GiB per worker, which offers {available:.2f} GiB"
         hint = "lower micro_batch, or raise zero or workers; resources.must_fit false runs it all the same"
         raise InputError(problem, "resources", hint)
 

@@ -47,11 +47,11 @@ class Remembered:
             if isinstance(known, list | tuple) and not _is_sort(known):
                 return type(known)(None if each is None else self._anew(each, base) for each in known)
             return self._anew(known, base)
-        found = func(*args, **kwargs)
-        sort = _result(found, how, (args, kwargs))
+        result = func(*args, **kwargs)
+        sort = _result(result, how, (args, kwargs))
         if sort is not None:
             self._known[key] = sort
-        return found
+        return result
 
     def _sorted(self, value: Any, sorts: list[Any]) -> bool:
         """Append what the operator sees of a value to `sorts`; return False if the operator must be run."""

@@ -73,19 +73,19 @@ def bytes_of(tensors: Sequence[Tensor]) -> int:
 
 def written_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
     """Return the arguments that an operator writes to."""
-    found: list[Tensor] = []
+    result: list[Tensor] = []
     for number, argument in enumerate(func._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         value = args[number] if number < len(args) else kwargs.get(argument.name)
-        found += (
+        result += (
             [value]
             if isinstance(value, Tensor)
             else [v for v in value if isinstance(v, Tensor)]
             if isinstance(value, list | tuple)
             else []
         )
-    return found
+    return result
 
 
 def dtype_of(tensors: Sequence[Tensor]) -> str:

@@ -110,7 +110,7 @@ def _record(objective: str, plain: np.ndarray, sample: int, length: int, parts: 
             return pack([text] * parts)
     if objective in REWARDED:
         return pack([text, [ord("{"), ord("}")]])
-    said = np.concatenate([text[:2], text[2:] | MARK])
+    answer = np.concatenate([text[:2], text[2:] | MARK])
     if objective in PREFERENCES:
-        return pack([said, [1]] if objective == "kto" else [said, said[:-1]])
-    return said
+        return pack([answer, [1]] if objective == "kto" else [answer, answer[:-1]])
+    return answer

@@ -67,6 +67,7 @@ class OptimizerMaker:
             matmul_dtype=self._matmul_dtype,
             in_8_bits=self._in_8_bits,
             maxima=BlockMaxima(block_counts(self._workload, self._in_8_bits), self._mesh),
+            device=self.device,
         )
         return build_optimizer(context)
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from orchestrator.checkpoint.reader import Reader
+from orchestrator.optim.gradient_clipping import squared_norm
 from orchestrator.parallel.device import Device
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.losses import EvaluationSums
 from orchestrator.parallel.mesh import Mesh
-from orchestrator.parallel.norms import squared_norm
 from orchestrator.parallel.parallelize import Parallel
 from orchestrator.parallel.router_load import RouterLoad, ratios
 from orchestrator.parallel.runner import runner_of

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.reader import Reader
+from orchestrator.optim.gradient_clipping import clip_factor
 from orchestrator.optim.groups import set_lr
 from orchestrator.parallel.device import Device
 from orchestrator.parallel.full_matrices import FullMatrices
 from orchestrator.parallel.mesh import Mesh
-from orchestrator.parallel.norms import clip_factor
 from orchestrator.parallel.parallelize import Parallel
 from orchestrator.prune.names import pruned_names
 from orchestrator.prune.pruner import Pruner

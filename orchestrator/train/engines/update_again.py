@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from orchestrator.config.object_reference import ObjectReference
+from orchestrator.optim.blocks import parts_of
 from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.groups import set_lr
-from orchestrator.optim.kinds import KINDS, Slot
+from orchestrator.optim.kinds import Slot, needs_its_shard_alone
 from orchestrator.parallel.mesh import ProcessGroup
 from orchestrator.parallel.parameter_shard import ParameterShard
 from orchestrator.parallel.partition import Cut
@@ -32,14 +32,6 @@ AT_ONCE = 2**26
 """Bytes of weights, gradients and states that are sent to another rank together."""
 Build = Callable[[Sequence[ParameterShard]], torch.optim.Optimizer]
 """Makes the job's optimizer for some shards."""
-
-
-def is_recomputed(spec: OptimizerSpec) -> bool:
-    """Whether the optimizer's update of a shard depends on that shard alone, so that another rank can compute it."""
-    if isinstance(spec.name, ObjectReference):
-        return False
-    kind = KINDS[spec.name]
-    return not (kind.norm_sums or kind.needs_every_rank)
 
 
 class UpdateAgain:
@@ -69,7 +61,7 @@ class UpdateAgain:
         """
         self._shards = shards
         self._cuts = cuts
-        self._spec = spec
+        self._is_recomputed = needs_its_shard_alone(str(spec.name))
         self._slots = slots
         self._build = build
         self._device = device
@@ -86,8 +78,8 @@ class UpdateAgain:
         optimizer.step()
         self._bend([shard.parameter for shard in self._shards])
         if taker is not None:
-            recomputed = alone if is_recomputed(self._spec) else []
-            states = [self._results(each, optimizer) for each in (copies, recomputed)]
+            recomputed = alone if self._is_recomputed else []
+            states = [self._results(each, optimizer, check.exact) for each in (copies, recomputed)]
             same, own = (_seen(tensors, check.exact) for tensors in states)
             check.update(same, own, others)
 
@@ -99,7 +91,7 @@ class UpdateAgain:
         check: StepCheck,
     ) -> Record:
         """Exchange the numbers of the shards that one rank alone updates; return the results for those of `giver`."""
-        if check.giver is None or check.taker is None or not is_recomputed(self._spec):
+        if check.giver is None or check.taker is None or not self._is_recomputed:
             return []
         mine = _bundles(alone, self._slots)
         facts = [[_fact(shard, optimizer) for shard in bundle] for bundle in mine]
@@ -111,7 +103,7 @@ class UpdateAgain:
             given = theirs[number] if number < len(theirs) else []
             arrived = self._exchanged(sent, given, check)
             if arrived is not None:
-                for tensor in self._updated(given, arrived, lr):
+                for tensor in self._updated(given, arrived, lr, check.exact):
                     witness.sent(tensor)
         return witness.take()
 
@@ -140,7 +132,7 @@ class UpdateAgain:
             work.wait()
         return arrived
 
-    def _updated(self, given: Sequence[Any], numbers: Tensor, lr: float) -> list[Tensor]:
+    def _updated(self, given: Sequence[Any], numbers: Tensor, lr: float, exact: bool) -> list[Tensor]:
         """Return the weights and states of another rank's shards after the update."""
         alone = ProcessGroup((dist.get_rank(),), 0, None)
         shards: list[ParameterShard] = []
@@ -168,20 +160,33 @@ class UpdateAgain:
         set_lr(optimizer.param_groups, lr)
         optimizer.step()
         self._bend([shard.parameter for shard in shards])
-        return self._results(shards, optimizer)
+        return self._results(shards, optimizer, exact)
 
-    def _results(self, shards: Sequence[ParameterShard], optimizer: torch.optim.Optimizer) -> list[Tensor]:
-        """Return the weights and states of shards of this rank."""
-        result = []
+    def _results(
+        self, shards: Sequence[ParameterShard], optimizer: torch.optim.Optimizer, exact: bool
+    ) -> list[Tensor]:
+        """Return the weights of shards, and their states that follow from this rank's numbers alone."""
+        result: list[Tensor] = []
         for shard in shards:
             state = optimizer.state.get(shard.parameter, {})
-            slots = [state[slot.name] for slot in self._slots(shard.name) if slot.name in state]
-            result += [shard.parameter, *slots]
+            slots = [slot for slot in self._slots(shard.name) if slot.name in state]
+            result += [shard.parameter, *(state[s.name] for s in slots if _is_own(s, shard, exact))]
         return result
 
     def _bend(self, parameters: Sequence[nn.Parameter]) -> None:
         if self._flaw is not None:
             self._flaw.bend_updates(parameters)
+
+
+def _is_own(slot: Slot, shard: ParameterShard, exact: bool) -> bool:
+    """Whether a state of a shard is wrong only if this rank computes wrongly.
+
+    Scales of blocks that other ranks hold a part of come from an all-reduce, and codes follow from them. If bits are
+    not compared, codes are not either: where a last bit makes another one the nearest they differ by up to 255.
+    """
+    if slot.is_code and not exact:
+        return False
+    return not (slot.is_code or slot.is_scale) or not any(part.cut_columns for part in parts_of(shard))
 
 
 def _fact(shard: ParameterShard, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

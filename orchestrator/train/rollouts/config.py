@@ -68,6 +68,10 @@ class RolloutSpec(StrictModel):
         """How many answers a training worker decodes at once; 0 if other workers generate them."""
         return 0 if self.workers else self.group * self.together
 
+    def units(self, global_batch: int) -> int:
+        """Return how many units of work a step has."""
+        return -(-global_batch // self.group // self.together)
+
     def problem_with(self, global_batch: int) -> str:
         """Return why a step cannot have so many answers; empty if it can."""
         if global_batch % self.group:
@@ -75,7 +79,7 @@ class RolloutSpec(StrictModel):
                 f"train.global_batch {global_batch} counts answers, and is not a multiple of rollout.group "
                 f"{self.group}; change one of them"
             )
-        units = -(-global_batch // self.group // self.together)
+        units = self.units(global_batch)
         if self.workers and self.workers.max > units:
             return (
                 f"rollout.workers.max {self.workers.max} is more than can work: a step has {units} "

@@ -136,7 +136,7 @@ class Rehearsal:
 def rehearse(
     job: ResolvedJob, full_size: FullSizePlan, checked: float, tell: Callable[[Stage | str], None]
 ) -> Rehearsal:
-    """Try a job, whose checks took `checked` seconds, in a temporary folder, and examine its `full_size` size.
+    """Try a job, whose checks took `checked` seconds, in a temporary folder, and examine it in its full size.
 
     `tell` gets the name of a stage at its start, and the stage at its end. All files and processes of the
     stages end with them.

@@ -84,6 +84,12 @@ def test_the_same_rank_finds_no_error_that_stays(gang: ProcessGang) -> None:
 
 
 @pytest.mark.slow
+def test_moments_in_8_bits_whose_blocks_are_cut(gang: ProcessGang) -> None:
+    wide = {"changes": {**MODELS["decoder"]["changes"], "hidden": 96, "intermediate": 320}}
+    check(gang, 4, [("decoder", {"layout": {"dp": 2, "tp": 2}, **wide, "optimizer": {"name": "adamw_8bit"}})])
+
+
+@pytest.mark.slow
 def test_every_axis(gang: ProcessGang) -> None:
     check(
         gang,

@@ -44,7 +44,7 @@ from workloads.model import inside, losses
 from workloads.model.stored import listed
 from workloads.model.transformer import Output
 from workloads.objectives.rewarded import answer_loss
-from workloads.plain_module import depths_of, initial_of, shapes_of
+from workloads.plain_module import depths_of, embeddings_of, initial_of, shapes_of
 from workloads.workload import Batch, Ended, Generation, Loss, Objective, Sampling, Vocabulary
 
 NETWORK = "network."
@@ -205,6 +205,11 @@ class HuggingFaceWorkload:
     @cached_property
     def _depths(self) -> Mapping[str, int]:
         return depths_of(self)
+
+    @property
+    def embeddings(self) -> frozenset[str]:
+        """See Workload.embeddings."""
+        return embeddings_of(self)
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Run the forward pass and return the loss of one micro-batch."""

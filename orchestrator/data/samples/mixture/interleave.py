@@ -32,7 +32,7 @@ class Interleave:
                 left -= weights[source]
 
     def at(self, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the source of each position in `position`, and how many earlier positions have the same source; int64
+        """Return the source of each position, and how many earlier positions have the same source; int64
         of its shape."""
         left = np.array(position, dtype=np.int64).ravel()
         source = np.zeros_like(left)

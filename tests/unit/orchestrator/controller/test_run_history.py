@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import time
 from pathlib import Path
@@ -80,6 +81,19 @@ def test_rows_are_counted_as_they_are_stored(run: RunDir) -> None:
     assert record.files.saved == 3
     assert [r["step"] for r in run.rows("metrics.jsonl")] == [1, 2, 3]
     assert record.files.after(1) == [row(2), row(3)]
+
+
+def test_rows_are_kept_if_a_trace_cannot_start(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(trains: bool) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    record = RunHistory(parse(job("a.txt")), run)
+    monkeypatch.setattr(record.trace, "look", full)
+    with pytest.raises(OSError, match="No space left"):
+        record.take([row(1), row(2)])
+    record.files.wait_until_stored()
+    assert (record.step, [r["step"] for r in run.rows("metrics.jsonl")]) == (2, [1, 2])
+    record.close()
 
 
 def test_without_a_commit_everything_is_rolled_back(run: RunDir) -> None:

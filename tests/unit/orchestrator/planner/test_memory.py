@@ -159,3 +159,25 @@ def test_every_rank_that_generates_holds_a_whole_copy_of_the_model() -> None:
     plain = bytes_of("conversation")
     assert bytes_of("grpo", together=1, group=2) == pytest.approx(plain + 4 * shape.parameters)
     assert bytes_of("grpo", together=64, group=64) > plain + 2 * 4 * shape.parameters
+
+
+@pytest.mark.parametrize(("optimizer", "is_computed_again"), [
+    ("adamw", True), ("lion", True), ("adamw_8bit", False), ("muon", False), ("lamb", False), ("mine:Own", False),
+])  # fmt: skip
+def test_only_an_update_that_is_computed_again_needs_memory_for_it(
+    optimizer: str, is_computed_again: bool
+) -> None:
+    """With few tokens, so that the update and not the head needs most."""
+
+    def peak(**resources: Any) -> float:
+        spec = parse({
+            "name": "verified",
+            "workload": {"model": "gpt-tiny"},
+            "data": {"sources": [{"uri": "a"}], "tokenizer": {"train_bpe": 512}, "sequence_length": 16},
+            "train": {"steps": 10, "global_batch": 2, "optimizer": {"name": optimizer}},
+            "resources": {"workers": 2, **resources},
+        })  # fmt: skip
+        return peak_bytes(demand_of(spec), shape, Layout(dp=2, zero=1, micro_batch=1))
+
+    shape = model_shape(describe("gpt-tiny"), 16)
+    assert (peak(verify={"every": 5}) > peak()) is is_computed_again

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from jobs import job
 
-from cluster.workers.signals import ENDS
+from cluster.workers.stop_signals import ENDS
 from orchestrator.config.errors import InputError
 from orchestrator.config.overrides import set_key
 from orchestrator.config.spec import dump, parse

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from orchestrator.optim.blocks import names_in_8_bits
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.device import Machine
 from orchestrator.planner.shape_of_model import model_shape
@@ -20,6 +24,19 @@ ROOFLINE = Machine(
     memory=1e12, flops=1e12, full_flops=1e12, matrix_share=1.0, memory_bandwidth=1e30, launch=0.0
 )
 """A machine whose products take their arithmetic alone."""
+OWN = """
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self, vocabulary_size):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(64, 64, bias=False)])
+        self.table = nn.Embedding(vocabulary_size, 64)
+        self.head = nn.Linear(64, vocabulary_size, bias=False)
+    def loss(self, batch):
+        raise NotImplementedError
+"""
+"""A model without named layers."""
 MUON = Program(width=4.0, optimizer="muon")
 
 
@@ -50,6 +67,21 @@ def test_numbers_kept_are_the_slots_of_the_engine() -> None:
     share = shape.vocabulary * shape.hidden / shape.parameters
     assert kept_numbers("adamw_8bit", shape) == pytest.approx(share * 2.0 + (1 - share) * in_8_bits)
     assert kept_numbers("adamw_8bit", replace(shape, trained_share=0.01)) == pytest.approx(in_8_bits)
+
+
+def test_embeddings_of_an_own_model_are_counted_from_its_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "small_own.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "small_own", raising=False)
+    workload = load("small_own:Model", "causal_lm", Vocabulary(5000, 0), sequence_length=16)
+    assert workload.embeddings == {"network.table.weight"}
+    assert names_in_8_bits(workload) == {"network.layers.0.weight", "network.head.weight"}
+    table, everything = 5000 * 64, sum(map(math.prod, workload.shapes.values()))
+    kept = kept_numbers("adamw_8bit", model_shape(workload.config, 16))
+    in_8_bits = 0.5 + 2 / 256
+    assert kept == pytest.approx((table * 2.0 + (everything - table) * in_8_bits) / everything)
 
 
 @pytest.mark.parametrize("model", ["llama-tiny", "gpt-tiny", "mixtral-tiny"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cluster.workers.signals import ENDS, held_interruptions, kept_interruptions
+from cluster.workers.stop_signals import ENDS, held_interruptions, kept_interruptions
 
 ENDING = pytest.mark.parametrize("number", ENDS)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from orchestrator.optim.config import OptimizerSpec
-from orchestrator.parallel.norms import clip_factor
+from orchestrator.optim.gradient_clipping import clip_factor
 
 
 @pytest.mark.parametrize("norm", [0.5, 1.0 - 2e-6, 1.0, 1.0 + 1e-9, 3.0])

@@ -1,0 +1,137 @@
+"""The seconds of a rollout by part, and the memory of a rollout worker. Torch-free and ray-free.
+
+Answers are taken to be as long as `rollout.max_tokens`, and prompts as long as fits before them, so that the seconds of
+generation are those of the longest rollout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from orchestrator.config.errors import InputError
+from orchestrator.parallel.layout import ModelShape
+from orchestrator.planner.choose_layout import Plan
+from orchestrator.planner.demand import Demand
+from orchestrator.planner.device import Machine
+from orchestrator.planner.memory import PROCESS, generation_bytes, offered
+from orchestrator.planner.simulation.collectives import Group
+from orchestrator.planner.simulation.operators import Program, ends, layer, with_length
+from orchestrator.train.rollouts.config import RolloutSpec
+
+DRAW_BYTES = 72.0
+"""Bytes read and written to draw a token, for each entry of the vocabulary: logits in fp32, their log-softmax, and in
+fp64 the probabilities, the entropy and the cumulative sums (`workloads/model/answers.py`)."""
+DRAW_SECONDS = 6e-6
+"""Seconds of the process for each token that is drawn, on one CPU."""
+CACHE_OPERATIONS = 8.0
+"""Operations that keep and read the keys and values of a layer, for each token."""
+UNRECORDED = 0.8
+"""Seconds of a launch without autograd, as a share of one in training."""
+REWARD_SECONDS, REWARDS_SECONDS = 2e-5, 3e-3
+"""Seconds for an answer's reward by a rule, and for the round trip to the processes that compute rewards."""
+
+
+@dataclass(frozen=True)
+class RolloutTime:
+    """Seconds of a step with its share of a rollout.
+
+    Attributes:
+        transfer: weights on their way to those that generate.
+        generate: generation of the step's answers.
+        reward: their rewards by rules. Own functions and reward models are not predicted.
+        train: the optimizer step.
+        overlaps: whether generation goes on while the gang trains.
+    """
+
+    transfer: float
+    generate: float
+    reward: float
+    train: float
+    overlaps: bool
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the step."""
+        others = self.reward + self.train
+        if self.overlaps:
+            return self.transfer + max(self.generate, others)
+        return self.transfer + self.generate + others
+
+    def by_part(self) -> dict[str, float]:
+        """Return the seconds that a step waits for each part of the rollout, as the rows of a run have them."""
+        waited = max(self.generate - self.reward - self.train, 0.0) if self.overlaps else self.generate
+        return {"transfer": self.transfer, "generate": waited, "reward": self.reward}
+
+
+def check_rollout_workers(demand: Demand, shape: ModelShape, machine: Machine) -> None:
+    """Raise InputError unless a rollout worker fits the memory of a worker, or the job says that it need not."""
+    if demand.rollout is None or demand.rollout.workers is None or not demand.resources.must_fit:
+        return
+    needed = worker_bytes(demand, shape)
+    there = offered(machine, not demand.on_gpu)
+    if needed > there:
+        what = f"a rollout worker needs {needed / 1e9:.1f} GB, and a worker offers {there / 1e9:.1f} GB"
+        hint = "lower rollout.together or rollout.group, or take workers with more memory"
+        raise InputError(what, "rollout.workers", f"{hint}; must_fit: false runs it all the same")
+
+
+def worker_bytes(demand: Demand, shape: ModelShape) -> float:
+    """Return the bytes of a rollout worker: the weights in fp32, and what it decodes at once."""
+    rollout = demand.rollout
+    assert rollout is not None
+    weights, cache = generation_bytes(demand.precision, shape, rollout.group * rollout.together)
+    logits = 3.0 * 8.0 * rollout.group * rollout.together * shape.vocabulary
+    process = 0.0 if demand.on_gpu else PROCESS
+    return weights + cache + logits + process
+
+
+def time_of(demand: Demand, shape: ModelShape, found: Plan) -> RolloutTime:
+    """Return the seconds of a step under a plan of its training workers."""
+    rollout = demand.rollout
+    assert rollout is not None
+    machine = found.machine
+    ranks = found.chosen.layout.world
+    generating = rollout.workers.max if rollout.workers else 0
+    unit = unit_seconds(shape, machine, demand.program, rollout)
+    rounds = math.ceil(rollout.units(demand.batch) / (generating or ranks))
+    weights = 4.0 * shape.parameters
+    # To rollout workers: from the ranks to a server of their node, and from there to each of them.
+    sent = (
+        2.0 * weights / machine.inside.bandwidth if generating else Group(ranks, 1, machine).gather(weights)
+    )
+    return RolloutTime(
+        transfer=sent / rollout.steps,
+        generate=rounds * unit,
+        reward=REWARDS_SECONDS + REWARD_SECONDS * demand.batch / ranks,
+        train=found.chosen.seconds,
+        overlaps=bool(rollout.staleness and generating),
+    )
+
+
+def unit_seconds(shape: ModelShape, machine: Machine, program: Program, rollout: RolloutSpec) -> float:
+    """Return the seconds in which one worker generates the answers to `rollout.together` prompts.
+
+    It reads the prompts in one pass, and then each token of all answers in one pass over the weights.
+    """
+    machine = dataclasses.replace(machine, launch=UNRECORDED * machine.launch)
+    program = dataclasses.replace(program, in_8_bits=0, dropout=False, compiled=False, reference=False)
+    prompt = max(shape.sequence_length - rollout.max_tokens, 1)
+    read = _pass(with_length(shape, prompt), machine, program, rollout.together)
+    rows = rollout.together * rollout.group
+    token = _pass(with_length(shape, 1), machine, program, rows)
+    context = prompt + rollout.max_tokens / 2.0  # in the middle of the answer
+    cached = rows * context * 2.0 * shape.kv_heads * shape.head_size * program.width
+    token += shape.layers * (machine.elements(cached) + CACHE_OPERATIONS * machine.launch)
+    token += machine.elements(DRAW_BYTES * rows * shape.vocabulary) + DRAW_SECONDS * rows
+    return read + rollout.max_tokens * token
+
+
+def _pass(shape: ModelShape, machine: Machine, program: Program, sequences: int) -> float:
+    """Return the seconds of a forward pass, with the head of one token of each sequence."""
+    part = (sequences, 1, 1, 1, 0)
+    embedding, _ = ends(shape, machine, program, part)
+    _, head = ends(with_length(shape, 1), machine, program, part)
+    forward = layer(shape, machine, program, part, "none").forward
+    return shape.layers * forward + embedding.forward + head.forward

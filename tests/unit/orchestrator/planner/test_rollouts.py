@@ -1,0 +1,121 @@
+"""What is predicted of rollouts: their seconds, the memory of rollout workers, and the fastest split of the workers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import parse
+from orchestrator.parallel.layout import ModelShape
+from orchestrator.planner.choose_layout import Plan, plan
+from orchestrator.planner.demand import Demand, demand_of
+from orchestrator.planner.device import Machine
+from orchestrator.planner.device_profile import load
+from orchestrator.planner.planner import Planner
+from orchestrator.planner.rollouts import check_rollout_workers, time_of, unit_seconds, worker_bytes
+from orchestrator.planner.shape_of_model import model_shape
+from orchestrator.planner.splits import plan_rollouts
+from workloads.describe import describe
+
+MODEL, LENGTH = "llama-3-8b", 1024
+
+
+@pytest.fixture(scope="module")
+def shape() -> ModelShape:
+    return model_shape(describe(MODEL), LENGTH)
+
+
+@pytest.fixture(scope="module")
+def machine() -> Machine:
+    return load("h100").machine("bf16")
+
+
+def demand(workers: int | None = None, ranks: int = 8, must_fit: bool = True, **rollout: Any) -> Demand:
+    return demand_of(parse({
+        "name": "rollouts",
+        "workload": {"model": MODEL, "objective": "grpo"},
+        "data": {"sources": [{"uri": "a", "field": {"prompt": "q"}}], "tokenizer": "t", "sequence_length": LENGTH},
+        "train": {"steps": 10, "global_batch": 512, "precision": "bf16"},
+        "rollout": {"group": 8, "together": 4, "max_tokens": 256, "workers": workers, **rollout},
+        "rewards": [{"kind": "exact_match"}],
+        "resources": {"workers": ranks, "per_worker": {"gpu": 1}, "must_fit": must_fit},
+    }))  # fmt: skip
+
+
+def planned(asked: Demand, shape: ModelShape, machine: Machine, ranks: int = 8) -> Plan:
+    return plan(asked, shape, ranks, machine)
+
+
+def unit(shape: ModelShape, machine: Machine, **rollout: Any) -> float:
+    asked = demand(**rollout)
+    assert asked.rollout is not None
+    return unit_seconds(shape, machine, asked.program, asked.rollout)
+
+
+def test_a_token_takes_at_least_the_time_to_read_the_weights(shape: ModelShape, machine: Machine) -> None:
+    read = 2.0 * (shape.parameters - shape.vocabulary * shape.hidden) / machine.memory_bandwidth
+    per_token = (unit(shape, machine, max_tokens=512) - unit(shape, machine, max_tokens=256)) / 256
+    assert read < per_token < 5 * read
+    more = unit(shape, machine, together=8)
+    assert unit(shape, machine) < more < 1.5 * unit(shape, machine), (
+        "most of a pass does not depend on its rows"
+    )
+
+
+def test_generation_overlaps_training_only_with_rollout_workers(shape: ModelShape, machine: Machine) -> None:
+    serial = time_of(demand(4, ranks=4), shape, planned(demand(4, ranks=4), shape, machine, 4))
+    asked = demand(4, ranks=4, staleness=1)
+    beside = time_of(asked, shape, planned(asked, shape, machine, 4))
+    assert dataclasses.replace(beside, overlaps=False) == serial
+    assert serial.seconds == pytest.approx(serial.transfer + serial.generate + serial.reward + serial.train)
+    assert beside.seconds == pytest.approx(
+        beside.transfer + max(beside.generate, beside.train + beside.reward)
+    )
+    assert sum(beside.by_part().values()) + beside.train == pytest.approx(beside.seconds)
+    alone = demand(staleness=1)
+    assert not time_of(alone, shape, planned(alone, shape, machine)).overlaps
+    assert time_of(demand(8, ranks=4), shape, planned(asked, shape, machine, 4)).generate == pytest.approx(
+        serial.generate / 2
+    )
+
+
+def test_splits_divide_the_same_workers_and_the_fastest_is_first(shape: ModelShape, machine: Machine) -> None:
+    asked = demand(2, ranks=6, staleness=1)
+    found = plan_rollouts(asked, shape, planned(asked, shape, machine, 6))
+    assert found is not None
+    assert found.asked in found.splits
+    assert [split.time.seconds for split in found.splits] == sorted(
+        split.time.seconds for split in found.splits
+    )
+    assert len({split.generating for split in found.splits}) == len(found.splits) > 2
+    assert all(split.generating + split.layout.world <= 8 for split in found.splits)
+    told = found.to_json()
+    assert told["step_seconds"] == found.asked.time.seconds
+    assert told["fits"]
+    assert {split["generating"] for split in told["splits"]} >= {0, 1, 2, 4}
+
+
+def test_a_rollout_worker_that_does_not_fit_is_refused(shape: ModelShape, machine: Machine) -> None:
+    needed = worker_bytes(demand(2), shape)
+    assert needed > 4 * shape.parameters
+    assert worker_bytes(demand(2, together=8), shape) > needed
+    check_rollout_workers(demand(2), shape, machine)
+    small = dataclasses.replace(machine, memory=needed)
+    with pytest.raises(
+        InputError, match=r"rollout\.workers: a rollout worker needs .* GB, and a worker offers"
+    ):
+        check_rollout_workers(demand(2), shape, small)
+    check_rollout_workers(demand(2, must_fit=False), shape, small)
+    check_rollout_workers(demand(), shape, small)
+
+
+def test_the_plan_of_a_run_has_the_parts_of_its_rollouts(shape: ModelShape, machine: Machine) -> None:
+    asked = demand(2, ranks=4)
+    found = planned(asked, shape, machine, 4)
+    parts = Planner(asked, shape, machine).document(found)["predicted"]["seconds_by_part"]
+    assert {name: parts[name] for name in ("transfer", "generate", "reward")} == time_of(
+        asked, shape, found
+    ).by_part()
