@@ -164,7 +164,7 @@ def test_the_reward_rises_and_the_rows_say_what_happened(quiet: Path) -> None:
     "parallel",
     [
         {"tp": 2},
-        {"zero": 3},
+        pytest.param({"zero": 3}, marks=pytest.mark.slow),
         pytest.param({"pp": 2}, marks=pytest.mark.slow),
         pytest.param({"cp": 2}, marks=pytest.mark.slow),
     ],
@@ -656,6 +656,7 @@ def test_faults_at_random_change_no_answer_and_no_bit(quiet: Path, place: Path, 
         assert answers(run, 8) == answers(quiet, 8), faults
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_under_another_layout_with_the_answers_of_its_next_step(
     quiet: Path, place: Path, tmp_path: Path
 ) -> None:

@@ -169,7 +169,9 @@ def test_a_rank_that_is_traced_counts_where_another_could_not_be() -> None:
     with_commit = dataclasses.replace(untraced, saved=1e9)  # which a processor has in the same memory
     assert with_commit.needed(1e9, True) > untraced.needed(1e9, True) + 1e9
     assert with_commit.needed(1e9, False) == untraced.needed(1e9, False) == 1e9
-    assert TracedMemory(Layout(), (NotTraced(0, "no"),), 0.0).replaced_memory([1.0], 1.0, small, False)[0] == {}
+    assert (
+        TracedMemory(Layout(), (NotTraced(0, "no"),), 0.0).replaced_memory([1.0], 1.0, small, False)[0] == {}
+    )
 
 
 def test_what_cannot_be_traced_says_why() -> None:
