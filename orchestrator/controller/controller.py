@@ -297,7 +297,7 @@ class Controller:
                 self._evaluations.published(save["step"], self._state)
 
     def _evaluate(self, history: RunHistory, before: State) -> None:
-        """Follow the decision on evaluations beside the run, and report what happened to them."""
+        """Follow the decision on background evaluations, and report their outcomes."""
         phase = self._state.phase
         self._evaluations.follow(
             self._state,

@@ -54,8 +54,8 @@ def status_of(
         ranks: the ranks that run.
         until: the last step to train to, which gives the remaining time.
         note: what the controller does at present, for people.
-        evaluation: the evaluation beside the run, as text for people.
-        rollout_workers: the workers that generate answers beside the ranks.
+        evaluation: the background evaluation, as text for people.
+        rollout_workers: the rollout workers.
         processes: the controller's process and its ancestors, see `process_identity.lineage`.
     """
     work = next((rank.work for rank in ranks if rank.work), None)
