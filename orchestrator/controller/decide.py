@@ -545,12 +545,14 @@ def _finish(state: State, seen: Observation, outcome: Outcome, text: str) -> tup
 
 
 def _fault(policy: Policy, state: State, seen: Observation) -> Failure | None:
+    # Rollout workers may generate ahead while the ranks train: their progress is the gang's only if a rank waits.
+    answers_moved = seen.rollouts_moved if any(rank.waiting for rank in seen.ranks) else 0.0
     return first_fault(
         Vitals(
             now=seen.now,
             ranks=seen.ranks,
             step=state.step,
-            moved=max(state.moved, seen.data_moved, seen.rollouts_moved),
+            moved=max(state.moved, seen.data_moved, answers_moved),
             suspected=state.suspected,
             longest_step=seen.longest_step,
             gap=seen.gap,
