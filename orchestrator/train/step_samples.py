@@ -16,13 +16,13 @@ from orchestrator.data.samples.own_samples import OwnBatches
 from orchestrator.data.samples.receipt import add
 from orchestrator.data.samples.skips import start_of
 from orchestrator.parallel.layout import Layout
-from orchestrator.train.committed_state import TrainingProgress
 from orchestrator.train.config import TrainSpec
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.rollouts.rollouts import Rollouts
 from orchestrator.train.row_lengths import WHOLE, RowLengths, dealt, lengths_of
 from orchestrator.train.sequence_warmup import shortened
 from orchestrator.train.task import Task
+from orchestrator.train.training_progress import TrainingProgress
 from orchestrator.train.unlabelled import filled_up
 from workloads.model.dropout import KEYS, ROW_TOKENS, position_keys
 from workloads.workload import Batch, Workload

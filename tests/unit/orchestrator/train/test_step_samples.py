@@ -12,10 +12,10 @@ from orchestrator.data.samples.mixture.mixed_order import MixedOrder
 from orchestrator.data.samples.order import Order
 from orchestrator.data.samples.skips import Skip
 from orchestrator.parallel.layout import Layout
-from orchestrator.train.committed_state import TrainingProgress
 from orchestrator.train.config import TrainSpec
 from orchestrator.train.rollouts.rollouts import Rollouts
 from orchestrator.train.step_samples import StepPlan, StepReader
+from orchestrator.train.training_progress import TrainingProgress
 
 SIZE = 4
 """Prompts of a step."""
