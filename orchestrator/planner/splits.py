@@ -12,7 +12,7 @@ from orchestrator.planner.choose_layout import Plan
 from orchestrator.planner.demand import Demand
 from orchestrator.planner.memory import offered
 from orchestrator.planner.planner import planned, with_workers
-from orchestrator.planner.rollouts import RolloutTime, time_of, worker_bytes
+from orchestrator.planner.rollouts import RolloutTime, sent_bytes, time_of, worker_bytes
 from orchestrator.train.rollouts.config import RolloutSpec
 
 
@@ -101,7 +101,7 @@ def plan_rollouts(demand: Demand, shape: ModelShape, found: Plan) -> RolloutPlan
         tuple(splits),
         worker_bytes=worker_bytes(demand, shape) if generating else 0.0,
         offered_bytes=offered(found.machine, found.on_cpu),
-        server_bytes=4.0 * shape.parameters * (1 + rollout.staleness) if generating else 0.0,
+        server_bytes=sent_bytes(shape) * (1 + rollout.staleness) if generating else 0.0,
     )
 
 

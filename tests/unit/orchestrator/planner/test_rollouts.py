@@ -77,9 +77,53 @@ def test_generation_overlaps_training_only_with_rollout_workers(shape: ModelShap
     assert sum(beside.by_part().values()) + beside.train == pytest.approx(beside.seconds)
     alone = demand(staleness=1)
     assert not time_of(alone, shape, planned(alone, shape, machine)).overlaps
-    assert time_of(demand(8, ranks=4), shape, planned(asked, shape, machine, 4)).generate == pytest.approx(
-        serial.generate / 2
+    twice = time_of(demand(8, ranks=4), shape, planned(asked, shape, machine, 4))
+    read = serial.transfer  # as many bytes on the same way
+    assert twice.generate - read == pytest.approx((serial.generate - read) / 2)
+
+
+def test_generation_has_no_backward_pass(shape: ModelShape, machine: Machine) -> None:
+    plain = dataclasses.replace(shape, chunked_head=False)
+    assert unit(shape, machine) == unit(plain, machine)
+
+
+def test_weights_go_through_hosts_and_only_trained_ones(shape: ModelShape, machine: Machine) -> None:
+    asked = demand(4, ranks=4)
+    found = planned(asked, shape, machine, 4)
+    time = time_of(asked, shape, found)
+    sent = 4.0 * shape.parameters
+    assert time.transfer == pytest.approx(2.0 * sent / machine.host_bandwidth), (
+        "to the host, and to its server"
     )
+    slow = dataclasses.replace(machine, host_bandwidth=machine.host_bandwidth / 2)
+    slower = time_of(asked, shape, dataclasses.replace(found, machine=slow))
+    assert slower.transfer == pytest.approx(2.0 * time.transfer)
+    assert slower.generate - time.generate == pytest.approx(time.transfer), "workers read as many bytes"
+    few = dataclasses.replace(shape, trained_share=0.01)
+    adapted = time_of(asked, few, found)
+    assert adapted.transfer == pytest.approx(0.01 * time.transfer)
+    predicted = plan_rollouts(demand(4, ranks=4, staleness=1), few, found)
+    assert predicted is not None
+    assert predicted.server_bytes == pytest.approx(2 * 0.01 * sent), "two versions"
+    far = time_of(demand(8, ranks=8), shape, found)
+    network = min(machine.host_bandwidth, machine.between.bandwidth)
+    assert far.transfer == pytest.approx(sent / machine.host_bandwidth + 2.0 * sent / network)
+
+
+def test_units_of_steps_that_are_queued_together_fill_the_workers(
+    shape: ModelShape, machine: Machine
+) -> None:
+    each = unit(shape, machine)
+
+    def rounds(workers: int, **rollout: Any) -> float:
+        asked = demand(workers, ranks=1, **rollout)
+        found = planned(demand(1), shape, machine)
+        read = 2.0 * 4.0 * shape.parameters / machine.host_bandwidth / asked.rollout.steps  # type: ignore[union-attr]
+        return (time_of(asked, shape, found).generate - read) / each
+
+    assert rounds(12) == pytest.approx(2.0), "16 units in two rounds"
+    assert rounds(12, steps=5) == pytest.approx(2.0), "one step after another"
+    assert rounds(12, steps=5, staleness=1) == pytest.approx(7 / 5), "80 units in seven rounds"
 
 
 def test_splits_divide_the_same_workers_and_the_fastest_is_first(shape: ModelShape, machine: Machine) -> None:
