@@ -67,14 +67,31 @@ class RolloutTime:
 
 def check_rollout_workers(demand: Demand, shape: ModelShape, machine: Machine) -> None:
     """Raise InputError unless a rollout worker fits the memory of a worker, or the job says that it need not."""
-    if demand.rollout is None or demand.rollout.workers is None or not demand.resources.must_fit:
-        return
-    needed = worker_bytes(demand, shape)
-    there = offered(machine, not demand.on_gpu)
-    if needed > there:
-        what = f"a rollout worker needs {needed / 1e9:.1f} GB, and a worker offers {there / 1e9:.1f} GB"
+    if problem := memory_problem(demand, shape, machine):
         hint = "lower rollout.together or rollout.group, or take workers with more memory"
-        raise InputError(what, "rollout.workers", f"{hint}; must_fit: false runs it all the same")
+        raise InputError(problem, "rollout.workers", f"{hint}; must_fit: false runs it all the same")
+
+
+def memory_problem(demand: Demand, shape: ModelShape, machine: Machine) -> str:
+    """Return why a rollout worker does not fit the memory of a worker; empty if it does, or need not."""
+    if demand.rollout is None or demand.rollout.workers is None or not demand.resources.must_fit:
+        return ""
+    needed = worker_bytes(demand, shape)
+    there = offered_bytes(demand, machine)
+    if needed <= there:
+        return ""
+    return f"a rollout worker needs {needed / 1e9:.1f} GB, and a worker offers {there / 1e9:.1f} GB"
+
+
+def offered_bytes(demand: Demand, machine: Machine) -> float:
+    """Return the bytes that a worker offers a rollout worker.
+
+    Ranks and rollout workers divide the memory of a machine that they share evenly.
+    """
+    if machine.shared_by and demand.rollout is not None and demand.rollout.workers is not None:
+        shares = machine.shared_by + demand.rollout.workers.max
+        machine = dataclasses.replace(machine, memory=machine.memory * machine.shared_by / shares)
+    return offered(machine, not demand.on_gpu)
 
 
 def worker_bytes(demand: Demand, shape: ModelShape) -> float:

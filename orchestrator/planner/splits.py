@@ -10,9 +10,8 @@ from orchestrator.config.errors import InputError
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.choose_layout import Plan
 from orchestrator.planner.demand import Demand
-from orchestrator.planner.memory import offered
 from orchestrator.planner.planner import planned, with_workers
-from orchestrator.planner.rollouts import RolloutTime, sent_bytes, time_of, worker_bytes
+from orchestrator.planner.rollouts import RolloutTime, offered_bytes, sent_bytes, time_of, worker_bytes
 from orchestrator.train.rollouts.config import RolloutSpec
 
 
@@ -100,7 +99,7 @@ def plan_rollouts(demand: Demand, shape: ModelShape, found: Plan) -> RolloutPlan
         asked,
         tuple(splits),
         worker_bytes=worker_bytes(demand, shape) if generating else 0.0,
-        offered_bytes=offered(found.machine, found.on_cpu),
+        offered_bytes=offered_bytes(demand, found.machine),
         server_bytes=sent_bytes(shape) * (1 + rollout.staleness) if generating else 0.0,
     )
 
