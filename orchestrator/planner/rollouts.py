@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from orchestrator.config.errors import InputError
 from orchestrator.parallel.layout import ModelShape
@@ -63,6 +64,22 @@ class RolloutTime:
         """Return the seconds that a step waits for each part of the rollout, as the rows of a run have them."""
         waited = max(self.generate - self.reward - self.train, 0.0) if self.overlaps else self.generate
         return {"transfer": self.transfer, "generate": waited, "reward": self.reward}
+
+
+def predicted_with(found: Plan, time: RolloutTime) -> dict[str, Any]:
+    """Return what a step with its share of a rollout changes in `predicted` of a plan's JSON.
+
+    Args:
+        found: the plan of the training workers.
+        time: seconds of its step.
+    """
+    slow = {share: dataclasses.replace(time, train=seconds) for share, seconds in found.quantiles.items()}
+    return {
+        "step_seconds": time.seconds,
+        "step_seconds_quantiles": {share: each.seconds for share, each in slow.items()},
+        "tokens_per_second": found.tokens / time.seconds,
+        "seconds_by_part": found.chosen.time.to_json() | time.by_part(),
+    }
 
 
 def check_rollout_workers(demand: Demand, shape: ModelShape, machine: Machine) -> None:
