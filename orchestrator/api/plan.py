@@ -97,7 +97,7 @@ def plan(
     return JobPlan(
         layout=planned.chosen.layout,
         workers=planned.chosen.layout.world,
-        step_seconds=planned.chosen.seconds,
+        step_seconds=result.step_seconds,
         tokens_per_step=planned.tokens,
         memory_bytes=round(result.traced.needed(planned.chosen.memory, result.on_cpu)),
         fits=result.traced.fits(planned, result.on_cpu),

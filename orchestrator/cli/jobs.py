@@ -138,7 +138,8 @@ def _check_accelerator(spec: JobSpec) -> None:
     except InputError:
         return
     job = in_chosen_precision(job, worker)
-    check_memory(job, worker(job.spec.resources, job.spec.train.dtype))
+    # The run itself checks rollout workers: only it knows whether it has a commit, and must go on.
+    check_memory(job, worker(job.spec.resources, job.spec.train.dtype), resumes=True)
 
 
 def attach(name: Target, address: Cluster = None, progress: Progress = None, as_json: Json = False) -> None:

@@ -166,9 +166,11 @@ def show_rollouts(found: RolloutPlan | None) -> None:
     best = found.splits[0]
     if best is not found.asked and best.time.seconds * (1.0 + TIE) < found.asked.time.seconds:
         told = f"with {best.generating} rollout workers" if best.generating else "without rollout workers"
+        fewer = found.asked.layout.world + found.asked.generating - best.layout.world - best.generating
+        number = f"{fewer} fewer workers are" if fewer > 0 else "the same number of workers is"
         print(
-            f"By these predictions the same number of workers is faster {told}, {duration(best.time.seconds)} per "
-            f"step: {best.layout.world} train."
+            f"By these predictions {number} faster {told}, {duration(best.time.seconds)} per step: "
+            f"{best.layout.world} train."
         )
     if found.worker_bytes:
         print(

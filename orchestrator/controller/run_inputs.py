@@ -167,6 +167,7 @@ class RunInputs:
             job=dump(job),
             is_stopped=is_stopped,
             is_busy=is_busy,
+            resumes=history.commits.newest is not None,
         )
         return notes + machine_notes
 

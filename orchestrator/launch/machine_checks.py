@@ -38,24 +38,26 @@ def check_space(resources: ResourceSpec, needed: float, uri: str) -> None:
         raise InputError(problem, f"--run-dir {uri}", f"free some, or give another folder; {FORCED}")
 
 
-def check_room(job: ResolvedJob, run_dir: RunDir, address: str | None) -> None:
+def check_room(job: ResolvedJob, run_dir: RunDir, address: str | None, resumes: bool = False) -> None:
     """Check that the disk has room for a commit and, if the job runs here, memory for its workers.
 
-    `address` is the cluster that the job runs on, None for this machine.
+    `address` is the cluster that the job runs on, None for this machine. A run that `resumes` a commit may have rollout
+    workers that do not fit: it gets a note.
     """
     needed = state_bytes(job.spec.train.optimizer, job.spec.checkpoint.ema, job.shape, as_lower_bound=True)
     check_space(job.spec.resources, needed, run_dir.uri)
     if address is None:
-        check_memory(job, worker_here(job.spec.resources, job.spec.train.dtype))
+        check_memory(job, worker_here(job.spec.resources, job.spec.train.dtype), resumes)
 
 
-def check_memory(job: ResolvedJob, machine: Machine) -> None:
+def check_memory(job: ResolvedJob, machine: Machine, resumes: bool = False) -> None:
     """Check that the job is not predicted to run out of memory on such workers, unless `must_fit` is off."""
     if job.spec.resources.must_fit:
         from orchestrator.planner.trace.layout_memory import check_fits
 
         check_fits(job, machine)
-    check_rollout_workers(demand_of(job.spec), job.shape, machine)
+    if not resumes:
+        check_rollout_workers(demand_of(job.spec), job.shape, machine)
 
 
 def check_machine(resources: ResourceSpec, every: Workers, address: str | None) -> None:

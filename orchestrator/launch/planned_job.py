@@ -65,7 +65,12 @@ class PlannedJob:
         """What is predicted of rollouts, and the fastest split of the workers; None without rollouts."""
         from orchestrator.planner.demand import demand_of
 
-        return plan_rollouts(demand_of(self.job.spec), self.job.shape, self.plan)
+        return plan_rollouts(demand_of(self.job.spec), self.job.shape, self.plan, self.verdicts)
+
+    @property
+    def step_seconds(self) -> float:
+        """Predicted seconds of a step, with its share of a rollout."""
+        return self.rollouts.asked.time.seconds if self.rollouts else self.plan.chosen.seconds
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data."""
@@ -74,11 +79,13 @@ class PlannedJob:
             more["notes"] = notes
         if fed := feed(self.job.spec.data, self.job.spec.resources.per_worker, self.plan):
             more["streaming"] = fed.to_json()
+        document = self.traced.plan_json(self.plan, self.on_cpu)
         if found := self.rollouts:
             more["rollout"] = found.to_json()
+            document["predicted"] |= found.predicted_with(self.plan)
         if self.choice:
             more["precision"] = self.choice.to_json()
-        return self.traced.plan_json(self.plan, self.on_cpu) | more
+        return document | more
 
 
 def planned_on_paper(spec: JobSpec, device: str) -> PlannedJob:

@@ -69,7 +69,7 @@ def preflight(
             raise InputError(f"step {until} is beyond train.steps {spec.train.steps}", "--until", "lower it")
     problems.raise_noted()
     check_begins(job, run_dir, commit)
-    check_room(job, run_dir, address)
+    check_room(job, run_dir, address, resumes=not begins)
     return job
 
 

@@ -29,7 +29,8 @@ def worker_here(resources: ResourceSpec, precision: Precision) -> Machine:
     worker = resources.per_worker
     machine = machine_for(None, worker.bundle, precision)
     if not worker.gpu:
-        return replace(machine, memory=machine.memory / resources.workers.max)
+        ranks = resources.workers.max
+        return replace(machine, memory=machine.memory / ranks, shared_by=ranks)
     import torch
 
     if not torch.cuda.is_available():  # `gpus_here` refuses a run without GPUs

@@ -15,7 +15,7 @@ from orchestrator.planner.demand import Demand
 from orchestrator.planner.device import Machine
 from orchestrator.planner.host_memory import state_bytes, worker_bytes
 from orchestrator.planner.memory import MEMORY_SHARE, fits, needed_bytes
-from orchestrator.planner.rollouts import time_of
+from orchestrator.planner.rollouts import predicted_with, time_of
 from orchestrator.planner.search import TIE
 from orchestrator.planner.simulation.operators import needed_flops
 from orchestrator.planner.simulation.step import pipeline
@@ -227,7 +227,7 @@ class Planner:
         document = plan.to_json()
         document["memory"] = {"source": "formula"}
         if self.demand.rollout is not None:
-            document["predicted"]["seconds_by_part"] |= time_of(self.demand, self.shape, plan).by_part()
+            document["predicted"] |= predicted_with(plan, time_of(self.demand, self.shape, plan))
         layout = plan.chosen.layout
         parts = layout.accumulation(self.demand.batch)
         if layout.pp == 1 or parts * layout.stages > MOST_ACTIONS:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from orchestrator.config.errors import InputError
 from orchestrator.parallel.layout import ModelShape
@@ -38,8 +39,8 @@ class RolloutTime:
     """Seconds of a step with its share of a rollout.
 
     Attributes:
-        transfer: weights on their way to those that generate.
-        generate: generation of the step's answers.
+        transfer: weights on their way from the ranks, which wait for it.
+        generate: generation of the step's answers; rollout workers read the weights first.
         reward: their rewards by rules. Own functions and reward models are not predicted.
         train: the optimizer step.
         overlaps: whether generation goes on while the gang trains.
@@ -65,16 +66,49 @@ class RolloutTime:
         return {"transfer": self.transfer, "generate": waited, "reward": self.reward}
 
 
+def predicted_with(found: Plan, time: RolloutTime) -> dict[str, Any]:
+    """Return what a step with its share of a rollout changes in `predicted` of a plan's JSON.
+
+    Args:
+        found: the plan of the training workers.
+        time: seconds of its step.
+    """
+    slow = {share: dataclasses.replace(time, train=seconds) for share, seconds in found.quantiles.items()}
+    return {
+        "step_seconds": time.seconds,
+        "step_seconds_quantiles": {share: each.seconds for share, each in slow.items()},
+        "tokens_per_second": found.tokens / time.seconds,
+        "seconds_by_part": found.chosen.time.to_json() | time.by_part(),
+    }
+
+
 def check_rollout_workers(demand: Demand, shape: ModelShape, machine: Machine) -> None:
     """Raise InputError unless a rollout worker fits the memory of a worker, or the job says that it need not."""
-    if demand.rollout is None or demand.rollout.workers is None or not demand.resources.must_fit:
-        return
-    needed = worker_bytes(demand, shape)
-    there = offered(machine, not demand.on_gpu)
-    if needed > there:
-        what = f"a rollout worker needs {needed / 1e9:.1f} GB, and a worker offers {there / 1e9:.1f} GB"
+    if problem := memory_problem(demand, shape, machine):
         hint = "lower rollout.together or rollout.group, or take workers with more memory"
-        raise InputError(what, "rollout.workers", f"{hint}; must_fit: false runs it all the same")
+        raise InputError(problem, "rollout.workers", f"{hint}; must_fit: false runs it all the same")
+
+
+def memory_problem(demand: Demand, shape: ModelShape, machine: Machine) -> str:
+    """Return why a rollout worker does not fit the memory of a worker; empty if it does, or need not."""
+    if demand.rollout is None or demand.rollout.workers is None or not demand.resources.must_fit:
+        return ""
+    needed = worker_bytes(demand, shape)
+    there = offered_bytes(demand, machine)
+    if needed <= there:
+        return ""
+    return f"a rollout worker needs {needed / 1e9:.1f} GB, and a worker offers {there / 1e9:.1f} GB"
+
+
+def offered_bytes(demand: Demand, machine: Machine) -> float:
+    """Return the bytes that a worker offers a rollout worker.
+
+    Ranks and rollout workers divide the memory of a machine that they share evenly.
+    """
+    if machine.shared_by and demand.rollout is not None and demand.rollout.workers is not None:
+        shares = machine.shared_by + demand.rollout.workers.max
+        machine = dataclasses.replace(machine, memory=machine.memory * machine.shared_by / shares)
+    return offered(machine, not demand.on_gpu)
 
 
 def worker_bytes(demand: Demand, shape: ModelShape) -> float:
@@ -94,20 +128,41 @@ def time_of(demand: Demand, shape: ModelShape, found: Plan) -> RolloutTime:
     machine = found.machine
     ranks = found.chosen.layout.world
     generating = rollout.workers.max if rollout.workers else 0
-    unit = unit_seconds(shape, machine, demand.program, rollout)
-    rounds = math.ceil(rollout.units(demand.batch) / (generating or ranks))
-    weights = 4.0 * shape.parameters
-    # To rollout workers: from the ranks to a server of their node, and from there to each of them.
-    sent = (
-        2.0 * weights / machine.inside.bandwidth if generating else Group(ranks, 1, machine).gather(weights)
-    )
+    overlaps = bool(rollout.staleness and generating)
+    # The units of all steps of a rollout are queued together only if the gang trains meanwhile.
+    queued = rollout.steps if overlaps else 1
+    rounds = math.ceil(queued * rollout.units(demand.batch) / (generating or ranks)) / queued
+    sent = sent_bytes(shape)
+    if generating:
+        transfer, read = _through_servers(sent, ranks, generating, machine)
+    else:
+        transfer, read = Group(ranks, 1, machine).gather(sent), 0.0
     return RolloutTime(
-        transfer=sent / rollout.steps,
-        generate=rounds * unit,
+        transfer=transfer / rollout.steps,
+        generate=rounds * unit_seconds(shape, machine, demand.program, rollout) + read / rollout.steps,
         reward=REWARDS_SECONDS + REWARD_SECONDS * demand.batch / ranks,
         train=found.chosen.seconds,
-        overlaps=bool(rollout.staleness and generating),
+        overlaps=overlaps,
     )
+
+
+def sent_bytes(shape: ModelShape) -> float:
+    """Return the bytes of the weights that a rollout sends: the trained ones, in fp32."""
+    return 4.0 * shape.parameters * shape.trained_share
+
+
+def _through_servers(sent: float, ranks: int, generating: int, machine: Machine) -> tuple[float, float]:
+    """Return the seconds in which ranks send weights to the servers, and in which a rollout worker reads them.
+
+    A server is a process on the host of each node with rollout workers, and on two nodes if there are two. Both ways
+    copy between device and host. Each server takes all weights at the rate of one link. Links between GPUs carry none.
+    """
+    copied = sent / machine.host_bandwidth if machine.launches_ahead else 0.0
+    here = machine.host_bandwidth if machine.launches_ahead else machine.inside.bandwidth
+    servers = math.ceil(generating / machine.per_node)
+    is_alone = ranks + generating <= machine.per_node
+    there = here if is_alone else min(here, machine.between.bandwidth)
+    return copied + (servers if is_alone else max(servers, 2)) * sent / there, copied + sent / here
 
 
 def unit_seconds(shape: ModelShape, machine: Machine, program: Program, rollout: RolloutSpec) -> float:
@@ -130,6 +185,7 @@ def unit_seconds(shape: ModelShape, machine: Machine, program: Program, rollout:
 
 def _pass(shape: ModelShape, machine: Machine, program: Program, sequences: int) -> float:
     """Return the seconds of a forward pass, with the head of one token of each sequence."""
+    shape = dataclasses.replace(shape, chunked_head=False)  # only a loss has a chunked head
     part = (sequences, 1, 1, 1, 0)
     embedding, _ = ends(shape, machine, program, part)
     _, head = ends(with_length(shape, 1), machine, program, part)

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from orchestrator.config.errors import InputError
 from orchestrator.parallel.layout import Layout, ModelShape
-from orchestrator.planner.choose_layout import Plan
+from orchestrator.planner.choose_layout import NOTHING, Plan, Verdict
 from orchestrator.planner.demand import Demand
-from orchestrator.planner.memory import offered
 from orchestrator.planner.planner import planned, with_workers
-from orchestrator.planner.rollouts import RolloutTime, time_of, worker_bytes
+from orchestrator.planner.rollouts import (
+    RolloutTime,
+    offered_bytes,
+    predicted_with,
+    sent_bytes,
+    time_of,
+    unit_seconds,
+    worker_bytes,
+)
 from orchestrator.train.rollouts.config import RolloutSpec
 
 
@@ -49,7 +59,7 @@ class RolloutPlan:
 
     Attributes:
         asked: the split with the job's largest numbers of workers.
-        splits: splits of as many workers, the fastest first.
+        splits: splits of at most as many workers, the fastest first; only `asked` if the job gives the layout.
         worker_bytes: what a rollout worker needs; 0 if the ranks generate.
         offered_bytes: what a worker offers.
         server_bytes: host memory of the weights' server on each node with rollout workers; 0 if the ranks generate.
@@ -66,6 +76,10 @@ class RolloutPlan:
         """Whether a rollout worker fits the memory of a worker."""
         return self.worker_bytes <= self.offered_bytes
 
+    def predicted_with(self, found: Plan) -> dict[str, Any]:
+        """Return what the rollouts change in `predicted` of the JSON of the training workers' plan."""
+        return predicted_with(found, self.asked.time)
+
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data."""
         return {
@@ -77,13 +91,16 @@ class RolloutPlan:
         }
 
 
-def plan_rollouts(demand: Demand, shape: ModelShape, found: Plan) -> RolloutPlan | None:
+def plan_rollouts(
+    demand: Demand, shape: ModelShape, found: Plan, verdicts: Mapping[Layout, Verdict] = NOTHING
+) -> RolloutPlan | None:
     """Return what is predicted of a job's rollouts; None without rollouts.
 
     Args:
         demand: what the job asks of the planner.
         shape: the sizes of its model.
         found: the plan of its training workers.
+        verdicts: results of traces. Layouts that they refuse are in no split.
     """
     rollout = demand.rollout
     if rollout is None:
@@ -92,21 +109,34 @@ def plan_rollouts(demand: Demand, shape: ModelShape, found: Plan) -> RolloutPlan
     asked = Split(generating, found.chosen.layout, time_of(demand, shape, found))
     total = found.chosen.layout.world + generating
     splits = [asked]
-    for workers in _numbers(total, rollout.units(demand.batch)):
-        if workers != generating and (split := _split(demand, shape, found, workers, total)):
-            splits.append(split)
+    if demand.searches_layout:  # a layout that the job gives has the workers that it has
+        refused = {layout: verdict for layout, verdict in verdicts.items() if verdict.reason}
+        unit = unit_seconds(shape, found.machine, demand.program, rollout)
+        split_of = partial(_split, demand, shape, found, total=total, refused=refused)
+        overlaps = bool(rollout.staleness)
+        for workers in _near_balance(asked, total, rollout.units(demand.batch), unit, overlaps=overlaps):
+            if workers != generating and (split := split_of(workers)):
+                splits.append(split)
     splits.sort(key=lambda split: split.time.seconds)
     return RolloutPlan(
         asked,
         tuple(splits),
         worker_bytes=worker_bytes(demand, shape) if generating else 0.0,
-        offered_bytes=offered(found.machine, found.on_cpu),
-        server_bytes=4.0 * shape.parameters * (1 + rollout.staleness) if generating else 0.0,
+        offered_bytes=offered_bytes(demand, found.machine),
+        server_bytes=sent_bytes(shape) * (1 + rollout.staleness) if generating else 0.0,
     )
 
 
-def _split(demand: Demand, shape: ModelShape, found: Plan, workers: int, total: int) -> Split | None:
-    """Return the fastest layout beside so many rollout workers; None if the others cannot train."""
+def _split(
+    demand: Demand,
+    shape: ModelShape,
+    found: Plan,
+    workers: int,
+    *,
+    total: int,
+    refused: Mapping[Layout, Verdict],
+) -> Split | None:
+    """Return the fastest layout beside so many of `total` workers that generate; None if the others cannot train."""
     assert demand.rollout is not None
     number = {"min": workers, "max": workers}
     rollout = RolloutSpec.model_validate(
@@ -116,13 +146,30 @@ def _split(demand: Demand, shape: ModelShape, found: Plan, workers: int, total: 
         demand, rollout=rollout, resources=with_workers(demand.resources, total - workers)
     )
     try:
-        best = planned(others, shape, workers=total - workers, machine=found.machine)
+        best = planned(others, shape, workers=total - workers, machine=found.machine, verdicts=refused)
     except InputError:
         return None
     return Split(workers, best.chosen.layout, time_of(others, shape, best)) if best.fits else None
 
 
-def _numbers(total: int, units: int) -> list[int]:
-    """Return numbers of rollout workers to compare, at most as many as a step has units."""
-    shares = (0, 1, total // 8, total // 4, total // 2, 3 * total // 4, 7 * total // 8, total - 1)
-    return sorted({number for number in shares if number <= min(units, total - 1)})
+def _near_balance(asked: Split, total: int, units: int, unit: float, *, overlaps: bool) -> list[int]:
+    """Return numbers of rollout workers to compare: none, and some near the fastest one.
+
+    With g of N workers a step takes about u / g + t / (N - g), for u seconds in which one worker generates and t in
+    which one rank trains: least for g / (N - g) = sqrt(u / t). If both overlap, the longer counts: u / t. The numbers
+    beside it leave powers of two for training, which divide most batches.
+
+    Args:
+        asked: the job's split.
+        total: workers.
+        units: units of a step, which more rollout workers cannot share.
+        unit: seconds of a unit on one worker.
+        overlaps: whether rollout workers generate while the others train.
+    """
+    ratio = units * unit / (asked.time.train * asked.layout.world)
+    if not overlaps:
+        ratio = math.sqrt(ratio)
+    training = total / (1.0 + ratio)
+    power = 2 ** math.floor(math.log2(max(training, 1.0)))
+    numbers = {total - round(training), total - power, total - 2 * power}
+    return sorted({0} | {min(max(number, 1), units, total - 1) for number in numbers if total > 1})
