@@ -67,7 +67,7 @@ def _check_same_base(
         return
     where = f"{INIT} {begun['uri']}"
     if base.stage not in done:
-        problem = f"it began with {_of(base.stage, begun['step'])}, and {base.stage} trains on"
+        problem = f"it began with {_of(base.stage, begun['step'])}, but {_unfinished(base.stage)}"
         raise InputError(problem, where, AGAIN)
     try:
         now = base_of(stage.job.workload, stage.job.needs_base, {}, False)
@@ -76,8 +76,8 @@ def _check_same_base(
             return
         raise
     if now is None or now.digest != begun["digest"]:
-        at = f" at step {now.step}" if now and now.step is not None else ""
-        problem = f"it began with {_of(base.stage, begun['step'])}, but now that is another one{at}"
+        at = f" (now at step {now.step})" if now and now.step is not None else ""
+        problem = f"it began with {_of(base.stage, begun['step'])}, but that checkpoint has changed{at}"
         raise InputError(problem, where, AGAIN)
 
 
@@ -90,13 +90,13 @@ def _check_same_source(stage: StageRun, begun: Mapping[str, Any], done: set[str]
         return
     what = f"it continued from {_of(source.stage, begun['step'])}"
     if source.stage not in done:
-        raise InputError(f"{what}, and {source.stage} trains on", CONTINUE, AGAIN)
+        raise InputError(f"{what}, but {_unfinished(source.stage)}", CONTINUE, AGAIN)
     try:
         now = commit_at(*split_tag(continue_from.run), CONTINUE)
     except InputError:
         return
     if (now.step, now.receipt) != (begun["step"], begun["receipt"]):
-        raise InputError(f"{what}, but now that is another one at step {now.step}", CONTINUE, AGAIN)
+        raise InputError(f"{what}, but that checkpoint has changed (now at step {now.step})", CONTINUE, AGAIN)
 
 
 def _check_same_teacher(stage: StageRun, known: Mapping[str, Any], done: set[str]) -> None:
@@ -107,14 +107,19 @@ def _check_same_teacher(stage: StageRun, known: Mapping[str, Any], done: set[str
     teacher, distill = stage.stage.learns_from, stage.job.distill
     if teacher is None or distill is None:
         return
+    what = f"it was distilled from {teacher.stage}"
     if teacher.stage not in done:
-        raise InputError(f"it has learnt from {teacher.stage}, which trains on", WHERE, AGAIN)
+        raise InputError(f"{what}, but {_unfinished(teacher.stage)}", WHERE, AGAIN)
     try:
         now = teacher_model(distill.teacher, stage.job.workload, step=known.get("step")).base
     except InputError:
         return
     if now.digest != known["digest"]:
-        raise InputError(f"it has learnt from {teacher.stage}, but now that is another one", WHERE, AGAIN)
+        raise InputError(f"{what}, but that checkpoint has changed", WHERE, AGAIN)
+
+
+def _unfinished(stage: str) -> str:
+    return f"{stage} has not finished its current training"
 
 
 def _of(stage: str, step: int | None) -> str:

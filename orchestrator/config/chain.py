@@ -372,7 +372,8 @@ def _check_adapted(checkpoint: CheckpointSpec, name: str, tag: str, place: str) 
         hint = f"set checkpoint.export of {name} to hf, which has both merged"
         raise InputError(f"{name} trains an adapter, but its commits lack its base", place, hint)
     if tag != exported:
-        raise InputError(f"{name} trains an adapter, whose export is that of @{exported}", place, "name that")
+        problem = f"{name} trains an adapter and exports only @{exported}"
+        raise InputError(problem, place, f"use @{exported}")
 
 
 def _keeps(checkpoint: CheckpointSpec, steps: int, tag: str) -> bool:

@@ -41,7 +41,7 @@ def find_code(own_code: Mapping[str, str], expected: dict[str, str], roots: Iter
     `expected`, since this node has another working directory."""
     sys.path += [root for root in roots if root not in sys.path]
     if expected and code_of(own_code) != expected:
-        problem = "the user's own code on this node is not that of the run"
+        problem = "the user's own code on this node differs from the run's"
         raise InputError(problem, ", ".join(expected), "put it back, or let all nodes have the same")
 
 
@@ -61,7 +61,7 @@ def check_same_code(
         changed = name in now and now[name] != known
         if changed and now[name] not in accepted:
             raise InputError(
-                f"the code of {name} is not that which the run began with",
+                f"the code of {name} has changed since the run began",
                 where,
                 f"put it back; or accept it by accept_code: [{now[name]}], which the run records; or begin another run",
             )
@@ -115,7 +115,7 @@ def check_same_cleaning(
         if now == before[rule.function] or (now in accepted and not mend):
             continue
         accept = f"continue with the text as it was cleaned by accept_code: [{now}]; or begin another run"
-        problem = f"the code of {rule.function} is not that which cleaned the run's text"
+        problem = f"the code of {rule.function} has changed since it cleaned the run's text"
         raise InputError(problem, where, f"put it back; or {mend or accept}")
 
 

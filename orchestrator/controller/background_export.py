@@ -1,4 +1,4 @@
-"""Export commits and evaluate tasks in a process beside training, one at a time."""
+"""Export commits and evaluate tasks in a separate process during training, one at a time."""
 
 from __future__ import annotations
 

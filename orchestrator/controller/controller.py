@@ -23,7 +23,6 @@ from orchestrator.controller.controller_log import ControllerLog
 from orchestrator.controller.data_preparation import StorageWait
 from orchestrator.controller.decide import decide, resume
 from orchestrator.controller.events import fault_event, market, start_event
-from orchestrator.controller.progress import Progress
 from orchestrator.controller.rollout_workers import RolloutWorkers
 from orchestrator.controller.run_history import RunHistory
 from orchestrator.controller.run_inputs import DataCheck, RunInputs, accept
@@ -37,6 +36,7 @@ from orchestrator.controller.state import (
     Stop,
     policy_of,
 )
+from orchestrator.controller.status_writer import StatusWriter
 from orchestrator.controller.stop_file import StopRequests
 from orchestrator.controller.workers import POLL, Workers
 from orchestrator.storage.run_directory import RunDir
@@ -82,10 +82,10 @@ class Controller:
         self._queue = queue
         self._died = died
         self._launched = launched
-        self._progress = Progress(
+        self._status_writer = StatusWriter(
             spec.name, spec.workload.objective, spec.train.steps, self._until, spec.evaluate
         )
-        self._stop_requests = StopRequests(run, self._progress.processes[0])
+        self._stop_requests = StopRequests(run, self._status_writer.processes[0])
         self.log = ControllerLog(run.uri)
         self._state = State(phase="queue" if queue else "prepare")
         self._policy = policy_of(spec, lambda workers: None, until_reason=until_reason)
@@ -138,7 +138,7 @@ class Controller:
 
     def status(self) -> dict[str, Any]:
         """Return the phase, step, attempt, layout and ranks, as `orchestrator status` shows them."""
-        return self._progress.status(
+        return self._status_writer.status(
             self._state, self._workers.ranks, self._evaluations.text, self._rollouts.running
         )
 
@@ -148,7 +148,7 @@ class Controller:
         Raises:
             InputError: the job turns out to be wrong once its data is read.
         """
-        history = self._progress.history = self._retry_storage(self._open_history)
+        history = self._status_writer.history = self._retry_storage(self._open_history)
         events = history.event_history
         self._state = resume(self._spec.limits, history.state(self._state.phase), events.died_last)
         if self._died and events.requested_stop:  # the process that asked the dead controller may be gone
@@ -159,7 +159,7 @@ class Controller:
                 self._advance(history)
             self._workers.stop()
             rows = self._retry_storage(lambda: history.counted(self._state.attempt, self._state.step))
-            self._event(self._state.phase, self._progress.note)
+            self._event(self._state.phase, self._status_writer.note)
             summary = self._retry_storage(
                 lambda: finish.finish(
                     self._spec.summarised,
@@ -180,10 +180,10 @@ class Controller:
             self._workers.stop()
             if isinstance(error, InputError) and history.withdraw():
                 raise
-            self._progress.note_error(error)
-            observation = Observation(now=time.monotonic(), crashed=self._progress.note)
+            self._status_writer.note_error(error)
+            observation = Observation(now=time.monotonic(), crashed=self._status_writer.note)
             self._state, _ = decide(self._policy, self._state, observation)
-            self._event("failed", self._progress.note)
+            self._event("failed", self._status_writer.note)
             self._write_status(force=True)
             raise
         finally:
@@ -287,7 +287,9 @@ class Controller:
             self._event("train", line)
         for save in (save for row in rows for save in row.get("saves", ())):
             if line := history.saves.note(save):
-                self._progress.note = f"saving pauses: {save['reason']}" if save["state"] == "failed" else ""
+                self._status_writer.note = (
+                    f"saving pauses: {save['reason']}" if save["state"] == "failed" else ""
+                )
                 self._event("train", line, saving=save["state"])
             if save["state"] == "published":
                 history.copies.tracker.committed()
@@ -295,7 +297,7 @@ class Controller:
                 self._evaluations.published(save["step"], self._state)
 
     def _evaluate(self, history: RunHistory, before: State) -> None:
-        """Follow the decision on evaluations beside the run, and report what happened to them."""
+        """Follow the decision on background evaluations, and report their outcomes."""
         phase = self._state.phase
         self._evaluations.follow(
             self._state,
@@ -312,13 +314,13 @@ class Controller:
     def _act(self, history: RunHistory, action: Action, before: State) -> None:
         match action.do:
             case "queue" | "evaluate":
-                self._progress.wait(self._state, action.do, action.reason)
+                self._status_writer.wait(self._state, action.do, action.reason)
             case "leave_queue":
                 self._make_room(action.reason)
             case "prepare":
                 self._prepare(history, action.reason)
             case "wait":
-                self._progress.wait(
+                self._status_writer.wait(
                     self._state,
                     "wait",
                     action.reason,
@@ -332,20 +334,20 @@ class Controller:
             case "watch" if before.phase == "start" and self._state.phase == "train":
                 self._note_first_step(history)
             case "prewarm":
-                self._progress.note = action.reason
+                self._status_writer.note = action.reason
                 self._workers.prewarm(action.workers)
             case "finish":
-                self._progress.note = action.reason
+                self._status_writer.note = action.reason
             case "ask_stop":
-                self._progress.note = f"stopping: {action.reason}"
-                self._event(self._state.phase, self._progress.note, stopping=action.reason)
+                self._status_writer.note = f"stopping: {action.reason}"
+                self._event(self._state.phase, self._status_writer.note, stopping=action.reason)
                 self._workers.request_stop()
             case "halt":
                 self._halt(history, action, before)
             case "export" | "tasks":
                 job = self._exports if action.do == "export" else self._exports.tasks
                 job.advance(self._state.step)
-                self._progress.wait(self._state, "export", action.reason)
+                self._status_writer.wait(self._state, "export", action.reason)
 
     def _release_surplus(self, before: State) -> None:
         """Release prewarmed workers that the gang will not use, or that rollout workers need more."""
@@ -369,7 +371,7 @@ class Controller:
         The data is prepared in a thread, so this returns soon and a stop is noticed in time.
         """
         if history.events[-1]["phase"] != "prepare":
-            self._progress.note = reason
+            self._status_writer.note = reason
             self._event("prepare", reason)
             self._workers.give_back_processors()  # the preparation needs the CPUs that the last gang occupied
         if not self._inputs.look(history, POLL):
@@ -408,7 +410,7 @@ class Controller:
         self._restored = commit.step if commit else 0
         history.trace.begin(planner, state.attempt, layout.world)
         reason, fields = start_event(self._spec.train, layout, before.layout, commit, planner.refused)
-        self._progress.note = f"starting {reason}"
+        self._status_writer.note = f"starting {reason}"
         self._event("start", reason, step=self._restored, **fields)
         self._write_status(force=True)
         try:
@@ -422,7 +424,7 @@ class Controller:
             self._placement_failed = str(error)
 
     def _note_first_step(self, history: RunHistory) -> None:
-        self._progress.note = ""
+        self._status_writer.note = ""
         attempt = self._state.attempt
         machines = self._workers.machines()
         fields, problem = market(self._spec.limits, machines, history.training_began(attempt))
@@ -437,7 +439,7 @@ class Controller:
         self._workers.stop()
         self._rollouts.forget(before.attempt + 1)
         if action.fault is None:
-            self._progress.note = action.reason
+            self._status_writer.note = action.reason
             self._event("stop", action.reason, step=step)
             if self._state.phase in ("evaluate", "export"):
                 self._exports.try_again()
@@ -446,7 +448,7 @@ class Controller:
                 if self._queue is not None:
                     self._queue.leave()
             return
-        self._progress.note = f"recovering: {action.fault.text}"
+        self._status_writer.note = f"recovering: {action.fault.text}"
         self._write_status(force=True)
         # A rank may be a step ahead of the last row that arrived.
         self._faults = remaining_faults(self._faults, step + 2)
@@ -459,16 +461,16 @@ class Controller:
 
     def _set_note(self, note: str) -> None:
         if self._state.phase not in ENDED:
-            self._progress.note = note
+            self._status_writer.note = note
 
     def _export_event(self, line: str, **more: Any) -> None:
         phase = "export" if self._state.phase == "export" else "train"
         self._event(phase, line, **more)
 
     def _event(self, phase: str, reason: str, step: int | None = None, **more: Any) -> None:
-        self._progress.event(self._state, phase, reason, step, **more)
+        self._status_writer.event(self._state, phase, reason, step, **more)
 
     def _write_status(self, force: bool = False) -> None:
         """Write status.json if that is due, or if `force` is set."""
-        if force or self._progress.is_status_due:
-            self._progress.write_status(self.status())
+        if force or self._status_writer.is_status_due:
+            self._status_writer.write_status(self.status())

@@ -25,13 +25,13 @@ LONGEST_PAUSE = 600.0
 TRIES = 3
 """Failed evaluations of one commit after which a run that has done all its steps fails."""
 BEGINS = frozenset({"train", "evaluate"})
-"""Phases in which an evaluation beside the run may start."""
+"""Phases in which a background evaluation may start."""
 GOES_ON = BEGINS | {"start", "stop", "wait"}
 """Phases in which a started evaluation may continue."""
 
 
 def with_evaluation(policy: Policy, state: State, seen: Observation, action: Action) -> State:
-    """Decide which checkpoints are evaluated beside the run.
+    """Decide which checkpoint is evaluated in the background.
 
     The first waiting commit is evaluated if training leaves a worker for it. A failed evaluation is tried again after a
     growing pause.
@@ -72,13 +72,13 @@ def with_evaluation(policy: Policy, state: State, seen: Observation, action: Act
 
 
 def _spare_workers(policy: Policy, state: State, seen: Observation, action: Action) -> int:
-    """How many workers there are beyond those that training has or could use."""
+    """Return how many workers are left, besides the workers that training has or could use."""
     layout = state.layout
     if state.phase == "evaluate":
         return seen.capacity
     is_between_gangs = state.phase in ("stop", "wait") or bool(state.resizing)
     if layout is None or (layout.tp > 1 and (is_between_gangs or action.do == "start")):
-        return 0  # an evaluation could take the room that workers which must share a node need
+        return 0  # an evaluation could take the room of a tensor-parallel group, which must share a node
     training = _training_workers(policy, state, action) + state.rollout_workers
     return seen.room - training - policy.resources.spares
 
@@ -103,20 +103,22 @@ def _with(
 
 
 ROLLOUT_FAILURES = 3
-"""Failures of rollout workers, without a step or a finished unit of work between them, after which the gang is started
-again."""
+"""The gang restarts after this many failures of rollout workers without a step or a finished unit of work between
+them."""
 ROLLOUT_START = 240.0
-"""Seconds without a rollout worker after which the gang is started again. A worker's imports may take most of them."""
+"""Seconds without a rollout worker after which the gang restarts. A worker's imports may take most of this time."""
 ROLLOUT_STOP = 30.0
-"""The same for ranks that wait for answers while the run is asked to stop. The last checkpoint is kept."""
+"""Seconds without a rollout worker after which the gang is halted if ranks wait for answers while the run is asked to
+stop. The last checkpoint is kept."""
 NEED_ROLLOUTS = frozenset({"start", "train", "stop", "wait"})
 """Phases in which rollout workers run, or stay ready for the next gang."""
 
 
 def with_rollout_workers(policy: Policy, state: State, seen: Observation, action: Action) -> State:
-    """Decide how many workers generate answers beside the gang.
+    """Decide how many rollout workers run.
 
-    They get the room that training leaves, within the bounds of the job. `_room` leaves the least of them to them.
+    They get the room that training leaves, within the bounds of the job. `_room` reserves room for the minimum number
+    of rollout workers.
 
     Args:
         policy: the job and its planner.
@@ -125,7 +127,7 @@ def with_rollout_workers(policy: Policy, state: State, seen: Observation, action
         action: the action that was decided for training.
 
     Returns:
-        `state` with that number.
+        `state` with the number of rollout workers.
     """
     wanted = policy.rollout_workers
     if wanted is None:
@@ -133,11 +135,12 @@ def with_rollout_workers(policy: Policy, state: State, seen: Observation, action
     if state.phase not in NEED_ROLLOUTS or state.layout is None:
         return dataclasses.replace(state, rollout_workers=0, no_rollouts=0.0, rollout_failures=0)
     if state.layout.tp > 1 and (state.phase in ("stop", "wait") or action.do == "start"):
-        # They could take the room that workers which must share a node need. The next gang gets new ones.
+        # Rollout workers could take the room of a tensor-parallel group, which must share a node. The next gang gets
+        # new rollout workers.
         return dataclasses.replace(state, rollout_workers=0)
     left = seen.room - _training_workers(policy, state, action) - policy.resources.spares
     if seen.unevaluated and state.phase in BEGINS:
-        left -= 1  # an evaluation gets its worker first; later there are more rollout workers again
+        left -= 1  # an evaluation gets its worker first; later, a rollout worker takes the room again
     return dataclasses.replace(state, rollout_workers=min(max(left, wanted.min), wanted.max))
 
 
@@ -149,12 +152,12 @@ def _training_workers(policy: Policy, state: State, action: Action) -> int:
 
 
 def _room(policy: Policy, seen: Observation) -> int:
-    """How many workers may train: the smallest number of rollout workers has its own room."""
+    """Return the room for training workers: total room minus `rollout.workers.min`."""
     return seen.room - (policy.rollout_workers.min if policy.rollout_workers else 0)
 
 
 def _with_rollouts_seen(state: State, seen: Observation, is_step: bool) -> State:
-    """Return the state with what was seen of rollout workers. `is_step` says whether a step was done since."""
+    """Return the state with the observed rollout workers. `is_step` says whether the ranks did another step."""
     is_better = is_step or seen.rollouts_done > state.rollouts_done
     before = 0 if is_better else state.rollout_failures
     return dataclasses.replace(
@@ -166,9 +169,9 @@ def _with_rollouts_seen(state: State, seen: Observation, is_step: bool) -> State
 
 
 def _fault_of_rollouts(state: State, seen: Observation) -> Failure | None:
-    """Return the fault for which a gang is started again that waits for answers, None without one.
+    """Return the rollout fault that forces a restart of a waiting gang, or None.
 
-    A single failure is none: another worker generates the same answers.
+    A single failure forces no restart: another worker generates the same answers.
     """
     failed = seen.rollout_failures
     # No other worker may have the weights: the next gang sends them again.
@@ -190,7 +193,7 @@ SETTLE = 3.0
 ROOMY = 10.0
 """Seconds for which there must be room for a larger gang before the gang grows."""
 WORTH = 2.0
-"""The gang grows only if that saves this many times its cost over the rest of the run."""
+"""The gang grows only if growth saves this many times its cost over the rest of the run."""
 
 
 def resume(limits: LimitSpec, state: State, controller_died: bool) -> State:
@@ -326,7 +329,7 @@ def _wait(policy: Policy, state: State, seen: Observation) -> tuple[State, Actio
 
 
 def _rollout_workers_text(policy: Policy) -> str:
-    """The workers that a run needs besides those that train, for people; empty without any."""
+    """Return the minimum number of rollout workers as text for people; empty if the job has none."""
     count = policy.rollout_workers.min if policy.rollout_workers else 0
     return f" and {count} rollout worker{'s' if count > 1 else ''}" if count else ""
 
@@ -542,12 +545,14 @@ def _finish(state: State, seen: Observation, outcome: Outcome, text: str) -> tup
 
 
 def _fault(policy: Policy, state: State, seen: Observation) -> Failure | None:
+    # Rollout workers may generate ahead while the ranks train: their progress is the gang's only if a rank waits.
+    answers_moved = seen.rollouts_moved if any(rank.waiting for rank in seen.ranks) else 0.0
     return first_fault(
         Vitals(
             now=seen.now,
             ranks=seen.ranks,
             step=state.step,
-            moved=max(state.moved, seen.data_moved, seen.rollouts_moved),
+            moved=max(state.moved, seen.data_moved, answers_moved),
             suspected=state.suspected,
             longest_step=seen.longest_step,
             gap=seen.gap,

@@ -1,4 +1,4 @@
-"""The rows of evaluations that are made beside a run."""
+"""The rows of evaluations, in evals.jsonl and in commits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.storage.run_directory import RunDir
 
 
 class EvaluationRows:
-    """Writes evals.jsonl. With evaluation beside the run, it also attaches each stored row to the commit it evaluates.
+    """Writes evals.jsonl. With background evaluation, it also attaches each stored row to the commit it evaluates.
 
     Attributes:
         rows: the writer of evals.jsonl.
@@ -22,7 +22,7 @@ class EvaluationRows:
     """
 
     def __init__(self, evaluates_beside: bool, run: RunDir, store: Store, stored: Callable[[], None]) -> None:
-        """`stored` is called after rows of evaluations beside the run are stored."""
+        """`stored` is called after rows of background evaluations are stored."""
         self._is_beside = evaluates_beside
         self._store = store
         self._on_stored = stored

@@ -44,7 +44,7 @@ class RunFiles:
         Args:
             run: the run directory.
             store: its commits, which evaluations are attached to.
-            evaluates_beside: whether commits are evaluated beside the run.
+            evaluates_beside: whether commits are evaluated in the background.
             copies: follow what is stored.
         """
         self._run = run
@@ -84,7 +84,7 @@ class RunFiles:
         self._events.flush(now=True)
 
     def add_evaluation(self, row: Row) -> None:
-        """Add the row of an evaluation that ran beside the run."""
+        """Add the row of a background evaluation."""
         self.evaluations.rows.add([row])
         self._writer.request()
 

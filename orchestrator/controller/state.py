@@ -104,21 +104,21 @@ class State:
     skips: tuple[Skip, ...] = ()
     """Samples that are left out after an instability."""
     outcome: Outcome | None = None
-    """How the run ends or has ended, once that is decided."""
+    """How the run ends or has ended; None until it is decided."""
     reason: str = ""
-    """Why it ends so, for people."""
+    """Why the run ends this way, for people."""
 
     rollout_workers: int = 0
-    """How many workers generate answers beside the gang, or are to be started for that."""
+    """How many rollout workers run or are to be started."""
     no_rollouts: float = 0.0
-    """Since when none of them has run, while the ranks need them."""
+    """Since when no rollout worker has run, while the ranks need one."""
     rollout_failures: int = 0
-    """How many of them have failed since the last step or finished unit of work."""
+    """How many rollout workers have failed since the last step or finished unit of work."""
     rollouts_done: int = 0
-    """How many units of work they had finished when they were last seen."""
+    """How many units of work rollout workers had finished when they were last seen."""
 
     evaluating: int | None = None
-    """The step of the commit that is being evaluated beside the run."""
+    """The step of the commit that is being evaluated in the background."""
     evaluation_waits: str = ""
     """The reason why the next evaluation waits; empty if it does not wait."""
     evaluation_since: float = 0.0
@@ -154,10 +154,10 @@ class Observation:
     tasks_done: bool = False
     """Whether the job's tasks have been evaluated, or cannot be."""
     capacity: int = 0
-    """How many workers could run, including the present ones and those beside the gang, without nodes that are
-    excluded or will be taken away."""
+    """How many workers could run, including the present ones, rollout workers and a background evaluation. Nodes that
+    are excluded or will be taken away do not count."""
     ready: int = 0
-    """How many of them have all imports done."""
+    """How many of the workers have all imports done."""
     ranks: tuple[RankStatus, ...] = ()
     """The ranks of the gang, empty while none runs."""
     rollout_workers: int = 0
@@ -185,9 +185,9 @@ class Observation:
     spent_usd: float = 0.0
     """USD that the job has used, in all attempts."""
     unevaluated: tuple[int, ...] = ()
-    """The steps of commits that wait to be evaluated beside the run, in order."""
+    """The steps of commits that wait for a background evaluation, in order."""
     evaluation_failed: str = ""
-    """Why the evaluation of the first of them has just failed."""
+    """Why the evaluation of the first waiting commit has just failed."""
 
     @property
     def room(self) -> int:
@@ -223,7 +223,7 @@ class Policy:
     samples_per_step: int
     """Samples of data that a step reads."""
     rollout_workers: Workers | None
-    """How many workers generate answers beside the gang; None if there are none."""
+    """The bounds of the number of rollout workers; None if the ranks generate answers."""
     choose: Callable[[int], Layout | None]
     """Returns the best layout for a number of workers, None if no layout is legal and fits."""
     predict: Callable[[Layout], float] = lambda layout: 1.0 / layout.world

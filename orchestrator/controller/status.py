@@ -16,6 +16,7 @@ from cluster.workers.worker_context import Work
 from orchestrator.config.metric_names import parts_of_loss
 from orchestrator.config.outcome import ENDED
 from orchestrator.config.redact import redact_message
+from orchestrator.controller.eta import eta_seconds, evaluation_seconds
 from orchestrator.controller.run_history import RunHistory
 from orchestrator.controller.state import State
 from orchestrator.evaluate.config import EvaluateSpec
@@ -53,8 +54,8 @@ def status_of(
         ranks: the ranks that run.
         until: the last step to train to, which gives the remaining time.
         note: what the controller does at present, for people.
-        evaluation: the evaluation beside the run, as text for people.
-        rollout_workers: the workers that generate answers beside the ranks.
+        evaluation: the background evaluation, as text for people.
+        rollout_workers: the rollout workers.
         processes: the controller's process and its ancestors, see `process_identity.lineage`.
     """
     work = next((rank.work for rank in ranks if rank.work), None)
@@ -114,40 +115,6 @@ def status_of(
         ],
         "rollout_workers": [{"node": r.node, "pid": r.pid, "state": r.state} for r in rollout_workers],
     }
-
-
-def eta_seconds(state: State, until: int, step_seconds: float, evaluations: float) -> float | None:
-    """Return the seconds left until step `until`: steps to do times the median step of late, and the seconds of the
-    `evaluations` between them. None while the run does not train, or before its first step."""
-    left = (until - state.step) * step_seconds
-    return left + evaluations if left and state.phase == "train" else None
-
-
-def evaluation_seconds(
-    evaluate: EvaluateSpec | None,
-    step: int,
-    until: int,
-    last_step: int,
-    latest: float | None,
-    work: Work | None,
-) -> float:
-    """Return the seconds that ranks will evaluate between two steps, after `step` and up to `until`.
-
-    Args:
-        evaluate: the job's evaluation.
-        step: the last step that was reported.
-        until: the last step to train to.
-        last_step: the last step of the job.
-        latest: seconds of the latest evaluation, None before the first.
-        work: the evaluation in progress, None without one.
-    """
-    if evaluate is None or evaluate.where != "gang":
-        return 0.0
-    due = evaluate.due_between(step, until, last_step)
-    if work is None or not work.done:
-        return due * (latest or 0.0)
-    whole = latest or work.seconds + work.seconds_left
-    return work.seconds_left + max(due - 1, 0) * whole
 
 
 def work_text(work: Work) -> str:

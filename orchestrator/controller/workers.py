@@ -55,7 +55,7 @@ class Workers:
             run: the run directory.
             demand: the workers and the layout that the job asks for, and the size of its state.
             checkpoint: how often snapshots go into the memory of nodes.
-            generating: how many rollout workers the run needs beside these workers.
+            generating: how many rollout workers the run needs in addition to these workers.
         """
         self._generating = generating
         self._stragglers = Stragglers()

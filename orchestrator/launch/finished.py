@@ -22,7 +22,7 @@ from orchestrator.config.spec import JobSpec, dump
 from orchestrator.evaluate.config import EvaluateSpec, StopWhen
 from orchestrator.resolve.precision import as_its_run
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.train.committed_state import TrainingProgress
+from orchestrator.train.training_progress import TrainingProgress
 
 OF_THE_EXPORT = NO_EXPORT.keys() - {"export_at"}
 """Keys of `checkpoint` that say what is exported, and where."""

@@ -37,7 +37,8 @@ class PhaseTime:
     """The time of one phase's rows, in microseconds, and the time at which the last of them was written.
 
     `transfer`, `generate` and `reward` are the parts of a rollout, and `step` is the rest of the steps. `overlapped` is
-    the time for which answers were generated during the other parts.
+    the time for which answers were generated during the other parts. The row of a rollout's last step has it for all
+    steps of the rollout.
     """
 
     data: int = 0
@@ -49,6 +50,8 @@ class PhaseTime:
     step: int = 0
     overlapped: int = 0
     last: int = 0
+    _overlap_left: int = 0
+    """What later rows of a rollout say of the time for which its earlier rows overlapped."""
 
     @property
     def whole(self) -> int:
@@ -56,7 +59,7 @@ class PhaseTime:
         return self.step + self.transfer + self.generate + self.reward
 
     def add(self, row: Row, time: int) -> None:
-        """Add a row."""
+        """Add a row. The rows of a phase are added newest first."""
         self.data += micros(row.get("data_seconds"))
         self.commit += micros(row.get("commit_seconds"))
         self.evaluation += micros(row.get("evaluation_seconds"))
@@ -66,7 +69,12 @@ class PhaseTime:
             setattr(self, part, getattr(self, part) + spent)
             left -= spent
         self.step += left
-        self.overlapped += min(micros(row.get("overlapped_seconds")), whole)
+        if "overlapped_seconds" in row:
+            self._overlap_left = micros(row["overlapped_seconds"])
+        overlapped = min(self._overlap_left, whole)
+        self.overlapped += overlapped
+        is_first_of_rollout = "transfer_seconds" in row
+        self._overlap_left = 0 if is_first_of_rollout else self._overlap_left - overlapped
         self.last = max(self.last, time)
 
 

@@ -77,7 +77,9 @@ def _check_weights(workload: Workload, teacher: TeacherModel) -> None:
     rows = workload.begun_tables
     if any(rows[name][0] != workload.shapes[name][0] for name in rows):
         raise InputError(
-            f"{teacher.place} has no rows for tokens that were added", WHERE, "train the teacher with them"
+            f"the embedding of {teacher.place} has no rows for the added tokens",
+            WHERE,
+            "train the teacher with them",
         )
 
 

@@ -1,4 +1,7 @@
-"""A worker that scores answers: it forks a process for each reward, and kills those that take too long.
+"""A worker that scores answers: it forks a process for each reward, and kills a process that takes too long.
+
+The worker enforces the `timeout` of a reward: it kills the process that scores an answer and reports the limit. If the
+worker itself hangs, `scorer` replaces it after a longer time.
 
     python -m orchestrator.rewards.worker PARENT
 

@@ -1,4 +1,8 @@
-"""The trainer's end of a worker: a process, its pipes, and the question that it is busy with."""
+"""The trainer's end of a worker: a process, its pipes, and the question that it is busy with.
+
+The worker enforces the `timeout` of a reward. The deadline kept here is later: `scorer` uses it to replace a worker
+that hangs.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +57,7 @@ class WorkerProcess:
         self.task: Any = None
         """Its present task; None if it is free."""
         self.deadline = 0.0
+        """The monotonic time after which the worker counts as stuck, see `scorer.ANSWERS`."""
 
     @property
     def pid(self) -> int:
@@ -60,7 +65,7 @@ class WorkerProcess:
         return self._process.pid
 
     def ask(self, task: Any, question: dict[str, Any], seconds: float) -> None:
-        """Send a question. The reply has to come within that time."""
+        """Send a question. Sets the deadline of its reply, which the caller enforces."""
         self.task, self.deadline = task, time.monotonic() + seconds
         self._unsent = memoryview(bytes(self._unsent) + line_of(question))
         self.send()

@@ -21,8 +21,8 @@ from orchestrator.checkpoint.identity import (
 from orchestrator.checkpoint.manifest import VERIFIED
 from orchestrator.parallel.layout import Layout
 from orchestrator.storage.row_line import Row
-from orchestrator.train.committed_state import CHUNKS_HEAD, CUTS_ROWS
 from orchestrator.train.task import Task
+from orchestrator.train.training_progress import CHUNKS_HEAD, CUTS_ROWS
 
 CARRIED = (
     "last_evaluation_step",

@@ -61,6 +61,7 @@ class Commits:
         unsaved: float,
         gpus: float,
         also: Callable[[], list[TensorPiece]] | None = None,
+        room: Callable[[], list[TensorPiece]] | None = None,
     ) -> None:
         """Make ready to save.
 
@@ -78,6 +79,7 @@ class Commits:
             unsaved: seconds for which storage may fail.
             gpus: GPUs of a worker; 0 on CPUs.
             also: returns what is saved besides the engine's state; None for nothing.
+            room: returns tensors of the sizes that `also` returns in later steps; None for nothing.
         """
         self._task = task
         self._identity = identity
@@ -88,6 +90,7 @@ class Commits:
         self._unsaved = unsaved
         self._gpus = gpus
         self._also = also or list
+        self._room = room or list
         self._layout = layout
         self._context = context
         self._engine = engine
@@ -109,7 +112,7 @@ class Commits:
         if self._task.commit:
             self._saver = self._open_saver()
             if self._gpus:
-                self._saver.prepare(self._engine.state())
+                self._saver.prepare([*self._engine.state(), *self._room()])
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

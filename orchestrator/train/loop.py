@@ -154,6 +154,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
             unsaved=spec.limits.unsaved,
             gpus=spec.resources.per_worker.gpu,
             also=rollouts.next.state if rollouts is not None else None,
+            room=rollouts.next.room if rollouts is not None else None,
         ),
         make_reader=partial(
             StepReader,

@@ -16,7 +16,6 @@ from orchestrator.parallel.rank_messages import agree
 from orchestrator.resolve.training_inputs import TrainingInputs
 from orchestrator.storage.row_types import EvaluationRow
 from orchestrator.train.commits import Commits
-from orchestrator.train.committed_state import TrainingProgress
 from orchestrator.train.computed_values import ComputedValues
 from orchestrator.train.engines.engine import Engine, Metrics
 from orchestrator.train.evaluation import Evaluator, MakeEvaluator
@@ -25,6 +24,7 @@ from orchestrator.train.rank_record import RankRecord, step_row
 from orchestrator.train.restore import Restorer
 from orchestrator.train.step_samples import MakeReader, StepPlan, seed_step
 from orchestrator.train.task import Task
+from orchestrator.train.training_progress import TrainingProgress
 from orchestrator.train.verification import Device, Verification, VerifySpec
 from workloads.workload import Batch
 

@@ -12,11 +12,11 @@ from orchestrator.parallel.device import peak_memory
 from orchestrator.parallel.layout import Layout
 from orchestrator.storage.row_line import Row
 from orchestrator.storage.row_types import StepRow
-from orchestrator.train.committed_state import TrainingProgress
 from orchestrator.train.engines.engine import Metrics
 from orchestrator.train.mfu import mfu, model_flops_per_second
 from orchestrator.train.step_samples import StepPlan
 from orchestrator.train.task import Task
+from orchestrator.train.training_progress import TrainingProgress
 from workloads.model.kernels import noting
 
 

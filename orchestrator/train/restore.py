@@ -19,9 +19,9 @@ from orchestrator.config.own_code import check_same_code
 from orchestrator.models.averaged import facts_of, weights_of
 from orchestrator.storage.file_names import COMMITS
 from orchestrator.storage.retry import Retry
-from orchestrator.train.committed_state import TrainingProgress
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.task import Task
+from orchestrator.train.training_progress import TrainingProgress
 
 
 def peers_of(task: Task, context: WorkerContext) -> PeerMemory | None:

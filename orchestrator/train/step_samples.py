@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from orchestrator.data.samples.batches import Batches, StepSamples, slices
+from orchestrator.data.samples.mixture.passes import AnyOrder, is_long_enough
 from orchestrator.data.samples.own_samples import OwnBatches
 from orchestrator.data.samples.receipt import add
 from orchestrator.data.samples.skips import start_of
 from orchestrator.parallel.layout import Layout
-from orchestrator.train.committed_state import TrainingProgress
 from orchestrator.train.config import TrainSpec
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.rollouts.rollouts import Rollouts
 from orchestrator.train.row_lengths import WHOLE, RowLengths, dealt, lengths_of
 from orchestrator.train.sequence_warmup import shortened
 from orchestrator.train.task import Task
+from orchestrator.train.training_progress import TrainingProgress
 from orchestrator.train.unlabelled import filled_up
 from workloads.model.dropout import KEYS, ROW_TOKENS, position_keys
 from workloads.workload import Batch, Workload
@@ -145,7 +147,7 @@ class StepReader:
         start = start_of(origin.position, step - origin.step, size, origin.skips)
         if self._rollouts is not None:
             assert isinstance(self._batches, Batches)  # own samples come with their own objective
-            starts = self._starts_of_rollout(step)
+            starts = self._starts_of_rollout(self._batches.order, step)
             return StepSamples(
                 [], 0, None, prompts=[self._rollouts.prompts(self._batches, each, size) for each in starts]
             )
@@ -203,14 +205,25 @@ class StepReader:
         whole = sum(count for count, _ in rows) * self._plan.sequence_length
         return sum(count * length for count, length in rows) / whole if whole else 1.0
 
-    def _starts_of_rollout(self, step: int) -> list[int]:
-        """Return where the steps of a rollout begin, if one begins after `step` steps; see `rollout_steps`."""
+    def _starts_of_rollout(self, order: AnyOrder, step: int) -> list[int]:
+        """Return where the steps of a rollout begin, if one begins after `step` steps; see `rollout_steps`.
+
+        The steps of the next rollout are left out if samples are skipped before one of them. A commit that is older
+        than the skip has the answers to the skipped prompts, and the weights that would have generated others are
+        gone. So a rollout after a skip comes from its own weights, whichever commit the run goes back to. They are also
+        left out if the data ends before them, because all sources reach max_passes.
+        """
         size = self._plan.samples
         origin = self._origin
-        if step % self._plan.together:
+        together = self._plan.together
+        if step % together:
             return []
         numbers = range(step - origin.step, step - origin.step + self._plan.rollout_steps(step))
-        return [start_of(origin.position, number, size, origin.skips) for number in numbers]
+        starts = [start_of(origin.position, number, size, origin.skips) for number in numbers]
+        is_next_whole = all(after == start + size for start, after in pairwise(starts[together - 1 :]))
+        if is_next_whole and is_long_enough(order, starts[-1] + size):
+            return starts
+        return starts[:together]
 
     def rows(self, samples: StepSamples, engine: Engine, step: int, task: Task) -> StepRows:
         """Return the rows that a step trains on: its samples, or the answers to its prompts.

@@ -317,7 +317,7 @@ def test_another_teacher_is_refused_when_a_run_goes_on(place: Path, tmp_path: Pa
 def test_a_stage_of_a_chain_teaches_another(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a teacher that was made again is another one."""
+    """A teacher that was trained again has other weights."""
     common = document(place, None)
     del common["name"]
     large = {"workload": {"changes": LARGE}, "train": {"steps": 4}}
@@ -335,5 +335,5 @@ def test_a_stage_of_a_chain_teaches_another(
     shutil.rmtree(tmp_path / "runs/large")
     again = stages["large"].job.model_dump(mode="json")
     drive_here(again, str(tmp_path / "runs/large"), tmp_path / "cache")
-    with pytest.raises(InputError, match="it has learnt from large, but now that is another one"):
+    with pytest.raises(InputError, match="it was distilled from large, but that checkpoint has changed"):
         check_chain(parsed, stages, root, None)

@@ -121,6 +121,7 @@ def test_metrics_of_all_predictions_are_those_of_one_process(
         assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_balanced_weights_are_those_of_training_wherever_the_model_is_evaluated(
     place: Path, tmp_path: Path
 ) -> None:

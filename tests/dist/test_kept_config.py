@@ -41,6 +41,7 @@ KINDS = {
     "as it is": ("transformers", False),
     "as it is with weights": ("transformers", True),
 }
+QUICK = ("converted", "as it is with weights")
 TOKENS = torch.arange(6, 22)[None]
 
 
@@ -146,7 +147,10 @@ class Made:
             path.write_text(before)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module",
+    params=[kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS],
+)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     """A run of each kind."""
     place = tmp_path_factory.mktemp(request.param.replace(" ", "-"))

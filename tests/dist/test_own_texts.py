@@ -94,6 +94,7 @@ def test_samples_of_ranks_are_those_of_one_process(
     assert any(said)
 
 
+@pytest.mark.slow
 def test_tasks_are_those_of_lm_eval_on_its_export(document: dict[str, Any], tmp_path: Path) -> None:
     from lm_eval.models.huggingface import HFLM
 

@@ -41,6 +41,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_the_metrics_are_those_of_the_command_and_of_the_run(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,6 +31,7 @@ from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.controller import decide, rollout_workers
+from orchestrator.data.samples.skips import Skip
 from orchestrator.evaluate.of_commit import evaluate_commit
 from orchestrator.models.averaged import weights_of
 from orchestrator.resolve.commit_model import model_of_run
@@ -163,7 +164,7 @@ def test_the_reward_rises_and_the_rows_say_what_happened(quiet: Path) -> None:
     "parallel",
     [
         {"tp": 2},
-        {"zero": 3},
+        pytest.param({"zero": 3}, marks=pytest.mark.slow),
         pytest.param({"pp": 2}, marks=pytest.mark.slow),
         pytest.param({"cp": 2}, marks=pytest.mark.slow),
     ],
@@ -422,6 +423,51 @@ def test_stale_answers_are_taken_along_to_another_layout(
 
 
 @pytest.mark.slow
+def test_a_skip_gives_the_same_bits_from_any_commit_and_a_replay_agrees(place: Path, tmp_path: Path) -> None:
+    """The prompts of step 6 are skipped in a run that goes on from the commit directly before, or from an earlier one.
+
+    The commit of step 5 has the answers to these prompts, and the weights before step 5 are gone.
+    """
+    runs = []
+    for until in (5, 3):
+        found = stale(place)
+        found["rollout"]["keep_every"] = 1
+        found["checkpoint"] |= {"every": STEPS, "keep": STEPS}
+        run = RunDir(str(tmp_path / f"from-{until}"))
+        controller_here(found, run.uri, place / "cache", until=until).drive()
+        *_, last = run.rows("events.jsonl")
+        run.append("events.jsonl", [last | {"skipped": Skip(6, start=5 * 4, count=4).to_json()}])
+        drive_here(found, run.uri, place / "cache")
+        runs.append(Path(run.uri))
+    same(runs[1], runs[0])
+    for each in runs:
+        assert [row["rollout_version"] for row in rows(each)] == [0, 0, 1, 2, 3, 5, 5, 6]
+        assert ["sampler_difference" in row for row in rows(each)] == [True, *[False] * 4, True, False, False]
+    assert {line["prompt_number"] for line in read_kept(str(runs[0]), 6)[1]} == {24, 25, 26, 27}
+    result = replay(parse(found), RunDir(str(runs[1])), 3, 5)
+    assert len(result.rows) == 5
+    assert result.same, result.line
+
+
+@pytest.mark.slow
+def test_a_mixture_that_ends_with_the_run_has_no_answers_generated_ahead_of_its_end(
+    place: Path, tmp_path: Path
+) -> None:
+    """Eight steps read 32 prompts, and 34 come in all: too few for a ninth step, which a longer run would have."""
+    lines = (place / "prompts.jsonl").read_text().splitlines(keepends=True)[:34]
+    (tmp_path / "prompts.jsonl").write_text("".join(lines))
+    found = stale(place)
+    source = {"uri": str(tmp_path / "prompts.jsonl"), "share": 1.0, "max_passes": 1.0}
+    found["data"]["sources"] = [found["data"]["sources"][0] | source]
+    del found["data"]["validation"], found["evaluate"]
+    run = rows(run_of(tmp_path, "run", found))
+    assert [row["step"] for row in run] == list(range(1, STEPS + 1))
+    assert ["overlapped_seconds" in row for row in run] == [True] * (STEPS - 1) + [False]
+    assert run[-1]["transfer_seconds"] == 0.0, "nothing generates with these weights"
+    assert all(row["transfer_seconds"] > 0 for row in run[:-1])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_faults_at_random_change_no_bit_of_stale_rollouts(
     seed: int, quiet_stale: Path, place: Path, tmp_path: Path
@@ -610,6 +656,7 @@ def test_faults_at_random_change_no_answer_and_no_bit(quiet: Path, place: Path, 
         assert answers(run, 8) == answers(quiet, 8), faults
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_under_another_layout_with_the_answers_of_its_next_step(
     quiet: Path, place: Path, tmp_path: Path
 ) -> None:

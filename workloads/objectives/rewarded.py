@@ -176,11 +176,12 @@ def loss_of(
         each = each + objective.beta * (
             divergence * ratio if objective.use_bias_correction_kl else divergence
         )
-    if DRAWN in batch and SAMPLED not in batch:
+    if DRAWN in batch:
         # Only in the first update after a rollout do both belong to the same weights, so that the difference measures
-        # the sampler's arithmetic.
+        # the sampler's arithmetic. Other updates count no token: the names of metrics are those of the first step.
         apart = (log_p.detach() - batch[DRAWN]).abs().where(predicted, 0.0)
-        sums["sampler_difference"] = (apart.sum(), tokens)
+        nothing = torch.zeros_like(tokens)
+        sums["sampler_difference"] = (nothing, nothing) if SAMPLED in batch else (apart.sum(), tokens)
     # Weights and counts are data of each token, so any cut of rows over ranks or micro-batches gives the same
     # quotient.
     return Loss((each * batch[WEIGHT]).where(predicted, 0.0).sum(), batch[COUNTED].sum(), sums=sums)

@@ -1,7 +1,8 @@
 """The order of samples: a pure function of (seed, epoch, position), in constant memory.
 
 A keyed permutation replaces a shuffled list: position p of an epoch is sample permute(p). Any rank finds any sample
-of any step with a few multiplications. No state is stored or replayed on resume.
+of any step with a few multiplications. This module keeps no state. The position is a field of
+`orchestrator.train.training_progress.TrainingProgress`, which every commit stores, so a resume replays nothing.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def settings(given: Iterable[str]) -> dict[str, str]:
         if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise InputError(f"{text!r} is not a variable with its value", "--env", "write NAME=VALUE")
         if redact({name: value}) != {name: value}:
-            problem = f"{name} carries its value, a credential that manifests would show"
+            problem = f"{name} looks like a credential, and the manifest would expose it"
             raise InputError(problem, "--env", f"put it into the Secret and give --secret-env {name}")
         if name in variables:
             raise InputError(f"{name} is given twice", "--env", "give each once")

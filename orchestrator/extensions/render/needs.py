@@ -98,7 +98,7 @@ def of_one_cloud(resources: ResourceSpec, cloud: str | None) -> None:
     notices = resources.notices
     if cloud is not None and notices in CLOUDS.values() and notices != cloud:
         raise InputError(
-            f"{notices} sends no notices on machines of {cloud}",
+            f"is {notices}, but the nodes run on {cloud}",
             "resources.notices",
             f"set it to {cloud} or null",
         )

@@ -36,8 +36,8 @@ def overlay_kinds(files: Mapping[str, Any], overlay: Mapping[str, Any], path: Pa
     """
     kinds = [manifest["kind"] for manifest in files.values()]
     if unknown := [kind for kind in overlay if kind not in kinds]:
-        hint = f"its keys are the kinds that are written: {', '.join(kinds)}"
-        raise InputError(f"no {unknown[0]!r} is written", str(path), hint)
+        problem = f"the overlay names kind {unknown[0]!r}, which this command does not render"
+        raise InputError(problem, str(path), f"it renders {', '.join(kinds)}")
     return {name: merged(manifest, overlay.get(manifest["kind"], {})) for name, manifest in files.items()}
 
 

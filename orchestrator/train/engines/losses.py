@@ -7,8 +7,8 @@ from orchestrator.parallel.device import Device
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.losses import StepLosses
 from orchestrator.parallel.mesh import Mesh
-from orchestrator.train.committed_state import CHUNKS_HEAD
 from orchestrator.train.engines.config import EngineConfig
+from orchestrator.train.training_progress import CHUNKS_HEAD
 from workloads.workload import Workload
 
 

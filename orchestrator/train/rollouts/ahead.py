@@ -119,9 +119,17 @@ class NextRollout:
         found: the answers; None during a rollout, and if none were asked for.
     """
 
-    def __init__(self, max_tokens: int, is_writer: bool) -> None:
-        """`max_tokens` is the longest answer's. One rank is the writer of commits."""
+    def __init__(self, prompts: int, group: int, max_tokens: int, *, is_writer: bool) -> None:
+        """
+        Args:
+            prompts: the number of prompts of a rollout; 0 if nothing is generated ahead.
+            group: the number of answers to each.
+            max_tokens: the longest answer's.
+            is_writer: whether this rank writes them into commits. One rank does.
+        """
         self.found: Ahead | None = None
+        self._prompts = prompts
+        self._group = group
         self._max_tokens = max_tokens
         self._is_writer = is_writer
 
@@ -133,6 +141,13 @@ class NextRollout:
     def state(self) -> list[TensorPiece]:
         """Return what a commit stores."""
         return self.found.pieces(self._max_tokens) if self.found is not None and self._is_writer else []
+
+    def room(self) -> list[TensorPiece]:
+        """Return tensors of the sizes that a commit stores once there are answers."""
+        if not self._prompts or not self._is_writer:
+            return []
+        empty = [[Drawn([], [], 0.0, False)] * self._group] * self._prompts
+        return Ahead(0, [0] * self._prompts, empty).pieces(self._max_tokens)
 
     def load(self, reader: Reader) -> None:
         """Load what a commit of this run stores. Raises CorruptCommit."""

@@ -71,6 +71,7 @@ def rollouts_of(
         if place
         else own_sampler(inputs, tokens, asked, device, context),
         judge=judge,
+        prompts_ahead=spec.samples_per_step * asked.steps * asked.staleness,
         passes=PassSpec(spec.evaluate.answers, spec.evaluate.sizes, spec.rewards[0].title)
         if spec.evaluate and spec.evaluate.answers
         else None,

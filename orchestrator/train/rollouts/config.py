@@ -132,6 +132,11 @@ def rollout_problem(
             "rollout.staleness 1 needs the ratio of probabilities that reinforce lacks; use objective grpo, or set "
             "rollout.staleness to 0"
         )
+    if rollout.staleness and workload.draws:
+        return (
+            "rollout.staleness 1 compares probabilities in training with those in generation, which has no dropout; "
+            "set workload.dropout, attention_dropout, layer_drop and embedding_noise to 0, or rollout.staleness to 0"
+        )
     if rollout.max_tokens >= sequence_length:
         return (
             f"rollout.max_tokens {rollout.max_tokens} leaves no room for a prompt in data.sequence_length "

@@ -77,8 +77,8 @@ class QueuedSampler:
         assert ahead is not None
         trained = time.monotonic() - ahead.asked
         made = self._made(ahead.call, ahead.names)
-        longest = max((each.seconds for each in made), default=0.0)
-        return GeneratedAhead([_drawn(each) for each in made], min(trained, longest))
+        overlapped = [(each.taken, min(each.made, trained)) for each in made if each.taken < trained]
+        return GeneratedAhead([_drawn(each) for each in made], overlapped)
 
     def _ask(self, call: str, units: Sequence[Unit], is_ahead: bool) -> list[str]:
         """Ask the queue for units, and return their names there. `call` names this call."""

@@ -6,8 +6,8 @@ nothing but time: the next attempt restores the commit and generates the same an
 
 With staleness 1, rollout n + 1 is asked for before the gang trains on rollout n, and collected after it. Its answers
 come from the weights before rollout n, however long they take, and the commit after rollout n has them. Only a rollout
-without such answers comes from its own weights: the first one of a run, and one whose prompts have changed since,
-because samples are skipped after an instability.
+without such answers comes from its own weights: the first one of a run, and one before or within which samples are
+skipped after an instability, see `StepReader`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from orchestrator.train.rollouts.passes import PassSpec
 from orchestrator.train.rollouts.prompts import Prompt, prompts_at, prompts_of_set
 from orchestrator.train.rollouts.rows import Rows
 from orchestrator.train.rollouts.sampler import AnswerSampler
-from orchestrator.train.rollouts.shares import Division, Share
+from orchestrator.train.rollouts.shares import Division, Share, covered
 from orchestrator.train.task import Task
 from workloads.objectives.rewarded import SAMPLED, Rewarded
 from workloads.workload import Workload
@@ -51,6 +51,7 @@ class Rollouts:
         passes: how often one of several answers to a held-out prompt is right; None if that is not measured.
         sampler: generates answers.
         judge: rewards answers.
+        prompts_ahead: the number of prompts whose answers are generated ahead.
         seconds: of the last rollout, see `Seconds`.
         next: the answers of the next rollout, which a commit has.
     """
@@ -63,6 +64,7 @@ class Rollouts:
     context: WorkerContext
     sampler: AnswerSampler
     judge: Judge
+    prompts_ahead: int
     passes: PassSpec | None = None
     seconds: Seconds = field(default_factory=Seconds)
 
@@ -81,7 +83,9 @@ class Rollouts:
         info = self.context.rank_info
         self._division = Division(self.asked.together, self.asked.group, info.rank, self.layout.world)
         self._asked: Asked | None = None
-        self.next = NextRollout(self.asked.max_tokens, is_writer=info.rank == 0)
+        self.next = NextRollout(
+            self.prompts_ahead, self.asked.group, self.asked.max_tokens, is_writer=info.rank == 0
+        )
 
     def close(self) -> None:
         """End the processes that compute rewards."""
@@ -191,18 +195,20 @@ class Rollouts:
         self.context.progressed()
         self.seconds.generate += time.perf_counter() - started
         self.next.found = Ahead.of(asked, [share for _, share in everyone])
+        overlapped = covered((begin, end) for spans, _ in everyone for begin, end in spans)
         return {
             "generate_seconds": round(self.seconds.generate, 6),
-            "overlapped_seconds": round(max(overlapped for overlapped, _ in everyone), 6),
+            "overlapped_seconds": round(overlapped, 6),
         }
 
     def _make(self, engine: Engine, step: int, prompts: Sequence[list[Prompt]]) -> list[Rollout]:
         """Return the rollouts of all steps of a rollout, and ask for the answers of the next one."""
         now, following = prompts[: self.asked.steps], prompts[self.asked.steps :]
         ready = self.next.take(now)
-        started = time.perf_counter()
-        self.take(engine)
-        self.seconds.transfer = time.perf_counter() - started
+        if ready is None or following:
+            started = time.perf_counter()
+            self.take(engine)
+            self.seconds.transfer = time.perf_counter() - started
         steps = range(step, step + len(now))
         answers = []
         if ready is None:

@@ -33,11 +33,12 @@ class GeneratedAhead(NamedTuple):
 
     Attributes:
         answers: as of `AnswerSampler.answers`.
-        overlapped: seconds for which they were generated while this rank did something else.
+        overlapped: when they were generated while this rank did something else: begin and end of each unit, in seconds
+            from asking.
     """
 
     answers: list[list[list[Drawn]]]
-    overlapped: float
+    overlapped: Sequence[tuple[float, float]] = ()
 
 
 class AnswerSampler(Protocol):
@@ -103,7 +104,7 @@ class OwnSampler:
 
     def collect(self) -> GeneratedAhead:
         """See `AnswerSampler.collect`."""
-        return GeneratedAhead(self._ahead, 0.0)
+        return GeneratedAhead(self._ahead)
 
     def answers_of(self, unit: Unit) -> list[list[Drawn]]:
         """Return the answers to each prompt of a unit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -75,3 +76,13 @@ class Division:
         """Return the numbers of the prompts of each unit, of so many prompts."""
         starts = range(self.rank * self.together, prompts, self.world * self.together)
         return [range(first, min(first + self.together, prompts)) for first in starts]
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Return the length of the union of spans, given by begin and end."""
+    whole = 0.0
+    reached = -math.inf
+    for begin, end in sorted(spans):
+        whole += max(end - max(begin, reached), 0.0)
+        reached = max(reached, end)
+    return whole

@@ -38,7 +38,7 @@ class _Unit:
         is_ahead: whether its rank trains meanwhile. Units that ranks wait for go first.
         asked: the monotonic time at which it was asked for.
         answers: the answers as text; None before they are there.
-        seconds: the time from asking to the answers.
+        taken, made: the seconds from asking until a worker took it, the last one if several did, and until the answers.
         worker: the rollout worker that generates them, empty without one, and the number of its connection.
     """
 
@@ -48,7 +48,8 @@ class _Unit:
     is_ahead: bool
     asked: float
     answers: str | None = None
-    seconds: float = 0.0
+    taken: float = 0.0
+    made: float = 0.0
     worker: tuple[str, int] = ("", 0)
 
 
@@ -157,7 +158,8 @@ class RolloutQueue:
     def _collect(self, names: list[str]) -> tuple[Any, ...]:
         def found() -> dict[str, list[Any]]:
             units = {name: self._units[name] for name in names}
-            return {n: [each.answers, each.seconds] for n, each in units.items() if each.answers is not None}
+            ready = {name: unit for name, unit in units.items() if unit.answers is not None}
+            return {name: [unit.answers, unit.taken, unit.made] for name, unit in ready.items()}
 
         with self._changed:
             if not self._units.keys() >= set(names):
@@ -196,6 +198,7 @@ class RolloutQueue:
                 return None
             unit = self._units[chosen]
             unit.worker = worker
+            unit.taken = time.monotonic() - unit.asked
             return [chosen, unit.text]
 
     def _first(self) -> str | None:
@@ -210,7 +213,7 @@ class RolloutQueue:
             if (unit := self._units.get(name)) is not None:
                 if unit.answers is None:
                     self.done += 1
-                    unit.seconds = time.monotonic() - unit.asked
+                    unit.made = time.monotonic() - unit.asked
                 unit.answers = answers
                 self._changed.notify_all()
         return {}
@@ -243,11 +246,12 @@ class Made(NamedTuple):
 
     Attributes:
         answers: as plain data.
-        seconds: the time from asking to the answers.
+        taken, made: the seconds from asking until a rollout worker took the unit, and until the answers.
     """
 
     answers: Any
-    seconds: float
+    taken: float
+    made: float
 
 
 class QueueClient:
@@ -306,7 +310,7 @@ class QueueClient:
                     f"Connection reset: the queue of rollouts forgot what this rank asked for, because {why}"
                 )
                 raise ConnectionError(text) from None
-            found |= {name: Made(json.loads(text), seconds) for name, (text, seconds) in answer.items()}
+            found |= {name: Made(json.loads(text), *times) for name, (text, *times) in answer.items()}
             if answer:
                 progressed()
         return found

@@ -22,9 +22,9 @@ from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import gather_json
 from orchestrator.resolve.resolved_job import adapter_of
 from orchestrator.resolve.teacher import compared
-from orchestrator.train.committed_state import CHUNKS_HEAD
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.engines.make import make_engine
+from orchestrator.train.training_progress import CHUNKS_HEAD
 from orchestrator.train.unlabelled import filled_up
 from workloads.adapters.frozen import frozen_by
 from workloads.load import load

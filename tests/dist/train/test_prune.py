@@ -64,8 +64,8 @@ def check_same_choice(results: Results, cases: list[dict[str, Any]]) -> None:
 
 
 CHOICES = {
-    2: [*under("decoder", 2, SHARE, **STILL), case("decoder", Layout(tp=2, micro_batch=2), PATTERN, **STILL),
-        case("decoder", Layout(dp=2, zero=1), PATTERN, **STILL)],
+    2: [case("decoder", Layout(tp=2, micro_batch=2), PATTERN, **STILL),
+        case("decoder", Layout(dp=2, zero=1), SHARE, **STILL)],
     4: [case("moe", Layout(dp=4, ep=2, zero=3, shard=2), LAYER, **STILL),
         case("moe", Layout(dp=2, tp=2, zero=1), PATTERN, **STILL)],
 }  # fmt: skip

@@ -198,7 +198,8 @@ def contents(paths: Iterable[Path]) -> dict[Path, bytes | None]:
     return {path: path.read_bytes() if path.is_file() else None for path in paths}
 
 
-@pytest.mark.parametrize("until", [STOP, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("until", [STOP, None])
 def test_a_damaged_file_makes_no_other_run(
     document: dict[str, Any], tmp_path: Path, until: int | None
 ) -> None:

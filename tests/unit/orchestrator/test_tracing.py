@@ -159,7 +159,7 @@ def test_a_rank_that_is_traced_counts_where_another_could_not_be() -> None:
     assert some.needed(1.0, False) == one.memory.peak
     assert some.needed(2.0 * one.memory.peak, False) == 2.0 * one.memory.peak
     small = Machine(memory=float(one.memory.peak), flops=1e12)
-    predicted, _ = some.beside([1.0, 1.0], 1.0, small, False)
+    predicted, _ = some.replaced_memory([1.0, 1.0], 1.0, small, False)
     assert predicted == {"memory_bytes": one.memory.peak, "fits": False}
     assert some.peaks([1.0, 2.0]) == [1.0, 2.0]
     last = traced({"pp": 2}, 1)
@@ -169,7 +169,9 @@ def test_a_rank_that_is_traced_counts_where_another_could_not_be() -> None:
     with_commit = dataclasses.replace(untraced, saved=1e9)  # which a processor has in the same memory
     assert with_commit.needed(1e9, True) > untraced.needed(1e9, True) + 1e9
     assert with_commit.needed(1e9, False) == untraced.needed(1e9, False) == 1e9
-    assert TracedMemory(Layout(), (NotTraced(0, "no"),), 0.0).beside([1.0], 1.0, small, False)[0] == {}
+    assert (
+        TracedMemory(Layout(), (NotTraced(0, "no"),), 0.0).replaced_memory([1.0], 1.0, small, False)[0] == {}
+    )
 
 
 def test_what_cannot_be_traced_says_why() -> None:

@@ -65,6 +65,10 @@ class MixedOrder:
             sample[mine] = self._offsets[which] + permute(index, turn[mine], size, self._seeds[which])
         return turn.reshape(position.shape), sample.reshape(position.shape)
 
+    def has(self, positions: int) -> bool:
+        """Return whether the order has so many positions."""
+        return self.size is None or positions <= self.size
+
     def drawn(self, position: int) -> list[int]:
         """Return how many samples of each source come before `position`."""
         return self._places.counts(position)

@@ -18,11 +18,14 @@ MANY = 4.0
 AnyOrder = Order | MixedOrder | SectionedOrder | SectionedMixture
 
 
+def is_long_enough(order: AnyOrder, positions: int) -> bool:
+    """Return whether an order has so many positions. It ends if every source has reached max_passes."""
+    return not isinstance(order, MixedOrder | SectionedMixture) or order.has(positions)
+
+
 def check_length(order: AnyOrder, positions: int) -> None:
     """Raise InputError if the order ends before `positions` because every source has reached max_passes."""
-    if not isinstance(order, MixedOrder | SectionedMixture):
-        return
-    if order.size is not None and order.size < positions:
+    if isinstance(order, MixedOrder | SectionedMixture) and not order.has(positions):
         problem = f"all sources reach max_passes after {order.size} of the run's {positions} samples"
         raise InputError(
             problem, "data.sources", "raise max_passes, give more text, or train for fewer steps"

@@ -73,9 +73,9 @@ class SectionedMixture:
         flat = position.ravel()
         if not flat.size:
             return np.zeros_like(position), np.zeros_like(position)
+        if not self.has(int(flat.max()) + 1):
+            raise ended(self._places.size or 0)
         whole = self._reach(int(flat.max()))
-        if whole and self._places.size is not None and int(flat.max()) >= self._places.size:
-            raise ended(self._places.size)
         source, number = self._places.at(flat)
         turn = np.zeros_like(flat)
         sample = np.zeros_like(flat)
@@ -85,6 +85,11 @@ class SectionedMixture:
                 int(which), number[mine], self._bounds[:, which], whole
             )
         return turn.reshape(position.shape), (sample * len(self._seeds) + source).reshape(position.shape)
+
+    def has(self, positions: int) -> bool:
+        """Return whether the order has so many positions. Waits for no sections but theirs, unlike `size`."""
+        is_known_whole = self._reach(positions - 1)
+        return not is_known_whole or self._places.size is None or positions <= self._places.size
 
     def drawn(self, position: int) -> list[int]:
         """Return how many samples of each source come before `position`."""

@@ -58,7 +58,7 @@ def test_a_process_that_is_started_has_this_program_s(folder: Path) -> None:
     assert "of the user" not in done.stderr
     assert "sidecar" in done.stderr  # it asks for its settings, of which there are none
     code = command_of("cluster.workers.fork_server", target=ENTRY)[-2].replace("; main()", "")
-    code += "; import orchestrator.train.committed_state; print(orchestrator.__file__)"
+    code += "; import orchestrator.train.training_progress; print(orchestrator.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", code, "cluster.workers.fork_server"],
         capture_output=True, text=True, cwd=folder, timeout=60,

@@ -85,6 +85,7 @@ def test_a_classifier_in_both_runtimes_scores_as_a_plain_loop_does(tmp_path: Pat
     json.dumps(rows)
 
 
+@pytest.mark.slow
 def test_a_language_model_scores_as_a_plain_loop_does(tmp_path: Path) -> None:
     plain = saved(transformers.GPT2LMHeadModel(GPT2), tmp_path / "plain")
     rng = np.random.default_rng(1)

@@ -131,7 +131,7 @@ def on(reference: str, **more: Any) -> dict[str, Any]:
          "next trains an adapter, but its commits lack its base; set checkpoint.export of next to hf"),
         ([BASE, on("stage:base", workload={"init_from": "stage:base", "adapter": LORA}, checkpoint={"export": "hf"}),
           {"name": "more", "workload": {"init_from": "stage:next@8"}, "data": {"tokenizer": "stage:base"}}],
-         "next trains an adapter, whose export is that of @last; name that"),
+         "next trains an adapter and exports only @last; use @last"),
         ([BASE | {"checkpoint": EXPORTED}, {"name": "b", "checkpoint": EXPORTED}],
          "base and b are exported to the same folder"),
     ],

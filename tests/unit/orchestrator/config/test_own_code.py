@@ -25,7 +25,7 @@ from orchestrator.resolve.prepared_data import PreparedData, prepared
 from orchestrator.storage.run_directory import RunDir
 
 STEP = "def f(text, row):\n    return text\n"
-CHANGED = r"the code of steps_of_run:f is not that which cleaned the run's text"
+CHANGED = r"the code of steps_of_run:f has changed since it cleaned the run's text"
 
 
 @pytest.fixture

@@ -769,7 +769,7 @@ def test_a_stop_outlives_the_controller_that_heard_it(runs: Runs) -> None:
     def look(beat: GangStatus) -> None:
         if beat.ranks[0].step >= 5:
             controller.request_stop("stopped by the user")
-        if any(event.get("stopping") for event in controller._progress.history.events):  # type: ignore[union-attr]
+        if any(event.get("stopping") for event in controller._status_writer.history.events):  # type: ignore[union-attr]
             raise KeyboardInterrupt
 
     watched(runs, look)

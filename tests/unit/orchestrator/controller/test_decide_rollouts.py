@@ -155,6 +155,15 @@ def test_ranks_that_wait_for_answers_do_not_hang_while_a_token_comes() -> None:
     assert decide(policy(), still, alive)[1].do == "watch"
 
 
+def test_ranks_that_hang_in_training_are_seen_though_workers_generate_ahead() -> None:
+    still = at("train", moved=NOW - 1000)
+    seen = see(3, ranks=ranks(), rollout_workers=1, rollouts_moved=NOW)
+    state, action = decide(policy(), still, seen)
+    assert (state.phase, action.do) == ("stop", "halt")
+    assert action.fault is not None
+    assert action.fault.cause == Cause("still")
+
+
 def test_weights_that_are_gone_are_sent_again_unless_another_worker_may_have_them() -> None:
     gone = dataclasses.replace(DEATH, why="NoWeights: no", cause=Cause("raised", name="NoWeights"))
     lost = see(4, rollout_failures=(gone,))

@@ -54,7 +54,9 @@ def test_a_run_is_stopped_by_a_file_and_the_next_controller_ignores_it(
     with pytest.raises(InputError, match="this run has ended already"):
         ask_to_stop(run)
 
-    monkeypatch.setattr("orchestrator.controller.progress.lineage", lambda: [{**lineage()[0], "born": "9"}])
+    monkeypatch.setattr(
+        "orchestrator.controller.status_writer.lineage", lambda: [{**lineage()[0], "born": "9"}]
+    )
     short = spec.model_copy(update={"train": spec.train.model_copy(update={"steps": summary["step"] + 8})})
     again = Controller(spec, run, short.train.steps, fake_cluster(lambda: FakeGang(Training()))).drive()
     assert again["step"] == summary["step"] + 8, "the request was meant for the first controller"

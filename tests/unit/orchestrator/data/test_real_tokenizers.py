@@ -98,7 +98,16 @@ def reserved(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return prepared(folder, "masked_lm")
 
 
-@pytest.mark.parametrize("name", ["masked_lm", "span_masking", "sentence_order", "unified_lm", "mass"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "masked_lm",
+        *(
+            pytest.param(n, marks=pytest.mark.slow)
+            for n in ("span_masking", "sentence_order", "unified_lm", "mass")
+        ),
+    ],
+)
 def test_what_replaces_a_token_at_random_is_never_a_special_one(name: str, reserved: Any) -> None:
     tokens = reserved
     vocabulary = tokens.vocabulary()

@@ -94,7 +94,7 @@ def test_the_users_own_code_is_part_of_the_run(
     assert told["code"] == code_of(spec.own_code)
     assert told["code_roots"] == [str(tmp_path)]
     (tmp_path / "halves.py").write_text("def half(step, steps): return 0.4\n")
-    with pytest.raises(InputError, match="the user's own code on this node is not that of the run"):
+    with pytest.raises(InputError, match="the user's own code on this node differs from the run's"):
         ray_train.train_func(told)
 
 

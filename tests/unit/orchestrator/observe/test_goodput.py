@@ -277,6 +277,18 @@ def test_the_rollout_of_a_step_has_its_own_parts_and_what_overlaps_has_none() ->
     }
 
 
+def test_generation_overlaps_with_all_steps_of_a_rollout_and_with_no_more() -> None:
+    """The row of the last step has it for both: the second rollout says more than its steps took."""
+    first = {"transfer_seconds": 0.25, "generate_seconds": 0.0, "reward_seconds": 0.0}
+    rows = [
+        row(1, 11, 2.0, **first),
+        row(2, 13, 2.0, generate_seconds=0.0, overlapped_seconds=3.0),
+        row(3, 14, 1.0, **first),
+        row(4, 16, 2.0, generate_seconds=0.0, overlapped_seconds=50.0),
+    ]
+    assert ledger(CLEAN, rows)["overlapped_seconds"] == 3.0 + 3.0
+
+
 def test_what_comes_after_the_last_event_is_added_once() -> None:
     found = ledger(CLEAN, [])
     closed = with_end(with_end(found, finish=2.0), finish=2.0, shutdown=1.5)

@@ -147,7 +147,7 @@ def test_its_code_is_part_of_the_run(folder: Path) -> None:
     before = code_of(spec.own_code)
     assert list(before) == [f"{folder.stem}:sharded"]
     folder.write_text(CODE + "\n# another\n")
-    with pytest.raises(InputError, match=r"the code of .*:sharded is not that which the run began with"):
+    with pytest.raises(InputError, match=r"the code of .*:sharded has changed since the run began"):
         check_same_code(spec.own_code, spec.accept_code, before, "runs/a")
 
 

@@ -40,6 +40,19 @@ def test_rows_wait_for_the_snapshots_of_their_steps(tmp_path: Path) -> None:
     assert found.rows_to_hold(12) == 2
 
 
+def test_memory_is_reserved_for_what_later_steps_save_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, prepared = commits(tmp_path), list[Any]()
+    found._task = SimpleNamespace(commit=True)  # type: ignore[assignment]
+    found._gpus = 1
+    found._engine = SimpleNamespace(state=lambda: iter(["weights"]))  # type: ignore[assignment]
+    found._also, found._room = list, lambda: ["answers"]  # type: ignore[list-item, return-value]
+    monkeypatch.setattr(found, "_open_saver", lambda: SimpleNamespace(prepare=prepared.extend))
+    found.__enter__()
+    assert prepared == ["weights", "answers"]
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_of_the_last_commit_rank_0_hears_from_the_others_before_it_waits_for_them(
     rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -268,6 +268,7 @@ def test_shards_come_back_as_the_model(
     assert torch.allclose(ours.eval()({"tokens": tokens}).logits, model(tokens).logits, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_another_process_apart_reads_the_files(tmp_path: Path) -> None:
     source = save(tmp_path / "theirs", gpt2(), 2, 1)
     assert import_megatron(str(source), str(tmp_path / "ours"))["model_type"] == "gpt2"

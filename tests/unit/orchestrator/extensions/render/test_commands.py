@@ -189,9 +189,9 @@ def test_a_job_that_carries_a_credential_is_refused(
         ),
         (
             ["kuberay", *TARGETS["kuberay"], "--set", "resources.notices=gcp"],
-            "gcp sends no notices on machines of aws",
+            "resources.notices: is gcp, but the nodes run on aws",
         ),
-        (["aws", *OWN, "--set", "resources.notices=azure"], "azure sends no notices on machines of aws"),
+        (["aws", *OWN, "--set", "resources.notices=azure"], "is azure, but the nodes run on aws"),
         (
             [
                 "kuberay",

@@ -127,7 +127,7 @@ def test_one_file_is_merged_as_it_is(target: str, job: Path, tmp_path: Path) -> 
     [
         (
             "RayCluster: {spec: {}}\n",
-            "its keys are the kinds that are written: ConfigMap, NetworkPolicy, RayJob",
+            "which this command does not render; it renders ConfigMap, NetworkPolicy, RayJob",
         ),
         ("- a\n", "must be a mapping"),
         (

@@ -12,7 +12,7 @@ from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.pieces import full_piece
 from orchestrator.train.rollouts.ahead import Ahead, Asked, NextRollout
 from orchestrator.train.rollouts.prompts import Prompt
-from orchestrator.train.rollouts.shares import Division
+from orchestrator.train.rollouts.shares import Division, covered
 from workloads.model.answers import Drawn
 
 
@@ -74,16 +74,27 @@ def test_every_rank_gets_its_share_of_what_all_ranks_have_asked_for() -> None:
 
 def test_answers_to_other_prompts_are_dropped() -> None:
     """Samples are skipped after an instability, so that the rollout has others than those that were asked for."""
-    coming = NextRollout(4, is_writer=True)
+    coming = NextRollout(2, 1, 4, is_writer=True)
     ahead = Ahead(1, [1004, 1005], [[answer(prompt, 0)] for prompt in prompts(4, 5)])
     assert coming.state() == []
     coming.found = ahead
     assert len(coming.state()) == 6
+    sizes = [
+        [(piece.name, piece.data.dtype, piece.shape) for piece in each]
+        for each in (coming.state(), coming.room())
+    ]
+    assert sizes[0] == sizes[1]
+    assert NextRollout(0, 1, 4, is_writer=True).room() == []
     assert coming.take([prompts(8, 9)]) is None
     assert coming.take([prompts(4, 5)]) is None, "they are forgotten"
     coming.found = ahead
     assert coming.take([prompts(4), prompts(5)]) == ahead
     assert coming.state() == []
-    other = NextRollout(4, is_writer=False)
+    other = NextRollout(2, 1, 4, is_writer=False)
     other.found = ahead
-    assert other.state() == []
+    assert other.state() == other.room() == []
+
+
+def test_units_that_workers_generate_at_once_overlap_once() -> None:
+    assert covered([(2.0, 3.0), (0.5, 1.0), (0.0, 1.5), (2.5, 4.0), (2.5, 3.5)]) == 1.5 + 2.0
+    assert covered([]) == 0.0

@@ -95,6 +95,13 @@ def test_rollout_workers_are_counted_with_the_run_s() -> None:
             {"workload": {"objective": "reinforce"}, "rollout": {"max_tokens": 32, "staleness": 1}},
             "rollout.staleness 1 needs the ratio of probabilities that reinforce lacks; use objective grpo",
         ),
+        *(
+            (
+                {"workload": {key: 0.1}, "rollout": {"max_tokens": 32, "staleness": 1}},
+                "rollout.staleness 1 compares probabilities in training with those in generation, which has no",
+            )
+            for key in ("dropout", "layer_drop")
+        ),
         ({"rewards": [{"kind": "exact_match"}] * 2}, "two rewards are called exact_match"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -156,10 +157,22 @@ def test_what_ranks_wait_for_goes_before_what_is_asked_for_ahead(queue: RolloutQ
         "now1": "now1",
     }
     ahead = rank.collect(["ahead0", "ahead1"])
-    assert 0 < ahead["ahead0"].seconds <= ahead["ahead1"].seconds
+    assert 0 < ahead["ahead0"].taken < ahead["ahead1"].taken
     worker.give("ahead0", "again")
     with pytest.raises(ConnectionError, match="forgot what this rank asked for"):
         rank.collect(["ahead0"])
+
+
+def test_generation_begins_when_a_worker_takes_a_unit(queue: RolloutQueue) -> None:
+    rank = client(queue)
+    rank.ask(1, {"unit": {}}, is_ahead=True)
+    time.sleep(0.1)  # without a rollout worker
+    before = time.monotonic()
+    worker = client(queue, "x")
+    worker.give(taken(worker).name, 1)
+    made = rank.collect(["unit"])["unit"]
+    assert 0.1 <= made.taken <= made.made
+    assert made.made - made.taken <= time.monotonic() - before
 
 
 def test_a_wrong_token_is_refused(queue: RolloutQueue) -> None:

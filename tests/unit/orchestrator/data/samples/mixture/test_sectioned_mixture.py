@@ -44,6 +44,14 @@ def test_sources_come_as_in_a_mixture_that_is_shuffled_whole(most: Sequence[Frac
     assert [order.drawn(at) for at in (0, 1, 99, end)] == [whole.drawn(at) for at in (0, 1, 99, end)]
 
 
+def test_how_far_it_reaches_is_known_without_waiting_for_later_sections() -> None:
+    assert made(LIMITS, upto=1).has(4)
+    order = made(LIMITS)
+    assert order.size == 91 + 90 * 3 // 2
+    assert [made(LIMITS).has(order.size + more) for more in (-1, 0, 1)] == [True, True, False]
+    assert made().has(10**6)
+
+
 def test_a_pass_has_every_sample_once_section_after_section() -> None:
     turns, ids = made().at(np.arange(600))
     seen = set()

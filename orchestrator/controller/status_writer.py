@@ -1,4 +1,4 @@
-"""What a controller shows of its run while it drives it: events, its present activity, and status.json."""
+"""Write the events and status.json of a run while its controller drives it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ STATUS_EVERY = 1.0
 """Seconds between two writes of status.json."""
 
 
-class Progress:
-    """Events, activity and status of one run. Other threads may call `status`.
+class StatusWriter:
+    """Writes the events and status.json of one run. Other threads may call `status`.
 
     Attributes:
         history: the record of the run, None before it is open.
@@ -33,7 +33,7 @@ class Progress:
     def __init__(
         self, name: str, objective: str, steps: int, until: int, evaluate: EvaluateSpec | None
     ) -> None:
-        """Show nothing yet.
+        """Write nothing yet.
 
         Args:
             name: the name of the job.

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.checkpoint.evaluations import MEASURED
 from orchestrator.evaluate.config import StopWhen
 from orchestrator.train.commit_meta import CARRIED
-from orchestrator.train.committed_state import CHUNKS_HEAD, CUTS_ROWS, TrainingProgress
+from orchestrator.train.training_progress import CHUNKS_HEAD, CUTS_ROWS, TrainingProgress
 
 
 def after(values: list[float], stop_when: StopWhen) -> list[bool]:

@@ -1,0 +1,67 @@
+"""Which prompts a rollout reads, and which it generates ahead."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any, cast
+
+import pytest
+
+from orchestrator.data.samples.batches import Batches
+from orchestrator.data.samples.mixture.mixed_order import MixedOrder
+from orchestrator.data.samples.order import Order
+from orchestrator.data.samples.skips import Skip
+from orchestrator.parallel.layout import Layout
+from orchestrator.train.config import TrainSpec
+from orchestrator.train.rollouts.rollouts import Rollouts
+from orchestrator.train.step_samples import StepPlan, StepReader
+from orchestrator.train.training_progress import TrainingProgress
+
+SIZE = 4
+"""Prompts of a step."""
+
+
+class Starts:
+    """Returns, instead of the prompts of a step, where they begin."""
+
+    def prompts(self, batches: Batches, position: int, count: int) -> int:
+        assert count == SIZE
+        return position
+
+
+def starts(step: int, of: TrainingProgress, together: int = 1, order: Any = None, **train: Any) -> list[int]:
+    """Return where the steps begin whose prompts the rollout after `step` steps reads."""
+    spec = TrainSpec.model_validate({"steps": 8, "global_batch": SIZE, **train})
+    plan = StepPlan(0, spec, SIZE, 32, draws=False, together=together, staleness=1)
+    batches = Batches(cast(Any, None), order or Order(0, [1000], [1.0]))
+    reader = StepReader(plan, Layout(), 0, batches, of, rollouts=cast(Rollouts, Starts()))
+    return list(reader(step).prompts)
+
+
+@pytest.mark.parametrize("known", [3, 4, 5])
+@pytest.mark.parametrize("together", [1, 2])
+def test_no_answers_are_generated_ahead_across_skipped_samples(known: int, together: int) -> None:
+    """The commits at `known` and earlier do not have the answers to the prompts after the skip."""
+    size = SIZE * together
+    skip = Skip(5 * together + 1, start=5 * size, count=SIZE)
+    of = TrainingProgress(step=known * together, position=known * size, skips=(skip,))
+    found = {step: starts(step * together, of, together, steps=12 * together) for step in range(known, 8)}
+    for step, found_then in found.items():
+        first = step * size + (SIZE if step >= 5 else 0)
+        steps = together if step == 4 else 2 * together
+        assert found_then == [first + number * SIZE for number in range(steps)]
+
+
+def test_a_skip_within_the_next_rollout_is_one_before_it_and_a_skip_within_this_one_is_none() -> None:
+    of = TrainingProgress(skips=(Skip(7, start=6 * SIZE, count=2 * SIZE),))
+    assert starts(0, of, together=4) == [0, 4, 8, 12]
+    assert starts(4, of, together=4, steps=16) == [16, 20, 32, 36, 40, 44, 48, 52]
+
+
+@pytest.mark.parametrize(("samples", "ahead"), [(32, 0), (35, 0), (36, 1), (100, 1)])
+def test_nothing_is_generated_ahead_beyond_the_end_of_a_mixture(samples: int, ahead: int) -> None:
+    """Eight steps read 32 prompts, and the run may be extended if there are more."""
+    order = MixedOrder(0, [samples], [(0, [1])], [Fraction(1)])
+    how = {"order": order, "optimizer": {"schedule": "constant"}}
+    assert starts(6, TrainingProgress(), **how) == [24, 28]
+    assert starts(7, TrainingProgress(), **how) == [28, 32][: 1 + ahead]
