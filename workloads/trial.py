@@ -29,6 +29,7 @@ class Trial:
         measure: called with a model's output on samples; raises an error if the run's own metrics cannot read it. None
             without own metrics.
         continues: whether the run continues texts or scores them.
+        any_length: whether these texts have any length, and not that of samples.
     """
 
     seed: int
@@ -38,6 +39,7 @@ class Trial:
     check_divided: Callable[[Any, Callable[[], nn.Module], Batch], None]
     measure: Callable[[Any, Batch], None] | None = None
     continues: bool = False
+    any_length: bool = False
 
 
 def check_trial(workload: Workload, trial: Trial) -> frozenset[str] | None:
@@ -84,7 +86,7 @@ def _check_own(workload: Any, trial: Trial) -> frozenset[str]:
             output = model_of(plain, trial.seed)(first)
         trial.measure(output, first)
     if trial.continues:
-        check_logits(plain.name, shaken(plain, first, trial.seed), first)
+        check_logits(plain.name, shaken(plain, first, trial.seed), first, trial.any_length)
     return frozenset(values)
 
 

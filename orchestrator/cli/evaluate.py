@@ -186,6 +186,7 @@ class _Export:
         from orchestrator.evaluate.of_export import (
             evaluate_export,
             format_of_export,
+            notes_of_export,
             spec_of_export,
             workload_of_export,
         )
@@ -198,6 +199,8 @@ class _Export:
                 "an export has no held-out text", "--on", "name some, as in --on wiki='wiki/*.txt'"
             )
         spec, step = spec_of_export(self._folder, texts, self._overrides)
+        for line in notes_of_export(self._folder, spec.workload):
+            print(line, file=sys.stderr)
         spec = resolve_paths(spec, Path.cwd())
         check_sources(spec.data, spec.workload.objective, spec.set_sources)
         workload_of_export(spec)

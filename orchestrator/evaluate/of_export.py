@@ -42,6 +42,8 @@ BATCH = 8
 """Samples that are evaluated at once if export.json is silent."""
 OBJECTIVES = {"decoder": "causal_lm", "encoder": "masked_lm", "encoder-decoder": "denoising"}
 """The objective for evaluation if export.json is silent; a model with sentinels is treated like T5."""
+CLASS_WEIGHTS = "class_weights"
+"""The option of an objective that weighs the labels in the loss."""
 SAYS = "seq2seq"
 """The objective by which an encoder-decoder answers prompts if export.json is silent."""
 
@@ -110,10 +112,10 @@ def spec_of_export(
         override(document, text)
     objective = document["workload"]["objective"]
     _check_outside(objective, folder)
-    if named and document["workload"]["options"].get("class_weights") == "balanced":
-        what = "has no class weights: balanced counts the records of training, which are not here"
-        hint = "export the checkpoint again, or --set 'workload.options.class_weights=[1, 2]'"
-        raise InputError(what, folder, hint)
+    if _lacks_weights(document["workload"]["options"]):
+        # The sets have other labels than the records of training, so counting in them would give other weights.
+        options = document["workload"]["options"]
+        document["workload"]["options"] = {key: options[key] for key in options if key != CLASS_WEIGHTS}
     day = document["data"]["chat_date"]
     if objective in LABELLED and not document["data"]["labels"]:
         document["data"]["labels"] = _labels_of(folder)
@@ -130,6 +132,23 @@ def spec_of_export(
             problem, folder, "evaluate the run's commit, or by another --set workload.objective=NAME"
         )
     return parse(document, folder), int(facts.get("step") or 0)
+
+
+def notes_of_export(folder: str, workload: WorkloadSpec) -> list[str]:
+    """Return lines for the user about a job from `spec_of_export`: how its numbers differ from the commit's."""
+    known = _facts(folder).get("evaluation")
+    options = known.get("options", {}) if isinstance(known, dict) else {}
+    if not _lacks_weights(options) or CLASS_WEIGHTS in workload.options:
+        return []
+    return [
+        f"{folder} lacks the class weights of its training (balanced), so losses are not weighted; export the "
+        "checkpoint again, or --set 'workload.options.class_weights=[1, 2]'"
+    ]
+
+
+def _lacks_weights(options: Mapping[str, Any]) -> bool:
+    """Return whether an export does not store the weights that training counted, as exports of earlier versions."""
+    return options.get(CLASS_WEIGHTS) == "balanced"
 
 
 def format_of_export(folder: str) -> int:

@@ -122,7 +122,7 @@ def export(
                 train=spec.train,
                 seed=spec.seed,
                 tokens=tokens,
-                micro_batch=commit.meta["layout"]["micro_batch"],
+                commit=commit,
                 trained=loaded.workload,
             )
         facts |= weights | ({} if rounded is None else {"rounding": rounded}) | quantised

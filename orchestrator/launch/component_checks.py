@@ -82,6 +82,7 @@ class ComponentChecks:
                     *((job.evaluate and job.evaluate.metrics) or ()),
                 ],
                 continues=bool(job.evaluate and (job.evaluate.samples or job.evaluate.tasks)),
+                any_length=bool(job.evaluate and job.evaluate.tasks),
             ),
         ]
 

@@ -32,6 +32,7 @@ def check_trial(
     own_metrics: Sequence[str],
     chosen_by: Collection[str],
     continues: bool,
+    any_length: bool,
 ) -> None:
     """Check on a few samples that a model, and the user's own metrics, compute what the run needs.
 
@@ -46,6 +47,7 @@ def check_trial(
         own_metrics: the user's own metrics of evaluations.
         chosen_by: the metrics that the job computes or chooses by, without the names of their sets.
         continues: whether the run continues texts or scores them.
+        any_length: whether these texts have any length, and not that of samples.
 
     Raises:
         InputError: with the key of the job file.
@@ -66,9 +68,10 @@ def check_trial(
         first=partial(_first, data, seed, workload, prepared),
         short=lambda small: _short(data, seed, draws, small, prepared),
         limits=partial(_limits, data, seed, prepared),
-        check_divided=partial(check_divided, parallel),
+        check_divided=partial(check_divided, parallel, continues=continues),
         measure=_measure_of(own_metrics) if own_metrics else None,
         continues=continues,
+        any_length=any_length,
     )
     with wrong_input("workload.model"):
         values = trials.check_trial(workload, trial)

@@ -16,6 +16,7 @@ from orchestrator.checkpoint.copying import copy_commit
 from orchestrator.checkpoint.evaluations import TO_EVALUATE
 from orchestrator.checkpoint.identity import (
     BASE,
+    CLASS_WEIGHTS,
     CLEANED_BY,
     CODE,
     CONTINUED,
@@ -285,6 +286,7 @@ class Continuation:
             KEPT: config_json(kept),
             CODE: code_of(self.identity.own_code),
             CONTINUED: source.origin_json(),
+            CLASS_WEIGHTS: None,  # counted in the other run's data
             "data": data.uri,
             "sets": data.sets,
             **OF_A_NEW_RUN,

@@ -16,7 +16,9 @@ from orchestrator.parallel.mesh import Mesh, ProcessGroup
 from orchestrator.parallel.own_tensor import apply_own_tensor
 from orchestrator.parallel.partition import Cut, cut_of
 from workloads.errors import WorkloadError
+from workloads.model.generate import evaluating
 from workloads.own.declared import stages_of
+from workloads.own.generate import is_same_choice, next_logits
 from workloads.own.model import OwnWorkload
 from workloads.own.network import OwnNetwork, through
 from workloads.workload import Batch, Workload
@@ -51,7 +53,14 @@ def check_stages(workload: OwnWorkload, batch: Batch) -> None:
             handed = output.tensors if number + 1 < count else ()
 
 
-def check_sharding(workload: Workload, model: nn.Module, batch: Batch, ways: int, by: str = SHARDING) -> None:
+def check_sharding(
+    workload: Workload,
+    model: nn.Module,
+    batch: Batch,
+    ways: int,
+    by: str = SHARDING,
+    continues: bool = False,
+) -> None:
     """Raise WorkloadError if cutting the tensors of `model` over ranks changes its loss or a gradient.
 
     Args:
@@ -59,11 +68,14 @@ def check_sharding(workload: Workload, model: nn.Module, batch: Batch, ways: int
         batch: the batch to compare on.
         ways: number of ranks, which are threads of this process.
         by: what declares the cuts, for the message.
+        continues: whether the ranks also continue texts by the method `logits` of an own model, which must not change
+            either.
     """
     where, group = f"{workload.name}: cut over {ways} ranks by {by}", _Threads(ways)
     whole = _whole(workload, model, batch)
     styles = workload.sharding()
     results: list[tuple[Tensor, dict[str, Tensor]]] = []
+    logits: list[Tensor] = []
     failed: list[Exception] = []
 
     def rank(index: int) -> None:
@@ -74,6 +86,8 @@ def check_sharding(workload: Workload, model: nn.Module, batch: Batch, ways: int
             loss.backward()
             held = {n: p.grad for n, p in part.named_parameters() if p.grad is not None}
             results.append((loss.detach(), {n: _placed(grad, cuts[n], index) for n, grad in held.items()}))
+            if continues:
+                logits.append(_logits(workload.name, part, batch))
         except Exception as error:  # whatever the user's code raises
             failed.append(error)
             group.barrier.abort()
@@ -97,6 +111,26 @@ def check_sharding(workload: Workload, model: nn.Module, batch: Batch, ways: int
             "; if its module reads the output of a column-cut layer, give it the style shared",
         )
     _check_same(where, whole, [loss for loss, _ in results], added, hints)
+    if continues:
+        _check_logits(where, workload.name, _logits(workload.name, model, batch), logits)
+
+
+def _logits(name: str, model: nn.Module, batch: Batch) -> Tensor:
+    """Return the logits of an own model for the first sample, [1, L, vocabulary], in evaluation mode."""
+    assert isinstance(model, OwnNetwork)
+    with torch.no_grad(), evaluating(model):
+        return next_logits(name, model.network, batch["tokens"][:1])
+
+
+def _check_logits(where: str, name: str, whole: Tensor, parts: Sequence[Tensor]) -> None:
+    """Raise WorkloadError if the logits of a rank are not those of the undivided model."""
+    for part in parts:
+        if part.shape != whole.shape:
+            what = f"its logits have {part.shape[-1]} columns, and {whole.shape[-1]} whole"
+            hint = "compute them by an nn.Linear with the style vocabulary"
+            raise WorkloadError(f"{where}, {what}; {hint}")
+        if not is_same_choice(name, whole, part):
+            raise WorkloadError(f"{where}, its logits differ; compute them by the layers that the loss uses")
 
 
 def check_layers(workload: Workload, model: nn.Module, batch: Batch) -> None:
@@ -175,7 +209,11 @@ def _by_layers(workload: Workload, model: nn.Module, batch: Batch) -> tuple[Tens
 
 
 def check_divided(
-    parallel: ParallelChoice, workload: Any, make: Callable[[], nn.Module], batch: Batch
+    parallel: ParallelChoice,
+    workload: Any,
+    make: Callable[[], nn.Module],
+    batch: Batch,
+    continues: bool = False,
 ) -> None:
     """Raise WorkloadError if ranks that divide a model compute something else than one rank.
 
@@ -184,11 +222,12 @@ def check_divided(
         workload: the model, small enough to be tried. This project's own layers need no such check.
         make: returns its module, with weights that all affect the loss.
         batch: a few samples.
+        continues: whether the ranks continue texts.
     """
     if workload.config.divided_by == "plan":
         _check_plan(parallel, workload, make, batch)
     elif workload.config.divided_by == "declaration":
-        _check_declaration(parallel, workload, make, batch)
+        _check_declaration(parallel, workload, make, batch, continues)
 
 
 def _check_plan(parallel: ParallelChoice, trial: Any, make: Callable[[], nn.Module], batch: Batch) -> None:
@@ -208,7 +247,11 @@ def _check_plan(parallel: ParallelChoice, trial: Any, make: Callable[[], nn.Modu
 
 
 def _check_declaration(
-    parallel: ParallelChoice, workload: OwnWorkload, make: Callable[[], nn.Module], batch: Batch
+    parallel: ParallelChoice,
+    workload: OwnWorkload,
+    make: Callable[[], nn.Module],
+    batch: Batch,
+    continues: bool,
 ) -> None:
     """Check that an own model's declared stages and sharding are correct."""
     tp = 1 if parallel == "auto" else parallel.tp
@@ -220,8 +263,11 @@ def _check_declaration(
     if workload.config.stages:
         check_stages(workload, batch)
         check_handed(workload, model, batch)
+    # A job without tensor parallelism may have logits that no cut supports.
+    says = continues and workload.config.gives_logits and "tokens" in batch
+    is_cut = parallel == "auto" or parallel.tp > 1
     for each in sorted(ways):
-        check_sharding(workload, model, batch, each)
+        check_sharding(workload, model, batch, each, continues=says and is_cut)
 
 
 def min_cut(workload: OwnWorkload) -> int:

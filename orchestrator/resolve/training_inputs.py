@@ -55,6 +55,11 @@ class TrainingInputs:
     prompts: Prompts | None = None
 
     @property
+    def class_weights(self) -> tuple[float, ...]:
+        """Return the class weights that were counted in the records of training; empty unless the job asks for that."""
+        return counted_weights(self.job.spec.workload, self.workload)
+
+    @property
     def text(self) -> tuple[Batches, Mapping[str, HeldOut]]:
         """Return the batches and sets of a job on text. Raises InputError if its samples are the user's own."""
         if self.job.spec.data.samples is not None:
@@ -137,21 +142,26 @@ def _divided(data: DataSpec, tokens: Tokens) -> tuple[SectionPlan | None, Split 
     return plan, parts, parts.training if parts and not plan else tokens
 
 
-def options_as_trained(
-    workload: WorkloadSpec, data: DataSpec, tokens: Tokens, of: Workload
-) -> dict[str, Any]:
-    """Return the options of a job's objective, with numbers for class weights that were counted in training.
+def counted_weights(spec: WorkloadSpec, workload: Workload) -> tuple[float, ...]:
+    """Return the class weights of a workload of `TrainingInputs`, if they were counted; empty otherwise."""
+    found: Any = getattr(workload.objective, "class_weights", ())
+    return found if spec.options.get("class_weights") == "balanced" and isinstance(found, tuple) else ()
+
+
+def weights_of_data(
+    spec: WorkloadSpec, data: DataSpec, tokens: Tokens, workload: Workload
+) -> tuple[float, ...]:
+    """Return the class weights that training counts in its data; empty unless the job asks for that.
 
     Args:
-        workload: the job's model and objective.
+        spec: the job's model and objective.
         data: its data.
         tokens: the prepared data of its sources.
-        of: its workload.
+        workload: its workload.
+
+    Raises InputError if the data lacks a label.
     """
-    if workload.options.get("class_weights") != "balanced":
-        return workload.options
-    counted: Any = _weighed(of, _divided(data, tokens)[2], data.streaming).objective
-    return {**workload.options, "class_weights": list(counted.class_weights)}
+    return counted_weights(spec, _weighed(workload, _divided(data, tokens)[2], data.streaming))
 
 
 def _weighed(workload: Workload, tokens: Streams, streams: bool) -> Workload:

@@ -8,6 +8,7 @@ from typing import Any
 from orchestrator.checkpoint.evaluations import MEASURED, TO_EVALUATE
 from orchestrator.checkpoint.identity import (
     BASE,
+    CLASS_WEIGHTS,
     CLEANED_BY,
     CODE,
     CONTINUED,
@@ -84,6 +85,7 @@ def meta_of(
         CLEANED_BY: task.cleaned_by,
         TILES: True,
         **({TEACHER: task.teacher} if task.teacher else {}),
+        **({CLASS_WEIGHTS: task.class_weights} if task.class_weights else {}),
         "loss": sum(losses) / len(losses) if losses else None,
         "rows": rows,
     }

@@ -132,15 +132,17 @@ class Sampler:
         lengths = torch.tensor([len(row) for row in rows]).unsqueeze(1)
         return tokens, torch.arange(self._length) < lengths
 
-    @property
+    @cached_property
     def _length(self) -> int:
-        """The length of rows: the sequence length, halved while all rows fit and the layout can divide it."""
+        """The length of rows: the sequence length, halved while all rows fit, and layout and model can divide it."""
+        # An own model may read only multiples of a number.
+        reads = getattr(self.workload.config, "reads_length", lambda _: True)
         longest, tokens = max(map(len, self.prompts.rows)), self.asked.tokens
         # A decoder's row has the prompt and the answer. An encoder-decoder has them in separate rows.
         needed = longest + tokens if self.prompts.start is None else max(longest, tokens + 1)
         length, divisor = self.sequence_length, 2 * self.layout.cp * self.layout.tp
         # Context and sequence parallelism together need a length that 2 x cp x tp divides.
-        while length % (2 * divisor) == 0 and length // 2 >= needed:
+        while length % (2 * divisor) == 0 and length // 2 >= needed and reads(length // 2):
             length //= 2
         return length
 

@@ -63,6 +63,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     needed_base = base if task.restore is None or spec.needs_base else None
     folder_config = task.parsed_folder_config
     inputs = training_inputs(spec, tokens, task.sets, needed_base, folder_config)
+    task = dataclasses.replace(task, class_weights=inputs.class_weights)
     references = references_of(
         task,
         inputs,

@@ -64,6 +64,7 @@ class Task:
             FLOP/s of a worker in matrix products; 0 if unknown.
         code: hashes of the user's own code, see `orchestrator.config.own_code`; this node's code must have the same.
         cleaned_by: hashes of the user's own code that cleaned the text, from the prepared data.
+        class_weights: counted in the prepared data if the job asks for balanced ones; empty otherwise.
         teacher: the weights of a teacher, see `orchestrator.models.base.Base`; None without one.
         rollouts: the fields of a `RolloutPlace`; None if the ranks generate answers themselves.
         makes_rollouts: whether this is the task of a rollout worker, which generates answers until it is stopped.
@@ -93,6 +94,7 @@ class Task:
     code: dict[str, str] = dataclasses.field(default_factory=dict)
     code_roots: tuple[str, ...] = ()
     cleaned_by: dict[str, str] = dataclasses.field(default_factory=dict)
+    class_weights: tuple[float, ...] = ()
     teacher: dict[str, Any] | None = None
     rollouts: dict[str, str] | None = None
     makes_rollouts: bool = False

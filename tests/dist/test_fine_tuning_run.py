@@ -13,11 +13,10 @@ from local_run import LocalGang, drive_here
 from prepared import prepare_here, prepare_sets_here
 
 from orchestrator.checkpoint.commit_store import Store
-from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.controller import decide
 from orchestrator.evaluate.of_commit import evaluate_commit
-from orchestrator.evaluate.of_export import evaluate_export, spec_of_export
+from orchestrator.evaluate.of_export import evaluate_export, notes_of_export, spec_of_export
 from orchestrator.export.hugging_face import export
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.storage.run_directory import RunDir
@@ -156,8 +155,5 @@ def test_balanced_weights_are_those_of_training_wherever_the_model_is_evaluated(
             worker=exported.resources.per_worker,
         )
         assert row["sets"] == wanted
-    known["options"]["class_weights"] = "balanced"  # as an export of before
-    (tmp_path / "export" / "export.json").write_text(json.dumps({"evaluation": known}))
-    with pytest.raises(InputError, match="counts the records of training, which are not here"):
-        spec_of_export(target, {"even": sets["even"]["uri"]})
-    spec_of_export(target, {"even": sets["even"]["uri"]}, ["workload.options.class_weights=[1, 2]"])
+    assert commit.meta["class_weights"] == known["options"]["class_weights"]
+    assert notes_of_export(target, exported.workload) == []

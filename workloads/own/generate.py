@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,14 @@ from workloads.model.processors import change_of
 from workloads.workload import Batch, Ended, Generation, Sampling
 
 Logits = Callable[[Batch], Tensor]
+CLOSE = 1e-3
+"""The largest difference between log-probabilities, relative to their range, that rounding explains."""
+ROUNDING = 1e-6
+"""A few units in the last place of fp32, relative to the largest logit."""
+TOGETHER = 64
+"""Tokens that are compared at once, which bounds the memory for large vocabularies."""
+LIKELY = 1e-6
+"""Less probable tokens are not compared: a model may mask them with any large number."""
 
 
 def logits_of(network: nn.Module) -> Logits | None:
@@ -77,3 +86,39 @@ def next_logits(name: str, network: nn.Module, tokens: Tensor) -> Tensor:
             f"{name}: logits(batch) has shape {tuple(found.shape)}, and not [B, L, vocabulary]"
         )
     return found
+
+
+def is_same_choice(name: str, ours: Tensor, theirs: Tensor) -> bool:
+    """Return whether two logits [..., vocabulary] of the same tokens predict the same, up to rounding.
+
+    Raises WorkloadError if one of them predicts nothing, because of NaN or infinity.
+    """
+    parts = (logits.flatten(0, -2).split(TOGETHER) for logits in (ours, theirs))
+    return all(_is_same(name, *pair) for pair in zip(*parts, strict=True))
+
+
+def _is_same(name: str, ours: Tensor, theirs: Tensor) -> bool:
+    pair = [logits.double().log_softmax(-1) for logits in (ours, theirs)]
+    if any(found.isnan().any() for found in pair):
+        raise WorkloadError(f"{name}: its logits are NaN, or none of a token is finite; fix it")
+    least = math.log(min(LIKELY, 0.5 / ours.shape[-1]))
+    likely = [found > least for found in pair]
+    values = pair[0][likely[0]]
+    # Logits may be so close to each other that only their own rounding is left to compare.
+    rounding = ROUNDING * max(float(ours[likely[0]].abs().max()), 1.0)
+    allowed = CLOSE * float(values.max() - values.min()) + rounding
+    return bool(((pair[0] - pair[1])[likely[0] | likely[1]].abs() <= allowed).all())
+
+
+def reads_length(name: str, bare: nn.Module, length: int) -> bool:
+    """Return whether a model on the meta device gives logits of texts of that many tokens; it may need a multiple.
+
+    Also False if its code runs only on real tensors.
+    """
+    try:
+        # The default device stays: a table that the code caches for later calls must not be on the meta device.
+        with torch.no_grad(), evaluating(bare):
+            next_logits(name, bare, torch.zeros((1, length), dtype=torch.int64, device="meta"))
+    except WorkloadError:
+        return False
+    return True

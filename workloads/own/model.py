@@ -30,7 +30,7 @@ from workloads.own.declared import (
     styles_of,
 )
 from workloads.own.flat_code import flat_code
-from workloads.own.generate import generate, logits_of
+from workloads.own.generate import generate, logits_of, reads_length
 from workloads.own.network import ASKED, Logits, Losses, OwnNetwork
 from workloads.own.object_reference import call, load
 from workloads.own.rows import COUNTED, IGNORED, LABELS, there
@@ -104,6 +104,10 @@ class OwnModel:
     def gives_logits(self) -> bool:
         """Return whether the model continues texts, by its method `logits`."""
         return logits_of(self.bare) is not None
+
+    def reads_length(self, length: int) -> bool:
+        """Return whether the model gives logits of texts of that many tokens."""
+        return reads_length(self.reference, self.bare, length)
 
     @property
     def stages(self) -> int:

@@ -18,6 +18,7 @@ from orchestrator.evaluate.of_export import (
     chat_of_export,
     evaluate_export,
     is_export,
+    notes_of_export,
     spec_of_export,
     tokenizer_of_export,
     workload_of_export,
@@ -81,6 +82,20 @@ def test_an_export_is_asked_as_its_commit_was(
     assert chat_of_export(spec.data, spec.workload, tokenizer) is None
     other, _ = spec_of_export(folder, {}, ["workload.objective=causal_lm"])
     assert other.data.chat_date is None
+
+
+def test_an_export_without_its_class_weights_is_evaluated_without_any(tmp_path: Path) -> None:
+    """One of an earlier version, whose accuracy does not depend on them."""
+    known = {**FACTS, "objective": "sequence_classification", "options": {"class_weights": "balanced"},
+             "labels": ["a", "b"], "field": {"text": "t", "label": "l"}}  # fmt: skip
+    folder = folder_of("BERT", tmp_path / "export", evaluation=known)
+    spec, _ = spec_of_export(folder, {"rows": "/w/*.jsonl"})
+    assert spec.workload.options == {}
+    (line,) = notes_of_export(folder, spec.workload)
+    assert "lacks the class weights of its training (balanced), so losses are not weighted" in line
+    spec, _ = spec_of_export(folder, {"rows": "/w/*.jsonl"}, ["workload.options.class_weights=[1, 2]"])
+    assert spec.workload.options == {"class_weights": [1, 2]}
+    assert notes_of_export(folder, spec.workload) == []
 
 
 def test_an_export_has_no_reference_to_be_compared_with(tmp_path: Path) -> None:
