@@ -178,7 +178,8 @@ def test_a_base_that_was_made_again_is_another_one(mine: Path, quiet: Path, text
     found = dataclasses.replace(store.manifest(4), created="2100-01-01T00:00:00+00:00")
     (mine / "base/checkpoints/step-00000004/manifest.json").write_bytes(found.to_bytes())
     with pytest.raises(
-        InputError, match=r"stages.classify: .*began with the commit of base at step 4, but now that"
+        InputError,
+        match=r"stages.classify: .*began with the commit of base at step 4, but that checkpoint has changed",
     ):
         check(document(text), mine, text)
     shutil.rmtree(mine / "base/checkpoints")  # to save space

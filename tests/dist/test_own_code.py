@@ -129,7 +129,8 @@ def test_it_trains_leaves_and_its_code_is_part_of_the_run(document: dict[str, An
 
     (tmp_path / "diffusion.py").write_text(of_guide("diffusion.py") + "\nCHANGED = True\n")
     with pytest.raises(
-        InputError, match=r"the code of diffusion:Denoiser is not that .* accept_code: \[(\w+)\]"
+        InputError,
+        match=r"the code of diffusion:Denoiser has changed since the run began.* accept_code: \[(\w+)\]",
     ) as e:
         preflight(spec, RunDir(str(tmp_path / "run")), None, None)
     hashes = re.findall(r"\[(\w{32})\]", str(e.value))
