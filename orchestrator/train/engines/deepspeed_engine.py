@@ -55,9 +55,10 @@ class DeepSpeedEngine:
         self.losses = losses_of(config, workload, layout, self._mesh, device)
         self._routing = RouterLoad(workload, self._mesh, device.device)
         self._scale = LossScale(config.train.dtype == "fp16")
-        self.model, self._engine, self._zero = start_deepspeed(
-            config, workload, layout, mesh=self._mesh, device=device, losses=self.losses
-        )
+        parts = start_deepspeed(config, workload, layout, mesh=self._mesh, device=device, losses=self.losses)
+        self.model = parts.model
+        self._engine = parts.engine
+        self._zero = parts.zero
         self._forward = ForwardPasses(self.losses, self._routing, [self.model], self._evaluate)
         self._partitions = Partitions(
             self._zero, layout.zero, self.model, workload, ema=config.ema, quantize=config.quantize

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,20 @@ BUCKET = 50_000_000
 """Maximum elements whose gradients are reduced together."""
 
 
+class DeepSpeedParts(NamedTuple):
+    """What `start_deepspeed` makes.
+
+    Attributes:
+        model: this rank's part of the model.
+        engine: DeepSpeed's engine, which runs the model.
+        zero: its ZeRO optimizer.
+    """
+
+    model: nn.Module
+    engine: Any
+    zero: Any
+
+
 def start_deepspeed(
     config: EngineConfig,
     workload: Workload,
@@ -34,7 +48,7 @@ def start_deepspeed(
     mesh: Mesh,
     device: Device,
     losses: StepLosses,
-) -> tuple[nn.Module, Any, Any]:
+) -> DeepSpeedParts:
     """Build the model and its optimizer, and hand them to DeepSpeed.
 
     Args:
@@ -44,9 +58,6 @@ def start_deepspeed(
         mesh: the process groups of the layout.
         device: this rank's device.
         losses: the loss of a micro-batch.
-
-    Returns:
-        The model, DeepSpeed's engine and its ZeRO optimizer.
 
     Raises:
         InputError: DeepSpeed is not installed, or an operator of it does not compile.
@@ -71,7 +82,7 @@ def start_deepspeed(
         config=deepspeed_config,
         dist_init_required=False,
     )
-    return model, engine, zero
+    return DeepSpeedParts(model, engine, zero)
 
 
 def settings(train: TrainSpec, on_gpu: float, layout: Layout, elements: int, hidden: int) -> dict[str, Any]:
