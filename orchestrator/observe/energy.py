@@ -57,6 +57,7 @@ def energy_of(
     share = min(measured.seconds / held_seconds, 1.0) if held_seconds else 0.0
     kwh = 0.0
     sources = []
+    is_measured = False
     for key, count, watts, what, by in (
         (CPU_JOULES, worker.cpu, WATTS_PER_CPU, "CPUs", "RAPL"),
         (GPU_JOULES, worker.gpu, WATTS_PER_GPU, "GPUs", "NVML"),
@@ -65,12 +66,13 @@ def energy_of(
         if count and key in measured.joules and share:
             kwh += measured.joules[key] / JOULES_PER_KWH + (1 - share) * estimated
             sources.append(f"{what} measured by {by}")
+            is_measured = True
         elif count:
             kwh += estimated
             sources.append(f"{what} estimated")
-    source = "estimated" if not any("measured" in text for text in sources) else ", ".join(sources)
+    source = ", ".join(sources) if is_measured else "estimated"
     basis = f"Energy is {source}"
-    if source != "estimated":
+    if is_measured:
         basis += f": of whole nodes, during {share:.0%} of the time"
     basis += (
         f". An estimate takes {worker.cpu:g} CPU x {WATTS_PER_CPU:g} W and {worker.gpu:g} GPU x "
