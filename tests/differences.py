@@ -359,8 +359,8 @@ TOPICS: dict[str, tuple[Difference, ...]] = {
         ),
         Difference(
             "torchao",
-            "AdamW in 8 bits rounds a second moment to zero that is small beside its block's largest, and then divides "
-            "by `eps` alone: such weights move by hundreds of learning rates.",
+            "AdamW in 8 bits rounds a small second moment to zero if another one of its block is large. The update is "
+            "then divided by `eps` alone, and moves the weight by hundreds of learning rates.",
             "findings/eight_bit_moments_vanish.sh",
             "In `adamw_8bit` a second moment above zero never gets the code of zero.",
             (f"{EIGHT_BITS}::test_numbers_far_below_their_block_s_largest_move_no_more_than_under_adamw",),

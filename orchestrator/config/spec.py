@@ -229,7 +229,7 @@ class JobSpec(StrictModel):
 
     @property
     def all_workers(self) -> Workers:
-        """The fewest and the most workers of the run: those that train, evaluate beside it, and generate."""
+        """The minimum and maximum number of workers of the run: for training, background evaluation and generation."""
         trains, generates = self.resources.workers, self.rollout.workers if self.rollout else None
         max_workers = trains.max + self.evaluates_beside
         if generates is None:

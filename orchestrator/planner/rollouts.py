@@ -94,10 +94,10 @@ def memory_problem(demand: Demand, shape: ModelShape, machine: Machine) -> str:
     if demand.rollout is None or demand.rollout.workers is None or not demand.resources.must_fit:
         return ""
     needed = worker_bytes(demand, shape)
-    there = offered_bytes(demand, machine)
-    if needed <= there:
+    available = offered_bytes(demand, machine)
+    if needed <= available:
         return ""
-    return f"a rollout worker needs {needed / 1e9:.1f} GB, and a worker offers {there / 1e9:.1f} GB"
+    return f"a rollout worker needs {needed / 1e9:.1f} GB, and a worker offers {available / 1e9:.1f} GB"
 
 
 def offered_bytes(demand: Demand, machine: Machine) -> float:
@@ -158,11 +158,11 @@ def _through_servers(sent: float, ranks: int, generating: int, machine: Machine)
     copy between device and host. Each server takes all weights at the rate of one link. Links between GPUs carry none.
     """
     copied = sent / machine.host_bandwidth if machine.launches_ahead else 0.0
-    here = machine.host_bandwidth if machine.launches_ahead else machine.inside.bandwidth
+    local_rate = machine.host_bandwidth if machine.launches_ahead else machine.inside.bandwidth
     servers = math.ceil(generating / machine.per_node)
     is_alone = ranks + generating <= machine.per_node
-    there = here if is_alone else min(here, machine.between.bandwidth)
-    return copied + (servers if is_alone else max(servers, 2)) * sent / there, copied + sent / here
+    rate = local_rate if is_alone else min(local_rate, machine.between.bandwidth)
+    return copied + (servers if is_alone else max(servers, 2)) * sent / rate, copied + sent / local_rate
 
 
 def unit_seconds(shape: ModelShape, machine: Machine, program: Program, rollout: RolloutSpec) -> float:

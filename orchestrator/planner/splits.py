@@ -156,8 +156,8 @@ def _near_balance(asked: Split, total: int, units: int, unit: float, *, overlaps
     """Return numbers of rollout workers to compare: none, and some near the fastest one.
 
     With g of N workers a step takes about u / g + t / (N - g), for u seconds in which one worker generates and t in
-    which one rank trains: least for g / (N - g) = sqrt(u / t). If both overlap, the longer counts: u / t. The numbers
-    beside it leave powers of two for training, which divide most batches.
+    which one rank trains. The minimum is at g / (N - g) = sqrt(u / t). If both overlap, the longer of the two counts,
+    and the minimum is at u / t. The other candidates leave powers of two for training, which divide most batches.
 
     Args:
         asked: the job's split.

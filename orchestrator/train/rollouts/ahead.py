@@ -24,8 +24,8 @@ NOTHING = -1
 """Stands after the last token of an answer."""
 
 
-class Asked(NamedTuple):
-    """The answers that were asked for, and not collected yet.
+class Pending(NamedTuple):
+    """Answers that rollout workers still generate.
 
     Attributes:
         version: steps done by the weights that generate them.
@@ -38,8 +38,8 @@ class Asked(NamedTuple):
     steps: list[int]
 
     @classmethod
-    def of(cls, version: int, prompts: Sequence[Sequence[Prompt]]) -> Asked:
-        """Return what was asked for: the answers to the prompts of each step."""
+    def of(cls, version: int, prompts: Sequence[Sequence[Prompt]]) -> Pending:
+        """Return the pending answers to the prompts of each step."""
         return cls(version, digests_of(prompts), list(map(len, prompts)))
 
 
@@ -58,11 +58,11 @@ class Ahead:
     answers: list[list[Drawn]]
 
     @classmethod
-    def of(cls, asked: Asked, shares: Iterable[Share]) -> Ahead:
+    def of(cls, pending: Pending, shares: Iterable[Share]) -> Ahead:
         """Return the answers of all ranks, whose shares came as JSON."""
         by_number = {number: answers for share in shares for number, answers in share}
-        answers = [[Drawn(*each) for each in by_number[number]] for number in range(len(asked.digests))]
-        return cls(asked.version, asked.digests, answers)
+        answers = [[Drawn(*each) for each in by_number[number]] for number in range(len(pending.digests))]
+        return cls(pending.version, pending.digests, answers)
 
     def pieces(self, max_tokens: int) -> list[TensorPiece]:
         """Return the tensors of a commit, whose shapes are the same in each. `max_tokens` is the longest answer's."""

@@ -25,7 +25,7 @@ from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import gather_json
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.rollouts.advantages import Advantages, advantages
-from orchestrator.train.rollouts.ahead import Ahead, Asked, NextRollout
+from orchestrator.train.rollouts.ahead import Ahead, NextRollout, Pending
 from orchestrator.train.rollouts.config import RolloutSpec
 from orchestrator.train.rollouts.judge import Judge
 from orchestrator.train.rollouts.kept import KeptRollouts
@@ -82,7 +82,7 @@ class Rollouts:
         self._waiting: list[Rollout] = []
         info = self.context.rank_info
         self._division = Division(self.asked.together, self.asked.group, info.rank, self.layout.world)
-        self._asked: Asked | None = None
+        self._pending: Pending | None = None
         self.next = NextRollout(
             self.prompts_ahead, self.asked.group, self.asked.max_tokens, is_writer=info.rank == 0
         )
@@ -185,16 +185,17 @@ class Rollouts:
 
         It is called after the step's training, before a commit.
         """
-        if self._asked is None or step % self.asked.steps:
+        if self._pending is None or step % self.asked.steps:
             return {}
-        asked, self._asked = self._asked, None
+        pending = self._pending
+        self._pending = None
         started = time.perf_counter()
         made = self.sampler.collect()
-        mine = self._division.share(asked.steps, made.answers)
+        mine = self._division.share(pending.steps, made.answers)
         everyone = gather_json([made.overlapped, mine])
         self.context.progressed()
         self.seconds.generate += time.perf_counter() - started
-        self.next.found = Ahead.of(asked, [share for _, share in everyone])
+        self.next.found = Ahead.of(pending, [share for _, share in everyone])
         overlapped = covered((begin, end) for spans, _ in everyone for begin, end in spans)
         return {
             "generate_seconds": round(self.seconds.generate, 6),
@@ -244,7 +245,7 @@ class Rollouts:
         self.sampler.ask(self._division.ahead(prompts))
         self.context.progressed()
         self.seconds.generate += time.perf_counter() - started
-        self._asked = Asked.of(step, prompts)
+        self._pending = Pending.of(step, prompts)
 
     def _of_step(
         self, prompts: list[Prompt], answers: list[list[Scored]], version: int, *, is_stale: bool

@@ -107,12 +107,12 @@ class Rows:
         """
         group = self.asked.group
         digests = []
-        said = [version] if self.asked.staleness else []
+        versions = [version] if self.asked.staleness else []
         for row in rows:
             number, k = divmod(row, group)
             prompt = prompts[number]
             answer = answers[number][k]
-            ids = np.array([*answer.drawn.tokens, *said], dtype=np.int64)
+            ids = np.array([*answer.drawn.tokens, *versions], dtype=np.int64)
             reward = int(np.float64(answer.reward).view(np.int64))
             digests.append(receipt.digest(prompt.number * group + k, reward, ids))
             digests += [prompt.digest] if k == 0 else []

@@ -1,4 +1,4 @@
-"""What a run keeps ready beside its ranks."""
+"""Workers that a run keeps ready in addition to its ranks."""
 
 from __future__ import annotations
 

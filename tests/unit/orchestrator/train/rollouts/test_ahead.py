@@ -10,7 +10,7 @@ import torch
 
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.pieces import full_piece
-from orchestrator.train.rollouts.ahead import Ahead, Asked, NextRollout
+from orchestrator.train.rollouts.ahead import Ahead, NextRollout, Pending
 from orchestrator.train.rollouts.prompts import Prompt
 from orchestrator.train.rollouts.shares import Division, covered
 from workloads.model.answers import Drawn
@@ -50,7 +50,7 @@ def answer(prompt: Prompt, k: int) -> Drawn:
 def test_every_rank_gets_its_share_of_what_all_ranks_have_asked_for() -> None:
     """Two steps of five prompts, in units of two: three ranks ask, and two train on it."""
     steps = [prompts(*range(10, 15)), prompts(*range(15, 20))]
-    asked = Asked.of(3, steps)
+    asked = Pending.of(3, steps)
     shares = []
     for rank in range(3):
         division = Division(together=2, group=2, rank=rank, world=3)
