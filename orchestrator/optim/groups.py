@@ -55,6 +55,12 @@ def rates_of(spec: OptimizerSpec, workload: Workload) -> Callable[[str], Rate]:
     return rate
 
 
+def names_in_layers(workload: Workload) -> list[str]:
+    """Return the parameters of the layers: no embeddings, and nothing after the last layer."""
+    outside = workload.embeddings
+    return [name for name in workload.shapes if name not in outside and workload.depth(name) > 0]
+
+
 def groups_of(
     spec: OptimizerSpec, parameters: Iterable[tuple[nn.Parameter, bool, Rate]]
 ) -> list[dict[str, Any]]:

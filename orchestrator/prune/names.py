@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from orchestrator.optim.groups import NOT_DECAYED
+from orchestrator.optim.groups import NOT_DECAYED, names_in_layers
 from orchestrator.prune.config import PruneSpec
 from workloads.adapters.frozen import matching, parameters_of
 from workloads.workload import Workload
@@ -32,11 +32,9 @@ def pruned_names(prune: PruneSpec | None, workload: Workload) -> list[str]:
     ]
     if prune.match:
         return sorted(matching(prune.match, matrices, "trained matrix"))
-    top = max(map(workload.depth, shapes))
+    of_layers = frozenset(names_in_layers(workload))
     return sorted(
         name
         for name in matrices
-        if 0 < workload.depth(name) < top
-        and not NOT_DECAYED.search(name.lower())
-        and not NOT_PRUNED.search(name)
+        if name in of_layers and not NOT_DECAYED.search(name.lower()) and not NOT_PRUNED.search(name)
     )

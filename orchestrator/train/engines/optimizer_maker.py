@@ -9,7 +9,7 @@ import torch
 from orchestrator.optim.blocks import block_counts, names_in_8_bits
 from orchestrator.optim.build import OptimizerContext, build_optimizer, slots_of
 from orchestrator.optim.config import OptimizerSpec
-from orchestrator.optim.groups import rates_of
+from orchestrator.optim.groups import names_in_layers, rates_of
 from orchestrator.optim.kinds import Slot, kind_of
 from orchestrator.parallel.block_maxima import BlockMaxima
 from orchestrator.parallel.device import Device
@@ -78,12 +78,9 @@ class OptimizerMaker:
 
 def matrices_of(workload: Workload, cuts: dict[str, Cut]) -> dict[str, Cut]:
     """Return the cuts of the matrices that Muon updates: trained matrices of layers, stacks of experts included."""
-    top = max(map(workload.depth, workload.shapes))
+    of_layers = frozenset(names_in_layers(workload)) - workload.frozen
     return {
         name: cut
         for name, cut in cuts.items()
-        if name not in workload.frozen
-        and cut.matrix
-        and (len(cut.shape) == 2 or cut.stack)
-        and 0 < workload.depth(name) < top
+        if name in of_layers and cut.matrix and (len(cut.shape) == 2 or cut.stack)
     }

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.reader import Reader
+from orchestrator.config.errors import InputError
 from orchestrator.optim.gradient_clipping import clip_factor
 from orchestrator.optim.groups import set_lr
 from orchestrator.parallel.device import Device
@@ -139,8 +140,18 @@ class TrainedWeights:
         return full_piece("optim.step", torch.tensor(self.steps, dtype=torch.int64))
 
     def check(self, reader: Reader) -> None:
-        """Raise InputError if a commit belongs to another model."""
-        reader.manifest.check_shapes(committed_shapes(self._workload, self._thawing(reader)))
+        """Raise InputError if a commit belongs to another model or lacks optimizer states."""
+        thawing = self._thawing(reader)
+        reader.manifest.check_shapes(committed_shapes(self._workload, thawing))
+        for shard in self.shards:
+            for slot in () if shard.name in thawing else self._maker.slots(shard.name):
+                if f"optim.{shard.name}.{slot.name}" not in reader.manifest.tensors:
+                    raise InputError(
+                        f"has no {slot.name} of {shard.name}: the optimizer of that version updated {shard.name} in "
+                        "another way",
+                        f"step {reader.manifest.step}",
+                        "continue with the version that wrote it, or begin a new run with workload.init_from",
+                    )
 
     @torch.no_grad()
     def restore(self, reader: Reader, seed: int) -> None:
