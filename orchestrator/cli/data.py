@@ -93,6 +93,14 @@ def prepare(
 def vocabulary(
     job: Job,
     folder: Annotated[Path, typer.Argument(parser=on_this_machine, help="folder for the smaller model")],
+    at_least: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="also remove tokens that the data uses less often; shorter tokens replace them",
+        ),
+    ] = 1,
     overrides: Set = None,
     run_dir: RunDirectory = None,
     address: Address = None,
@@ -101,7 +109,7 @@ def vocabulary(
     """Copy the pretrained model of a job without the tokens that its data never uses.
 
     The tokenizer is copied with the entries that are left, which encode every text of the job to the same tokens,
-    renumbered.
+    renumbered. With --at-least, texts with a rare token get shorter tokens in its place.
     """
     from orchestrator.export.vocabulary import without_unused_tokens
     from orchestrator.launch.job_checks import JobChecks
@@ -120,7 +128,9 @@ def vocabulary(
         return prepared_with_progress(changed, run, PreparedData(), address)
 
     data = prepared_with_progress(spec, run, PreparedData(), address)
-    made = without_unused_tokens(spec.workload.model, spec.data.tokenizer, data, str(folder), prepare)
+    made = without_unused_tokens(
+        spec.workload.model, spec.data.tokenizer, data, str(folder), prepare, at_least
+    )
     if as_json:
         emit(made)
         return
@@ -128,6 +138,11 @@ def vocabulary(
         f"{folder}: {made['tokens']} of {made['tokens_before']} tokens, {made['parameters']} of "
         f"{made['parameters_before']} parameters; name it in workload.model and data.tokenizer"
     )
+    if made["length"] != made["length_before"]:
+        print(
+            f"the data has {made['length']} tokens, {made['length'] / made['length_before'] - 1:.1%} more than before; "
+            f"unknown: {made['unknown']}, before {made['unknown_before']}"
+        )
 
 
 def _held_out(spec: JobSpec, data: PreparedData) -> tuple[dict[str, dict[str, Any]], list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,18 @@ AT_ONCE = 2**22
 
 
 def without_unused_tokens(
-    model: str, tokenizer: object, data: PreparedData, target: str, prepare: Callable[[str], PreparedData]
+    model: str,
+    tokenizer: object,
+    data: PreparedData,
+    target: str,
+    prepare: Callable[[str], PreparedData],
+    at_least: int = 1,
 ) -> dict[str, Any]:
     """Write a pretrained model and its tokenizer to `target`, with only the tokens that the data of a job uses.
 
-    The data is prepared with the smaller tokenizer too, and every word of it is compared. Nothing is written if an id
-    stands for another token than before.
+    The data is prepared with the smaller tokenizer too. If all used tokens are kept, every word of it is compared, and
+    nothing is written if an id stands for another token than before. If rare ones are removed, shorter tokens stand for
+    them, and the lengths and unknown tokens of the data are compared.
 
     Args:
         model: the job's workload.model.
@@ -45,9 +52,11 @@ def without_unused_tokens(
         data: its prepared data, held-out sets included.
         target: the local folder to make.
         prepare: prepares the data of the job with the model and the tokenizer of another folder.
+        at_least: how often the data must use a token for it to be kept.
 
     Returns:
-        {"uri", "tokens", "tokens_before", "parameters", "parameters_before"}.
+        {"uri", "tokens", "tokens_before", "parameters", "parameters_before", "length", "length_before", "unknown",
+        "unknown_before"}: the last four count tokens of the prepared data.
 
     Raises:
         InputError: the job's model is in no folder or has another tokenizer, or the tokenizer's entries cannot be
@@ -56,21 +65,29 @@ def without_unused_tokens(
     folder = _folder_of(model, tokenizer)
     text = (Path(folder) / FILE).read_text()
     uris = [data.uri, *data.sets.values()]
-    used = set().union(*map(_used_tokens, uris)) | named_tokens(folder)
-    smaller = reduced(text, used, f"data.tokenizer {folder}")
+    special = set().union(*(Tokens.open(uri).manifest.roles.values() for uri in uris)) | named_tokens(folder)
+    before = sum(map(_token_counts, uris), Counter())
+    rare = {number for number, count in before.items() if count < at_least} - special
+    smaller = reduced(text, {*before, *special} - rare, f"data.tokenizer {folder}", rare)
     with new_folder(target) as made:
         with wrong_input("workload.model"):
             write_fewer_rows(folder, smaller.kept, made)
         _write_tokenizer(folder, smaller, made)
         again = prepare(made)
-        for before, after in zip(uris, [again.uri, *again.sets.values()], strict=True):
-            _check_same_tokens(before, after)
+        uris_again = [again.uri, *again.sets.values()]
+        for ours, theirs in zip(uris, uris_again, strict=True) if not rare else ():
+            _check_same_tokens(ours, theirs)
+        after = sum(map(_token_counts, uris_again), Counter())
         return {
             "uri": target,
             "tokens": len(smaller.kept),
             "tokens_before": Tokenizer.from_str(text).get_vocab_size(),
             "parameters": stored_parameters(made),
             "parameters_before": stored_parameters(folder),
+            "length": after.total(),
+            "length_before": before.total(),
+            "unknown": _unknown(smaller.text, after),
+            "unknown_before": _unknown(text, before),
         }
 
 
@@ -93,14 +110,22 @@ def _folder_of(model: str, tokenizer: object) -> str:
     return folder
 
 
-def _used_tokens(uri: str) -> set[int]:
-    """Return the ids of all tokens in prepared data, and of its special tokens.
+def _unknown(text: str, counts: Counter[int]) -> int:
+    """Return how often the unknown token of a tokenizer occurs; 0 if it has none."""
+    model = json.loads(text)["model"]
+    named = model.get("unk_token")
+    number = model.get("unk_id") if named is None else Tokenizer.from_str(text).token_to_id(named)
+    return 0 if number is None else counts[number]
+
+
+def _token_counts(uri: str) -> Counter[int]:
+    """Return how often each token occurs in prepared data, by id.
 
     The shards' records count tokens; numbers beside them (labels, lengths) do not count. Without its record, every
     word of a shard counts.
     """
     tokens = Tokens.open(uri)
-    result = set(tokens.manifest.roles.values())
+    result: Counter[int] = Counter()
     folder = DataFolder(uri)
     for number, source in enumerate(tokens.manifest.sources):
         records = [
@@ -109,10 +134,12 @@ def _used_tokens(uri: str) -> set[int]:
         if all(record is not None for record in records):
             for record in records:
                 assert record is not None
-                result |= set(np.flatnonzero(record["counts"]).tolist())
+                counts = np.asarray(record["counts"])
+                result.update({int(token): int(counts[token]) for token in np.flatnonzero(counts)})
             continue
         for words in _windows(tokens, number):
-            result |= set(np.unique(words & ~np.int64(MARK | CLOSE)).tolist())
+            found, counts = np.unique(words & ~np.int64(MARK | CLOSE), return_counts=True)
+            result.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
     return result
 
 

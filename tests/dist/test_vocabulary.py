@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def prepared(cache: Path, spec: JobSpec) -> PreparedData:
 
 
 def reduced(
-    text: str, folder: Path, kind: str, cache: Path, target: Path
+    text: str, folder: Path, kind: str, cache: Path, target: Path, at_least: int = 1
 ) -> tuple[PreparedData, dict[str, Any]]:
     """What the command does, on this machine: the job's data, and what is told of the folder that is made."""
     spec = parse(asked(text, folder, kind))
@@ -74,6 +75,7 @@ def reduced(
         data,
         str(target),
         lambda made: prepared(cache, parse(asked(text, Path(made), kind))),
+        at_least,
     )
     return data, made
 
@@ -120,16 +122,40 @@ def test_training_begins_with_the_same_loss(tmp_path: Path) -> None:
     assert rows(tmp_path / "run")[0]["loss"] == pytest.approx(np.log(tokens), abs=0.1)
 
 
+def test_rare_tokens_are_replaced_by_shorter_ones(tmp_path: Path) -> None:
+    """Every other token of the texts stays, and no word becomes unknown."""
+    text = write_text(tmp_path / "text", 20_000)
+    save(tmp_path / "large", "bert")
+    data, made = reduced(text, tmp_path / "large", "bert", tmp_path / "cache", tmp_path / "small", 3)
+    large, small = (
+        Tokenizer.from_file(str(tmp_path / each / "tokenizer.json")) for each in ("large", "small")
+    )
+    tokens = Tokens.open(data.uri).window(0, 0, made["length_before"]).astype(np.int64)
+    counts = {str(large.id_to_token(number)): count for number, count in Counter(tokens.tolist()).items()}
+    rare = {token for token, count in counts.items() if count < 3 and len(token.removeprefix("##")) > 1}
+    assert rare
+    assert not rare & set(small.get_vocab())
+    assert {*counts} - rare <= set(small.get_vocab())
+    words = Path(text).read_text()
+    for each in (large, small):
+        each.no_truncation()
+    before, after = (each.encode(words).tokens for each in (large, small))
+    assert "".join(before).replace("##", "") == "".join(after).replace("##", "")
+    assert made["unknown"] == made["unknown_before"]
+    assert made["length"] > made["length_before"]
+
+
 def test_a_tokenizer_that_would_give_other_tokens_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = write_text(tmp_path / "text", 20_000)
     save(tmp_path / "large", "bert")
     data = prepared(tmp_path / "cache", parse(asked(text, tmp_path / "large", "bert")))
-    whole = vocabulary._used_tokens
+    whole = vocabulary._token_counts
     names = Tokenizer.from_file(str(tmp_path / "large" / "tokenizer.json")).id_to_token
-    longest = max(whole(data.uri), key=lambda number: len(names(number)))  # nothing merges with it
-    monkeypatch.setattr(vocabulary, "_used_tokens", lambda uri: whole(uri) - {longest})
+    longest = max(whole(data.uri), key=lambda number: len(str(names(number))))  # nothing merges with it
+    without = {number: count for number, count in whole(data.uri).items() if number != longest}
+    monkeypatch.setattr(vocabulary, "_token_counts", lambda uri: Counter(without))
     with pytest.raises(InputError, match="some texts would have other tokens"):
         reduced(text, tmp_path / "large", "bert", tmp_path / "cache", tmp_path / "small")
     assert not (tmp_path / "small").exists()

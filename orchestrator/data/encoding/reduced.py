@@ -34,9 +34,12 @@ class Reduced:
         return {old: new for new, old in enumerate(self.kept)}
 
 
-def reduced(text: str, used: Collection[int], where: str) -> Reduced:
+def reduced(text: str, used: Collection[int], where: str, rare: Collection[int] = ()) -> Reduced:
     """Return the tokenizer `text` (a tokenizer.json) with the entries that are needed to encode texts whose tokens are
     `used`, as the whole tokenizer does.
+
+    Texts may have `rare` tokens too. Those are removed, and their characters are kept, so that shorter tokens encode
+    them.
 
     Kept are, besides the used ones, added tokens, those that a post-processor or padding names, bytes, the characters
     that occur in kept pieces, and for BPE everything that merges into a kept piece.
@@ -65,7 +68,7 @@ def reduced(text: str, used: Collection[int], where: str) -> Reduced:
         kept.add(ids[unknown])
     if kind == "Unigram" and model.get("unk_id") is not None:
         kept.add(model["unk_id"])
-    kept |= _characters({names[number] for number in kept}, ids)
+    kept |= _characters({names[number] for number in kept | {*rare} if number in names}, ids)
     kept = _closed(kept, model, ids, names) if kind == "BPE" else kept
     order = tuple(sorted(kept))
     numbers = {old: new for new, old in enumerate(order)}
