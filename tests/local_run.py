@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any, ClassVar
@@ -147,6 +148,11 @@ def drive_here(
     return controller_here(document, run, cache, gang=gang, faults=faults).drive()
 
 
+def in_a_copy(function: Any, *arguments: Any) -> Any:
+    """Call a function with copies of its arguments, which on Ray are sent to another process."""
+    return function(*pickle.loads(pickle.dumps(arguments)))
+
+
 def controller_here(
     document: dict[str, Any],
     run: str,
@@ -167,6 +173,7 @@ def controller_here(
         offer=lambda bundle, most: Offer(8e9),
         run_task=lambda *call, **_: pytest.fail("nothing is exported"),
         services=SnapshotServers,
+        call=in_a_copy,
     )
     return Controller(spec, place, until, cluster, faults)
 

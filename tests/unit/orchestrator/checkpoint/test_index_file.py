@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 import threading
 from collections.abc import Callable
@@ -360,3 +361,14 @@ def test_names_are_handed_on_in_the_order_of_their_letters(store: Store) -> None
     manifest = store.manifest(3)
     assert list(manifest.tensors) == names
     assert commit_weights.TheirTensors(store.reader(manifest)).names == ["layers.10.w", "layers.2.w"]
+
+
+def test_another_process_gets_what_the_file_says(store: Store) -> None:
+    """Resolving a continued run sends its commit to a process of its own. That process reads no tensor."""
+    found = store.manifest(2)
+    assert len(found.tensors[NAMES[0]].chunks) == 4
+    sent = pickle.loads(pickle.dumps(found))
+    assert sent.to_bytes() == found.to_bytes()
+    assert {name: entry.shape for name, entry in sent.tensors.items()} == dict.fromkeys(NAMES, (8, 4))
+    with pytest.raises(CorruptCommit, match="not at hand"):
+        len(sent.tensors[NAMES[0]].chunks)
