@@ -129,7 +129,7 @@ def vocabulary(
 
     data = prepared_with_progress(spec, run, PreparedData(), address)
     made = without_unused_tokens(
-        spec.workload.model, spec.data.tokenizer, data, str(folder), prepare, at_least
+        spec.workload.model, spec.data.tokenizer, data, str(folder), prepare, at_least=at_least
     )
     if as_json:
         emit(made)
