@@ -18,7 +18,6 @@ from orchestrator.launch.worker import worker_here
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.choose_layout import Plan, Verdict
 from orchestrator.planner.choose_precision import Choice
-from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.feed import feed
 from orchestrator.planner.machines import on_paper, worker_on_paper
@@ -64,6 +63,8 @@ class PlannedJob:
     @cached_property
     def rollouts(self) -> RolloutPlan | None:
         """What is predicted of rollouts, and the fastest split of the workers; None without rollouts."""
+        from orchestrator.planner.demand import demand_of
+
         return plan_rollouts(demand_of(self.job.spec), self.job.shape, self.plan, self.verdicts)
 
     @property
@@ -153,6 +154,8 @@ def _planned(train: TrainSpec, job: ResolvedJob, machine: Machine, must_fit: boo
     if trace:
         sure = confirmed(job, workers, machine, must_fit, always=True)
     else:
+        from orchestrator.planner.demand import demand_of
+
         sure = by_formula(demand_of(job.spec), job.shape, workers, machine, must_fit)
     assert sure.traced is not None
     return PlannedJob(
