@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -205,6 +205,9 @@ def _needs(path: Path, overrides: list[str] | None) -> list[Finding]:
     return [need.finding for need in dict.fromkeys(need for job in jobs for need in needed_libraries(job))]
 
 
+Trace = Literal["wait", "off"]
+
+
 def plan(
     job: Annotated[Path | None, typer.Argument(help="the job file", show_default=False)] = None,
     overrides: Set = None,
@@ -240,6 +243,13 @@ def plan(
         bool,
         typer.Option("--frontier", help="also show time and cost for each number of workers up to --workers"),
     ] = False,
+    trace: Annotated[
+        Trace,
+        typer.Option(
+            help="wait for the traced memory of the chosen layout, or off: a closed formula alone, without the seconds "
+            "of a trace"
+        ),
+    ] = "wait",
     as_json: Json = False,
 ) -> None:
     """Check a job and show its legal layouts with predicted memory and time, for this machine or another."""
@@ -263,7 +273,14 @@ def plan(
             spec,
             run_of(spec.name, None),
             lambda each: _plan(
-                each, workers, device=machine, html=None, at=None, by_workers=frontier, as_json=as_json
+                each,
+                workers,
+                device=machine,
+                html=None,
+                at=None,
+                by_workers=frontier,
+                as_json=as_json,
+                trace=trace,
             ),
             as_json,
         )
@@ -275,6 +292,7 @@ def plan(
         at=cluster,
         by_workers=frontier,
         as_json=as_json,
+        trace=trace,
         run=run_of(spec.name, None),
     ):
         emit(plan_json)
@@ -288,6 +306,7 @@ def _plan(
     at: Path | None,
     by_workers: bool,
     as_json: bool,
+    trace: Trace,
     run: RunDir | None = None,
 ) -> dict[str, Any] | None:
     """The plan of a job as JSON; or None, when it is printed. On this machine all is checked that `run` checks, if
@@ -306,7 +325,8 @@ def _plan(
         device = cluster.device
     if workers:
         spec = spec.with_parts(resources=with_workers(spec.resources, workers))
-    planned = planned_here(spec, run) if device is None else planned_on_paper(spec, device)
+    traces = trace == "wait"
+    planned = planned_here(spec, run, traces) if device is None else planned_on_paper(spec, device, traces)
     spec, shape = planned.job.spec, planned.job.shape
     if planned.refused:
         print(

@@ -22,7 +22,7 @@ from orchestrator.planner.device import Machine
 from orchestrator.planner.feed import feed
 from orchestrator.planner.machines import on_paper, worker_on_paper
 from orchestrator.planner.splits import RolloutPlan, plan_rollouts
-from orchestrator.planner.trace.layout_memory import TracedMemory, confirmed
+from orchestrator.planner.trace.layout_memory import TracedMemory, by_formula, confirmed
 from orchestrator.resolve.precision import as_its_run, choice_of, in_chosen_precision
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.storage.run_directory import RunDir
@@ -88,12 +88,13 @@ class PlannedJob:
         return document | more
 
 
-def planned_on_paper(spec: JobSpec, device: str) -> PlannedJob:
+def planned_on_paper(spec: JobSpec, device: str, trace: bool = True) -> PlannedJob:
     """Plan a job for workers with another device. A layout that the job pins is predicted even if it does not fit.
 
     Args:
         spec: the job.
         device: the name of a device, such as `a100-80`, or the file of a profile.
+        trace: whether the chosen layout's memory is traced; otherwise the closed formula gives it.
 
     Raises:
         InputError: the job is wrong, or the device is unknown.
@@ -105,12 +106,15 @@ def planned_on_paper(spec: JobSpec, device: str) -> PlannedJob:
         job,
         worker_on_paper(job.spec.resources, job.spec.train.dtype, device),
         job.spec.searches_layout,
+        trace,
     )
     return dataclasses.replace(chosen_plan, assumed=tuple(assumed))
 
 
-def planned_here(spec: JobSpec, run: RunDir | None) -> PlannedJob:
+def planned_here(spec: JobSpec, run: RunDir | None, trace: bool = True) -> PlannedJob:
     """Plan a run on this machine. With a `run` directory, check everything that the command `run` checks.
+
+    Without `trace` the closed formula gives the memory of the chosen layout.
 
     Raises InputError.
     """
@@ -119,7 +123,7 @@ def planned_here(spec: JobSpec, run: RunDir | None) -> PlannedJob:
         check_all_places(spec, run)
         check_written(spec.checkpoint, spec.data, run, None)
         spec = spec.with_parts(train=as_its_run(spec.train, run))
-    chosen_plan = planned_of(asked.train, check_here(spec, None))
+    chosen_plan = planned_of(asked.train, check_here(spec, None), trace=trace)
     return (
         dataclasses.replace(chosen_plan, refused=_refused(chosen_plan.job, run))
         if run is not None
@@ -127,22 +131,32 @@ def planned_here(spec: JobSpec, run: RunDir | None) -> PlannedJob:
     )
 
 
-def planned_of(train: TrainSpec, job: ResolvedJob, machine: Machine | None = None) -> PlannedJob:
+def planned_of(
+    train: TrainSpec, job: ResolvedJob, machine: Machine | None = None, trace: bool = True
+) -> PlannedJob:
     """Plan a job that is checked already.
 
     Args:
         train: how to train, as the user wrote it.
         job: the job, resolved.
         machine: one worker, by default of this machine.
+        trace: whether the chosen layout's memory is traced; otherwise the closed formula gives it.
 
     Raises:
         InputError: no layout is legal, or none fits.
     """
-    return _planned(train, job, machine or worker_here(job.spec.resources, job.spec.train.dtype), True)
+    machine = machine or worker_here(job.spec.resources, job.spec.train.dtype)
+    return _planned(train, job, machine, True, trace)
 
 
-def _planned(train: TrainSpec, job: ResolvedJob, machine: Machine, must_fit: bool) -> PlannedJob:
-    sure = confirmed(job, job.spec.resources.workers.max, machine, must_fit, always=True)
+def _planned(train: TrainSpec, job: ResolvedJob, machine: Machine, must_fit: bool, trace: bool) -> PlannedJob:
+    workers = job.spec.resources.workers.max
+    if trace:
+        sure = confirmed(job, workers, machine, must_fit, always=True)
+    else:
+        from orchestrator.planner.demand import demand_of
+
+        sure = by_formula(demand_of(job.spec), job.shape, workers, machine, must_fit)
     assert sure.traced is not None
     return PlannedJob(
         job,

@@ -10,9 +10,9 @@ from typing import Any
 
 from orchestrator.config.errors import InputError
 from orchestrator.data.store.manifest import FORMAT
-from orchestrator.parallel.layout import Layout
+from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.choose_layout import Plan, Verdict
-from orchestrator.planner.demand import demand_of
+from orchestrator.planner.demand import Demand, demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import MEMORY_SHARE, fits, needed_bytes, offered, teacher_bytes
 from orchestrator.planner.planner import is_roomy, may_fit, planned
@@ -298,6 +298,22 @@ def confirmed(
         return smallest
     others = [(each, why.reason) for each, why in verdicts.items() if each != first.chosen.layout]
     return Confirmed(dataclasses.replace(first, rejected=(*first.rejected, *others)), first_traced)
+
+
+def by_formula(
+    demand: Demand, shape: ModelShape, workers: int, machine: Machine, must_fit: bool = True
+) -> Confirmed:
+    """Plan as `planned` does, with the closed formula's memory alone.
+
+    A layout that is too large by the formula, but may fit by its trace, is no error. Arguments and errors are those of
+    `planned`.
+    """
+    plan = planned(demand, shape, workers, machine, must_fit=False)
+    if must_fit and demand.resources.must_fit and not plan.fits and not may_fit(plan):
+        plan = planned(demand, shape, workers, machine)  # raises the error that says why none fits
+    layout = plan.chosen.layout
+    saved = saved_bytes(shape, layout, demand.program.optimizer)
+    return Confirmed(plan, TracedMemory(layout, (NotTraced(0, "no trace was asked for"),), 0.0, saved))
 
 
 def _smallest_plan(

@@ -32,3 +32,11 @@ def test_what_is_taken_of_what_is_not_here_and_why_the_precision_are_told() -> N
     assert "the tokenizer nowhere is not here" in told["assumed"][0]
     assert told["precision"]["chosen"] == found.job.spec.train.dtype
     assert not found.must_fit  # the layout is given by hand
+
+
+def test_without_a_trace_the_formula_gives_the_memory() -> None:
+    found = planned_on_paper(job({"tp": 2, "zero": 1, "micro_batch": 1}), "h100", trace=False)
+    told = found.to_json()
+    assert told["memory"]["source"] == "formula"
+    assert told["memory"]["not_traced"] == ["no trace was asked for"]
+    assert told["predicted"] == found.plan.to_json()["predicted"]
