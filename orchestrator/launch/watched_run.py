@@ -143,7 +143,7 @@ class WatchedRun:
         """How the run has ended, if its controller wrote a summary since this object was made."""
         summary = finished_summary(self._run_dir)
         if summary and (summary["ended"] or 0.0) > self._began:
-            return RunOutcome(Outcome(summary["state"]), summary, summary["reason"] or "")
+            return _outcome_of(summary)
         return None
 
 
@@ -297,7 +297,11 @@ def _another_job(run_dir: RunDir) -> InputError:
 def _outcome(status: dict[str, Any]) -> RunOutcome:
     if error := status["error"]:
         return RunOutcome(Outcome.WRONG_INPUT if error["input"] else Outcome.FAILED, None, error["line"])
-    summary = status["summary"]
+    return _outcome_of(status["summary"])
+
+
+def _outcome_of(summary: dict[str, Any]) -> RunOutcome:
+    """Return how a run has ended, by its summary. A stop without a commit is none."""
     outcome = Outcome(summary["state"])
     line = summary["reason"] or ""
     if outcome == Outcome.STOPPED and summary.get("commit") is None:  # "stopped" promises a commit

@@ -96,14 +96,15 @@ def test_data_that_is_damaged_is_made_again_by_the_processors_of_the_gang(tmp_pa
 def test_a_stop_outlives_a_controller_that_is_killed_in_its_middle(tmp_path: Path) -> None:
     """Ray starts another, which was never asked: the command asks again. Then the same command continues."""
     path, run = write_job(tmp_path, job(write_text(tmp_path / "corpus"))), tmp_path / "runs/small"
-    with started("run", path, "--fault", "stop@1:7", cwd=tmp_path) as process:
-        wait_for(lambda: is_frozen(rank_pid(run, 1)), "rank 1 to freeze at step 7")
+    with started("run", path, "--fault", "stop@1:10", cwd=tmp_path) as process:
+        wait_for(lambda: is_frozen(rank_pid(run, 1)), "rank 1 to freeze at step 10")
         process.send_signal(signal.SIGINT)
         wait_for(lambda: status(run)["note"].startswith("stopping"), "the stop to be heard")
         psutil.Process(status(run)["pid"]).kill()
         assert process.wait(timeout=240) == 3, (tmp_path / "output.txt").read_text()
     assert rows(run)[-1]["step"] < 12
-    assert json.loads((run / "summary.json").read_text())["commit"] == 4
+    # The frozen rank may still hold its part of the commit at step 8. It began that after the one at step 4 was whole.
+    assert json.loads((run / "summary.json").read_text())["commit"] in (4, 8)
     done = orchestrator("run", path, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert [row["step"] for row in rows(run)] == list(range(1, 13))

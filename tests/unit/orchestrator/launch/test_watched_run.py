@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,18 @@ def test_a_stop_before_the_first_commit_is_no_stop_with_a_commit_in_place() -> N
     ended = _outcome({"summary": {"state": "stopped", "reason": "why", "commit": None}, "error": None})
     assert ended.outcome == Outcome.FAILED
     assert ended.line == "why; no checkpoint yet; the same command starts from the beginning"
+
+
+@pytest.mark.parametrize(("commit", "outcome"), [(4, Outcome.STOPPED), (None, Outcome.FAILED)])
+def test_a_summary_of_a_controller_that_is_gone_is_read_the_same(
+    run_dir: RunDir, commit: int | None, outcome: Outcome
+) -> None:
+    watched = runs.WatchedRun(None, run_dir)
+    summary = {"state": "stopped", "reason": "why", "commit": commit, "ended": time.time() + 1}
+    run_dir.write_json("summary.json", summary)
+    ended = watched._ended()
+    assert ended is not None
+    assert ended.outcome == outcome
 
 
 class Scripted:
