@@ -1,4 +1,4 @@
-"""Detection of unstable training: a loss that is not finite, or that jumps.
+"""Detection of unstable training: a loss that is not finite or that jumps, or weights that generate no answers.
 
 `orchestrator.controller.decide` decides what follows, and `orchestrator.data.samples.skips` which samples are left out
 then.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from orchestrator.train.config import StabilitySpec
+from workloads.errors import NotFinite
 
 NORMAL = 1.4826
 """Ratio of the standard deviation to the median absolute deviation of a normal distribution."""
@@ -19,9 +21,10 @@ LEAST_SPREAD = 0.005
 
 
 class NonFinite(ArithmeticError):
-    """The loss or the gradient norm is not finite.
+    """The loss, the gradient norm or the logits of generated answers are not finite.
 
-    Every rank raises it at the same optimizer step `step`, before any commit. `position` is that of the first sample of
+    It is raised before the commit of optimizer step `step`: by every rank at the same step, or, where answers are
+    generated, by each rank that does not get its own. `position` is that of the first sample of
     the step's global batch.
     """
 
@@ -65,6 +68,21 @@ def check_stable(
             raise NonFinite(f"{name} is {value}", step, position)
     if loss is not None and (why := spike(loss, before, stability)):
         raise LossSpike(why, step, position)
+
+
+@contextmanager
+def watched_answers(step: int, position: int) -> Iterator[None]:
+    """Raise NonFinite for a step if the model's logits are not finite while it generates answers.
+
+    The job's stability policy then decides, as after a loss that is not finite.
+
+    Args:
+        step, position: the step, and the position of its first sample.
+    """
+    try:
+        yield
+    except NotFinite as error:
+        raise NonFinite("logits of generated answers are not finite", step, position) from error
 
 
 def spike(loss: float, before: Sequence[float], stability: StabilitySpec) -> str:

@@ -19,6 +19,7 @@ from orchestrator.train.commits import Commits
 from orchestrator.train.computed_values import ComputedValues
 from orchestrator.train.engines.engine import Engine, Metrics
 from orchestrator.train.evaluation import Evaluator, MakeEvaluator
+from orchestrator.train.instability import watched_answers
 from orchestrator.train.profile import StepProfiler
 from orchestrator.train.rank_record import RankRecord, step_row
 from orchestrator.train.restore import Restorer
@@ -223,11 +224,14 @@ class Rank:
         samples = prefetched.next()
         self._context.set_waiting(False)
         waited = time.perf_counter() - started
-        made = self._reader.rows(samples, self._engine, self._progress.step, self._task)
+        position = self._progress.position_of_step(self._plan.samples)
+        with watched_answers(done + 1, position):
+            made = self._reader.rows(samples, self._engine, self._progress.step, self._task)
         lr = self._progress.learning_rate(self._plan.train)
         metrics = self._compute(made.batches, samples.others, lr)
         parts = self._engine.clock.take()
-        collected = self._reader.collect(done + 1)
+        with watched_answers(done + 1, position):
+            collected = self._reader.collect(done + 1)
         computed = time.perf_counter()
         busy = waited + metrics.busy_seconds if metrics.busy_seconds else 0.0
         self._commits.receive()
@@ -311,7 +315,8 @@ class Rank:
             return True
         # No attempt follows the last step, so a stop does not cut its evaluation short.
         heeds_stop = step < self._last and not self._is_within_rollout
-        row = self._evaluator.evaluate(step, self._task.attempt, heeds_stop=heeds_stop)
+        with watched_answers(*self._progress.last_step(self._plan.samples)):
+            row = self._evaluator.evaluate(step, self._task.attempt, heeds_stop=heeds_stop)
         if row is not None:
             self._evaluations.append(row)
             self._progress = self._progress.with_evaluation(row["sets"], self._evaluator.stop_when(step))

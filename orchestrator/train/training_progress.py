@@ -120,6 +120,13 @@ class TrainingProgress:
         """Return the position of the first sample of the next step, which reads that many `samples`."""
         return start_of(self.position, 0, samples, self.skips)
 
+    def last_step(self, samples: int) -> tuple[int, int]:
+        """Return the number of the last step and the position of its first sample; of the first step before it.
+
+        `samples` is how many samples a step reads.
+        """
+        return max(self.step, 1), max(self.position - samples, 0)
+
     def check_stable(
         self, loss: float | None, grad_norm: float, stability: StabilitySpec, samples: int
     ) -> None:

@@ -193,6 +193,27 @@ def test_kills_change_no_answer_and_no_bit(quiet: Path, place: Path, tmp_path: P
         assert answers(run, step) == answers(quiet, step)
 
 
+@pytest.mark.parametrize("has_workers", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_weights_that_generate_no_answers_are_a_fault_of_the_step(
+    quiet: Path, place: Path, tmp_path: Path, has_workers: bool
+) -> None:
+    """The stability policy decides, as after a loss that is NaN, and no rollout worker is blamed."""
+    found, how = document(place), {}
+    if has_workers:
+        found = with_workers(place, most=1)
+        how = {"gang": with_rollout_workers([3])}
+    run = run_of(tmp_path, "run", found, faults=("nan@0:5",), **how)
+    events = rows(run, "events.jsonl")
+    (fault,) = [event["first_fault"] for event in events if event["first_fault"]]
+    assert "logits of generated answers are not finite" in str(fault)
+    # Step 5 reads four prompts from position 16 on.
+    assert [event["reason"] for event in events if "left out" in event["reason"]] == [
+        "a fault ended the attempt; 4 samples from position 16 are left out"
+    ]
+    assert [row["step"] for row in rows(run)] == list(range(1, STEPS + 1))
+    assert curve(run)[:4] == curve(quiet)[:4]
+
+
 @pytest.mark.slow
 def test_a_frozen_rank_is_replaced_and_changes_no_bit(quiet: Path, place: Path, tmp_path: Path) -> None:
     """Rank 1 freezes as step 5 begins, so that rank 0 waits for it as it takes the weights to generate with.

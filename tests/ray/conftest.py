@@ -59,9 +59,10 @@ def lasting_cluster() -> Iterator[tuple[Cluster, Iterator[int]]]:
 
 @pytest.fixture
 def cluster(lasting_cluster: tuple[Cluster, Iterator[int]]) -> Cluster:
-    """A head and two workers; a test may remove these: what the tests before it have removed is replaced."""
+    """A head and two workers. What the tests before have removed is replaced, and what they have added is removed."""
     found, numbers = lasting_cluster
-    for node in [node for node in found.worker_nodes if not node.remaining_processes_alive()]:
+    alive = [node for node in found.worker_nodes if node.remaining_processes_alive()]
+    for node in found.worker_nodes - {*alive[:2]}:
         found.remove_node(node)
     with lean_start():
         for number in itertools.islice(numbers, 2 - len(found.worker_nodes)):

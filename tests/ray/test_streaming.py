@@ -15,11 +15,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 
 def document(tmp_path: Path, **data: Any) -> dict[str, Any]:
-    """A job over 22 parts of text, of which the first section has three."""
+    """A job over some 40 parts of text, of which the first section has three."""
     draw, text = random.Random(0), tmp_path / "text.txt"
     if not text.exists():
         words = [f"w{number}" for number in range(2000)]
-        lines = (" ".join(draw.choices(words, k=160)) for _ in range(26_000))
+        lines = (" ".join(draw.choices(words, k=160)) for _ in range(50_000))
         text.write_text("\n".join(lines))
     found = job(str(text))
     found["data"] |= {"tokenizer": {"train_bpe": 400}, **data}

@@ -13,6 +13,7 @@ from orchestrator.train.rollouts.sampler import GeneratedAhead, OwnSampler, Unit
 from orchestrator.train.rollouts.weights import NoWeights, WeightSender, read_weights
 from orchestrator.train.rollouts.work_queue import Made, QueueClient, Work, worker_name
 from orchestrator.train.task import RolloutPlace, Task
+from workloads.errors import NotFinite
 from workloads.model.answers import Drawn
 
 
@@ -122,6 +123,9 @@ class _Ahead(NamedTuple):
 
 
 def _drawn(made: Made) -> list[list[Drawn]]:
+    """Return the answers of a unit. Raises NotFinite if the weights generate none."""
+    if made.answers is None:
+        raise NotFinite
     return [[Drawn(*drawn) for drawn in of_prompt] for of_prompt in made.answers]
 
 
@@ -153,11 +157,19 @@ def generate_until_stopped(task: Task, sampler: OwnSampler, context: WorkerConte
         context.set_waiting(False)
         context.lives()
         unit = Unit(work.content["prompts"], work.content["numbers"], work.content["is_greedy"])
-        queue.give(work.name, sampler.answers_of(unit))
+        queue.give(work.name, _answers_of(sampler, unit))
         done += 1
         context.progressed()
     queue.close()
     return done
+
+
+def _answers_of(sampler: OwnSampler, unit: Unit) -> list[list[Drawn]] | None:
+    """Return the answers of a unit; None if the logits are not finite, which is no fault of this worker."""
+    try:
+        return sampler.answers_of(unit)
+    except NotFinite:
+        return None
 
 
 def _has_read(place: RolloutPlace, sampler: OwnSampler, node: str, queue: QueueClient, work: Work) -> bool:

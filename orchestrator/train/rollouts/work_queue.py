@@ -245,7 +245,7 @@ class Made(NamedTuple):
     """What a rank gets for a unit of work.
 
     Attributes:
-        answers: as plain data.
+        answers: as plain data; None if the weights generate none.
         taken, made: the seconds from asking until a rollout worker took the unit, and until the answers.
     """
 
