@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 import time
 from collections import Counter
 from typing import Any
@@ -131,6 +132,8 @@ def clean(options: argparse.Namespace) -> None:
         assert all(each["found"] is None and each["verified"] == options.part for each in found), found
         verified += options.part
         print(f"{verified} verified steps, no alarm, {time.monotonic() - began:.0f} s", flush=True)
+    if verified < options.steps:
+        sys.exit(f"{verified} of {options.steps} steps in {options.seconds:.0f} s; allow more by --seconds")
 
 
 def cost(options: argparse.Namespace) -> None:
