@@ -19,7 +19,6 @@ from orchestrator.train.commits import Commits
 from orchestrator.train.computed_values import ComputedValues
 from orchestrator.train.engines.engine import Engine, Metrics
 from orchestrator.train.evaluation import Evaluator, MakeEvaluator
-from orchestrator.train.instability import watched_answers
 from orchestrator.train.profile import StepProfiler
 from orchestrator.train.rank_record import RankRecord, step_row
 from orchestrator.train.restore import Restorer
@@ -224,13 +223,12 @@ class Rank:
         samples = prefetched.next()
         self._context.set_waiting(False)
         waited = time.perf_counter() - started
-        position = self._progress.position_of_step(self._plan.samples)
-        with watched_answers(done + 1, position):
+        with self._progress.generating(self._plan.samples):
             made = self._reader.rows(samples, self._engine, self._progress.step, self._task)
         lr = self._progress.learning_rate(self._plan.train)
         metrics = self._compute(made.batches, samples.others, lr)
         parts = self._engine.clock.take()
-        with watched_answers(done + 1, position):
+        with self._progress.generating(self._plan.samples):
             collected = self._reader.collect(done + 1)
         computed = time.perf_counter()
         busy = waited + metrics.busy_seconds if metrics.busy_seconds else 0.0
@@ -315,7 +313,7 @@ class Rank:
             return True
         # No attempt follows the last step, so a stop does not cut its evaluation short.
         heeds_stop = step < self._last and not self._is_within_rollout
-        with watched_answers(*self._progress.last_step(self._plan.samples)):
+        with self._progress.evaluating(self._plan.samples):
             row = self._evaluator.evaluate(step, self._task.attempt, heeds_stop=heeds_stop)
         if row is not None:
             self._evaluations.append(row)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from orchestrator.checkpoint.evaluations import MEASURED
@@ -16,7 +17,7 @@ from orchestrator.data.samples.skips import Skip, lr_factor, merged, start_of
 from orchestrator.evaluate.config import StopWhen
 from orchestrator.optim.learning_rate import learning_rate
 from orchestrator.train.config import StabilitySpec, TrainSpec
-from orchestrator.train.instability import check_stable
+from orchestrator.train.instability import check_stable, watched_answers
 
 CHUNKS_HEAD = "chunks_head"
 CUTS_ROWS = "cuts_rows"
@@ -120,12 +121,13 @@ class TrainingProgress:
         """Return the position of the first sample of the next step, which reads that many `samples`."""
         return start_of(self.position, 0, samples, self.skips)
 
-    def last_step(self, samples: int) -> tuple[int, int]:
-        """Return the number of the last step and the position of its first sample; of the first step before it.
+    def generating(self, samples: int) -> AbstractContextManager[None]:
+        """Watch the answers that the next step generates, see `watched_answers`. A step reads that many `samples`."""
+        return watched_answers(self.step + 1, self.position_of_step(samples))
 
-        `samples` is how many samples a step reads.
-        """
-        return max(self.step, 1), max(self.position - samples, 0)
+    def evaluating(self, samples: int) -> AbstractContextManager[None]:
+        """Watch the answers of an evaluation after the last step. It counts as that step, the first one before it."""
+        return watched_answers(max(self.step, 1), max(self.position - samples, 0))
 
     def check_stable(
         self, loss: float | None, grad_norm: float, stability: StabilitySpec, samples: int
