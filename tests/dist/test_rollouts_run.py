@@ -242,6 +242,34 @@ def test_any_width_has_the_same_bits_where_bits_are_asked_for(place: Path, tmp_p
     assert answers(runs[0], 8) == answers(runs[1], 8)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+def test_such_a_fault_leaves_out_the_same_samples_of_stale_rollouts(
+    workers: int, place: Path, tmp_path: Path
+) -> None:
+    """The answers of step 5 are there already; those of step 6 are what the weights cannot generate."""
+    found = stale(place)
+    found["rollout"] |= {"workers": workers or None, "keep_every": 1}
+    gang = with_rollout_workers([2 + workers]) if workers else None
+    run = run_of(tmp_path, "run", found, gang=gang, faults=("nan@0:5",))
+    (stop,) = [event for event in rows(run, "events.jsonl") if event.get("first_fault")]
+    assert "logits of generated answers are not finite at step 5, samples from position 16" in str(
+        stop["first_fault"]
+    )
+    assert stop["skipped"] == {"step": 5, "start": 16, "count": 4, "lr_scale": 1.0}
+    assert {line["prompt_number"] for line in read_kept(str(run), 5)[1]} == set(range(20, 24))
+    assert [row["step"] for row in rows(run)] == list(range(1, STEPS + 1))
+
+
+@pytest.mark.slow
+def test_without_retries_such_a_fault_ends_the_run_and_names_the_step(place: Path, tmp_path: Path) -> None:
+    found = document(place, stability={"retries": 0})
+    summary = drive_here(found, str(tmp_path / "run"), place / "cache", faults=("nan@0:5",))
+    assert summary["state"] == "failed"
+    assert "not finite at step 5, samples from position 16" in summary["reason"]
+    assert "train.stability.retries 0 are spent" in summary["reason"]
+
+
 def with_workers(place: Path, least: int = 1, most: int = 2, **train: Any) -> dict[str, Any]:
     found = document(place, **train)
     found["rollout"]["workers"] = {"min": least, "max": most}

@@ -8,7 +8,9 @@ import pytest
 
 from cluster.workers.error_kind import cause_of
 from orchestrator.train.config import StabilitySpec
-from orchestrator.train.instability import LossSpike, NonFinite, check_stable, spike
+from orchestrator.train.instability import LossSpike, NonFinite, check_stable, spike, watched_answers
+from orchestrator.train.training_progress import TrainingProgress
+from workloads.errors import NotFinite, WorkloadError
 
 
 @pytest.mark.parametrize(
@@ -61,3 +63,25 @@ def test_only_the_last_losses_count() -> None:
     """What a commit carries, the last `window` losses, is all that the decision needs."""
     stability, before = StabilitySpec(spike=6, window=16), losses(200)
     assert spike(3.6, before, stability) == spike(3.6, before[-16:], stability) != ""
+
+
+def test_answers_that_cannot_be_generated_are_an_instability_of_the_step() -> None:
+    with pytest.raises(NonFinite) as found, watched_answers(5, 16):
+        raise NotFinite
+    assert (found.value.kind, found.value.step, found.value.position) == ("unstable", 5, 16)
+    with pytest.raises(WorkloadError, match="an empty prompt"), watched_answers(5, 16):
+        raise WorkloadError("an empty prompt")
+
+
+def test_a_rollout_blames_its_step_and_an_evaluation_the_step_before_it() -> None:
+    """An evaluation before all steps blames the first one."""
+    for progress, blamed in (
+        (TrainingProgress(), (1, 0)),
+        (TrainingProgress(step=3, position=32), (3, 24)),
+    ):
+        with pytest.raises(NonFinite) as found, progress.evaluating(8):
+            raise NotFinite
+        assert (found.value.step, found.value.position) == blamed
+    with pytest.raises(NonFinite) as found, TrainingProgress(step=3, position=32).generating(8):
+        raise NotFinite
+    assert (found.value.step, found.value.position) == (4, 32)
