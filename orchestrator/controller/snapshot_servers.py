@@ -27,12 +27,15 @@ class SnapshotServers:
         self._optimizer = optimizer
         self.token = secrets.token_hex(16)
         self._services = cluster.services(SNAPSHOT_SERVER, self.token) if self._every else None
+        self._in_use = False
+        """Whether ranks have had servers, which may hold the newest state of the run."""
 
     def places(self, shape: ModelShape, lost: Set[str] = frozenset()) -> list[dict[str, str]]:
         """Start missing servers, and return {"node", "address"} of each.
 
         With `snapshot_every: auto` the result is empty on a single node, whose loss would take the snapshots along, and
-        on nodes without enough memory.
+        on nodes without enough memory. But servers that ranks have had stay: when a lost node leaves a single one, the
+        step to restore may be in its memory alone.
 
         Args:
             shape: the model, which says how large a snapshot is.
@@ -40,12 +43,15 @@ class SnapshotServers:
         """
         if self._services is None:
             return []
-        is_auto = self._every == "auto"
-        servers = self._services.ensure_running(min_nodes=2 if is_auto else 1)
+        may_do_without = self._every == "auto" and not self._in_use
+        servers = self._services.ensure_running(min_nodes=2 if may_do_without else 1)
         servers = [server for server in servers if server["node"] not in lost]
         state = state_bytes(self._optimizer, self._ema, shape, pruned=self._pruned)
         fits = HELD * state <= LIMIT * len(servers)
-        return servers if fits or not is_auto else []
+        if may_do_without and not fits:
+            return []
+        self._in_use |= bool(servers)
+        return servers
 
     def stop(self) -> None:
         """Stop the servers."""

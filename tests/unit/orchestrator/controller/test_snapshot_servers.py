@@ -60,6 +60,16 @@ def test_they_are_where_they_help(every: Any, nodes: int, count: int) -> None:
     assert len(holders(every, Nodes(nodes)).places(SHAPE)) == count
 
 
+def test_they_stay_when_a_lost_node_leaves_one() -> None:
+    """The step that the run restores may be in the memory of that node alone."""
+    nodes = Nodes(2)
+    found = holders("auto", nodes)
+    assert [server["node"] for server in found.places(SHAPE)] == ["n0", "n1"]
+    assert [server["node"] for server in found.places(SHAPE, lost={"n1"})] == ["n0"]
+    nodes.count = 1
+    assert [server["node"] for server in found.places(SHAPE)] == ["n0"]
+
+
 def test_left_open_they_must_have_the_memory() -> None:
     state = 12  # bytes of a parameter: its weight and the two moments of Adam
     fits = dataclasses.replace(SHAPE, parameters=int(2 * LIMIT / (HELD * state)))
