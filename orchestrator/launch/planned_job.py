@@ -22,7 +22,7 @@ from orchestrator.planner.device import Machine
 from orchestrator.planner.feed import feed
 from orchestrator.planner.machines import on_paper, worker_on_paper
 from orchestrator.planner.splits import RolloutPlan, plan_rollouts
-from orchestrator.planner.trace.layout_memory import TracedMemory, by_formula, confirmed
+from orchestrator.planner.trace.layout_memory import TracedMemory, confirmed
 from orchestrator.resolve.precision import as_its_run, choice_of, in_chosen_precision
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.storage.run_directory import RunDir
@@ -151,12 +151,7 @@ def planned_of(
 
 def _planned(train: TrainSpec, job: ResolvedJob, machine: Machine, must_fit: bool, trace: bool) -> PlannedJob:
     workers = job.spec.resources.workers.max
-    if trace:
-        sure = confirmed(job, workers, machine, must_fit, always=True)
-    else:
-        from orchestrator.planner.demand import demand_of
-
-        sure = by_formula(demand_of(job.spec), job.shape, workers, machine, must_fit)
+    sure = confirmed(job, workers, machine, must_fit, always=True, trace=trace)
     assert sure.traced is not None
     return PlannedJob(
         job,

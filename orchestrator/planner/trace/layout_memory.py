@@ -10,9 +10,9 @@ from typing import Any
 
 from orchestrator.config.errors import InputError
 from orchestrator.data.store.manifest import FORMAT
-from orchestrator.parallel.layout import Layout, ModelShape
+from orchestrator.parallel.layout import Layout
 from orchestrator.planner.choose_layout import Plan, Verdict
-from orchestrator.planner.demand import Demand, demand_of
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import MEMORY_SHARE, fits, needed_bytes, offered, teacher_bytes
 from orchestrator.planner.planner import is_roomy, may_fit, planned
@@ -245,7 +245,12 @@ class Confirmed:
 
 
 def confirmed(
-    job: ResolvedJob, workers: int, machine: Machine, must_fit: bool = True, always: bool = False
+    job: ResolvedJob,
+    workers: int,
+    machine: Machine,
+    must_fit: bool = True,
+    always: bool = False,
+    trace: bool = True,
 ) -> Confirmed:
     """Plan a job as `planned` does, and confirm by traces that its layout fits.
 
@@ -256,6 +261,8 @@ def confirmed(
         job, workers, machine: the job, its number of workers, and their machine.
         must_fit: require that the layout fits.
         always: trace the layout even if it clearly fits.
+        trace: False to trace nothing. A layout that is too large by the closed formula, but may fit by its trace, is no
+            error then.
 
     Raises:
         InputError: as `planned`.
@@ -266,6 +273,14 @@ def confirmed(
     on_cpu = not spec.resources.per_worker.gpu
     first = planned(demand_of(spec), job.shape, workers, machine, must_fit=False)
     must_fit = must_fit and spec.resources.must_fit
+    if not trace:
+        if must_fit and not first.fits and not may_fit(first):
+            first = planned(
+                demand_of(spec), job.shape, workers, machine
+            )  # raises the error that says why none fits
+        layout = first.chosen.layout
+        saved = saved_bytes(job.shape, layout, str(spec.train.optimizer.name))
+        return Confirmed(first, TracedMemory(layout, (NotTraced(0, "no trace was asked for"),), 0.0, saved))
     if must_fit and not first.fits:
         smallest = _smallest_plan(job, workers, machine, verdicts)
         return smallest or Confirmed(
@@ -298,22 +313,6 @@ def confirmed(
         return smallest
     others = [(each, why.reason) for each, why in verdicts.items() if each != first.chosen.layout]
     return Confirmed(dataclasses.replace(first, rejected=(*first.rejected, *others)), first_traced)
-
-
-def by_formula(
-    demand: Demand, shape: ModelShape, workers: int, machine: Machine, must_fit: bool = True
-) -> Confirmed:
-    """Plan as `planned` does, with the closed formula's memory alone.
-
-    A layout that is too large by the formula, but may fit by its trace, is no error. Arguments and errors are those of
-    `planned`.
-    """
-    plan = planned(demand, shape, workers, machine, must_fit=False)
-    if must_fit and demand.resources.must_fit and not plan.fits and not may_fit(plan):
-        plan = planned(demand, shape, workers, machine)  # raises the error that says why none fits
-    layout = plan.chosen.layout
-    saved = saved_bytes(shape, layout, demand.program.optimizer)
-    return Confirmed(plan, TracedMemory(layout, (NotTraced(0, "no trace was asked for"),), 0.0, saved))
 
 
 def _smallest_plan(
