@@ -7,7 +7,7 @@ class WorkloadError(ValueError):
     """A model, objective or checkpoint does not fit the request. The message is one line with a hint."""
 
 
-class NotFinite(WorkloadError):
+class LogitsNotFinite(WorkloadError):
     """The logits of a model that generates or scores text are not finite."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from orchestrator.train.config import StabilitySpec
-from workloads.errors import NotFinite
+from workloads.errors import LogitsNotFinite
 
 NORMAL = 1.4826
 """Ratio of the standard deviation to the median absolute deviation of a normal distribution."""
@@ -23,9 +23,8 @@ LEAST_SPREAD = 0.005
 class NonFinite(ArithmeticError):
     """The loss, the gradient norm or the logits of generated answers are not finite.
 
-    It is raised before the commit of optimizer step `step`: by every rank at the same step, or, where answers are
-    generated, by each rank that does not get its own. `position` is that of the first sample of
-    the step's global batch.
+    It is raised before the commit of optimizer step `step`: by every rank, or, where answers are generated, by each
+    rank that does not get its own. `position` is that of the first sample of the step's global batch.
     """
 
     kind = "unstable"
@@ -81,7 +80,7 @@ def watched_answers(step: int, position: int) -> Iterator[None]:
     """
     try:
         yield
-    except NotFinite as error:
+    except LogitsNotFinite as error:
         raise NonFinite("logits of generated answers are not finite", step, position) from error
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from workloads.errors import NotFinite, WorkloadError
+from workloads.errors import LogitsNotFinite, WorkloadError
 from workloads.model.cache import Cache
 from workloads.model.config import TransformerConfig
 from workloads.model.generate import check_generates, evaluating, padded, uniform
@@ -69,7 +69,7 @@ def draw_answers(
         progressed: called after each token.
 
     Raises:
-        NotFinite: if logits are not finite.
+        LogitsNotFinite: if logits are not finite.
         WorkloadError: if the model generates no text, or a prompt is empty or leaves no room.
     """
     check_generates(config)
@@ -143,7 +143,7 @@ class _Rows:
     def draw(self, logits: Tensor, place: int) -> Tensor:
         """Draw the next token of every row, int64 [B], from logits [B, vocabulary]; add it to the answers that go on.
 
-        Raises NotFinite if logits are not finite.
+        Raises LogitsNotFinite if logits are not finite.
         """
         scores = logits.float()
         if self._sampling.temperature not in (0.0, 1.0):
@@ -161,7 +161,7 @@ class _Rows:
         facts = torch.stack([chosen.double(), log_p_of_chosen.double(), entropy]).tolist()
         # The entropy is not finite if and only if a logit of the row is not.
         if not all(map(math.isfinite, facts[-1])):
-            raise NotFinite
+            raise LogitsNotFinite
         for row, token, value, uncertainty in zip(self._rows, *facts, strict=True):
             if self._is_over[row]:
                 continue

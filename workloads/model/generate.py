@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from workloads.errors import NotFinite, WorkloadError
+from workloads.errors import LogitsNotFinite, WorkloadError
 from workloads.model.cache import Cache
 from workloads.model.config import TransformerConfig
 from workloads.model.processors import Change, change_of
@@ -45,7 +45,7 @@ def generate(
     continuation, or each side of an encoder-decoder, has at most `max_positions` tokens. Other positions have no limit.
 
     Raises:
-        NotFinite: if logits are not finite.
+        LogitsNotFinite: if logits are not finite.
         WorkloadError: if the model generates no text, or a prompt is empty or leaves no room for a token.
     """
     check_generates(config)
@@ -184,10 +184,10 @@ def choose(
     The draw depends only on (seed, prompt number, place) and the row's logits: it is the first token, by falling
     probability, whose cumulative probability exceeds one uniform number. `top_k` keeps the most probable tokens (Fan et
     al. 2018); `top_p` then keeps the fewest whose probabilities sum to at least top_p (Holtzman et al. 2020). Raises
-    NotFinite if logits are not finite.
+    LogitsNotFinite if logits are not finite.
     """
     if not torch.isfinite(logits).all():
-        raise NotFinite
+        raise LogitsNotFinite
     changes, read = changed
     if any(changes):
         rows = zip(changes, read, logits, strict=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from workloads.errors import NotFinite, WorkloadError
+from workloads.errors import LogitsNotFinite, WorkloadError
 from workloads.model.generate import check_generates, evaluating, padded
 from workloads.workload import Batch
 
@@ -56,8 +56,8 @@ def score(
     decoder scores the continuation. Neither may be empty or exceed the model's positions. `progressed` is called after
     each batch.
 
-    Raises WorkloadError if the model does not predict text from left to right, and NotFinite if its logits are not
-    finite.
+    Raises WorkloadError if the model does not predict text from left to right, and LogitsNotFinite if its logits are
+    not finite.
     """
     check_scores(workload)
     config = workload.config
@@ -153,5 +153,5 @@ def _score(logits: Tensor, text: _Text) -> Score:
     wanted = torch.tensor(text.targets, device=logits.device)
     total = shares.gather(1, wanted.unsqueeze(1)).double().sum()
     if not torch.isfinite(total):
-        raise NotFinite
+        raise LogitsNotFinite
     return Score(float(total), bool((shares.argmax(-1) == wanted).all()))

@@ -50,8 +50,9 @@ def pieces(
             found = state.get(slot.name)  # no state exists before the first step
             tensor = new_slot(slot, shard) if found is None else found
             for box, view in saved_views(slot, shard, tensor):
-                name = f"optim.{shard.name}.{slot.name}"
-                yield TensorPiece(name, stored_shape(slot, shard), box.start, view)
+                yield TensorPiece(
+                    committed_slot(shard.name, slot), stored_shape(slot, shard), box.start, view
+                )
 
 
 def committed_shapes(workload: Workload, thawing: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
@@ -67,6 +68,11 @@ def committed_shapes(workload: Workload, thawing: Collection[str] = ()) -> dict[
 def committed_name(name: str) -> str:
     """Return the name of a parameter in a commit. Learned maps of a distilled student are no part of its model."""
     return name if is_map(name) else f"model.{name}"
+
+
+def committed_slot(name: str, slot: Slot) -> str:
+    """Return the name of a parameter's optimizer state in a commit."""
+    return f"optim.{name}.{slot.name}"
 
 
 def initialise(workload: Workload, name: str, seed: int, views: Iterable[tuple[Box, Tensor]]) -> None:
@@ -156,7 +162,7 @@ def restore(
         for slot in slots(shard.name):
             state[slot.name] = new_slot(slot, shard)
             for box, view in slot_views(slot, shard, state[slot.name]):
-                view.copy_(reader.read(f"optim.{shard.name}.{slot.name}", box.start, box.extent))
+                view.copy_(reader.read(committed_slot(shard.name, slot), box.start, box.extent))
         state["step"] = step_count(age, shard, optimizer)
         optimizer.state[shard.parameter] = state
 

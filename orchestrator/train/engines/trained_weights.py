@@ -25,7 +25,7 @@ from orchestrator.train.engines.frozen_weights import fill
 from orchestrator.train.engines.moving_average import MovingAverage
 from orchestrator.train.engines.optimizer_maker import OptimizerMaker
 from orchestrator.train.engines.rounding import Rounding
-from orchestrator.train.engines.state import committed_shapes, pieces, restore, shards_to_save
+from orchestrator.train.engines.state import committed_shapes, committed_slot, pieces, restore, shards_to_save
 from orchestrator.train.engines.update_again import UpdateAgain
 from workloads.workload import Workload
 
@@ -145,7 +145,7 @@ class TrainedWeights:
         reader.manifest.check_shapes(committed_shapes(self._workload, thawing))
         for shard in self.shards:
             for slot in () if shard.name in thawing else self._maker.slots(shard.name):
-                if f"optim.{shard.name}.{slot.name}" not in reader.manifest.tensors:
+                if committed_slot(shard.name, slot) not in reader.manifest.tensors:
                     raise InputError(
                         f"has no {slot.name} of {shard.name}: the optimizer of that version updated {shard.name} in "
                         "another way",

@@ -13,7 +13,7 @@ from orchestrator.train.rollouts.sampler import GeneratedAhead, OwnSampler, Unit
 from orchestrator.train.rollouts.weights import NoWeights, WeightSender, read_weights
 from orchestrator.train.rollouts.work_queue import Made, QueueClient, Work, worker_name
 from orchestrator.train.task import RolloutPlace, Task
-from workloads.errors import NotFinite
+from workloads.errors import LogitsNotFinite
 from workloads.model.answers import Drawn
 
 
@@ -123,9 +123,9 @@ class _Ahead(NamedTuple):
 
 
 def _drawn(made: Made) -> list[list[Drawn]]:
-    """Return the answers of a unit. Raises NotFinite if the weights generate none."""
+    """Return the answers of a unit. Raises LogitsNotFinite if the weights generate none."""
     if made.answers is None:
-        raise NotFinite
+        raise LogitsNotFinite
     return [[Drawn(*drawn) for drawn in of_prompt] for of_prompt in made.answers]
 
 
@@ -168,7 +168,7 @@ def _answers_of(sampler: OwnSampler, unit: Unit) -> list[list[Drawn]] | None:
     """Return the answers of a unit; None if the logits are not finite, which is no fault of this worker."""
     try:
         return sampler.answers_of(unit)
-    except NotFinite:
+    except LogitsNotFinite:
         return None
 
 

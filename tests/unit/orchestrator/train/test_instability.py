@@ -10,7 +10,7 @@ from cluster.workers.error_kind import cause_of
 from orchestrator.train.config import StabilitySpec
 from orchestrator.train.instability import LossSpike, NonFinite, check_stable, spike, watched_answers
 from orchestrator.train.training_progress import TrainingProgress
-from workloads.errors import NotFinite, WorkloadError
+from workloads.errors import LogitsNotFinite, WorkloadError
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_only_the_last_losses_count() -> None:
 
 def test_answers_that_cannot_be_generated_are_an_instability_of_the_step() -> None:
     with pytest.raises(NonFinite) as found, watched_answers(5, 16):
-        raise NotFinite
+        raise LogitsNotFinite
     assert (found.value.kind, found.value.step, found.value.position) == ("unstable", 5, 16)
     with pytest.raises(WorkloadError, match="an empty prompt"), watched_answers(5, 16):
         raise WorkloadError("an empty prompt")
@@ -80,8 +80,8 @@ def test_a_rollout_blames_its_step_and_an_evaluation_the_step_before_it() -> Non
         (TrainingProgress(step=3, position=32), (3, 24)),
     ):
         with pytest.raises(NonFinite) as found, progress.evaluating(8):
-            raise NotFinite
+            raise LogitsNotFinite
         assert (found.value.step, found.value.position) == blamed
     with pytest.raises(NonFinite) as found, TrainingProgress(step=3, position=32).generating(8):
-        raise NotFinite
+        raise LogitsNotFinite
     assert (found.value.step, found.value.position) == (4, 32)
