@@ -533,6 +533,18 @@ TOPICS: dict[str, tuple[Difference, ...]] = {
         ),
         Difference(
             "peft",
+            "An adapter that begins as PiSSA or OLoRA takes its directions out of the base. Without the adapter the "
+            "model is then not the base, and DPO compares with it.",
+            "findings/reference_of_the_residual.sh",
+            "A and B begin as in LoRA's paper, so the model without an adapter is the base. `init_lora_weights` in a "
+            "job file is refused with the reason.",
+            (
+                "dist/test_preferences_run.py::test_an_adapter_is_compared_with_its_base",
+                f"{NAMES}::test_so_has_every_argument_of_trl_and_accelerate",
+            ),
+        ),
+        Difference(
+            "peft",
             "There is no form for bottlenecks and BitFit, and none for pairs of stacked experts that others read.",
             "peft/tuners",
             "These are exported merged; asking for an adapter's folder is refused.",
