@@ -352,6 +352,24 @@ TOPICS: dict[str, tuple[Difference, ...]] = {
         ),
         Difference(
             "transformers",
+            "`label_smoothing_factor` smooths `eval_loss` too.",
+            "findings/smoothing_in_eval_loss.sh",
+            "Reported losses exclude smoothing, in training and in evaluations.",
+            (
+                "unit/orchestrator/train/engines/test_torch_engine.py::"
+                "test_groups_and_smoothed_labels_train_as_plain_torch_does",
+            ),
+        ),
+        Difference(
+            "transformers",
+            "`EarlyStoppingCallback` stores its count in each checkpoint, and a resume does not read it: patience "
+            "begins anew.",
+            "findings/patience_begins_anew.sh",
+            "Evaluations without a gain before a stop or a fault count.",
+            ("unit/orchestrator/train/test_training_progress.py::test_what_a_commit_says_goes_on",),
+        ),
+        Difference(
+            "transformers",
             "The last batch of an epoch is a step of its own, however few rows it has.",
             "transformers/trainer.py, get_train_dataloader",
             "Every step has the global batch: a batch may straddle epochs, and nothing is dropped.",
