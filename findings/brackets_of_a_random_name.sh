@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Optuna's HyperbandPruner chooses a trial's bracket by the name of the study, which is random if none is given.
 #
-# Guess: the same seed, pruner and objective give the same search, as Optuna's guide to reproducible results says of a
-#   sampler with a seed in one process. A name only labels a study.
+# Guess: the same seed, pruner and objective give the same search, one trial after the other in one process. A name only
+#   labels a study.
 # Behaviour: the bracket of a trial is a hash of the study's name and the trial's number. A study in memory without a
 #   name gets a random one, so two runs of one program stop their trials at other steps, and so does a copy of a study
-#   under a new name. The sampler may well suggest the same values: the budget that each of them gets differs.
+#   under a new name. The sampler may well suggest the same values: the budget that each of them gets differs. (A note
+#   of the class asks for a name.)
 # Packages: optuna 5.0.0
 # Why it matters: a search that is repeated with its seed finds another winner, and a change of a search is compared
 #   with a search that differs by chance.
