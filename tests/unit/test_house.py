@@ -82,6 +82,7 @@ LIGHT = {
     "orchestrator.storage.run_directory": ("torch", "ray", "transformers", "mlflow"),
     "orchestrator.train.task": ("torch", "ray", "transformers", "mlflow"),
     "orchestrator.checkpoint.commit_store": ("torch", "ray", "transformers", "mlflow"),
+    "orchestrator.data.prepare.records": ("torch", "ray", "transformers", "mlflow"),
     "cluster.workers.gang": ("torch", "ray"),
     "cluster.workers.worker_context": ("torch", "ray"),
     "cluster.workers.rank_process": ("torch", "ray"),

@@ -31,10 +31,8 @@ from workloads.model.masks import QUERIES, REAL, Mask, self_mask
 from workloads.model.moe import MixtureOfExperts
 from workloads.model.positions import RelativeBias, Rotary, rotary
 from workloads.model.relative_keys import distances
-from workloads.workload import COUNTED, Batch
+from workloads.workload import COUNTED, IGNORED, Batch
 
-IGNORED = -100
-"""The label of a position that is not predicted."""
 LABEL_WEIGHTS = "label_weights"
 """The batch entry with the weight of each label in the loss, fp32 of the labels' shape."""
 

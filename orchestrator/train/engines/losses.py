@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from orchestrator.checkpoint.reader import Reader
 from orchestrator.parallel.device import Device
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.losses import StepLosses
 from orchestrator.parallel.mesh import Mesh
 from orchestrator.train.engines.config import EngineConfig
-from orchestrator.train.training_progress import CHUNKS_HEAD
 from workloads.workload import Workload
 
 
@@ -37,10 +35,3 @@ def losses_of(
         own_metrics=config.evaluate.own_metrics if config.evaluate else (),
         keeps_predictions=bool(config.evaluate and config.evaluate.of_predictions),
     )
-
-
-def chunks_head_in(reader: Reader) -> bool:
-    """Return whether the run of a commit may compute the head's loss in chunks. Runs of earlier versions may not: the
-    sums have other bits.
-    """
-    return bool(reader.manifest.meta.get(CHUNKS_HEAD, False))
