@@ -13,6 +13,11 @@ from typing import Any
 ARITHMETIC = "arithmetic"
 """The key of a commit's meta with the number of its run's order. Earlier versions stored the two keys below."""
 CHUNKS_HEAD, CUTS_ROWS = "chunks_head", "cuts_rows"
+HEAD_TOKENS = {"cpu": 256, "cuda": 2048}
+"""Number of tokens whose logits a head computes at once. Fewer tokens make matrix products slower. On a CPU 256 are as
+fast as all (docs/benchmarks.md); on a GPU the value is a guess from its ratio of FLOPs to bandwidth. The bits of a run
+depend on it.
+"""
 
 
 class Arithmetic(IntEnum):

@@ -10,13 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from orchestrator.parallel.arithmetic import NEWEST, Arithmetic
+from orchestrator.parallel.arithmetic import HEAD_TOKENS, NEWEST, Arithmetic
 from orchestrator.parallel.collectives import copy, reduce
 from orchestrator.parallel.context import slice_batch
 from orchestrator.parallel.deterministic_reduction import tree_sum
 from orchestrator.parallel.device import Device
-from orchestrator.parallel.distilling import EXTRA, Distilling
-from orchestrator.parallel.engine_rules import HEAD_TOKENS
+from orchestrator.parallel.distilling import EXTRA, Distilling, is_of_predicted
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.mesh import Mesh
 from orchestrator.parallel.rank_messages import gather_json
@@ -169,7 +168,8 @@ class StepLosses:
         self._distilling = Distilling(distill, workload, mesh.tp, vocabulary) if distill is not None else None
         # Finding the labelled tokens makes a GPU's host wait once, so it is left out where each token has a label. What
         # a teacher says of a micro-batch has a row for each token.
-        self._leaves_out = distill is None and not getattr(objective, "predicts_every_token", True)
+        predicts_every_token = getattr(objective, "predicts_every_token", True) or is_of_predicted(workload)
+        self._leaves_out = distill is None and not predicts_every_token
         self._own_metrics = OwnMetrics(own_metrics)
         self._tokens_at_once = HEAD_TOKENS[device.device.type]
         # Values of each metric, one scalar fp64 tensor per micro-batch.

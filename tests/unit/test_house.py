@@ -47,7 +47,16 @@ ROOMS = {
     ],
     "cluster": ["workers", "local", "remote", "jobs"],
     "workloads": [
-        *("errors", "predicted", "model", "adapters", "own.object_reference", "objectives", "plain_module"),
+        *(
+            "errors",
+            "record_format",
+            "predicted",
+            "model",
+            "adapters",
+            "own.object_reference",
+            "objectives",
+            "plain_module",
+        ),
         *("hf.tables", "hf.files", "own"),
         *(
             "hf.as_they_are",

@@ -12,7 +12,6 @@ from torch import Tensor
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.optim.groups import set_lr
-from orchestrator.parallel.arithmetic import Arithmetic
 from orchestrator.parallel.device import Device
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.losses import EvaluationSums
@@ -26,7 +25,7 @@ from orchestrator.train.engines.deepspeed_setup import start_deepspeed
 from orchestrator.train.engines.engine import Metrics, StepCheck
 from orchestrator.train.engines.forward_passes import ForwardPasses
 from orchestrator.train.engines.loss_scale import LossScale
-from orchestrator.train.engines.losses import losses_of
+from orchestrator.train.engines.losses import arithmetic_in, losses_of
 from orchestrator.train.engines.model_buffers import ModelBuffers
 from workloads.workload import Batch, Workload
 
@@ -187,7 +186,7 @@ class DeepSpeedEngine:
         self._partitions.restore(reader)
         self._buffers.restore(reader)
         self._scale.load(reader)
-        self.losses.arithmetic = Arithmetic.of_meta(reader.manifest.meta)
+        self.losses.arithmetic = arithmetic_in(reader)
 
     def close(self) -> None:
         """See `Engine.close`."""

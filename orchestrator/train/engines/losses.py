@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from orchestrator.checkpoint.reader import Reader
+from orchestrator.parallel.arithmetic import Arithmetic
 from orchestrator.parallel.device import Device
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.losses import StepLosses
@@ -35,3 +37,8 @@ def losses_of(
         own_metrics=config.evaluate.own_metrics if config.evaluate else (),
         keeps_predictions=bool(config.evaluate and config.evaluate.of_predictions),
     )
+
+
+def arithmetic_in(reader: Reader) -> Arithmetic:
+    """Return the order in which the run of a commit adds numbers."""
+    return Arithmetic.of_meta(reader.manifest.meta)
