@@ -145,7 +145,7 @@ def planned_of(
     Raises:
         InputError: no layout is legal, or none fits.
     """
-    machine = machine or worker_here(job.spec.resources, job.spec.train.dtype)
+    machine = machine or worker_here(job.spec.shared_resources, job.spec.train.dtype)
     return _planned(train, job, machine, True, trace)
 
 
