@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,13 +78,16 @@ def fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", POINTS)
-def test_a_frozen_rank_of_eight_is_named(point: str, fault: Callable[..., dict[str, Any]]) -> None:
-    """Asked for in ray#64993."""
+@pytest.mark.parametrize(("point", "rank"), [*((point, 3) for point in POINTS), ("joining the process group", 0)])
+def test_a_frozen_rank_of_eight_is_named(point: str, rank: int, fault: Callable[..., dict[str, Any]]) -> None:
+    """Its heartbeats end; on a machine so busy that all come late, it is the hang that is seen.
+
+    Asked for in ray#64993.
+    """
     at, after = POINTS[point]
-    event = fault(8, {"tp": 2, "zero": 1}, rank=3, at=at, after=after)
-    assert event["first_fault"].startswith("rank 3 on node-3: no sign of life for ")
-    assert (event["rank"], event["node"]) == (3, "node-3")
+    event = fault(8, {"tp": 2, "zero": 1}, rank=rank, at=at, after=after)
+    assert re.match(f"rank {rank} on node-{rank}: no (sign of life|step) for ", event["first_fault"])
+    assert (event["rank"], event["node"]) == (rank, f"node-{rank}")
     if point in TRAINING:
         assert "in collective" in event["first_fault"]
         assert "it is not; the others last completed collective" in event["first_fault"]
@@ -110,7 +114,7 @@ def test_a_frozen_rank_of_two_is_named(fault: Callable[..., dict[str, Any]]) -> 
     """One of the points for every day: the others, and ranks that live, take longer."""
     event = fault(2, {}, rank=1, at="orchestrator.train.rank:agree", after=3)
     reason = event["first_fault"]
-    assert reason.startswith("rank 1 on node-1: no sign of life for ")
+    assert re.match("rank 1 on node-1: no (sign of life|step) for ", reason)
     assert "1 rank is in collective" in reason
     assert "and it is not; the others last completed collective" in reason
     assert reason.endswith("it was training; it does not answer")
