@@ -212,7 +212,12 @@ class Controller:
         before = self._state
         self._hears_stop()
         observation = self._observe(history)
-        self._state, action = decide(self._policy, before, observation)
+        state, action = decide(self._policy, before, observation)
+        if action.fault is not None and action.fault.is_hang:
+            # Decided again with the answers, so that every text about the fault names the ranks that are missing.
+            ranks = self._workers.ask_what_hangs(lambda: self._record(history))
+            state, action = decide(self._policy, before, dataclasses.replace(observation, ranks=ranks))
+        self._state = state
         self._placement_failed = ""
         self._restored = None
         self._workers.want(WORKERS.get(self._state.phase, self._useful_workers + self._most_rollout_workers))

@@ -149,6 +149,21 @@ def planned_of(
     return _planned(train, job, machine, True, trace)
 
 
+def with_trace(by_formula: PlannedJob) -> PlannedJob:
+    """Trace the memory of a job that was planned without a trace. Raises InputError if no layout fits."""
+    job = by_formula.job
+    sure = confirmed(
+        job,
+        job.spec.resources.workers.max,
+        by_formula.machine,
+        by_formula.must_fit,
+        always=True,
+        by_formula=by_formula.plan,
+    )
+    assert sure.traced is not None
+    return dataclasses.replace(by_formula, plan=sure.plan, traced=sure.traced, verdicts=sure.verdicts)
+
+
 def _planned(train: TrainSpec, job: ResolvedJob, machine: Machine, must_fit: bool, trace: bool) -> PlannedJob:
     workers = job.spec.resources.workers.max
     sure = confirmed(job, workers, machine, must_fit, always=True, trace=trace)
