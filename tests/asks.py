@@ -129,8 +129,8 @@ ASKS = (
     Ask(
         "ray#64993",
         "At a hang, say which rank is the cause, with its collectives and the state of its GPU.",
-        "`orchestrator chaos JOB --fault stop@1:6`; then `profiles/hang-attempt-1/` and `logs/` of the run",
-        "dist/test_profile.py::test_a_gang_that_hangs_leaves_the_collectives_that_it_waits_in",
+        "`orchestrator chaos JOB --fault stop@1:6`; then `events.jsonl` and `profiles/hang-attempt-1/` of the run",
+        "dist/test_missing_rank.py::test_a_frozen_rank_of_eight_is_named",
         "NCCL's own service for hangs (RAS), and nvidia-smi's report",
     ),
     Ask(
@@ -369,7 +369,7 @@ ASKS = (
         "ray#58878",
         "Say why the workers of some machines take long to find each other.",
         "`orchestrator status RUN`, `orchestrator logs RUN`",
-        "unit/orchestrator/train/test_flight_record.py::test_the_ranks_that_others_wait_for_are_named",
+        "unit/orchestrator/controller/test_missing_ranks.py::test_missing_is_who_does_not_wait_while_others_do",
         "the cause in the network: which rank is silent or missing is said, and its node",
     ),
     Ask(

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from workloads.model.inside import Shows
     from workloads.model.stored import StoredTensor
 
+IGNORED = -100
+"""The label of a position that is not predicted."""
+
 Batch = dict[str, Tensor]
 """Named tensors. The first dimension of each is the micro-batch, so all of them are split the same way."""
 

@@ -8,10 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import ray
+from ray.exceptions import RayError
 
 from cluster.workers import ray_internals
+from cluster.workers.cluster import DrainAnswer
 from cluster.workers.gang import Bundle
 
+HEAD = "node:__internal_head__"
+"""The resource that Ray gives to the node of its head."""
 RPC_TIMEOUT = 2.0
 """Seconds to wait for an answer of Ray's head."""
 
@@ -75,6 +79,28 @@ def drain(node_id: str, seconds: float, message: str) -> bool:
     return ray_internals.drain_node(node_id, seconds, message)
 
 
+def drain_idle(address: str) -> DrainAnswer:
+    """Take the nodes at an address out of the cluster if nothing runs there, see `Cluster.drain`.
+
+    The head and the node of this process stay: without them the run would end.
+    """
+    own = ray.get_runtime_context().get_node_id()
+    for node in ray.nodes():
+        if not node["Alive"] or node["NodeManagerAddress"] != address:
+            continue
+        if HEAD in node["Resources"]:
+            return DrainAnswer(is_final=True, refusal="the head of the cluster runs there")
+        if node["NodeID"] == own:
+            return DrainAnswer(is_final=True, refusal="the controller of the run is there")
+        try:
+            accepted = ray_internals.drain_idle_node(node["NodeID"], "it computes wrongly")
+        except (RayError, RuntimeError) as error:
+            return DrainAnswer(is_final=False, refusal=f"Ray does not answer ({type(error).__name__})")
+        if not accepted:
+            return DrainAnswer(is_final=False, refusal="other work runs there")
+    return DrainAnswer(is_final=True)
+
+
 def fitting_workers(resources: Mapping[str, float], labels: Mapping[str, str], bundle: Bundle) -> int:
     """Return how many workers fit into a node's resources; 0 if its labels do not match."""
     if not bundle.suits(labels):
@@ -84,6 +110,11 @@ def fitting_workers(resources: Mapping[str, float], labels: Mapping[str, str], b
 
 def free_workers(bundle: Bundle, avoid: Set[str]) -> int:
     """Return how many workers fit now, without draining nodes and those in `avoid` (ids or addresses)."""
+    return sum(workers for _, workers in free_by_node(bundle, avoid))
+
+
+def free_by_node(bundle: Bundle, avoid: Set[str]) -> list[tuple[str, int]]:
+    """Return the address of each node that `free_workers` counts, and how many workers fit on it."""
     avoided = avoid | draining()
     usable = (n for n in alive() if n.id not in avoided and n.address not in avoided)
-    return sum(fitting_workers(n.free, n.labels, bundle) for n in usable)
+    return [(n.address, fitting_workers(n.free, n.labels, bundle)) for n in usable]

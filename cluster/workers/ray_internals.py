@@ -75,6 +75,8 @@ REGISTERED = 10.0
 SESSION, AGENT = "--session_dir=", "--dashboard_agent_command="
 ENVIRONMENTS = "--runtime_env_agent_command="
 """Arguments of a raylet: the session's folder, and the commands of the two agents that it starts."""
+NO_DEADLINE = 2**63 - 1
+"""The deadline of a node that is drained because it is idle, as Ray's autoscaler sets it."""
 LEAST_FREE = 2**20
 """A disk with fewer free bytes counts as full."""
 NODE_TIMEOUT = 60
@@ -112,12 +114,26 @@ def drain_node(node_id: str, seconds: float, message: str) -> bool:
 
     Without it a cloud's preemption notice has no effect, and the run notices the loss only when the node is dead.
     """
-    from ray._private.worker import global_worker
-    from ray.core.generated import autoscaler_pb2 as messages
+    return _drain(node_id, "DRAIN_NODE_REASON_PREEMPTION", message, int((time.time() + seconds) * 1000))
 
-    reason = messages.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION  # type: ignore[attr-defined]
+
+def drain_idle_node(node_id: str, message: str) -> bool:
+    """Take a node away if nothing runs there. Return whether Ray accepts; its raylet then ends.
+
+    The other reason, preemption, would announce to all other work there that the node ends. Without it a machine that
+    computes wrongly stays in the cluster.
+    """
+    return _drain(node_id, "DRAIN_NODE_REASON_IDLE_TERMINATION", message, NO_DEADLINE)
+
+
+def _drain(node_id: str, reason: str, message: str, deadline: int) -> bool:
+    """Ask Ray to drain a node until `deadline`, in milliseconds since 1970."""
+    from ray._private.worker import global_worker
+    from ray.core.generated import autoscaler_pb2
+
+    reasons: Any = autoscaler_pb2
     client = global_worker.gcs_client  # type: ignore[attr-defined]
-    accepted, _ = client.drain_node(node_id, reason, message, int((time.time() + seconds) * 1000))
+    accepted, _ = client.drain_node(node_id, reasons.DrainNodeReason.Value(reason), message, deadline)
     return bool(accepted)
 
 

@@ -127,7 +127,10 @@ class Controller:
             asked=self._policy.rollout_workers,
             bundle=spec.resources.per_worker.bundle,
             limits=self._policy.device_limits,
+            prices=spec.limits,
         )
+        if self._policy.rollout_workers is not None:
+            self._status_writer.rollout_changes = self._rollouts.changes
 
     def request_stop(self, reason: str) -> None:
         """Ask the run to commit at the next step boundary and end."""
@@ -209,7 +212,12 @@ class Controller:
         before = self._state
         self._hears_stop()
         observation = self._observe(history)
-        self._state, action = decide(self._policy, before, observation)
+        state, action = decide(self._policy, before, observation)
+        if action.fault is not None and action.fault.is_hang:
+            # Decided again with the answers, so that every text about the fault names the ranks that are missing.
+            ranks = self._workers.ask_what_hangs(lambda: self._record(history))
+            state, action = decide(self._policy, before, dataclasses.replace(observation, ranks=ranks))
+        self._state = state
         self._placement_failed = ""
         self._restored = None
         self._workers.want(WORKERS.get(self._state.phase, self._useful_workers + self._most_rollout_workers))
@@ -217,9 +225,10 @@ class Controller:
         near = {rank.node for rank in self._workers.ranks}
         workers = self._workers
         self._rollouts.follow(self._state.rollout_workers, workers.avoid, near, lost=workers.lost_nodes())
-        for line in self._rollouts.news.take(self._state.phase):
+        for line in self._rollouts.take_news(near, self._state.phase):
             self._event(self._state.phase, line)
         self._act(history, action, before)
+        self._drain_wrong_nodes(history)
         self._release_surplus(before)
         self._write_status(force=self._state.phase != before.phase)
 
@@ -356,6 +365,16 @@ class Controller:
             return
         if before.roomy or state.no_rollouts:
             self._workers.prewarm(state.layout.world)
+
+    def _drain_wrong_nodes(self, history: RunHistory) -> None:
+        """Drain the nodes that compute wrongly, and report how that went."""
+        wrong, phase = self._state.wrong_nodes, self._state.phase
+        # Another event would look like the beginning of a phase that has not begun, or of an attempt.
+        if not wrong or phase in ENDED or phase == "start" or history.events[-1]["phase"] != phase:
+            return
+        self._rollouts.leave(wrong)
+        for line in self._workers.drain(wrong):
+            self._event(phase, line)
 
     def _make_room(self, reason: str) -> None:
         """Free everything that the run holds on the cluster, and join the end of the queue."""

@@ -20,7 +20,7 @@ ENDS: dict[End, tuple[str, str]] = {
      "nothing to do: the run continues with the workers that are left, and grows again when there is room"),
     "silent": ("the process or its machine is frozen, or the network between is cut",
      "if it repeats on one node, take that node out"),
-    "still": ("the ranks wait for each other", "if it repeats, see the stacks of the ranks with py-spy"),
+    "still": ("the ranks wait for each other", "if the line names a rank, its log in logs/ shows what it did"),
     "unplaced": ("the cluster could not place the workers", "lower resources.workers.min, or add machines"),
 }  # fmt: skip
 """The meaning of an end without an exit code or an exception, and a hint."""
@@ -33,8 +33,8 @@ ERRORS: dict[ErrorKind, tuple[str, str]] = {
     "storage_refused": ("storage refuses", "check its address and the credentials"),
     "corrupt_commit": ("a commit is damaged", "nothing to do: the one before is used"),
     "wrong_arithmetic": ("a machine computes wrongly",
-     "its node is left out, and the run goes back to the last verified commit; test the machine with "
-     "`orchestrator doctor --burn-in`"),
+     "its node is left out, and drained once nothing else runs there; the run goes back to the last verified commit; "
+     "test the machine with `orchestrator doctor --burn-in`"),
     "peer_lost": ("a connection between ranks broke", "if it repeats, look at the network between their nodes"),
     "gpu": ("a GPU failed", "if it repeats on one node, take that node out"),
     "input": ("the job is wrong", "change what the line names"),

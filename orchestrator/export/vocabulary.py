@@ -23,7 +23,7 @@ from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.resolved_job import wrong_input
 from workloads.hf.export.fewer_rows import named_tokens, stored_parameters, write_fewer_rows
 from workloads.hf.files.hf_config import FOLDER, root
-from workloads.objectives.records import CLOSE, MARK
+from workloads.record_format import CLOSE, MARK
 
 SETTINGS = "tokenizer_config.json"
 BESIDE = ("special_tokens_map.json", "chat_template.jinja", "chat_template.json")

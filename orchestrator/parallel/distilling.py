@@ -21,7 +21,6 @@ from orchestrator.parallel.partition import span
 from orchestrator.train.distillation.config import DistillSpec, LogitsSpec
 from workloads.model.inside import Shows
 from workloads.model.losses import TokenLoss
-from workloads.model.transformer import IGNORED
 from workloads.objectives.distillation import (
     HIDDEN_LOSS,
     LABEL_LOSS,
@@ -42,7 +41,7 @@ from workloads.objectives.distillation import (
     of_top,
     real_of,
 )
-from workloads.workload import Batch, Loss, Workload
+from workloads.workload import IGNORED, Batch, Loss, Workload
 
 EXTRA = "distilled_extra"
 """Name of the parts of the loss that are means over samples. They are added to the reported loss."""

@@ -10,12 +10,6 @@ from orchestrator.parallel.layout import SPLIT, Layout
 from orchestrator.train.config import TrainSpec
 from workloads.own.object_reference import is_object_reference
 
-HEAD_TOKENS = {"cpu": 256, "cuda": 2048}
-"""Number of tokens whose logits a head computes at once. Fewer tokens make matrix products slower. On a CPU 256 are as
-fast as all (docs/benchmarks.md); on a GPU the value is a guess from its ratio of FLOPs to bandwidth. The bits of a run
-depend on it.
-"""
-
 
 def engine_problems(
     train: TrainSpec,

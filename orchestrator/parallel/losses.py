@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from orchestrator.parallel.arithmetic import HEAD_TOKENS, NEWEST, Arithmetic
 from orchestrator.parallel.collectives import copy, reduce
 from orchestrator.parallel.context import slice_batch
 from orchestrator.parallel.deterministic_reduction import tree_sum
 from orchestrator.parallel.device import Device
-from orchestrator.parallel.distilling import EXTRA, Distilling
-from orchestrator.parallel.engine_rules import HEAD_TOKENS
+from orchestrator.parallel.distilling import EXTRA, Distilling, is_of_predicted
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.mesh import Mesh
 from orchestrator.parallel.rank_messages import gather_json
@@ -23,11 +23,11 @@ from orchestrator.parallel.tensor import VocabularyLoss
 from orchestrator.train.distillation.config import DistillSpec
 from workloads.model.chunked_loss import ChunkedLoss
 from workloads.model.dropout import PLACES
-from workloads.model.transformer import IGNORED, LABEL_WEIGHTS
+from workloads.model.transformer import LABEL_WEIGHTS
 from workloads.objectives.preferences import BASELINE, DIVERGENCE, log_probabilities, means
 from workloads.objectives.rewarded import COUNTED, Rewarded, rewarded_loss, token_log_probabilities
 from workloads.own.metrics import OwnMetrics
-from workloads.workload import Batch, Loss, Workload
+from workloads.workload import IGNORED, Batch, Loss, Workload
 
 SUM = "sum"
 """Prefix of the name of a further metric's sum."""
@@ -88,7 +88,7 @@ class StepLosses:
     Attributes:
         scale: loss scale of fp16. It multiplies what is differentiated; reported losses exclude it.
         expected: number of labels (of answers, if the objective compares them) that the loss is divided by.
-        chunks_head: whether the head may compute the loss in chunks of tokens.
+        arithmetic: in which order the run adds numbers.
         has_baseline: whether rewards are measured from a baseline (KTO).
         baseline: mean divergence of the policy from the reference over the global batch, at least 0. KTO subtracts it
             from the log-ratio of every answer.
@@ -136,7 +136,7 @@ class StepLosses:
         self.has_baseline = objective.name == "kto"
         self.baseline = 0.0
         self.scale = 1.0
-        self.chunks_head = True
+        self.arithmetic = NEWEST
         # A comparison has one loss per row, and GRPO's other weightings count answers. DAPO divides by tokens.
         of_rows = self._compares or (self._rewarded is not None and self._rewarded.loss_type != "dapo")
         labels_per_sample = 1 if of_rows else sequence_length
@@ -166,6 +166,10 @@ class StepLosses:
         self._is_counted = self._is_first_of_tp and (mesh.cp.index == 0 or not self._compares)
         # Adds to the loss what a teacher says of a micro-batch, if the job distils one.
         self._distilling = Distilling(distill, workload, mesh.tp, vocabulary) if distill is not None else None
+        # Finding the labelled tokens makes a GPU's host wait once, so it is left out where each token has a label. What
+        # a teacher says of a micro-batch has a row for each token.
+        predicts_every_token = getattr(objective, "predicts_every_token", True) or is_of_predicted(workload)
+        self._leaves_out = distill is None and not predicts_every_token
         self._own_metrics = OwnMetrics(own_metrics)
         self._tokens_at_once = HEAD_TOKENS[device.device.type]
         # Values of each metric, one scalar fp64 tensor per micro-batch.
@@ -291,9 +295,10 @@ class StepLosses:
         of_tokens: Callable[[Tensor, Tensor], Loss] = self._token_loss
         if self._distilling is not None:
             of_tokens = self._distilling.tokens(batch, of_tokens, not self._is_evaluation)
-        if not self.chunks_head or (self._is_evaluation and self._own_metrics):
+        if self.arithmetic < Arithmetic.CHUNKED_HEAD or (self._is_evaluation and self._own_metrics):
             return None
-        return ChunkedLoss(of_tokens, self._tokens_at_once, self._weighted)
+        leaves_out = self._leaves_out and self.arithmetic >= Arithmetic.LABELLED_TOKENS
+        return ChunkedLoss(of_tokens, self._tokens_at_once, self._weighted, leaves_out)
 
     def _weighted(self, total: Tensor) -> Tensor:
         """Return what is differentiated for a sum of losses: total / expected x scale."""

@@ -25,8 +25,8 @@ from workloads.adapters.nf4 import QuantisedWeight
 from workloads.model.attention import AttentionCore, Context
 from workloads.model.layers import CutRMSNorm
 from workloads.model.moe import Experts
-from workloads.model.transformer import IGNORED, Layer
-from workloads.workload import Loss
+from workloads.model.transformer import Layer
+from workloads.workload import IGNORED, Loss
 
 LENGTH = 1
 """The dimension of [B, L, hidden] that sequence parallelism cuts."""

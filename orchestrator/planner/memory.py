@@ -19,8 +19,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from orchestrator.optim.kinds import needs_its_shard_alone
+from orchestrator.parallel.arithmetic import HEAD_TOKENS
 from orchestrator.parallel.cuts import layers_by_rank
-from orchestrator.parallel.engine_rules import HEAD_TOKENS
 from orchestrator.parallel.layout import SPLIT, Layout, ModelShape
 from orchestrator.parallel.model_shape import Bias
 from orchestrator.planner.demand import Demand

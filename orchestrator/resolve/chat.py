@@ -111,7 +111,7 @@ def _beginning(tokens: Tokens) -> str:
     """Return the first tokens of the largest source as text."""
     import numpy as np
 
-    from workloads.objectives.records import MARK
+    from workloads.record_format import MARK
 
     source = max(range(tokens.sources), key=tokens.length)
     words = tokens.window(source, 0, min(LOOKED_AT, tokens.length(source))).astype(np.int64) & ~MARK

@@ -408,7 +408,7 @@ def _cut_notes(inputs: TrainingInputs) -> list[str]:
 
 def _cut_prompts(read: SampleReader, room: int) -> list[str]:
     """Return one line if prompts are longer than `room`, which answers leave of a row."""
-    from workloads.objectives.records import unpack
+    from workloads.record_format import unpack
 
     long = sum(len(unpack(words)[0]) > room for words in map(read, read.longer_than(room)))
     if not long:

@@ -19,10 +19,10 @@ from orchestrator.checkpoint.identity import (
     TILES,
 )
 from orchestrator.checkpoint.manifest import VERIFIED
+from orchestrator.parallel.arithmetic import ARITHMETIC
 from orchestrator.parallel.layout import Layout
 from orchestrator.storage.row_line import Row
 from orchestrator.train.task import Task
-from orchestrator.train.training_progress import CHUNKS_HEAD, CUTS_ROWS
 
 CARRIED = (
     "last_evaluation_step",
@@ -30,8 +30,7 @@ CARRIED = (
     "best",
     "stale",
     "best_of",
-    CHUNKS_HEAD,
-    CUTS_ROWS,
+    ARITHMETIC,
     CONTINUED,
     VERIFIED,
 )

@@ -25,8 +25,7 @@ from workloads.errors import WorkloadError
 from workloads.model.generate import choose
 from workloads.model.masks import DECODER_REAL, REAL
 from workloads.model.processors import Change, change_of
-from workloads.model.transformer import IGNORED
-from workloads.workload import Batch, Sampling, Workload
+from workloads.workload import IGNORED, Batch, Sampling, Workload
 
 
 @dataclass(frozen=True)

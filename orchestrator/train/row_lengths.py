@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from orchestrator.data.samples.batches import slices
+from orchestrator.parallel.arithmetic import NEWEST, Arithmetic
 from orchestrator.parallel.layout import Layout
 from orchestrator.train.config import TrainSpec
 from workloads.model.dropout import KEYS
@@ -100,22 +102,37 @@ def lengths_of(
     return RowLengths(cuts=True, deals=adds_up and varies, multiple=multiple, parts=parts)
 
 
-def dealt(lengths: np.ndarray, micro_batch: int) -> np.ndarray:
+def dealt(lengths: np.ndarray, micro_batch: int, ranks: int, arithmetic: Arithmetic = NEWEST) -> np.ndarray:
     """Return the order in which samples form micro-batches, int64 [samples]: a permutation of their numbers.
 
-    Samples of about the same length share a micro-batch. Micro-batches follow each other in bit-reversed order of
-    length (0, 4, 2, 6, 1, 5, 3, 7), so that ranks, which take contiguous blocks, have about the same work. The
-    micro-batches do not depend on the number of ranks.
+    Samples of about the same length share a micro-batch, whatever the number of ranks. The micro-batches are dealt to
+    the ranks from the longest to the shortest, forwards and backwards in turns (0, 1, 1, 0, 0, 1, ...), so that ranks
+    have about the same work.
 
     Args:
         lengths: int64 [samples]; equal lengths keep their order.
         micro_batch: samples of a micro-batch; a divisor of their number.
+        ranks: size of the data axis, whose ranks take contiguous blocks as `slices` says.
+        arithmetic: the order in which the run adds numbers. Earlier versions put micro-batches in bit-reversed order
+            (0, 4, 2, 6, 1, 5, 3, 7), which gives the first of two ranks the longer one of each pair.
     """
     rows = np.argsort(-lengths, kind="stable").reshape(-1, micro_batch)
     rows.sort(axis=1)
-    bits = max(len(rows) - 1, 1).bit_length()
-    reversed_ = [int(f"{number:0{bits}b}"[::-1], 2) for number in range(len(rows))]
-    return rows[np.argsort(reversed_, kind="stable")].ravel()
+    if arithmetic < Arithmetic.LABELLED_TOKENS:
+        bits = max(len(rows) - 1, 1).bit_length()
+        reversed_ = [int(f"{number:0{bits}b}"[::-1], 2) for number in range(len(rows))]
+        return rows[np.argsort(reversed_, kind="stable")].ravel()
+    room = [len(slices(0, len(lengths), rank, ranks, micro_batch)) for rank in range(ranks)]
+    blocks: list[list[int]] = [[] for _ in room]
+    turn: list[int] = []
+    for number in range(len(rows)):
+        if not turn:
+            turn = [rank for rank in range(ranks) if len(blocks[rank]) < room[rank]]
+            # The ranks with room differ only in the last round.
+            if len(blocks[turn[0]]) % 2:
+                turn.reverse()
+        blocks[turn.pop(0)].append(number)
+    return rows[[number for block in blocks for number in block]].ravel()
 
 
 def shortened_rows(batch: Batch, multiple: int = 1, parts: int = 1) -> Batch:

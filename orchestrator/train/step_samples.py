@@ -15,6 +15,7 @@ from orchestrator.data.samples.mixture.passes import AnyOrder, is_long_enough
 from orchestrator.data.samples.own_samples import OwnBatches
 from orchestrator.data.samples.receipt import add
 from orchestrator.data.samples.skips import start_of
+from orchestrator.parallel.arithmetic import Arithmetic
 from orchestrator.parallel.layout import Layout
 from orchestrator.train.config import TrainSpec
 from orchestrator.train.engines.engine import Engine
@@ -128,7 +129,7 @@ class StepReader:
         self._origin = origin
         self._pinned = pinned
         self._rollouts = rollouts
-        self._lengths = lengths if origin.cuts_rows else WHOLE
+        self._lengths = lengths if origin.arithmetic >= Arithmetic.CUT_ROWS else WHOLE
 
     @property
     def ahead(self) -> int:
@@ -194,7 +195,9 @@ class StepReader:
         positions = np.arange(start, start + size)
         if self._lengths.deals:
             assert isinstance(self._batches, Batches)  # own samples have no known lengths
-            positions = positions[dealt(self._batches.lengths(positions), self._layout.micro_batch)]
+            lengths = self._batches.lengths(positions)
+            order = dealt(lengths, self._layout.micro_batch, self._layout.dp, self._origin.arithmetic)
+            positions = positions[order]
         return [positions[first : first + count] for first, count in mine]
 
     def _share(self, batches: list[Batch], step: int) -> float:

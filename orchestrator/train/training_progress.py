@@ -16,11 +16,10 @@ from orchestrator.data.samples.receipt import START, roll
 from orchestrator.data.samples.skips import Skip, lr_factor, merged, start_of
 from orchestrator.evaluate.config import StopWhen
 from orchestrator.optim.learning_rate import learning_rate
+from orchestrator.parallel.arithmetic import NEWEST, Arithmetic
 from orchestrator.train.config import StabilitySpec, TrainSpec
 from orchestrator.train.instability import check_stable, watched_answers
 
-CHUNKS_HEAD = "chunks_head"
-CUTS_ROWS = "cuts_rows"
 """Keys of a commit's meta; see `TrainingProgress`."""
 
 
@@ -41,10 +40,7 @@ class TrainingProgress:
         stale: evaluations since the best value.
         best_of: name of that metric; empty before the first evaluation and in commits of earlier versions. A resumed
             job may name another metric, whose values must not be compared with it.
-        chunks_head: whether heads compute the loss in chunks of tokens. Earlier versions did not, and their sums have
-            other bits.
-        cuts_rows: whether rows are cut and dealt by length, see `orchestrator.train.row_lengths`. Earlier versions did
-            not.
+        arithmetic: in which order steps add numbers.
         continued_from: the commit of another run that this run continues, see `checkpoint.identity.CONTINUED`.
         verified: the last step that another rank has computed too, with equal results; 0 before the first.
     """
@@ -60,8 +56,7 @@ class TrainingProgress:
     best: float | None = None
     stale: int = 0
     best_of: str = ""
-    chunks_head: bool = True
-    cuts_rows: bool = True
+    arithmetic: Arithmetic = NEWEST
     continued_from: Mapping[str, Any] | None = None
     verified: int = 0
 
@@ -98,8 +93,7 @@ class TrainingProgress:
             best=meta.get("best") if comparable else None,
             stale=meta.get("stale", 0) if comparable else 0,
             best_of=meta.get("best_of", ""),
-            chunks_head=meta.get(CHUNKS_HEAD, False),
-            cuts_rows=meta.get(CUTS_ROWS, False),
+            arithmetic=Arithmetic.of_meta(meta),
             continued_from=meta.get(CONTINUED),
             verified=meta.get(VERIFIED, 0),
         )

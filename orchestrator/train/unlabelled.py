@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from workloads.model.masks import DECODER_REAL, REAL
-from workloads.model.transformer import IGNORED
 from workloads.own.rows import COUNTED
-from workloads.workload import Batch
+from workloads.workload import IGNORED, Batch
 
 ROUTED = ((REAL, "tokens", "padding"), (DECODER_REAL, "decoder_tokens", "decoder_padding"))
 """Names of a batch's entries: the mask of routed tokens, the tokens, and the mask of padding."""

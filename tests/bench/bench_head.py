@@ -18,6 +18,7 @@ import torch
 from cluster.workers.process_gang import ProcessGang
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.config.spec import parse
+from orchestrator.parallel.arithmetic import NEWEST, Arithmetic
 from orchestrator.parallel.device import close_device, open_device
 from orchestrator.parallel.layout import Layout
 from orchestrator.train.engines.torch_engine import TorchEngine
@@ -59,7 +60,7 @@ def measure(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     modes = [config["memory"]] * 3 if config["memory"] is not None else [True, False] * (ROUNDS + 1)
     seconds = []
     for chunks in modes:
-        engine.passes.losses.chunks_head = chunks
+        engine.passes.losses.arithmetic = NEWEST if chunks else Arithmetic.WHOLE
         began = time.perf_counter()
         engine.train_step([{"tokens": ids, "labels": ids}], 1e-4)
         seconds.append(time.perf_counter() - began)

@@ -79,12 +79,13 @@ def _bare(folder: Path, path: Path) -> float:
     """The task of the last orchestrated run, in a fresh run directory, under torchrun."""
     from orchestrator.config.paths import resolve_paths
     from orchestrator.config.spec import load
+    from orchestrator.launch import preflight_cache
     from orchestrator.train.task import Task
 
     plan = json.loads((folder / "runs/overhead/plan.json").read_text())["chosen"]
     plan.pop("text")
     spec = resolve_paths(load(path), folder)
-    data = next((folder / "runs/_data").iterdir())
+    data = next(path for path in (folder / "runs/_data").iterdir() if path.name != preflight_cache.FOLDER)
     bare = folder / "bare"
     shutil.rmtree(bare, ignore_errors=True)
     bare.mkdir()
@@ -94,7 +95,7 @@ def _bare(folder: Path, path: Path) -> float:
     script = Path(__file__).with_name("torchrun_rank.py")
     words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
     words += [str(script), str(folder / "task.json"), str(bare / "metrics.jsonl")]
-    subprocess.run([sys.executable, *words], cwd=folder, check=True, capture_output=True)
+    subprocess.run([sys.executable, *words], cwd=folder, check=True, stdout=subprocess.DEVNULL)
     return _step_seconds(bare / "metrics.jsonl")
 
 

@@ -297,14 +297,15 @@ def recovery(bench: Bench, peer: str, kind: str) -> Recovery:
             at, last = _struck(case), FAULT_STEP - 1
 
         def resumed() -> float:
-            later = [when for (a, step), when in list(case.seen.items()) if a > 1 and step == last + 1]
+            # A node takes its last rows along, so the first new step may be later than the one after the last row.
+            later = [when for (a, step), when in list(case.seen.items()) if a > 1 and step > last]
             return min(later, default=0.0)
 
         when = case.wait(resumed, bound)
         if not when and case.process.poll() is not None:
             print(f"{peer} ended with {case.process.poll()}: {_log_tail(bench)}", file=sys.stderr)
         again = [step for a, step in case.seen if a > 1]
-        return Recovery(when - at if when else None, last + 1 - min(again) if again else None)
+        return Recovery(when - at if when else None, max(last + 1 - min(again), 0) if again else None)
 
 
 def _struck(case: Case) -> float:

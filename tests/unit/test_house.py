@@ -47,7 +47,16 @@ ROOMS = {
     ],
     "cluster": ["workers", "local", "remote", "jobs"],
     "workloads": [
-        *("errors", "predicted", "model", "adapters", "own.object_reference", "objectives", "plain_module"),
+        *(
+            "errors",
+            "record_format",
+            "predicted",
+            "model",
+            "adapters",
+            "own.object_reference",
+            "objectives",
+            "plain_module",
+        ),
         *("hf.tables", "hf.files", "own"),
         *(
             "hf.as_they_are",
@@ -82,6 +91,7 @@ LIGHT = {
     "orchestrator.storage.run_directory": ("torch", "ray", "transformers", "mlflow"),
     "orchestrator.train.task": ("torch", "ray", "transformers", "mlflow"),
     "orchestrator.checkpoint.commit_store": ("torch", "ray", "transformers", "mlflow"),
+    "orchestrator.data.prepare.records": ("torch", "ray", "transformers", "mlflow"),
     "cluster.workers.gang": ("torch", "ray"),
     "cluster.workers.worker_context": ("torch", "ray"),
     "cluster.workers.rank_process": ("torch", "ray"),

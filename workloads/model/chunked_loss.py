@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from workloads.workload import Loss
+from workloads.workload import IGNORED, Loss
 
 
 def unweighed(total: Tensor) -> Tensor:
@@ -33,12 +33,13 @@ class ChunkedLoss:
 
     `of_tokens` maps logits [1, n, vocabulary] and labels [1, n] to sums, like `losses.token_loss`. `weighed` maps the
     summed loss to the value that is differentiated, which keeps the gradients in the usual range of a low-precision
-    dtype.
+    dtype. With `leaves_out`, tokens without a label take no part, which is quicker where prompts or padding have none.
     """
 
     of_tokens: Callable[[Tensor, Tensor], Loss]
     tokens: int
     weighed: Callable[[Tensor], Tensor] = unweighed
+    leaves_out: bool = False
 
     def __call__(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
@@ -49,8 +50,12 @@ class ChunkedLoss:
         hidden [.., size], weight [vocabulary, size], bias [vocabulary], labels int64 [..]. All results are fp32
         scalars.
         """
+        hidden, labels = hidden.flatten(0, -2), labels.flatten()
+        if self.leaves_out:
+            has_label = labels != IGNORED
+            hidden, labels = hidden[has_label], labels[has_label]
         found: tuple[Tensor, ...] = _Chunked.apply(
-            hidden.flatten(0, -2), weight, bias, labels.flatten(), _Pass(self, torch.is_grad_enabled())
+            hidden, weight, bias, labels, _Pass(self, torch.is_grad_enabled())
         )
         return found
 

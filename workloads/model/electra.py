@@ -14,8 +14,8 @@ from workloads.model.embeddings import Embeddings, batch_positions
 from workloads.model.heads import DiscriminatorHead, MaskedHead
 from workloads.model.layers import embedding
 from workloads.model.masks import self_mask
-from workloads.model.transformer import IGNORED, make_layers, projection, run_layers
-from workloads.workload import Batch
+from workloads.model.transformer import make_layers, projection, run_layers
+from workloads.workload import IGNORED, Batch
 
 
 class ElectraOutput(NamedTuple):

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from workloads.model.electra import ElectraOutput
-from workloads.model.transformer import IGNORED, LABEL_WEIGHTS, Output
-from workloads.workload import Batch, Loss
+from workloads.model.transformer import LABEL_WEIGHTS, Output
+from workloads.workload import IGNORED, Batch, Loss
 
 
 class Headed(Protocol):

@@ -36,6 +36,7 @@ class CausalLM(SampledObjective):
     overlap: ClassVar[int] = 1
     partial: ClassVar[bool] = True
     framed: ClassVar[bool] = True
+    predicts_every_token: ClassVar[bool] = True
     documents: str = choice("pack", "isolate")
 
     def window(self, sequence_length: int) -> int:

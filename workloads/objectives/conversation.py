@@ -9,9 +9,9 @@ import numpy as np
 from workloads.model.masks import SEGMENTS
 from workloads.objectives.causal_lm import positions_in
 from workloads.objectives.options import choice
-from workloads.objectives.records import CLOSE, MARK, from_end
 from workloads.objectives.sampled import IGNORE, Read, Sample, SampledObjective
 from workloads.objectives.spans import padded
+from workloads.record_format import CLOSE, MARK, from_end
 from workloads.workload import Reading
 
 

@@ -25,9 +25,9 @@ from workloads.model.heads import ANSWER_ENDS
 from workloads.model.masks import SEGMENTS
 from workloads.objectives.causal_lm import positions_in
 from workloads.objectives.options import at_least, choice, fraction_or_zero
-from workloads.objectives.records import MARK, from_end, unpack
 from workloads.objectives.sampled import IGNORE, Read, Sample, SampledObjective
 from workloads.objectives.spans import padded
+from workloads.record_format import MARK, from_end, unpack
 from workloads.workload import Batch, Loss, Objective
 
 REFERENCE, BASELINE = "reference", "baseline"

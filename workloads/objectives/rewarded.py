@@ -31,9 +31,9 @@ from torch import Tensor
 
 from workloads.objectives.options import at_least, choice
 from workloads.objectives.preferences import preference_loss
-from workloads.objectives.records import from_end, unpack
 from workloads.objectives.sampled import IGNORE, Read, Sample, SampledObjective
 from workloads.objectives.spans import padded
+from workloads.record_format import from_end, unpack
 from workloads.workload import Batch, Loss, Objective
 
 ADVANTAGE = "advantage"

@@ -75,6 +75,9 @@ class SampledObjective(ABC):
     objectives add tokens around a text themselves, if any.
     """
 
+    predicts_every_token: ClassVar[bool] = False
+    """Whether about every token has a label, so that it is not worth finding those without one."""
+
     compares: ClassVar[bool] = False
     """Whether a sample is two answers, see `workloads.objectives.preferences`. Then `compare` is its loss."""
 

@@ -21,10 +21,10 @@ from torch import Tensor
 from workloads.errors import WorkloadError
 from workloads.model.transformer import LABEL_WEIGHTS
 from workloads.objectives.options import BALANCED, at_least, choice, weights_of_labels
-from workloads.objectives.records import from_bits, unpack
 from workloads.objectives.sampled import IGNORE, SHORTEST, Read, Sample, SampledObjective
 from workloads.objectives.seq2seq import source_and_target
 from workloads.objectives.spans import padded
+from workloads.record_format import from_bits, unpack
 from workloads.workload import COUNTED, Frame
 
 MULTI_LABEL = "multi_label_classification"

@@ -16,7 +16,7 @@ from orchestrator.data.prepare.messages import Message, check_answers, check_wri
 from orchestrator.data.prepare.predicted_answers import written
 from orchestrator.data.sources.repair import is_unicode
 from orchestrator.data.store.manifest import RECORDS_FORMAT
-from workloads.objectives.records import MARK
+from workloads.record_format import MARK
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Convert table rows to the records of an objective; see `workloads.objectives.records` for the formats."""
+"""Convert table rows to the records of an objective; see `workloads.record_format` for the formats."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from orchestrator.data.sources.rejected import Rejected, Unfit
 from orchestrator.data.sources.repair import is_unicode
 from orchestrator.data.sources.rows import rows
 from orchestrator.data.store.manifest import RECORDS_FORMAT
-from workloads.objectives.records import pack, to_bits
+from workloads.record_format import pack, to_bits
 
 
 @dataclass(frozen=True)

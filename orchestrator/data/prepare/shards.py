@@ -300,7 +300,7 @@ def _records(part: Part, written: TokenFormat, kind: RecordKind, text: str) -> _
     """Return the records of a part as its documents, each with a closing word."""
     # These import torch, which text does not need. It would cost every worker a second and 200 MiB.
     from orchestrator.data.prepare.records import records_of
-    from workloads.objectives.records import CLOSE
+    from workloads.record_format import CLOSE
 
     words_of: list[np.ndarray] = []
     ends: list[int] = []

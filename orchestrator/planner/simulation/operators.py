@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from orchestrator.parallel.engine_rules import HEAD_TOKENS
+from orchestrator.parallel.arithmetic import HEAD_TOKENS
 from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.device import Machine
 from orchestrator.planner.simulation.collectives import Group

@@ -12,10 +12,9 @@ from orchestrator.data.config import DataSpec
 from orchestrator.data.samples.own_samples import first_samples
 from workloads.model.dropout import KEYS, row_keys
 from workloads.model.masks import REAL, SEGMENTS
-from workloads.model.transformer import IGNORED
-from workloads.objectives.records import MARK, pack, to_bits
 from workloads.objectives.rewarded import ADVANTAGE, COUNTED, DRAWN, WEIGHT
-from workloads.workload import Batch, Workload
+from workloads.record_format import MARK, pack, to_bits
+from workloads.workload import IGNORED, Batch, Workload
 
 ENDLESS = 2**40
 """Number of samples of the made-up corpus."""

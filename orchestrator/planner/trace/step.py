@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from orchestrator.checkpoint.shared_memory import room_for
 from orchestrator.config.errors import InputError
 from orchestrator.data.config import DataSpec
+from orchestrator.parallel.arithmetic import HEAD_TOKENS
 from orchestrator.parallel.device import COMPUTE, Device
-from orchestrator.parallel.engine_rules import HEAD_TOKENS
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.offload import Offload
 from orchestrator.planner.step_trace import CATEGORIES, Memory, NotTraced, StepTrace

@@ -25,9 +25,8 @@ from orchestrator.train.distillation.config import LogitsSpec
 from orchestrator.train.distillation.teacher import PlacedTop
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.eval_sharding import compute_passes, shares
-from workloads.model.transformer import IGNORED
 from workloads.objectives.distillation import STORED
-from workloads.workload import Batch, Workload
+from workloads.workload import IGNORED, Batch, Workload
 
 
 class StoredLogits:

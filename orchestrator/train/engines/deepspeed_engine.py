@@ -25,7 +25,7 @@ from orchestrator.train.engines.deepspeed_setup import start_deepspeed
 from orchestrator.train.engines.engine import Metrics, StepCheck
 from orchestrator.train.engines.forward_passes import ForwardPasses
 from orchestrator.train.engines.loss_scale import LossScale
-from orchestrator.train.engines.losses import chunks_head_in, losses_of
+from orchestrator.train.engines.losses import arithmetic_in, losses_of
 from orchestrator.train.engines.model_buffers import ModelBuffers
 from workloads.workload import Batch, Workload
 
@@ -186,7 +186,7 @@ class DeepSpeedEngine:
         self._partitions.restore(reader)
         self._buffers.restore(reader)
         self._scale.load(reader)
-        self.losses.chunks_head = chunks_head_in(reader)
+        self.losses.arithmetic = arithmetic_in(reader)
 
     def close(self) -> None:
         """See `Engine.close`."""

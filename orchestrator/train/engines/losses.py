@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from orchestrator.checkpoint.reader import Reader
+from orchestrator.parallel.arithmetic import Arithmetic
 from orchestrator.parallel.device import Device
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.losses import StepLosses
 from orchestrator.parallel.mesh import Mesh
 from orchestrator.train.engines.config import EngineConfig
-from orchestrator.train.training_progress import CHUNKS_HEAD
 from workloads.workload import Workload
 
 
@@ -39,8 +39,6 @@ def losses_of(
     )
 
 
-def chunks_head_in(reader: Reader) -> bool:
-    """Return whether the run of a commit may compute the head's loss in chunks. Runs of earlier versions may not: the
-    sums have other bits.
-    """
-    return bool(reader.manifest.meta.get(CHUNKS_HEAD, False))
+def arithmetic_in(reader: Reader) -> Arithmetic:
+    """Return the order in which the run of a commit adds numbers."""
+    return Arithmetic.of_meta(reader.manifest.meta)

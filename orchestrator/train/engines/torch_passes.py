@@ -21,7 +21,7 @@ from orchestrator.train.distillation.teacher import Teacher
 from orchestrator.train.engines.config import EngineConfig
 from orchestrator.train.engines.forward_passes import ForwardPasses
 from orchestrator.train.engines.loss_scale import LossScale
-from orchestrator.train.engines.losses import chunks_head_in, losses_of
+from orchestrator.train.engines.losses import arithmetic_in, losses_of
 from workloads.workload import Batch, Workload
 
 
@@ -143,7 +143,7 @@ class TorchPasses:
     def load(self, reader: Reader) -> None:
         """Load from a commit what passes depend on."""
         self.scale.load(reader)
-        self.losses.chunks_head = chunks_head_in(reader)
+        self.losses.arithmetic = arithmetic_in(reader)
 
     def _taught(self, micro_batches: Sequence[Batch]) -> Sequence[Batch]:
         """Return the micro-batches with the teacher's outputs for them, if this rank has a teacher."""

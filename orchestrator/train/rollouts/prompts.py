@@ -11,8 +11,8 @@ import numpy as np
 from orchestrator.data.samples import receipt
 from orchestrator.data.samples.batches import Batches
 from orchestrator.data.samples.sample_reader import SampleReader
-from workloads.objectives.records import unpack
 from workloads.objectives.rewarded import Rewarded, kept_prompt
+from workloads.record_format import unpack
 
 
 class Prompt(NamedTuple):

@@ -17,6 +17,7 @@ from orchestrator.checkpoint.commit_store import Store
 from orchestrator.config.records import COLUMNS, PREFERENCES, REFERENCED, REWARDED
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.data.samples.batches import slices
+from orchestrator.parallel.arithmetic import ARITHMETIC, NEWEST
 from orchestrator.parallel.device import COMPUTE, Device, close_device, open_device
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import gather_json
@@ -24,14 +25,13 @@ from orchestrator.resolve.resolved_job import adapter_of
 from orchestrator.resolve.teacher import compared
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.engines.make import make_engine
-from orchestrator.train.training_progress import CHUNKS_HEAD
 from orchestrator.train.unlabelled import filled_up
 from workloads.adapters.frozen import frozen_by
 from workloads.load import load
 from workloads.model.dropout import KEYS, row_keys
 from workloads.objectives.preferences import means
-from workloads.objectives.records import CLOSE, MARK, pack, to_bits
 from workloads.objectives.rewarded import ADVANTAGE, COUNTED, PER_TOKEN, REFERENCE_TOKENS, SAMPLED, WEIGHT
+from workloads.record_format import CLOSE, MARK, pack, to_bits
 from workloads.workload import Batch, Vocabulary, Workload
 
 SIZE, LENGTH = 160, 16
@@ -239,7 +239,7 @@ def commit(engine: Engine, uri: str, step: int) -> None:
     records = gather_json(store.write_shard(step, dist.get_rank(), engine.state()))
     if dist.get_rank() == 0:
         store.publish(
-            step, [r for part in records for r in part], {"position": 0, "receipt": "", CHUNKS_HEAD: True}
+            step, [r for part in records for r in part], {"position": 0, "receipt": "", ARITHMETIC: NEWEST}
         )
     dist.barrier()
 

@@ -10,8 +10,8 @@ import torch
 from workloads.hf.as_they_are.workload import HuggingFaceWorkload
 from workloads.hf.check.visibility import LENGTH
 from workloads.objectives.preferences import BASELINE, REFERENCE
-from workloads.objectives.records import CLOSE, MARK, pack, to_bits
 from workloads.objectives.samples import Samples
+from workloads.record_format import CLOSE, MARK, pack, to_bits
 from workloads.workload import Batch, Objective, Vocabulary
 
 DOCUMENT = 8

@@ -18,8 +18,8 @@ from orchestrator.evaluate.samples import continue_prompts
 from orchestrator.resolve.prompts import framed as prompt_row
 from workloads.errors import WorkloadError
 from workloads.load import load
-from workloads.objectives.records import pack
 from workloads.objectives.samples import Samples
+from workloads.record_format import pack
 from workloads.workload import Frame, Sampling, Vocabulary
 
 SIZE = 400

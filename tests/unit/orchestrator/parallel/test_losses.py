@@ -7,7 +7,7 @@ import torch
 
 from orchestrator.parallel.losses import _labels_in
 from workloads.model.losses import _span
-from workloads.model.transformer import IGNORED
+from workloads.workload import IGNORED
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from orchestrator.config.spec import parse
+from orchestrator.data.samples.batches import slices
+from orchestrator.parallel.arithmetic import NEWEST, Arithmetic
 from orchestrator.parallel.layout import Layout
 from orchestrator.train.row_lengths import WHOLE, dealt, lengths_of, shortened_rows
 from workloads import load
 from workloads.model.dropout import KEYS, row_keys
-from workloads.objectives.records import CLOSE, MARK, pack
 from workloads.objectives.samples import Samples
+from workloads.record_format import CLOSE, MARK, pack
 from workloads.workload import Batch, Vocabulary
 
 LENGTH = 24
@@ -65,7 +67,10 @@ def test_shorter_rows_in_another_order_have_the_same_loss_and_gradient(objective
     model.load_state_dict({name: workload.initial(name, 0) for name in workload.shapes})
     read = Samples(RECORDS[objective][1], 8)
     found = []
-    for order, cut in ((np.arange(8), False), (dealt(np.array([len(read(n)) for n in range(8)]), 2), True)):
+    for order, cut in (
+        (np.arange(8), False),
+        (dealt(np.array([len(read(n)) for n in range(8)]), 2, 1), True),
+    ):
         model.zero_grad()
         total = used = 0.0
         for rows in order.reshape(4, 2).tolist():
@@ -85,17 +90,36 @@ def test_shorter_rows_in_another_order_have_the_same_loss_and_gradient(objective
         torch.testing.assert_close(others[name], gradient, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(("samples", "micro_batch"), [(16, 2), (24, 4), (6, 1), (5, 5)])
-def test_micro_batches_are_of_like_length_and_ranks_of_like_work(samples: int, micro_batch: int) -> None:
+@pytest.mark.parametrize("arithmetic", [Arithmetic.CUT_ROWS, NEWEST])
+@pytest.mark.parametrize(
+    ("samples", "micro_batch", "ranks"), [(16, 2, 2), (24, 4, 3), (6, 1, 6), (5, 5, 1), (8, 1, 3)]
+)
+def test_micro_batches_are_of_like_length_whatever_the_ranks(
+    samples: int, micro_batch: int, ranks: int, arithmetic: Arithmetic
+) -> None:
     lengths = np.random.default_rng(samples).integers(1, 100, samples)
-    order = dealt(lengths, micro_batch)
+    order = dealt(lengths, micro_batch, ranks, arithmetic)
     assert sorted(order.tolist()) == list(range(samples))
     rows = lengths[order].reshape(-1, micro_batch)
     by_length = rows[np.argsort(-rows.max(1), kind="stable")]
     assert (by_length[:-1].min(1) >= by_length[1:].max(1)).all()
-    if len(rows) % 4 == 0:
-        work = rows.max(1).reshape(2, -1).sum(1)
-        assert abs(work[0] - work[1]) <= rows.max() - rows.max(1).min()
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "ranks", "work"),
+    [(8, 2, [18, 18]), (8, 4, [9, 9, 9, 9]), (4, 3, [4, 3, 3]), (9, 3, [16, 15, 14])],
+)
+def test_ranks_have_like_work(micro_batches: int, ranks: int, work: list[int]) -> None:
+    """Micro-batches of lengths 1, 2, 3, ... in the blocks that ranks take."""
+    lengths = np.arange(1, micro_batches + 1)
+    found = lengths[dealt(lengths, 1, ranks)]
+    blocks = [slices(0, micro_batches, rank, ranks, 1) for rank in range(ranks)]
+    assert [sum(found[first] for first, _ in block) for block in blocks] == work
+
+
+def test_a_run_that_began_with_bit_reversed_order_keeps_it() -> None:
+    order = dealt(np.arange(8, 0, -1), 1, 2, Arithmetic.CUT_ROWS)
+    assert order.tolist() == [0, 4, 2, 6, 1, 5, 3, 7]
 
 
 def test_rows_stay_whole_where_shapes_or_bits_must_not_change() -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
 
 from orchestrator.checkpoint.evaluations import MEASURED
 from orchestrator.evaluate.config import StopWhen
+from orchestrator.parallel.arithmetic import ARITHMETIC, NEWEST, Arithmetic
 from orchestrator.train.commit_meta import CARRIED
-from orchestrator.train.training_progress import CHUNKS_HEAD, CUTS_ROWS, TrainingProgress
+from orchestrator.train.training_progress import TrainingProgress
 
 
 def after(values: list[float], stop_when: StopWhen) -> list[bool]:
@@ -100,14 +102,19 @@ def test_a_value_over_other_text_is_no_bound_for_what_follows() -> None:
     assert TrainingProgress.of_commit(4, 0, "", {**meta, MEASURED: None}, [], whole).best == 1.0
 
 
-@pytest.mark.parametrize("key", [CHUNKS_HEAD, CUTS_ROWS])
-def test_a_run_that_began_with_whole_logits_and_rows_keeps_them(key: str) -> None:
-    """Their sums have other bits than those of chunks and of shorter rows."""
-    before: dict[str, Any] = {"tokens": 7}
-    assert not getattr(TrainingProgress.of_commit(1, 8, "", before, ()), key)
-    assert getattr(TrainingProgress(), key)
-    now = before | {key: dataclasses.asdict(TrainingProgress())[key]}
-    assert getattr(TrainingProgress.of_commit(1, 8, "", now, ()), key)
+@pytest.mark.parametrize(
+    ("meta", "arithmetic"),
+    [
+        ({}, Arithmetic.WHOLE),
+        ({"chunks_head": True}, Arithmetic.CHUNKED_HEAD),
+        ({"chunks_head": True, "cuts_rows": True}, Arithmetic.CUT_ROWS),
+        ({ARITHMETIC: json.loads(json.dumps(NEWEST))}, NEWEST),
+    ],
+)
+def test_a_run_adds_in_the_order_that_it_began_with(meta: dict[str, Any], arithmetic: Arithmetic) -> None:
+    """Another order gives sums with other bits."""
+    assert TrainingProgress.of_commit(1, 8, "", {"tokens": 7, **meta}, ()).arithmetic is arithmetic
+    assert TrainingProgress().arithmetic is NEWEST
 
 
 def test_what_was_not_verified_so_far_is_taken_as_sound() -> None:

@@ -44,7 +44,7 @@ def batch_of(pair: bool) -> Batch:
 
 
 def step(
-    name: str, at_once: int | None, z: float = 0.0, bf16: bool = False
+    name: str, at_once: int | None, z: float = 0.0, bf16: bool = False, leaves_out: bool = False
 ) -> tuple[Loss, dict[str, Tensor]]:
     """The loss and its gradients, with logits of `at_once` tokens or of all."""
     model, changes = MODELS[name]
@@ -54,7 +54,7 @@ def step(
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     batch, read = batch_of(config.architecture == "encoder-decoder"), of_tokens(z, True)
-    how = None if at_once is None else ChunkedLoss(read, at_once, lambda total: total / 24.0)
+    how = None if at_once is None else ChunkedLoss(read, at_once, lambda total: total / 24.0, leaves_out)
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         found = loss(config, network(batch, in_chunks=how), batch, read)
     (found.total / 24.0 + (0.0 if found.extra is None else found.extra)).backward()
@@ -72,9 +72,11 @@ def test_one_chunk_has_the_bits_of_whole_logits(name: str, z: float) -> None:
     assert all(torch.equal(gradients[n], wanted[n]) for n in wanted)
 
 
+@pytest.mark.parametrize("leaves_out", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_several_chunks_differ_by_the_order_of_sums(name: str) -> None:
-    (whole, wanted), (found, gradients) = step(name, None, 0.01), step(name, 5, 0.01)
+def test_several_chunks_differ_by_the_order_of_sums(name: str, leaves_out: bool) -> None:
+    (whole, wanted), (found, gradients) = step(name, None, 0.01), step(name, 5, 0.01, leaves_out=leaves_out)
+    assert torch.equal(found.count, whole.count)
     torch.testing.assert_close(found.total, whole.total, rtol=1e-6, atol=0)
     assert torch.equal(found.correct, whole.correct)
     for each, gradient in wanted.items():
@@ -98,6 +100,33 @@ def head(tied: bool = False) -> tuple[VocabularyProjection, Tensor, Tensor]:
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter)
     return made, torch.randn(2, LENGTH, 32).requires_grad_(), torch.randint(0, 97, (2, LENGTH))
+
+
+def test_tokens_without_a_label_have_no_logits() -> None:
+    made, hidden, labels = head()
+    labels[:, 5:] = -100
+    rows = []
+
+    def read(logits: Tensor, wanted: Tensor) -> Loss:
+        rows.append(logits.shape[1])
+        return of_tokens(0.0, False)(logits, wanted)
+
+    total, count = made(hidden, None, labels, ChunkedLoss(read, 4, leaves_out=True))
+    total.backward()
+    assert (rows, int(count)) == ([4, 4, 2], 10)
+    assert hidden.grad is not None
+    assert (hidden.grad[:, 5:] == 0).all()
+    assert (hidden.grad[:, :5] != 0).any(-1).all()
+
+
+def test_no_label_at_all_is_a_loss_of_zero() -> None:
+    made, hidden, labels = head()
+    total, count = made(
+        hidden, None, torch.full_like(labels, -100), ChunkedLoss(of_tokens(0.0, False), 4, leaves_out=True)
+    )
+    total.backward()
+    assert (total.item(), count.item()) == (0.0, 0.0)
+    assert all((parameter.grad == 0).all() for parameter in (hidden, *made.parameters()))
 
 
 def test_a_frozen_weight_has_no_gradient() -> None:

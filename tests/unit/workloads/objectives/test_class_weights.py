@@ -16,9 +16,9 @@ from orchestrator.config.errors import InputError
 from orchestrator.resolve.training_inputs import _weighed
 from workloads.errors import WorkloadError
 from workloads.load import load
-from workloads.objectives.records import pack
 from workloads.objectives.samples import Samples
 from workloads.objectives.supervised import balanced
+from workloads.record_format import pack
 from workloads.workload import Vocabulary
 
 KNOWN = Vocabulary(60, eos=2, pad=3, cls=1, sep=2)

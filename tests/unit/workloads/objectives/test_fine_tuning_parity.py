@@ -16,8 +16,8 @@ from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.learning_rate import learning_rate
 from workloads.load import load
 from workloads.model.masks import attends
-from workloads.objectives.records import CLOSE, MARK, pack, to_bits
 from workloads.objectives.samples import Samples
+from workloads.record_format import CLOSE, MARK, pack, to_bits
 from workloads.transformer_workload import TransformerWorkload
 from workloads.workload import Batch, Vocabulary
 

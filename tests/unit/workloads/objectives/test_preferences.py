@@ -15,8 +15,8 @@ from workloads.load import load
 from workloads.model.losses import token_loss
 from workloads.model.masks import attends
 from workloads.objectives.preferences import comparable, kept, log_probabilities, means
-from workloads.objectives.records import MARK, pack
 from workloads.objectives.samples import Samples
+from workloads.record_format import MARK, pack
 from workloads.workload import Vocabulary
 
 KNOWN = Vocabulary(60, eos=2, pad=1, bos=0)

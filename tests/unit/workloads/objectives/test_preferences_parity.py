@@ -15,8 +15,8 @@ from datasets import Dataset
 from trl_models import KNOWN, LENGTH, SIZE, a_tokenizer, model_of
 
 from workloads.load import load
-from workloads.objectives.records import MARK, pack
 from workloads.objectives.samples import Samples
+from workloads.record_format import MARK, pack
 from workloads.transformer_workload import TransformerWorkload
 from workloads.workload import Batch
 

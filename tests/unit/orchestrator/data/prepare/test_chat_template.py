@@ -24,7 +24,7 @@ from orchestrator.data.prepare.chat_template import (
     templates_in,
 )
 from orchestrator.data.store.data_folder import DataFolder
-from workloads.objectives.records import MARK
+from workloads.record_format import MARK
 
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "adds", "parameters": {}}}]
 ARGUMENTS = {"a": 1, "b": 2}

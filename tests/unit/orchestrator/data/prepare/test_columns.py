@@ -27,7 +27,7 @@ from orchestrator.data.encoding.training import train_bytes
 from orchestrator.data.prepare.records import Record, RecordKind, records_of
 from orchestrator.data.sources.named_columns import check_columns
 from orchestrator.data.sources.rejected import Rejected
-from workloads.objectives.records import MARK, from_bits, unpack
+from workloads.record_format import MARK, from_bits, unpack
 
 KINDS = ("jsonl", "csv", "parquet", "arrow", "saved")
 TEMPLATE = (

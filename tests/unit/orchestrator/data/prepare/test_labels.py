@@ -21,7 +21,7 @@ from orchestrator.data.prepare.labels import Labels
 from orchestrator.data.prepare.records import RecordKind, records_of
 from orchestrator.data.prepare.rejections import notes, totals
 from orchestrator.data.sources.rejected import Rejected, Unfit
-from workloads.objectives.records import unpack
+from workloads.record_format import unpack
 
 STARS, SIGNS, TRUTHS = ("1", "2", "3", "4", "5"), ("-1", "0", "1"), ("true", "false")
 

@@ -20,7 +20,7 @@ from orchestrator.data.prepare.gather import gather
 from orchestrator.data.prepare.named_tokens import NamedTokens, notes, summed
 from orchestrator.data.prepare.records import RecordKind, records_of
 from orchestrator.data.store.data_folder import DataFolder
-from workloads.objectives.records import MARK, unpack
+from workloads.record_format import MARK, unpack
 
 BEGIN, END, TURN = "<|begin_of_text|>", "<|end_of_text|>", "<|reserved_0|>"
 RENDERED = f"{BEGIN}{TURN}user\nTwo and two?{TURN}assistant\nFour.{END}"

@@ -19,7 +19,7 @@ from trl_models import a_tokenizer, model_of
 from orchestrator.data.prepare.answers import Answers, unmarked
 from orchestrator.data.prepare.chat_template import CLOCK, Template, dated
 from orchestrator.data.prepare.predicted_answers import written
-from workloads.objectives.records import MARK
+from workloads.record_format import MARK
 
 FOLDER = Path(trl.__file__).parent / "chat_templates"
 PUBLIC = sorted(path.stem for path in FOLDER.glob("*.jinja") if not path.stem.endswith("_training"))

@@ -21,7 +21,7 @@ from orchestrator.data.prepare.fingerprint import chosen_tokenizer, fingerprint
 from orchestrator.data.prepare.prepare import prepare
 from orchestrator.data.prepare.records import RecordKind
 from orchestrator.data.store.tokens import Tokens
-from workloads.objectives.records import unpack
+from workloads.record_format import unpack
 
 KIND = RecordKind("sequence_classification", ("good", "bad"))
 FEATURES = {"info": {"features": {"label": {"names": ["bad", "good"], "_type": "ClassLabel"}}}}

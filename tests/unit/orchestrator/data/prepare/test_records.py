@@ -26,7 +26,7 @@ from orchestrator.data.prepare import records
 from orchestrator.data.prepare.chat_template import Template
 from orchestrator.data.prepare.records import Record, RecordKind, records_of
 from orchestrator.data.sources import lines
-from workloads.objectives.records import MARK, from_bits, unpack
+from workloads.record_format import MARK, from_bits, unpack
 
 WORDS = ["<|endoftext|>", "a", "good", "bad", "film", "is", "user", "assistant", ":", "|", "it", "[UNK]"]
 CHATML = (

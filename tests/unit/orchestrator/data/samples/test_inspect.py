@@ -7,7 +7,7 @@ import numpy as np
 from orchestrator.data.samples.inspect import answers_apart, documents_cut, plain, spots
 from orchestrator.data.store.tokens import Tokens
 from workloads.load import load
-from workloads.objectives.records import MARK, pack
+from workloads.record_format import MARK, pack
 from workloads.workload import Batch, Reading, Vocabulary
 
 ASKED, GOOD, BAD = [1, 2], [3 | MARK, 4 | MARK], [5 | MARK]

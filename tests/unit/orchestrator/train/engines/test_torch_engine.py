@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from rendezvous import recorded
 
+from orchestrator.parallel.arithmetic import NEWEST, Arithmetic
 from orchestrator.parallel.device import Device
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import agree
@@ -51,6 +52,33 @@ def test_a_held_reference_gives_the_steps_of_a_given_one(objective: str) -> None
     assert seen["held"][0] == seen["precomputed"][0]
     assert seen["held"][1] == seen["precomputed"][1]
     assert torch.equal(seen["held"][2], seen["precomputed"][2])
+
+
+@pytest.mark.parametrize(("objective", "leaves_out"), [("conversation", True), ("causal_lm", False)])
+def test_tokens_without_a_label_are_left_out_where_many_have_none(objective: str, leaves_out: bool) -> None:
+    """Unless the run began before that was so. It changes the order in which the loss is added, and nothing else."""
+    from rank_cases import job, micro_batches, workload_of
+
+    with recorded(0, 1):
+        group = dist.group.WORLD
+        assert group is not None
+        found, logits = [], []
+        for arithmetic in (NEWEST, Arithmetic.CUT_ROWS):
+            spec, layout = job({"model": "gpt-tiny", "objective": objective}), Layout(micro_batch=4)
+            workload = workload_of(spec)
+            device = Device(torch.device("cpu"), torch.float32, group)
+            engine = TorchEngine(spec.engine, workload, layout, device)
+            engine.initialise(3)
+            losses = engine.passes.losses
+            losses.arithmetic = arithmetic
+            batches = micro_batches(workload, spec, layout, 0)
+            chunked = losses.in_chunks(batches[0])
+            assert chunked is not None
+            logits.append(chunked.leaves_out)
+            found.append(engine.train_step(batches, 1e-2))
+    assert logits == [leaves_out, False]
+    assert found[0].loss == pytest.approx(found[1].loss, rel=1e-6)
+    assert found[0].grad_norm == pytest.approx(found[1].grad_norm, rel=1e-5)
 
 
 def test_a_step_has_no_mean_of_what_it_does_not_predict() -> None:

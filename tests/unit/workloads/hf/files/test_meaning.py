@@ -23,8 +23,8 @@ from workloads.hf.files.meaning import BY_INNER_BOS, BY_LAST_TOKEN, folder_meani
 from workloads.inference import with_weights
 from workloads.load import load
 from workloads.model.processors import APPLIED, not_applied
-from workloads.objectives.records import pack
 from workloads.objectives.samples import Samples
+from workloads.record_format import pack
 from workloads.workload import Frame, Sampling, Vocabulary, Workload
 
 SIZE, LENGTH = 97, 24

@@ -13,8 +13,8 @@ import transformers
 
 from workloads.inference import with_weights
 from workloads.load import load
-from workloads.objectives.records import MARK
 from workloads.objectives.samples import Samples
+from workloads.record_format import MARK
 from workloads.workload import Sampling, Vocabulary
 
 SIZE, LENGTH, ROOM = 97, 24, 8

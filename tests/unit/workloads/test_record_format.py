@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from workloads.objectives.records import MARK, from_end
+from workloads.record_format import MARK, from_end
 
 
 @pytest.mark.parametrize(
