@@ -223,9 +223,9 @@ def _footprint(
 
 def _predicted(plan: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the plan's values of the figures in `measured`; for steps the median, if the plan has it."""
-    given = (plan or {}).get("predicted") or {}
-    figures = {key: given.get(key) for key in ("step_seconds", "tokens_per_second", "memory_bytes")}
-    median = (given.get("step_seconds_quantiles") or {}).get("0.5")
+    predicted = (plan or {}).get("predicted") or {}
+    figures = {key: predicted.get(key) for key in ("step_seconds", "tokens_per_second", "memory_bytes")}
+    median = (predicted.get("step_seconds_quantiles") or {}).get("0.5")
     if median and figures["step_seconds"] and figures["tokens_per_second"]:
         figures["tokens_per_second"] *= figures["step_seconds"] / median
         figures["step_seconds"] = median
