@@ -32,6 +32,7 @@ PLACES = {
     "transformers": "huggingface/transformers",
     "verl": "verl-project/verl",
     "AReaL": "inclusionAI/AReaL",
+    "unsloth": "unslothai/unsloth",
 }
 """Where the threads of a repository are."""
 
@@ -128,8 +129,8 @@ ASKS = (
     Ask(
         "ray#64993",
         "At a hang, say which rank is the cause, with its collectives and the state of its GPU.",
-        "`orchestrator chaos JOB --fault stop@1:6`; then `profiles/hang-attempt-1/` and `logs/` of the run",
-        "dist/test_profile.py::test_a_gang_that_hangs_leaves_the_collectives_that_it_waits_in",
+        "`orchestrator chaos JOB --fault stop@1:6`; then `events.jsonl` and `profiles/hang-attempt-1/` of the run",
+        "dist/test_missing_rank.py::test_a_frozen_rank_of_eight_is_named",
         "NCCL's own service for hangs (RAS), and nvidia-smi's report",
     ),
     Ask(
@@ -368,7 +369,7 @@ ASKS = (
         "ray#58878",
         "Say why the workers of some machines take long to find each other.",
         "`orchestrator status RUN`, `orchestrator logs RUN`",
-        "unit/orchestrator/train/test_flight_record.py::test_the_ranks_that_others_wait_for_are_named",
+        "unit/orchestrator/controller/test_missing_ranks.py::test_missing_is_who_does_not_wait_while_others_do",
         "the cause in the network: which rank is silent or missing is said, and its node",
     ),
     Ask(
@@ -421,6 +422,33 @@ ASKS = (
         "--fault product@1:7`",
         "dist/test_verified_run.py::test_a_wrong_rank_leaves_no_bit_behind",
     ),
+    Ask(
+        "ray#41700",
+        "What a save that some ranks never finished leaves behind is no checkpoint, and no part of a later one.",
+        "`orchestrator chaos JOB --fault torn@6`",
+        f"{COMMITS}::test_a_late_writer_of_a_dead_attempt_changes_nothing",
+    ),
+    Ask(
+        "torchtitan#1210",
+        "Held-out loss while a model trains, under any parallelism, and lm-eval's tasks for its checkpoints.",
+        "`data: {validation: {share: 0.01}}` with `evaluate: {every: 200}`; `orchestrator evaluate RUN --tasks FILE`",
+        "dist/test_evaluation.py::test_every_layout_gives_the_same_numbers",
+        "diffusion models, and tasks on several ranks: one process answers them",
+    ),
+    Ask(
+        "torchtitan#4152",
+        "Saved checkpoints are evaluated by others while the trainer trains on.",
+        "`evaluate: {every: 200, where: beside}`",
+        "dist/test_evaluation_beside.py::test_the_bits_of_an_evaluation_in_the_gang",
+        "tasks of each checkpoint while the trainer trains on: held-out sets are evaluated then, tasks after the run",
+    ),
+    Ask(
+        "unsloth#2435",
+        "Fine-tune on several GPUs, an adapter too.",
+        "`resources: {workers: 2}` with `workload: {adapter: {kind: lora, rank: 16}}`",
+        "dist/train/test_adapters.py::test_an_adapter_is_the_same_under_every_layout",
+        "a trial on several GPUs: several processes on CPUs agree with one",
+    ),
 )
 
 NOT_HERE = {
@@ -430,9 +458,9 @@ NOT_HERE = {
 }
 """What is not here, and the threads that ask for it. They were read too."""
 UNREAD = (
-    "ray#65891, ray#63911, ray#64179, ray#64253, ray#55275, ray#41700, kuberay#4920, skypilot#8766, torchtitan#850, "
-    "torchtitan#1210, torchtitan#4152, Automodel#1592, pytorch/rfcs#108, transformers#41159, streaming#725, "
-    "levanter#391, LlamaFactory#10679, unsloth#4858, unsloth#2435, NeMo-RL#3297, miles#1295, llm-compressor#1754"
+    "ray#65891, ray#63911, ray#64179, ray#64253, ray#55275, kuberay#4920, skypilot#8766, torchtitan#850, "
+    "Automodel#1592, pytorch/rfcs#108, transformers#41159, streaming#725, "
+    "levanter#391, LlamaFactory#10679, unsloth#4858, NeMo-RL#3297, miles#1295, llm-compressor#1754"
 )
 """Threads of which nothing is claimed, since their text was not at hand."""
 

@@ -139,6 +139,16 @@ TOPICS: dict[str, tuple[Difference, ...]] = {
             "The same.",
             ("unit/workloads/objectives/test_supervised.py::test_two_texts_are_cut_as_tokenizers_cuts_them",),
         ),
+        Difference(
+            "tokenizers",
+            "In every process, the WordPiece trainer numbers the letters inside of words in another order.",
+            "findings/letters_numbered_anew.sh",
+            "Equal texts give equal tokenizers in every process.",
+            (
+                "unit/orchestrator/data/encoding/test_training.py::"
+                "test_equal_texts_give_equal_tokenizers_in_every_process",
+            ),
+        ),
     ),
     "Pretrained folders": (
         Difference(
@@ -342,6 +352,24 @@ TOPICS: dict[str, tuple[Difference, ...]] = {
         ),
         Difference(
             "transformers",
+            "`label_smoothing_factor` smooths `eval_loss` too.",
+            "findings/smoothing_in_eval_loss.sh",
+            "Reported losses exclude smoothing, in training and in evaluations.",
+            (
+                "unit/orchestrator/train/engines/test_torch_engine.py::"
+                "test_groups_and_smoothed_labels_train_as_plain_torch_does",
+            ),
+        ),
+        Difference(
+            "transformers",
+            "`EarlyStoppingCallback` stores its count in each checkpoint, and a resume does not read it: patience "
+            "begins anew.",
+            "findings/patience_begins_anew.sh",
+            "Evaluations without a gain before a stop or a fault count.",
+            ("unit/orchestrator/train/test_training_progress.py::test_what_a_commit_says_goes_on",),
+        ),
+        Difference(
+            "transformers",
             "The last batch of an epoch is a step of its own, however few rows it has.",
             "transformers/trainer.py, get_train_dataloader",
             "Every step has the global batch: a batch may straddle epochs, and nothing is dropped.",
@@ -520,6 +548,18 @@ TOPICS: dict[str, tuple[Difference, ...]] = {
             "peft/tuners/tuners_utils.py",
             "Adapters are of layers alone: a pattern for the head is refused, and a merged export stays tied.",
             (f"{LORA}::test_a_merge_of_a_tied_head_moves_peft_s_embedding_and_a_head_is_refused_here",),
+        ),
+        Difference(
+            "peft",
+            "An adapter that begins as PiSSA or OLoRA takes its directions out of the base. Without the adapter the "
+            "model is then not the base, and DPO compares with it.",
+            "findings/reference_of_the_residual.sh",
+            "A and B begin as in LoRA's paper, so the model without an adapter is the base. `init_lora_weights` in a "
+            "job file is refused with the reason.",
+            (
+                "dist/test_preferences_run.py::test_an_adapter_is_compared_with_its_base",
+                f"{NAMES}::test_so_has_every_argument_of_trl_and_accelerate",
+            ),
         ),
         Difference(
             "peft",

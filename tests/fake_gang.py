@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.workers.gang import Bundle, GangStatus
+from cluster.workers.hang_report import HangReport
 from cluster.workers.rank_output import OutputTarget
 
 
@@ -42,6 +43,7 @@ class FakeGang:
         self._attempt: Attempt | None = None
         self._beats: Iterator[GangStatus] = iter(())
         self._last = GangStatus()
+        self._has_asked = False
 
     def capacity(self, bundle: Bundle, avoid: Set[str] = frozenset()) -> int:
         """See `Gang.capacity`."""
@@ -62,6 +64,7 @@ class FakeGang:
             raise TimeoutError(refusal)
         self._attempt = Attempt(world_size, config, ranks_per_group, frozenset(avoid))
         self._beats, self._last = self._script(self._attempt), GangStatus()
+        self._has_asked = False
 
     def prewarm(
         self, count: int, bundle: Bundle | None = None, target: str = "", avoid: Set[str] = frozenset()
@@ -86,6 +89,9 @@ class FakeGang:
             raise RuntimeError("this gang is not running")
         self._attempt.saved = saved
         self._last = next(self._beats, None) or dataclasses.replace(self._last, rows=(), at=time.monotonic())
+        if self._has_asked:
+            ranks = tuple(dataclasses.replace(rank, hang=HangReport()) for rank in self._last.ranks)
+            self._last = dataclasses.replace(self._last, ranks=ranks)
         return self._last
 
     def request_stop(self) -> None:
@@ -101,7 +107,8 @@ class FakeGang:
         return ""
 
     def print_stacks(self) -> None:
-        """See `Gang.print_stacks`."""
+        """See `Gang.print_stacks`: the ranks answer at once, and tell nothing."""
+        self._has_asked = True
 
     def stop(self) -> None:
         """See `Gang.stop`."""

@@ -215,8 +215,9 @@ def _report(gpus: int, dp: int, batch: int, cp: int, length: int, tflops: float)
     """A row of the Llama 3 report: 16 stages, TP 8, `batch` sequences a data-parallel rank."""
     shape = llama(405.9e9, 126, 16384, 128, 8, 53248, length)
     layout = Layout(
-        pp=16, dp=dp, cp=cp, tp=8, micro_batch=1, schedule="interleaved", sequence=True, zero=1, virtual=8
-    )
+        pp=16, dp=dp, cp=cp, tp=8, micro_batch=1, schedule="interleaved", sequence=True, zero=1, virtual=8,
+        first_less=1, last_less=1,
+    )  # fmt: skip
     work = 6.0 * 405.9e9 + 6.0 * 126 * 16384 * length
     seconds = work * batch * dp * length / (gpus * tflops * 1e12)
     program = Program(2, gather_width=2, gradient_width=4, carried_width=2, compiled=True)

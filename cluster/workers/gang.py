@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from cluster.workers.device_limits import DeviceLimits, limits_of
+from cluster.workers.hang_report import HangReport
 from cluster.workers.rank_output import OutputTarget
-from cluster.workers.worker_context import Work
+from cluster.workers.worker_context import Stage, Work
 
 RankState = Literal["starting", "running", "done", "failed", "dead"]
 End = Literal["raised", "exited", "starved", "lost", "silent", "still", "unplaced", "unknown"]
@@ -114,8 +115,17 @@ class RankStatus:
     """How many Python modules it has imported. An import may take longer than a step, on a slow file system."""
     work: Work | None = None
     """Its activity between two steps; None while it trains."""
+    stage: Stage = field(default_factory=Stage)
+    """What it was doing when it was last heard of."""
+    hang: HangReport | None = None
+    """Its answer to `Gang.print_stacks`; None before it has answered."""
     cause: Cause = UNKNOWN
     """How it ended."""
+
+    @property
+    def activity(self) -> str:
+        """What it was doing when it was last heard of, for people."""
+        return self.work.name if self.work else self.stage.name
 
 
 @dataclass(frozen=True)
@@ -257,7 +267,7 @@ class Gang(Protocol):
     def print_stacks(self) -> None:
         """Make the ranks print the Python stacks of their threads, which show where a gang hangs.
 
-        Also calls the `on_hang` of their contexts.
+        Also calls the `on_hang` of their contexts. Polls then show what the ranks answer, see `RankStatus.hang`.
         """
 
     def stop(self) -> None:

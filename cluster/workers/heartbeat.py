@@ -21,7 +21,8 @@ from typing import Any
 
 from cluster.workers.clock import wall
 from cluster.workers.gang import FINISHED, Cause, GangStatus, RankStatus
-from cluster.workers.worker_context import Work
+from cluster.workers.hang_report import HangReport
+from cluster.workers.worker_context import Stage, Work
 
 GAP_DECAY = 0.98
 """The factor by which each heartbeat reduces the remembered longest gap."""
@@ -223,7 +224,7 @@ class HeartbeatServer:
                     _send(other, {"port": self._port})
             if message.get("ended"):
                 _send(connection.socket, {"acknowledged": True})
-        if message.get("rows") or message.get("ended"):
+        if message.get("rows") or message.get("ended") or "hang" in message:
             self._changed.set()
         return True
 
@@ -254,6 +255,10 @@ def _status_fields(message: dict[str, Any], now: float) -> dict[str, Any]:
     fields = {name: message[name] for name in FIELDS if name in message}
     if "work" in message:
         fields["work"] = Work(**message["work"]) if message["work"] else None
+    if "stage" in message:
+        fields["stage"] = Stage(**message["stage"])
+    if "hang" in message:
+        fields["hang"] = HangReport.from_json(message["hang"])
     if "failed_ago" in message:
         fields |= {"failed_at": now - message["failed_ago"], "cause": Cause(**message["cause"])}
     return fields

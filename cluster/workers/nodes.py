@@ -84,6 +84,11 @@ def fitting_workers(resources: Mapping[str, float], labels: Mapping[str, str], b
 
 def free_workers(bundle: Bundle, avoid: Set[str]) -> int:
     """Return how many workers fit now, without draining nodes and those in `avoid` (ids or addresses)."""
+    return sum(workers for _, workers in free_by_node(bundle, avoid))
+
+
+def free_by_node(bundle: Bundle, avoid: Set[str]) -> list[tuple[str, int]]:
+    """Return the address of each node that `free_workers` counts, and how many workers fit on it."""
     avoided = avoid | draining()
     usable = (n for n in alive() if n.id not in avoided and n.address not in avoided)
-    return sum(fitting_workers(n.free, n.labels, bundle) for n in usable)
+    return [(n.address, fitting_workers(n.free, n.labels, bundle)) for n in usable]

@@ -22,6 +22,7 @@ from typing import Any
 
 from cluster.workers.clock import wall
 from cluster.workers.error_kind import cause_of
+from cluster.workers.hang_report import HangReport
 from cluster.workers.node_metrics import NodeMetrics
 from cluster.workers.rank_output import redirect
 from cluster.workers.worker_context import RankInfo, WorkerContext
@@ -97,7 +98,7 @@ class HeartbeatSender:
         self._context = context
         self._fields: dict[str, Any] = {"state": "starting"}
         self._sent = 0
-        self._last_changes: dict[str, Any] = {"modules": 0, "work": None}
+        self._last_changes: dict[str, Any] = {"modules": 0, "work": None, "stage": None}
         """The last values of the fields that are sent when they change."""
         self._readings: deque[dict[str, float]] = deque(maxlen=READINGS)
         self._ending = threading.Event()
@@ -163,7 +164,11 @@ class HeartbeatSender:
     def _changes(self) -> dict[str, Any]:
         """Return the fields that rarely change, where they differ from those sent before."""
         work = self._context.work
-        now = {"modules": len(sys.modules), "work": dataclasses.asdict(work) if work else None}
+        now = {
+            "modules": len(sys.modules),
+            "work": dataclasses.asdict(work) if work else None,
+            "stage": dataclasses.asdict(self._context.stage),
+        }
         changes = {name: value for name, value in now.items() if value != self._last_changes[name]}
         self._last_changes.update(changes)
         return changes
@@ -179,8 +184,8 @@ class HeartbeatSender:
                     self._context.request_stop()
                 if "profile" in message:
                     self._context.ask_profile(message["profile"])
-                if message.get("hangs") and self._context.on_hang is not None:
-                    threading.Thread(target=self._context.on_hang, name="on-hang", daemon=True).start()
+                if message.get("hangs"):
+                    threading.Thread(target=self._on_hang, name="on-hang", daemon=True).start()
                 if "port" in message:
                     self._context.set_store_port(message["port"])
                 if message.get("acknowledged"):
@@ -189,6 +194,17 @@ class HeartbeatSender:
         except OSError:
             pass
         os._exit(1)
+
+    def _on_hang(self) -> None:
+        """Tell the gang what this rank does; nothing if its program does not say."""
+
+        def send(report: HangReport) -> None:
+            self.report(hang=dataclasses.asdict(report))
+
+        if self._context.on_hang is None:
+            send(HangReport())
+        else:
+            self._context.on_hang(send)
 
     def _send(self, message: dict[str, Any]) -> None:
         self._socket.sendall(json.dumps(message).encode() + b"\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from typing import Any
 
 import ray
@@ -36,6 +36,8 @@ LAUNCH_TIMEOUT = 20.0
 """Seconds to wait until a prewarmed worker has started a rank, which takes milliseconds normally."""
 OUTPUT_TIMEOUT = 0.2
 """Seconds to wait for the output of a rank. Short, because a recovery waits for it."""
+NAMED = 8
+"""How many nodes a message names; it counts the rest."""
 NODE_CHECK_INTERVAL = 1.0
 """Seconds between two checks for nodes that are being drained."""
 
@@ -239,15 +241,26 @@ class RayGang:
             waited = time.monotonic() - started
             waiting = [pending for pending in self._pending if not pending.granted]
             if (waiting and waited > PLACEMENT_TIMEOUT) or waited > PLACEMENT_TIMEOUT + START_TIMEOUT:
+                late = self._late_text(waiting)
                 for pending in self._pending:
                     pending.release()
                 self._pending = []
                 problem = "no room for" if waiting else "the processes did not start for"
                 missing = groups - len(self._groups)
                 text = f"{problem} {missing} of {groups} groups of {self._group_spec.ranks} workers"
-                raise TimeoutError(f"{text} with {self._group_spec.bundle} within {waited:.0f} s")
+                raise TimeoutError(f"{text} with {self._group_spec.bundle} within {waited:.0f} s{late}")
             if not self._pending:
                 self._request_groups(groups)
+
+    def _late_text(self, waiting: Sequence[PendingGroup]) -> str:
+        """Return which nodes `_wait_for_groups` waits for: with too little room, or whose processes did not start."""
+        if waiting:
+            avoided = self._avoid | self._suspected_nodes()
+            free = nodes.free_by_node(self._group_spec.bundle, avoided)
+            places = [f"{workers} on {address}" for address, workers in sorted(free)]
+            return f"; there is room for {_listed(places) or 'none on any node'}"
+        late = sorted({address for pending in self._pending for address in pending.late_nodes()})
+        return f" on {_listed(late)}" if late else ""
 
     def _advance(self, wait: float) -> None:
         """Move pending groups that are complete to the ready ones, and drop those whose actors died."""
@@ -398,3 +411,9 @@ class RayGang:
             end: End = "starved" if isinstance(error, OutOfMemoryError) else "lost"
             return Cause(end, name="place"), f"the node or its Ray worker is gone: {first_line(error)}"
         return Cause("lost", name="answer"), f"no answer from {rank.node} within {limit:g} s"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return at most NAMED names, and the number of the others."""
+    rest = [f"{len(names) - NAMED} more"] if len(names) > NAMED else []
+    return ", ".join([*names[:NAMED], *rest])

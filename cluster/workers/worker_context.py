@@ -10,8 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-STORE_PORT_TIMEOUT = 180.0
-"""Seconds to wait for the port of the store on rank 0."""
+from cluster.workers.hang_report import HangReport
+
+STORE_PORT_TIMEOUT = 1200.0
+"""Seconds to wait for the port of the store on rank 0. A controller notices earlier that rank 0 is late."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,16 @@ class Work:
         return self.seconds / self.done * (self.of - self.done)
 
 
+@dataclass(frozen=True)
+class Stage:
+    """What a rank does at present."""
+
+    number: int = 0
+    """How many stages it has begun."""
+    name: str = "starting"
+    """The present one, as text for people."""
+
+
 class WorkerContext:
     """The state that a rank's training thread writes and its heartbeat threads read. All methods are thread-safe.
 
@@ -58,14 +70,15 @@ class WorkerContext:
         rank_info: the position of the rank in its gang.
         store: the c10d store if this process serves it (rank 0), else None.
         changed: set when there is something to send.
-        on_hang: called, in a separate thread, when the gang is about to be killed because it hangs.
+        on_hang: called, in a separate thread, when the gang is about to be killed because it hangs. Its argument
+            sends a report to the gang.
     """
 
     def __init__(self, rank_info: RankInfo, store: Any = None) -> None:
         self.rank_info = rank_info
         self.store = store
         self.changed = threading.Event()
-        self.on_hang: Callable[[], None] | None = None
+        self.on_hang: Callable[[Callable[[HangReport], None]], None] | None = None
         self._lock = threading.Lock()
         self._port = rank_info.port
         self._port_known = threading.Event()
@@ -73,6 +86,7 @@ class WorkerContext:
         self._evaluated_batches = 0
         self._work: Work | None = None
         self._work_began = 0.0
+        self._stage = Stage()
         self._stop = False
         self._waiting = False
         self._preempted = False
@@ -116,6 +130,19 @@ class WorkerContext:
             self._held_back = sum(row["step"] > step for row in held)
         if self._held_back < before:
             self.changed.set()
+
+    def begin_stage(self, name: str) -> None:
+        """Report what this rank does from now on, such as "loading weights", as text for people.
+
+        Every rank of a gang must begin the same stages in the same order: if ranks wait for each other, those with the
+        fewest are late.
+        """
+        self._stage = Stage(self._stage.number + 1, name)
+
+    @property
+    def stage(self) -> Stage:
+        """What this rank does."""
+        return self._stage
 
     def begin_work(self, name: str, unit: str, of: int) -> None:
         """Report that work between two steps begins, such as an evaluation. `progressed` counts what is done of it.

@@ -17,7 +17,12 @@ from typing import Any, NamedTuple
 
 import ray
 from ray.exceptions import RayError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.workers import nodes, shared_imports
@@ -239,6 +244,19 @@ class PendingGroup:
             return None
         locations = tuple(tuple(location) for location in ray.get(self._answers[: self.spec.ranks]))
         return WorkerGroup(self.group, self.spec, hosts=tuple(self._hosts), locations=locations)
+
+    def late_nodes(self) -> Set[str]:
+        """Return the addresses of the nodes whose actors have not started or not imported everything."""
+        addresses = {node.id: node.address for node in nodes.alive()}
+        places = placement_group_table(self.group)["bundles_to_node_id"]
+        ready = (
+            set(ray.wait(self._answers, num_returns=len(self._answers), timeout=0)[0])
+            if self._answers
+            else set()
+        )
+        ranks = range(self.spec.ranks)
+        late = [n for n in ranks if not ready.issuperset(self._answers[n :: self.spec.ranks])]
+        return {addresses.get(places.get(n, ""), "a node that is gone") for n in late}
 
     def release(self) -> None:
         """Kill the actors that have started, and free the placement group."""

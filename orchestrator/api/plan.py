@@ -67,7 +67,12 @@ class JobPlan:
 
 
 def plan(
-    job: Job, run_dir: str | Path | None = None, *, workers: int | None = None, machine: str | None = None
+    job: Job,
+    run_dir: str | Path | None = None,
+    *,
+    workers: int | None = None,
+    machine: str | None = None,
+    trace: bool = True,
 ) -> JobPlan:
     """Check a job, choose its layout, and predict time and memory. Starts and writes nothing.
 
@@ -76,6 +81,8 @@ def plan(
         run_dir: the run directory, by default runs/<name>.
         workers: the number of workers, by default resources.workers.max.
         machine: a device that need not be here, such as "a100-80", or a profile file; by default this machine.
+        trace: whether to trace the memory of the chosen layout, which takes seconds of a CPU; a closed formula gives it
+            otherwise. A process traces layouts of the same shape once.
 
     Raises InputError if the job is wrong, no layout is legal, or none fits.
     """
@@ -92,7 +99,9 @@ def plan(
     if workers is not None:
         spec = spec.with_parts(resources=with_workers(spec.resources, workers))
     directory = run_directory(job.name, run_dir)
-    result = planned_here(spec, directory) if machine is None else planned_on_paper(spec, machine)
+    result = (
+        planned_here(spec, directory, trace) if machine is None else planned_on_paper(spec, machine, trace)
+    )
     planned = result.plan
     return JobPlan(
         layout=planned.chosen.layout,

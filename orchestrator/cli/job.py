@@ -19,6 +19,7 @@ from orchestrator.config.errors import InputError
 if TYPE_CHECKING:
     from orchestrator.config.spec import JobSpec
     from orchestrator.launch.doctor import Finding
+    from orchestrator.launch.planned_job import PlannedJob
     from orchestrator.storage.run_directory import RunDir
 
 
@@ -325,14 +326,12 @@ def _plan(
         device = cluster.device
     if workers:
         spec = spec.with_parts(resources=with_workers(spec.resources, workers))
-    traces = trace == "wait"
-    planned = planned_here(spec, run, traces) if device is None else planned_on_paper(spec, device, traces)
+    planned, is_shown = _traced(
+        planned_here(spec, run, False) if device is None else planned_on_paper(spec, device, False),
+        waits=trace == "wait",
+        shows=not as_json,
+    )
     spec, shape = planned.job.spec, planned.job.shape
-    if planned.refused:
-        print(
-            f"orchestrator: `run` would refuse this without another --run-dir: {planned.refused}",
-            file=sys.stderr,
-        )
     if html:
         write_page(html, planned)
     prediction = forecast_of(planned, cluster) if cluster else None
@@ -351,15 +350,8 @@ def _plan(
     if as_json:
         more: dict[str, Any] = {"frontier": [point.to_json() for point in points]} if by_workers else {}
         return planned.to_json() | more | ({"cluster": prediction} if prediction else {})
-    plan_table.show(
-        spec.workload.model,
-        demand_of(spec),
-        shape,
-        planned.plan,
-        data=spec.data,
-        checkpoint=spec.checkpoint,
-        traced=planned.traced,
-    )
+    if not is_shown:
+        plan_table.show_layouts(planned)
     plan_table.show_memory(planned.plan, planned.traced, planned.on_cpu)
     plan_table.show_rollouts(planned.rollouts)
     plan_table.show_precision(planned.choice)
@@ -372,3 +364,29 @@ def _plan(
     if prediction:
         show_forecast(spec.train, prediction)
     return None
+
+
+def _traced(by_formula: PlannedJob, waits: bool, shows: bool) -> tuple[PlannedJob, bool]:
+    """Trace the memory of a planned job if the user `waits` for it.
+
+    The layouts are shown before, since the trace takes seconds. Return the plan, and whether its layouts are shown.
+    """
+    from orchestrator.cli import plan_table
+    from orchestrator.launch.planned_job import with_trace
+
+    plan = by_formula.plan
+    if by_formula.refused:
+        print(
+            f"orchestrator: `run` would refuse this without another --run-dir: {by_formula.refused}",
+            file=sys.stderr,
+        )
+    # otherwise there may be no layout to show, but only an error
+    is_shown = shows and (plan.fits or not (waits and by_formula.must_fit))
+    if is_shown:
+        plan_table.show_layouts(by_formula)
+    if not waits:
+        return by_formula, is_shown
+    if is_shown:
+        print(f"Tracing the memory of {plan.chosen.layout}, for some seconds.", flush=True)
+    planned = with_trace(by_formula)
+    return planned, is_shown and planned.plan is plan

@@ -18,6 +18,7 @@ from orchestrator.planner.search import TIE, Candidate
 from orchestrator.planner.step_trace import CATEGORIES
 
 if TYPE_CHECKING:
+    from orchestrator.launch.planned_job import PlannedJob
     from orchestrator.planner.choose_precision import Choice
     from orchestrator.planner.demand import Demand
     from orchestrator.planner.frontier import Point
@@ -25,6 +26,22 @@ if TYPE_CHECKING:
     from orchestrator.planner.trace.layout_memory import TracedMemory
 
 SHOWN = 10
+
+
+def show_layouts(planned: PlannedJob) -> None:
+    """Print the layouts of a planned job, see `show`."""
+    from orchestrator.planner.demand import demand_of
+
+    spec = planned.job.spec
+    show(
+        spec.workload.model,
+        demand_of(spec),
+        planned.job.shape,
+        planned.plan,
+        data=spec.data,
+        checkpoint=spec.checkpoint,
+        traced=planned.traced,
+    )
 
 
 def show(

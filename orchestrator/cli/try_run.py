@@ -54,7 +54,7 @@ def smoke_of(spec: JobSpec) -> JobSpec:
         raise
     spec = whole.spec
     workers = spec.resources.workers.max
-    machine = worker_here(spec.resources, spec.train.dtype)
+    machine = worker_here(spec.shared_resources, spec.train.dtype)
     verdicts: Mapping[Layout, Verdict] = {}
     with suppress(InputError):
         verdicts = confirmed(whole, workers, machine).verdicts
@@ -105,7 +105,9 @@ def dry_run_of(
         directory, check_same_run(job.spec.run_identity, directory)
     )
     chosen_plan = planned_of(
-        spec.train, job, worker_at(address)(job.spec.resources, job.spec.train.dtype) if address else None
+        spec.train,
+        job,
+        worker_at(address)(job.spec.shared_resources, job.spec.train.dtype) if address else None,
     )
     begins = "does nothing: it is finished" if done else "starts from the beginning"
     if commit is not None and not done:

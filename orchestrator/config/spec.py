@@ -30,7 +30,12 @@ from orchestrator.rewards.config import Rewards, own_rewards
 from orchestrator.train.config import TrainSpec
 from orchestrator.train.distillation.config import DistillSpec
 from orchestrator.train.engines.config import EngineConfig
-from orchestrator.train.rollouts.config import RolloutSpec, rollout_problem, with_rollouts
+from orchestrator.train.rollouts.config import (
+    RolloutSpec,
+    beside_rollout_workers,
+    rollout_problem,
+    with_rollouts,
+)
 from orchestrator.tune.config import TuneSpec
 
 
@@ -226,6 +231,11 @@ class JobSpec(StrictModel):
     def evaluates_beside(self) -> bool:
         """Whether one more worker evaluates checkpoints beside the run."""
         return self.evaluate is not None and self.evaluate.is_beside
+
+    @property
+    def shared_resources(self) -> ResourceSpec:
+        """The resources with rollout workers among the workers, from which follows what a worker has of its node."""
+        return beside_rollout_workers(self.resources, self.rollout)
 
     @property
     def all_workers(self) -> Workers:

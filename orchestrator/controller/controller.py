@@ -127,7 +127,10 @@ class Controller:
             asked=self._policy.rollout_workers,
             bundle=spec.resources.per_worker.bundle,
             limits=self._policy.device_limits,
+            prices=spec.limits,
         )
+        if self._policy.rollout_workers is not None:
+            self._status_writer.rollout_changes = self._rollouts.changes
 
     def request_stop(self, reason: str) -> None:
         """Ask the run to commit at the next step boundary and end."""
@@ -209,7 +212,12 @@ class Controller:
         before = self._state
         self._hears_stop()
         observation = self._observe(history)
-        self._state, action = decide(self._policy, before, observation)
+        state, action = decide(self._policy, before, observation)
+        if action.fault is not None and action.fault.is_hang:
+            # Decided again with the answers, so that every text about the fault names the ranks that are missing.
+            ranks = self._workers.ask_what_hangs(lambda: self._record(history))
+            state, action = decide(self._policy, before, dataclasses.replace(observation, ranks=ranks))
+        self._state = state
         self._placement_failed = ""
         self._restored = None
         self._workers.want(WORKERS.get(self._state.phase, self._useful_workers + self._most_rollout_workers))
@@ -217,7 +225,7 @@ class Controller:
         near = {rank.node for rank in self._workers.ranks}
         workers = self._workers
         self._rollouts.follow(self._state.rollout_workers, workers.avoid, near, lost=workers.lost_nodes())
-        for line in self._rollouts.news.take(self._state.phase):
+        for line in self._rollouts.take_news(near, self._state.phase):
             self._event(self._state.phase, line)
         self._act(history, action, before)
         self._release_surplus(before)

@@ -9,6 +9,7 @@ from typing import Any
 
 from cluster.workers.device_limits import CPU, DeviceLimits
 from cluster.workers.gang import FINISHED, UNKNOWN, Cause, RankStatus
+from orchestrator.controller.missing_ranks import missing_ranks, named, shared_wait
 from orchestrator.storage.row_types import EventFields
 
 GRACE = 1.0
@@ -48,6 +49,11 @@ class Failure:
     """The rank at fault, -1 if none is known to be."""
     wrong_nodes: tuple[str, ...] = ()
     """The nodes of ranks that compute wrongly."""
+
+    @property
+    def is_hang(self) -> bool:
+        """Whether the living ranks of the gang can tell what they wait for."""
+        return self.cause.end in ("silent", "still")
 
     @property
     def text(self) -> str:
@@ -181,7 +187,12 @@ def _silent(seen: Vitals) -> Failure | None:
     silent = seen.now - quiet.last_heartbeat
     if silent <= (max(seen.limits.first_silence, seen.patience) if seen.starting else seen.patience):
         return None
-    return _failure(seen, quiet, "", f"no sign of life for {silent:.1f} s", Cause("silent"))
+    failure = _failure(seen, quiet, "", f"no sign of life for {silent:.1f} s", Cause("silent"))
+    missing = missing_ranks(seen.ranks, silent=True)
+    others = [each for each in missing if each.rank != quiet.rank]
+    also = f"; {named(others)} {'is' if len(others) == 1 else 'are'} missing too" if others else ""
+    known = "".join(f"; {each.why}" for each in missing if each.rank == quiet.rank)
+    return dataclasses.replace(failure, why=failure.why + known + also)
 
 
 def _hangs(seen: Vitals) -> Failure | None:
@@ -191,9 +202,17 @@ def _hangs(seen: Vitals) -> Failure | None:
     if not running or still <= (max(FIRST_STEP, seen.longest_wait) if slow else seen.longest_wait):
         return None
     behind = min(running, key=lambda r: r.step)
+    why = f"no step for {still:.0f} s"
+    if missing := missing_ranks(seen.ranks):
+        first = missing[0]
+        why += f"; rank {first.rank}: {first.why}" if len(missing) > 1 else f"; {first.why}"
+        where, cause = named(missing), Cause("still")
+        return Failure(seen.now, seen.step, where, why, cause, node=first.node, rank=first.rank)
+    if wait := shared_wait(seen.ranks):
+        why += f"; {wait}"
     if behind.step < seen.step:
-        return _failure(seen, behind, "", f"no step for {still:.0f} s", Cause("still"))
-    return Failure(seen.now, seen.step, "", f"no step for {still:.0f} s", Cause("still"))
+        return _failure(seen, behind, "", why, Cause("still"))
+    return Failure(seen.now, seen.step, "", why, Cause("still"))
 
 
 def _failure(seen: Vitals, rank: RankStatus, how: str, why: str, cause: Cause) -> Failure:

@@ -20,7 +20,7 @@ ENDS: dict[End, tuple[str, str]] = {
      "nothing to do: the run continues with the workers that are left, and grows again when there is room"),
     "silent": ("the process or its machine is frozen, or the network between is cut",
      "if it repeats on one node, take that node out"),
-    "still": ("the ranks wait for each other", "if it repeats, see the stacks of the ranks with py-spy"),
+    "still": ("the ranks wait for each other", "if the line names a rank, its log in logs/ shows what it did"),
     "unplaced": ("the cluster could not place the workers", "lower resources.workers.min, or add machines"),
 }  # fmt: skip
 """The meaning of an end without an exit code or an exception, and a hint."""

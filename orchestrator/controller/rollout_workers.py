@@ -16,8 +16,12 @@ from cluster.workers.cluster import Cluster
 from cluster.workers.device_limits import DeviceLimits
 from cluster.workers.gang import Bundle, Gang, RankStatus
 from orchestrator.config.resources import Workers
+from orchestrator.controller.config import LimitSpec
+from orchestrator.controller.decide import BEGINS
 from orchestrator.controller.health import Failure, Vitals, first_fault
 from orchestrator.controller.news import News
+from orchestrator.controller.rollout_changes import RolloutChanges
+from orchestrator.controller.state import Phase
 from orchestrator.observe.rank_log import output_of_rollouts
 from orchestrator.train.rollouts.work_queue import RolloutQueue, worker_name
 from orchestrator.train.task import ENTRY, WEIGHT_SERVER, RolloutPlace, Task
@@ -55,12 +59,18 @@ class RolloutWorkers:
     """The rollout workers of one run; none if `asked` is None.
 
     Attributes:
-        news: failures of workers, for the controller to tell.
+        changes: how many run, and their price.
         moved: the monotonic time at which one of them last generated a token; 0 before.
     """
 
     def __init__(
-        self, cluster: Cluster, run: str, asked: Workers | None, bundle: Bundle, limits: DeviceLimits
+        self,
+        cluster: Cluster,
+        run: str,
+        asked: Workers | None,
+        bundle: Bundle,
+        limits: DeviceLimits,
+        prices: LimitSpec,
     ) -> None:
         """Start no worker yet.
 
@@ -70,6 +80,7 @@ class RolloutWorkers:
             asked: how many the job asks for; None if the ranks generate answers themselves.
             bundle: what a worker occupies.
             limits: the time limits of a worker.
+            prices: the limits of the job, with its prices.
         """
         self._cluster = cluster
         self._run = run
@@ -79,7 +90,8 @@ class RolloutWorkers:
         """Replaced and never modified, because `status` reads it from another thread."""
         self._made = 0
         self._task: Task | None = None
-        self.news = News()
+        self._news = News()
+        self.changes = RolloutChanges(prices, cluster.machines)
         self._failures: tuple[Failure, ...] = ()
         self._near: Set[str] = frozenset()
         """Nodes of ranks."""
@@ -168,6 +180,20 @@ class RolloutWorkers:
             if worker.rank is None:
                 self._start(worker, self._task)
 
+    def take_news(self, near: Set[str], phase: Phase) -> list[str]:
+        """Return lines for events: failures of workers since the last call, or how many run if that has changed.
+
+        Args:
+            near: addresses of the nodes of ranks.
+            phase: the phase of the run. Lines wait for one in which a background evaluation may begin.
+        """
+        running = [rank.node for rank in self.running]
+        self.changes.see(running, near)
+        lines = self._news.take(phase)
+        if not lines and self.changes.are_waiting and phase in BEGINS:
+            return ["1 rollout worker runs" if len(running) == 1 else f"{len(running)} rollout workers run"]
+        return lines
+
     def _start(self, worker: _Worker, task: Task) -> None:
         """Start a worker's process if its place is ready."""
         worker.gang.poll(0)
@@ -244,7 +270,7 @@ class RolloutWorkers:
                     # Perhaps with its node. A worker that starts there finds the server again.
                     self._servers = [server for server in self._servers if server["node"] != rank.node]
                 failures.append(dataclasses.replace(fault, where=where, rank=-1))
-                self.news.add(f"{failures[-1].text}; others generate its answers")
+                self._news.add(f"{failures[-1].text}; others generate its answers")
             if fault is not None or rank.leaving:
                 self._end(worker)
         # That the weights are gone is no fault of the node that looked for them.

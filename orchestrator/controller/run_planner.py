@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from cluster.workers.cluster import Cluster
@@ -12,9 +11,9 @@ from orchestrator.controller.background_trace import verdicts_before
 from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.demand import Demand
 from orchestrator.planner.device import Machine
-from orchestrator.planner.host_memory import check_workers_memory, state_bytes
+from orchestrator.planner.host_memory import check_workers_memory, state_bytes, worker_bytes
 from orchestrator.planner.machines import machine_for, machine_notes
-from orchestrator.planner.planner import Planner
+from orchestrator.planner.planner import Planner, may_fit, planned
 from orchestrator.planner.rollouts import check_rollout_workers, memory_problem
 
 
@@ -37,7 +36,7 @@ def planner_on(
         job: the job as YAML, which the process that traces layouts reads.
         is_stopped: returns whether the run is to stop, which ends traces of layouts.
         is_busy: returns whether ranks run, so that no layout is traced.
-        resumes: whether the run has a commit. A rollout worker that does not fit is then a note.
+        resumes: whether the run has a commit. What does not fit beside rollout workers is then a note.
 
     Returns:
         The planner, and what a user should know about the workers, one line each.
@@ -47,18 +46,24 @@ def planner_on(
             worker of a new run does not fit.
     """
     bundle = demand.resources.per_worker.bundle
-    offer = cluster.offer(bundle, demand.resources.workers.max)
-    if offer:
-        state = state_bytes(demand.optimizer, demand.ema, shape, pruned=demand.pruned)
-        check_workers_memory(demand.resources, state, offer.memory)
+    generating = demand.rollout is not None and demand.rollout.workers is not None
+    offer = cluster.offer(bundle, demand.shared_resources.workers.max)
     machine = machine_for(offer, bundle, demand.precision)
     notes = machine_notes(machine, demand.precision)
-    shared = _shared(cluster, demand, offer, machine)
-    if shared is not None and resumes:
-        problem = memory_problem(demand, shape, shared)
-        notes += [f"{problem}: it may run out of memory"] if problem else []
-    elif shared is not None:
-        check_rollout_workers(demand, shape, shared)
+    if offer is not None and generating and not (machine.stands_for and not offer.accelerator_memory):
+        if not resumes:
+            check_rollout_workers(demand, shape, machine)
+        elif problem := memory_problem(demand, shape, machine):
+            notes.append(f"{problem}: it may run out of memory")
+    if offer is not None and generating and resumes and not _has_room(demand, shape, offer, machine):
+        offer = cluster.offer(bundle, demand.resources.workers.max)
+        machine = machine_for(offer, bundle, demand.precision)
+        notes.append(
+            "no layout fits beside rollout.workers: one is chosen as if training workers had the memory of their nodes "
+            "alone, and may run out of memory"
+        )
+    if offer is not None:
+        check_workers_memory(demand.resources, _state_bytes(demand, shape), offer.memory)
     planner = Planner(
         demand,
         shape,
@@ -70,12 +75,14 @@ def planner_on(
     return planner, notes
 
 
-def _shared(cluster: Cluster, demand: Demand, offer: Offer | None, machine: Machine) -> Machine | None:
-    """Return a worker with its memory beside ranks and rollout workers; None if its memory is unknown."""
-    if offer is None or (machine.stands_for and not offer.accelerator_memory):
-        return None
-    if demand.on_gpu or demand.rollout is None or demand.rollout.workers is None:
-        return machine
-    bundle, workers = demand.resources.per_worker.bundle, demand.resources.workers
-    beside = cluster.offer(bundle, workers.max + demand.rollout.workers.max)
-    return replace(machine, memory=beside.memory) if beside else None
+def _has_room(demand: Demand, shape: ModelShape, offer: Offer, machine: Machine) -> bool:
+    """Whether training may fit on the largest number of workers: its layout, and the state that a commit saves."""
+    most = demand.resources.workers.max
+    if worker_bytes(demand.resources, _state_bytes(demand, shape), most) > offer.memory:
+        return False
+    found = planned(demand, shape, most, machine, must_fit=False)
+    return not demand.resources.must_fit or found.fits or may_fit(found)
+
+
+def _state_bytes(demand: Demand, shape: ModelShape) -> float:
+    return state_bytes(demand.optimizer, demand.ema, shape, pruned=demand.pruned)

@@ -9,6 +9,7 @@ from typing import Any, Unpack
 from cluster.workers.gang import RankStatus
 from cluster.workers.rank_process import describe
 from orchestrator.config.errors import InputError
+from orchestrator.controller.rollout_changes import RolloutChanges
 from orchestrator.controller.run_history import RunHistory
 from orchestrator.controller.state import Phase, State
 from orchestrator.controller.status import status_of
@@ -27,6 +28,7 @@ class StatusWriter:
     Attributes:
         history: the record of the run, None before it is open.
         note: the controller's present activity, as text for people.
+        rollout_changes: what events tell of rollout workers; None without any.
         processes: the controller's process and its ancestors.
     """
 
@@ -49,6 +51,7 @@ class StatusWriter:
         self._evaluate = evaluate
         self.history: RunHistory | None = None
         self.note = ""
+        self.rollout_changes: RolloutChanges | None = None
         # Read once: when the command dies, its processes are adopted by another one before they end.
         self.processes = lineage()
         self._status_written = 0.0
@@ -97,6 +100,10 @@ class StatusWriter:
     ) -> None:
         """Add an event of the present attempt, at the present step unless `step` is given."""
         assert self.history is not None
+        if self.rollout_changes is not None and (
+            changes := self.rollout_changes.take(is_start=phase == "start")
+        ):
+            more["rollout_workers"] = changes
         self.history.event(state.attempt, state.step if step is None else step, phase, reason, **more)
 
     def wait(self, state: State, phase: Phase, reason: str, **more: Unpack[EventFields]) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 from cluster.workers.cluster import Cluster
-from cluster.workers.gang import GangStatus, RankStatus
+from cluster.workers.gang import FINISHED, GangStatus, RankStatus
 from cluster.workers.rank_output import last_lines
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.redact import redact
 from orchestrator.controller.capacity import Capacity
 from orchestrator.controller.health import Failure
+from orchestrator.controller.missing_ranks import missing_ranks
 from orchestrator.controller.profile_requests import ProfileRequests
 from orchestrator.controller.snapshot_servers import SnapshotServers
 from orchestrator.controller.state import Phase
@@ -22,11 +24,12 @@ from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.demand import Demand
 from orchestrator.storage.row_line import Row
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.train.flight_record import missing_ranks
 from orchestrator.train.task import ENTRY, ENTRY_OF, PREEMPTION_NOTICES, Task
 
 DUMP = 0.5
 """Seconds that the ranks of a hanging gang have to print their stacks before they are killed."""
+ANSWERS = 3.0
+"""Seconds to wait for the answers of its ranks to the question what they wait for, if they take longer."""
 POLL = 0.1
 """Seconds between two polls of a gang without news."""
 
@@ -71,8 +74,6 @@ class Workers:
         self._notices = cluster.services(PREEMPTION_NOTICES, source) if source else None
         self._gang = cluster.gang()
         self._capacity = self._new_capacity()
-        self._hang_at = ("", 0)
-        """Run directory and attempt of the gang, which say where ranks write what they hang in."""
         self._readings: tuple[dict[str, Any], ...] = ()
         """Readings of nodes that `take_readings` has not returned yet."""
 
@@ -156,7 +157,6 @@ class Workers:
             TimeoutError: the ranks cannot be placed. No rank is left running.
         """
         self.status = GangStatus()
-        self._hang_at = (task.run, task.attempt)
         if self._notices is not None:
             self._notices.ensure_running()
         try:
@@ -178,22 +178,42 @@ class Workers:
     def printed(self, fault: Failure | None) -> list[str]:
         """Return the last lines that the rank at fault printed, without secrets.
 
-        If no rank is known to be at fault, these are the lines of rank 0. For a hanging gang they are the Python stacks
-        of a rank that is alive, which show what it waits for; before them is a line for each rank that the others wait
-        for, with the last collective that it has entered.
+        If no rank is known to be at fault, these are the lines of rank 0. For a hanging gang that was asked by
+        `ask_what_hangs` they are the Python stacks of a rank that is alive; before them is a line for each rank that
+        the others wait for.
         """
         if fault is None or fault.cause.end == "lost":
             return []  # the output is lost with its node, and asking for it would wait
         rank = max(fault.rank, 0)
-        missing: list[str] = []
         if fault.cause.end == "silent":
             rank = int(rank == 0)  # the silent rank is frozen and prints nothing
-        if fault.cause.end in ("silent", "still"):
-            self._gang.print_stacks()
-            time.sleep(DUMP)
-            nodes = {each.rank: each.node for each in self.ranks}
-            missing = missing_ranks(*self._hang_at, nodes)
-        return [*missing, *last_lines(redact(self._gang.output(rank)))]
+        missing = missing_ranks(self.ranks, silent=fault.cause.end == "silent")
+        return [*(each.text for each in missing), *last_lines(redact(self._gang.output(rank)))]
+
+    def ask_what_hangs(self, poll: Callable[[], None]) -> tuple[RankStatus, ...]:
+        """Ask the ranks of a hanging gang what they wait for, and make them print their stacks.
+
+        Args:
+            poll: polls this gang once, and stores the rows that it returns.
+
+        Returns:
+            The ranks as they were last seen, with their answers.
+        """
+        seen, asked = self.status, time.monotonic()
+        # Ranks that have been silent for a while will not answer either, and a recovery should not wait for them.
+        recent = seen.at - self.bundle.limits.silence / 2
+        expected = [each.rank for each in seen.ranks if each.last_heartbeat >= recent]
+        self._gang.print_stacks()
+        waited = 0.0
+        while waited < DUMP or (waited < ANSWERS and not self._have_answered(expected)):
+            poll()
+            waited = time.monotonic() - asked
+        answers = {each.rank: each.hang for each in self.status.ranks}
+        return tuple(dataclasses.replace(each, hang=answers.get(each.rank)) for each in seen.ranks)
+
+    def _have_answered(self, expected: Sequence[int]) -> bool:
+        ranks = {each.rank: each for each in self.status.ranks}
+        return all(ranks[n].hang is not None or ranks[n].state in FINISHED for n in expected if n in ranks)
 
     def prewarm_first(self, workers: int) -> None:
         """Start the imports of `workers` workers before there is a layout.

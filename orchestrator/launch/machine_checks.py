@@ -47,7 +47,9 @@ def check_room(job: ResolvedJob, run_dir: RunDir, address: str | None, resumes: 
     needed = state_bytes(job.spec.train.optimizer, job.spec.checkpoint.ema, job.shape, as_lower_bound=True)
     check_space(job.spec.resources, needed, run_dir.uri)
     if address is None:
-        check_memory(job, worker_here(job.spec.resources, job.spec.train.dtype), resumes)
+        # The controller notes that a run which goes on has no room for its rollout workers.
+        resources = job.spec.resources if resumes else job.spec.shared_resources
+        check_memory(job, worker_here(resources, job.spec.train.dtype), resumes)
 
 
 def check_memory(job: ResolvedJob, machine: Machine, resumes: bool = False) -> None:

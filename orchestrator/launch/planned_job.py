@@ -145,8 +145,23 @@ def planned_of(
     Raises:
         InputError: no layout is legal, or none fits.
     """
-    machine = machine or worker_here(job.spec.resources, job.spec.train.dtype)
+    machine = machine or worker_here(job.spec.shared_resources, job.spec.train.dtype)
     return _planned(train, job, machine, True, trace)
+
+
+def with_trace(by_formula: PlannedJob) -> PlannedJob:
+    """Trace the memory of a job that was planned without a trace. Raises InputError if no layout fits."""
+    job = by_formula.job
+    sure = confirmed(
+        job,
+        job.spec.resources.workers.max,
+        by_formula.machine,
+        by_formula.must_fit,
+        always=True,
+        by_formula=by_formula.plan,
+    )
+    assert sure.traced is not None
+    return dataclasses.replace(by_formula, plan=sure.plan, traced=sure.traced, verdicts=sure.verdicts)
 
 
 def _planned(train: TrainSpec, job: ResolvedJob, machine: Machine, must_fit: bool, trace: bool) -> PlannedJob:

@@ -29,8 +29,7 @@ def worker_here(resources: ResourceSpec, precision: Precision) -> Machine:
     worker = resources.per_worker
     machine = machine_for(None, worker.bundle, precision)
     if not worker.gpu:
-        ranks = resources.workers.max
-        return replace(machine, memory=machine.memory / ranks, shared_by=ranks)
+        return replace(machine, memory=machine.memory / resources.workers.max)
     import torch
 
     if not torch.cuda.is_available():  # `gpus_here` refuses a run without GPUs

@@ -149,6 +149,10 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("goes on from", f"{continued_from['run']} at step {continued_from['step']}"))
     if summary.get("why_slow"):
         rows.append(("why so long", str(summary["why_slow"])))
+    if generating := summary.get("rollout_worker_hours"):
+        rows.append(
+            ("rollout workers", f"{duration(3600 * generating)} of one worker, which the cost includes")
+        )
     if beside := summary.get("evaluated_beside"):
         usd = "" if beside["cost_usd"] is None else f", {beside['cost_usd']:.2f} USD"
         rows.append(("evaluated beside", f"{duration(3600 * beside['worker_hours'])} of one worker{usd}"))

@@ -16,6 +16,7 @@ from orchestrator.observe.audit import audit, memory_audit
 from orchestrator.observe.config import SummarisedJob
 from orchestrator.observe.energy import energy_of
 from orchestrator.observe.goodput import Phase, ledger, timeline
+from orchestrator.observe.rollout_use import rollout_use, rollout_worker_seconds
 from orchestrator.observe.step_parts import latest, why_slow
 from orchestrator.observe.totals import MEASURED, Row, RunTotals
 from orchestrator.storage.row_log import missing_numbers
@@ -54,7 +55,8 @@ def summary(
     objective = job.objective
     unigram_entropy = unigram_entropy if predicts_text(objective) else None
     phases = timeline(events, rows, now)
-    used = worker_seconds(phases, rows) / 3600
+    used = worker_seconds(phases, rows, events) / 3600
+    generating = rollout_worker_seconds(events, phases) / 3600
     held_seconds = sum(phase.seconds for phase, _ in held(phases, rows))
     ends = [event for event in events if event.get("phase") in ENDED]
     running = not events or events[-1].get("phase") not in ENDED
@@ -102,6 +104,7 @@ def summary(
         "mfu": rows.parts.mfu,
         "why_slow": why_slow(rows.parts, latest(rows.newest[::-1])),
         "worker_hours": used,
+        **({"rollout_worker_hours": generating} if generating else {}),
         "evaluated_beside": _extra_worker_cost(job.evaluates_beside, job.limits.usd_per_worker_hour, rows),
         **({} if rows.padding is None else {"padding": rows.padding}),
         **_footprint(
@@ -130,13 +133,17 @@ def measured(rows: RunTotals) -> dict[str, float | None]:
     return {key: rows.median(key) for key in MEASURED} | {"memory_bytes": memory}
 
 
-def worker_seconds(phases: Sequence[Phase], rows: RunTotals) -> float:
-    """Return seconds times workers over all gangs, from the start of each until it was stopped."""
-    return sum(phase.seconds * world(layout) for phase, layout in held(phases, rows))
+def worker_seconds(phases: Sequence[Phase], rows: RunTotals, events: Sequence[Row]) -> float:
+    """Return seconds times workers: over all gangs, from the start of each until it was stopped, and over rollout
+    workers.
+    """
+    of_gangs = sum(phase.seconds * world(layout) for phase, layout in held(phases, rows))
+    return of_gangs + rollout_worker_seconds(events, phases)
 
 
 def cost(phases: Sequence[Phase], rows: RunTotals, events: Sequence[Row], usd: float) -> float | None:
-    """Return the cost of all gangs in USD, from the start of each until it was stopped; None if no price is known.
+    """Return the cost in USD of all gangs, from the start of each until it was stopped, and of rollout workers; None if
+    no price is known.
 
     `usd` is the price of a worker for an hour. If it is 0, the prices of the machines in the events are used.
     """
@@ -149,6 +156,12 @@ def cost(phases: Sequence[Phase], rows: RunTotals, events: Sequence[Row], usd: f
         elif phase.attempt in rates:
             is_known = True
             total += phase.seconds / 3600 * rates[phase.attempt]
+    if usd:
+        return total + rollout_worker_seconds(events, phases) / 3600 * usd
+    for use in rollout_use(events, phases):
+        if use.usd_per_hour is not None:
+            is_known = True
+            total += use.seconds / 3600 * use.usd_per_hour
     return total if is_known else None
 
 
@@ -156,14 +169,20 @@ def why_unknown(limits: LimitSpec, events: Sequence[Row]) -> str:
     """Return why the cost of a run is unknown: the key of the job, or the line of its price table, that is missing."""
     if not limits.prices:
         return "neither limits.usd_per_worker_hour nor limits.prices is set"
-    for event in events:
-        if event.get("machines") and event.get("usd_per_hour") is None:
+    return _unpriced(events) or "no machine of limits.prices was seen"
+
+
+def _unpriced(events: Sequence[Row]) -> str:
+    """Return which machines have no line in the price table; empty if all have."""
+    told = [*events, *(change for event in events for change in event.get("rollout_workers") or ())]
+    for each in told:
+        if each.get("machines") and each.get("usd_per_hour") is None:
             unpriced = {
                 ", ".join(str(machine.get(key) or "?") for key in ("machine", "market", "zone"))
-                for machine in event["machines"]
+                for machine in each["machines"]
             }
             return f"limits.prices has no line for one of these machines: {'; '.join(sorted(unpriced))}"
-    return "no machine of limits.prices was seen"
+    return ""
 
 
 def held(phases: Sequence[Phase], rows: RunTotals) -> list[tuple[Phase, Any]]:
@@ -210,6 +229,8 @@ def _footprint(
     basis = f"Cost is unknown: {unknown}."
     if usd is not None:
         basis = "Cost is hours of whole machines x their prices in the table."
+        if unpriced := _unpriced(events):
+            basis += f" It leaves out some: {unpriced}."
     if price:
         basis = f"Cost is worker hours x {price:g} USD."
     energy = energy_of(worker, worker_hours, held_seconds, rows.energy)

@@ -68,13 +68,15 @@ class ParallelSpec(StrictModel):
         default=0,
         ge=0,
         le=1000,
-        description="number of layers that the embedding counts as when layers are assigned to stages",
+        description="number of layers that the embedding counts as when layers are assigned to stages; the first stage "
+        "may so be left without layers",
     )
     last_less: int = Field(
         default=1,
         ge=0,
         le=1000,
-        description="number of layers that the head counts as when layers are assigned to stages",
+        description="number of layers that the head counts as when layers are assigned to stages; the last stage may "
+        "so be left without layers",
     )
     sequence: bool = Field(
         default=False,

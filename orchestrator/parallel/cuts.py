@@ -10,7 +10,7 @@ import math
 from functools import lru_cache
 
 from orchestrator.parallel.layout import Layout
-from orchestrator.parallel.stages import layers_by_stage
+from orchestrator.parallel.stages import have_layers, layers_by_stage
 
 MOST = 3
 """Number of cuts tried for a layout, besides the one that gives the first rank, which holds most micro-batches, the
@@ -21,16 +21,17 @@ EMBEDDING = 2
 
 @lru_cache(maxsize=4096)
 def cuts(
-    layers: int, pp: int, schedule: str, virtual: int, first: float, head: float
+    layers: int, pp: int, schedule: str, virtual: int, first: float, head: float, bare_ends: bool
 ) -> tuple[tuple[int, int], ...]:
     """Return (first_less, last_less) of the cuts to try, those first whose busiest rank has least to compute.
 
-    `first` and `head` are the times of embedding and head in layers. Among equal cuts the usual one comes first.
+    `first` and `head` are the times of embedding and head in layers. With `bare_ends` the first and the last stage may
+    have no layer. Among equal cuts the usual one comes first.
     """
     by_rank: dict[tuple[int, ...], tuple[int, int]] = {}
     usual = Layout(pp, schedule=schedule, virtual=virtual)
     for less in [(0, 1), *itertools.product(range(EMBEDDING + 1), range(math.ceil(head) + 2))]:
-        if min(layers_by_stage(layers, usual.stages, *less)) > 0:
+        if have_layers(layers_by_stage(layers, usual.stages, *less), bare_ends):
             by_rank.setdefault(_by_rank(layers, pp, schedule, virtual, *less), less)
     last = usual.pipeline_rank_of(usual.stages - 1)
 

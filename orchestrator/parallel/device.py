@@ -28,8 +28,12 @@ from workloads.model import casts
 from workloads.model.masks import with_starts
 from workloads.workload import Batch
 
-COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
-"""Timeout of a collective. A dead peer is detected from outside, and this process replaced, long before."""
+COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=20)
+"""Timeout of a collective. A dead peer is detected from outside, and this process replaced, long before.
+
+It is longer than `health.FIRST_STEP`, after which the controller ends a gang that hangs and names the missing ranks. A
+rank whose collective times out before that would count as the fault.
+"""
 
 COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 """Dtype of matrix products by the job's precision, except for those that `multiply_in_8_bits` replaces."""

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from orchestrator.parallel.model_shape import ModelShape as ModelShape
-from orchestrator.parallel.stages import layers_by_stage, layers_of
+from orchestrator.parallel.stages import have_layers, layers_by_stage, layers_of
 
 AXES = ("pp", "dp", "cp", "tp")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv")
@@ -276,16 +276,29 @@ def _cut_groups(tp: int, shape: ModelShape) -> list[str]:
 
 
 def _stage_problems(layout: Layout, shape: ModelShape) -> list[str]:
-    """Return the problem of a pipeline with more stages than the model can be cut into."""
-    stages = shape.stages or shape.layers
-    if layout.stages <= max(stages, 1):
+    """Return the problem of a pipeline with a stage that has no layer, unless it is the first or the last one."""
+    if layout.pp == 1:
         return []
-    each = f", {layout.virtual} per rank under {layout.schedule}" if layout.stages > layout.pp else ""
-    max_layers = stages // (layout.stages // layout.pp) or 1
-    other = ", or the schedule 1f1b, with one stage per rank" if layout.pp <= stages else ""
+    layers = shape.stages or shape.layers
+    stages = layout.stages
+    counts = layers_by_stage(layers, stages, layout.first_less, layout.last_less)
+    if have_layers(counts, shape.bare_ends):
+        return []
+    if stages <= layers:
+        number = counts.index(0, int(shape.bare_ends))
+        ends = ", which only the first and the last may lack" if shape.bare_ends else ""
+        return [
+            f"first_less {layout.first_less} and last_less {layout.last_less} leave stage {number} of {stages} "
+            f"none of the {layers} layers{ends}; lower them"
+        ]
+    each = f", {layout.virtual} per rank under {layout.schedule}" if stages > layout.pp else ""
+    max_pp = layers // (stages // layout.pp) or 1
+    other = ", or the schedule 1f1b, with one stage per rank" if layout.pp <= layers and each else ""
+    if shape.bare_ends and stages <= layers + 2:
+        other += ", or set first_less and last_less to 1: the first and the last stage then have no layer"
     return [
-        f"pp {layout.pp} makes {layout.stages} stages{each}, but the model can be cut into {stages}; "
-        f"choose pp up to {max_layers}{other}"
+        f"pp {layout.pp} makes {stages} stages{each}, but the model can be cut into {layers}; "
+        f"choose pp up to {max_pp}{other}"
     ]
 
 
@@ -322,7 +335,7 @@ def _combinations(layout: Layout, shape: ModelShape) -> list[str]:
 
 
 def _cut(layout: Layout, shape: ModelShape) -> list[str]:
-    """Return the problems of distributing the layers over stages, and of recomputing some layers of each stage."""
+    """Return the keys that say how a pipeline is cut or recomputed, where nothing is."""
     result = []
     if layout.virtual != 2 and (layout.pp == 1 or layout.schedule not in ("interleaved", "zero_bubble")):
         result.append(
@@ -338,13 +351,6 @@ def _cut(layout: Layout, shape: ModelShape) -> list[str]:
         return result
     if layout.pp == 1:
         result.append("first_less and last_less cut a pipeline, but pp is 1; leave them out")
-    layers = shape.stages or shape.layers
-    counts = layers_by_stage(layers, layout.stages, layout.first_less, layout.last_less)
-    if 0 in counts and layout.stages <= layers:
-        result.append(
-            f"first_less {layout.first_less} and last_less {layout.last_less} leave stage {counts.index(0)} of "
-            f"{layout.stages} none of the {layers} layers; lower them"
-        )
     return result
 
 

@@ -13,7 +13,8 @@ class ModelShape:
     """The sizes of a model on which layouts, memory and time depend.
 
     Attributes:
-        stages: maximum number of pipeline stages; 0 for as many as layers.
+        stages: maximum number of pipeline stages that have layers; 0 for as many as layers.
+        bare_ends: whether the first and the last stage of a pipeline may have no layer, only the embedding or the head.
         embedding: width of a token's embedding; 0 for hidden.
         head_dim: width of an attention head; 0 for hidden / heads.
         gated: whether a feed-forward block has two up-projections.
@@ -63,6 +64,7 @@ class ModelShape:
     experts: int = 0
     flops_per_token: float = 0.0
     stages: int = 0
+    bare_ends: bool = True
     expert_feedforward: int = 0
     no_model_split: str = ""
     no_tensor_split: str = ""

@@ -24,7 +24,9 @@ def plain_stage(workload: Workload, layout: Layout, number: int) -> nn.Module:
 def _kept(model: nn.Module, workload: Workload, layout: Layout, number: int) -> nn.Module:
     """Reduce the model to the layers of a stage."""
     start, count = layout.layers_of(len(workload.stages()) + 1, number)
-    model.keep(start, start + count)  # type: ignore[operator]
+    ends = {"first": number == 0, "last": number == layout.stages - 1}
+    # The stages of other kinds of models all have layers, from which their place follows.
+    model.keep(start, start + count, **(ends if workload.config.divided_by == "rules" else {}))  # type: ignore[operator]
     return model
 
 

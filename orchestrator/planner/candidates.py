@@ -205,6 +205,8 @@ class _Families:
         too_large: dict[tuple[str, int, int, int], int] = {}
         for micro, (schedule, several) in itertools.product(micros, _schedules(shape, widest.pp, pins)):
             layout = widest.but(micro_batch=micro, schedule=schedule, virtual=several)
+            ways = _ways(shape, layout, pins, self.room)
+            layout = layout.but(first_less=ways[0][0], last_less=ways[0][1])
             if layout.problems(
                 shape, batch
             ):  # with any sharding; it is yielded so that the error names the reason
@@ -212,7 +214,6 @@ class _Families:
                 if self._matches_pins(layout):
                     yield Family((layout,), partial(iter, (layout,)))
                 continue
-            ways = _ways(shape, layout, pins, self.room)
             fastest = tuple(layout.but(first_less=first, last_less=last) for first, last in ways)
             every = partial(self._of, layout, ways, recomputes, too_large)
             yield Family(fastest, partial(self._matching_pins, every))
@@ -275,12 +276,14 @@ def _schedules(shape: ModelShape, pp: int, pins: Mapping[str, Any]) -> list[tupl
     """Return the schedules to try, each with its stages per rank.
 
     Interleaved schedules get VIRTUAL stages per rank if the model has enough layers, else two: more stages make the
-    bubble shorter and need less memory.
+    bubble shorter and need less memory. Embedding and head may be stages of their own.
     """
+    cuts_ends = shape.bare_ends and not {"first_less", "last_less"} & set(pins)
+    layers = (shape.stages or shape.layers) + 2 * cuts_ends
     result: list[tuple[str, int]] = []
     for schedule in _choices(pins, "schedule", SEARCHED if pp > 1 else ("1f1b",)):
         several = pp > 1 and schedule in ("interleaved", "zero_bubble")
-        most = VIRTUAL if several and VIRTUAL * pp <= (shape.stages or shape.layers) else 2
+        most = VIRTUAL if several and VIRTUAL * pp <= layers else 2
         result += [(schedule, each) for each in _choices(pins, "virtual", (most,))]
     return result
 
@@ -303,7 +306,16 @@ def _ways(
     """Return the cuts of the pipeline to try, as (layers fewer on the first stage, on the last stage)."""
     if layout.pp == 1 or "first_less" in pins or "last_less" in pins or shape.stages not in (0, shape.layers):
         return ((pins.get("first_less", 0), pins.get("last_less", 1)),)
-    return cuts(shape.layers, layout.pp, layout.schedule, layout.virtual, *room.ends(layout))
+    first, head = room.ends(layout)
+    return cuts(
+        shape.layers,
+        layout.pp,
+        layout.schedule,
+        virtual=layout.virtual,
+        first=first,
+        head=head,
+        bare_ends=shape.bare_ends,
+    )
 
 
 def _recomputed(shape: ModelShape, layout: Layout, pins: Mapping[str, Any], room: Room) -> Layout:
@@ -362,9 +374,10 @@ def _degrees(
     """
     asked = _choices(pins, axis, divisors(workers) if axis != "ep" else ())
     possible = {} if axis in pins else dict.fromkeys(_possible(shape, axis))
+    cut = {key: pins[key] for key in ("first_less", "last_less") if key in pins and axis == "pp"}
     result = []
     for ways in sorted({*asked, *possible}):
-        alone = Layout.from_json({axis: ways, "dp": ways if axis == "ep" else 1})
+        alone = Layout.from_json({axis: ways, "dp": ways if axis == "ep" else 1, **cut})
         if problems := split_problems(alone, shape):
             if ways in asked:
                 reject((alone, problems[0]))

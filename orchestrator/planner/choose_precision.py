@@ -98,13 +98,13 @@ def chosen(demand_in: Callable[[Precision], Demand], shape: ModelShape, machine_
     rejected: list[tuple[Precision, InputError]] = []
     demand = demand_in("bf16")
     resources = demand.resources
-    narrow = machine_of(resources, "bf16")
+    narrow = machine_of(demand.shared_resources, "bf16")
     for precision in PRECISIONS:
         if precision == "fp16" and _has_bf16(resources, narrow):
             continue
         try:
             there = demand_in(precision)
-            machine = narrow if precision == "bf16" else machine_of(resources, precision)
+            machine = narrow if precision == "bf16" else machine_of(demand.shared_resources, precision)
             plans[precision] = planned(there, shape, resources.workers.max, machine, must_fit=False)
         except InputError as error:
             rejected.append((precision, error))

@@ -16,7 +16,7 @@ from orchestrator.parallel.layout import Layout
 from orchestrator.planner.simulation.operators import Program
 from orchestrator.quantize.config import QuantizeSpec
 from orchestrator.train.config import Precision, TrainSpec
-from orchestrator.train.rollouts.config import RolloutSpec
+from orchestrator.train.rollouts.config import RolloutSpec, beside_rollout_workers
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,11 @@ class Demand:
     def searches_layout(self) -> bool:
         """Whether the planner chooses the layout, or the part of it that is not pinned."""
         return self.parallel == "auto" or self.parallel.is_partial
+
+    @property
+    def shared_resources(self) -> ResourceSpec:
+        """The resources with rollout workers among the workers, from which follows what a worker has of its node."""
+        return beside_rollout_workers(self.resources, self.rollout)
 
     @property
     def generated(self) -> int:

@@ -64,7 +64,6 @@ class Machine:
         watts: power of the worker at full load.
         name: name of the profile.
         stands_for: the device that this profile is used for, if that device has no profile; else empty.
-        shared_by: ranks that divide the memory of one machine, of which `memory` is a part; 0 if it is not divided.
     """
 
     memory: float
@@ -97,7 +96,6 @@ class Machine:
     watts: float = 0.0
     name: str = ""
     stands_for: str = ""
-    shared_by: int = 0
 
     @property
     def peak(self) -> float:

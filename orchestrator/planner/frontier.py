@@ -8,10 +8,11 @@ from typing import Any
 
 from orchestrator.config.errors import InputError
 from orchestrator.parallel.layout import Layout, ModelShape
-from orchestrator.planner.choose_layout import NOTHING, Verdict, plan
+from orchestrator.planner.choose_layout import NOTHING, Plan, Verdict, plan
 from orchestrator.planner.demand import Demand
 from orchestrator.planner.device import Machine
 from orchestrator.planner.planner import widths
+from orchestrator.planner.rollouts import time_of
 
 
 @dataclass(frozen=True)
@@ -19,9 +20,9 @@ class Point:
     """The best layout for a number of workers.
 
     Attributes:
-        step_seconds: of one step.
+        step_seconds: of one step, with its rollout.
         hours: of all steps.
-        worker_hours: hours of all workers together.
+        worker_hours: hours of all workers together, with `rollout.workers.max` rollout workers.
         usd: their cost; None if the job gives no price.
     """
 
@@ -72,7 +73,7 @@ def frontier(
                 raise
             continue
         if chosen_plan.fits or not must_fit:
-            point = _point(demand.steps, usd, chosen_plan.chosen.layout, chosen_plan.chosen.seconds)
+            point = _point(demand, shape, chosen_plan, usd)
             points[point.layout.world] = point
     # Sorted by time, a point is on the frontier if it is cheaper than all quicker ones.
     best, cheapest = [], float("inf")
@@ -83,7 +84,13 @@ def frontier(
     return best
 
 
-def _point(steps: int, usd: float | None, layout: Layout, seconds: float) -> Point:
-    hours = steps * seconds / 3600.0
-    worker_hours = hours * layout.world
+def _point(demand: Demand, shape: ModelShape, chosen: Plan, usd: float | None) -> Point:
+    layout = chosen.chosen.layout
+    seconds = chosen.chosen.seconds
+    generating = 0
+    if demand.rollout is not None:
+        seconds = time_of(demand, shape, chosen).seconds
+        generating = demand.rollout.workers.max if demand.rollout.workers else 0
+    hours = demand.steps * seconds / 3600.0
+    worker_hours = hours * (layout.world + generating)
     return Point(layout, seconds, hours, worker_hours, worker_hours * usd if usd else None)

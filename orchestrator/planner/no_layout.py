@@ -36,7 +36,7 @@ def no_layout(
     pinned = _pinned_problem(demand, shape, workers)
     if large and not pinned:
         layout, memory = min(large, key=lambda each: each[1])
-        pinned = f"{layout} needs least, {needs(memory, offered)}"
+        pinned = f"{layout} needs least, {needs(memory, offered)}{_sharing(demand)}"
     elif narrow and not pinned:
         return too_narrow(demand.resources, narrow)
     why = pinned or (rejected[-1][1] if rejected else "")
@@ -72,7 +72,15 @@ def _not_by_hand(
     hint = f"the nearest legal layouts are {near}" if near else ""
     if offered < math.inf:
         hint = f"the nearest layouts that fit are {near}" if near else "raise workers, zero or recompute"
+        reason += _sharing(demand)
     return InputError(reason, "parallel", hint)
+
+
+def _sharing(demand: Demand) -> str:
+    """Return that rollout workers take a part of the memory of nodes, as the end of a sentence; empty if none do."""
+    if demand.on_gpu or demand.rollout is None or demand.rollout.workers is None:
+        return ""
+    return f" beside rollout.workers.max {demand.rollout.workers.max}"
 
 
 def _pinned_problem(demand: Demand, shape: ModelShape, workers: int) -> str:

@@ -94,21 +94,10 @@ def memory_problem(demand: Demand, shape: ModelShape, machine: Machine) -> str:
     if demand.rollout is None or demand.rollout.workers is None or not demand.resources.must_fit:
         return ""
     needed = worker_bytes(demand, shape)
-    available = offered_bytes(demand, machine)
+    available = offered(machine, not demand.on_gpu)
     if needed <= available:
         return ""
     return f"a rollout worker needs {needed / 1e9:.1f} GB, and a worker offers {available / 1e9:.1f} GB"
-
-
-def offered_bytes(demand: Demand, machine: Machine) -> float:
-    """Return the bytes that a worker offers a rollout worker.
-
-    Ranks and rollout workers divide the memory of a machine that they share evenly.
-    """
-    if machine.shared_by and demand.rollout is not None and demand.rollout.workers is not None:
-        shares = machine.shared_by + demand.rollout.workers.max
-        machine = dataclasses.replace(machine, memory=machine.memory * machine.shared_by / shares)
-    return offered(machine, not demand.on_gpu)
 
 
 def worker_bytes(demand: Demand, shape: ModelShape) -> float:

@@ -41,6 +41,7 @@ def model_shape(
         sequence_length=sequence_length,
         flops_per_token=flops(config, sequence_length, predicted),
         stages=1,
+        bare_ends=False,
         no_model_split=f"{whole} is run as it is",
         no_sequence_split=f"{whole} is run as it is",
         no_recompute="" if config.has_blocks else "its class has no repeated layer",
@@ -107,6 +108,7 @@ def _declared(config: OwnModel, shape: ModelShape) -> ModelShape:
 def _splits(config: TransformerConfig, shape: ModelShape, predicted: Predicted) -> ModelShape:
     """Return the shape with the ways in which one of this project's models can be divided."""
     moe, stacks = config.moe, (config.layers, config.decoder_layers)
+    is_whole = bool(config.generator or config.shared_layers)
     experts = layers = 0
     if moe:
         layers = sum(map(moe.routed, stacks))
@@ -116,7 +118,9 @@ def _splits(config: TransformerConfig, shape: ModelShape, predicted: Predicted) 
         shape,
         no_model_split="",
         experts=moe.experts if moe else 0,
-        stages=1 if config.generator or config.shared_layers else shape.layers,
+        stages=1 if is_whole else shape.layers,
+        # The stage where a decoder begins needs the embedding too, so each of its stages has a layer.
+        bare_ends=not (is_whole or config.decoder_layers),
         expert_feedforward=moe.intermediate if moe else 0,
         heads_split=config.latent is None,
         no_context_split=_no_context_split(config),

@@ -13,10 +13,10 @@ from orchestrator.config.errors import InputError
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.choose_layout import NOTHING, Plan, Verdict
 from orchestrator.planner.demand import Demand
+from orchestrator.planner.memory import offered
 from orchestrator.planner.planner import planned, with_workers
 from orchestrator.planner.rollouts import (
     RolloutTime,
-    offered_bytes,
     predicted_with,
     sent_bytes,
     time_of,
@@ -122,7 +122,7 @@ def plan_rollouts(
         asked,
         tuple(splits),
         worker_bytes=worker_bytes(demand, shape) if generating else 0.0,
-        offered_bytes=offered_bytes(demand, found.machine),
+        offered_bytes=offered(found.machine, not demand.on_gpu),
         server_bytes=sent_bytes(shape) * (1 + rollout.staleness) if generating else 0.0,
     )
 

@@ -42,6 +42,7 @@ TYPES: Mapping[str, Mapping[str, type]] = {
         "step": int, "reason": str, "first_fault": str, "node": str, "data": str, "lost_steps": int,
         "skipped": dict, "layout": dict, "usd_per_hour": float, "last_seen": float, "missing_rows": list,
         "output": list, "explained": str, "controller_died": int, "number": int, "missing_events": list, "tasks": dict,
+        "rollout_workers": list,
     },
     EVALS: {"weights": str, "averaged_steps": list, "samples": list},
     TRIALS: {"config": dict, "state": str, "run": str, "step": int, "steps": int, "cost_usd": float},

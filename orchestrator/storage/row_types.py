@@ -110,6 +110,8 @@ class EventFields(TypedDict, total=False):
     - `wrong_nodes`: the nodes that compute wrongly. They get no ranks until the run ends.
     - `stopping`: why the run was asked to end.
     - `saving`: the outcome of the save that the event reports.
+    - `rollout_workers`: changes in the number of rollout workers: the `time`, how many `workers` run from then on, and
+      the `machines` of those that are on nodes without ranks, with their price `usd_per_hour`.
     """
 
     time: float
@@ -148,3 +150,4 @@ class EventFields(TypedDict, total=False):
     rolled_back: dict[str, Any]
     continued: dict[str, Any]
     tasks: EvaluationRow
+    rollout_workers: list[dict[str, Any]]

@@ -6,14 +6,17 @@ The recorder works for NCCL and gloo, always, in memory.
 
 from __future__ import annotations
 
+import itertools
 import json
-import re
+import linecache
+import os
 import sys
+import threading
 import traceback
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from cluster.workers.hang_report import Entered, HangReport
 from orchestrator.storage.file_system import open_file_system
 from orchestrator.storage.retry import Retry
 
@@ -25,6 +28,10 @@ wrote it.
 """
 DUMPS = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json"}
 """The function of torch that returns the collectives of each library."""
+DISTRIBUTED = os.path.join("torch", "distributed", "")
+"""The folder of the functions of torch in which a rank waits for others."""
+SHOWN = 8
+"""The largest group whose ranks a line names."""
 PRINTED = 12
 """Number of a library's last collectives that are printed."""
 TIMEOUT = 60.0
@@ -32,85 +39,85 @@ TIMEOUT = 60.0
 RETRY = Retry(attempts=3, first=0.2, cap=2.0, deadline=120.0)
 
 
-def write_collectives(run: str, attempt: int, rank: int) -> None:
-    """Print the last collectives, and write all recorded ones to the run directory at the URI `run`.
+def report_hang(run: str, attempt: int, rank: int, send: Callable[[HangReport], None]) -> None:
+    """Send what this rank does, print its last collectives, and write all recorded ones to the run directory.
 
-    The file is `profiles/hang-attempt-1/rank-0.gloo.json`, for example. Does nothing if no collective was recorded.
-    Never raises, because the worker group is lost anyway.
+    The file is `profiles/hang-attempt-1/rank-0.gloo.json`, for example. Nothing is written if no collective was
+    recorded. Never raises, because the worker group is lost anyway.
+
+    Args:
+        run: URI of the run directory.
+        attempt: the attempt that hangs.
+        rank: this rank.
+        send: sends the report to the controller, which names the ranks that are missing.
     """
     try:
+        recorded = dict(records())
+        entries = {library: json.loads(record).get("entries") or [] for library, record in recorded.items()}
+        members = members_of_groups()
+        entered = [last_collectives(library, found, members) for library, found in entries.items()]
+        frame, is_waiting = main_frame()
+        send(HangReport(tuple(itertools.chain(*entered)), frame=frame, is_waiting=is_waiting))
         files = {}
-        for library, record in records():
-            entries = json.loads(record).get("entries") or []
-            for entry in entries[-PRINTED:]:
+        for library, found in entries.items():
+            for entry in found[-PRINTED:]:
                 print(line_of(entry), file=sys.stderr)
-            if entries:
-                files[f"rank-{rank}.{library}.json"] = record
+            if found:
+                files[f"rank-{rank}.{library}.json"] = recorded[library]
         if files:
             write(f"{run}/{PROFILES}/hang-attempt-{attempt}", files)
     except Exception:  # torch and the store may raise anything
         traceback.print_exc()
 
 
-def missing_ranks(run: str, attempt: int, nodes: Mapping[int, str]) -> list[str]:
-    """Return a line for each rank that the others of a hanging gang wait for, by what `write_collectives` wrote.
+def members_of_groups() -> dict[str, tuple[int, ...]]:
+    """Return the ranks of each process group of this rank by torch's name of it. The recorder of gloo has none."""
+    from torch.distributed import distributed_c10d
 
-    A rank is missing if another has entered a later collective of the same group. Never raises.
+    groups = distributed_c10d._world.pg_group_ranks
+    return {str(group.group_name): tuple(sorted(ranks)) for group, ranks in list(groups.items())}
+
+
+def last_collectives(
+    library: str, entries: Iterable[Mapping[str, Any]], members: Mapping[str, tuple[int, ...]]
+) -> list[Entered]:
+    """Return the last completed collective of each group, and the first that is not completed.
 
     Args:
-        run: URI of the run directory.
-        attempt: the attempt that hangs.
-        nodes: the node of each rank.
+        library: the library, each of which counts the collectives of a group for itself.
+        entries: its recorded collectives, in order.
+        members: the ranks of each process group.
     """
-    try:
-        return _missing(_last_collectives(f"{run}/{PROFILES}/hang-attempt-{attempt}"), nodes)
-    except Exception:  # a message for people is not worth a failure
-        traceback.print_exc()
-        return []
-
-
-def _last_collectives(folder: str) -> dict[int, dict[str, Mapping[str, Any]]]:
-    """Return the last collective that each rank has entered in each group, by rank and group."""
-    fs, path = open_file_system(folder, TIMEOUT)
-    result: dict[int, dict[str, Mapping[str, Any]]] = {}
-    for file in fs.ls(path, detail=False) if fs.exists(path) else ():
-        name = str(file).rsplit("/", 1)[-1]
-        if (rank := re.fullmatch(r"rank-(\d+)\.\w+\.json", name)) is None:
+    found: dict[tuple[str, bool], Entered] = {}
+    for entry in entries:
+        name = str((entry.get("process_group") or [""])[0])
+        is_done = _is_done(entry)
+        if entry.get("is_p2p") or (not is_done and (name, False) in found):
             continue
-        last = result.setdefault(int(rank[1]), {})
-        for entry in json.loads(fs.cat_file(file)).get("entries") or ():
-            group = " ".join(map(str, entry.get("process_group") or ()))
-            if not entry.get("is_p2p") and entry["collective_seq_id"] >= _number(last.get(group)):
-                last[group] = entry
-    return result
+        ranks, number = members.get(name, ()), int(entry["collective_seq_id"])
+        who = f"ranks {', '.join(map(str, ranks[:SHOWN]))}" if len(ranks) <= SHOWN else f"{len(ranks)} ranks"
+        what = f"{entry.get('profiling_name')} {entry.get('input_sizes')}"
+        text = f"collective {number} of {who if ranks else f'group {name}'}, {what}"
+        found[name, is_done] = Entered(f"{library} {name}", number, text, is_done=is_done, ranks=ranks)
+    return list(found.values())
 
 
-def _number(entry: Mapping[str, Any] | None) -> int:
-    return int(entry["collective_seq_id"]) if entry else -1
+def _is_done(entry: Mapping[str, Any]) -> bool:
+    """Whether a recorded collective is completed. gloo retires it then, and never changes its state."""
+    return bool(entry.get("retired")) or entry.get("state") == "completed"
 
 
-def _missing(last: Mapping[int, Mapping[str, Mapping[str, Any]]], nodes: Mapping[int, str]) -> list[str]:
-    """Return the lines of `missing_ranks`, from the result of `_last_collectives`."""
-    lines = []
-    silent = [rank for rank in nodes if rank not in last] if last else []
-    unfinished = Counter(
-        line_of(entry)
-        for groups in last.values()
-        for entry in groups.values()
-        if entry.get("state") != "completed"
-    )
-    for rank in silent:
-        waits = "; ".join(f"others wait in {line}" for line, _ in unfinished.most_common(1))
-        why = waits or "it does not tell what it waits for"
-        lines.append(f"rank {rank} on {nodes[rank]} is missing: {why}")
-    for group in sorted({group for entered in last.values() for group in entered}):
-        entered = {rank: groups[group] for rank, groups in last.items() if group in groups}
-        furthest = max(entered.values(), key=_number)
-        for rank, entry in sorted(entered.items()):
-            if _number(entry) < _number(furthest):
-                waits = f"others wait in {line_of(furthest)}; its last was {line_of(entry)}"
-                lines.append(f"rank {rank} on {nodes.get(rank, 'an unknown node')} is missing: {waits}")
-    return lines
+def main_frame() -> tuple[str, bool]:
+    """Return the innermost Python function of the main thread, for people, and whether it waits for other ranks.
+
+    It does if it belongs to torch's distributed package, or calls `wait`: gloo records no messages between two ranks.
+    """
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None:
+        return "", False
+    code, line = frame.f_code, linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    is_waiting = DISTRIBUTED in code.co_filename or ".wait()" in line
+    return f"{code.co_name} ({os.path.basename(code.co_filename)}:{frame.f_lineno})", is_waiting
 
 
 def records() -> Iterator[tuple[str, bytes]]:
@@ -128,7 +135,7 @@ def line_of(entry: Mapping[str, Any]) -> str:
     group = " ".join(map(str, entry.get("process_group") or ()))
     return (
         f"collective {number} of group {group}: {entry.get('profiling_name')} {entry.get('input_sizes')} -> "
-        f"{entry.get('output_sizes')}, {entry.get('state')}"
+        f"{entry.get('output_sizes')}, {'completed' if _is_done(entry) else entry.get('state')}"
     )
 
 

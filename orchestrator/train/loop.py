@@ -23,13 +23,13 @@ from orchestrator.train.commits import Commits
 from orchestrator.train.distillation.compose import distilled_of
 from orchestrator.train.engines.make import EngineMaker
 from orchestrator.train.evaluation import Evaluator
+from orchestrator.train.flight_record import report_hang
 from orchestrator.train.rank import Rank, is_growing
 from orchestrator.train.reference_model import references_of
 from orchestrator.train.restore import Restorer, peers_of, placement_of
 from orchestrator.train.rollouts.compose import make_rollouts, rollouts_of
 from orchestrator.train.step_samples import StepPlan, StepReader
 from orchestrator.train.task import Task
-from workloads import load as _load  # noqa: F401  (imported before the fork, so that ranks start sooner)
 
 
 def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
@@ -49,11 +49,14 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         InputError: if the job cannot run here.
     """
     task = Task(**config)
+    context.on_hang = partial(report_hang, task.run, task.attempt, context.rank_info.rank)
     spec = parse(task.job)
     layout = task.parsed_layout
     memory_before = peak_memory()
     find_code(spec.own_code, task.code, task.code_roots)
+    context.begin_stage("joining the process group")
     device = open_device(spec.train, spec.resources.per_worker, context)
+    context.begin_stage("opening the data")
     patience = patient(spec.limits.unsaved, context.stop_requested)
     tokens = Tokens.open(task.data, patience, spec.data.node_cache_bytes)
     check_digest(spec.data, tokens, task.shards, task.data)
@@ -119,6 +122,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         packed=inputs.batches.packed,
         has_means=spec.distill is not None and spec.distill.looks_inside,
     )
+    context.begin_stage("building the model and its process groups")
     rank = Rank(
         task=task,
         plan=plan,
@@ -186,6 +190,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     result = rank.evaluate() if task.evaluate_only else rank.train()
     # Skipped after an error: leaving the process group may wait forever for collectives that peers have not joined,
     # and the error would never be reported. The parent ends this process.
+    context.begin_stage("leaving the process group")
     rank.close()
     if rollouts is not None:
         rollouts.close()

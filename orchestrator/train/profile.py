@@ -6,7 +6,6 @@ torch's profiler changes no number. It is imported on the first request.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import sys
 import tempfile
@@ -21,7 +20,7 @@ import torch
 
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.parallel.step_clock import StepClock
-from orchestrator.train.flight_record import PROFILES, TIMELINE, write, write_collectives
+from orchestrator.train.flight_record import PROFILES, TIMELINE, write
 from orchestrator.train.task import Task
 
 RECORDED = 8
@@ -52,8 +51,6 @@ class StepProfiler:
         self._run = task.run
         self._clock = clock
         self._attempt, self._steps = task.attempt, 0
-        hang = functools.partial(write_collectives, task.run, task.attempt, context.rank_info.rank)
-        context.on_hang = hang
         self._asked: dict[str, Any] = {}
         self._profile: Any = None
         self._first, self._began = 0, 0.0

@@ -137,6 +137,7 @@ class Rank:
         profiler = self._profiler = StepProfiler(self._context, self._task, lambda: self._engine.clock)
         prefetch = Prefetch(self._reader, self._progress.step, self._reader.ahead, self._last)
         with self._commits, profiler, prefetch as prefetched:
+            self._context.begin_stage("training")
             # An evaluation may be due now: before the first step, or because a stop cut it short in the last attempt.
             stop = self._stopped or (not self._is_over and not self._evaluate())
             if not self._is_over:
@@ -146,6 +147,7 @@ class Rank:
                 stop = stop or self._step(prefetched)
                 if not stop and not self._is_over and self._progress.step in self._plan.train.thaw:
                     self._thaw()
+            self._context.begin_stage("saving the last checkpoint")
             self._commits.finish(dataclasses.asdict(self._progress))
         step = self._progress.step
         if step >= self._plan.train.steps:
@@ -207,6 +209,7 @@ class Rank:
 
     def _restore(self) -> TrainingProgress:
         """Load the commit that the task names, or initialise the weights."""
+        self._context.begin_stage("loading the weights")
         if self._task.restore is None:
             self._engine.initialise(self._plan.seed)
             return TrainingProgress.of_new_run(self._task.skips)

@@ -115,6 +115,7 @@ def test_evaluations_are_rows_of_their_own(quiet: Path, text: str, cache: Path, 
 def test_every_layout_gives_the_same_numbers(
     parallel: dict[str, Any], quiet: Path, text: str, cache: Path, tmp_path: Path
 ) -> None:
+    """Asked for in torchtitan#1210."""
     document = evaluated(text)
     document["parallel"] = parallel
     if parallel == {"micro_batch": 3}:

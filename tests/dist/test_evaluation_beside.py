@@ -72,7 +72,10 @@ def same(run: Path, twin: Path) -> None:
 
 
 def test_the_bits_of_an_evaluation_in_the_gang(gang: Path, text: str, cache: Path, tmp_path: Path) -> None:
-    """Though one is killed and begins again. Rows and commits have them, and the summary has those of the last step."""
+    """Though one is killed and begins again. Rows and commits have them, and the summary has those of the last step.
+
+    Asked for in torchtitan#4152.
+    """
     run = tmp_path / "run"
     document = evaluated(text)
     document["checkpoint"] |= {"every": 6, "keep": 9}

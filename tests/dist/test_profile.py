@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import curve, job, rows, weights, write_text
+from jobs import curve, job, weights, write_text
 from local_run import LocalGang, controller_here, drive_here
 
 from cluster.workers.gang import GangStatus
@@ -88,15 +88,3 @@ def test_a_gang_that_hangs_leaves_the_collectives_that_it_waits_in(tmp_path: Pat
     log = (run / "logs/attempt-1/rank-0.log").read_text()
     assert "step 5: collective " in log
     assert "most recent call first" in log
-
-
-@pytest.mark.slow
-def test_the_rank_that_the_others_wait_for_is_named(tmp_path: Path) -> None:
-    """Rank 1 is alive and busy with something else in step 5: it beats, and makes no step."""
-    text, run = write_text(tmp_path, 20_000), tmp_path / "run"
-    summary = drive_here(document(text), str(run), tmp_path / "cache", faults=("slow@1:5=60",))
-    assert (summary["state"], summary["attempts"]) == ("done", 2)
-    (stop,) = [event for event in rows(run, "events.jsonl") if event.get("first_fault")]
-    assert any(
-        line.startswith("rank 1 on local is missing: others wait in collective") for line in stop["output"]
-    )

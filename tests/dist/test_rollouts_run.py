@@ -294,6 +294,8 @@ def test_rollout_workers_that_come_and_die_change_no_bit(quiet: Path, place: Pat
     told = [event["reason"] for event in rows(run, "events.jsonl") if "rollout worker 1" in event["reason"]]
     assert len(told) == 1, told
     assert told[0].endswith("others generate its answers")
+    summary = json.loads((run / "summary.json").read_text())
+    assert 0 < summary["rollout_worker_hours"] < summary["worker_hours"]
 
 
 @pytest.mark.slow

@@ -158,21 +158,20 @@ class EncoderDecoder(nn.Module):
         real, samples = batch.get(REAL, batch.get("padding")), sample_keys(self, batch)
         return encoder(hidden, mask, positions, extra, keys, real=real, samples=samples)
 
-    def keep(self, start: int, stop: int) -> None:
+    def keep(self, start: int, stop: int, *, first: bool, last: bool) -> None:
         """Become the pipeline stage with layers start to stop - 1, counting the decoder's layers after the encoder's.
 
         The first stage, the stage where the decoder begins and, with a tied head, the last stage all keep `tokens`.
         Every stage of a stack keeps the stack's relative bias. The trainer sums the gradients of these copies.
         """
-        first = self.config.layers
-        last = stop == self.config.all_layers
+        encoder_layers = self.config.layers
         assert self.encoder is not None
         assert self.decoder is not None
         if not self.encoder.keep(start, stop):
             self.encoder = None
-        if not self.decoder.keep(max(start - first, 0), max(stop - first, 0)):
+        if not self.decoder.keep(max(start - encoder_layers, 0), max(stop - encoder_layers, 0)):
             self.decoder = None
-        if not (start == 0 or start <= first < stop or (last and self.config.tied)):
+        if not (first or start <= encoder_layers < stop or (last and self.config.tied)):
             self.tokens = None
         if not last:
             self.head = None

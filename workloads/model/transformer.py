@@ -302,17 +302,19 @@ class Transformer(nn.Module):
             return []
         return [] if table.sparse or table.padding_idx is not None else [table]
 
-    def keep(self, start: int, stop: int) -> None:
-        """Become the pipeline stage with layers start to stop - 1.
+    def keep(self, start: int, stop: int, *, first: bool, last: bool) -> None:
+        """Become the pipeline stage with layers start to stop - 1; the first and the last stage may have none.
 
-        Only the stage with layer 0 has the embeddings, and only the stage with the last layer has norm and head. With a
-        tied head, that stage keeps `tokens` too, and the trainer sums both gradients.
+        Only the first stage has the embeddings, and only the last one has norm and head. With a tied head, the last
+        stage keeps `tokens` too, and the trainer sums both gradients.
         """
-        self.last = last = stop == self.config.layers
+        self.last = last
         for name in list(self.layers):
             if not start <= int(name) < stop:
                 del self.layers[name]
-        if start > 0:
+        if not self.layers:
+            self.relative_bias = self.distances = None
+        if not first:
             self.embeddings = self.projection = self.prompt = None
             if not (last and self.config.tied):
                 self.tokens = None

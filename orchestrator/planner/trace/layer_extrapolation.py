@@ -41,10 +41,7 @@ def depths_of(job: ResolvedJob, layout: Layout) -> Depths | None:
     stacks = (config.layers, config.decoder_layers) if config.decoder_layers else (config.layers,)
     if len(stacks) > 1 and layout.pp > 1:
         return None
-    stages = layout.stages
-    thin = (
-        min(stacks) if layout.pp == 1 else min(layout.layers_of(config.layers, n)[1] for n in range(stages))
-    )
+    thin = min(stacks if layout.pp == 1 else filter(None, _by_stage(config.layers, layout)))
     unit, first = (config.moe.every, config.moe.first) if config.moe else (1, 0)
     # all layers after the recomputed ones are equal
     few = max(FEW + layout.recompute_layers, first + 1)
@@ -53,19 +50,27 @@ def depths_of(job: ResolvedJob, layout: Layout) -> Depths | None:
     if removed <= 2 * step:
         return None
     try:
-        return Depths(
-            _without(config, removed * stages),
-            _without(config, (removed - step) * stages),
-            removed / step,
-        )
+        shallow, deeper = (_without(config, layout, count) for count in (removed, removed - step))
     except (WorkloadError, InputError):
         return None
+    return Depths(shallow, deeper, removed / step) if shallow and deeper else None
 
 
-def _without(config: TransformerConfig, layers: int) -> TransformerConfig:
-    """Return the model with `layers` fewer layers in each stack."""
-    decoder = config.decoder_layers - layers if config.decoder_layers else 0
-    return dataclasses.replace(config, layers=config.layers - layers, decoder_layers=decoder)
+def _by_stage(layers: int, layout: Layout) -> tuple[int, ...]:
+    return tuple(layout.layers_of(layers, number)[1] for number in range(layout.stages))
+
+
+def _without(config: TransformerConfig, layout: Layout, count: int) -> TransformerConfig | None:
+    """Return the model with `count` fewer layers in each stack, of a pipeline in each stage that has layers.
+
+    None if a stage without layers would get some of those that are left.
+    """
+    if layout.pp == 1:
+        decoder = config.decoder_layers - count if config.decoder_layers else 0
+        return dataclasses.replace(config, layers=config.layers - count, decoder_layers=decoder)
+    fewer = [max(layers - count, 0) for layers in _by_stage(config.layers, layout)]
+    is_cut_alike = _by_stage(sum(fewer), layout) == tuple(fewer)
+    return dataclasses.replace(config, layers=sum(fewer)) if is_cut_alike else None
 
 
 def deepened(few: StepTrace, more: StepTrace, times: float) -> StepTrace:

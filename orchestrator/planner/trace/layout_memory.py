@@ -6,7 +6,8 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.config.errors import InputError
 from orchestrator.data.store.manifest import FORMAT
@@ -21,7 +22,9 @@ from orchestrator.planner.step_trace import CATEGORIES, NotTraced, StepTrace
 from orchestrator.planner.trace.layer_extrapolation import deepened, depths_of, further, with_batches
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
-from workloads.workload import Workload
+
+if TYPE_CHECKING:
+    from workloads.workload import Workload
 
 ENDS = 2
 """Ranks at the ends of a pipeline, which are traced first."""
@@ -142,15 +145,64 @@ class TracedMemory:
         }
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What is to be traced; two with the same `key` and layout have the same answer."""
+
+    key: tuple[str, ...]
+    job: ResolvedJob = dataclasses.field(compare=False)
+    layout: Layout
+    seconds: float = dataclasses.field(compare=False)
+
+
+class _NotRemembered(Exception):
+    """Carries a result that another trace might improve, past the cache of `_remembered`."""
+
+    def __init__(self, found: TracedMemory) -> None:
+        super().__init__()
+        self.found = found
+
+
 def traced_memory(job: ResolvedJob, layout: Layout, seconds: float = SECONDS) -> TracedMemory:
     """Trace one rank of each pipeline stage that may need most, within `seconds` of CPU time.
 
     A deep model, and a pipeline with many micro-batches, are extrapolated from two smaller traces. Never fails: a rank
-    that cannot be traced has the reason instead.
+    that cannot be traced has the reason instead. This process remembers traces, so jobs of the same shape are traced
+    once: those that differ in their name, seed, number of steps or machine.
     """
+    if job.model.as_transformer is None or job.spec.own_code:
+        return _traced(
+            _Asked((), job, layout, seconds)
+        )  # files and the user's code may have changed meanwhile
+    began = time.process_time()
+    engine = dataclasses.replace(job.spec.engine, seed=0)
+    train = engine.train if engine.train.thaw else engine.train.model_copy(update={"steps": 1})
+    parts = (dataclasses.replace(engine, train=train), job.spec.workload, job.spec.data, job.model, job.shape)
+    try:
+        found = _remembered(_Asked(tuple(map(repr, parts)), job, layout, seconds))
+    except _NotRemembered as result:
+        return result.found
+    return dataclasses.replace(found, seconds=time.process_time() - began)
+
+
+@lru_cache(maxsize=256)
+def _remembered(asked: _Asked) -> TracedMemory:
+    found = _traced(asked)
+    if found.reasons or len(found.ranks) < len(ranks_of(asked.layout)):
+        raise _NotRemembered(found)
+    # only what is read of a trace: events and crests of many layouts would fill the memory
+    ranks = tuple(
+        dataclasses.replace(each, events=(), crests=()) if isinstance(each, StepTrace) else each
+        for each in found.ranks
+    )
+    return dataclasses.replace(found, ranks=ranks)
+
+
+def _traced(asked: _Asked) -> TracedMemory:
     # imports the whole engine, which most jobs do not need
     from orchestrator.planner.trace.step import traces
 
+    job, layout, seconds = asked.job, asked.layout, asked.seconds
     began = time.process_time()
     ranks = ranks_of(layout)
     depths = depths_of(job, layout)
@@ -251,6 +303,7 @@ def confirmed(
     must_fit: bool = True,
     always: bool = False,
     trace: bool = True,
+    by_formula: Plan | None = None,
 ) -> Confirmed:
     """Plan a job as `planned` does, and confirm by traces that its layout fits.
 
@@ -263,6 +316,7 @@ def confirmed(
         always: trace the layout even if it clearly fits.
         trace: False to trace nothing. A layout that is too large by the closed formula, but may fit by its trace, is no
             error then.
+        by_formula: the plan that the same call without a trace has returned; None to make it.
 
     Raises:
         InputError: as `planned`.
@@ -271,7 +325,7 @@ def confirmed(
     began = time.process_time()
     verdicts = dict[Layout, Verdict]()
     on_cpu = not spec.resources.per_worker.gpu
-    first = planned(demand_of(spec), job.shape, workers, machine, must_fit=False)
+    first = by_formula or planned(demand_of(spec), job.shape, workers, machine, must_fit=False)
     must_fit = must_fit and spec.resources.must_fit
     if not trace:
         if must_fit and not first.fits and not may_fit(first):

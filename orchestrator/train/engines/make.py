@@ -9,6 +9,7 @@ from orchestrator.parallel.layout import Layout
 from orchestrator.train.engines.config import EngineConfig
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.engines.torch_engine import TorchEngine
+from workloads import load as _load  # noqa: F401  (imported before the fork, so that ranks start sooner)
 from workloads.adapters.frozen import after
 from workloads.workload import Workload
 

@@ -53,6 +53,7 @@ def rollouts_of(
         spec.rewards,
         decode=lambda ids: spoken(tokenizer, ids, chat),
         prompt_text=lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False)),
+        together=asked.together,
         models={
             reward.title: RewardModel(reward.model, f"rewards.{number}.model", tokens, device)
             for number, reward in enumerate(spec.rewards)

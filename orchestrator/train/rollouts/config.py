@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, field_validator
 
 from orchestrator.config.records import REWARDED
-from orchestrator.config.resources import Workers, one_number
+from orchestrator.config.resources import ResourceSpec, Workers, one_number
 from orchestrator.config.strict import Count, Positive, StrictModel
 from orchestrator.config.workload import WorkloadSpec
 from orchestrator.rewards.config import RewardSpec
@@ -91,6 +91,14 @@ class RolloutSpec(StrictModel):
     @classmethod
     def one_number_is_both(cls, value: Any) -> Any:
         return one_number(value)
+
+
+def beside_rollout_workers(resources: ResourceSpec, rollout: RolloutSpec | None) -> ResourceSpec:
+    """Return the resources with rollout workers among the workers, all of which divide the memory of their nodes."""
+    if rollout is None or rollout.workers is None:
+        return resources
+    most = resources.workers.max + rollout.workers.max
+    return resources.model_copy(update={"workers": resources.workers.model_copy(update={"max": most})})
 
 
 def with_rollouts(document: Any) -> Any:

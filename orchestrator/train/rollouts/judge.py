@@ -25,6 +25,8 @@ class Judge:
         rewards: the rewards of the job.
         decode: returns the text of token ids, without special tokens.
         prompt_text: the same for a prompt, with special tokens.
+        together: prompts whose answers a reward model gets together. The ranks divide prompts into units of as many, so
+            what a score is computed with does not depend on the number of ranks.
         models: reward models, by the names of their rewards.
         roots: folders with the user's own code.
     """
@@ -32,6 +34,7 @@ class Judge:
     rewards: Sequence[RewardSpec]
     decode: Callable[[Sequence[int]], str]
     prompt_text: Callable[[Sequence[int]], str]
+    together: int
     models: Mapping[str, RewardModel] = field(default_factory=dict)
     roots: Sequence[str] = ()
 
@@ -52,8 +55,8 @@ class Judge:
 
         Args:
             step: steps done.
-            asked: prompts with the answers to each.
-            progressed: called after each reward of an answer.
+            asked: prompts with the answers to each: units of `together` prompts, and perhaps a last one with fewer.
+            progressed: called after each reward of an answer, and after each unit of a reward model.
 
         Raises:
             InputError: if a reward fails whose `on_error` is stop.
@@ -78,11 +81,13 @@ class Judge:
             print(f"reward: {line}", file=sys.stderr)  # goes to the rank's log
         self._scorer.notes.clear()
         for name, model in self.models.items():
-            values = [
-                value
-                for prompt, drawn in asked
-                for value in model.score([[*prompt.tokens, *each.tokens] for each in drawn])
-            ]
+            values: list[float] = []
+            for first in range(0, len(asked), self.together):
+                of_unit = asked[first : first + self.together]
+                values += model.score(
+                    [[*prompt.tokens, *each.tokens] for prompt, drawn in of_unit for each in drawn]
+                )
+                progressed()
             for of_answer, value in zip(rewards, values, strict=True):
                 of_answer[name] = value
         totals = weighted(self.rewards, rewards)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -14,6 +14,10 @@ from orchestrator.resolve.commit_model import model_of_run
 from workloads.inference import with_weights
 from workloads.model.generate import padded
 from workloads.model.heads import ANSWER_ENDS
+
+TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 16384}
+"""Maximum tokens of a forward pass on a kind of device, padding included, unless a single row has more. On a CPU larger
+batches leave its caches, and are slower (docs/benchmarks.md)."""
 
 
 class RewardModel:
@@ -45,7 +49,9 @@ class RewardModel:
 
     @torch.inference_mode()
     def score(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        """Return the reward of each row, the tokens of a prompt and its answer. Rows are read in one batch.
+        """Return the reward of each row, the tokens of a prompt and its answer.
+
+        Rows of like length are read in one batch. Which ones depends on `rows` alone.
 
         Raises InputError if a row has more tokens than the model has positions.
         """
@@ -54,8 +60,34 @@ class RewardModel:
         if self._config.positions == "learned" and longest > limit:
             problem = f"{self._run} reads {limit} tokens, and an answer with its prompt has {longest}"
             raise InputError(problem, self._where, "lower data.sequence_length")
-        tokens, real = padded(rows, self._device.device)
-        places = real.sum(1, keepdim=True) - 1
-        with self._device.autocast():
-            output = self._model({"tokens": tokens, "padding": real, ANSWER_ENDS: places})
-        return [float(value) for value in output.sentence.float().flatten()]
+        scores = [0.0] * len(rows)
+        # The capacity of experts depends on the length of a batch.
+        has_capacity = self._config.moe is not None and self._config.moe.at_length(longest) is not None
+        with self._device.casting_once(), self._device.autocast():
+            most = TOKENS_AT_ONCE[self._device.device.type]
+            for batch in batches(list(map(len, rows)), most, has_one_length=has_capacity):
+                tokens, real = padded([rows[number] for number in batch], self._device.device)
+                places = real.sum(1, keepdim=True) - 1
+                output = self._model({"tokens": tokens, "padding": real, ANSWER_ENDS: places})
+                for number, value in zip(batch, output.sentence.float().flatten().tolist(), strict=True):
+                    scores[number] = value
+        return scores
+
+
+def batches(lengths: Sequence[int], most: int, *, has_one_length: bool = False) -> Iterator[list[int]]:
+    """Yield the indices of the rows of each batch, shortest rows first.
+
+    Args:
+        lengths: the number of tokens of each row.
+        most: the maximum number of tokens of a batch, padding included, unless a single row has more.
+        has_one_length: whether all rows of a batch must be equally long.
+    """
+    batch: list[int] = []
+    for number in sorted(range(len(lengths)), key=lengths.__getitem__):
+        is_full = (len(batch) + 1) * lengths[number] > most
+        if batch and (is_full or (has_one_length and lengths[number] != lengths[batch[0]])):
+            yield batch
+            batch = []
+        batch.append(number)
+    if batch:
+        yield batch

@@ -84,7 +84,7 @@ def plan_at_full_size(job: ResolvedJob, device: str | None) -> tuple[ResolvedJob
             worker_on_paper(spec.resources, spec.train.dtype, device),
         )
     else:
-        machine, known = _worker(spec.resources, spec.train.dtype)
+        machine, known = _worker(spec.shared_resources, spec.train.dtype)
     confirmed_plan = confirmed(job, spec.resources.workers.max, machine, must_fit=False)
     return job, FullSizePlan(
         confirmed_plan.plan, known, not spec.resources.per_worker.gpu, confirmed_plan.traced

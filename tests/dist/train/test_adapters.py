@@ -118,6 +118,7 @@ def test_an_adapter_is_the_same_under_every_layout(
     gang: ProcessGang,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
+    """Asked for in unsloth#2435."""
     results = Results(tmp_path_factory.mktemp("cases"), gang)
     cases = [case_of(folders, *each) for each in layouts]
     alone = results.run_beside_one_process(2, cases)

@@ -82,10 +82,12 @@ QUICK = {
         deep(schedule="interleaved", virtual=4, recompute="full", recompute_layers=1),
         deep(schedule="zero_bubble", virtual=3, first_less=1, last_less=0),
         deep(first_less=2, last_less=3, recompute="selective", recompute_layers=2),
+        deep(schedule="interleaved", virtual=5, first_less=1, last_less=1),
     ],
     4: [
         *some("decoder", Layout(**PIPED, dp=2, zero=3, schedule="zero_bubble")),
         *some("decoder", Layout(**PIPED, tp=2, sequence=True, schedule="zero_bubble")),
+        *some("decoder", Layout(pp=4, first_less=2, last_less=2, micro_batch=2)),
         *some("decoder", Layout(dp=4, zero=2, shard=2, micro_batch=1)),
         *some("decoder", Layout(cp=2, dp=2, zero=3, shard=2, micro_batch=1)),
         *some("moe", Layout(dp=4, ep=2, zero=3, shard=2, micro_batch=1)),

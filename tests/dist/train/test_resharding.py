@@ -15,14 +15,19 @@ WALKS: dict[str, list[Layout]] = {
         Layout(dp=4, zero=1),
         Layout(pp=2, tp=2, micro_batch=2),
         Layout(dp=2, cp=2, zero=3),
-        Layout(pp=2, dp=2, zero=2, schedule="zbv"),
+        Layout(pp=2, dp=2, zero=2, schedule="zbv", first_less=2, last_less=2),
         Layout(dp=2, tp=2, zero=1, sequence=True),
     ],
-    "moe": [Layout(dp=4, ep=2, zero=1), Layout(pp=2, dp=2, ep=2, schedule="interleaved"), Layout(cp=2, tp=2)],
+    "moe": [
+        Layout(dp=4, ep=2, zero=1),
+        Layout(pp=2, dp=2, ep=2, schedule="interleaved", first_less=2, last_less=2),
+        Layout(cp=2, tp=2),
+    ],
     "pair": [Layout(pp=4, schedule="gpipe"), Layout(dp=2, tp=2, zero=3)],
     "wide": [Layout(dp=2, tp=2, zero=3), Layout(pp=2, dp=2, ep=2), Layout(dp=4, zero=1)],
 }
-"""Layouts of four ranks, each of which goes on from the commit of the one before."""
+"""Layouts of four ranks, each of which goes on from the commit of the one before. Two have a first and a last stage
+without layers."""
 TRAINED = {
     **MODELS,
     "decoder": {**MODELS["decoder"], "average": {"ema": 0.5}},

@@ -23,12 +23,18 @@ from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import MEMORY_SHARE, peak_bytes
 from orchestrator.planner.planner import Planner
+from orchestrator.planner.step_trace import CATEGORIES, Memory, NotTraced, StepTrace
 from orchestrator.planner.trace import background_tracer, layout_memory
-from orchestrator.planner.trace.layout_memory import check_fits, confirmed
+from orchestrator.planner.trace.layout_memory import TracedMemory, check_fits, confirmed
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve
 
 LOW = 0.5
 """What the formula says is this share of what it should."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_remembered() -> None:
+    layout_memory._remembered.cache_clear()
 
 
 @pytest.fixture
@@ -84,6 +90,38 @@ def test_without_time_for_more_the_one_that_needs_least_is_taken(
     assert reasons[layout.but(micro_batch=2)] == f"is not known to fit, as {layout} is by its trace"
     planner = Planner(demand_of(resolved.spec), resolved.shape, machine, confirm=lambda _: found.verdicts)
     assert (planner.choose(1), planner.refused) == (layout, 1)
+
+
+def test_what_has_the_same_shape_is_traced_once(
+    resolved: ResolvedJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[Layout, float]] = []
+    nothing = dict.fromkeys(CATEGORIES, 0)
+
+    def traced(asked: layout_memory._Asked) -> TracedMemory:
+        layout, seconds = asked.layout, asked.seconds
+        made.append((layout, seconds))
+        if not seconds:
+            return TracedMemory(layout, (NotTraced(0, "it takes too long"),), 0.0)
+        return TracedMemory(layout, (StepTrace(0, {}, (), Memory(7, nothing, nothing, "forward")),), seconds)
+
+    def changed(**train: Any) -> ResolvedJob:
+        spec = resolved.spec
+        train_spec = spec.train.model_copy(update=train)
+        return dataclasses.replace(resolved, spec=spec.with_parts(train=train_spec))
+
+    monkeypatch.setattr(layout_memory, "_traced", traced)
+    one, two = Layout(micro_batch=1), Layout(micro_batch=2)
+    for each, layout, seconds in (
+        (resolved, one, 0.0),  # without time there is nothing to remember
+        (resolved, one, 1.0),
+        (changed(steps=7), one, 0.0),
+        (changed(global_batch=8), one, 2.0),
+        (resolved, two, 3.0),
+    ):
+        found = layout_memory.traced_memory(each, layout, seconds)
+        assert (found.layout, bool(found.traces)) == (layout, len(made) > 1)
+    assert made == [(one, 0.0), (one, 1.0), (one, 2.0), (two, 3.0)]
 
 
 def test_a_layout_that_is_known_to_fit_leaves_out_those_on_no_more_ranks(tmp_path: Path) -> None:

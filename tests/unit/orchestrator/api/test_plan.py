@@ -28,6 +28,7 @@ def document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 @pytest.mark.parametrize(("options", "words"), [
     ({"machine": "a100-80"}, ["--machine", "a100-80"]),
     ({"machine": "h100-80", "workers": 2}, ["--machine", "h100-80", "--workers", "2"]),
+    ({"machine": "a100-80", "trace": False}, ["--machine", "a100-80", "--trace", "off"]),
 ])  # fmt: skip
 def test_it_is_what_the_command_shows(
     document: dict[str, Any], options: dict[str, Any], words: list[str], capsys: pytest.CaptureFixture[str]

@@ -220,8 +220,10 @@ def test_a_damaged_commit_gives_way(in_memory: Path) -> None:
 
 
 def test_a_late_writer_of_a_dead_attempt_changes_nothing(uri: str) -> None:
+    """Nor does what it left of a step that another rank never finished. Asked for in ray#41700."""
     dead, alive = Store(uri), Store(uri)
     dead.write_shard(5, 0, [full_piece("model.w", torch.zeros(8, 6))])
+    assert alive.steps() == []
     held = commit(alive, 5)
     late = dead.write_shard(5, 0, [full_piece("model.w", torch.ones(8, 6))])
     with pytest.raises(InputError, match="committed already"):

@@ -68,7 +68,7 @@ SOURCE = "data.sources=[{uri: %s}]"
         (["job.yaml", "--until", "13"], ["--until: step 13 is beyond train.steps 12"]),
         (["job.yaml", "--fault", "melt@1:2"], ["--fault melt@1:2: write KIND@RANK:STEP"]),
         (["job.yaml", "--set", "parallel.tp=3"], ["tp 3 does not divide the model's 4 attention heads", "1, 2, 4"]),
-        (["job.yaml", "--set", "parallel.pp=3"], ["pp 3 makes 3 stages"]),
+        (["job.yaml", "--set", "parallel.pp=5"], ["pp 5 makes 5 stages"]),
         (["job.yaml", "--set", SOURCE % "nowhere.txt"], ["nowhere.txt: there is no such file"]),
         (["job.yaml", "--set", SOURCE % "'*.csv'"], ["*.csv: there is no such file"]),
         (["job.yaml", "--set", SOURCE % "."], ["is a folder of rows", "and of texts", "name its files"]),

@@ -29,16 +29,26 @@ def _always_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lives(faults: int, seconds: float = 3600.0) -> list[dict[str, Any]]:
-    """A run that a fault ends again and again; an attempt in all its phases takes as many seconds."""
+    """A run that a fault ends again and again; an attempt in all its phases takes as many seconds.
+
+    Rollout workers come and go within phases, and stay from one attempt to the next.
+    """
     found = [event(0.0, 0, "prepare")]
     for n in range(faults):
         at = n * seconds
         layout = {"layout_after": f"dp{n % 3 + 1} zero0 mb4"}
-        found.append(event(at, n + 1, "start", **layout))
-        found.append(event(at + 0.1 * seconds, n + 1, "train"))
+        now = [generating(at, n % 3)] if n % 3 else []
+        found.append(event(at, n + 1, "start", **layout, rollout_workers=now))
+        changes = [generating(at + 0.05 * seconds, 4), generating(at + 0.08 * seconds, 0)]
+        found.append(event(at + 0.1 * seconds, n + 1, "train", rollout_workers=changes))
         found.append(event(at + 0.8 * seconds, n + 1, "stop", first_fault="died"))
-        found.append(event(at + 0.9 * seconds, n + 1, "wait"))
+        came = [generating(at + 0.85 * seconds, (n + 1) % 3)]
+        found.append(event(at + 0.9 * seconds, n + 1, "wait", rollout_workers=came))
     return found
+
+
+def generating(time: float, workers: int) -> dict[str, Any]:
+    return {"time": time, "workers": workers, "machines": [], "usd_per_hour": None}
 
 
 def test_a_history_knows_what_its_events_say() -> None:

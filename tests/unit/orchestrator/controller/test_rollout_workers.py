@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Set
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,9 @@ from fake_gang import Attempt, FakeGang
 from cluster.workers.device_limits import CPU
 from cluster.workers.gang import Bundle, Cause, GangStatus, RankStatus
 from orchestrator.config.resources import Workers
+from orchestrator.controller.config import LimitSpec
 from orchestrator.controller.health import FIRST_STEP, STRIKES, excluded
+from orchestrator.controller.rollout_changes import RolloutChanges
 from orchestrator.controller.rollout_workers import RolloutWorkers
 
 NODES = ("a", "b", "c", "d")
@@ -77,8 +80,10 @@ def hosts() -> Hosts:
 
 @pytest.fixture
 def workers(hosts: Hosts) -> Iterator[RolloutWorkers]:
-    cluster: Any = SimpleNamespace(gang=hosts.gang, services=lambda *_: hosts, host=lambda: "127.0.0.1")
-    found = RolloutWorkers(cluster, "run", Workers(min=1, max=2), Bundle(), CPU)
+    cluster: Any = SimpleNamespace(
+        gang=hosts.gang, services=lambda *_: hosts, host=lambda: "127.0.0.1", machines=lambda nodes: []
+    )
+    found = RolloutWorkers(cluster, "run", Workers(min=1, max=2), Bundle(), CPU, LimitSpec())
     begin(found)
     yield found
     found.close()
@@ -103,6 +108,33 @@ def test_they_leave_nodes_that_are_to_be_avoided(workers: RolloutWorkers, hosts:
     workers.follow(1, avoid={"a"})
     assert [rank.node for rank in workers.running] == ["b"]
     assert hosts.gangs[1].avoided == [{"a"}, {"a"}]
+
+
+def test_events_tell_how_many_run_and_what_their_machines_cost(
+    workers: RolloutWorkers, hosts: Hosts, tmp_path: Path
+) -> None:
+    table = tmp_path / "prices.csv"
+    table.write_text("machine,market,zone,usd_per_hour\nm,spot,,0.5\n")
+    changes = RolloutChanges(
+        LimitSpec(prices=str(table)),
+        lambda nodes: [{"node": node, "machine": "m", "market": "spot", "zone": ""} for node in nodes],
+    )
+    workers.changes = changes
+    assert workers.take_news({"a"}, "train") == []
+    workers.follow(1, avoid={"a"})
+    assert workers.take_news({"a"}, "start") == []
+    workers.follow(1, avoid={"a"})
+    assert workers.take_news({"a"}, "train") == ["1 rollout worker runs"]
+    (first,) = changes.take(is_start=False)
+    assert (first["workers"], first["usd_per_hour"]) == (1, 0.5)
+    assert workers.take_news(set(), "wait") == [], "the ranks are gone for a moment, and their machines stay"
+    assert changes.take(is_start=False) == []
+    (again,) = changes.take(is_start=True)
+    assert again == first | {"time": again["time"]}
+    workers.follow(0)
+    assert workers.take_news({"a"}, "train") == ["0 rollout workers run"]
+    (last,) = changes.take(is_start=True)
+    assert (last["workers"], last["machines"], last["usd_per_hour"]) == (0, [], None)
 
 
 def test_weights_go_to_two_nodes_and_to_none_that_is_lost(workers: RolloutWorkers, hosts: Hosts) -> None:

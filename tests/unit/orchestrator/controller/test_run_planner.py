@@ -14,8 +14,9 @@ from orchestrator.config.spec import parse
 from orchestrator.controller.run_planner import planner_on
 from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.demand import Demand, demand_of
-from orchestrator.planner.device import Machine
-from orchestrator.planner.rollouts import check_rollout_workers, offered_bytes, worker_bytes
+from orchestrator.planner.memory import LIBRARIES, MEMORY_SHARE
+from orchestrator.planner.planner import Planner
+from orchestrator.planner.rollouts import worker_bytes
 from orchestrator.planner.shape_of_model import model_shape
 from workloads.describe import describe
 
@@ -66,8 +67,27 @@ def test_rollout_workers_on_cpus_share_the_memory_of_their_node() -> None:
     notes(asked, node(1.1 * for_all))
     with pytest.raises(InputError, match="a rollout worker needs"):
         notes(asked, node(0.9 * for_all - 5e9))
-    here = Machine(memory=for_all, flops=1e12, shared_by=1)
-    alone = Machine(memory=for_all / 5.0, flops=1e12)
-    assert offered_bytes(asked, here) == pytest.approx(offered_bytes(asked, alone))
-    with pytest.raises(InputError, match="a rollout worker needs"):
-        check_rollout_workers(asked, SHAPE, dataclasses.replace(here, memory=0.5 * for_all))
+    assert asked.shared_resources.workers.max == 5
+
+
+def test_layouts_are_chosen_for_the_memory_beside_rollout_workers() -> None:
+    """One rank and four rollout workers on a node divide its memory; a run with a commit goes on all the same."""
+    asked = demand(gpu=0)
+    rollout_worker = 1.02 * (worker_bytes(asked, SHAPE) + LIBRARIES) / MEMORY_SHARE
+
+    def planner(total: float, *, resumes: bool = False) -> tuple[Planner, list[str]]:
+        cluster = dataclasses.replace(
+            fake_cluster(lambda: FakeGang(Training())), offer=lambda bundle, most: Offer(total / most)
+        )
+        return planner_on(
+            cluster, asked, SHAPE, job="", is_stopped=bool, is_busy=lambda: True, resumes=resumes
+        )
+
+    roomy, notes = planner(25 * rollout_worker)
+    assert (roomy.plan(1).fits, notes) == (True, [])
+    tight, _ = planner(5 * rollout_worker)
+    with pytest.raises(InputError, match=r"needs .*, but a worker offers .* beside rollout.workers.max 4"):
+        tight.plan(1)
+    resumed, notes = planner(5 * rollout_worker, resumes=True)
+    assert resumed.plan(1).fits
+    assert notes[-1].startswith("no layout fits beside rollout.workers")

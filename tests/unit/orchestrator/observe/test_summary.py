@@ -102,7 +102,7 @@ def test_medians_leave_out_what_warms_up_and_what_was_lost() -> None:
 
 def test_workers_are_held_from_start_to_stop() -> None:
     # Two workers from 110 to 152, one from 152 to 190; none while preparing or exporting.
-    assert worker_seconds(timeline(EVENTS, TALLY), TALLY) == 2 * 42 + 38
+    assert worker_seconds(timeline(EVENTS, TALLY), TALLY, EVENTS) == 2 * 42 + 38
 
 
 def test_cost_and_energy_say_what_they_assume() -> None:

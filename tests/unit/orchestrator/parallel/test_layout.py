@@ -13,6 +13,7 @@ from workloads.model.presets import preset
 
 DENSE = ModelShape(1000, 8, 64, 8, 4, 128, 100, 32, stages=8)
 EXPERTS = dataclasses.replace(DENSE, experts=6, expert_feedforward=16)
+WITH_LAYERS = dataclasses.replace(DENSE, bare_ends=False)
 
 
 def test_a_tensor_group_is_neighbours_and_a_pipeline_reaches_farthest() -> None:
@@ -52,7 +53,10 @@ def test_zbv_comes_back_to_the_first_rank() -> None:
         (Layout(tp=2), dataclasses.replace(DENSE, uneven_vocabulary=False, vocabulary=9), "vocabulary"),
         (Layout(pp=16), DENSE, "pp 16 makes 16 stages, but the model can be cut into 8; choose pp up to 8"),
         (Layout(pp=8, schedule="zbv"), DENSE, "makes 16 stages, 2 per rank under zbv"),
-        (Layout(pp=2), dataclasses.replace(DENSE, stages=1), "choose pp up to 1"),
+        (Layout(pp=2), dataclasses.replace(DENSE, stages=1, bare_ends=False), "choose pp up to 1"),
+        (Layout(pp=9), WITH_LAYERS, "but the model can be cut into 8; choose pp up to 8"),
+        (Layout(pp=10), DENSE, "choose pp up to 8, or set first_less and last_less to 1"),
+        (Layout(pp=11, first_less=1, last_less=1), DENSE, "but the model can be cut into 8; choose pp up to 8"),
         (Layout(cp=3), DENSE, "2 x cp 6 does not divide the model's 32 positions"),
         (Layout(cp=2), dataclasses.replace(DENSE, no_context_split="it reads all"), "it reads all; set cp to 1"),
         (Layout(dp=2, ep=2), DENSE, "needs experts, but this model is dense"),
@@ -76,7 +80,12 @@ def test_zbv_comes_back_to_the_first_rank() -> None:
         (Layout(virtual=4), DENSE, "virtual 4 is for pipelines whose ranks interleave"),
         (Layout(pp=2, schedule="zbv", virtual=4), DENSE, "or leave virtual out"),
         (Layout(last_less=2), DENSE, "cut a pipeline, but pp is 1"),
-        (Layout(pp=4, first_less=8, micro_batch=1), DENSE, "leave stage 0 of 4 none of the 8 layers"),
+        (Layout(pp=4, first_less=8), WITH_LAYERS, "leave stage 0 of 4 none of the 8 layers; lower them"),
+        (
+            Layout(pp=4, first_less=8),
+            DENSE,
+            "stage 1 of 4 none of the 8 layers, which only the first and the last may lack; lower them",
+        ),
         (Layout(recompute_layers=2), DENSE, "recompute is none; set recompute to full"),
         (Layout(pp=3, schedule="interleaved"), DENSE, "needs a multiple of pp 3 micro-batches, and there are 16"),
     ],
@@ -85,6 +94,17 @@ def test_an_illegal_layout_names_the_rule_and_the_mend(layout: Layout, shape: Mo
     problems = layout.problems(shape, 16)
     assert any(words in problem for problem in problems), problems
     assert all("; " in problem for problem in problems)
+
+
+def test_only_the_first_and_the_last_stage_may_have_no_layer() -> None:
+    for layout in (
+        Layout(pp=4, first_less=4, last_less=4),
+        Layout(pp=9),
+        Layout(pp=10, first_less=1, last_less=1),
+        Layout(pp=2, schedule="interleaved", virtual=5, first_less=1, last_less=1),
+    ):
+        assert layout.problems(DENSE, 20) == []
+        assert layout.problems(WITH_LAYERS, 20)
 
 
 @pytest.mark.parametrize("shape", [DENSE, EXPERTS])

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.stage_models import plain_stage, stages_with
-from orchestrator.parallel.stages import layers_of
+from orchestrator.parallel.stages import layers_by_stage, layers_of
 from workloads.load import load
 from workloads.workload import Vocabulary
 
@@ -38,6 +38,13 @@ def test_what_embedding_and_head_count_as_is_taken_from_the_first_and_the_last_s
         found = [layout.layers_of(32, stage) for stage in range(4)]
         assert [count for _, count in found] == counts
         assert [start for start, _ in found] == [sum(counts[:stage]) for stage in range(4)]
+
+
+def test_embedding_and_head_may_be_stages_of_their_own() -> None:
+    for layers, stages in ((126, 128), (1, 3), (8, 4)):
+        each = layers // (stages - 2)
+        assert layers_by_stage(layers, stages, each, each) == (0, *[each] * (stages - 2), 0)
+    assert layers_by_stage(7, 8) == (1, 1, 1, 1, 1, 1, 1, 0)
 
 
 @pytest.mark.parametrize("layers", [3, 4, 5])

@@ -9,7 +9,7 @@ import yaml
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, dump, parse
-from orchestrator.parallel.layout import Layout
+from orchestrator.parallel.layout import Layout, split_problems
 from orchestrator.planner.candidates import Room, all_degrees
 from orchestrator.planner.choose_layout import plan
 from orchestrator.planner.demand import demand_of
@@ -58,6 +58,16 @@ def test_what_is_pinned_stays_and_the_rest_is_searched(pins: dict[str, Any]) -> 
     layouts = found(job(**pins))
     assert len(layouts) > 1
     assert {tuple(getattr(layout, key) for key in pins) for layout in layouts} == {tuple(pins.values())}
+
+
+@pytest.mark.parametrize(
+    "pins", [{"pp": 6, "schedule": "interleaved", "virtual": 3}, {"pp": 18, "first_less": 1, "last_less": 1}]
+)
+def test_embedding_and_head_are_stages_of_their_own_where_the_pins_leave_them_no_layer(
+    pins: dict[str, Any],
+) -> None:
+    legal = [layout for layout in found(job(**pins), 18) if not split_problems(layout, SHAPE)]
+    assert {(layout.first_less, layout.last_less) for layout in legal} == {(1, 1)}
 
 
 def test_weights_are_also_divided_over_a_node_where_there_are_several() -> None:

@@ -12,7 +12,9 @@ from orchestrator.planner.choose_layout import plan
 from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device_profile import load
 from orchestrator.planner.frontier import frontier
+from orchestrator.planner.rollouts import time_of
 from orchestrator.planner.shape_of_model import model_shape
+from orchestrator.train.rollouts.config import RolloutSpec
 from workloads.describe import describe
 
 SHAPE = model_shape(describe("gpt2", {}, objective="causal_lm"), 512)
@@ -44,6 +46,14 @@ def test_no_point_is_beaten_in_time_and_cost() -> None:
         assert any(p.hours <= hours + 1e-12 and p.worker_hours <= cost + 1e-12 for p in found)
     assert found[0].usd == pytest.approx(2.0 * found[0].worker_hours)
     assert found[0].to_json()["workers"] == found[0].layout.world
+
+
+def test_the_hours_of_rollout_workers_count() -> None:
+    demand = replace(demand_of(job(8)), rollout=RolloutSpec(group=2, max_tokens=64, workers=2))
+    (alone,) = frontier(demand, SHAPE, 1, H100)
+    time = time_of(demand, SHAPE, plan(demand, SHAPE, 1, H100))
+    assert alone.step_seconds == time.seconds > time.train
+    assert alone.worker_hours == pytest.approx(3 * alone.hours)
 
 
 def test_without_a_price_there_is_no_cost_in_money() -> None:

@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from orchestrator.train.flight_record import PRINTED, line_of, missing_ranks, write_collectives
+from cluster.workers.hang_report import HangReport
+from orchestrator.train.flight_record import PRINTED, last_collectives, line_of, report_hang
 
 
-def test_the_last_collectives_are_printed_and_all_are_written(
+def test_the_last_collectives_are_sent_printed_and_all_are_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    sent: list[HangReport] = []
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         for _ in range(PRINTED + 3):
             dist.all_reduce(torch.ones(4))
-        write_collectives(str(tmp_path / "run"), 2, 0)
+        report_hang(str(tmp_path / "run"), 2, 0, sent.append)
     finally:
         dist.destroy_process_group()
     record = tmp_path / "run" / "profiles" / "hang-attempt-2" / "rank-0.gloo.json"
     assert len(json.loads(record.read_text())["entries"]) >= PRINTED + 3
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == PRINTED
-    assert "gloo:all_reduce [[4]] -> [[4]]" in lines[-1]
+    assert "gloo:all_reduce [[4]] -> [[4]], completed" in lines[-1]
+    (report,) = sent
+    assert HangReport.from_json(json.loads(json.dumps(dataclasses.asdict(report)))) == report
+    assert report.frame.startswith("main_frame (flight_record.py:")
+    assert not report.is_waiting
+    last = next(each for each in report.entered if "all_reduce" in each.text)
+    assert (last.is_done, last.ranks) == (True, (0,))
+    assert last.number >= PRINTED + 3
 
 
 def test_of_ranks_with_gpus_those_of_nccl_are_told_too(
@@ -36,48 +47,46 @@ def test_of_ranks_with_gpus_those_of_nccl_are_told_too(
     entry = {"profiling_name": "nccl:all_reduce", "collective_seq_id": 7, "state": "started"}
     told = json.dumps({"entries": [entry]}).encode()
     monkeypatch.setattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", lambda: told, raising=False)
-    write_collectives(str(tmp_path / "run"), 1, 3)
+    report_hang(str(tmp_path / "run"), 1, 3, lambda report: None)
     assert (tmp_path / "run/profiles/hang-attempt-1/rank-3.nccl.json").read_bytes() == told
     assert "collective 7 of group : nccl:all_reduce" in capsys.readouterr().err
 
 
-def test_the_ranks_that_others_wait_for_are_named(tmp_path: Path) -> None:
-    """Rank 2 has not come to the third collective of its group, though it is as far as rank 3 in another group.
+def test_of_each_group_the_last_completed_collective_and_the_first_other_are_told() -> None:
+    """gloo marks completed collectives as retired, NCCL by their state; messages between two ranks do not count."""
 
-    Asked for in ray#58878.
-    """
-    folder = tmp_path / "profiles" / "hang-attempt-2"
-    folder.mkdir(parents=True)
-    groups = {0: {"world": 3}, 1: {"world": 3, "tp": 9}, 2: {"world": 2, "pp": 4}, 3: {"world": 3, "pp": 4}}
-    for rank, numbers in groups.items():
-        entries = [
-            {
-                "process_group": ["0", group],
-                "collective_seq_id": number,
-                "profiling_name": "gloo:all_reduce",
-                "state": "completed" if rank < 2 else "started",
-            }
-            for group, last in numbers.items()
-            for number in range(1, last + 1)
-        ]
-        entries.append({"process_group": ["0", "world"], "is_p2p": True, "collective_seq_id": 99})
-        (folder / f"rank-{rank}.gloo.json").write_text(json.dumps({"entries": entries}))
-    nodes = {rank: f"node-{rank}" for rank in range(5)}
-    lines = missing_ranks(str(tmp_path), 2, nodes)
-    assert len(lines) == 2
-    assert lines[0].startswith("rank 4 on node-4 is missing: others wait in collective 4 of group 0 pp")
-    assert lines[1].startswith(
-        "rank 2 on node-2 is missing: others wait in collective 3 of group 0 world: gloo:all_"
-    )
-    assert "its last was collective 2 of group 0 world" in lines[1]
-    assert missing_ranks(str(tmp_path), 3, nodes) == []
-    (folder / "rank-0.gloo.json").write_text("{")
-    assert missing_ranks(str(tmp_path), 2, nodes) == []
+    def entry(group: str, number: int, **more: Any) -> dict[str, Any]:
+        kind = {
+            "profiling_name": "gloo:all_reduce",
+            "input_sizes": [[4]],
+            "state": "scheduled",
+            "retired": False,
+        }
+        return {"process_group": [group, "any"], "collective_seq_id": number, **kind, **more}
+
+    entries = [
+        entry("0", 1, retired=True),
+        entry("0", 2, state="completed"),
+        entry("a", 9, retired=True),
+        entry("0", 3),
+        entry("0", 4),
+        entry("0", 99, is_p2p=True),
+    ]
+    found = last_collectives("gloo", entries, {"0": (0, 1, 2), "b": (0, 1)})
+    assert [(each.group, each.number, each.is_done, each.ranks) for each in found] == [
+        ("gloo 0", 2, True, (0, 1, 2)),
+        ("gloo a", 9, True, ()),
+        ("gloo 0", 3, False, (0, 1, 2)),
+    ]
+    assert found[0].text == "collective 2 of ranks 0, 1, 2, gloo:all_reduce [[4]]"
+    assert found[1].text == "collective 9 of group a, gloo:all_reduce [[4]]"
+    many = last_collectives("gloo", [entry("0", 1)], {"0": tuple(range(64))})
+    assert many[0].text == "collective 1 of 64 ranks, gloo:all_reduce [[4]]"
 
 
 def test_a_store_that_fails_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
-    write_collectives(str(tmp_path / "run"), 1, 0)
+    report_hang(str(tmp_path / "run"), 1, 0, lambda report: None)
     assert (tmp_path / "run").is_file()
 
 

@@ -347,6 +347,6 @@ def test_stages_of_a_pipeline_and_recomputed_layers_skip_the_same(model: str) ->
     for one, other in zip(again.parameters(), whole.parameters(), strict=True):
         assert one.grad is None or torch.equal(one.grad, other.grad)
     (first, _), (second, _) = skipping(model, 0.5), skipping(model, 0.5)
-    first.keep(0, 2)
-    second.keep(2, 4)
+    first.keep(0, 2, first=True, last=False)
+    second.keep(2, 4, first=False, last=True)
     assert torch.equal(second(batch, first(batch).hidden).logits, wanted)

@@ -218,8 +218,11 @@ def test_glm_counts_within_the_span_too() -> None:
     assert not torch.allclose(model(flat).logits, model(inner).logits)
 
 
+@pytest.mark.parametrize(
+    "cuts", [((0, 1), (1, 3)), ((0, 0), (0, 2), (2, 3), (3, 3))], ids=["even", "ends-without-layers"]
+)
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "bert-tiny", "mixtral-tiny", "glm-tiny"])
-def test_stages_make_the_whole(name: str) -> None:
+def test_stages_make_the_whole(name: str, cuts: tuple[tuple[int, int], ...]) -> None:
     config = Case(name, name, {"layers": 3}).config
     workload = workload_of(config)
     state = random_state(workload)
@@ -227,10 +230,10 @@ def test_stages_make_the_whole(name: str) -> None:
     whole.load_state_dict(state)
     assert workload.stages() == ("layers.1", "layers.2")
     batch, hidden, extra, names = {"tokens": tokens()}, None, None, []
-    for start, stop in ((0, 1), (1, 3)):
+    for number, (start, stop) in enumerate(cuts):
         with torch.device("meta"):
             stage = workload.build()
-        stage.keep(start, stop)
+        stage.keep(start, stop, first=number == 0, last=number == len(cuts) - 1)
         stage.to_empty(device="cpu").load_state_dict({n: state[n] for n in stage.state_dict()})
         names += [n for n, _ in stage.named_parameters()]
         output = stage(batch, hidden, extra)

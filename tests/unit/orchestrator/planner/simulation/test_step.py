@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 from fsdp_steps import HELD_OUT
 from megatron_steps import BIGSCIENCE, BLIND, DAO, MEGATRON_FITTED, NANOTRON, NEMO, NVIDIA, SIMUMAX
 from nvidia_steps import NVIDIA_FITTED, NVIDIA_HELD_OUT
-from published_steps import MEGATRON, PTDP_1, ROWS, Published, gpt, llama
+from published_steps import MEGATRON, PTDP_1, REPORT, ROWS, Published, gpt, llama
 
+from orchestrator.config.chain import load_job
+from orchestrator.config.spec import JobSpec
 from orchestrator.parallel.layout import Layout
+from orchestrator.planner.choose_layout import plan
+from orchestrator.planner.demand import demand_of
 from orchestrator.planner.device import TURN, Machine
 from orchestrator.planner.device_profile import load
 from orchestrator.planner.search import passes_time, time_lower_bound
@@ -40,6 +45,22 @@ def test_published_steps_are_met(machine: str) -> None:
     found = errors([row for row in ROWS if row.machine == machine])
     assert mean(found) < 0.07
     assert max(map(abs, found)) < 0.15
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.name}, {row.source}")
+def test_published_layouts_are_legal(row: Published) -> None:
+    assert row.layout.problems(row.shape, row.batch) == []
+
+
+@pytest.mark.parametrize("row", REPORT, ids=lambda row: row.name)
+def test_llama_3_405b_is_met_as_a_job(row: Published) -> None:
+    spec = load_job(Path(__file__).parents[5] / "examples" / "llama-3-405b.yaml")
+    assert isinstance(spec, JobSpec)
+    shape = model_shape(describe(spec.workload.model, spec.workload.changes), spec.data.sequence_length)
+    assert shape.parameters == pytest.approx(row.shape.parameters, rel=1e-3)
+    chosen = plan(demand_of(spec), shape, row.layout.world, MACHINES[row.machine], must_fit=False).chosen
+    assert chosen.layout == row.layout
+    assert chosen.seconds == pytest.approx(row.seconds, rel=0.05)
 
 
 def test_steps_that_no_profile_is_fitted_to_are_met() -> None:

@@ -221,6 +221,7 @@ def test_groups_and_smoothed_labels_train_as_plain_torch_does() -> None:
         plain = torch.optim.AdamW(list(map(of, named)), betas=spec.train.optimizer.betas, eps=1e-4)
         for step in range(3):
             (batch,) = micro_batches(workload, spec, layout, step)
+            sums = engine.eval_step([dict(batch)])
             metrics = engine.train_step([dict(batch)], 1e-2)
             logits, labels = model(batch).logits.flatten(0, 1), batch["labels"].flatten()
             told = torch.nn.functional.cross_entropy(logits, labels, ignore_index=-100)
@@ -229,6 +230,7 @@ def test_groups_and_smoothed_labels_train_as_plain_torch_does() -> None:
             loss.backward()
             plain.step()
             assert metrics.loss == pytest.approx(float(told.detach()), rel=1e-6)
+            assert sums.loss / sums.tokens == pytest.approx(float(told.detach()), rel=1e-6)
         for name, ours in engine.parallel.stages[0].named_parameters():
             torch.testing.assert_close(
                 ours, named[name], rtol=0, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}"

@@ -1,0 +1,144 @@
+"""Name the ranks that the others of a hanging gang wait for, from what each rank reports. Pure, as `decide` is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cluster.workers.gang import FINISHED, RankStatus
+from cluster.workers.hang_report import Entered
+
+NAMED = 4
+"""How many missing ranks one line names; it counts the rest."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A rank that others wait for."""
+
+    rank: int
+    node: str
+    why: str
+    """What the others wait in, its own last collective and what it was doing, as text for people."""
+
+    @property
+    def where(self) -> str:
+        """The rank and its node, for people."""
+        return f"rank {self.rank} on {self.node}"
+
+    @property
+    def text(self) -> str:
+        """One line about it."""
+        return f"{self.where} is missing: {self.why}"
+
+
+def missing_ranks(ranks: Sequence[RankStatus], silent: bool = False) -> list[Missing]:
+    """Return the ranks that others wait for, in order; empty if the ranks were not asked, or nothing shows it.
+
+    A rank waits if it is in a collective that another rank has not entered, or if its main thread is in a function that
+    waits for others. Missing is a rank that does not wait while others do, or that does not answer. If all wait, it is
+    one that others wait for and that is in no collective which others have not entered. If none waits, it is one that
+    has begun fewer stages than others.
+
+    Args:
+        ranks: the ranks of the gang, after they were asked by `Gang.print_stacks`.
+        silent: whether only ranks that do not answer are missing: the others may still compute.
+    """
+    running = [rank for rank in ranks if rank.state not in FINISHED]
+    if all(rank.hang is None for rank in running):
+        return []
+    found = {rank.rank for rank in running if rank.hang is None}
+    if not silent:
+        waits = {rank.rank: _awaited(rank, running) for rank in running}
+        answered = [rank for rank in running if rank.hang is not None]
+        busy = {r.rank for r in answered if r.hang and not (r.hang.is_waiting or waits[r.rank])}
+        if len(busy) < len(answered):
+            found |= busy
+            found = found or {r for others in waits.values() for r in others if not waits[r]}
+        elif not found:
+            found = _late(running)
+    return [Missing(rank.rank, rank.node, _why(rank, running)) for rank in running if rank.rank in found]
+
+
+def _late(running: Sequence[RankStatus]) -> set[int]:
+    """Return the ranks that have begun the fewest stages, if others have begun more."""
+    first = min(rank.stage.number for rank in running)
+    late = {rank.rank for rank in running if rank.stage.number == first}
+    return late if len(late) < len(running) else set()
+
+
+def named(missing: Sequence[Missing]) -> str:
+    """Return the ranks and nodes of at most NAMED missing ranks, and the number of the others."""
+    names = [each.where for each in missing[:NAMED]]
+    if rest := len(missing) - len(names):
+        names.append(f"{rest} more")
+    return " and ".join(names)
+
+
+def shared_wait(ranks: Sequence[RankStatus]) -> str:
+    """Return what most ranks wait in, as text for people; empty if none has reported."""
+    reports = [rank.hang for rank in ranks if rank.hang is not None]
+    texts = Counter(each.text for report in reports for each in report.entered if not each.is_done)
+    texts = texts or Counter(report.frame for report in reports if report.frame)
+    return "".join(f"{_ranks(count)} in {text}" for text, count in texts.most_common(1))
+
+
+def _ranks(count: int) -> str:
+    return f"{count} ranks are" if count > 1 else f"{count} rank is"
+
+
+def _entered(rank: RankStatus) -> tuple[Entered, ...]:
+    return rank.hang.entered if rank.hang is not None else ()
+
+
+def _awaited(rank: RankStatus, running: Sequence[RankStatus]) -> dict[int, Entered]:
+    """Return the ranks that have not entered a collective in which `rank` is, each with that collective."""
+    result: dict[int, Entered] = {}
+    for entry in _entered(rank):
+        for other in running:
+            if not entry.is_done and other is not rank and _is_awaited(other, entry):
+                result.setdefault(other.rank, entry)
+    return result
+
+
+def _is_awaited(other: RankStatus, entry: Entered) -> bool:
+    """Whether a rank in this collective waits for the rank `other`."""
+    if entry.ranks and other.rank not in entry.ranks:
+        return False
+    if other.hang is None:
+        return True
+    last = _last(entry.group, [other])
+    if last is None:
+        return bool(entry.ranks)  # if its ranks are unknown, `other` may be none of them
+    return last.number < entry.number
+
+
+def _last(group: str, ranks: Sequence[RankStatus], is_done: bool = False) -> Entered | None:
+    """Return the last collective of a group that one of these ranks has entered, or completed with `is_done`."""
+    entries = [each for rank in ranks for each in _entered(rank) if each.group == group]
+    return max((e for e in entries if e.is_done or not is_done), key=lambda e: e.number, default=None)
+
+
+def _why(rank: RankStatus, running: Sequence[RankStatus]) -> str:
+    """Return what is known about a missing rank, for people."""
+    others = [other for other in running if other is not rank]
+    entries = [e for other in others if (e := _awaited(other, running).get(rank.rank)) is not None]
+    parts = []
+    if entries:
+        text, count = Counter(entry.text for entry in entries).most_common(1)[0]
+        parts.append(f"{_ranks(count)} in {text}, and it is not")
+        group = next(entry.group for entry in entries if entry.text == text)
+        if rank.hang is None:
+            last = _last(group, others, is_done=True)
+            parts += [f"the others last completed {last.text}"] if last else []
+        else:
+            last = _last(group, [rank])
+            parts.append(f"its last was {last.text}" if last else "it has entered none of that group before")
+    elif waits := shared_wait([other for other in others if other.hang and other.hang.is_waiting]):
+        parts.append(waits)
+    place = f" in {rank.hang.frame}" if rank.hang and rank.hang.frame else ""
+    parts.append(f"it was {rank.activity}{place}")
+    if rank.hang is None:
+        parts.append("it does not answer")
+    return "; ".join(parts)

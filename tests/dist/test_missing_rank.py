@@ -1,0 +1,117 @@
+"""One of the ranks stops, wherever it is: the run says which, on which node, and what the others wait in."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from frozen_rank import PLACE
+from jobs import job, rows, write_text
+from local_run import LocalGang, drive_here
+
+from cluster.workers.gang import GangStatus
+
+STEPS = 6
+LOOP, ENGINES = "orchestrator.train.loop", "orchestrator.train.engines"
+POINTS = {
+    "the start": ("main", 0),
+    "reading the job": (f"{LOOP}:parse", 0),
+    "joining the process group": (f"{LOOP}:open_device", 0),
+    "opening the data": (f"{LOOP}:Tokens.open", 0),
+    "making process groups": ("torch.distributed:new_group", 0),
+    "initialising the weights": (f"{ENGINES}.torch_engine:TorchEngine.initialise", 0),
+    "the first pass": (f"{ENGINES}.torch_passes:TorchPasses.compute_gradients", 0),
+    "a sum of gradients": ("torch.distributed:reduce_scatter_single", 2),
+    "the norm of the gradients": (f"{ENGINES}.torch_passes:squared_norm", 2),
+    "clipping": (f"{ENGINES}.trained_weights:clip_factor", 2),
+    "the optimizer": (f"{ENGINES}.trained_weights:TrainedWeights.update", 3),
+    "the agreement after a step": ("orchestrator.train.rank:agree", 3),
+    "an evaluation": ("orchestrator.train.evaluation:Evaluator.evaluate", 0),
+    "saving": ("orchestrator.checkpoint.saver:Saver.save", 0),
+    "the last checkpoint": ("orchestrator.train.commits:Commits.finish", 0),
+    "leaving the process group": (f"{LOOP}:close_device", 0),
+}
+"""Functions in the order in which a rank calls them first, and how many calls pass before the one that stops."""
+TRAINING = list(POINTS)[list(POINTS).index("a sum of gradients") : list(POINTS).index("an evaluation")]
+"""Points within a step, where the others wait in a collective."""
+
+
+class OnNodes(LocalGang):
+    """Ranks that stop as the environment says, each on a node of its own."""
+
+    def start(self, world: int, bundle: Any, target: str, *arguments: Any, **more: Any) -> None:
+        """See `Gang.start`."""
+        super().start(world, bundle, "frozen_rank:main", *arguments, **more)
+
+    def poll(self, saved: int, wait: float = 0.0) -> GangStatus:
+        """See `Gang.poll`."""
+        status = super().poll(saved, wait)
+        ranks = tuple(dataclasses.replace(rank, node=f"node-{rank.rank}") for rank in status.ranks)
+        return dataclasses.replace(status, ranks=ranks)
+
+
+@pytest.fixture
+def fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """Runs a job whose rank stops, and returns the event of the fault, which also ended the run."""
+
+    def run(world: int, layout: dict[str, Any], **place: Any) -> dict[str, Any]:
+        monkeypatch.setenv(PLACE, json.dumps({"frozen": True, **place}))
+        document = job(write_text(tmp_path, 20_000), steps=STEPS)
+        document["resources"] = {"workers": {"min": world, "max": world}}
+        document["parallel"] = layout
+        document["data"]["validation"] = {"share": 0.1}
+        document["evaluate"] = {"every": 4}
+        document["limits"] = {"restarts": 0}
+        gang = OnNodes([world])
+        summary = drive_here(document, str(tmp_path / "run"), tmp_path / "cache", gang=lambda: gang)
+        (event,) = [row for row in rows(tmp_path / "run", "events.jsonl") if row.get("first_fault")]
+        assert summary["state"] == "failed"
+        assert event["first_fault"] in summary["reason"]
+        return event
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", POINTS)
+def test_a_frozen_rank_of_eight_is_named(point: str, fault: Callable[..., dict[str, Any]]) -> None:
+    """Asked for in ray#64993."""
+    at, after = POINTS[point]
+    event = fault(8, {"tp": 2, "zero": 1}, rank=3, at=at, after=after)
+    assert event["first_fault"].startswith("rank 3 on node-3: no sign of life for ")
+    assert (event["rank"], event["node"]) == (3, "node-3")
+    if point in TRAINING:
+        assert "in collective" in event["first_fault"]
+        assert "it is not; the others last completed collective" in event["first_fault"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", TRAINING)
+@pytest.mark.parametrize("layout", [{"tp": 2, "zero": 1}, {"pp": 2, "zero": 0}], ids=["tp2", "pp2"])
+def test_a_rank_of_four_that_lives_and_does_not_come_is_named(
+    layout: dict[str, Any], point: str, fault: Callable[..., dict[str, Any]]
+) -> None:
+    """It sends heartbeats, so that only what the ranks report tells it from those that wait."""
+    at, after = POINTS[point]
+    if "pp" in layout and "scatter" in at:
+        at = f"{ENGINES}.torch_passes:TorchPasses.sums"
+    event = fault(4, layout, rank=2, at=at, after=after, frozen=False)
+    assert event["first_fault"].startswith("rank 2 on node-2: no step for ")
+    assert "in _stop (frozen_rank.py:" in event["first_fault"]
+    assert (event["rank"], event["node"]) == (2, "node-2")
+
+
+def test_a_rank_that_lives_and_does_not_come_is_named(fault: Callable[..., dict[str, Any]]) -> None:
+    """Before the first step, where 900 seconds may pass, only a frozen rank is quick to see; here it is in a step."""
+    event = fault(2, {}, rank=1, at="orchestrator.train.rank:agree", after=3, frozen=False)
+    reason = event["first_fault"]
+    assert reason.startswith("rank 1 on node-1: no step for ")
+    assert "1 rank is in collective" in reason
+    assert "and it is not; its last was collective" in reason
+    assert "it was training in _stop (frozen_rank.py:" in reason
+    assert event["output"][0].startswith("rank 1 on node-1 is missing: 1 rank is in collective")
+    assert (event["rank"], event["node"]) == (1, "node-1")
