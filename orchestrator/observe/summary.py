@@ -174,12 +174,15 @@ def why_unknown(limits: LimitSpec, events: Sequence[Row]) -> str:
 
 def _unpriced(events: Sequence[Row]) -> str:
     """Return which machines have no line in the price table; empty if all have."""
-    told = [*events, *(change for event in events for change in event.get("rollout_workers") or ())]
-    for each in told:
-        if each.get("machines") and each.get("usd_per_hour") is None:
+    rows_with_machines = [
+        *events,
+        *(change for event in events for change in event.get("rollout_workers") or ()),
+    ]
+    for row in rows_with_machines:
+        if row.get("machines") and row.get("usd_per_hour") is None:
             unpriced = {
                 ", ".join(str(machine.get(key) or "?") for key in ("machine", "market", "zone"))
-                for machine in each["machines"]
+                for machine in row["machines"]
             }
             return f"limits.prices has no line for one of these machines: {'; '.join(sorted(unpriced))}"
     return ""
