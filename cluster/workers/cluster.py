@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+from cluster.workers.drain_answer import DrainAnswer
 from cluster.workers.gang import Bundle, Gang
 from cluster.workers.machine import Offer
 
@@ -37,15 +38,6 @@ class NodeServices(Protocol):
 
     def stop(self) -> None:
         """Stop the service on all nodes."""
-
-
-class DrainAnswer(NamedTuple):
-    """What became of the request to drain a node."""
-
-    is_final: bool
-    """Whether another request would have the same answer."""
-    refusal: str = ""
-    """Why the node is not drained, as a clause for people; empty if it is drained or gone."""
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import RayError
 
 from cluster.workers import ray_internals
-from cluster.workers.cluster import DrainAnswer
+from cluster.workers.drain_answer import DrainAnswer
 from cluster.workers.gang import Bundle
 
 HEAD = "node:__internal_head__"

@@ -78,7 +78,9 @@ def fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("point", "rank"), [*((point, 3) for point in POINTS), ("joining the process group", 0)])
+@pytest.mark.parametrize(
+    ("point", "rank"), [*((point, 3) for point in POINTS), ("joining the process group", 0)]
+)
 def test_a_frozen_rank_of_eight_is_named(point: str, rank: int, fault: Callable[..., dict[str, Any]]) -> None:
     """Its heartbeats end; on a machine so busy that all come late, it is the hang that is seen.
 
