@@ -471,8 +471,8 @@ class Controller:
         self._write_status(force=True)
         # A rank may be a step ahead of the last row that arrived.
         self._faults = remaining_faults(self._faults, step + 2)
-        history.commits.leave_out(self._workers.lost_nodes())
         state = self._state
+        history.commits.leave_out(self._workers.lost_nodes() | state.wrong_nodes)
         commit, _ = self._retry_storage(lambda: history.last_commit(state.bad_commits, state.doubtful_after))
         lost = self._retry_storage(lambda: history.files.after(commit.step if commit else 0))
         reason, fields = fault_event(before, self._state, action.fault, lost, printed)
