@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from jobs import curve, job, rows, started, status, wait_for, weights, write_job
 from letters import letters, write_tokenizer
@@ -70,6 +72,60 @@ def test_a_rollout_worker_goes_with_its_node_and_comes_with_another_and_changes_
         assert read_kept(str(run), step) == read_kept(str(quiet), step)
     told = [event["reason"] for event in rows(run, "events.jsonl") if "rollout worker" in event["reason"]]
     assert any(lost in line for line in told), told
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(2))
+def test_controllers_and_nodes_that_are_lost_change_no_bit_of_stale_rollouts(
+    seed: int, cluster: Cluster, new_node: Callable[[], None], tmp_path: Path
+) -> None:
+    """The controller is killed twice, the node of the rank and the node of a rollout worker once each, at random steps.
+
+    Asked for in verl#1314 and AReaL#606.
+    """
+    draw = random.Random(seed)
+    faults = ["controller", "controller", "ranks", "rollout_workers"]
+    draw.shuffle(faults)
+    at = sorted(draw.sample(range(1, STEPS - 1), len(faults)))
+    lines = [json.dumps({"question": letters(n)}) for n in range(200)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+    write_tokenizer(tmp_path, template=False)
+    found = document(tmp_path, "stale")
+    found["rollout"]["staleness"] = 1
+    quiet, run = tmp_path / "quiet", tmp_path / "runs/stale"
+    drive_here(found, str(quiet), tmp_path / "cache", gang=lambda: LocalGang([1]))
+    found["data"]["cache"] = str(tmp_path / "cache")
+    found["rollout"]["workers"] = {"min": 1, "max": 2}
+    path = write_job(tmp_path, found, "stale.yaml")
+    new_node()
+    # Each fault finds the run within a step that takes long, in whichever attempt.
+    slowed = [word for attempt in range(1, 9) for word in ("--fault", f"slow@0:1/{attempt}=3")]
+    with started("run", path, "--address", cluster.address, *slowed, cwd=tmp_path) as process:
+        for step, fault in zip(at, faults, strict=True):
+            wait_for(
+                lambda step=step, fault=fault: (
+                    status(run).get("step", 0) >= step and (fault == "controller" or status(run).get(fault))
+                ),
+                f"step {step} and {fault}",
+                LONG,
+            )
+            if fault == "controller":
+                psutil.Process(status(run)["pid"]).kill()
+                continue
+            lost = status(run)[fault][0]["node"]
+            cluster.remove_node(
+                next(n for n in cluster.worker_nodes if n.node_ip_address == lost), allow_graceful=False
+            )
+            new_node()
+        assert process.wait(timeout=LONG) == 0, (tmp_path / "output.txt").read_text()
+    assert curve(run) == curve(quiet), (at, faults)
+    assert weights(run, STEPS) == weights(quiet, STEPS)
+    for step in range(1, STEPS + 1):
+        assert read_kept(str(run), step) == read_kept(str(quiet), step)
+    died = [event for event in rows(run, "events.jsonl") if "controller_died" in event]
+    assert len(died) == 2
+    assert json.loads((run / "summary.json").read_text())["rollout_worker_hours"] > 0
 
 
 @pytest.mark.slow
