@@ -88,31 +88,31 @@ def describe(
     folder = model.removeprefix(FOLDER)
     kept = kept or folder_config(folder)
     if implementation == "auto":
-        found = describe_folder(folder, kept).changed(wanted)
+        described = describe_folder(folder, kept).changed(wanted)
     else:
-        found = describe_hf_class(folder, kept=kept).changed(wanted)
+        described = describe_hf_class(folder, kept=kept).changed(wanted)
     return (
-        found
+        described
         if objective is None
-        else _of_objective(model, found, objective=objective, changes=wanted, classes=classes, kept=kept)
+        else _of_objective(model, described, objective=objective, changes=wanted, classes=classes, kept=kept)
     )
 
 
 def _of_objective(
     model: str,
-    found: TransformerConfig | HuggingFaceModel,
+    described: TransformerConfig | HuggingFaceModel,
     objective: str,
     changes: Mapping[str, Any],
     classes: int | None,
     kept: FolderConfig | None = None,
 ) -> Description:
-    config = headed(model, found, objective=objective, changes=changes, classes=classes, kept=kept)
+    config = headed(model, described, objective=objective, changes=changes, classes=classes, kept=kept)
     return for_objective(config, objective, classes) if isinstance(config, TransformerConfig) else config
 
 
 def headed(
     model: str,
-    found: TransformerConfig | HuggingFaceModel,
+    described: TransformerConfig | HuggingFaceModel,
     objective: str,
     changes: Mapping[str, Any],
     classes: int | None,
@@ -126,20 +126,20 @@ def headed(
     from workloads.hf.as_they_are.hf_class import HuggingFaceModel, describe_hf_class
 
     head = SUPERVISED_HEADS.get(objective)
-    if isinstance(found, HuggingFaceModel):
+    if isinstance(described, HuggingFaceModel):
         if head is None or objective == "reward":
-            return found
-        return found.with_head(head, CLASSES.get(objective, classes or 2))
+            return described
+        return described.with_head(head, CLASSES.get(objective, classes or 2))
     if head is None:
-        return found
-    if head in OWN_HEADS.get(found.architecture, ()) and not (
-        model.startswith(FOLDER) and _lacks(found, head)
+        return described
+    if head in OWN_HEADS.get(described.architecture, ()) and not (
+        model.startswith(FOLDER) and _lacks(described, head)
     ):
-        return found
+        return described
     if not model.startswith(FOLDER):
         raise WorkloadError(
-            f"{model} ({found.architecture}) has no head for {objective} here; export it, and give hf:<folder>, whose "
-            "class of transformers has one"
+            f"{model} ({described.architecture}) has no head for {objective} here; export it, and give "
+            "hf:<folder>, whose class of transformers has one"
         )
     theirs = describe_hf_class(model.removeprefix(FOLDER), kept=kept).changed(changes)
     return theirs.with_head(head, CLASSES.get(objective, classes or 2))

@@ -194,8 +194,8 @@ def load(
 
 def _check_noise(model: str, config: Description, embedding_noise: float) -> None:
     """Raise WorkloadError if a model's embeddings get no noise here."""
-    own = isinstance(config, TransformerConfig) and config.architecture != "encoder-decoder"
-    if embedding_noise and not own:
+    supports_noise = isinstance(config, TransformerConfig) and config.architecture != "encoder-decoder"
+    if embedding_noise and not supports_noise:
         raise WorkloadError(
             f"workload.embedding_noise is for encoders and decoders of this project's own, and {model} is none; set it "
             "to 0"

@@ -37,12 +37,13 @@ def depths_of(workload: Workload) -> Mapping[str, int]:
         model = workload.build()
     blocks = workload.blocks(model)
     number = {id(p): i for i, block in enumerate(blocks) for p in block.parameters()}
-    found, seen = {}, False
+    depths = {}
+    past_first = False
     for name, parameter in model.named_parameters():
-        seen |= id(parameter) in number
-        place = number.get(id(parameter), len(blocks) if seen else -1)
-        found[name] = len(blocks) - place
-    return dict.fromkeys(workload.shapes, 0) | found
+        past_first = past_first or id(parameter) in number
+        layer = number.get(id(parameter), len(blocks) if past_first else -1)
+        depths[name] = len(blocks) - layer
+    return dict.fromkeys(workload.shapes, 0) | depths
 
 
 def embeddings_of(workload: Workload) -> frozenset[str]:
@@ -56,18 +57,24 @@ def embeddings_in(model: nn.Module, blocks: Sequence[nn.Module]) -> frozenset[st
     """Return the parameters of all `nn.Embedding`, and those before the first layer of `blocks`."""
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     layers = {id(parameter) for block in blocks for parameter in block.parameters()}
-    found, is_before = set(), bool(layers)
+    names = set()
+    is_before = bool(layers)
     for name, parameter in model.named_parameters():
         is_before = is_before and id(parameter) not in layers
         if is_before or id(parameter) in tables:
-            found.add(name)
-    return frozenset(found)
+            names.add(name)
+    return frozenset(names)
 
 
 def initial_of(
-    workload: Workload, adapter: Adapter | None, own: Callable[[str, int], Tensor], name: str, seed: int
+    workload: Workload,
+    adapter: Adapter | None,
+    own_tensor: Callable[[str, int], Tensor],
+    name: str,
+    seed: int,
 ) -> Tensor:
-    """See Workload.initial. `own(name, seed)` gives the module's own tensors, and the adapter those that it adds.
+    """See Workload.initial. `own_tensor(name, seed)` returns a tensor of the module itself; the adapter makes
+    those that it adds.
 
     Raises WorkloadError if the model has no such tensor.
     """
@@ -77,4 +84,4 @@ def initial_of(
         )
     if adapter and adapter.adds(name):
         return adapter.initial(name, workload.shapes[name], seed, partial(workload.initial, seed=seed))
-    return own(name, seed)
+    return own_tensor(name, seed)

@@ -49,5 +49,5 @@ def to_bits(value: float) -> int:
 
 def from_bits(word: int) -> np.float32:
     """Return the number in a word; the inverse of `to_bits`."""
-    found: np.float32 = np.uint32(word).view(np.float32)
-    return found
+    number: np.float32 = np.uint32(word).view(np.float32)
+    return number

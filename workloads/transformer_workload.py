@@ -103,24 +103,24 @@ class TransformerWorkload:
             return initial(self.config, name, self.shapes[name], seed)
         if self.adapter and self.adapter.adds(name):
             return self.adapter.initial(name, self.shapes[name], seed, partial(self.initial, seed=seed))
-        found = self.stored(name, seed)
-        if found is not None:
-            return found[whole(self.shapes[name])].float()
+        tensor = self.stored(name, seed)
+        if tensor is not None:
+            return tensor[whole(self.shapes[name])].float()
         return initial(self.config, name, self.shapes[name], seed, self.base_shapes[name])
 
     def stored(self, name: str, seed: int) -> StoredTensor | None:
         """See Workload.stored. The rows of added tokens depend only on (seed, name, row)."""
         added = inside.is_map(name) or (self.adapter is not None and self.adapter.adds(name))
-        found = self.pretrained.find(name) if self.pretrained and not added else None
+        tensor = self.pretrained.find(name) if self.pretrained and not added else None
         shape = self.shapes[name]
-        if found is not None and name in self.quantised:
-            return RoundedTensor(found)
-        if found is None:
+        if tensor is not None and name in self.quantised:
+            return RoundedTensor(tensor)
+        if tensor is None:
             return None if added else drawn(self.config, name, shape, seed, self.base_shapes[name])
-        if found.shape == shape:
-            return found
+        if tensor.shape == shape:
+            return tensor
         new = partial(new_rows, self.config, name, shape, seed=seed, base=self.base_shapes[name])
-        return ExtendedTable(found, shape, new)
+        return ExtendedTable(tensor, shape, new)
 
     @cached_property
     def quantised(self) -> frozenset[str]:
@@ -144,8 +144,8 @@ class TransformerWorkload:
     @property
     def begun_tables(self) -> Mapping[str, Sequence[int]]:
         """See Workload.begun_tables."""
-        found = {name: self.pretrained.find(name) for name in self.tables} if self.pretrained else {}
-        return {name: stored.shape for name, stored in found.items() if stored is not None}
+        tables = {name: self.pretrained.find(name) for name in self.tables} if self.pretrained else {}
+        return {name: stored.shape for name, stored in tables.items() if stored is not None}
 
     def lr_scale(self, name: str) -> float:
         """See Workload.lr_scale."""
@@ -195,8 +195,8 @@ class TransformerWorkload:
             return Loss(
                 output.losses.masked_fill(~counted, 0.0).sum(), counted.sum().float(), extra=output.extra
             )
-        if found := rewarded.answer_loss(self.objective, output, batch, of_tokens):
-            return found
+        if loss := rewarded.answer_loss(self.objective, output, batch, of_tokens):
+            return loss
         return losses.loss(self.config, output, batch, of_tokens)
 
     def balance(self, model: nn.Module, routed: Mapping[str, Tensor]) -> None:
@@ -207,13 +207,13 @@ class TransformerWorkload:
 
     def routing(self, model: nn.Module) -> Mapping[str, Tensor]:
         """See Workload.routing."""
-        found = {}
+        statistics = {}
         for name, module in model.named_modules():
             if isinstance(module, MixtureOfExperts):
                 if module.seen is not None:
-                    found[f"{name}.router.weight"] = module.seen
+                    statistics[f"{name}.router.weight"] = module.seen
                 module.seen = None
-        return found
+        return statistics
 
     def sharding(self) -> Mapping[str, str]:
         """See Workload.sharding. 'heads' marks norms inside a head.
@@ -296,8 +296,8 @@ class TransformerWorkload:
         from workloads.hf.convert.checkpoint import hf_config_of
 
         alone = self.config.changed({"generator": 0}) if self.config.generator else self.config
-        found: Mapping[str, Any] = hf_config_of(alone, self.vocabulary, self.decoder_start).to_dict()
-        return found
+        settings: Mapping[str, Any] = hf_config_of(alone, self.vocabulary, self.decoder_start).to_dict()
+        return settings
 
     def hf_tensors(self) -> Collection[str]:
         """See Workload.hf_tensors."""

@@ -270,15 +270,15 @@ def styles_with(styles: Mapping[str, str]) -> dict[str, str]:
     If a layer is sharded over its outputs, so is B; if over its inputs, so is A. The other factor is replicated, and
     each rank computes only a part of its gradient.
     """
-    found = {**styles, "*layers.*_adapter.*": "sequence", "*attention.prefix": "column"}
+    extended = {**styles, "*layers.*_adapter.*": "sequence", "*attention.prefix": "column"}
     for pattern, style in styles.items():
         if style in ("column", "joined"):
-            found |= {f"{pattern}.lora_a": "heads", f"{pattern}.lora_b": "column"}
-            found[f"{pattern}.magnitude"] = "column"
+            extended |= {f"{pattern}.lora_a": "heads", f"{pattern}.lora_b": "column"}
+            extended[f"{pattern}.magnitude"] = "column"
         elif style == "row":
-            found |= {f"{pattern}.lora_a": "row", f"{pattern}.lora_b": "heads"}
-            found[f"{pattern}.magnitude"] = "heads"
-    return found
+            extended |= {f"{pattern}.lora_a": "row", f"{pattern}.lora_b": "heads"}
+            extended[f"{pattern}.magnitude"] = "heads"
+    return extended
 
 
 def check_has_biases(kind: str, names: Mapping[str, object], model: str) -> None:

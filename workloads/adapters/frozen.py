@@ -23,9 +23,9 @@ ALL = "all-linear"
 class Unmatched(WorkloadError):
     """A pattern that matches none of `names`. The message calls the names `what`."""
 
-    def __init__(self, pattern: str, what: str, names: Collection[str]) -> None:
+    def __init__(self, pattern: str, kind: str, names: Collection[str]) -> None:
         self.pattern = pattern
-        self.what = what
+        self.what = kind
         self.names = names
         near = ", ".join(get_close_matches(pattern, names, SHOWN, 0.0))
         longer = [
@@ -35,7 +35,7 @@ class Unmatched(WorkloadError):
         ]
         longer = ["*"] if pattern == ALL else longer
         hint = f"write {longer[0]!r}" if longer else f"the nearest are {near}" if near else "there is none"
-        super().__init__(f"{pattern!r} matches no {what}; {hint}")
+        super().__init__(f"{pattern!r} matches no {kind}; {hint}")
 
 
 def parameters_of(workload: Workload) -> list[str]:
@@ -45,17 +45,17 @@ def parameters_of(workload: Workload) -> list[str]:
     return [name for name, _ in model.named_parameters()]
 
 
-def matching(patterns: Iterable[str], names: Collection[str], what: str) -> frozenset[str]:
+def matching(patterns: Iterable[str], names: Collection[str], kind: str) -> frozenset[str]:
     """Return the names that at least one of the patterns (fnmatch) matches.
 
     Raises:
-        Unmatched: if a pattern matches no name. The message calls the names `what`.
+        Unmatched: if a pattern matches no name. The message says `kind` for the names, such as "parameter".
     """
     matches: set[str] = set()
     for pattern in patterns:
         matched = {name for name in names if fnmatchcase(name, pattern)}
         if not matched:
-            raise Unmatched(pattern, what, names)
+            raise Unmatched(pattern, kind, names)
         matches |= matched
     return frozenset(matches)
 
@@ -95,7 +95,7 @@ def frozen_by(patterns: Collection[str], workload: Workload) -> frozenset[str]:
     if not patterns:
         return frozenset()
     names = parameters_of(workload)
-    found = matching(patterns, names, "parameter")
-    if len(found | workload.frozen) == len(names):
+    frozen = matching(patterns, names, "parameter")
+    if len(frozen | workload.frozen) == len(names):
         raise WorkloadError(f"{', '.join(patterns)} freeze all parameters; leave some to be trained")
-    return found
+    return frozen

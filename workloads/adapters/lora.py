@@ -52,13 +52,13 @@ class LoraLinear(nn.Module):
     and `total` the squares of their parts of each row. Both are identities here.
     """
 
-    def __init__(self, whole: nn.Linear, rank: int, scale: float, magnitude: bool) -> None:
+    def __init__(self, layer: nn.Linear, rank: int, scale: float, magnitude: bool) -> None:
         super().__init__()
-        self.weight: Tensor | QuantisedWeight = whole.weight
-        self.bias = whole.bias
-        self.lora_a = Factor(rank, whole.in_features)
-        self.lora_b = Factor(whole.out_features, rank)
-        self.magnitude = Magnitude(whole.out_features) if magnitude else None
+        self.weight: Tensor | QuantisedWeight = layer.weight
+        self.bias = layer.bias
+        self.lora_a = Factor(rank, layer.in_features)
+        self.lora_b = Factor(layer.out_features, rank)
+        self.magnitude = Magnitude(layer.out_features) if magnitude else None
         self.scale = scale
         self.product: Callable[..., Tensor] = F.linear
         self.gather: Callable[[Tensor], Tensor] = _same

@@ -35,10 +35,10 @@ def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
 def dequantise(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the weight [out, in] from the codes and scales of `quantise`."""
     shape = (len(codes), 2 * codes.shape[1])
-    found: Tensor = _operators().dequantize_4bit(
+    weight: Tensor = _operators().dequantize_4bit(
         codes.view(-1, 1), scales.flatten(), BLOCK, "nf4", shape=shape, dtype=dtype
     )
-    return found
+    return weight
 
 
 def rounded(weight: Tensor) -> Tensor:
@@ -61,8 +61,8 @@ class RoundedTensor:
         """See `StoredTensor`."""
         rows, columns = part or whole(self.shape)
         blocks = blocks_with(columns)
-        found = rounded(self.plain[(rows, blocks)])
-        return found[:, columns.start - blocks.start : columns.stop - blocks.start]
+        values = rounded(self.plain[(rows, blocks)])
+        return values[:, columns.start - blocks.start : columns.stop - blocks.start]
 
 
 def blocks_with(columns: slice) -> slice:
@@ -118,8 +118,8 @@ def product(x: Tensor, weight: QuantisedWeight) -> Tensor:
     kind = x.device.type
     if torch.is_autocast_enabled(kind):
         x = x.to(torch.get_autocast_dtype(kind))
-    found: Tensor = _Product.apply(x, weight)
-    return found
+    output: Tensor = _Product.apply(x, weight)
+    return output
 
 
 class _Product(torch.autograd.Function):

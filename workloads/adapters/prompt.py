@@ -35,8 +35,8 @@ class Prompt(nn.Module):
         if self.first is None or self.second is None or self.last is None:
             return self.weight
         inner: Tensor = self.second(F.relu(self.first(self.weight)))
-        found: Tensor = self.last(F.relu(inner))
-        return found
+        vectors: Tensor = self.last(F.relu(inner))
+        return vectors
 
 
 def add_prompt(model: nn.Module, config: TransformerConfig, count: int, network: bool) -> None:

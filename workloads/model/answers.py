@@ -97,11 +97,11 @@ def draw_answers(
         logits = model(batch, cache=cache).logits[:, 0].repeat_interleave(copies, 0)
         at = real.sum(1, keepdim=True).repeat_interleave(copies, 0)
         cache.select(torch.arange(len(prompts), device=device).repeat_interleave(copies))
-        for place in range(max_tokens):
-            chosen = rows.draw(logits, place)
+        for token_number in range(max_tokens):
+            chosen = rows.draw(logits, token_number)
             progressed()
             kept = rows.remaining()
-            if not rows.going or place + 1 == max_tokens:
+            if not rows.going or token_number + 1 == max_tokens:
                 break
             if len(kept) < len(chosen):
                 index = torch.tensor(kept, device=device)
@@ -115,8 +115,8 @@ def draw_answers(
             }
             logits = model(batch, cache=cache).logits[:, 0]
             at = at + 1
-    found = rows.answers
-    return [found[first : first + copies] for first in range(0, len(found), copies)]
+    answers = rows.answers
+    return [answers[first : first + copies] for first in range(0, len(answers), copies)]
 
 
 class _Rows:
@@ -140,7 +140,7 @@ class _Rows:
         self._entropy = [0.0] * len(numbers)
         self.going = len(numbers)
 
-    def draw(self, logits: Tensor, place: int) -> Tensor:
+    def draw(self, logits: Tensor, token_number: int) -> Tensor:
         """Draw the next token of every row, int64 [B], from logits [B, vocabulary]; add it to the answers that go on.
 
         Raises LogitsNotFinite if logits are not finite.
@@ -152,7 +152,7 @@ class _Rows:
         shares = log_p.double().exp()
         entropy = -(shares * log_p).sum(-1)
         if self._sampling.temperature:
-            heights = [uniform(self._sampling.seed, self._numbers[row], place) for row in self._rows]
+            heights = [uniform(self._sampling.seed, self._numbers[row], token_number) for row in self._rows]
             chosen = _drawn(shares, heights, self._sampling)
         else:
             chosen = logits.argmax(-1)
@@ -179,8 +179,8 @@ class _Rows:
         few."""
         if self.going > FULL * len(self._rows):
             return list(range(len(self._rows)))
-        kept = [place for place, row in enumerate(self._rows) if not self._is_over[row]]
-        self._rows = [self._rows[place] for place in kept]
+        kept = [index for index, row in enumerate(self._rows) if not self._is_over[row]]
+        self._rows = [self._rows[index] for index in kept]
         return kept
 
     @property
@@ -206,9 +206,9 @@ def _drawn(shares: Tensor, heights: Sequence[float], sampling: Sampling) -> Tens
         kept[:, 0] = True  # with a top_p of 0, the most probable token alone
         shares = torch.zeros_like(shares).scatter(1, order, ordered.where(kept, 0.0))
     sums = shares.cumsum(-1)
-    whole = sums[:, -1:]
-    height = torch.tensor(heights, dtype=torch.float64, device=shares.device).unsqueeze(1) * whole
-    # The product may round up to the whole, which no sum exceeds.
-    height = torch.minimum(height, torch.nextafter(whole, torch.zeros_like(whole)))
+    total = sums[:, -1:]
+    height = torch.tensor(heights, dtype=torch.float64, device=shares.device).unsqueeze(1) * total
+    # The product may round up to the total, which no sum exceeds.
+    height = torch.minimum(height, torch.nextafter(total, torch.zeros_like(total)))
     # Only a row that is not finite has no such token.
     return torch.searchsorted(sums, height, right=True).squeeze(1).clamp(max=shares.shape[1] - 1)

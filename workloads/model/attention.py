@@ -107,8 +107,8 @@ class AttentionCore(nn.Module):
                 return mixed
         allowed = mask.allowed if bias is None else bias.to(query.dtype)
         if documents is not None:
-            whole = documents
-            allowed = documents.once(lambda: whole.dense(query.shape[2], query.device))
+            packed = documents
+            allowed = documents.once(lambda: packed.dense(query.shape[2], query.device))
         return self.attend(
             query,
             key,

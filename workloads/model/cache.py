@@ -59,9 +59,9 @@ class Cache:
             layer.keys, layer.values = (
                 x.new_zeros(*x.shape[:2], self.slots, x.shape[3]) for x in (key, value)
             )
-        places = self.positions[:, None, :, None]
-        layer.keys.scatter_(2, places.expand_as(key), key)
-        layer.values.scatter_(2, places.expand_as(value), value)
+        indices = self.positions[:, None, :, None]
+        layer.keys.scatter_(2, indices.expand_as(key), key)
+        layer.values.scatter_(2, indices.expand_as(value), value)
         return layer.keys[:, :, : self.length], layer.values[:, :, : self.length]
 
     def visible(self, config: TransformerConfig, windowed: bool = True) -> Tensor:
@@ -70,7 +70,7 @@ class Cache:
         """
         query = self.positions[:, :, None]
         key = torch.arange(self.length, device=query.device)
-        seen = key <= query
+        visible = key <= query
         if windowed and config.window:
-            seen = seen & near(config, query, key, self.length)
-        return seen.unsqueeze(1)
+            visible = visible & near(config, query, key, self.length)
+        return visible.unsqueeze(1)

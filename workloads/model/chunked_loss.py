@@ -54,10 +54,10 @@ class ChunkedLoss:
         if self.leaves_out:
             has_label = labels != IGNORED
             hidden, labels = hidden[has_label], labels[has_label]
-        found: tuple[Tensor, ...] = _Chunked.apply(
+        results: tuple[Tensor, ...] = _Chunked.apply(
             hidden, weight, bias, labels, _Pass(self, torch.is_grad_enabled())
         )
-        return found
+        return results
 
 
 class _Pass(NamedTuple):
@@ -89,8 +89,8 @@ class _Chunked(torch.autograd.Function):
             # At least one chunk: a batch without a label still needs sums, and gradients of zeros.
             for start in range(0, max(len(labels), 1), how.tokens):
                 at = slice(start, start + how.tokens)
-                found, ctx.slope = gradients.of_chunk(hidden[at].to(dtype), at, labels[at], how)
-                sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else found
+                chunk_sums, ctx.slope = gradients.of_chunk(hidden[at].to(dtype), at, labels[at], how)
+                sums = [a + b for a, b in zip(sums, chunk_sums, strict=True)] if sums else chunk_sums
         # Not through save_for_backward, which forbids that the backward pass scales them in place.
         ctx.found = gradients.hidden, gradients.of_weight, gradients.of_bias
         ctx.mark_non_differentiable(*sums[1:])
@@ -98,9 +98,9 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *above: Tensor) -> tuple[Tensor | None, ...]:
-        found, ctx.found = ctx.found, None  # scaled in place, so a second backward pass cannot use them
+        gradients, ctx.found = ctx.found, None  # scaled in place, so a second backward pass cannot use them
         ratio = above[0] / ctx.slope  # 1 unless the caller weighted the sum differently
-        return *(None if gradient is None else gradient.mul_(ratio) for gradient in found), None, None
+        return *(None if gradient is None else gradient.mul_(ratio) for gradient in gradients), None, None
 
 
 class _Gradients:

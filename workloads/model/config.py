@@ -405,28 +405,28 @@ def positions_by_our_names(changes: Mapping[str, Any]) -> dict[str, Any]:
     A rope_type of "default" removes the scaling. A rope_theta among the scaling's fields sets the model's rope_theta.
     Raises WorkloadError for a field that is given under both names.
     """
-    found: dict[str, Any] = {}
+    renamed: dict[str, Any] = {}
 
-    def put(fields: dict[str, Any], name: str, value: Any, place: str) -> None:
+    def put(fields: dict[str, Any], name: str, value: Any, prefix: str) -> None:
         if name in fields:
             raise WorkloadError(
-                f"{place}{name} is given twice, by our name and by transformers'; give it once"
+                f"{prefix}{name} is given twice, by our name and by transformers'; give it once"
             )
         fields[name] = value
 
     for key, value in changes.items():
         name = THEIR_POSITIONS.get(key, key)
         if name != "rope_scaling" or not isinstance(value, Mapping):
-            put(found, name, value, "")
+            put(renamed, name, value, "")
             continue
         scaling: dict[str, Any] = {}
         for field, each in value.items():
             if field == "rope_theta":
-                put(found, field, each, "")
+                put(renamed, field, each, "")
             else:
                 put(scaling, THEIR_SCALING.get(str(field), str(field)), each, "rope_scaling.")
-        put(found, name, None if scaling.get("kind") == "default" else scaling, "")
-    return found
+        put(renamed, name, None if scaling.get("kind") == "default" else scaling, "")
+    return renamed
 
 
 def _merged(kind: type, old: Any, name: str, value: Mapping[str, Any]) -> Any:

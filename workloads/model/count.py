@@ -49,15 +49,15 @@ def flops(config: TransformerConfig, sequence_length: int, predicted: Predicted 
         other /= sequence_length if config.head == "sequence" else 1  # this head reads one token
         return 6 * (weights + share * head + other) + config.layers * _scores(config, sequence_length)
     ratio = (predicted.target_length or sequence_length) / sequence_length
-    reading: float = 6 * _multiplied(config, config.layers, False) + config.layers * _scores(
+    encoder_flops: float = 6 * _multiplied(config, config.layers, False) + config.layers * _scores(
         config, sequence_length
     )
     # The decoder's cross-attention projects keys and values of the encoder's tokens, not of its own.
     memory = 2 * config.decoder_layers * config.hidden * config.kv_heads * config.head_dim
-    writing: float = 6 * (_multiplied(config, config.decoder_layers, True) - memory + output)
-    writing += config.decoder_layers * _scores(config, int(ratio * sequence_length))
-    writing += config.decoder_layers * _scores(config, sequence_length)
-    return reading + 6 * memory + ratio * writing
+    decoder_flops: float = 6 * (_multiplied(config, config.decoder_layers, True) - memory + output)
+    decoder_flops += config.decoder_layers * _scores(config, int(ratio * sequence_length))
+    decoder_flops += config.decoder_layers * _scores(config, sequence_length)
+    return encoder_flops + 6 * memory + ratio * decoder_flops
 
 
 def _scores(config: TransformerConfig, length: int) -> float:
@@ -65,13 +65,13 @@ def _scores(config: TransformerConfig, length: int) -> float:
     if config.latent:
         width = (config.latent.nope_dim + config.latent.rope_dim + config.latent.value_dim) / 2
     drawn = config.random_blocks * config.block_size
-    seen: float = min(length, config.window + config.global_tokens + drawn) if config.window else length
+    visible: float = min(length, config.window + config.global_tokens + drawn) if config.window else length
     if config.full_every:
-        seen += (length - seen) * (config.layers // config.full_every) / config.layers
+        visible += (length - visible) * (config.layers // config.full_every) / config.layers
     if config.positions == "relative_keys":  # queries also multiply the keys of distances
-        seen += length / 2
+        visible += length / 2
     # Disentangled attention multiplies queries and keys with the vector of each distance.
-    return 12 * config.heads * width * (seen + 2 * config.disentangled)
+    return 12 * config.heads * width * (visible + 2 * config.disentangled)
 
 
 def _norm(config: TransformerConfig, size: int) -> int:
@@ -162,11 +162,15 @@ def _feedforward(config: TransformerConfig, size: int) -> int:
 
 def _experts(config: TransformerConfig, moe: MoE, active: bool) -> int:
     ways = 2 if config.gated else 1
-    one = (ways + 1) * config.hidden * moe.intermediate
-    one += ways * moe.intermediate + config.hidden if moe.bias else 0
+    per_expert = (ways + 1) * config.hidden * moe.intermediate
+    per_expert += ways * moe.intermediate + config.hidden if moe.bias else 0
     shared = _feedforward(config, moe.shared * moe.intermediate) if moe.shared else 0
     shared += config.hidden if moe.shared_gate else 0
-    return (moe.top_k if active else moe.experts) * one + shared + moe.experts * (config.hidden + moe.bias)
+    return (
+        (moe.top_k if active else moe.experts) * per_expert
+        + shared
+        + moe.experts * (config.hidden + moe.bias)
+    )
 
 
 def _layers(config: TransformerConfig, count: int, cross: bool, active: bool) -> int:

@@ -27,17 +27,17 @@ def stacked(base: Collection[str], model: Collection[str], where: str) -> Mappin
                 f"{where} has {theirs[stack]} {stack}layers, but workload.model {count}; a stacked model has "
                 "two or more times as many"
             )
-    found = {}
+    sources = {}
     for name in model:
         match = LAYER.match(name)
         if match and name not in base and match[1] in theirs:
-            found[name] = f"{match[1]}layers.{int(match[2]) % theirs[match[1]]}.{match[3]}"
-    return {name: source for name, source in found.items() if source in base}
+            sources[name] = f"{match[1]}layers.{int(match[2]) % theirs[match[1]]}.{match[3]}"
+    return {name: source for name, source in sources.items() if source in base}
 
 
 def _layers(names: Collection[str]) -> dict[str, int]:
     """Return the number of layers of each stack."""
-    found: dict[str, int] = {}
+    depths: dict[str, int] = {}
     for match in filter(None, map(LAYER.match, names)):
-        found[match[1]] = max(found.get(match[1], 0), int(match[2]) + 1)
-    return found
+        depths[match[1]] = max(depths.get(match[1], 0), int(match[2]) + 1)
+    return depths

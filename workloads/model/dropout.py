@@ -66,10 +66,11 @@ def token_keys(model: nn.Module, batch: Batch, length: int, stack: int = 0) -> T
     if not (model.training and (config.dropout or config.attention_dropout)):  # type: ignore[union-attr]
         return None
     rows = batch[KEYS].unsqueeze(1)
-    places = batch.get(PLACES)
-    places = torch.arange(length, device=rows.device) if places is None else places
+    positions = batch.get(PLACES)
+    if positions is None:
+        positions = torch.arange(length, device=rows.device)
     # One stream a stack, so that encoder and decoder tokens at the same position do not drop alike.
-    return keyed(keyed(rows, stack), places)
+    return keyed(keyed(rows, stack), positions)
 
 
 def sample_keys(model: nn.Module, batch: Batch, stack: int = 0) -> Tensor | None:
@@ -93,9 +94,12 @@ def noisy(model: nn.Module, vectors: Tensor, batch: Batch) -> Tensor:
     if not (model.training and alpha):
         return vectors
     rows = batch[KEYS].unsqueeze(1)
-    places = batch.get(PLACES)
-    places = torch.arange(vectors.shape[1], device=rows.device) if places is None else places
-    drawn = _numbers(keyed(keyed(rows, NOISE), places), vectors.shape[-1]).to(vectors.dtype) / (NUMBERS // 2)
+    positions = batch.get(PLACES)
+    if positions is None:
+        positions = torch.arange(vectors.shape[1], device=rows.device)
+    drawn = _numbers(keyed(keyed(rows, NOISE), positions), vectors.shape[-1]).to(vectors.dtype) / (
+        NUMBERS // 2
+    )
     tokens = batch.get(ROW_TOKENS)
     if tokens is None:
         tokens = (

@@ -70,17 +70,17 @@ def quantise(weight: Tensor, scheme: Scheme, extreme: Tensor | None = None) -> t
 def _of_gguf(groups: Tensor, extreme: Tensor, in_4_bits: bool) -> tuple[Tensor, Tensor]:
     step = extreme / _on_device(extreme, -8.0 if in_4_bits else 127.0)
     inverse = torch.where(step == 0, 0.0, 1.0 / step)
-    found = groups * inverse
+    codes = groups * inverse
     if in_4_bits:
-        found = found.add_(8.5).trunc_().clamp_(0, 15).sub_(8)
+        codes = codes.add_(8.5).trunc_().clamp_(0, 15).sub_(8)
     else:
-        size = found.abs()
+        size = codes.abs()
         floor = size.floor()
         # C's roundf, ties away from zero: torch's round takes ties to even, and the file would differ from gguf's own
         # in those.
-        found = found.sign().mul_(floor + size.sub_(floor).mul_(2).floor_())
+        codes = codes.sign().mul_(floor + size.sub_(floor).mul_(2).floor_())
     # The integers above used the unrounded step, as gguf's writer does; only the stored scale is fp16.
-    return found, step.half().float()
+    return codes, step.half().float()
 
 
 def _on_device(like: Tensor, value: float) -> Tensor:

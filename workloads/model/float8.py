@@ -69,8 +69,8 @@ def backward(gradient: Tensor, weight: Tensor) -> Tensor:
     rows = gradient.flatten(0, -2).contiguous()
     # The weight is quantised again by columns, since this product sums over `out`. Gradients need the exact sum:
     # errors of fast accumulation add up over layers.
-    found = product(rows, weight.to(gradient.dtype).t().contiguous(), exact=True)
-    return found.view(*gradient.shape[:-1], weight.shape[1])
+    gradient_rows = product(rows, weight.to(gradient.dtype).t().contiguous(), exact=True)
+    return gradient_rows.view(*gradient.shape[:-1], weight.shape[1])
 
 
 def fits(weight: Tensor) -> bool:

@@ -103,8 +103,8 @@ def _rooms(
         if config.positions == "learned":
             room = min(most, limit - len(row))
             if room < 1 or len(prompt) > limit:
-                what = f"prompt {number} has {len(prompt)} tokens, but the model has {limit} positions"
-                raise WorkloadError(f"{what}; shorten the prompt")
+                problem = f"prompt {number} has {len(prompt)} tokens, but the model has {limit} positions"
+                raise WorkloadError(f"{problem}; shorten the prompt")
         rooms.append(room)
     return rooms
 
@@ -148,40 +148,41 @@ def _continue(
     changes: Sequence[Change | None],
     device: torch.device,
 ) -> list[list[int]]:
-    said: list[list[int]] = [[] for _ in begun]
+    generated: list[list[int]] = [[] for _ in begun]
     tokens, real = padded(begun, device)
     positions = torch.arange(tokens.shape[1], device=device).expand_as(tokens)
     at, going = real.sum(1, keepdim=True) - 1, [room > 0 for room in rooms]
     while any(going):
-        rows = zip(begun, said, strict=True) if any(changes) else ()
+        rows = zip(begun, generated, strict=True) if any(changes) else ()
         read = [[*first, *row] for first, row in rows]
-        places = [len(row) for row in said]
-        chosen = choose(step(tokens, positions, real), sampling, places, changed=(changes, read))
-        for row, token, goes in zip(said, chosen.tolist(), going, strict=True):
+        token_numbers = [len(row) for row in generated]
+        chosen = choose(step(tokens, positions, real), sampling, token_numbers, changed=(changes, read))
+        for row, token, goes in zip(generated, chosen.tolist(), going, strict=True):
             row += [token] if goes else []
-        still = zip(said, rooms, going, strict=True)
+        still = zip(generated, rooms, going, strict=True)
         going = [goes and len(row) < room and not over(row) for row, room, goes in still]
         # A row that has ended keeps its position, because it may already be at the last one.
         at = at + torch.tensor(going, device=device).unsqueeze(1)
         tokens = chosen.unsqueeze(1)
         positions = at
         real = torch.ones_like(at, dtype=torch.bool)
-    return said
+    return generated
 
 
 def choose(
     logits: Tensor,
     sampling: Sampling,
-    places: Sequence[int],
+    token_numbers: Sequence[int],
     prompt: int = 0,
     changed: tuple[Sequence[Change | None], Sequence[Sequence[int]]] = ((), ()),
 ) -> Tensor:
     """Return the next token of every row, int64 [B], from logits [B, vocabulary].
 
     `changed` holds a function for each row that first modifies its logits, and the tokens that its decoder has read.
-    places[row] is the number of tokens that the row has generated. `prompt` is the number of the first row's prompt.
+    token_numbers[row] is the number of tokens that the row has generated. `prompt` is the number of the first row's
+    prompt.
 
-    The draw depends only on (seed, prompt number, place) and the row's logits: it is the first token, by falling
+    The draw depends only on (seed, prompt number, token number) and the row's logits: it is the first token, by falling
     probability, whose cumulative probability exceeds one uniform number. `top_k` keeps the most probable tokens (Fan et
     al. 2018); `top_p` then keeps the fewest whose probabilities sum to at least top_p (Holtzman et al. 2020). Raises
     LogitsNotFinite if logits are not finite.
@@ -192,7 +193,7 @@ def choose(
     if any(changes):
         rows = zip(changes, read, logits, strict=True)
         logits = torch.stack(
-            [row.float() if change is None else change(seen, row) for change, seen, row in rows]
+            [row.float() if change is None else change(tokens, row) for change, tokens, row in rows]
         )
     if not sampling.temperature:
         return logits.argmax(-1)
@@ -205,15 +206,18 @@ def choose(
     kept[:, 0] = True  # with a top_p of 0, the most probable token alone
     shares = torch.where(kept, shares, 0.0)
     total = shares.cumsum(-1)
-    drawn = [uniform(sampling.seed, number, place) for number, place in enumerate(places, prompt)]
+    drawn = [
+        uniform(sampling.seed, number, token_number)
+        for number, token_number in enumerate(token_numbers, prompt)
+    ]
     height = torch.tensor(drawn, dtype=torch.float64, device=logits.device).unsqueeze(1) * total[:, -1:]
-    found = torch.searchsorted(total, height, right=True).clamp(max=order.shape[1] - 1)
-    return order.gather(1, found).squeeze(1)
+    chosen = torch.searchsorted(total, height, right=True).clamp(max=order.shape[1] - 1)
+    return order.gather(1, chosen).squeeze(1)
 
 
-def uniform(seed: int, prompt: int, place: int) -> float:
+def uniform(seed: int, prompt: int, token_number: int) -> float:
     """Return a number in [0, 1) that is the same on every machine."""
-    digest = hashlib.blake2b(struct.pack("<3q", seed, prompt, place), digest_size=8).digest()
+    digest = hashlib.blake2b(struct.pack("<3q", seed, prompt, token_number), digest_size=8).digest()
     return float((int.from_bytes(digest, "little") >> 11) / 2**53)
 
 

@@ -111,14 +111,14 @@ class LastTokenHead(nn.Module):
         super().__init__()
         self.output = nn.Linear(config.hidden, config.classes, bias=False)
 
-    def forward(self, hidden: Tensor, padding: Tensor | None, places: Tensor | None = None) -> Tensor:
+    def forward(self, hidden: Tensor, padding: Tensor | None, positions: Tensor | None = None) -> Tensor:
         """Map [B, L, hidden] and padding bool [B, L] (True is real) to [B, classes].
 
-        With `places` int64 [B, n], classify the tokens at these positions instead: [B, n, classes].
+        With `positions` int64 [B, n], classify the tokens at these positions instead: [B, n, classes].
         """
-        if places is not None:
+        if positions is not None:
             rows = torch.arange(len(hidden), device=hidden.device).unsqueeze(1)
-            return self.output(hidden[rows, places])
+            return self.output(hidden[rows, positions])
         last = hidden[:, -1]
         if padding is not None:
             end = (padding * torch.arange(hidden.shape[1], device=hidden.device)).argmax(-1)

@@ -32,7 +32,7 @@ def magnitude(model: nn.Module, config: TransformerConfig) -> dict[str, Tensor]:
     A column has a row of up and of gate with their biases, and a column of down; a group of heads its rows of query,
     key and value with their biases, and its columns of output.
     """
-    found = {}
+    norms = {}
     for name, module, count in units_of(model, config):
         parent = model.get_submodule(name)
         squares = _by_unit(module.weight.T, count)
@@ -41,8 +41,8 @@ def magnitude(model: nn.Module, config: TransformerConfig) -> dict[str, Tensor]:
             for tensor in (part.weight, part.bias) if part is not None else ():
                 if tensor is not None:
                     squares = squares + _by_unit(tensor, count)
-        found[name] = squares.sqrt()
-    return found
+        norms[name] = squares.sqrt()
+    return norms
 
 
 def _by_unit(tensor: Tensor, count: int) -> Tensor:
@@ -70,7 +70,7 @@ def gradient(
     """
     units = list(units_of(model, config))
     factors: dict[str, Tensor] = {}
-    found = {name: torch.zeros(count, dtype=torch.float64) for name, _, count in units}
+    sums = {name: torch.zeros(count, dtype=torch.float64) for name, _, count in units}
     samples = 0
     handles = [
         module.register_forward_pre_hook(_Factor(name, count, factors)) for name, module, count in units
@@ -85,13 +85,13 @@ def gradient(
             for name, each in zip(
                 names, torch.autograd.grad(total, [factors[n] for n in names]), strict=True
             ):
-                found[name] += each.detach().double().abs().sum(0).cpu()
+                sums[name] += each.detach().double().abs().sum(0).cpu()
             samples += len(next(iter(batch.values())))
     finally:
         for handle in handles:
             handle.remove()
         model.train(was_training)
-    return {name: each / max(1, samples) for name, each in found.items()}
+    return {name: each / max(1, samples) for name, each in sums.items()}
 
 
 class _Factor:
@@ -102,8 +102,8 @@ class _Factor:
         self._count = count
         self._factors = factors
 
-    def __call__(self, module: nn.Module, given: tuple[Any, ...]) -> tuple[Tensor]:
-        (values,) = given
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Tensor]:
+        (values,) = inputs
         factor = self._factors.get(self._name)
         if factor is None:  # layers that share weights have one factor
             factor = torch.ones(len(values), self._count, device=values.device, requires_grad=True)

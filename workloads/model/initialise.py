@@ -54,23 +54,24 @@ class Drawn:
         """Return a part, fp32 on CPU. Draws only the tiles that overlap it."""
         if self.shape.numel() <= ROWS * COLUMNS:
             return normal(self.seed, self.name, self.shape, self.beyond)[part].mul_(self.std)
-        found, sizes = torch.empty([each.stop - each.start for each in part]), self._tile
+        result = torch.empty([each.stop - each.start for each in part])
+        sizes = self._tile
         touched = (
             range(each.start // size, -(-each.stop // size)) for each, size in zip(part, sizes, strict=True)
         )
-        for place in product(*touched):
-            there = []
-            here = []
+        for tile in product(*touched):
+            in_tile = []
+            in_result = []
             shape = []
-            for number, size, length, asked in zip(place, sizes, self.shape, part, strict=True):
+            for number, size, length, wanted in zip(tile, sizes, self.shape, part, strict=True):
                 first = number * size
                 shape.append(min(size, length - first))
-                start, stop = max(first, asked.start), min(first + shape[-1], asked.stop)
-                there.append(slice(start - first, stop - first))
-                here.append(slice(start - asked.start, stop - asked.start))
-            values = normal(self.seed, f"{self.name}#{','.join(map(str, place))}", shape, self.beyond)
-            found[tuple(here)] = values[tuple(there)]
-        return found.mul_(self.std)
+                start, stop = max(first, wanted.start), min(first + shape[-1], wanted.stop)
+                in_tile.append(slice(start - first, stop - first))
+                in_result.append(slice(start - wanted.start, stop - wanted.start))
+            values = normal(self.seed, f"{self.name}#{','.join(map(str, tile))}", shape, self.beyond)
+            result[tuple(in_result)] = values[tuple(in_tile)]
+        return result.mul_(self.std)
 
     @property
     def _tile(self) -> tuple[int, ...]:
@@ -86,9 +87,9 @@ def initial(
     Norm weights are one (zero if stored minus one). Biases and buffers are zero. All others have the standard deviation
     `spread`, scaled relative to the base.
     """
-    found = drawn(config, name, shape, seed, base)
-    if found is not None:
-        return found[whole(shape)]
+    random_tensor = drawn(config, name, shape, seed, base)
+    if random_tensor is not None:
+        return random_tensor[whole(shape)]
     ones = is_norm(name) and config.norm != "rms_offset"
     return torch.ones(shape) if ones else torch.zeros(shape)
 

@@ -40,12 +40,12 @@ def noting() -> Iterator[set[str]]:
     The names are those of FUSED, "variable-length flash", and UNFUSED, which materialises all scores. Compiled code is
     not recorded.
     """
-    found: set[str] = set()
-    _noted.append(found)
+    names: set[str] = set()
+    _noted.append(names)
     try:
-        yield found
+        yield names
     finally:
-        _noted.remove(found)
+        _noted.remove(names)
 
 
 def _note(name: Callable[[], str]) -> None:
@@ -94,8 +94,8 @@ def attend(
     if width < query.shape[-1] and not query.is_cuda:
         value = F.pad(value, (0, query.shape[-1] - width))
     _note(lambda: _choice(query, key, v=value, allowed=allowed, causal=causal, how=how))
-    found = F.scaled_dot_product_attention(query, key, value, allowed, is_causal=causal, **how)
-    return found if found.shape[-1] == width else found[..., :width]
+    output = F.scaled_dot_product_attention(query, key, value, allowed, is_causal=causal, **how)
+    return output if output.shape[-1] == width else output[..., :width]
 
 
 def _choice(
@@ -151,16 +151,18 @@ def attend_documents(
     if query.is_cuda:
         return _attend_flash(query, key, value, documents, scale)
     # Only set on a CPU, where the lengths can be read without a synchronisation.
-    found = documents.by_length
-    if torch.compiler.is_compiling() or found is None:
+    by_length = documents.by_length
+    if torch.compiler.is_compiling() or by_length is None:
         return None
-    (rows, heads, length, _), groups = query.shape, found.groups
+    (rows, heads, length, _), groups = query.shape, by_length.groups
     # A causal document computes half of its square of scores, where a mask computes all scores of the row. The saving
     # must outweigh one kernel call for each length.
     saved = rows * length**2 - sum(count * size**2 for count, size in groups) // 2
     if heads * saved < len(groups) * A_CALL:
         return None
-    return _attend_by_length(query, key, value=value, documents=found, window=documents.window, scale=scale)
+    return _attend_by_length(
+        query, key, value=value, documents=by_length, window=documents.window, scale=scale
+    )
 
 
 def _attend_by_length(
@@ -235,7 +237,7 @@ def attend_flash(
     inside = (window - 1 if window else -1, 0)
     q, k, v = (each.transpose(1, 2).flatten(0, 1) for each in (query, key, value))
     grouped = query.shape[1] != key.shape[1]
-    found = varlen_attn(
+    output = varlen_attn(
         q,
         k,
         v,
@@ -247,8 +249,8 @@ def attend_flash(
         window_size=inside,
         enable_gqa=grouped,
     )
-    assert isinstance(found, Tensor)
-    return found.unflatten(0, (rows, length)).transpose(1, 2)
+    assert isinstance(output, Tensor)
+    return output.unflatten(0, (rows, length)).transpose(1, 2)
 
 
 @cache

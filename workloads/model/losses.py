@@ -81,21 +81,21 @@ def loss(
         assert output.sentence is not None
         labels = batch["sequence_labels"]
         if labels.dim() == 2:
-            found = _several(output.sentence, labels, batch.get(LABEL_WEIGHTS))
+            summed = _several(output.sentence, labels, batch.get(LABEL_WEIGHTS))
         elif config.classes == 1:
-            found = _regression(output.sentence, labels)
+            summed = _regression(output.sentence, labels)
         else:
-            found = _sequence(output.sentence, labels, batch.get(LABEL_WEIGHTS))
-        return _with_routers(found, output)
+            summed = _sequence(output.sentence, labels, batch.get(LABEL_WEIGHTS))
+        return _with_routers(summed, output)
     if config.head in ("token", "span"):
         assert output.logits is not None
         labels = batch["labels"]
-        found = (
+        summed = (
             _span(output.logits, labels)
             if config.head == "span"
             else _by_token(output.logits, labels, batch.get(LABEL_WEIGHTS))
         )
-        return _with_routers(found, output)
+        return _with_routers(summed, output)
     result = of_output(output, batch, of_tokens)
     metrics = dict(result.metrics)
     extra = output.extra
@@ -141,21 +141,23 @@ def _weighed(logits: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Te
 
 def _several(logits: Tensor, labels: Tensor, weights: Tensor | None) -> Loss:
     """Return the binary cross-entropy of labels [B, classes], with precision, recall and F1 over all labels."""
-    given = ~labels.isnan().any(-1)
-    wanted = labels.where(given[:, None], 0.0)
+    has_label = ~labels.isnan().any(-1)
+    wanted = labels.where(has_label[:, None], 0.0)
     each = F.binary_cross_entropy_with_logits(logits.float(), wanted, weights, reduction="none").mean(-1)
-    count = given.sum().float()
-    said = (logits.detach() > 0) & given[:, None]
+    count = has_label.sum().float()
+    predicted = (logits.detach() > 0) & has_label[:, None]
     is_wanted = wanted > 0
-    both, all_said, all_wanted = ((x.sum().float()) for x in (said & is_wanted, said, is_wanted))
-    correct = ((said == is_wanted).all(-1) & given).sum().float()
+    both, all_predicted, all_wanted = (
+        (x.sum().float()) for x in (predicted & is_wanted, predicted, is_wanted)
+    )
+    correct = ((predicted == is_wanted).all(-1) & has_label).sum().float()
     sums = {
         "accuracy": (correct, count),
-        "precision": (both, all_said),
+        "precision": (both, all_predicted),
         "recall": (both, all_wanted),
-        "f1": (2 * both, all_said + all_wanted),
+        "f1": (2 * both, all_predicted + all_wanted),
     }
-    return Loss((each * given).sum(), count, sums=sums, correct=correct)
+    return Loss((each * has_label).sum(), count, sums=sums, correct=correct)
 
 
 def _regression(logits: Tensor, labels: Tensor) -> Loss:
@@ -183,23 +185,25 @@ def _span(logits: Tensor, labels: Tensor) -> Loss:
     return Loss(total, predicted.sum().float(), correct=right.sum().float())
 
 
-def _with_routers(found: Loss, output: Output) -> Loss:
+def _with_routers(summed: Loss, output: Output) -> Loss:
     if output.extra is None:
-        return found
-    return replace(found, extra=output.extra, metrics={**found.metrics, "router_loss": output.extra.detach()})
+        return summed
+    return replace(
+        summed, extra=output.extra, metrics={**summed.metrics, "router_loss": output.extra.detach()}
+    )
 
 
 def _electra(output: ElectraOutput, batch: Batch, of_tokens: TokenLoss) -> Loss:
     generator = of_tokens(output.generator, batch["labels"])
     real = batch.get("padding", torch.ones_like(output.replaced))
     logits, replaced = output.discriminator.float()[real], output.replaced[real]
-    found = F.binary_cross_entropy_with_logits(logits, replaced.float())
+    discriminator = F.binary_cross_entropy_with_logits(logits, replaced.float())
     metrics = {
-        "discriminator_loss": found.detach(),
+        "discriminator_loss": discriminator.detach(),
         "discriminator_accuracy": ((logits > 0) == replaced).float().mean(),
         "replaced": replaced.float().mean(),
     }
-    return replace(generator, extra=DISCRIMINATOR_WEIGHT * found, metrics=metrics)
+    return replace(generator, extra=DISCRIMINATOR_WEIGHT * discriminator, metrics=metrics)
 
 
 def _accuracy(logits: Tensor, labels: Tensor) -> Tensor:

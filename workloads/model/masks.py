@@ -159,16 +159,16 @@ def self_mask(config: TransformerConfig, batch: Batch, length: int, windowed: bo
     the window, for which `windowed` is False. WHOLE_SEGMENTS and WHOLE_TOKENS describe the documents of the full
     sequences.
     """
-    given = "visible" if windowed else "visible_in_full"
-    if given in batch:
-        return Mask(batch[given].unsqueeze(1))
+    key = "visible" if windowed else "visible_in_full"
+    if key in batch:
+        return Mask(batch[key].unsqueeze(1))
     if WHOLE_SEGMENTS in batch:
         length = batch[WHOLE_SEGMENTS].shape[1]
         window = config.window if windowed and length > config.window else 0
         return Mask(causal=True, documents=_documents(_whole(batch), window, False))
     if WHOLE_TOKENS in batch:
-        whole = {"tokens": batch[WHOLE_TOKENS]}
-        return Mask(causal=True, documents=_documents(whole, config.window) if windowed else None)
+        full_batch = {"tokens": batch[WHOLE_TOKENS]}
+        return Mask(causal=True, documents=_documents(full_batch, config.window) if windowed else None)
     device = batch["tokens"].device
     window = config.window if windowed and (config.is_sparse or length > config.window) else 0
     if config.causal and "attention" not in batch and not (window and config.is_sparse):
@@ -212,11 +212,11 @@ def _allowed(config: TransformerConfig, batch: Batch, length: int, windowed: boo
 
 def _window(config: TransformerConfig, batch: Batch, length: int, device: torch.device) -> Tensor:
     """Return the mask of the window, by positions within documents if documents do not see each other."""
-    places = torch.arange(length, device=device).unsqueeze(0)
+    positions = torch.arange(length, device=device).unsqueeze(0)
     if SEGMENTS in batch:
-        begun = torch.where(_begins(batch[SEGMENTS]), places, 0).cummax(1).values
-        places = places - begun
-    return near(config, places[:, :, None], places[:, None, :], length).unsqueeze(1)
+        begun = torch.where(_begins(batch[SEGMENTS]), positions, 0).cummax(1).values
+        positions = positions - begun
+    return near(config, positions[:, :, None], positions[:, None, :], length).unsqueeze(1)
 
 
 def attends(batch: Batch) -> Tensor | None:
@@ -241,8 +241,8 @@ def with_starts(batch: Batch) -> Batch:
 
 
 def _whole(batch: Batch) -> Batch:
-    whole = batch[WHOLE_SEGMENTS]
-    return {**batch, "tokens": whole, SEGMENTS: whole}
+    segments = batch[WHOLE_SEGMENTS]
+    return {**batch, "tokens": segments, SEGMENTS: segments}
 
 
 def _documents(batch: Batch, window: int, sorts: bool = True) -> Documents:

@@ -105,10 +105,10 @@ class Router(nn.Module):
         if capacity is None:
             return experts
         chosen = self._chosen(experts, real).flatten(1, 2)
-        # chosen is [B, L x top_k, experts] with a single 1 in each row. The running count at that 1 is the place of
-        # the choice in its expert's queue, from 1.
-        place = (chosen.cumsum(1) * chosen).sum(-1).view_as(experts)
-        return experts.masked_fill(place > capacity, DROPPED)
+        # chosen is [B, L x top_k, experts] with a single 1 in each row. The running count at that 1 is the
+        # position of the choice in its expert's queue, from 1.
+        queue_position = (chosen.cumsum(1) * chosen).sum(-1).view_as(experts)
+        return experts.masked_fill(queue_position > capacity, DROPPED)
 
     def _chosen(self, experts: Tensor, real: Tensor | None) -> Tensor:
         """Return 1 at each expert that a token chose, int64 [B, L, top_k, experts]; 0 throughout for padding."""
@@ -237,8 +237,8 @@ class MixtureOfExperts(nn.Module):
         if self.moe.at_length(hidden.shape[1]) is not None or real is not None:
             # Padding and dropped choices sort first. Without them this synchronisation with the device is avoided.
             order = order[counts[0] + counts[1] :]
-        seen = torch.cat((counts[1:].double(), routes.entropy.double())).detach()
-        self.seen = seen if self.seen is None else self.seen + seen
+        statistics = torch.cat((counts[1:].double(), routes.entropy.double())).detach()
+        self.seen = statistics if self.seen is None else self.seen + statistics
         counts = counts[2:]
         # Choice c belongs to token c // top_k, since each token has top_k neighbouring choices.
         rows = self.experts(flat[order // self.moe.top_k], counts)
@@ -250,8 +250,8 @@ class MixtureOfExperts(nn.Module):
         return (mixed if self.shared is None else mixed + self._shared(self.shared, hidden)), routes.extra
 
     def _shared(self, shared: nn.Module, hidden: Tensor) -> Tensor:
-        found: Tensor = shared(hidden)
-        return found if self.shared_gate is None else self.shared_gate(hidden).sigmoid() * found
+        output: Tensor = shared(hidden)
+        return output if self.shared_gate is None else self.shared_gate(hidden).sigmoid() * output
 
     def update(self, load: Tensor) -> None:
         """Add bias_rate x sign(mean load - load) to the bias (DeepSeek-V3, section 2.1.2).
@@ -327,8 +327,10 @@ def _in_few_sizes(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     padded = (counts + ROWS - 1) // ROWS * ROWS
     # How far each expert's rows move: the padding of all experts before it.
     before = (padded.cumsum(0) - padded) - (counts.cumsum(0) - counts)
-    places = torch.arange(len(rows), device=rows.device)
-    places = places + before.repeat_interleave(counts, output_size=len(rows))
+    target_rows = torch.arange(len(rows), device=rows.device)
+    target_rows = target_rows + before.repeat_interleave(counts, output_size=len(rows))
     # The largest size that padding can need, so that the shape depends on the number of rows alone.
-    apart = rows.new_zeros(len(rows) + (ROWS - 1) * len(counts), rows.shape[1]).index_copy(0, places, rows)
-    return F.grouped_mm(apart, weight.transpose(-2, -1), offs=_ends(padded))[places]
+    apart = rows.new_zeros(len(rows) + (ROWS - 1) * len(counts), rows.shape[1]).index_copy(
+        0, target_rows, rows
+    )
+    return F.grouped_mm(apart, weight.transpose(-2, -1), offs=_ends(padded))[target_rows]

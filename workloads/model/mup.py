@@ -84,10 +84,10 @@ def score_scale(config: TransformerConfig) -> float:
     """Return the factor of the scores of multi-head attention."""
     base = config.base or config
     products = 3 if config.disentangled else 1
-    own = base.attention_scale or (products * base.head_dim) ** -0.5
+    base_scale = base.attention_scale or (products * base.head_dim) ** -0.5
     # 1 / d instead of 1 / sqrt(d): query and key become correlated in training, so their product grows with d (Yang et
     # al., 2022, definition 4.1).
-    return own * (base.head_dim / config.head_dim)
+    return base_scale * (base.head_dim / config.head_dim)
 
 
 def latent_score_scale(config: TransformerConfig) -> float:

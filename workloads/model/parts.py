@@ -24,9 +24,9 @@ PLAIN: Mapping[str, tuple[str, Callable[[Any], bool]]] = MappingProxyType(
 def check_types(kind: Any, values: Mapping[str, Any], prefix: str = "") -> None:
     """Raise WorkloadError for the first value of a dataclass that does not have the plain type of its field."""
     for each in fields(kind):
-        what, is_one = PLAIN.get(str(each.type), ("", bool))
-        if what and each.name in values and not is_one(values[each.name]):
-            raise WorkloadError(f"{prefix}{each.name} should be {what}, but is {values[each.name]!r}")
+        type_name, is_one = PLAIN.get(str(each.type), ("", bool))
+        if type_name and each.name in values and not is_one(values[each.name]):
+            raise WorkloadError(f"{prefix}{each.name} should be {type_name}, but is {values[each.name]!r}")
 
 
 @dataclass(frozen=True)

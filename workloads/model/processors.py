@@ -62,17 +62,19 @@ def change_of(
     `start` is the token with which an encoder-decoder's decoder begins; None for a decoder, which continues the prompt.
     `room` is the maximum number of tokens. Raises WorkloadError for settings that transformers rejects.
     """
-    asked = said(generation.settings, APPLIED)
-    if not asked:
+    applied = said(generation.settings, APPLIED)
+    if not applied:
         return None
     begun = len(prompt) if start is None else 1
     try:
         processors = _processors(
-            asked, list(generation.ends), prompt=list(prompt), begun=begun, room=room, device=device
+            applied, list(generation.ends), prompt=list(prompt), begun=begun, room=room, device=device
         )
     except (TypeError, ValueError) as error:
         line = " ".join(str(error).split())[:200]
-        raise WorkloadError(f"transformers does not take the generation settings {asked}: {line}") from error
+        raise WorkloadError(
+            f"transformers does not take the generation settings {applied}: {line}"
+        ) from error
 
     def change(read: Sequence[int], logits: Tensor) -> Tensor:
         tokens = torch.tensor([list(read)], device=device)
@@ -85,7 +87,12 @@ def change_of(
 
 
 def _processors(
-    asked: Mapping[str, Any], ends: list[int], prompt: list[int], begun: int, room: int, device: torch.device
+    applied: Mapping[str, Any],
+    ends: list[int],
+    prompt: list[int],
+    begun: int,
+    room: int,
+    device: torch.device,
 ) -> list[Any]:
     """Return the processors as `GenerationMixin._get_logits_processor` makes them, for a decoder that has read `begun`
     tokens.
@@ -95,7 +102,7 @@ def _processors(
     theirs: Any = logits_process  # its annotations are narrower than what it accepts
     source = torch.tensor([prompt], device=device)
     last = torch.tensor(ends, device=device)
-    at_first = begun + 1 if begun == 1 and "forced_bos_token_id" in asked else begun
+    at_first = begun + 1 if begun == 1 and "forced_bos_token_id" in applied else begun
     made: dict[str, Callable[[Any], Any]] = {
         "sequence_bias": theirs.SequenceBiasLogitsProcessor,
         "encoder_repetition_penalty": lambda x: theirs.EncoderRepetitionPenaltyLogitsProcessor(x, source),
@@ -113,4 +120,4 @@ def _processors(
             x, at_first, device=device
         ),
     }
-    return [made[name](value) for name, value in asked.items()]
+    return [made[name](value) for name, value in applied.items()]

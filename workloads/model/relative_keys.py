@@ -37,12 +37,12 @@ class RelativeKeys(nn.Module):
         numbers = between.numbers.unsqueeze(1).expand(*query.shape[:2], -1, -1)
         # Scores of all 2 L - 1 distances, of which each pair takes that of its own. This replaces the relative shift of
         # Transformer-XL, and also works for permuted positions.
-        found = ((query + self._heads(self.distance)) @ keys.transpose(-2, -1)).gather(-1, numbers)
+        scores = ((query + self._heads(self.distance)) @ keys.transpose(-2, -1)).gather(-1, numbers)
         if between.other is not None:
             of_segments = self.segments.view(-1, self.head_dim, 2).to(query.dtype)
             same, other = ((query + self._heads(self.segment)) @ of_segments).unsqueeze(-2).unbind(-1)
-            found = found + torch.where(between.other.unsqueeze(1), other, same)
-        return query + self._heads(self.content), found
+            scores = scores + torch.where(between.other.unsqueeze(1), other, same)
+        return query + self._heads(self.content), scores
 
     def _heads(self, bias: Tensor) -> Tensor:
         return bias.view(-1, 1, self.head_dim)

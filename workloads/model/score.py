@@ -64,12 +64,14 @@ def score(
     # An expert's capacity depends on the length, padding included, and some classes do not support padding at all.
     even = config.as_transformer is None or bool(config.moe and config.moe.capacity_factor)
     texts = [_text(workload, context, continuation) for context, continuation in pairs]
-    found: dict[int, Score] = {}
+    score_by_number: dict[int, Score] = {}
     with evaluating(model):
         for numbers in _batches(texts, max(LOGITS // config.vocab_size, 1), even):
-            found |= zip(numbers, _scored(workload, model, [texts[n] for n in numbers], even), strict=True)
+            score_by_number |= zip(
+                numbers, _scored(workload, model, [texts[n] for n in numbers], even), strict=True
+            )
             progressed()
-    return [found[number] for number in range(len(texts))]
+    return [score_by_number[number] for number in range(len(texts))]
 
 
 def check_scores(workload: Workload) -> None:

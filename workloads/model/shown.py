@@ -68,38 +68,38 @@ class _Taken:
         self._relations = {}
         self._is_running = True
 
-    def enter(self, _: nn.Module, given: tuple[Any, ...]) -> None:
+    def enter(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
         if self._is_running and not self._layers:
-            self._layers.append(given[0])
+            self._layers.append(inputs[0])
 
     def leave(self, _: nn.Module, __: Any, output: tuple[Any, ...]) -> None:
         if self._is_running:
             self._layers.append(output[0])
 
     def attend(
-        self, wanted: Sequence[tuple[Relation, int]], core: AttentionCore, given: tuple[Any, ...], _: Any
+        self, wanted: Sequence[tuple[Relation, int]], core: AttentionCore, inputs: tuple[Any, ...], _: Any
     ) -> None:
         # Recomputation in the backward pass runs this again, and must save as many tensors as the first pass.
         # A tensor-parallel rank has its share of the attention heads, and of the relation heads made of them.
-        heads = self._shows.heads * given[0].shape[1] // self._heads
-        found = {each: relation_of(each[0], core.scale, given, heads) for each in wanted}
+        heads = self._shows.heads * inputs[0].shape[1] // self._heads
+        relations = {each: relation_of(each[0], core.scale, inputs, heads) for each in wanted}
         if self._is_running:
-            self._relations |= found
+            self._relations |= relations
 
     def end(self, model: Any, _: Any, output: Any) -> Any:
         self._is_running = False
         maps = getattr(model, MAPS, None)
-        found = [
+        tensors = [
             self._layers[layer] if maps is None else maps(self._layers[layer], layer)
             for layer in self._shows.hidden
         ]
-        found += [self._relations[each] for each in self._shows.relations]
+        tensors += [self._relations[each] for each in self._shows.relations]
         self._layers = []
         self._relations = {}
-        return output._replace(shown=tuple(found))
+        return output._replace(shown=tuple(tensors))
 
 
-def relation_of(kind: Relation, scale: float, given: tuple[Any, ...], heads: int = 0) -> Tensor:
+def relation_of(kind: Relation, scale: float, inputs: tuple[Any, ...], heads: int = 0) -> Tensor:
     """Return a relation of the tokens of each text, fp32 [B, heads, L, L].
 
     attention: log softmax(q k^T scale + bias). scores: the same before the softmax, 0 where attention does not see.
@@ -109,28 +109,28 @@ def relation_of(kind: Relation, scale: float, given: tuple[Any, ...], heads: int
     Args:
         kind: the relation.
         scale: factor of attention's scores.
-        given: query [B, heads, L, D], key and value [B, kv_heads, L, D], mask and bias, as attention gets them.
+        inputs: query [B, heads, L, D], key and value [B, kv_heads, L, D], mask and bias, as attention gets them.
         heads: number of relation heads; 0 for the heads as they are.
     """
-    query, key, value, mask, bias, *_ = given
+    query, key, value, mask, bias, *_ = inputs
     length = query.shape[2]
     sees = _seen(mask, bias, length, query.device)
     if kind in ("attention", "scores"):
         if key.shape[1] < query.shape[1]:
             key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-        found = query.float() @ key.float().transpose(-1, -2) * scale
+        scores = query.float() @ key.float().transpose(-1, -2) * scale
         if bias is not None:
-            found = found + bias.float().masked_fill(bias == -torch.inf, 0.0)
+            scores = scores + bias.float().masked_fill(bias == -torch.inf, 0.0)
         if kind == "scores":
-            return found if sees is None else found.masked_fill(~sees, 0.0)
+            return scores if sees is None else scores.masked_fill(~sees, 0.0)
     else:
         each = {"queries": query, "keys": key, "values": value}[kind].float()
         if heads:
             each = each.transpose(1, 2).flatten(2).unflatten(-1, (heads, -1)).transpose(1, 2)
-        found = each @ each.transpose(-1, -2) / each.shape[-1] ** 0.5
+        scores = each @ each.transpose(-1, -2) / each.shape[-1] ** 0.5
     if sees is None:
-        return found.log_softmax(-1)
-    return found.masked_fill(~sees, -torch.inf).log_softmax(-1).masked_fill(~sees, HIDDEN)
+        return scores.log_softmax(-1)
+    return scores.masked_fill(~sees, -torch.inf).log_softmax(-1).masked_fill(~sees, HIDDEN)
 
 
 def _seen(mask: Mask, bias: Tensor | None, length: int, device: torch.device) -> Tensor | None:

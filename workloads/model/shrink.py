@@ -40,8 +40,8 @@ class Kept:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
-        found = {"layers": self.layers, "columns": self.columns, "groups": self.groups}
-        return {key: {name: list(numbers) for name, numbers in part.items()} for key, part in found.items()}
+        parts = {"layers": self.layers, "columns": self.columns, "groups": self.groups}
+        return {key: {name: list(numbers) for name, numbers in part.items()} for key, part in parts.items()}
 
     @classmethod
     def of_json(cls, data: Mapping[str, Any]) -> Kept:
@@ -100,36 +100,36 @@ def _check_heads(config: TransformerConfig, theirs: TransformerConfig) -> None:
         "keys of distances": theirs.positions == "relative_keys",
         "a norm that spans all heads": theirs.qk_norm_whole,
     }
-    if found := next((name for name, is_there in apart.items() if is_there), None):
+    if reason := next((name for name, is_there in apart.items() if is_there), None):
         raise WorkloadError(
-            f"the base has {found}, so that heads cannot be removed; set workload.changes.heads to its"
+            f"the base has {reason}, so that heads cannot be removed; set workload.changes.heads to its"
         )
 
 
-def chosen_layers(asked: Layers, there: int, wanted: int) -> list[int]:
-    """Return the numbers of the layers that are kept of a stack of `there` layers, ascending.
+def chosen_layers(choice: Layers, base_layers: int, wanted: int) -> list[int]:
+    """Return the numbers of the layers that are kept of a stack of `base_layers` layers, ascending.
 
-    uniform is layer i * there // wanted for the i-th of `wanted` layers: every other layer for half of them (Fan et
-    al., 2020, "Reducing Transformer Depth on Demand with Structured Dropout", section 3.3).
+    uniform is layer i * base_layers // wanted for the i-th of `wanted` layers: every other layer for half of them (Fan
+    et al., 2020, "Reducing Transformer Depth on Demand with Structured Dropout", section 3.3).
 
     Raises:
         WorkloadError: the numbers are not those of `wanted` layers.
     """
-    if asked == "uniform":
-        return [i * there // wanted for i in range(wanted)]
-    if asked == "first":
+    if choice == "uniform":
+        return [i * base_layers // wanted for i in range(wanted)]
+    if choice == "first":
         return list(range(wanted))
-    if asked == "last":
-        return list(range(there - wanted, there))
-    numbers = [int(number) for number in asked]
+    if choice == "last":
+        return list(range(base_layers - wanted, base_layers))
+    numbers = [int(number) for number in choice]
     if (
         numbers != sorted(set(numbers))
         or len(numbers) != wanted
-        or not 0 <= numbers[0] <= numbers[-1] < there
+        or not 0 <= numbers[0] <= numbers[-1] < base_layers
     ):
         raise WorkloadError(
-            f"layers {numbers} are not {wanted} ascending numbers below {there}; the model has {wanted} layers, and "
-            f"its base {there}"
+            f"layers {numbers} are not {wanted} ascending numbers below {base_layers}; the model has {wanted} "
+            f"layers, and its base {base_layers}"
         )
     return numbers
 
@@ -147,8 +147,8 @@ def kept_layers(
             "encoder.": chosen_layers(layers, base.layers, config.layers),
             "decoder.": chosen_layers(decoder_layers or layers, base.decoder_layers, config.decoder_layers),
         }
-    found = chosen_layers(layers, base.layers, config.layers)
-    for new, old in enumerate(found):
+    kept = chosen_layers(layers, base.layers, config.layers)
+    for new, old in enumerate(kept):
         if base.full_every and ((new + 1) % base.full_every == 0) != ((old + 1) % base.full_every == 0):
             raise WorkloadError(
                 f"layer {old} of the base becomes layer {new}, but only one of them has a window, which every "
@@ -158,7 +158,7 @@ def kept_layers(
             raise WorkloadError(
                 f"layer {old} of the base becomes layer {new}, but only one of them has experts; name other layers"
             )
-    return {"": found}
+    return {"": kept}
 
 
 def kept_units(
@@ -240,12 +240,12 @@ class Shrunk:
         if self.kept is None:
             return _Unchosen(self.shapes[name])
         layer = f"{match[1]}layers.{self.kept.layers[match[1]][int(match[2])]}"
-        found = self.stored.find(f"{layer}.{match[3]}")
-        if found is None:
+        tensor = self.stored.find(f"{layer}.{match[3]}")
+        if tensor is None:
             return None
         for dim, numbers in self._numbers(layer, match[3], self.kept):
-            found = KeptPart(found, dim, numbers)
-        return found
+            tensor = KeptPart(tensor, dim, numbers)
+        return tensor
 
     def _numbers(self, layer: str, rest: str, kept: Kept) -> Sequence[tuple[int, Sequence[int]]]:
         """Return the dimension of a tensor that holds units, with the kept numbers along it; empty if none does."""
@@ -286,9 +286,9 @@ class KeptPart:
     @property
     def shape(self) -> torch.Size:
         """See `StoredTensor`."""
-        whole = list(self.stored.shape)
-        whole[self.dim] = len(self.numbers)
-        return torch.Size(whole)
+        shape = list(self.stored.shape)
+        shape[self.dim] = len(self.numbers)
+        return torch.Size(shape)
 
     def __getitem__(self, part: Part) -> Tensor:
         """See `StoredTensor`. Reads from the first to the last of the elements in question."""

@@ -24,13 +24,13 @@ def narrow(config: TransformerConfig, tp: int = 1, stages: int = 1, ep: int = 1)
     heads = max(2 * keys, 4) if grouped else max(keys, 4 // tp * tp)
     if not grouped:
         keys = heads
-    whole = config.heads * config.head_dim == config.hidden
+    fills_hidden = config.heads * config.head_dim == config.hidden
     moe = config.moe
     layers = max(stages, 2, (moe.first + moe.every) if moe else 0)
     layers = min(layers + layers % (moe.every if moe else 1), max(config.layers, layers))
     changes: dict[str, Any] = {
         "layers": layers,
-        "hidden": heads * HEAD if whole else 4 * HEAD * tp,
+        "hidden": heads * HEAD if fills_hidden else 4 * HEAD * tp,
         "heads": heads,
         "kv_heads": keys,
         "head_dim": HEAD,

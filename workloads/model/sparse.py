@@ -23,16 +23,16 @@ def near(config: TransformerConfig, query: Tensor, key: Tensor, length: int) -> 
     broadcast, below `length`.
     """
     apart = query - key
-    seen = apart.abs() < config.window * config.window_dilation
+    attends = apart.abs() < config.window * config.window_dilation
     if config.window_dilation > 1:
-        seen = seen & (apart % config.window_dilation == 0)
+        attends = attends & (apart % config.window_dilation == 0)
     if config.global_tokens:
-        seen = seen | (key < config.global_tokens) | (query < config.global_tokens)
+        attends = attends | (key < config.global_tokens) | (query < config.global_tokens)
     if config.random_blocks:
         size = config.block_size
         drawn = torch.from_numpy(_drawn(config, -(-length // size))).to(query.device, non_blocking=True)
-        seen = seen | drawn[query // size, key // size]
-    return seen
+        attends = attends | drawn[query // size, key // size]
+    return attends
 
 
 @lru_cache(maxsize=16)
@@ -42,7 +42,8 @@ def _drawn(config: TransformerConfig, blocks: int) -> np.ndarray:
     The draw of a causal model does not depend on the number of blocks, so a token attends to the same ones while a text
     grows.
     """
-    found, size = np.zeros((blocks, blocks), bool), config.block_size
+    drawn = np.zeros((blocks, blocks), bool)
+    size = config.block_size
     reach = config.window * config.window_dilation
     for block in range(blocks):
         order = np.random.default_rng(block).random(blocks).argsort(kind="stable")
@@ -51,5 +52,5 @@ def _drawn(config: TransformerConfig, blocks: int) -> np.ndarray:
         free = (apart >= reach) & ((order + 1) * size > config.global_tokens)
         if config.causal:
             free &= order < block
-        found[block, order[free][: config.random_blocks]] = True
-    return found
+        drawn[block, order[free][: config.random_blocks]] = True
+    return drawn

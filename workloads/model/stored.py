@@ -71,12 +71,12 @@ class ExtendedTable:
         """See `StoredTensor`."""
         rows, rest = part[0], part[1:]
         have = self.stored.shape[0]
-        found = []
+        pieces = []
         if rows.start < have:
-            found.append(self.stored[(slice(rows.start, min(rows.stop, have)), *rest)].float())
+            pieces.append(self.stored[(slice(rows.start, min(rows.stop, have)), *rest)].float())
         if rows.stop > have:
-            found.append(self.new_rows(range(max(rows.start, have), rows.stop))[(slice(None), *rest)])
-        return torch.cat(found)
+            pieces.append(self.new_rows(range(max(rows.start, have), rows.stop))[(slice(None), *rest)])
+        return torch.cat(pieces)
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ class ReorderedHead:
 
     def find(self, name: str) -> StoredTensor | None:
         """See `StoredWeights`."""
-        found = self.stored.find(name)
-        reordered = found is not None and name in OUTPUT and self.rows != tuple(range(len(self.rows)))
-        return ReorderedRows(found, self.rows) if found is not None and reordered else found
+        tensor = self.stored.find(name)
+        reordered = tensor is not None and name in OUTPUT and self.rows != tuple(range(len(self.rows)))
+        return ReorderedRows(tensor, self.rows) if tensor is not None and reordered else tensor
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ class ReorderedRows:
 
     def __getitem__(self, part: Part) -> Tensor:
         """See `StoredTensor`."""
-        found = self.stored[(slice(0, self.shape[0]), *part[1:])]
-        return found[list(self.rows[part[0]])]
+        values = self.stored[(slice(0, self.shape[0]), *part[1:])]
+        return values[list(self.rows[part[0]])]
 
 
 def whole(shape: Sequence[int]) -> Part:
@@ -146,9 +146,9 @@ class Misfit:
 class DoesNotFit(WorkloadError):
     """The tensors of a checkpoint are not those of the model; `found` are those that differ."""
 
-    def __init__(self, message: str, found: Sequence[Misfit]) -> None:
+    def __init__(self, message: str, problems: Sequence[Misfit]) -> None:
         super().__init__(message)
-        self.found = tuple(found)
+        self.found = tuple(problems)
 
 
 def misfits(
@@ -163,25 +163,25 @@ def misfits(
     `tables` are the tensors with one row per token. They may have fewer rows in the checkpoint if all tokens from
     number `added` on were added to the tokenizer, and the checkpoint has rows for at least all the others.
     """
-    found = []
+    problems = []
     for name, shape in shapes.items():
-        there = stored(name)
-        if there is None:
+        stored_shape = stored(name)
+        if stored_shape is None:
             if not may_begin_anew(config, name):
-                found.append(Misfit(name, shape))
-        elif there != shape and not (
-            name in tables and added <= there[0] < shape[0] and there[1:] == shape[1:]
+                problems.append(Misfit(name, shape))
+        elif stored_shape != shape and not (
+            name in tables and added <= stored_shape[0] < shape[0] and stored_shape[1:] == shape[1:]
         ):
-            found.append(Misfit(name, shape, there))
-    return found
+            problems.append(Misfit(name, shape, stored_shape))
+    return problems
 
 
-def refuse_misfits(found: Sequence[Misfit], where: str, hint: str) -> None:
+def refuse_misfits(problems: Sequence[Misfit], where: str, hint: str) -> None:
     """Raise DoesNotFit if `misfits` found any problems with the checkpoint at `where`."""
-    if found:
-        more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-        told = "; ".join(map(str, found[:SHOWN]))
-        raise DoesNotFit(f"{where} does not fit: {told}{more}; {hint}", found)
+    if problems:
+        more = f" and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+        listing = "; ".join(map(str, problems[:SHOWN]))
+        raise DoesNotFit(f"{where} does not fit: {listing}{more}; {hint}", problems)
 
 
 def refuse_strange(names: Sequence[str], where: str, hint: str) -> None:
@@ -198,7 +198,11 @@ def told(
 ) -> tuple[str, ...]:
     """Return the notes on a checkpoint at `where`, whose tensors `left_out` are not used."""
     fresh = [name for name in shapes if stored(name) is None]
-    tables = {name: there[0] for name in shapes if (there := stored(name)) and there[0] < shapes[name][0]}
+    tables = {
+        name: stored_shape[0]
+        for name in shapes
+        if (stored_shape := stored(name)) and stored_shape[0] < shapes[name][0]
+    }
     lines = []
     if fresh:
         lines.append(f"{listed(fresh)} start from random values: {where} has none")

@@ -21,22 +21,22 @@ class TextPooling(nn.Module):
 
     def apart(self, batch: Batch) -> Batch:
         """Return the batch with a row for each text: [B, parts x L] becomes [B x parts, L]."""
-        found: Batch = {
+        rows: Batch = {
             name: batch[name].reshape(-1, batch[name].shape[1] // self.parts)
             for name in TEXT
             if name in batch
         }
         if KEYS in batch:
             numbers = torch.arange(self.parts, device=batch[KEYS].device)
-            found[KEYS] = keyed(batch[KEYS].unsqueeze(1), numbers).flatten()
-        return found
+            rows[KEYS] = keyed(batch[KEYS].unsqueeze(1), numbers).flatten()
+        return rows
 
     def forward(self, hidden: Tensor, padding: Tensor) -> Tensor:
         """Map hidden [B x parts, L, hidden] and padding bool [B x parts, L] to vectors fp32 [B, parts x hidden]."""
         hidden = hidden.float()
         if self.pooling == "cls":
-            found = hidden[:, 0]
+            vectors = hidden[:, 0]
         else:
             real = padding.unsqueeze(-1)
-            found = (hidden * real).sum(1) / real.sum(1).clamp(min=1)
-        return found.view(-1, self.parts * found.shape[-1])
+            vectors = (hidden * real).sum(1) / real.sum(1).clamp(min=1)
+        return vectors.view(-1, self.parts * vectors.shape[-1])

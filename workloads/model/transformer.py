@@ -88,8 +88,8 @@ class Layer(nn.Module):
 
     def forward(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
         """Map [B, L, hidden] to [B, L, hidden]. Also return the router's extra loss if the layer has experts."""
-        found, extra = self._through(hidden, context)
-        return skip(found, hidden, self.layer_drop, context.samples), extra
+        output, extra = self._through(hidden, context)
+        return skip(output, hidden, self.layer_drop, context.samples), extra
 
     def _through(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
         if self.full and context.full_mask is not None:
@@ -141,14 +141,14 @@ def run_layers(
 
     The layer number goes into the dropout keys of the context; 0 stands for the embeddings.
     """
-    for turn in range(repeat):
+    for pass_number in range(repeat):
         for name, layer in layers.items():
-            number = 1 + turn + int(name)
+            number = 1 + pass_number + int(name)
             keys = None if context.keys is None else keyed(context.keys, number)
             samples = None if context.samples is None else keyed(context.samples, number)
-            kept = (
-                None if context.cache is None else context.cache.layers.setdefault((turn, name), LayerCache())
-            )
+            kept = None
+            if context.cache is not None:
+                kept = context.cache.layers.setdefault((pass_number, name), LayerCache())
             hidden, more = layer(
                 hidden, replace(context, keys=keys, score_keys=keys, samples=samples, kept=kept)
             )
@@ -215,8 +215,11 @@ class Transformer(nn.Module):
                 assert self.prompt is not None
                 vectors = self.prompt(vectors)
                 types, tasks = (None if kind is None else F.pad(kind, (before, 0)) for kind in (types, tasks))
-            places, queries = positions + self.prefix_length, batch.get(QUERIES)
-            hidden = self.embeddings(vectors, places, types, context.keys, task_types=tasks, queries=queries)
+            embedded_positions = positions + self.prefix_length
+            queries = batch.get(QUERIES)
+            hidden = self.embeddings(
+                vectors, embedded_positions, types, context.keys, task_types=tasks, queries=queries
+            )
             hidden = hidden if self.projection is None else self.projection(hidden)
         repeat = self.config.layers if self.config.shared_layers else 1
         hidden, extra = run_layers(self.layers, hidden, context, extra, repeat)
@@ -273,9 +276,10 @@ class Transformer(nn.Module):
             types = batch.get("token_types")
             masks = replace(masks, between=distances(positions, length, self.config.hidden, types))
         if self.distances is not None:
-            places = batch.get("positions")
-            places = torch.arange(length, device=device).unsqueeze(0) if places is None else places
-            masks = replace(masks, between=self.distances(places))
+            token_positions = batch.get("positions")
+            if token_positions is None:
+                token_positions = torch.arange(length, device=device).unsqueeze(0)
+            masks = replace(masks, between=self.distances(token_positions))
         return replace(masks, keys=keys, samples=samples, real=real, cache=cache)
 
     def _headed(self, output: Output, batch: Batch, in_chunks: ChunkedLoss | None) -> Output:

@@ -268,8 +268,8 @@ def _near(name: str) -> str:
     if wanted in OF_MODELS:
         return f", and the model has its own: workload.model {OF_MODELS[wanted]}"
     if wanted in OF_OWN_ANSWERS:
-        what = "grpo and reinforce learn from answers that the model generates"
-        return f": {what}; dpo, ipo, orpo and kto from given answers"
+        explanation = "grpo and reinforce learn from answers that the model generates"
+        return f": {explanation}; dpo, ipo, orpo and kto from given answers"
     # with short names, every other name is near
     long = [each for each in NAMES if len(each) > 6]
     near = (

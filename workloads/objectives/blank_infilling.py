@@ -47,7 +47,7 @@ class BlankInfilling(SampledObjective):
         cls = [self.token("cls")]
         masks = np.where(begins, self.token("mask"), text)
         part_a = np.concatenate((cls, masks[~hidden | begins]))
-        places = np.cumsum(~hidden | begins)[begins]
+        mask_positions = np.cumsum(~hidden | begins)[begins]
         tokens = [part_a]
         labels = [np.full(len(part_a), IGNORE)]
         outer = [np.arange(len(part_a))]
@@ -58,7 +58,7 @@ class BlankInfilling(SampledObjective):
             span = text[starts[i] : stops[i]]
             tokens.append(np.concatenate(([start], span)))
             labels.append(np.concatenate((span, [end])))
-            outer.append(np.full(len(span) + 1, places[i]))
+            outer.append(np.full(len(span) + 1, mask_positions[i]))
             inner.append(np.arange(1, len(span) + 2))
         length = self.sequence_length
         used = sum(map(len, tokens))

@@ -72,25 +72,25 @@ class CausalLM(SampledObjective):
         is_eos = window == eos
         if eos not in before:
             return is_eos
-        found = np.zeros(len(window), dtype=bool)
+        ends = np.zeros(len(window), dtype=bool)
         # Of several eos in a row at the beginning, the last one is before a text, and so is every other one before
         # it.
         first = int(np.argmin(is_eos)) if not is_eos.all() else 0
         at = len(before) if first % 2 else 0
-        for place in np.flatnonzero(is_eos).tolist():
-            if place < at:
+        for position in np.flatnonzero(is_eos).tolist():
+            if position < at:
                 continue
-            found[place] = True
-            follows = np.array_equal(window[place + 1 : place + 1 + len(before)], before)
-            at = place + 1 + (len(before) if follows else 0)
-        return found
+            ends[position] = True
+            follows = np.array_equal(window[position + 1 : position + 1 + len(before)], before)
+            at = position + 1 + (len(before) if follows else 0)
+        return ends
 
     def _opens(self, window: np.ndarray, is_end: np.ndarray) -> np.ndarray:
         """Return which tokens are before a text, bool [window]."""
         before = self.vocabulary.before
-        found = np.zeros(len(window), dtype=bool)
+        is_before = np.zeros(len(window), dtype=bool)
         starts = np.flatnonzero(is_end) + 1 if before else ()
         for start in (0, *starts):
-            there = window[start : start + len(before)]
-            found[start : start + len(there)] = np.array_equal(there, before[: len(there)])
-        return found
+            opening = window[start : start + len(before)]
+            is_before[start : start + len(opening)] = np.array_equal(opening, before[: len(opening)])
+        return is_before

@@ -37,15 +37,15 @@ class Conversation(SampledObjective):
         return Reading(unit, self.sequence_length, self.sequence_length)  # type: ignore[arg-type]
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
-        found = [self.kept(words) for words in _apart(np.asarray(read(sample), dtype=np.int64))]
-        words = np.concatenate(found)
-        number = np.repeat(np.arange(len(found)), [len(each) for each in found])
+        documents = [self.kept(words) for words in _apart(np.asarray(read(sample), dtype=np.int64))]
+        words = np.concatenate(documents)
+        number = np.repeat(np.arange(len(documents)), [len(each) for each in documents])
         ids = words & ~MARK
         predicted = (words & MARK) > 0
         follows = np.append(predicted[1:] & (number[1:] == number[:-1]), False)
         labels = np.where(follows, np.roll(ids, -1), IGNORE)
         pad = self.vocabulary.padding
-        document = padded(number, self.sequence_length, len(found))
+        document = padded(number, self.sequence_length, len(documents))
         return {
             "tokens": padded(ids, self.sequence_length, pad),
             "labels": padded(labels, self.sequence_length, IGNORE),

@@ -75,8 +75,8 @@ class Denoising(SampledObjective):
         room = int(hidden.sum() - begins.sum())
         # An empty span stands between two visible tokens, or it would run into another span.
         between = ~hidden & ~np.concatenate(([False], hidden[:-1]))
-        places = np.flatnonzero(between)
-        count = min(int((drawn == 0).sum()), room, len(places))
-        inserts = rng.choice(places, size=count, replace=False)
+        gaps = np.flatnonzero(between)
+        count = min(int((drawn == 0).sum()), room, len(gaps))
+        inserts = rng.choice(gaps, size=count, replace=False)
         filled = np.insert(np.where(begins, self.token("mask"), tokens), inserts, self.token("mask"))
         return filled[np.insert(~hidden | begins, inserts, True)]

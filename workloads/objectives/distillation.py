@@ -182,8 +182,8 @@ def _log_softmax(logits: Tensor, temperature: float, shards: Shards) -> Tensor:
     return scaled - log_sum(scaled, shards).unsqueeze(-1)
 
 
-def _dot(one: Tensor, other: Tensor) -> Tensor:
-    return torch.linalg.vecdot(one, other)
+def _dot(first: Tensor, second: Tensor) -> Tensor:
+    return torch.linalg.vecdot(first, second)
 
 
 def _with_rest(log_p: Tensor) -> Tensor:
@@ -198,8 +198,8 @@ Compute = Callable[[Tensor, bool], tuple[Tensor, Tensor | None]]
 
 def _of_student(student: Tensor, temperature: float, compute: Compute) -> Tensor:
     """Return T^2 times the value of `compute`, whose second result is T times its gradient by the student's logits."""
-    found: Tensor = _Rows.apply(student, temperature, compute, torch.is_grad_enabled())
-    return found
+    value: Tensor = _Rows.apply(student, temperature, compute, torch.is_grad_enabled())
+    return value
 
 
 class _Rows(torch.autograd.Function):
@@ -295,18 +295,18 @@ class TaughtTokens:
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Loss:
         """Return the loss of logits [B, L, V] or [predicted, V] and labels [B, L]."""
-        own = self.of_labels(logits, labels)
+        label_loss = self.of_labels(logits, labels)
         # Of logits of predicted tokens alone, the labels are of all.
         labels = labels[labels != self.ignored] if logits.dim() == 2 else labels.flatten()
         rows = logits.flatten(0, -2)
         apart = (self.of_rows(rows, self._first) * (labels != self.ignored)).sum()
         self._first += len(rows)
-        for name, value in ((LABEL_LOSS, own.total), (LOGIT_LOSS, apart)):
+        for name, value in ((LABEL_LOSS, label_loss.total), (LOGIT_LOSS, apart)):
             self.parts[name] = self.parts.get(name, 0.0) + value.detach()
         of_labels, of_logits = self.weights
         return Loss(
-            of_labels * own.total + of_logits * apart,
-            own.count,
-            correct=own.correct,
-            each_token=own.each_token,
+            of_labels * label_loss.total + of_logits * apart,
+            label_loss.count,
+            correct=label_loss.correct,
+            each_token=label_loss.each_token,
         )

@@ -86,8 +86,8 @@ class GapSentences(SampledObjective):
                 room = room - int(stops[i] - starts[i])
         return hidden, begins
 
-    def _ranked(self, text: np.ndarray, found: Stretches, rng: np.random.Generator) -> np.ndarray:
-        starts, stops = found
+    def _ranked(self, text: np.ndarray, sentences: Stretches, rng: np.random.Generator) -> np.ndarray:
+        starts, stops = sentences
         if self.choose == "principal" and len(text):
             return np.argsort(-rouge1(text, starts, stops), kind="stable")
         return np.arange(len(starts)) if self.choose == "lead" else rng.permutation(len(starts))

@@ -51,10 +51,10 @@ def measure(name: str, predictions: Sequence[Any], references: Sequence[Any], cl
             f"{name} of {len(predictions)} predictions and {len(references)} references; give one for each"
         )
     options = {"classes": classes} if name in OF_A_CLASS else {}
-    found = float(METRICS[name](predictions, references, **options))
-    if not math.isfinite(found):
+    value = float(METRICS[name](predictions, references, **options))
+    if not math.isfinite(value):
         raise WorkloadError(f"{name} is not finite; look at the predictions")
-    return found
+    return value
 
 
 def load_libraries(names: Iterable[str]) -> None:
@@ -77,10 +77,10 @@ def _of_a_class(kind: str, predictions: Sequence[Any], references: Sequence[Any]
     from sklearn.metrics import precision_recall_fscore_support
 
     binary = classes == 2 if classes else {*predictions, *references} <= {0, 1}
-    found = precision_recall_fscore_support(
+    scores = precision_recall_fscore_support(
         list(references), list(predictions), average="binary" if binary else "macro", zero_division=0.0
     )
-    return float(found[OF_A_CLASS.index(kind)])
+    return float(scores[OF_A_CLASS.index(kind)])
 
 
 def _matthews(predictions: Sequence[Any], references: Sequence[Any]) -> float:
@@ -101,36 +101,39 @@ def _spearman(predictions: Sequence[Any], references: Sequence[Any]) -> float:
 
 def _number(value: Any) -> float:
     try:
-        found = float(value)
+        number = float(value)
     except (TypeError, ValueError):
-        found = math.nan
-    if math.isnan(found):
+        number = math.nan
+    if math.isnan(number):
         raise WorkloadError(
             f"spearman ranks numbers, and {str(value)[:40]!r} is not a number; name another metric"
         )
-    return found
+    return number
 
 
 def _exact_match(predictions: Sequence[str], references: Sequence[str | Sequence[str]]) -> float:
-    found = [said in _each(wanted) for said, wanted in zip(predictions, references, strict=True)]
-    return sum(found) / len(found)
+    matches = [
+        prediction in _each(wanted) for prediction, wanted in zip(predictions, references, strict=True)
+    ]
+    return sum(matches) / len(matches)
 
 
 def _rouge(kind: str, predictions: Sequence[str], references: Sequence[str | Sequence[str]]) -> float:
     scorer = _library("rouge_score.rouge_scorer", kind).RougeScorer([kind], use_stemmer=False)
     best = [
-        max(scorer.score(reference, said)[kind].fmeasure for reference in _each(wanted))
-        for said, wanted in zip(predictions, references, strict=True)
+        max(scorer.score(reference, prediction)[kind].fmeasure for reference in _each(wanted))
+        for prediction, wanted in zip(predictions, references, strict=True)
     ]
     return 100.0 * sum(best) / len(best)
 
 
 def _corpus(kind: str, predictions: Sequence[str], references: Sequence[str | Sequence[str]]) -> float:
     sacrebleu = _library("sacrebleu", kind)
-    given = [_each(wanted) for wanted in references]
+    reference_lists = [_each(wanted) for wanted in references]
     # sacrebleu takes references by number: the first of all texts first, None for a text with fewer
     columns = [
-        [wanted[n] if n < len(wanted) else None for wanted in given] for n in range(max(map(len, given)))
+        [wanted[n] if n < len(wanted) else None for wanted in reference_lists]
+        for n in range(max(map(len, reference_lists)))
     ]
     of_corpus = sacrebleu.corpus_bleu if kind == "bleu" else sacrebleu.corpus_chrf
     return float(of_corpus(list(predictions), columns).score)

@@ -32,21 +32,21 @@ def at_least(least: float, default: float) -> Any:
 def choice(default: str, *others: str) -> Any:
     """Return an option that is one of a few strings."""
     words = (default, *others)
-    what = "one of " + ", ".join(words)
-    return field(default=default, metadata={"fits": lambda v: v in words, "what": what})
+    description = "one of " + ", ".join(words)
+    return field(default=default, metadata={"fits": lambda v: v in words, "what": description})
 
 
 def weights_of_labels() -> Any:
     """Return an option that weighs classes: "balanced", or a weight for each label."""
 
-    def fits(given: Any) -> bool:
-        if isinstance(given, str):
-            return given in ("", BALANCED)
-        values = given.values() if isinstance(given, Mapping) else given
+    def fits(setting: Any) -> bool:
+        if isinstance(setting, str):
+            return setting in ("", BALANCED)
+        values = setting.values() if isinstance(setting, Mapping) else setting
         return all(type(value) in (int, float) and value > 0 for value in values)
 
-    what = f'"{BALANCED}", or {{label: weight above 0}}'
-    return field(default=(), metadata={"fits": fits, "what": what})
+    description = f'"{BALANCED}", or {{label: weight above 0}}'
+    return field(default=(), metadata={"fits": fits, "what": description})
 
 
 def check(name: str, objective: Any) -> None:

@@ -100,13 +100,13 @@ class NextSentence(SampledObjective):
         """Return up to `length` tokens from the beginning of a sentence of another document."""
         if self.rule == 1:
             return self._earlier(read, sample, length, rng)
-        own = read.siblings(sample)
+        siblings = read.siblings(sample)
         every = read.companions(sample)
-        if len(own) == len(every):  # the section has a single document
+        if len(siblings) == len(every):  # the section has a single document
             return np.empty(0, dtype=np.int64)
-        number = int(rng.integers(len(every) - len(own)))
-        before = every.index(own.start)
-        text = self.read_window(read, every[number if number < before else number + len(own)])
+        number = int(rng.integers(len(every) - len(siblings)))
+        before = every.index(siblings.start)
+        text = self.read_window(read, every[number if number < before else number + len(siblings)])
         return self._of(text, length, rng)
 
     def _earlier(self, read: Read, sample: int, length: int, rng: np.random.Generator) -> np.ndarray:

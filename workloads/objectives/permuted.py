@@ -52,13 +52,13 @@ class PermutedLM(SampledObjective):
         else:
             count = min(self._targets(size), len(order))
         targets = order[len(order) - count :]
-        # The place in the order: 0 for given text, 1, 2, ... for the targets.
-        place = np.zeros(size, dtype=np.int64)
-        place[targets] = np.arange(len(targets)) + 1
+        # The index in the order: 0 for given text, 1, 2, ... for the targets.
+        order_index = np.zeros(size, dtype=np.int64)
+        order_index[targets] = np.arange(len(targets)) + 1
         used = size + len(targets)
         attention = np.eye(length, dtype=bool)
-        attention[:size, :size] |= place[None, :] <= place[:, None]
-        attention[size:used, :size] = place[None, :] < place[targets][:, None]
+        attention[:size, :size] |= order_index[None, :] <= order_index[:, None]
+        attention[size:used, :size] = order_index[None, :] < order_index[targets][:, None]
         tokens = np.concatenate((text, np.full(len(targets), self.token("mask"))))
         labels = np.concatenate((np.full(size, IGNORE), text[targets]))
         return {
@@ -71,18 +71,18 @@ class PermutedLM(SampledObjective):
         }
 
     def _spans(self, text: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return places of targets, in spans of 1 to `span` tokens, each within a context `k` times as long. Special
-        tokens are never targets; surplus targets are dropped at random.
+        """Return the positions of targets, in spans of 1 to `span` tokens, each within a context `k` times as long.
+        Special tokens are never targets; surplus targets are dropped at random.
         """
-        found: list[int] = []
+        chosen: list[int] = []
         at = 0
         while at < len(text):
             length = int(rng.integers(1, self.span + 1))
             start = at + int(rng.integers(0, self.k * length - length + 1))
-            found += range(start, min(start + length, len(text)))
+            chosen += range(start, min(start + length, len(text)))
             at += self.k * length
-        places = np.array(found, dtype=np.int64)
-        return places[self.is_text(text[places])][: self._targets(len(text))]
+        positions = np.array(chosen, dtype=np.int64)
+        return positions[self.is_text(text[positions])][: self._targets(len(text))]
 
     def _targets(self, text: int) -> int:
         return max(1, text // self.k)

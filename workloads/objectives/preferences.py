@@ -78,7 +78,7 @@ def two_answers(
         "padding": part % 2 == 0,
         SEGMENTS: part,
         "positions": positions_in(part),
-        "answer_tokens": np.array([(found != IGNORE).sum() for found in labels]),
+        "answer_tokens": np.array([(answer_labels != IGNORE).sum() for answer_labels in labels]),
         "compared": np.array(compared),
     }
 
@@ -89,8 +89,8 @@ def log_probabilities(logits: Tensor, labels: Tensor, of_tokens: Callable[[Tenso
     """
     rows = [
         [
-            -of_tokens(part, found).total
-            for part, found in zip(row.chunk(2, 1), of_row.chunk(2, 1), strict=True)
+            -of_tokens(part, part_labels).total
+            for part, part_labels in zip(row.chunk(2, 1), of_row.chunk(2, 1), strict=True)
         ]
         for row, of_row in zip(logits.split(1), labels.split(1), strict=True)
     ]
@@ -104,25 +104,25 @@ def preference_loss(
     if not isinstance(objective, Dpo | Ipo | Orpo | Kto | Reward):
         return None
     if isinstance(objective, Reward):
-        said = output.sentence.squeeze(-1)
+        scores = output.sentence.squeeze(-1)
     else:
-        said = log_probabilities(output.logits, batch["labels"], of_tokens)
-    found = objective.compare(said, batch)
+        scores = log_probabilities(output.logits, batch["labels"], of_tokens)
+    loss = objective.compare(scores, batch)
     if output.extra is None:
-        return found
-    return replace(found, extra=output.extra, metrics={"router_loss": output.extra.detach()})
+        return loss
+    return replace(loss, extra=output.extra, metrics={"router_loss": output.extra.detach()})
 
 
-def judged(each: Tensor, rewards: Tensor, batch: Batch, said: Tensor | None = None) -> Loss:
+def judged(each: Tensor, rewards: Tensor, batch: Batch, log_p: Tensor | None = None) -> Loss:
     """Return the loss of pairs.
 
-    `each` [B] is the loss of each pair, `rewards` [B, 2] are the rewards of its answers, `said` [B, 2] their
+    `each` [B] is the loss of each pair, `rewards` [B, 2] are the rewards of its answers, `log_p` [B, 2] their
     log-probabilities.
     """
     compared = batch["compared"]
     count = compared.sum().float()
     rewards = rewards.detach()
-    values = {"reward": rewards} | ({} if said is None else {"log_probability": said.detach()})
+    values = {"reward": rewards} | ({} if log_p is None else {"log_probability": log_p.detach()})
     sums = {
         f"{side}_{name}": (value[:, number].where(compared, 0.0).sum(), count)
         for name, value in values.items()
@@ -184,10 +184,10 @@ class Dpo(SampledObjective):
                 "the loss hinge has no label_smoothing; set it to 0, or loss to sigmoid or robust"
             )
 
-    def compare(self, said: Tensor, batch: Batch) -> Loss:
+    def compare(self, log_p: Tensor, batch: Batch) -> Loss:
         """Return the loss for log-probabilities [B, 2]."""
         # Rewards up to a term of the prompt alone, which cancels in the margin (Rafailov et al., 2023, equation 5).
-        rewards = self.beta * (said - batch[REFERENCE])
+        rewards = self.beta * (log_p - batch[REFERENCE])
         margin = rewards[:, 0] - rewards[:, 1]
         smooth = self.label_smoothing
         # logsigmoid and not log(sigmoid): for margins below -90 sigmoid is 0 in fp32.
@@ -200,8 +200,8 @@ class Dpo(SampledObjective):
             each = ((1 - smooth) * right - smooth * wrong) / (1 - 2 * smooth)
         if self.sft:
             # Per token: a sum would weigh long answers more, and outgrow the pair's loss, which is of order one.
-            each = each - self.sft * said[:, 0] / batch["answer_tokens"][:, 0].clamp(min=1)
-        return judged(each, rewards, batch, said)
+            each = each - self.sft * log_p[:, 0] / batch["answer_tokens"][:, 0].clamp(min=1)
+        return judged(each, rewards, batch, log_p)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,14 +222,14 @@ class Ipo(SampledObjective):
     is_cut = _is_pair_cut
     is_lost = _is_pair_lost
 
-    def compare(self, said: Tensor, batch: Batch) -> Loss:
+    def compare(self, log_p: Tensor, batch: Batch) -> Loss:
         """Return the loss for log-probabilities [B, 2]."""
-        ratios = said - batch[REFERENCE]
+        ratios = log_p - batch[REFERENCE]
         # Per token, unlike the paper's sums, as TRL does: the target 1 / (2 beta) then does not depend on the answers'
         # length.
         mean = ratios / batch["answer_tokens"].clamp(min=1)
         each = (mean[:, 0] - mean[:, 1] - 1 / (2 * self.beta)).square()
-        return judged(each, self.beta * ratios, batch, said)
+        return judged(each, self.beta * ratios, batch, log_p)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,16 +252,16 @@ class Orpo(SampledObjective):
     is_cut = _is_pair_cut
     is_lost = _is_pair_lost
 
-    def compare(self, said: Tensor, batch: Batch) -> Loss:
+    def compare(self, log_p: Tensor, batch: Batch) -> Loss:
         """Return the loss for log-probabilities [B, 2]."""
-        mean = said / batch["answer_tokens"].clamp(min=1)
+        mean = log_p / batch["answer_tokens"].clamp(min=1)
         mean = mean.where(batch["compared"][:, None], -1.0)  # samples that are left out may have no token
         # A mean of 0 is probability 1, whose odds are infinite.
         mean = mean.clamp(max=CERTAIN)
         # log(p / (1 - p)) from log p; 1 - exp(log p) would cancel where p is near 1, hence expm1.
         odds = mean - torch.log(-torch.expm1(mean))
         each = -mean[:, 0] - self.beta * F.logsigmoid(odds[:, 0] - odds[:, 1])
-        return judged(each, self.beta * mean, batch, said)
+        return judged(each, self.beta * mean, batch, log_p)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,17 +302,17 @@ class Kto(SampledObjective):
         prompt.
         """
         near = read.companions(sample)
-        place = (sample - near.start) // near.step
-        found = None
+        index = (sample - near.start) // near.step
+        fallback = None
         distance = 1
-        while found is None or distance < len(near):
-            other, _ = unpack(read(near[(place + distance) % len(near)]))
+        while fallback is None or distance < len(near):
+            other, _ = unpack(read(near[(index + distance) % len(near)]))
             begin = _begin(other)
             if self.rule < 6 or not np.array_equal(other[:begin], prompt):
                 return other[begin:], True
-            found = other[begin:] if found is None else found
+            fallback = other[begin:] if fallback is None else fallback
             distance *= 2
-        return found, False
+        return fallback, False
 
     def is_cut(self, record: np.ndarray) -> bool:
         return len(unpack(record)[0]) > self.sequence_length // 2
@@ -320,16 +320,16 @@ class Kto(SampledObjective):
     def is_lost(self, record: np.ndarray) -> bool:
         return not predicted(kept(unpack(record)[0], self))
 
-    def compare(self, said: Tensor, batch: Batch) -> Loss:
+    def compare(self, log_p: Tensor, batch: Batch) -> Loss:
         """Return the loss for log-probabilities [B, 2]."""
-        ratio, apart = (said - batch[REFERENCE]).unbind(1)
+        ratio, apart = (log_p - batch[REFERENCE]).unbind(1)
         good = batch["desirable"]
         compared = batch["compared"]
         # A bad answer should lie below the baseline, so its distance counts with the other sign (equation 8).
         above = (ratio - batch[BASELINE]) * torch.where(good, 1.0, -1.0)
         weight = torch.where(good, self.desirable_weight, self.undesirable_weight)
         each = weight * (1 - torch.sigmoid(self.beta * above))
-        values = {"reward": self.beta * ratio.detach(), "log_probability": said[:, 0].detach()}
+        values = {"reward": self.beta * ratio.detach(), "log_probability": log_p[:, 0].detach()}
         count = compared.sum().float()
         kinds = {"chosen": good & compared, "rejected": ~good & compared}
         sums = {
@@ -372,20 +372,20 @@ class Reward(SampledObjective):
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         answers = _pair(self, read(sample))
         half = self.sequence_length // 2
-        places = np.array([len(answers[0]) - 1, half + len(answers[1]) - 1])
+        answer_ends = np.array([len(answers[0]) - 1, half + len(answers[1]) - 1])
         row = two_answers(self, answers, comparable(answers))
-        return {**{name: value for name, value in row.items() if name != "labels"}, ANSWER_ENDS: places}
+        return {**{name: value for name, value in row.items() if name != "labels"}, ANSWER_ENDS: answer_ends}
 
-    def compare(self, said: Tensor, batch: Batch) -> Loss:
+    def compare(self, rewards: Tensor, batch: Batch) -> Loss:
         """Return the loss for rewards [B, 2]."""
-        said = said.float()
-        each = -F.logsigmoid(said[:, 0] - said[:, 1]) + self.center * said.sum(1).square()
-        return judged(each, said, batch)
+        rewards = rewards.float()
+        each = -F.logsigmoid(rewards[:, 0] - rewards[:, 1]) + self.center * rewards.sum(1).square()
+        return judged(each, rewards, batch)
 
 
 def means(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
     """Return the means of the sums beside the loss, without empty ones, and the margin of the rewards."""
-    found = {name: total / count for name, (total, count) in sums.items() if count}
-    if found.keys() >= {"chosen_reward", "rejected_reward"}:
-        found["reward_margin"] = found["chosen_reward"] - found["rejected_reward"]
-    return found
+    mean_by_name = {name: total / count for name, (total, count) in sums.items() if count}
+    if mean_by_name.keys() >= {"chosen_reward", "rejected_reward"}:
+        mean_by_name["reward_margin"] = mean_by_name["chosen_reward"] - mean_by_name["rejected_reward"]
+    return mean_by_name

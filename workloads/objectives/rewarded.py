@@ -237,10 +237,10 @@ def rewarded_loss(
     if not isinstance(objective, Rewarded):
         return None
     log_p = token_log_probabilities(output, batch, of_tokens)
-    found = loss_of(objective, log_p, batch, batch["labels"] != IGNORE, row_sum)
+    loss = loss_of(objective, log_p, batch, batch["labels"] != IGNORE, row_sum)
     if output.extra is None:
-        return found
-    return replace(found, extra=output.extra, metrics={"router_loss": output.extra.detach()})
+        return loss
+    return replace(loss, extra=output.extra, metrics={"router_loss": output.extra.detach()})
 
 
 def answer_loss(

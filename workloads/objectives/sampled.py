@@ -128,9 +128,9 @@ class SampledObjective(ABC):
         samples = [self.sample(read, int(i), generator(self.seed, int(i), drawn, self.name)) for i in ids]
         return {key: torch.from_numpy(np.stack([s[key] for s in samples])) for key in samples[0]}
 
-    def begins_decoder(self, own: int) -> int:
-        """Return the first token of a decoder: the pretrained folder's, else the objective's `own`."""
-        return own if self.vocabulary.decoder_start is None else self.vocabulary.decoder_start
+    def begins_decoder(self, default_start: int) -> int:
+        """Return the first token of a decoder: the pretrained folder's, else the objective's `default_start`."""
+        return default_start if self.vocabulary.decoder_start is None else self.vocabulary.decoder_start
 
     @property
     def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -150,9 +150,9 @@ class SampledObjective(ABC):
     def read_window(self, read: Read, sample: int) -> np.ndarray:
         """Return the raw tokens of a sample, int64 [window or fewer]. Raises WorkloadError if they do not fit."""
         tokens = np.asarray(read(sample), dtype=np.int64)
-        reading = self.reading
-        expected = reading.window
-        least = expected if reading.unit == "stream" and not reading.partial else 1
+        requirement = self.reading
+        expected = requirement.window
+        least = expected if requirement.unit == "stream" and not requirement.partial else 1
         fits = least <= len(tokens) <= expected
         if tokens.ndim != 1 or not fits:
             raise WorkloadError(

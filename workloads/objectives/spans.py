@@ -92,13 +92,15 @@ def scatter(lengths: np.ndarray, size: int, rng: np.random.Generator, gap: int =
     return np.cumsum(change[:-1]) > 0
 
 
-def scatter_within(places: Stretches, lengths: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Place spans of these lengths at random over `size` positions, each within one of the `places`; bool [size].
+def scatter_within(
+    stretches: Stretches, lengths: np.ndarray, size: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Place spans of these lengths at random over `size` positions, each within one of the `stretches`; bool [size].
 
-    A place is drawn for each span, the longest first, in proportion to its remaining room. Within a place, all
-    placements are equally likely. Length that fits no place is added to the other spans as far as possible.
+    A stretch is drawn for each span, the longest first, in proportion to its remaining room. Within a stretch, all
+    placements are equally likely. Length that fits no stretch is added to the other spans as far as possible.
     """
-    starts, stops = places
+    starts, stops = stretches
     room = stops - starts + 1  # a span takes its length and a gap
     held: list[list[int]] = [[] for _ in starts]
     left = 0
@@ -109,10 +111,10 @@ def scatter_within(places: Stretches, lengths: np.ndarray, size: int, rng: np.ra
         if not fitting.any():
             left += int(length)
             continue
-        place = int(rng.choice(len(room), p=fitting / fitting.sum()))
-        taken = min(int(length), int(room[place]) - 1)
-        held[place].append(taken)
-        room[place] -= taken + 1
+        index = int(rng.choice(len(room), p=fitting / fitting.sum()))
+        taken = min(int(length), int(room[index]) - 1)
+        held[index].append(taken)
+        room[index] -= taken + 1
         left += int(length) - taken
     inside = np.zeros(size, dtype=bool)
     for start, stop, free, spans in zip(starts, stops, room, held, strict=True):

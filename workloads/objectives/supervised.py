@@ -89,9 +89,9 @@ def framed(
         "padding": np.arange(length) < len(tokens),
     }
     if objective.typed:
-        place = np.arange(length)
+        position = np.arange(length)
         typed = bool(frame.typed and between)
-        batch["token_types"] = ((place >= start) & (place < len(tokens)) & typed).astype(np.int64)
+        batch["token_types"] = ((position >= start) & (position < len(tokens)) & typed).astype(np.int64)
     return batch, start
 
 
@@ -126,22 +126,22 @@ def weights_by_number(objective: Any) -> np.ndarray | None:
     `balanced` weights are 1 until the labels have been counted, see `balanced`. Raises WorkloadError for a label that
     the job does not have.
     """
-    given = objective.class_weights
-    if not given or given == BALANCED:
-        return None if not given else np.ones(max(len(objective.labels), 1), dtype=np.float32)
-    if isinstance(given, Mapping):
-        names = {str(name): float(weight) for name, weight in given.items()}
+    class_weights = objective.class_weights
+    if not class_weights or class_weights == BALANCED:
+        return None if not class_weights else np.ones(max(len(objective.labels), 1), dtype=np.float32)
+    if isinstance(class_weights, Mapping):
+        names = {str(name): float(weight) for name, weight in class_weights.items()}
         if unknown := names.keys() - set(objective.labels):
             raise WorkloadError(
                 f"{objective.name}: class_weights names {min(unknown)!r}, which is not one of the labels "
                 f"{', '.join(objective.labels[:8])}"
             )
-        given = [names.get(name, 1.0) for name in objective.labels]
-    if len(given) != len(objective.labels):
+        class_weights = [names.get(name, 1.0) for name in objective.labels]
+    if len(class_weights) != len(objective.labels):
         raise WorkloadError(
-            f"{objective.name}: class_weights has {len(given)} weights for {len(objective.labels)} labels"
+            f"{objective.name}: class_weights has {len(class_weights)} weights for {len(objective.labels)} labels"
         )
-    return np.asarray(given, dtype=np.float32)
+    return np.asarray(class_weights, dtype=np.float32)
 
 
 def balanced(objective: Any, records: Sequence[np.ndarray] | Any) -> Any:
@@ -159,9 +159,9 @@ def balanced(objective: Any, records: Sequence[np.ndarray] | Any) -> Any:
     counts = np.zeros(len(objective.labels), dtype=np.int64)
     samples = 0
     for record in records:
-        found = objective.label_numbers(record)
-        np.add.at(counts, found, 1)
-        samples += 1 if objective.name == MULTI_LABEL else len(found)
+        numbers = objective.label_numbers(record)
+        np.add.at(counts, numbers, 1)
+        samples += 1 if objective.name == MULTI_LABEL else len(numbers)
     if not counts.all():
         missing = objective.labels[int(counts.argmin())]
         raise WorkloadError(
@@ -288,10 +288,10 @@ class TokenClassification(WeightedLabels, SampledObjective):
         batch, _ = framed(self, text)
         before, after = frame_of(self).single
         kept = labels[: self.sequence_length - len(before) - len(after)] - 1
-        found = np.full(self.sequence_length, IGNORE, dtype=np.int64)
-        found[len(before) : len(before) + len(kept)] = np.where(kept < 0, IGNORE, kept)
-        weighed = {} if self.weights is None else {LABEL_WEIGHTS: self.weights[np.maximum(found, 0)]}
-        return {**batch, "labels": found, **weighed}
+        token_labels = np.full(self.sequence_length, IGNORE, dtype=np.int64)
+        token_labels[len(before) : len(before) + len(kept)] = np.where(kept < 0, IGNORE, kept)
+        weighed = {} if self.weights is None else {LABEL_WEIGHTS: self.weights[np.maximum(token_labels, 0)]}
+        return {**batch, "labels": token_labels, **weighed}
 
     def is_lost(self, record: np.ndarray) -> bool:
         labels = unpack(record)[1]
@@ -323,9 +323,9 @@ class SpanExtraction(SampledObjective):
         batch, at = framed(self, question, context, cut=_context_first)
         if start == 0:
             return {**batch, "labels": np.zeros(2, dtype=np.int64)}
-        place = np.array([at + start - 1, at + end - 1], dtype=np.int64)
+        bounds = np.array([at + start - 1, at + end - 1], dtype=np.int64)
         lost = self.is_lost(read(sample))
-        return {**batch, "labels": np.full(2, IGNORE, dtype=np.int64) if lost else place}
+        return {**batch, "labels": np.full(2, IGNORE, dtype=np.int64) if lost else bounds}
 
     def is_lost(self, record: np.ndarray) -> bool:
         question, context, (start, end) = unpack(record)
@@ -438,9 +438,9 @@ class SentenceEmbeddings(SampledObjective):
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         texts = self._texts(read(sample))
         alone = self._alone
-        found = [framed(alone, text)[0] for text in texts]
+        rows = [framed(alone, text)[0] for text in texts]
         return {
-            **{name: np.concatenate([each[name] for each in found]) for name in found[0]},
+            **{name: np.concatenate([each[name] for each in rows]) for name in rows[0]},
             COUNTED: np.True_,
         }
 
@@ -477,6 +477,6 @@ class SentenceEmbeddings(SampledObjective):
         anchors, *others = F.normalize(features.view(len(features), self.parts, -1), dim=-1).unbind(1)
         scores = anchors @ torch.cat(others).T * self.scale
         scores = scores.masked_fill(~counted.repeat(len(others))[None], -torch.inf)
-        own = torch.arange(len(features), device=features.device)
+        targets = torch.arange(len(features), device=features.device)
         # A row that does not count has no finite score; its loss is masked by whoever sums.
-        return F.cross_entropy(scores.masked_fill(~counted[:, None], 0.0), own, reduction="none")
+        return F.cross_entropy(scores.masked_fill(~counted[:, None], 0.0), targets, reduction="none")

@@ -123,7 +123,7 @@ def check_model(
         raise WorkloadError(
             f"{name}: its forward pass changes {changed[0]}; what is learnt must be a parameter"
         )
-    total = sum(one.item() for one in apart)
+    total = sum(sample_loss.item() for sample_loss in apart)
     if not abs(total - loss.item()) <= CLOSE * max(abs(total), abs(loss.item()), 1e-6):
         raise WorkloadError(
             f"{name}: the loss of {size} samples is {loss.item():.6g} together and {total:.6g} one by one, so that it "
@@ -154,7 +154,7 @@ def _gradients(name: str, model: nn.Module, loss: Tensor) -> list[str]:
     """
     trained = {key: parameter for key, parameter in model.named_parameters() if parameter.requires_grad}
     try:
-        found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+        gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
     except Exception as error:  # whatever the user's code raises
         why = f"its backward pass failed on the first samples ({_line(error)}); fix it"
         if "use_reentrant" in str(error):
@@ -163,7 +163,7 @@ def _gradients(name: str, model: nn.Module, loss: Tensor) -> list[str]:
                 "use_reentrant=False, or name the layers in blocks() and let parallel.recompute do it"
             )
         raise WorkloadError(f"{name}: {why}") from None
-    return [key for key, gradient in zip(trained, found, strict=True) if gradient is not None]
+    return [key for key, gradient in zip(trained, gradients, strict=True) if gradient is not None]
 
 
 def check_blocks(workload: OwnWorkload, model: nn.Module, batch: Batch) -> None:
@@ -189,17 +189,17 @@ def _is_whole_without(
     """Return whether the loss can be computed if the parameters of these layers exist only during the layers' calls."""
     hooks, every = [], []
     for block in blocks:
-        places = [
+        parameters = [
             (module, leaf, parameter)
             for module in block.modules()
             for leaf, parameter in module._parameters.items()
             if parameter is not None
         ]
-        away = {p: p.detach().new_full((), torch.nan).expand_as(p) for *_, p in places}
-        hooks.append(block.register_forward_pre_hook(_with(places, {})))
-        hooks.append(block.register_forward_hook(_with(places, away), always_call=True))
-        _with(places, away)()
-        every += places
+        away = {p: p.detach().new_full((), torch.nan).expand_as(p) for *_, p in parameters}
+        hooks.append(block.register_forward_pre_hook(_with(parameters, {})))
+        hooks.append(block.register_forward_hook(_with(parameters, away), always_call=True))
+        _with(parameters, away)()
+        every += parameters
     try:
         with torch.no_grad():
             return bool(_run(workload, model, batch, 1)[0].isfinite())
@@ -212,12 +212,12 @@ def _is_whole_without(
 
 
 def _with(
-    places: list[tuple[nn.Module, str, nn.Parameter]], away: Mapping[nn.Parameter, Tensor]
+    parameters: list[tuple[nn.Module, str, nn.Parameter]], away: Mapping[nn.Parameter, Tensor]
 ) -> Callable[..., None]:
     """Return a hook that replaces each parameter by its stand-in."""
 
     def put(*_: object) -> None:
-        for module, leaf, parameter in places:
+        for module, leaf, parameter in parameters:
             module._parameters[leaf] = away.get(parameter, parameter)  # type: ignore[assignment]
 
     return put
@@ -248,13 +248,13 @@ def shaken(workload: OwnWorkload, batch: Batch, seed: int) -> nn.Module:
 
     If the loss is not finite with these weights, return it with its initial weights.
     """
-    found = model_of(workload, seed)
+    model = model_of(workload, seed)
     draws = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in found.parameters():
+        for parameter in model.parameters():
             parameter.add_(SHAKEN * torch.randn(parameter.shape, generator=draws).to(parameter.dtype))
-    loss, _ = _run(workload, found, batch, 1)
-    return found if loss.isfinite() else model_of(workload, seed)
+    loss, _ = _run(workload, model, batch, 1)
+    return model if loss.isfinite() else model_of(workload, seed)
 
 
 def _run(workload: OwnWorkload, model: nn.Module, batch: Batch, seed: int) -> tuple[Tensor, set[str]]:
@@ -290,15 +290,15 @@ def check_logits(name: str, model: nn.Module, batch: Batch, any_length: bool) ->
     other = tokens.clone()
     other[:, read:] = (other[:, read:] + 1) % max(int(tokens.max()) + 1, 2)
     with torch.no_grad(), evaluating(model):
-        whole = next_logits(name, model.network, tokens)[:, :read]
-        same = is_same_choice(name, whole, next_logits(name, model.network, other)[:, :read])
+        full = next_logits(name, model.network, tokens)[:, :read]
+        same = is_same_choice(name, full, next_logits(name, model.network, other)[:, :read])
         try:
             part = next_logits(name, model.network, tokens[:, :read])
         except WorkloadError:  # it may take only multiples of a number
             if any_length:
                 raise
-            part = whole
-    if not (same and is_same_choice(name, whole, part)):
+            part = full
+    if not (same and is_same_choice(name, full, part)):
         raise WorkloadError(
             f"{name}: the logits of a token depend on later tokens, so they cannot continue a text; let each token see "
             "those before it alone"

@@ -25,12 +25,12 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
     Raises WorkloadError if one is not a module of the model, or is inside another one.
     """
-    found = list(dict.fromkeys(_modules_of(model, "blocks")))
-    inner = {module for block in found for module in block.modules() if module is not block}
-    if both := inner.intersection(found):
+    blocks = list(dict.fromkeys(_modules_of(model, "blocks")))
+    inner = {module for block in blocks for module in block.modules() if module is not block}
+    if both := inner.intersection(blocks):
         name = next(name for name, module in model.named_modules() if module in both)
         raise WorkloadError(f"blocks() gives {name} and a module that it is in; give one of the two")
-    return found
+    return blocks
 
 
 def stages_of(model: nn.Module) -> list[nn.Module]:
@@ -43,21 +43,21 @@ def stages_of(model: nn.Module) -> list[nn.Module]:
 
 def styles_of(model: nn.Module) -> dict[str, str]:
     """Return the declared style of each module name pattern. Raises WorkloadError for an unknown style."""
-    found = _declared(model, "sharding") or {}
-    if not isinstance(found, Mapping):
+    styles = _declared(model, "sharding") or {}
+    if not isinstance(styles, Mapping):
         raise WorkloadError("sharding() gives no mapping of patterns to styles; return one")
-    for pattern, style in found.items():
+    for pattern, style in styles.items():
         if style not in STYLES:
             raise WorkloadError(
                 f"sharding() gives {pattern} the style {style!r}; choose from {', '.join(STYLES)}"
             )
-    return dict(found)
+    return dict(styles)
 
 
 def heads_of(model: nn.Module) -> int:
     """Return the attribute `heads` of an own model, 0 without it."""
-    found = getattr(model, "heads", 0)
-    return found if isinstance(found, int) else 0
+    heads = getattr(model, "heads", 0)
+    return heads if isinstance(heads, int) else 0
 
 
 def cut_size(model: nn.Module) -> int:
@@ -106,8 +106,8 @@ def _check_stages(model: nn.Module) -> None:
         )
     kept = model.state_dict().keys()
     saved = {id(buffer): name for name, buffer in model.named_buffers() if name in kept}
-    places = Counter(i for stage in stages for i in {id(b) for b in stage.buffers()} if i in saved)
-    if several := [saved[i] for i, count in places.items() if count > 1]:
+    stage_counts = Counter(i for stage in stages for i in {id(b) for b in stage.buffers()} if i in saved)
+    if several := [saved[i] for i, count in stage_counts.items() if count > 1]:
         raise WorkloadError(f"the buffer {several[0]} is in several modules of stages(); give each its own")
 
 
@@ -127,15 +127,15 @@ def _check_kind(name: str, module: nn.Module, style: str) -> None:
 
 
 def _modules_of(model: nn.Module, method: str) -> list[nn.Module]:
-    found = _declared(model, method)
-    if found is None:
+    modules = _declared(model, method)
+    if modules is None:
         return []
-    if not isinstance(found, list | tuple | nn.ModuleList):
-        raise WorkloadError(f"{method}() gives a {type(found).__name__}; return a list of modules")
+    if not isinstance(modules, list | tuple | nn.ModuleList):
+        raise WorkloadError(f"{method}() gives a {type(modules).__name__}; return a list of modules")
     inside = set(map(id, model.modules()))
-    if any(id(each) not in inside for each in found):
+    if any(id(each) not in inside for each in modules):
         raise WorkloadError(f"{method}() gives what is not a module of the model; give layers that it has")
-    return list(found)
+    return list(modules)
 
 
 def _declared(model: nn.Module, method: str) -> Any:
@@ -186,20 +186,20 @@ def is_of_hf(model: nn.Module) -> bool:
     return callable(getattr(model, "to_hf", None))
 
 
-def checked(reference: str, found: nn.Module) -> nn.Module:
+def checked(reference: str, model: nn.Module) -> nn.Module:
     """Check the model that the user's class made, and return it.
 
     Raises WorkloadError if it has neither a loss nor features, or both compares samples and is sharded.
     """
-    if not compares(found):
-        if not callable(getattr(found, "loss", None)) and not stages_of(found):
+    if not compares(model):
+        if not callable(getattr(model, "loss", None)) and not stages_of(model):
             raise WorkloadError(f"{reference} has no loss(batch); add it, or stages()")
-        return found
-    if not callable(getattr(found, "embed", None)):
+        return model
+    if not callable(getattr(model, "embed", None)):
         raise WorkloadError(f"{reference} has compare(), but no embed(batch); add it")
-    for name, declared in (("stages", stages_of(found)), ("sharding", styles_of(found))):
+    for name, declared in (("stages", stages_of(model)), ("sharding", styles_of(model))):
         if declared:
             raise WorkloadError(
                 f"{reference} compares samples, which data parallelism and ZeRO alone can do; take out {name}()"
             )
-    return found
+    return model

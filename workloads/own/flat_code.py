@@ -41,12 +41,12 @@ def flat_code(reference: str) -> FlatCode:
     """
     if is_built_in(reference):
         raise WorkloadError(f"{reference} is code of this project, which an export does not carry")
-    found = sources(reference)
-    names = {module: module.replace(".", "_") for module in found}
+    path_by_module = sources(reference)
+    names = {module: module.replace(".", "_") for module in path_by_module}
     if len(set(names.values())) < len(names):
         raise WorkloadError(f"two modules of {reference} get one file name; rename one of them")
     files, needs = {}, set[str]()
-    for module, path in sorted(found.items()):
+    for module, path in sorted(path_by_module.items()):
         if path.suffix != SUFFIX:
             raise WorkloadError(f"{module} is compiled and cannot travel with the model; write it in Python")
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
@@ -98,7 +98,7 @@ class _Moved:
         return ".".join([*above, *([node.module] if node.module else [])])
 
     def _is_own(self, name: str) -> bool:
-        return any(own == name or own.startswith(f"{name}.") for own in self._names)
+        return any(module == name or module.startswith(f"{name}.") for module in self._names)
 
     def _note(self, *names: str) -> None:
         tops = {name.partition(".")[0] for name in names if not self._is_own(name)}

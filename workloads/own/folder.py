@@ -43,11 +43,13 @@ class FolderWeights:
             tensors = {name: tensor for name, tensor in plain.items() if name not in fixed}
         self._tensors = {f"{NETWORK}{name}": tensor for name, tensor in tensors.items()}
         hint = "give the model of the folder"
-        there = {name: tensor.shape for name, tensor in self._tensors.items()}
-        found = [
-            Misfit(name, shape, there.get(name)) for name, shape in shapes.items() if there.get(name) != shape
+        stored_shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+        problems = [
+            Misfit(name, shape, stored_shapes.get(name))
+            for name, shape in shapes.items()
+            if stored_shapes.get(name) != shape
         ]
-        refuse_misfits(found, folder, hint)
+        refuse_misfits(problems, folder, hint)
         refuse_strange([name for name in self._tensors if name not in shapes], folder, hint)
 
     def find(self, name: str) -> Tensor | None:
@@ -71,14 +73,14 @@ def _check_config(bare: nn.Module, folder: str) -> None:
         raise WorkloadError(f"{folder} has {name} {other!r}, and workload.changes {mine!r}; give the same")
 
 
-def _unlike(ours: Mapping[str, Any], theirs: Any, place: str = "") -> list[tuple[str, Any, Any]]:
+def _unlike(ours: Mapping[str, Any], theirs: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
     """Return the fields that both configurations have with different values."""
-    found: list[tuple[str, Any, Any]] = []
+    differences: list[tuple[str, Any, Any]] = []
     both = ours.keys() & (theirs.keys() if isinstance(theirs, dict) else set()) - FREE
     for name in sorted(both, key=lambda name: (name != "model_type", name)):
         mine, other = ours[name], theirs[name]
         if isinstance(mine, Mapping):
-            found += _unlike(mine, other, f"{place}{name}.")
+            differences += _unlike(mine, other, f"{prefix}{name}.")
         elif mine != other:
-            found.append((f"{place}{name}", mine, other))
-    return found
+            differences.append((f"{prefix}{name}", mine, other))
+    return differences

@@ -89,8 +89,8 @@ class OwnForCausalLM(OwnModel, GenerationMixin):
     def _logits(self, tokens: Tensor) -> Tensor:
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         batch = {"tokens": tokens, "positions": positions, "segments": torch.zeros_like(tokens)}
-        found: Tensor = self.network.logits(batch)  # type: ignore[operator]
-        return found
+        logits: Tensor = self.network.logits(batch)  # type: ignore[operator]
+        return logits
 
 
 def _tied(model: nn.Module) -> dict[str, str]:

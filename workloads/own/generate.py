@@ -27,8 +27,8 @@ LIKELY = 1e-6
 
 def logits_of(network: nn.Module) -> Logits | None:
     """Return the method `logits` of an own model, see `protocols.Model.logits`; None without it."""
-    found: Any = getattr(network, "logits", None)
-    return found if callable(found) and not isinstance(found, nn.Module) else None
+    method: Any = getattr(network, "logits", None)
+    return method if callable(method) and not isinstance(method, nn.Module) else None
 
 
 def of_tokens(tokens: Tensor) -> Batch:
@@ -55,15 +55,15 @@ def generate(
             if not prompt:
                 raise WorkloadError(f"prompt {number} is empty; begin it with a token")
             change = change_of(generation, prompt, None, max_tokens, device)
-            said: list[int] = []
-            while len(said) < max_tokens:
-                row = torch.tensor([[*prompt, *said]], device=device)
+            generated: list[int] = []
+            while len(generated) < max_tokens:
+                row = torch.tensor([[*prompt, *generated]], device=device)
                 last = next_logits(name, network, row)[:, -1]
                 changed = ([change], row.tolist())
-                said += choose(last, sampling, [len(said)], number, changed).tolist()
-                if said[-1] in generation.ends or (ended is not None and ended(said)):
+                generated += choose(last, sampling, [len(generated)], number, changed).tolist()
+                if generated[-1] in generation.ends or (ended is not None and ended(generated)):
                     break
-            texts.append(said)
+            texts.append(generated)
     return texts
 
 
@@ -76,16 +76,16 @@ def next_logits(name: str, network: nn.Module, tokens: Tensor) -> Tensor:
     if logits is None:
         raise WorkloadError(f"{name} gives no logits, so it cannot generate text; add logits(batch)")
     try:
-        found = logits(of_tokens(tokens))
+        result = logits(of_tokens(tokens))
     except Exception as error:  # whatever the user's code raises
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        what = f"{name}: its logits failed on a text of {tokens.shape[1]} tokens ({reason})"
-        raise WorkloadError(f"{what}; if it has no more positions, ask for fewer tokens") from None
-    if found.dim() != 3 or found.shape[:2] != tokens.shape:
+        problem = f"{name}: its logits failed on a text of {tokens.shape[1]} tokens ({reason})"
+        raise WorkloadError(f"{problem}; if it has no more positions, ask for fewer tokens") from None
+    if result.dim() != 3 or result.shape[:2] != tokens.shape:
         raise WorkloadError(
-            f"{name}: logits(batch) has shape {tuple(found.shape)}, and not [B, L, vocabulary]"
+            f"{name}: logits(batch) has shape {tuple(result.shape)}, and not [B, L, vocabulary]"
         )
-    return found
+    return result
 
 
 def is_same_choice(name: str, ours: Tensor, theirs: Tensor) -> bool:
@@ -99,10 +99,10 @@ def is_same_choice(name: str, ours: Tensor, theirs: Tensor) -> bool:
 
 def _is_same(name: str, ours: Tensor, theirs: Tensor) -> bool:
     pair = [logits.double().log_softmax(-1) for logits in (ours, theirs)]
-    if any(found.isnan().any() for found in pair):
+    if any(log_p.isnan().any() for log_p in pair):
         raise WorkloadError(f"{name}: its logits are NaN, or none of a token is finite; fix it")
     least = math.log(min(LIKELY, 0.5 / ours.shape[-1]))
-    likely = [found > least for found in pair]
+    likely = [log_p > least for log_p in pair]
     values = pair[0][likely[0]]
     # Logits may be so close to each other that only their own rounding is left to compare.
     rounding = ROUNDING * max(float(ours[likely[0]].abs().max()), 1.0)

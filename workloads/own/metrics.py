@@ -40,11 +40,11 @@ class OwnMetrics:
 
         Raises WorkloadError if a metric fails, or does not return one number per sample.
         """
-        given = _given(output)
-        found = dict(loss.sums)
+        outputs = _given(output)
+        sums = dict(loss.sums)
         for name, function in self._functions.items():
             try:
-                value = torch.as_tensor(function(given, batch)).float()
+                value = torch.as_tensor(function(outputs, batch)).float()
             except Exception as error:  # whatever the user's code raises
                 reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
                 raise WorkloadError(f"{name} failed ({reason}); fix it") from None
@@ -53,5 +53,5 @@ class OwnMetrics:
                 raise WorkloadError(
                     f"{name} gives shape {tuple(value.shape)} for {len(rows)} samples; give a number for each"
                 )
-            found[name] = (value.masked_fill(~rows, 0.0).sum(), rows.sum().float())
-        return replace(loss, sums=found)
+            sums[name] = (value.masked_fill(~rows, 0.0).sum(), rows.sum().float())
+        return replace(loss, sums=sums)

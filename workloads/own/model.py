@@ -88,12 +88,12 @@ class OwnModel:
     def bare(self) -> nn.Module:
         """Return the module on the meta device. Raises WorkloadError if it cannot be made there."""
         with torch.device("meta"):
-            found = self.make()
+            module = self.make()
         try:
-            check_declared(found)
+            check_declared(module)
         except WorkloadError as error:
             raise WorkloadError(f"{self.reference}: {error}") from None
-        return found
+        return module
 
     @cached_property
     def compares(self) -> bool:
@@ -199,9 +199,10 @@ class OwnWorkload:
         adapt.
         """
         if adapter.kind not in (*LOW_RANK, "bitfit") or adapter.quantise:
-            what = "bases in 4 bits" if adapter.quantise else f"{adapter.kind} adapters"
+            unsupported = "bases in 4 bits" if adapter.quantise else f"{adapter.kind} adapters"
             raise WorkloadError(
-                f"{what} are for models of this project, and {self.name} is an own one; use lora without quantize"
+                f"{unsupported} are for models of this project, and {self.name} is an own one; use lora without "
+                "quantize"
             )
         check_has_biases(adapter.kind, self.shapes, self.name)
         adapted = replace(self, adapter=adapter)
@@ -233,10 +234,10 @@ class OwnWorkload:
 
     def _own_initial(self, name: str, seed: int) -> Tensor:
         if (begun := self.stored(name, seed)) is not None:
-            whole = begun[tuple(slice(0, size) for size in self.shapes[name])]
-            return whole.float() if whole.is_floating_point() else whole
-        found = _initialised(self.config, seed).state_dict()[name.removeprefix(NETWORK)]
-        return found.float() if found.is_floating_point() else found
+            tensor = begun[tuple(slice(0, size) for size in self.shapes[name])]
+            return tensor.float() if tensor.is_floating_point() else tensor
+        tensor = _initialised(self.config, seed).state_dict()[name.removeprefix(NETWORK)]
+        return tensor.float() if tensor.is_floating_point() else tensor
 
     def lr_scale(self, name: str) -> float:
         """Return 1: muP applies only to this project's models."""
@@ -321,9 +322,9 @@ class OwnWorkload:
                 f"{self.name}: {self.objective.name} gives no labels, whose losses would be counted"
             )
         if losses.shape[: len(expected)] != expected:
-            what = "each sample" if COUNTED in batch else "each label"
+            unit = "each sample" if COUNTED in batch else "each label"
             raise WorkloadError(
-                f"{self.name}: the loss has shape {tuple(losses.shape)} for {tuple(expected)}; give that of {what}, "
+                f"{self.name}: the loss has shape {tuple(losses.shape)} for {tuple(expected)}; give that of {unit}, "
                 "not their mean"
             )
         return counted

@@ -124,8 +124,8 @@ def through(
     Raises WorkloadError if a stage does not return float tensors.
     """
     for number in range(start, stop):
-        found = stages[number](_given(handed), batch) if number else stages[0](batch)
-        tensors = found if isinstance(found, tuple) else (found,)
+        output = stages[number](_given(handed), batch) if number else stages[0](batch)
+        tensors = output if isinstance(output, tuple) else (output,)
         if not tensors or not all(isinstance(t, Tensor) and t.is_floating_point() for t in tensors):
             raise WorkloadError(
                 f"stage {number} of stages() hands on what is not a tensor of floats; the batch has what else the "
@@ -135,9 +135,9 @@ def through(
     return handed
 
 
-def losses_of(found: Tensor | tuple[Tensor, Mapping[str, Tensor]]) -> Losses:
+def losses_of(result: Tensor | tuple[Tensor, Mapping[str, Tensor]]) -> Losses:
     """Return the losses from the result of `loss(batch)`, `embed(batch)` or the last stage."""
-    losses, values = found if isinstance(found, tuple) else (found, {})
+    losses, values = result if isinstance(result, tuple) else (result, {})
     return Losses(losses, dict(values))
 
 

@@ -74,13 +74,13 @@ def present_name(reference: str) -> str:
 def _found(reference: str) -> Any:
     module, _, name = reference.partition(":")
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except (Exception, SystemExit) as error:  # a script may end the process
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise CannotImport(f"{reference} cannot be imported ({reason}); fix it") from None
-    if not hasattr(found, name):
-        raise WorkloadError(f"{module} has no {name}; name something in {found.__file__}")
-    return getattr(found, name)
+    if not hasattr(imported, name):
+        raise WorkloadError(f"{module} has no {name}; name something in {imported.__file__}")
+    return getattr(imported, name)
 
 
 def call(reference: str, made: Any, options: dict[str, Any]) -> Any:
@@ -113,8 +113,8 @@ def check_outside(reference: str, folder: str | Path) -> None:
     """
     if is_built_in(reference):
         return
-    place = Path(folder).resolve()
-    if any(path.resolve().is_relative_to(place) for path in sources(reference).values()):
+    stored_folder = Path(folder).resolve()
+    if any(path.resolve().is_relative_to(stored_folder) for path in sources(reference).values()):
         raise WorkloadError(
             f"{reference} would run code of this folder; run the command where your own copy of the code is"
         )
@@ -125,7 +125,7 @@ def sources(reference: str) -> dict[str, Path]:
     module = reference.partition(":")[0]
     root, top = _root(module), module.partition(".")[0]
     installed = any(part in INSTALLED for part in root.parts)
-    found: dict[str, Path] = {}
+    path_by_module: dict[str, Path] = {}
     left = [module]
     while left:
         parts = left.pop().split(".")
@@ -134,12 +134,12 @@ def sources(reference: str) -> dict[str, Path]:
         for count in range(1, len(parts) + 1):
             name = ".".join(parts[:count])
             path = _file(root, name)
-            if path is not None and name not in found:
-                found[name] = path
+            if path is not None and name not in path_by_module:
+                path_by_module[name] = path
                 left += _imports(name, path)
-    if module not in found or found[module].suffix != ".py":
+    if module not in path_by_module or path_by_module[module].suffix != ".py":
         raise WorkloadError(f"{reference} has no source code in {root}; write it in Python")
-    return found
+    return path_by_module
 
 
 def root_of(reference: str) -> Path:
@@ -153,20 +153,20 @@ def _root(module: str) -> Path:
     path = [folder or str(here) for folder in sys.path]
     if top in PACKAGES:  # those of this project are known, so that it must be the user's that is meant
         path = [folder for folder in path if Path(folder).resolve() != HOME]
-    found = _folder(PathFinder.find_spec(top, [*path, str(here)]))
-    if found is None and top not in PACKAGES:
+    root = _folder(PathFinder.find_spec(top, [*path, str(here)]))
+    if root is None and top not in PACKAGES:
         try:
-            found = _folder(find_spec(top))  # for an editable install
+            root = _folder(find_spec(top))  # for an editable install
         except (ImportError, ValueError):
-            found = None
-    if found is None:
+            root = None
+    if root is None:
         raise WorkloadError(
             f"there is no module {module} in {here} or on Python's path; name one that is there"
         )
     beside = _file(here, top)
-    if beside is not None and found != here.resolve():
-        raise WorkloadError(f"{top} in {found} hides {beside}; rename yours")
-    return found
+    if beside is not None and root != here.resolve():
+        raise WorkloadError(f"{top} in {root} hides {beside}; rename yours")
+    return root
 
 
 def _folder(spec: Any) -> Path | None:
@@ -175,8 +175,8 @@ def _folder(spec: Any) -> Path | None:
     if spec.origin is not None and spec.has_location:
         file = Path(spec.origin).resolve()
         return file.parent.parent if file.name == "__init__.py" else file.parent
-    places: Sequence[str] = list(spec.submodule_search_locations or ())
-    return Path(places[0]).resolve().parent if places else None
+    locations: Sequence[str] = list(spec.submodule_search_locations or ())
+    return Path(locations[0]).resolve().parent if locations else None
 
 
 def _file(root: Path, module: str) -> Path | None:
@@ -203,4 +203,6 @@ def _imports(module: str, path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])
-            yield from (found for found in (base, *(f"{base}.{alias.name}" for alias in node.names)) if found)
+            yield from (
+                imported for imported in (base, *(f"{base}.{alias.name}" for alias in node.names)) if imported
+            )

@@ -85,13 +85,13 @@ class OwnSamples:
         Returns the number of samples, and what was left out, as in
         `orchestrator.data.store.manifest.DataManifest.rejected`.
         """
-        found: dict[str, Any] = self._made.prepare(folder, most)
-        return found
+        result: dict[str, Any] = self._made.prepare(folder, most)
+        return result
 
     def limits(self) -> dict[str, int]:
         """Return the exclusive upper bound of each array's integers, for the arrays that the dataset declares."""
-        given = getattr(self._made, "limits", None)
-        return {str(name): int(value) for name, value in given().items()} if callable(given) else {}
+        method = getattr(self._made, "limits", None)
+        return {str(name): int(value) for name, value in method().items()} if callable(method) else {}
 
     def export(self, prepared: str, folder: str) -> None:
         """Write to `folder` the tools that make such samples from raw data, if the dataset exports any.
@@ -103,8 +103,8 @@ class OwnSamples:
 
     def of_set(self) -> dict[str, np.ndarray]:
         """Return the arrays that evaluations read with every sample."""
-        given = getattr(self._made, "of_set", None)
-        return {str(name): _array(value) for name, value in given().items()} if callable(given) else {}
+        method = getattr(self._made, "of_set", None)
+        return {str(name): _array(value) for name, value in method().items()} if callable(method) else {}
 
     def arrays(self, number: int, turn: int, held_out: bool = False) -> dict[str, np.ndarray]:
         """Return the arrays of a sample: float32, int64 or bool. Raises WorkloadError if the dataset fails or returns
@@ -113,15 +113,15 @@ class OwnSamples:
         rng = generator(self._seed, number, turn, SAMPLES)
         read = getattr(self._made, "held_out", self._made.sample) if held_out else self._made.sample
         try:
-            found = {str(name): _array(value) for name, value in read(number, rng).items()}
+            arrays = {str(name): _array(value) for name, value in read(number, rng).items()}
         except Exception as error:  # whatever the user's code raises
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise WorkloadError(f"{self.reference} failed on sample {number} ({reason}); fix it") from None
-        if not found or COUNTED in found:
+        if not arrays or COUNTED in arrays:
             raise WorkloadError(
-                f"{self.reference}: sample {number} has {sorted(found)}; give it names other than counted"
+                f"{self.reference}: sample {number} has {sorted(arrays)}; give it names other than counted"
             )
-        return found
+        return arrays
 
     def batch(
         self, numbers: Sequence[int], turns: Sequence[int], held_out: bool = False
@@ -142,8 +142,8 @@ class OwnSamples:
         """Return the dataset's own fingerprint if it has one, else a hash of its first samples."""
         count = 0 if self.is_prepared else len(self)
         digest = blake2b(f"{self.reference} {count}".encode(), digest_size=16)
-        if callable(own := getattr(self._made, "fingerprint", None)):
-            digest.update(str(own()).encode())
+        if callable(method := getattr(self._made, "fingerprint", None)):
+            digest.update(str(method()).encode())
         else:
             for number in range(min(count, 16)):
                 digest.update(_hash(self.arrays(number, 0)))
@@ -151,14 +151,14 @@ class OwnSamples:
 
 
 def _array(value: Any) -> np.ndarray:
-    found = np.asarray(value)
-    if found.dtype.kind == "f":
-        return np.asarray(found, dtype=np.float32, order="C")
-    if found.dtype.kind in "iu":
-        return np.asarray(found, dtype=np.int64, order="C")
-    if found.dtype.kind == "b":
-        return np.asarray(found, order="C")
-    raise TypeError(f"{found.dtype} is not a number")
+    array = np.asarray(value)
+    if array.dtype.kind == "f":
+        return np.asarray(array, dtype=np.float32, order="C")
+    if array.dtype.kind in "iu":
+        return np.asarray(array, dtype=np.int64, order="C")
+    if array.dtype.kind == "b":
+        return np.asarray(array, order="C")
+    raise TypeError(f"{array.dtype} is not a number")
 
 
 def _hash(sample: Mapping[str, np.ndarray]) -> bytes:

@@ -33,13 +33,13 @@ def layer_list(bare: Any, blocks: list[nn.Module], run: Callable[[], object]) ->
         for name, module in bare.named_modules()
         if id(module) not in inside and (list(module.parameters(False)) or _saved_buffers(module))
     }
-    seen: list[str] = []
+    calls: list[str] = []
     tuples: set[bool] = set()
     hooks: list[RemovableHandle] = []
     for name, module in owners.items():
-        hooks.append(module.register_forward_pre_hook(lambda _, __, name=name: seen.append(name)))
+        hooks.append(module.register_forward_pre_hook(lambda _, __, name=name: calls.append(name)))
     for number, block in enumerate(blocks):
-        hooks.append(block.register_forward_pre_hook(lambda _, __, number=number: seen.append(f"#{number}")))
+        hooks.append(block.register_forward_pre_hook(lambda _, __, number=number: calls.append(f"#{number}")))
         hooks.append(block.register_forward_hook(lambda _, __, out: tuples.add(_is_tuple(out))))
     try:
         run()
@@ -48,13 +48,13 @@ def layer_list(bare: Any, blocks: list[nn.Module], run: Callable[[], object]) ->
     finally:
         for hook in hooks:
             hook.remove()
-    order = [name for name in seen if name[0] == "#"]
+    order = [name for name in calls if name[0] == "#"]
     if order != [f"#{number}" for number in range(len(blocks))] or len(tuples) != 1:
         return None, "its layers are not called one after another"
-    first, last = seen.index("#0"), seen.index(order[-1])
-    before = tuple(dict.fromkeys(name for name in seen[:first]))
-    after = tuple(dict.fromkeys(name for name in seen[last + 1 :]))
-    between = set(seen[first:last]) - set(order)
+    first, last = calls.index("#0"), calls.index(order[-1])
+    before = tuple(dict.fromkeys(name for name in calls[:first]))
+    after = tuple(dict.fromkeys(name for name in calls[last + 1 :]))
+    between = set(calls[first:last]) - set(order)
     if between or set(before) & set(after) or {*before, *after} != set(owners):
         return None, "it has tensors between its layers"
     return LayerList(lists[id(holders[0])], before, after, tuples.pop()), ""
@@ -82,9 +82,9 @@ class Passing(nn.Module):
         self._gives_tuple = gives_tuple
         self.received: Tensor | None = None
 
-    def forward(self, *given: Any, **named: Any) -> Any:
+    def forward(self, *inputs: Any, **named: Any) -> Any:
         """Return the hidden states [B, L, hidden]."""
-        hidden = given[0] if given else named["hidden_states"]
+        hidden = inputs[0] if inputs else named["hidden_states"]
         output = hidden if self.received is None else self.received
         return (output,) if self._gives_tuple else output
 
@@ -102,31 +102,31 @@ class Absent(nn.Module):
         if keeps:
             self.weight = module.weight
 
-    def forward(self, given: Tensor, *_: object, **__: object) -> Tensor:
+    def forward(self, tokens_or_hidden: Tensor, *_: object, **__: object) -> Tensor:
         """Return float [B, L, hidden]."""
-        if given.is_floating_point():
-            return given
-        return torch.zeros(*given.shape, self._hidden, device=given.device)
+        if tokens_or_hidden.is_floating_point():
+            return tokens_or_hidden
+        return torch.zeros(*tokens_or_hidden.shape, self._hidden, device=tokens_or_hidden.device)
 
 
-def keep_layers(bare: nn.Module, found: LayerList, hidden: int, start: int, stop: int) -> Passing | None:
+def keep_layers(bare: nn.Module, listing: LayerList, hidden: int, start: int, stop: int) -> Passing | None:
     """Keep of a class the layers from `start` to before `stop` and what belongs to them. Return the module that
     receives the hidden states of another stage.
     """
-    layers = bare.get_submodule(found.name)
+    layers = bare.get_submodule(listing.name)
     assert isinstance(layers, nn.ModuleList)
     count = len(layers)
     entered = None
     for number in range(count):
         if not start <= number < stop:
-            passing = Passing(layers[number], found.gives_tuple)
+            passing = Passing(layers[number], listing.gives_tuple)
             layers[number] = passing
             entered = passing if number == start - 1 else entered
-    gone = [*(found.before if start else ()), *(found.after if stop < count else ())]
+    gone = [*(listing.before if start else ()), *(listing.after if stop < count else ())]
     shared = _shared(bare)
     left = {
         id(p)
-        for n in {*found.before, *found.after} - {*gone}
+        for n in {*listing.before, *listing.after} - {*gone}
         for p in bare.get_submodule(n).parameters(False)
     }
     for name in gone:
@@ -142,9 +142,9 @@ def keep_layers(bare: nn.Module, found: LayerList, hidden: int, start: int, stop
 
 def _shared(bare: nn.Module) -> set[str]:
     """Return the modules whose weight is shared with another module."""
-    places: dict[int, list[str]] = {}
+    names_by_weight: dict[int, list[str]] = {}
     for name, module in bare.named_modules():
         weight = module._parameters.get("weight")
         if weight is not None:
-            places.setdefault(id(weight), []).append(name)
-    return {name for names in places.values() if len(names) > 1 for name in names}
+            names_by_weight.setdefault(id(weight), []).append(name)
+    return {name for names in names_by_weight.values() if len(names) > 1 for name in names}

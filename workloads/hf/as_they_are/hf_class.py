@@ -206,8 +206,8 @@ class HuggingFaceModel:
             return False
         tokens = torch.zeros(1, 2, dtype=torch.int64, device="meta")
         pair = {"decoder_input_ids": tokens} if self.architecture == "encoder-decoder" else {}
-        given: list[torch.Tensor] = []
-        handle = head.register_forward_hook(lambda _, __, out: given.append(out))
+        outputs: list[torch.Tensor] = []
+        handle = head.register_forward_hook(lambda _, __, out: outputs.append(out))
         try:
             with torch.no_grad(), _NoData():
                 logits = self.bare(input_ids=tokens, use_cache=False, **pair).logits
@@ -215,7 +215,7 @@ class HuggingFaceModel:
             return False
         finally:
             handle.remove()
-        return len(given) == 1 and logits is given[0]
+        return len(outputs) == 1 and logits is outputs[0]
 
     def parameters(self) -> int:
         """Return the number of trained parameters."""

@@ -74,22 +74,22 @@ class HuggingFaceNetwork(nn.Module):
         """Like `whole`, for the hidden states that another stage has `handed` on. Unless this is the last stage,
         returns its hidden states.
         """
-        given: list[Tensor] = []
+        block_outputs: list[Tensor] = []
         hook = None
         if self._entered is not None:
             self._entered.received = handed[0]
         if self._last is not None:
-            hook = self._last.register_forward_hook(lambda _, __, out: given.append(out))
+            hook = self._last.register_forward_hook(lambda _, __, out: block_outputs.append(out))
         try:
-            found = self.whole(batch, in_chunks if self._last is None else None)
+            output = self.whole(batch, in_chunks if self._last is None else None)
         finally:
             if hook is not None:
                 hook.remove()
             if self._entered is not None:
                 self._entered.received = None
         if self._last is None:
-            return found
-        (hidden,) = given
+            return output
+        (hidden,) = block_outputs
         return Handed(((hidden[0] if isinstance(hidden, tuple) else hidden).float(),))
 
     def whole(self, batch: Batch, in_chunks: ChunkedLoss | None = None) -> Output:

@@ -53,11 +53,11 @@ def balance_of(network: nn.Module) -> Balance | None:
     if not hasattr(sys.modules[type(network).__module__], "load_balancing_loss_func"):
         return None
     text = network.config.get_text_config()  # type: ignore[operator, union-attr]
-    places = (network, text)
-    weight = next((getattr(p, n) for p in places for n in WEIGHTS if getattr(p, n, None) is not None), 0.0)
+    holders = (network, text)
+    weight = next((getattr(p, n) for p in holders for n in WEIGHTS if getattr(p, n, None) is not None), 0.0)
     if not weight:
         return None
-    chosen = next((getattr(p, n) for p in places for n in CHOSEN if getattr(p, n, None) is not None), None)
+    chosen = next((getattr(p, n) for p in holders for n in CHOSEN if getattr(p, n, None) is not None), None)
     if chosen is None:
         raise WorkloadError(
             f"{type(network).__name__} balances its routers in a way that is not known here; "

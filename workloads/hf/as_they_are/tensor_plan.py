@@ -43,24 +43,24 @@ def tensor_styles(bare: Any) -> tuple[Mapping[str, str], str]:
     inside = {
         name for name in plan.keys() - modules if name.startswith(tuple(f"{stack}." for stack in stacks))
     }
-    given = {name: style for name, style in plan.items() if name not in inside}
-    if odd := sorted({style for style in given.values() if style not in STYLES.keys() | WHOLE}):
+    outer_plan = {name: style for name, style in plan.items() if name not in inside}
+    if odd := sorted({style for style in outer_plan.values() if style not in STYLES.keys() | WHOLE}):
         return {}, f"transformers' plan for it has {odd[0]}, which is not known here"
     head = bare.get_output_embeddings()
-    found: dict[str, str] = {}
+    style_by_pattern: dict[str, str] = {}
     for name, module in bare.named_modules():
-        pattern = next((p for p in given if fnmatchcase(name, p)), None)
-        style = STYLES.get(given[pattern]) if pattern is not None else None
+        pattern = next((p for p in outer_plan if fnmatchcase(name, p)), None)
+        style = STYLES.get(outer_plan[pattern]) if pattern is not None else None
         if style is None or module is head:
             continue
         if pattern != _starred(name):  # transformers puts numbers alone for a star
             return {}, f"transformers' plan for it is not clear about {name}"
         if why := _unfit(bare, name, module, style, plan):
             return {}, why
-        found[pattern] = style
-    if not {"row", "stack"} & set(found.values()):
+        style_by_pattern[pattern] = style
+    if not {"row", "stack"} & set(style_by_pattern.values()):
         return {}, "transformers' plan for it names none of its layers"
-    return {name: found[name] for name in given if name in found}, ""
+    return {name: style_by_pattern[name] for name in outer_plan if name in style_by_pattern}, ""
 
 
 def _unfit(bare: Any, name: str, module: nn.Module, style: str, plan: Mapping[str, str]) -> str:
@@ -88,8 +88,8 @@ def is_stack(module: nn.Module) -> bool:
     sizes = {p.shape[0] for p in module.parameters() if p.dim()} | {
         0 for p in module.parameters() if not p.dim()
     }
-    own = len(list(module.parameters())) == len(list(module.parameters(recurse=False)))
-    return own and sizes == {count} and len(inspect.signature(module.forward).parameters) == 3
+    has_no_children = len(list(module.parameters())) == len(list(module.parameters(recurse=False)))
+    return has_no_children and sizes == {count} and len(inspect.signature(module.forward).parameters) == 3
 
 
 def stacked(bare: nn.Module) -> Iterator[str]:
@@ -100,10 +100,10 @@ def stacked(bare: nn.Module) -> Iterator[str]:
     """
     for name, module in bare.named_modules():
         counts = {n for key, n in vars(module).items() if "experts" in key and type(n) is int}
-        own = {leaf: p for leaf, p in module._parameters.items() if p is not None and p.dim() > 1}
-        own = {leaf: p for leaf, p in own.items() if p.shape[0] in counts}
-        if any(p.dim() > 2 for p in own.values()):
-            yield from (f"{name}.{leaf}" for leaf in own)
+        matrices = {leaf: p for leaf, p in module._parameters.items() if p is not None and p.dim() > 1}
+        matrices = {leaf: p for leaf, p in matrices.items() if p.shape[0] in counts}
+        if any(p.dim() > 2 for p in matrices.values()):
+            yield from (f"{name}.{leaf}" for leaf in matrices)
 
 
 def _starred(name: str) -> str:

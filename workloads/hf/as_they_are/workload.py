@@ -126,8 +126,10 @@ class HuggingFaceWorkload:
             if self.new
             else ()
         )
-        told = notes_of_labels(self._meaning.labels, self._labels, self.config.folder) if self._rows else ()
-        return (*new, *told, *self.generation.notes)
+        about_labels = (
+            notes_of_labels(self._meaning.labels, self._labels, self.config.folder) if self._rows else ()
+        )
+        return (*new, *about_labels, *self.generation.notes)
 
     def check_labels(self) -> None:
         """Raise WorkloadError if the folder's head predicts other labels than the objective, or was trained for
@@ -186,10 +188,10 @@ class HuggingFaceWorkload:
         return initial_of(self, self.adapter, self._own_initial, name, seed)
 
     def _own_initial(self, name: str, seed: int) -> Tensor:
-        found = _initialised(self.config, seed).state_dict()[name.removeprefix(NETWORK)].float()
+        tensor = _initialised(self.config, seed).state_dict()[name.removeprefix(NETWORK)].float()
         if self._rows and name.removeprefix(NETWORK) in self._outputs:
-            return found[list(self._rows)]
-        return found
+            return tensor[list(self._rows)]
+        return tensor
 
     def lr_scale(self, name: str) -> float:
         """Return 1: muP does not apply to these classes."""
@@ -219,8 +221,8 @@ class HuggingFaceWorkload:
         self, output: Output, batch: Batch, of_tokens: losses.TokenLoss = losses.token_loss
     ) -> Loss:
         """Return the loss of a forward pass's output."""
-        if found := answer_loss(self.objective, output, batch, of_tokens):
-            return found
+        if loss := answer_loss(self.objective, output, batch, of_tokens):
+            return loss
         return losses.loss(self.config, output, batch, of_tokens)
 
     def balance(self, model: nn.Module, routed: Mapping[str, Tensor]) -> None:
@@ -323,8 +325,8 @@ class HuggingFaceWorkload:
 
     def hf_config(self) -> Mapping[str, Any]:
         """See Workload.hf_config."""
-        found: Mapping[str, Any] = self.config.hf_config().to_dict()
-        return found
+        settings: Mapping[str, Any] = self.config.hf_config().to_dict()
+        return settings
 
     def hf_tensors(self) -> Collection[str]:
         """See Workload.hf_tensors."""
@@ -378,8 +380,8 @@ def _renamed(config: HuggingFaceModel) -> dict[str, str] | None:
         return None
     ours = config.bare.base_model_prefix
     theirs = replace(config, head="language").bare.base_model_prefix
-    there = Weights(str(root(config.folder))).names
-    if ours == theirs or any(name.startswith(f"{ours}.") for name in there):
+    stored_names = Weights(str(root(config.folder))).names
+    if ours == theirs or any(name.startswith(f"{ours}.") for name in stored_names):
         return None
     return {rf"^{theirs}\.": f"{ours}."}
 
@@ -412,7 +414,7 @@ def _initialised(config: HuggingFaceModel, seed: int) -> nn.Module:
         transformers.logging.disable_progress_bar()  # in commands, among their own lines
         transformers.logging.set_verbosity_error()  # `notes` reports the newly initialised tensors
         try:
-            model, found = auto_class(config).from_pretrained(
+            model, loading_info = auto_class(config).from_pretrained(
                 folder, config=training_config(config), dtype=torch.float32, local_files_only=True,
                 trust_remote_code=False, use_safetensors=True, output_loading_info=True,
                 key_mapping=_renamed(config),
@@ -421,7 +423,7 @@ def _initialised(config: HuggingFaceModel, seed: int) -> nn.Module:
             reason = " ".join(str(error).split())[:200]
             raise WorkloadError(f"the checkpoint in {folder} does not fit: {reason}") from error
     headed = config.head != "language"
-    if missing := sorted(n for n in found["missing_keys"] if not (headed and is_of_head(model, n))):
+    if missing := sorted(n for n in loading_info["missing_keys"] if not (headed and is_of_head(model, n))):
         named = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
         raise WorkloadError(
             f"the checkpoint in {folder} does not fit: it lacks {named}; "

@@ -259,8 +259,8 @@ def _check_export(trial: HuggingFaceWorkload, model: nn.Module, samples: Batch) 
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     with tempfile.TemporaryDirectory(prefix="trial-") as folder:
         trial.to_hf(state.__getitem__, folder)
-        again, found = auto_class(trial.config).from_pretrained(folder, output_loading_info=True)
-    if strange := sorted({*found["missing_keys"], *found["unexpected_keys"]}):
+        again, loading_info = auto_class(trial.config).from_pretrained(folder, output_loading_info=True)
+    if strange := sorted({*loading_info["missing_keys"], *loading_info["unexpected_keys"]}):
         raise WorkloadError(
             f"its export does not hold what transformers loads ({strange[0]}); use another class"
         )

@@ -69,12 +69,12 @@ def classes(architecture: str) -> Mapping[str, str]:
     """Return transformers' class names for an architecture, by model_type."""
     from transformers.models.auto import modeling_auto
 
-    found: dict[str, Mapping[str, str]] = {
+    names_by_architecture: dict[str, Mapping[str, str]] = {
         "decoder": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         "encoder": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
         "encoder-decoder": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     }
-    return dict(found[architecture])
+    return dict(names_by_architecture[architecture])
 
 
 def configuration(model_type: str, architecture: str) -> Any:
@@ -82,14 +82,14 @@ def configuration(model_type: str, architecture: str) -> Any:
     from transformers import CONFIG_MAPPING
 
     kind = CONFIG_MAPPING[model_type]
-    given = dict(REQUIRED.get(model_type, {}))
-    full = vars(kind(**given))
+    required = dict(REQUIRED.get(model_type, {}))
+    full = vars(kind(**required))
     names = {kind.attribute_map.get(name, name) for name in DEPTH_NAMES}
     shallow = {name: min(DEPTH, full[name]) for name in names if type(full.get(name)) is int}
     try:
-        hf_config = kind(**shallow, **given)
+        hf_config = kind(**shallow, **required)
     except Exception:  # its default has as many entries in some list as layers
-        hf_config = kind(**given)
+        hf_config = kind(**required)
     hf_config.architectures = [classes(architecture)[model_type]]
     if architecture == "decoder":
         hf_config.is_encoder_decoder = False
@@ -141,13 +141,13 @@ def table() -> Iterator[str]:
         yield " | ".join(["| model_type", "class", *(check.title for check in checks)]) + " |"
         yield "|---" * (2 + len(checks)) + "|"
         for model_type, name in classes(architecture).items():
-            found = [outcome(model_type, architecture, check) or "yes" for check in checks]
-            yield row(model_type, name, found)
+            outcomes = [outcome(model_type, architecture, check) or "yes" for check in checks]
+            yield row(model_type, name, outcomes)
 
 
-def row(model_type: str, name: str, found: list[str]) -> str:
+def row(model_type: str, name: str, outcomes: list[str]) -> str:
     """Return a row of the table."""
-    cells = " | ".join(cell.replace("|", "/").replace("\n", " ") for cell in found)
+    cells = " | ".join(cell.replace("|", "/").replace("\n", " ") for cell in outcomes)
     return f"| {model_type} | `{name}` | {cells} |"
 
 

@@ -58,12 +58,14 @@ def difference(
                 _hf_outputs(part, hf_model, _inputs(batches[0]))  # expands compressed weights in fp32
                 model.double(), hf_model.double()
             for batch in batches:
-                found = _difference(part, forward, hf_model, batch)
-                if not found <= TOLERANCE and not in_fp64:
+                batch_difference = _difference(part, forward, hf_model, batch)
+                if not batch_difference <= TOLERANCE and not in_fp64:
                     model.double(), hf_model.double()
-                    found = _difference(part, forward, hf_model, batch)
+                    batch_difference = _difference(part, forward, hf_model, batch)
                     model.float(), hf_model.float()
-                worst = max(worst, found) if found == found else found
+                worst = (
+                    max(worst, batch_difference) if batch_difference == batch_difference else batch_difference
+                )
                 if worst != worst:
                     return worst
     return worst
@@ -101,16 +103,16 @@ def load(folder: str, strict: bool = True) -> Any:
 
 def arguments(config: TransformerConfig, batch: Batch) -> dict[str, Tensor]:
     """Return the arguments of a transformers model for our batch, without labels."""
-    found = {hf_name: batch[name] for name, hf_name in _ARGUMENTS.items() if name in batch}
+    hf_arguments = {hf_name: batch[name] for name, hf_name in _ARGUMENTS.items() if name in batch}
     if "positions" in batch:
-        found["position_ids"] = batch["positions"] + config.position_offset * config.counted_positions
+        hf_arguments["position_ids"] = batch["positions"] + config.position_offset * config.counted_positions
     if (attention := attends(batch)) is not None:
-        found["attention_mask"] = attention.unsqueeze(1)
+        hf_arguments["attention_mask"] = attention.unsqueeze(1)
     elif "padding" in batch:
-        found["attention_mask"] = batch["padding"].long()
+        hf_arguments["attention_mask"] = batch["padding"].long()
     if "decoder_padding" in batch:
-        found["decoder_attention_mask"] = batch["decoder_padding"].long()
-    return found
+        hf_arguments["decoder_attention_mask"] = batch["decoder_padding"].long()
+    return hf_arguments
 
 
 def probes(
@@ -130,16 +132,16 @@ def probes(
         or (ours.head == "sequence" and not ours.causal)
     )
     for length in lengths:
-        whole = torch.ones(length, dtype=torch.bool)
+        all_real = torch.ones(length, dtype=torch.bool)
         short = torch.arange(length) < max(1, length - length // 3)
-        padding = torch.stack((whole, short, short.flip(0)) if left else (whole, short))
+        padding = torch.stack((all_real, short, short.flip(0)) if left else (all_real, short))
         count = len(padding)
         rows = text.repeat(-(-2 * count * length // len(text)))[: 2 * count * length].view(2 * count, length)
         batch = {"tokens": rows[:count].masked_fill(~padding, pad), "padding": padding}
         if config.architecture == "encoder-decoder" and config.head == "sequence":
             batch["tokens"] = _ended(batch["tokens"], padding, vocabulary)
         if config.architecture == "encoder-decoder":
-            ends = torch.stack((short, *[whole] * (count - 1)))
+            ends = torch.stack((short, *[all_real] * (count - 1)))
             batch |= {"decoder_tokens": rows[count:].masked_fill(~ends, pad), "decoder_padding": ends}
         elif ours is not None and ours.token_types > 1:
             batch["token_types"] = (torch.arange(length) >= length // 2).long().expand(count, -1)
@@ -150,10 +152,10 @@ def _ended(tokens: Tensor, padding: Tensor, vocabulary: Vocabulary) -> Tensor:
     """Return the rows with exactly one end token, at their last position, whose hidden state pair classifiers read."""
     special = {vocabulary.eos, vocabulary.padding}
     other = next(number for number in range(vocabulary.size) if number not in special)
-    found = tokens.masked_fill(tokens == vocabulary.eos, other)
+    rows = tokens.masked_fill(tokens == vocabulary.eos, other)
     last = (padding * torch.arange(1, tokens.shape[1] + 1)).argmax(1)
-    found[torch.arange(len(found)), last] = vocabulary.eos
-    return found
+    rows[torch.arange(len(rows)), last] = vocabulary.eos
+    return rows
 
 
 def _networks(
@@ -174,8 +176,8 @@ def _networks(
 
 
 def _of_output(output: Output) -> Outputs:
-    found = {name: getattr(output, name) for name in ("logits", "sentence")}
-    return {k: v for k, v in found.items() if v is not None} or {"hidden": output.hidden}
+    tensors = {name: getattr(output, name) for name in ("logits", "sentence")}
+    return {k: v for k, v in tensors.items() if v is not None} or {"hidden": output.hidden}
 
 
 def _hf_outputs(
@@ -187,10 +189,10 @@ def _hf_outputs(
         return {"logits": output.logits if output.sentence is None else output.sentence}
     if QUERIES in batch and config.positions == "relative_keys":
         return {"logits": _of_queries(hf_model, batch)}
-    found: Mapping[str, Tensor] = hf_model(**arguments(config, batch))
+    outputs: Mapping[str, Tensor] = hf_model(**arguments(config, batch))
     if config.head == "span":
-        return {"logits": torch.stack((found["start_logits"], found["end_logits"]), dim=-1)}
-    return found
+        return {"logits": torch.stack((outputs["start_logits"], outputs["end_logits"]), dim=-1)}
+    return outputs
 
 
 def _of_queries(hf_model: Any, batch: Batch) -> Tensor:
@@ -200,9 +202,9 @@ def _of_queries(hf_model: Any, batch: Batch) -> Tensor:
     counts = queries.sum(1)
     length = queries.shape[1]
     mapping = hidden.new_zeros(len(queries), int(counts.max()), length)
-    for row, (seen, places) in enumerate(zip(queries, batch["positions"], strict=True)):
-        hidden[row, places[seen]] = hidden[row, seen].clone()
-        mapping[row, torch.arange(int(counts[row])), places[seen]] = True
+    for row, (is_query, positions) in enumerate(zip(queries, batch["positions"], strict=True)):
+        hidden[row, positions[is_query]] = hidden[row, is_query].clone()
+        mapping[row, torch.arange(int(counts[row])), positions[is_query]] = True
     output = hf_model(
         batch["tokens"],
         perm_mask=hidden.to(hf_model.dtype),
@@ -222,18 +224,18 @@ def _difference(
     hf_model: Any,
     batch: Batch,
 ) -> float:
-    given = _inputs(batch)
-    own = forward(given)
-    other = _hf_outputs(config, hf_model, given)
+    inputs = _inputs(batch)
+    ours = forward(inputs)
+    other = _hf_outputs(config, hf_model, inputs)
     if QUERIES in batch and getattr(config, "positions", "") == "relative_keys":
-        own = {"logits": own["logits"][batch[QUERIES]]}
+        ours = {"logits": ours["logits"][batch[QUERIES]]}
     real = batch.get("decoder_padding" if "decoder_tokens" in batch else "padding")
     worst = torch.zeros(())
-    for name, value in own.items():
-        found = next(other[n] for n in _OUTPUTS[name] if n in other)
+    for name, value in ours.items():
+        theirs = next(other[n] for n in _OUTPUTS[name] if n in other)
         if real is not None and value.shape[:2] == real.shape:
             value = value[real]
-            found = found[real]
-        scale = torch.stack((value.abs().max(), found.abs().max(), torch.ones_like(value.max()))).max()
-        worst = torch.maximum(worst, ((value - found).abs().max() / scale).float())
+            theirs = theirs[real]
+        scale = torch.stack((value.abs().max(), theirs.abs().max(), torch.ones_like(value.max()))).max()
+        worst = torch.maximum(worst, ((value - theirs).abs().max() / scale).float())
     return float(worst)

@@ -43,8 +43,8 @@ def _record(objective: Objective, words: np.ndarray, length: int, sample: int) -
     rng = np.random.default_rng(sample)
 
     def text(least: int, size: int) -> np.ndarray:
-        found: np.ndarray = rng.choice(words, least + (2 * sample) % max(size, 1)).astype(np.int64)
-        return found
+        drawn: np.ndarray = rng.choice(words, least + (2 * sample) % max(size, 1)).astype(np.int64)
+        return drawn
 
     name = objective.name
     half = length // 2

@@ -234,9 +234,9 @@ def compare(case: Case) -> Difference:
             return Difference(
                 case, f"{kind}, {type(load(str(Path(folder) / GENERATOR))).__name__}", logits, 0.0
             )
-        found = hf_model(**arguments(config, batch), **_labels(config, batch)).loss
+        hf_loss = hf_model(**arguments(config, batch), **_labels(config, batch)).loss
         value = _mean_loss(config, model(batch), batch)
-    return Difference(case, kind, logits, float((value - found).abs()))
+    return Difference(case, kind, logits, float((value - hf_loss).abs()))
 
 
 def _mean_loss(config: TransformerConfig, output: Output, batch: Batch) -> Tensor:
@@ -245,9 +245,9 @@ def _mean_loss(config: TransformerConfig, output: Output, batch: Batch) -> Tenso
         assert output.logits is not None
         real = batch["padding"]
         return F.binary_cross_entropy_with_logits(output.logits[real], batch["labels"][real].float())
-    own = loss(config, output, batch)
-    mean = own.total / own.count
-    return mean + own.extra if config.sentence_head and own.extra is not None else mean
+    summed = loss(config, output, batch)
+    mean = summed.total / summed.count
+    return mean + summed.extra if config.sentence_head and summed.extra is not None else mean
 
 
 def random_state(workload: TransformerWorkload) -> dict[str, Tensor]:
@@ -303,11 +303,11 @@ def _labels(config: TransformerConfig, batch: Batch) -> dict[str, Tensor]:
         labels = batch["sequence_labels"]
     elif config.architecture == "decoder" and config.head == "language":
         labels = torch.cat((labels[:, :1], labels[:, :-1]), dim=1)
-    found = {"labels": labels}
+    label_arguments = {"labels": labels}
     if config.sentence_head:
         name = "sentence_order_label" if config.family == "albert" else "next_sentence_label"
-        found[name] = batch["sequence_labels"]
-    return found
+        label_arguments[name] = batch["sequence_labels"]
+    return label_arguments
 
 
 def table(command: str) -> Iterator[str]:
@@ -319,5 +319,5 @@ def table(command: str) -> Iterator[str]:
     yield "| class | checked against | largest difference of logits | difference of loss |"
     yield "|---|---|---|---|"
     for case in CASES:
-        found = compare(case)
-        yield f"| {case.title} | `{found.kind}` | {found.logits:.1e} | {found.loss:.1e} |"
+        result = compare(case)
+        yield f"| {case.title} | `{result.kind}` | {result.logits:.1e} | {result.loss:.1e} |"

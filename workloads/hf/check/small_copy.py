@@ -68,7 +68,7 @@ def fewer_tokens(hf_config: Any, vocabulary: Vocabulary) -> Vocabulary:
     if start is not None:
         framing.add(start)
     large |= {token for token in vocabulary.special | framing | {*vocabulary.before} if token >= TOKENS}
-    new = {token: TOKENS + place for place, token in enumerate(sorted(large))}
+    new = {token: TOKENS + index for index, token in enumerate(sorted(large))}
     size = TOKENS + len(new)
     for part in nested_configs(hf_config):
         for name, ids in _ids(part):

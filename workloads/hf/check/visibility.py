@@ -165,6 +165,6 @@ def _limit(logits: Tensor) -> float:
     return TOLERANCE * max(float(logits.abs().max()), 1e-3)
 
 
-def differ(one: Tensor, other: Tensor) -> bool:
+def differ(first: Tensor, second: Tensor) -> bool:
     """Return whether two outputs differ by more than rounding."""
-    return one.shape != other.shape or float((one - other).abs().max()) > _limit(one)
+    return first.shape != second.shape or float((first - second).abs().max()) > _limit(first)

@@ -115,7 +115,7 @@ def hf_weights(config: TransformerConfig, shapes: Shapes, chosen: Collection[str
     Raises WorkloadError if one of them holds others too.
     """
     marks = {name: torch.full((), float(name in chosen)).expand(shape) for name, shape in shapes.items()}
-    found = []
+    hf_names = []
     for name, tensor in to_hf(family_of(config), config, shapes, marks.__getitem__):
         low, high = (float(each) for each in tensor.aminmax())
         if tensor.dim() != 2 or high != 1.0:
@@ -124,8 +124,8 @@ def hf_weights(config: TransformerConfig, shapes: Shapes, chosen: Collection[str
             raise WorkloadError(
                 f"transformers joins quantised weights and others in {name}; quantise all of them or none"
             )
-        found.append(name)
-    return found
+        hf_names.append(name)
+    return hf_names
 
 
 def hf_config_of(
@@ -199,11 +199,11 @@ def _export_one(
 
 def _check_config(family: Family, config: TransformerConfig, hf_config: Any) -> None:
     """Raise WorkloadError if the written configuration would be read as another model."""
-    found = structure(family.read_config(hf_config))
+    read_back = structure(family.read_config(hf_config))
     wanted = structure(config)
     pools = config.sentence_head or config.head == "sequence"
     for name in wanted.keys() - {*family.unsaid, *(() if pools else ("pooler",))}:
-        for part, value, other in _parts(name, wanted[name], found[name]):
+        for part, value, other in _parts(name, wanted[name], read_back[name]):
             if value != other:
                 raise WorkloadError(
                     f"{family.model_type} of transformers cannot have {part} {value!r}; "
@@ -211,11 +211,11 @@ def _check_config(family: Family, config: TransformerConfig, hf_config: Any) -> 
                 )
 
 
-def _parts(name: str, wanted: Any, found: Any) -> list[tuple[str, Any, Any]]:
+def _parts(name: str, wanted: Any, actual: Any) -> list[tuple[str, Any, Any]]:
     """Yield a field with its expected and its actual value, or its nested fields with theirs."""
-    if not (is_dataclass(wanted) and is_dataclass(found)):
-        return [(name, wanted, found)]
-    return [(f"{name}.{f.name}", getattr(wanted, f.name), getattr(found, f.name)) for f in fields(wanted)]
+    if not (is_dataclass(wanted) and is_dataclass(actual)):
+        return [(name, wanted, actual)]
+    return [(f"{name}.{f.name}", getattr(wanted, f.name), getattr(actual, f.name)) for f in fields(wanted)]
 
 
 def _written(value: Any) -> str:
@@ -248,8 +248,8 @@ def _passed(
     """
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     ids = vocabulary.pad, vocabulary.bos, vocabulary.eos
-    asked = repr([metadata.version("transformers"), config, ids, decoder_start, sorted(shapes.items())])
-    digest = hashlib.sha256(asked.encode())
+    identity = repr([metadata.version("transformers"), config, ids, decoder_start, sorted(shapes.items())])
+    digest = hashlib.sha256(identity.encode())
     for source in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(source.read_bytes())
     return Path(cache, "orchestrator", "exports", digest.hexdigest())

@@ -82,8 +82,8 @@ def check(family: Family, config: TransformerConfig, hf_config: Any) -> None:
         if name == "rope_parameters":
             read = rope_as_read(hf_config, read) if "rope_type" in read else read
             kinds = [read, written] if "rope_type" in written else None
-            for one, other in [kinds] if kinds else [(read[kind], written[kind]) for kind in written]:
-                _compare_rope(family, one, other)
+            for stored, rewritten in [kinds] if kinds else [(read[kind], written[kind]) for kind in written]:
+                _compare_rope(family, stored, rewritten)
         elif read != written and not (read is None and name in DERIVED):
             raise _unlike(family, name, read, written)
 
@@ -92,13 +92,13 @@ def _compare_rope(family: Family, read: Mapping[str, Any], expected: Mapping[str
     kind = expected["rope_type"]
     known = {"rope_theta": None, "rope_type": "default", "partial_rotary_factor": 1.0, **_ROPE[kind]}
     for name, missing in known.items():
-        found = read.get(name)
+        stored = read.get(name)
         written = expected.get(name)
-        found, written = (missing if v is None else v for v in (found, written))
-        if found is None and name in ("factor", "original_max_position_embeddings"):
+        stored, written = (missing if v is None else v for v in (stored, written))
+        if stored is None and name in ("factor", "original_max_position_embeddings"):
             continue  # follows from the positions
-        if found != written:
-            raise _unlike(family, f"rope_parameters.{name}", found, written)
+        if stored != written:
+            raise _unlike(family, f"rope_parameters.{name}", stored, written)
 
 
 def _plain(value: Any) -> Any:
@@ -159,8 +159,8 @@ def _tied(family: Family, config: TransformerConfig, weights: Weights) -> bool:
         return config.tied
     if head.hf_name not in weights:
         return True
-    found = [n for n in used(family, config, names["tokens.weight"]) if n in weights]
-    return bool(found) and torch.equal(weights.read(found[0]), weights.read(head.hf_name))
+    embedding_names = [n for n in used(family, config, names["tokens.weight"]) if n in weights]
+    return bool(embedding_names) and torch.equal(weights.read(embedding_names[0]), weights.read(head.hf_name))
 
 
 def _with_generator(

@@ -56,7 +56,7 @@ def pretrained(
         inner = {within(prefix, n) for n in tables if belongs(prefix, n)}
         parts[prefix] = HuggingFaceWeights(part, names, path, inner, added)
     for name in filter(shared, shapes):
-        first, second = (found.find(name) for found in parts.values())
+        first, second = (weights.find(name) for weights in parts.values())
         full = whole(shapes[name])
         if first is None or second is None or not torch.equal(first[full], second[full]):
             raise WorkloadError(
@@ -147,10 +147,10 @@ class HuggingFaceWeights:
     def _shape_of(self, name: str, find: Callable[[str], Tensor | None]) -> torch.Size | None:
         """Return the shape of our tensor `name` in the checkpoint; None if it is missing."""
         try:
-            found = from_hf(self._family, self._config, self._shapes, name, find)
+            tensor = from_hf(self._family, self._config, self._shapes, name, find)
         except RuntimeError:  # fused tensors may not divide into ours
             return torch.Size((0,))
-        return None if found is None else found.shape
+        return None if tensor is None else tensor.shape
 
     def _stored_name(self, hf_name: str) -> str | None:
         """Return the name of a tensor in the checkpoint: the full name, or without the prefix that a checkpoint of
@@ -192,9 +192,9 @@ class HuggingFaceWeights:
         """Return whether a tensor belongs to DeepSeek's layers for predicting further tokens, which come after the
         last layer.
         """
-        found = re.match(r"model\.layers\.(\d+)\.", name)
+        match = re.match(r"model\.layers\.(\d+)\.", name)
         deepseek = self._family.model_type == "deepseek_v3"
-        return bool(deepseek and found and int(found.group(1)) >= self._config.layers)
+        return bool(deepseek and match and int(match.group(1)) >= self._config.layers)
 
 
 @dataclass(frozen=True)
@@ -217,10 +217,10 @@ def _check_values(
             continue
         # Tied tensors must be equal. Without tying, only the tensors that transformers computes with are read.
         names = used(family, config, row) if ties(family, config) else row.untied
-        found = {name: tensor for name in names if (tensor := read(name)) is not None}
-        first = next(iter(found), "")
-        for name, tensor in found.items():
-            if not torch.equal(tensor, found[first]):
+        copies = {name: tensor for name in names if (tensor := read(name)) is not None}
+        first = next(iter(copies), "")
+        for name, tensor in copies.items():
+            if not torch.equal(tensor, copies[first]):
                 raise WorkloadError(
                     f"the checkpoint in {folder} has different {name} and {first}, but here they are one tensor; "
                     "give a checkpoint where they are equal"

@@ -91,16 +91,16 @@ def write_adapter(
 
     `base` is the name of the base. `read(name)` returns a tensor of our model.
     """
-    place = Path(folder)
+    target = Path(folder)
     if isinstance(workload, HuggingFaceWorkload):
-        found = _tensors_of_class(workload, read)
+        adapter_tensors = _tensors_of_class(workload, read)
         config = _config_of_class(workload, base)
     else:
-        found = _tensors(workload, read)
+        adapter_tensors = _tensors(workload, read)
         config = config_of(workload, base)
-    tensors = {name: tensor.contiguous() for name, tensor in found.items()}
-    save_file(tensors, place / WEIGHTS, metadata={"format": "pt"})
-    (place / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    tensors = {name: tensor.contiguous() for name, tensor in adapter_tensors.items()}
+    save_file(tensors, target / WEIGHTS, metadata={"format": "pt"})
+    (target / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _config_of_class(workload: HuggingFaceWorkload, base: str) -> dict[str, Any]:
@@ -263,8 +263,8 @@ def _tensors(workload: TransformerWorkload, read: Read) -> dict[str, Tensor]:
             tensors[f"{PREFIX}{layer.module}.{leaf}"] = tensor
     if heads := _heads(workload):
         shapes = {n: s for n, s in workload.shapes.items() if n not in workload.frozen}
-        own = {n: s for n, s in shapes.items() if not _adapter_of(workload).adds(n)}
-        for name, tensor in to_hf(family_of(workload.config), workload.config, own, read):
+        base_shapes = {n: s for n, s in shapes.items() if not _adapter_of(workload).adds(n)}
+        for name, tensor in to_hf(family_of(workload.config), workload.config, base_shapes, read):
             if name.rpartition(".")[0] in heads:
                 tensors[f"{PREFIX}{name}"] = tensor
     return tensors

@@ -32,12 +32,12 @@ BY_TOKENS = ("bad_words_ids", "forced_decoder_ids", "force_words_ids", "sequence
 
 def named_tokens(folder: str) -> set[int]:
     """Return the tokens that the configuration in a folder names by their ids."""
-    found: set[int] = set()
+    ids: set[int] = set()
     for name in (CONFIG, GENERATION):
         for key, value in _read(Path(folder) / name).items():
             if key.endswith("_token_id") and value is not None:
-                found |= set(value if isinstance(value, list) else [value])
-    return {number for number in found if isinstance(number, int) and number >= 0}
+                ids |= set(value if isinstance(value, list) else [value])
+    return {number for number in ids if isinstance(number, int) and number >= 0}
 
 
 def write_fewer_rows(folder: str, kept: Sequence[int], target: str) -> None:
@@ -62,10 +62,10 @@ def write_fewer_rows(folder: str, kept: Sequence[int], target: str) -> None:
     numbers = {old: new for new, old in enumerate(kept)}
     for name in (CONFIG, GENERATION):
         if config := _read(Path(folder) / name):
-            told = _renumbered(config, numbers, folder)
+            renumbered = _renumbered(config, numbers, folder)
             if name == CONFIG:
-                told["vocab_size"] = len(kept)
-            (Path(target) / name).write_text(json.dumps(told, indent=2) + "\n")
+                renumbered["vocab_size"] = len(kept)
+            (Path(target) / name).write_text(json.dumps(renumbered, indent=2) + "\n")
     write(_tensors(folder, described, kept), target)
 
 
@@ -74,17 +74,17 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _renumbered(config: Mapping[str, Any], numbers: Mapping[int, int], folder: str) -> dict[str, Any]:
-    found = dict(config)
+    changed = dict(config)
     for key, value in config.items():
         if key in BY_TOKENS and value:
             raise WorkloadError(f"{folder} has {key} in its settings, which names tokens; remove it")
         if key.endswith("_token_id") and isinstance(value, int):
-            found[key] = numbers.get(value, value)
+            changed[key] = numbers.get(value, value)
         elif key.endswith("_token_id") and isinstance(value, list):
-            found[key] = [numbers[number] for number in value]
+            changed[key] = [numbers[number] for number in value]
         elif key in LISTS and value:
-            found[key] = [numbers[number] for number in value if number in numbers]
-    return found
+            changed[key] = [numbers[number] for number in value if number in numbers]
+    return changed
 
 
 def _tensors(folder: str, config: TransformerConfig, kept: Sequence[int]) -> Iterator[tuple[str, Tensor]]:

@@ -52,18 +52,18 @@ class Expanded:
         self._packed = frozenset(
             name.removesuffix(PACKED) for name in known if name.endswith(f".weight{PACKED}")
         )
-        whole = {name for name in known if name.endswith(".weight") and name + SCALE in known}
-        self._quantised = self._packed | whole
+        with_scale = {name for name in known if name.endswith(".weight") and name + SCALE in known}
+        self._quantised = self._packed | with_scale
         stored = {base + end for base in self._quantised for end in (PACKED, SCALE, SHAPE)}
         self.names = [*(name for name in source.names if name not in stored), *sorted(self._packed)]
 
     @cached_property
     def shapes(self) -> Mapping[str, Sequence[int]]:
         """Return the shape of each tensor."""
-        found = dict(self._source.shapes)
+        shapes = dict(self._source.shapes)
         for base in self._packed:
-            found[base] = [int(size) for size in self._source.part(base + SHAPE, (slice(0, 2),))]
-        return found
+            shapes[base] = [int(size) for size in self._source.part(base + SHAPE, (slice(0, 2),))]
+        return shapes
 
     def part(self, name: str, part: Part) -> Tensor:
         """Return a part of one tensor. Whole rows of a quantised weight are read."""
@@ -85,8 +85,8 @@ def unpacked(words: Tensor, width: int) -> Tensor:
     bits = 32 * words.shape[1] // width
     if bits not in (4, 8) or words.shape[1] != -(-width * bits // 32):
         raise WorkloadError(
-            f"a quantised row of {width} weights has {words.shape[1]} words; nothing is known of it"
+            f"a quantised row of {width} weights has {words.shape[1]} words; this format is not known here"
         )
-    places = torch.arange(0, 32, bits, dtype=torch.int32)
-    found = (words.unsqueeze(-1) >> places) & ((1 << bits) - 1)
-    return found.flatten(1)[:, :width] - (1 << (bits - 1))
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    codes = (words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
+    return codes.flatten(1)[:, :width] - (1 << (bits - 1))

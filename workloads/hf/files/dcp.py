@@ -63,18 +63,21 @@ class DcpTensors:
     def part(self, name: str, part: Part) -> Tensor:
         """Return a part of a tensor, on the CPU in its own dtype, without reading the rest."""
         entry = self._entries[name]
-        out = torch.empty([one.stop - one.start for one in part], dtype=entry.dtype)
+        out = torch.empty([wanted.stop - wanted.start for wanted in part], dtype=entry.dtype)
         filled = 0
         for chunk in entry.chunks:
-            low = [max(one.start, at) for one, at in zip(part, chunk.start, strict=True)]
-            high = [min(one.stop, at + n) for one, at, n in zip(part, chunk.start, chunk.shape, strict=True)]
+            low = [max(wanted.start, at) for wanted, at in zip(part, chunk.start, strict=True)]
+            high = [
+                min(wanted.stop, at + n) for wanted, at, n in zip(part, chunk.start, chunk.shape, strict=True)
+            ]
             if any(a >= b for a, b in zip(low, high, strict=True)):
                 continue
-            there = tuple(slice(a - at, b - at) for a, b, at in zip(low, high, chunk.start, strict=True))
-            here = tuple(
-                slice(a - one.start, b - one.start) for a, b, one in zip(low, high, part, strict=True)
+            in_chunk = tuple(slice(a - at, b - at) for a, b, at in zip(low, high, chunk.start, strict=True))
+            in_out = tuple(
+                slice(a - wanted.start, b - wanted.start)
+                for a, b, wanted in zip(low, high, part, strict=True)
             )
-            out[here] = _piece(self._folder / chunk.file, chunk, there)
+            out[in_out] = _piece(self._folder / chunk.file, chunk, in_chunk)
             filled += math.prod(b - a for a, b in zip(low, high, strict=True))
         if filled != out.numel():
             raise WorkloadError(f"{self._folder} lacks a part of {name}; copy the files of all ranks there")
@@ -87,12 +90,12 @@ def _entries(folder: Path) -> dict[str, _Entry]:
         data = (folder / METADATA).read_bytes()
     except OSError as error:
         raise WorkloadError(f"{where} cannot be read ({error.strerror})") from None
-    found = dcp_metadata(data, where)
+    metadata = dcp_metadata(data, where)
     try:
-        offsets = {index: getattr(index, "offset", None) for index in found.storage_data}
-        places = {(i.fqn, tuple(at)): found.storage_data[i] for i, at in offsets.items() if at is not None}
-        tensors = {name: t for name, t in found.state_dict_metadata.items() if hasattr(t, "chunks")}
-        return {name: _entry(name, tensor, places) for name, tensor in tensors.items()}
+        offsets = {index: getattr(index, "offset", None) for index in metadata.storage_data}
+        files = {(i.fqn, tuple(at)): metadata.storage_data[i] for i, at in offsets.items() if at is not None}
+        tensors = {name: t for name, t in metadata.state_dict_metadata.items() if hasattr(t, "chunks")}
+        return {name: _entry(name, tensor, files) for name, tensor in tensors.items()}
     except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
         raise WorkloadError(
             f"{where} is not as torch.distributed.checkpoint writes it ({type(error).__name__}: {error}); "
@@ -100,10 +103,10 @@ def _entries(folder: Path) -> dict[str, _Entry]:
         ) from None
 
 
-def _entry(name: str, tensor: Any, places: Mapping[tuple[str, tuple[int, ...]], Any]) -> _Entry:
+def _entry(name: str, tensor: Any, files: Mapping[tuple[str, tuple[int, ...]], Any]) -> _Entry:
     chunks = []
     for chunk in tensor.chunks:
-        info = places[name, tuple(chunk.offsets)]
+        info = files[name, tuple(chunk.offsets)]
         file = info.relative_path
         if Path(file).is_absolute() or ".." in Path(file).parts:
             raise WorkloadError(f"the metadata has {name} outside its folder, at {file}; do not use it")
@@ -122,17 +125,17 @@ def _piece(path: Path, chunk: _Chunk, part: Part) -> Tensor:
         with path.open("rb") as file, _mapped(file.fileno(), chunk) as memory:
             about, begin = _opened(str(path), chunk.offset, chunk.length)
             first = about.offset + sum(
-                one.start * stride for one, stride in zip(part, about.stride, strict=True)
+                wanted.start * stride for wanted, stride in zip(part, about.stride, strict=True)
             )
-            extent = tuple(one.stop - one.start for one in part)
+            extent = tuple(wanted.stop - wanted.start for wanted in part)
             last = first + sum((n - 1) * stride for n, stride in zip(extent, about.stride, strict=True))
             if about.size != chunk.shape or last >= about.count:
                 raise WorkloadError(f"{path} holds another tensor than its metadata says; copy it again")
             item = about.dtype.itemsize
             base = _base(chunk.offset)
             strides = [stride * item for stride in about.stride]
-            there = np.ndarray(extent, f"u{item}", memory, begin + first * item - base, strides)
-            return torch.from_numpy(there.copy()).view(about.dtype)
+            values = np.ndarray(extent, f"u{item}", memory, begin + first * item - base, strides)
+            return torch.from_numpy(values.copy()).view(about.dtype)
     except (
         OSError,
         ValueError,

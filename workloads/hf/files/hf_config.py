@@ -99,9 +99,9 @@ def read_hf_config(
     from transformers import AutoConfig  # takes a second, so check the folder first
 
     try:
-        with _place_of(path, kept) as place:
+        with _place_of(path, kept) as source:
             hf_config = AutoConfig.from_pretrained(
-                place, local_files_only=True, trust_remote_code=False, **(changes or {})
+                source, local_files_only=True, trust_remote_code=False, **(changes or {})
             )
         hf_config.name_or_path = str(path)
     except Exception as error:  # each class checks its configuration in its own way
@@ -149,17 +149,17 @@ def _resolved(folder: str, text: str) -> dict[str, Any]:
     it.
     """
     try:
-        found: dict[str, Any] = read_hf_config(
+        resolved: dict[str, Any] = read_hf_config(
             folder, quantised=AnyMethod(), kept=FolderConfig(text)
         ).to_dict()
-        return found
+        return resolved
     except WorkloadError:
         pass
     try:
-        said = json.loads(text)
+        content = json.loads(text)
     except ValueError:
         return {"": text}
-    return said if isinstance(said, dict) else {"": said}
+    return content if isinstance(content, dict) else {"": content}
 
 
 def _flat(value: Any, key: str = "") -> dict[str, str]:
@@ -201,21 +201,21 @@ def _place_of(path: Path, kept: FolderConfig | None) -> Iterator[Path]:
     if kept is None or _is_there(path / CONFIG, kept.config):
         yield path
         return
-    with tempfile.TemporaryDirectory(prefix="config-") as place:
-        (Path(place) / CONFIG).write_text(kept.config)
-        yield Path(place)
+    with tempfile.TemporaryDirectory(prefix="config-") as temporary:
+        (Path(temporary) / CONFIG).write_text(kept.config)
+        yield Path(temporary)
 
 
 def check_no_adapter(folder: str) -> None:
     """Raise WorkloadError if `folder` holds a peft adapter, whose base is elsewhere."""
-    place = Path(folder, ADAPTER)
-    if not place.exists():
+    file = Path(folder, ADAPTER)
+    if not file.exists():
         return
     try:
-        about = json.loads(place.read_text())
+        about = json.loads(file.read_text())
         base, kind, task = (about.get(key) for key in ("base_model_name_or_path", "peft_type", "task_type"))
     except (OSError, ValueError, AttributeError) as error:
-        raise WorkloadError(f"{place} cannot be read ({error})") from None
+        raise WorkloadError(f"{file} cannot be read ({error})") from None
     problem = f"{folder} is an adapter of peft for {base}, and a model is read whole here"
     if kind in BESIDE:
         raise WorkloadError(
@@ -256,16 +256,16 @@ def of_the_hub(path: str) -> str:
 
 def method_of(hf_config: Any) -> str:
     """Return the method by which the weights are quantised; empty if they are not."""
-    given = quantisation_of(hf_config)
-    return str(given.get("quant_method") or "unknown") if given else ""
+    quantisation = quantisation_of(hf_config)
+    return str(quantisation.get("quant_method") or "unknown") if quantisation else ""
 
 
 def quantisation_of(hf_config: Any) -> Mapping[str, Any]:
     """Return how the weights are quantised, as config.json says it; empty if they are not."""
-    given = getattr(hf_config, "quantization_config", None)
-    if given is None or isinstance(given, Mapping):
-        return given or {}
-    return vars(given)
+    quantisation = getattr(hf_config, "quantization_config", None)
+    if quantisation is None or isinstance(quantisation, Mapping):
+        return quantisation or {}
+    return vars(quantisation)
 
 
 def nested_configs(hf_config: Any) -> Iterator[Any]:

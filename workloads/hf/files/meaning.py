@@ -118,12 +118,12 @@ def vocabulary_of_folder(
     if objective == "seq2seq" and meaning.model_type in BY_LAST_TOKEN:
         frame = target or (vocabulary.frame.single if vocabulary.frame else ((), (vocabulary.eos,)))
         named["the end of a target"] = next(iter(frame[1][-1:]), None)
-    said = {place: token for place, token in named.items() if token is not None}
-    if len({*said.values()}) > 1:
-        told = " and ".join(f"{place} says {token}" for place, token in said.items())
+    start_by_source = {source: token for source, token in named.items() if token is not None}
+    if len({*start_by_source.values()}) > 1:
+        conflict = " and ".join(f"{source} says {token}" for source, token in start_by_source.items())
         hint = "name one in workload.options.start" if objective == "seq2seq" else "make them the same"
-        raise WorkloadError(f"the decoder of {meaning.folder} starts with two tokens: {told}; {hint}")
-    return replace(vocabulary, target=target, decoder_start=next(iter(said.values()), None))
+        raise WorkloadError(f"the decoder of {meaning.folder} starts with two tokens: {conflict}; {hint}")
+    return replace(vocabulary, target=target, decoder_start=next(iter(start_by_source.values()), None))
 
 
 def generation_of(vocabulary: Vocabulary, meaning: FolderMeaning, objective: Objective) -> Generation:
@@ -166,8 +166,8 @@ def as_written(ends: Sequence[int]) -> int | list[int]:
 def write_settings(folder: str, generation: Generation, hf_config: Any) -> None:
     """Write the generation_config.json of an export: the settings, with the tokens that its configuration names."""
     named = {name: getattr(hf_config, name, None) for name in WRITTEN}
-    found = {**generation.settings, **{name: token for name, token in named.items() if token is not None}}
-    (Path(folder) / SETTINGS).write_text(json.dumps(found, indent=2) + "\n")
+    settings = {**generation.settings, **{name: token for name, token in named.items() if token is not None}}
+    (Path(folder) / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
 
 
 def _target(vocabulary: Vocabulary, meaning: FolderMeaning) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -186,18 +186,26 @@ def _target(vocabulary: Vocabulary, meaning: FolderMeaning) -> tuple[tuple[int, 
         "forced_bos_token_id": _one(meaning.settings.get("forced_bos_token_id")),
         "decoder_start_token_id": meaning.decoder_start,
     }
-    said = {k: token for k, token in named.items() if token is not None and token not in vocabulary.special}
-    if len({*said.values()}) > 1:
-        told = " and ".join(f"{place} is {token}" for place, token in said.items())
-        raise WorkloadError(f"{meaning.folder} names two target languages: {told}; make them the same")
-    if not said and vocabulary.source_language is None and meaning.model_type not in OF_LANGUAGES:
+    language_by_source = {
+        k: token for k, token in named.items() if token is not None and token not in vocabulary.special
+    }
+    if len({*language_by_source.values()}) > 1:
+        conflict = " and ".join(
+            f"{source_name} is {token}" for source_name, token in language_by_source.items()
+        )
+        raise WorkloadError(f"{meaning.folder} names two target languages: {conflict}; make them the same")
+    if (
+        not language_by_source
+        and vocabulary.source_language is None
+        and meaning.model_type not in OF_LANGUAGES
+    ):
         return None  # the token is not a language
-    if not said:
+    if not language_by_source:
         raise WorkloadError(
             f"the tokenizer frames a text by its language (token {source}), and nothing says that of a target; "
             f"name it as tgt_lang in tokenizer_config.json, or as forced_bos_token_id in {SETTINGS}"
         )
-    (language,) = {*said.values()}
+    (language,) = {*language_by_source.values()}
     swapped = [tuple(language if token == source else token for token in side) for side in (before, after)]
     return swapped[0], swapped[1]
 
@@ -217,17 +225,17 @@ def _decoder_start(config: Any) -> int | None:
 
 def _settings(folder: str, files: FolderConfig) -> dict[str, Any]:
     """Return the settings that transformers' `generate` would use by default."""
-    place = root(folder) / (SETTINGS if files.generation else "config.json")
+    path = root(folder) / (SETTINGS if files.generation else "config.json")
     try:
-        found = json.loads(files.generation or files.config)
+        settings = json.loads(files.generation or files.config)
         if not files.generation:
             from transformers import GenerationConfig
 
-            found = GenerationConfig.from_model_config(found).to_diff_dict()
-        found = dict(found)
+            settings = GenerationConfig.from_model_config(settings).to_diff_dict()
+        settings = dict(settings)
     except (ValueError, TypeError) as error:
-        raise WorkloadError(f"{place} cannot be read ({error}); fix it") from error
-    return {k: v for k, v in found.items() if k not in ("transformers_version", "_from_model_config")}
+        raise WorkloadError(f"{path} cannot be read ({error}); fix it") from error
+    return {k: v for k, v in settings.items() if k not in ("transformers_version", "_from_model_config")}
 
 
 def rows_of_labels(
@@ -359,13 +367,13 @@ def tokens_of_files(config: Mapping[str, Any], named: Mapping[str, Any]) -> dict
     nulls included.
     """
     roles = {f"{role}_token" for role in ROLES}
-    found = {name: value for name, value in config.items() if name in roles}
-    found |= {name: value for name, value in named.items() if name in roles}
+    values = {name: value for name, value in config.items() if name in roles}
+    values |= {name: value for name, value in named.items() if name in roles}
     extra = config.get("extra_special_tokens")
     if isinstance(extra, dict):
-        found |= extra
+        values |= extra
     tokens = {
-        name: value.get("content") if isinstance(value, dict) else value for name, value in found.items()
+        name: value.get("content") if isinstance(value, dict) else value for name, value in values.items()
     }
     return {name: token for name, token in tokens.items() if isinstance(token, str)}
 

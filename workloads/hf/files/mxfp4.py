@@ -63,11 +63,11 @@ class Unpacked:
     @cached_property
     def shapes(self) -> Mapping[str, Sequence[int]]:
         """Return the shape of each tensor."""
-        found = dict(self._source.shapes)
+        shapes = dict(self._source.shapes)
         for base in self._packed:
-            experts, out, groups = found[base + SCALES]
-            found[base] = (experts, groups * GROUP, out)
-        return found
+            experts, out, groups = shapes[base + SCALES]
+            shapes[base] = (experts, groups * GROUP, out)
+        return shapes
 
     def part(self, name: str, part: Part) -> Tensor:
         """Return a part of one tensor. Reads only the groups of a packed tensor that overlap the part."""
@@ -77,6 +77,6 @@ class Unpacked:
         first = inputs.start // GROUP
         groups = slice(first, -(-inputs.stop // GROUP))
         blocks = self._source.part(name + BLOCKS, (experts, out, groups, slice(0, GROUP // 2)))
-        found = values(blocks, self._source.part(name + SCALES, (experts, out, groups)))
+        unpacked = values(blocks, self._source.part(name + SCALES, (experts, out, groups)))
         start = inputs.start - first * GROUP
-        return found[..., start : start + inputs.stop - inputs.start].transpose(-2, -1)
+        return unpacked[..., start : start + inputs.stop - inputs.start].transpose(-2, -1)

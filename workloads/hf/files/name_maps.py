@@ -188,7 +188,7 @@ def written(project: str, names: Collection[str], config: Mapping[str, Any]) -> 
     """
     known = MAPS[project]
     table = _table(project, str(config.get("model_type")))
-    found: dict[str, Stored] = {}
+    stored: dict[str, Stored] = {}
     stacks: dict[str, dict[int, str]] = {}
     for name in names:
         pattern, number, expert = _pattern(name)
@@ -198,12 +198,12 @@ def written(project: str, names: Collection[str], config: Mapping[str, Any]) -> 
         if expert:
             stacks.setdefault(theirs, {})[int(expert)] = name
         else:
-            found[theirs] = Stored((name,), _head(known, pattern, config))
+            stored[theirs] = Stored((name,), _head(known, pattern, config))
     for theirs, experts in stacks.items():
-        found[theirs] = Stored(tuple(experts[number] for number in sorted(experts)), stacked=True)
+        stored[theirs] = Stored(tuple(experts[number] for number in sorted(experts)), stacked=True)
     if known.unties and "lm_head.weight" not in names:
-        found[known.prefix + table["lm_head.weight"][0]] = Stored(("model.embed_tokens.weight",))
-    return found
+        stored[known.prefix + table["lm_head.weight"][0]] = Stored(("model.embed_tokens.weight",))
+    return stored
 
 
 def to_pairs(tensor: Tensor, head: int) -> Tensor:
@@ -249,14 +249,14 @@ def _head(known: NameMap, pattern: str, config: Mapping[str, Any]) -> int:
 
 def _pattern(name: str) -> tuple[str, str, str]:
     """Return a name with {n} and {e} for its layer's and its expert's number, and these numbers."""
-    found = re.search(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", name)
-    if not found:
+    layer = re.search(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", name)
+    if not layer:
         return name, "", ""
-    rest = name[found.end() :]
+    rest = name[layer.end() :]
     expert = re.search(r"(?<=\.experts\.)\d+(?=\.)", rest)
     if expert:
         rest = rest[: expert.start()] + "{e}" + rest[expert.end() :]
-    return name[: found.start()] + "{n}" + rest, found.group(), expert.group() if expert else ""
+    return name[: layer.start()] + "{n}" + rest, layer.group(), expert.group() if expert else ""
 
 
 def _is_state(name: str) -> bool:

@@ -58,12 +58,12 @@ def write_both_forms(folder: str) -> None:
     )
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     try:
-        found = _plain(
+        read_back = _plain(
             AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).to_dict()
         )
     except Exception:  # of any class of transformers, such as Gemma 4, which version 4 does not have
-        found = {}
-    if {name: found.get(name) for name in wanted} != wanted:
+        read_back = {}
+    if {name: read_back.get(name) for name in wanted} != wanted:
         path.write_text(before)
 
 

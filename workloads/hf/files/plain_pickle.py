@@ -64,22 +64,22 @@ def dcp_metadata(data: bytes, where: str) -> Any:
 
     Raises WorkloadError if it is something else, or needs anything but that module's classes.
     """
-    found = _loaded(_Metadata(io.BytesIO(data)), where)
-    if not isinstance(found, Record) or not hasattr(found, "state_dict_metadata"):
+    metadata = _loaded(_Metadata(io.BytesIO(data)), where)
+    if not isinstance(metadata, Record) or not hasattr(metadata, "state_dict_metadata"):
         raise WorkloadError(
             f"{where} is not metadata of torch.distributed.checkpoint; give a folder that it wrote"
         )
-    return found
+    return metadata
 
 
 def strided(data: bytes, where: str) -> Strided:
     """Return what `torch.save` recorded about one tensor. Raises WorkloadError for any other content."""
-    found = _loaded(_Tensor(io.BytesIO(data)), where)
-    if not isinstance(found, Strided):
+    tensor = _loaded(_Tensor(io.BytesIO(data)), where)
+    if not isinstance(tensor, Strided):
         raise WorkloadError(
             f"{where} holds something else than a plain tensor; save it again with torch's own writer"
         )
-    return found
+    return tensor
 
 
 def _loaded(unpickler: pickle.Unpickler, where: str) -> Any:

@@ -49,12 +49,12 @@ class Weights:
     """
 
     def __init__(self, folder: str) -> None:
-        place = Path(folder)
+        path = Path(folder)
         self._source: Expanded | _Dcp
-        if (file := _file_of(place)) is not None:
-            self._source = Expanded(Unpacked(_Safetensors(place, file)))
-        elif (place / METADATA).exists():
-            self._source = _Dcp(place)
+        if (file := _file_of(path)) is not None:
+            self._source = Expanded(Unpacked(_Safetensors(path, file)))
+        elif (path / METADATA).exists():
+            self._source = _Dcp(path)
         else:
             raise WorkloadError(f"{folder} has no {SINGLE}; convert the checkpoint to safetensors")
         self._stored = {_modern(name): name for name in self._source.names}
@@ -110,18 +110,18 @@ class _Safetensors:
             if not part:
                 scalar: Tensor = file.get_tensor(name)
                 return scalar
-            found: Tensor = file.get_slice(name)[part]
-            return found.clone()  # without this, the whole file stays mapped
+            values: Tensor = file.get_slice(name)[part]
+            return values.clone()  # without this, the whole file stays mapped
 
     @cached_property
     def shapes(self) -> Mapping[str, Sequence[int]]:
         """Return the shape of each tensor."""
-        found: dict[str, list[int]] = {}
+        shapes: dict[str, list[int]] = {}
         for file_name in sorted(set(self._files.values())):
             with self._open(file_name) as file:
                 names = [name for name in file.keys() if self._files[name] == file_name]  # noqa: SIM118
-                found |= {name: file.get_slice(name).get_shape() for name in names}
-        return found
+                shapes |= {name: file.get_slice(name).get_shape() for name in names}
+        return shapes
 
 
 class _Dcp:
@@ -141,29 +141,29 @@ class _Dcp:
         self._places = places(self._tensors.shapes, config, tokens)
         self.names = list(self._places)
         self.shapes = {
-            name: self._tensors.shapes[place.name][0 if place.expert is None else 1 :]
-            for name, place in self._places.items()
+            name: self._tensors.shapes[stored.name][0 if stored.expert is None else 1 :]
+            for name, stored in self._places.items()
         }
 
     def part(self, name: str, part: Part) -> Tensor:
         """Return a part of a tensor."""
-        place = self._places[name]
-        if place.expert is not None:
-            return self._tensors.part(place.name, (slice(place.expert, place.expert + 1), *part))[0]
-        if not place.head:
-            return self._tensors.part(place.name, part)
-        stored, order = place.rows(range(part[0].start, part[0].stop))
-        return self._tensors.part(place.name, (slice(stored.start, stored.stop), *part[1:]))[order]
+        source = self._places[name]
+        if source.expert is not None:
+            return self._tensors.part(source.name, (slice(source.expert, source.expert + 1), *part))[0]
+        if not source.head:
+            return self._tensors.part(source.name, part)
+        stored, order = source.rows(range(part[0].start, part[0].stop))
+        return self._tensors.part(source.name, (slice(stored.start, stored.stop), *part[1:]))[order]
 
 
 def _config_of(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / "config.json").read_text())
+        config = json.loads((folder / "config.json").read_text())
     except FileNotFoundError:
-        found = {}
+        config = {}
     except (OSError, ValueError) as error:
         raise WorkloadError(f"{folder / 'config.json'} cannot be read ({error})") from None
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
 def _file_of(folder: Path) -> str | None:
@@ -266,10 +266,10 @@ def write(tensors: Iterable[tuple[str, Tensor]], folder: str, shard_bytes: int =
     shards: list[dict[str, Tensor]] = [{}]
     files: list[Path] = []
     size = total = 0
-    place = Path(folder)
+    target = Path(folder)
 
     def flush() -> None:
-        files.append(place / f"shard-{len(files)}.tmp")
+        files.append(target / f"shard-{len(files)}.tmp")
         save_file(shards[-1], files[-1], metadata={"format": "pt"})
         names.append(list(shards[-1]))
         shards[-1] = {}
@@ -285,11 +285,13 @@ def write(tensors: Iterable[tuple[str, Tensor]], folder: str, shard_bytes: int =
         total = total + amount
     flush()
     if len(files) == 1:
-        files[0].rename(place / SINGLE)
+        files[0].rename(target / SINGLE)
         return
     index: dict[str, str] = {}
     for number, file in enumerate(files, 1):
         final = f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        file.rename(place / final)
+        file.rename(target / final)
         index |= dict.fromkeys(names[number - 1], final)
-    (place / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": index}, indent=2))
+    (target / INDEX).write_text(
+        json.dumps({"metadata": {"total_size": total}, "weight_map": index}, indent=2)
+    )

@@ -73,8 +73,8 @@ def part_from_hf(
         ]
         return torch.stack([_of(read(hf_name, tuple(rest)), hf_name) for hf_name in names])
     if row.theirs:
-        whole = tuple(slice(0, size) for size in row.theirs(config))
-        tensor = _folded(row, shapes[name], _of(read(row.hf_name.replace("{n}", number), whole), name))
+        full_part = tuple(slice(0, size) for size in row.theirs(config))
+        tensor = _folded(row, shapes[name], _of(read(row.hf_name.replace("{n}", number), full_part), name))
         return (_swapped(tensor) if row.transposed else tensor)[part]
     if row.is_interleaved:
         ways = len(row.names)
@@ -92,9 +92,9 @@ def part_from_hf(
     theirs = (slice(wanted.start, wanted.stop), *rest)
     theirs = _swapped_part(theirs) if row.transposed else theirs
     names = used(family, config, row, number)
-    found = _of(next((t for n in names if (t := read(n, theirs)) is not None), None), name)
-    found = _swapped(found) if row.transposed else found
-    return found if order is None else found[torch.tensor(order, dtype=torch.int64)]
+    values = _of(next((t for n in names if (t := read(n, theirs)) is not None), None), name)
+    values = _swapped(values) if row.transposed else values
+    return values if order is None else values[torch.tensor(order, dtype=torch.int64)]
 
 
 def _folded(row: Row, shape: torch.Size, tensor: Tensor) -> Tensor:
@@ -115,10 +115,10 @@ def _swapped_part(part: Part) -> Part:
 def _interleaved(tensors: list[Tensor]) -> Tensor:
     """Return one tensor [experts, out, ..] in which these alternate along `out`."""
     experts, out, *rest = tensors[0].shape
-    found = tensors[0].new_empty((experts, out * len(tensors), *rest))
+    joined = tensors[0].new_empty((experts, out * len(tensors), *rest))
     for index, tensor in enumerate(tensors):
-        found[:, index :: len(tensors)].copy_(tensor)
-    return found
+        joined[:, index :: len(tensors)].copy_(tensor)
+    return joined
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:
@@ -126,10 +126,10 @@ def _joined(tensors: list[Tensor]) -> Tensor:
     command.
     """
     rows = [tensor.shape[0] for tensor in tensors]
-    found = tensors[0].new_empty((sum(rows), *tensors[0].shape[1:]))
-    for part, tensor in zip(found.split(rows), tensors, strict=True):
+    joined = tensors[0].new_empty((sum(rows), *tensors[0].shape[1:]))
+    for part, tensor in zip(joined.split(rows), tensors, strict=True):
         part.copy_(tensor)
-    return found
+    return joined
 
 
 def _of(tensor: Tensor | None, name: str) -> Tensor:

@@ -19,30 +19,30 @@ def _read(hf_config: Any) -> dict[str, Any]:
     class does not declare.
     """
 
-    def said(name: str, missing: Any) -> Any:
+    def option(name: str, missing: Any) -> Any:
         return getattr(hf_config, name, missing)
 
     hidden = hf_config.hidden_size
     heads = hf_config.num_attention_heads
-    for name, found, wanted in (
+    for name, value, wanted in (
         ("relative_attention", bool(hf_config.relative_attention), True),
         ("pos_att_type", sorted(hf_config.pos_att_type or []), sorted(ATTENDS)),
-        ("share_att_key", said("share_att_key", False), True),
-        ("norm_rel_ebd", said("norm_rel_ebd", "none"), "layer_norm"),
-        ("conv_kernel_size", said("conv_kernel_size", 0), 0),
-        ("embedding_size", said("embedding_size", hidden), hidden),
-        ("attention_head_size", said("attention_head_size", hidden // heads), hidden // heads),
-        ("pooler_hidden_size", said("pooler_hidden_size", hidden), hidden),
+        ("share_att_key", option("share_att_key", False), True),
+        ("norm_rel_ebd", option("norm_rel_ebd", "none"), "layer_norm"),
+        ("conv_kernel_size", option("conv_kernel_size", 0), 0),
+        ("embedding_size", option("embedding_size", hidden), hidden),
+        ("attention_head_size", option("attention_head_size", hidden // heads), hidden // heads),
+        ("pooler_hidden_size", option("pooler_hidden_size", hidden), hidden),
     ):
-        if found != wanted:
+        if value != wanted:
             raise WorkloadError(
-                f"{name} {found!r} of deberta-v2 is not supported here, only {wanted!r}; use another checkpoint"
+                f"{name} {value!r} of deberta-v2 is not supported here, only {wanted!r}; use another checkpoint"
             )
-    if said("position_buckets", -1) < 1:
+    if option("position_buckets", -1) < 1:
         raise WorkloadError(
             "this deberta-v2 has no position_buckets, which is not supported here; use another"
         )
-    farthest = said("max_relative_positions", -1)
+    farthest = option("max_relative_positions", -1)
     return {
         "disentangled": hf_config.position_buckets,
         "relative_distance": farthest if farthest > 0 else hf_config.max_position_embeddings,

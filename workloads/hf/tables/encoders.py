@@ -57,12 +57,12 @@ def encoder_layers(
 
 def masked_head(dense: str, norm: str, decoder: str, bias: str) -> tuple[Row, ...]:
     """Return the rows of a head for masked language modelling. Its bias may be stored under a second name."""
-    own = f"{decoder}.bias"
+    second_bias = f"{decoder}.bias"
     return (
         *both("head.dense", dense),
         *both("head.norm", norm),
         *one("head.output.weight", f"{decoder}.weight"),
-        *one("head.output.bias", bias, *([own] if own != bias else [])),
+        *one("head.output.bias", bias, *([second_bias] if second_bias != bias else [])),
     )
 
 

@@ -49,8 +49,8 @@ class Row:
         """
         for index, pattern in enumerate(self.names):
             expression = re.escape(pattern).replace(r"\{n\}", r"(\d+)")
-            if found := re.fullmatch(expression, name):
-                return index, found.group(1) if found.groups() else ""
+            if match := re.fullmatch(expression, name):
+                return index, match.group(1) if match.groups() else ""
         return None
 
 
@@ -138,13 +138,13 @@ class Family:
                 )
             values["activation"] = HF_ACTIVATIONS[values["activation"]]
         fresh = {"kv_heads": 0, "head_dim": 0, "embedding_size": 0}
-        found = self.base.changed(fresh | values)
+        config = self.base.changed(fresh | values)
         size = None if "head_dim" in values else getattr(hf_config, "head_dim", None)
-        if size not in (None, found.head_dim):  # the class reads it, although it is not one of its fields
+        if size not in (None, config.head_dim):  # the class reads it, although it is not one of its fields
             raise WorkloadError(
                 f"head_dim {size} of this {self.model_type} is not hidden / heads, which this project requires"
             )
-        return found
+        return config
 
     def write_config(self, config: TransformerConfig) -> dict[str, Any]:
         """Return the fields of transformers' configuration for `config`."""

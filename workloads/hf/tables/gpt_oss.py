@@ -29,8 +29,8 @@ def _read(hf_config: Any) -> dict[str, Any]:
             hf_config.router_aux_loss_coef, hf_config.num_hidden_layers, hf_config.num_experts_per_tok
         ),
     )
-    own = {"moe": moe, "output_bias": hf_config.attention_bias}
-    return read_rope(hf_config) | read_windows(hf_config) | own
+    fields = {"moe": moe, "output_bias": hf_config.attention_bias}
+    return read_rope(hf_config) | read_windows(hf_config) | fields
 
 
 def _write(config: TransformerConfig) -> dict[str, Any]:

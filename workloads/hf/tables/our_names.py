@@ -58,9 +58,9 @@ def our_names(config: TransformerConfig, names: Collection[str], pattern: str) -
         return []
     parts = zip(*(name.split(".") for name in matches), strict=False)
     shared = [each[0] for each in parts if len(set(each)) == 1]
-    whole = ".".join([*shared, "*"])
-    if len(matches) > 1 and {name for name in names if fnmatchcase(name, whole)} == {*matches}:
-        return [whole]
+    prefix_pattern = ".".join([*shared, "*"])
+    if len(matches) > 1 and {name for name in names if fnmatchcase(name, prefix_pattern)} == {*matches}:
+        return [prefix_pattern]
     any_layer = [name if re.search(r"\d", pattern) else re.sub(r"\.\d+\.", ".*.", name) for name in matches]
     if not LEAF.search(pattern):
         any_layer = [LEAF.sub(".*", name) for name in any_layer]

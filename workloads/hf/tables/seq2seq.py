@@ -179,8 +179,8 @@ def _read_switch(hf_config: Any) -> dict[str, Any]:
         z_loss=router_weights.of_each(hf_config.router_z_loss_coef, routed, stacks=2),
     )
     tied = hf_config.tie_word_embeddings
-    own = {"moe": moe, "activation": hf_config.dense_act_fn, "tied": tied, "scaled_head": tied}
-    return _read_positions(hf_config) | own
+    fields = {"moe": moe, "activation": hf_config.dense_act_fn, "tied": tied, "scaled_head": tied}
+    return _read_positions(hf_config) | fields
 
 
 def _write_switch(config: TransformerConfig) -> dict[str, Any]:

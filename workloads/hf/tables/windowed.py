@@ -49,7 +49,7 @@ def write_windows(config: TransformerConfig) -> dict[str, Any]:
     full = [not config.window or bool(every and (i + 1) % every == 0) for i in range(config.layers)]
     return {
         "sliding_window": config.window or None,
-        "layer_types": ["full_attention" if one else "sliding_attention" for one in full],
+        "layer_types": ["full_attention" if is_full else "sliding_attention" for is_full in full],
     }
 
 

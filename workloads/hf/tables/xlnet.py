@@ -16,9 +16,9 @@ FIXED = {"attn_type": "bi", "bi_data": False, "clamp_len": -1}
 
 def _read(hf_config: Any) -> dict[str, Any]:
     for name, wanted in FIXED.items():
-        if (found := getattr(hf_config, name)) != wanted:
+        if (value := getattr(hf_config, name)) != wanted:
             raise WorkloadError(
-                f"{name} {found!r} of xlnet is not supported here, only {wanted!r}; use another checkpoint"
+                f"{name} {value!r} of xlnet is not supported here, only {wanted!r}; use another checkpoint"
             )
     return {"max_positions": getattr(hf_config, "n_positions", 512)}  # it affects no computation
 
