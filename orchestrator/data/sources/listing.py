@@ -231,7 +231,7 @@ def _identify(number: int, source: Source, key: str, file: Listed, on_error: str
     kind = kind_of(without_credentials(uri), source.format)
     if kind is None:
         hint = "convert it, narrow the glob, or say its format"
-        raise InputError(f"{path} holds no text that can be read, by the end of its name", key, hint)
+        raise InputError(f"{path} holds no text that can be read, judging by its name", key, hint)
     if kind.kind == ".txt" and not isinstance(source.field, str):
         raise InputError("a text file cannot hold pairs or records", path, "give them as .jsonl or .parquet")
     field = source.field if kind.kind != ".txt" else ""

@@ -80,7 +80,8 @@ class MixtureSpec(StrictModel):
                 )
             if min(phase.shares) < 0.0 or not adds_up(phase.shares):
                 raise ValueError(
-                    f"the shares of mixture.phases.{number} add up to {sum(phase.shares):g}; make it 1, of none below 0"
+                    f"the shares of mixture.phases.{number} add up to {sum(phase.shares):g}; make it 1, "
+                    "with no share below 0"
                 )
         for source in range(count if self.phases else 0):
             if not any(phase.shares[source] for phase in self.phases):
