@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -290,6 +290,9 @@ class SnapshotServers:
         if not self.running:
             self.running.append(SnapshotServer(self._token))
         return [{"node": "node-0", "address": holder.address} for holder in self.running]
+
+    def leave(self, addresses: Set[str]) -> None:
+        """See `NodeServices.leave`."""
 
     def stop(self) -> None:
         """End it."""

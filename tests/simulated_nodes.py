@@ -59,6 +59,9 @@ class Nodes:
         """Kill the node's server."""
         self._servers[name][0].kill()
 
+    def leave(self, addresses: Set[str]) -> None:
+        """See `NodeServices.leave`."""
+
     def stop(self) -> None:
         """End all servers."""
         for process, _ in self._servers.values():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from cluster.workers.gang import Bundle, Gang
+from cluster.workers.gang import Bundle, DrainAnswer, Gang
 from cluster.workers.machine import Offer
 
 
@@ -32,6 +32,9 @@ class NodeServices(Protocol):
         With fewer than `min_nodes` nodes nothing is started, and the list is empty.
         """
 
+    def leave(self, addresses: Set[str]) -> None:
+        """Stop the service on the nodes at these addresses, and never start it there again."""
+
     def stop(self) -> None:
         """Stop the service on all nodes."""
 
@@ -48,6 +51,11 @@ def _fixed_size(bundle: Bundle, workers: int) -> None:
 def _unknown(addresses: Sequence[str]) -> list[dict[str, str]]:
     """Return empty values: the default for nodes without labels."""
     return [{"node": address, "machine": "", "market": "", "zone": ""} for address in addresses]
+
+
+def _one_machine(address: str) -> DrainAnswer:
+    """Refuse: the default for clusters without nodes."""
+    return DrainAnswer(is_final=True, refusal="the run has no other machine")
 
 
 @dataclass(frozen=True)
@@ -71,3 +79,5 @@ class Cluster:
     """`request_workers(bundle, count)` asks an autoscaler for room. It is called often, and with 0 at the end."""
     machines: Callable[[Sequence[str]], list[dict[str, str]]] = _unknown
     """`machines(addresses)` returns {"node", "machine", "market", "zone"} of each node."""
+    drain: Callable[[str], DrainAnswer] = _one_machine
+    """`drain(address)` takes a node out of the cluster if nothing runs there."""

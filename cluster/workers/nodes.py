@@ -8,10 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import ray
+from ray.exceptions import RayError
 
 from cluster.workers import ray_internals
-from cluster.workers.gang import Bundle
+from cluster.workers.gang import Bundle, DrainAnswer
 
+HEAD = "node:__internal_head__"
+"""The resource that Ray gives to the node of its head."""
 RPC_TIMEOUT = 2.0
 """Seconds to wait for an answer of Ray's head."""
 
@@ -73,6 +76,28 @@ def unreachable(node_ids: Iterable[str], timeout: float) -> frozenset[str]:
 def drain(node_id: str, seconds: float, message: str) -> bool:
     """Announce to Ray that a node will be taken away in `seconds`. Return whether Ray accepts."""
     return ray_internals.drain_node(node_id, seconds, message)
+
+
+def drain_idle(address: str) -> DrainAnswer:
+    """Take the nodes at an address out of the cluster if nothing runs there, see `Cluster.drain`.
+
+    The head and the node of this process stay: without them the run would end.
+    """
+    own = ray.get_runtime_context().get_node_id()
+    for node in ray.nodes():
+        if not node["Alive"] or node["NodeManagerAddress"] != address:
+            continue
+        if HEAD in node["Resources"]:
+            return DrainAnswer(is_final=True, refusal="the head of the cluster runs there")
+        if node["NodeID"] == own:
+            return DrainAnswer(is_final=True, refusal="the controller of the run is there")
+        try:
+            accepted = ray_internals.drain_idle_node(node["NodeID"], "it computes wrongly")
+        except (RayError, RuntimeError) as error:
+            return DrainAnswer(is_final=False, refusal=f"Ray does not answer ({type(error).__name__})")
+        if not accepted:
+            return DrainAnswer(is_final=False, refusal="other work runs there")
+    return DrainAnswer(is_final=True)
 
 
 def fitting_workers(resources: Mapping[str, float], labels: Mapping[str, str], bundle: Bundle) -> int:

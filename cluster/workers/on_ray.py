@@ -7,12 +7,14 @@ import functools
 import importlib
 import secrets
 import threading
+from collections.abc import Set
 from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError, WorkerCrashedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from cluster.workers import nodes
 from cluster.workers.cluster import Cluster, RemoteTask
 from cluster.workers.machine import machines, smallest_offer
 from cluster.workers.ray_gang import RayGang
@@ -54,10 +56,16 @@ class RayNodeServices:
         self._locations: dict[str, dict[str, str]] = {}
         self._served: dict[str, Any] = {}
         """References that are ready when the actor of a node has ended."""
+        self._left: Set[str] = frozenset()
+        """Addresses of nodes that get no actor."""
 
     def ensure_running(self, min_nodes: int = 1) -> list[dict[str, str]]:
         """See `NodeServices.ensure_running`."""
-        alive = {n["NodeID"] for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU")}
+        alive = {
+            n["NodeID"]
+            for n in ray.nodes()
+            if n["Alive"] and n["Resources"].get("CPU") and n["NodeManagerAddress"] not in self._left
+        }
         if len(alive) < min_nodes:
             return []
         ended = {node for node, served in self._served.items() if ray.wait([served], timeout=0)[0]}
@@ -77,6 +85,15 @@ class RayNodeServices:
             except RayError:
                 self._forget(node)
         return [self._locations[node] for node in sorted(self._locations)]
+
+    def leave(self, addresses: Set[str]) -> None:
+        """See `NodeServices.leave`."""
+        self._left |= addresses
+        for node in ray.nodes():
+            actor = self._actors.get(node["NodeID"])
+            if actor is not None and node["NodeManagerAddress"] in addresses:
+                ray.kill(actor)
+                self._forget(node["NodeID"])
 
     def stop(self) -> None:
         """See `NodeServices.stop`."""
@@ -136,7 +153,15 @@ def on_ray(shared: str = "") -> Cluster:
     host = ray.util.get_node_ip_address
     if not shared:
         gang = functools.partial(RayGang, secrets.token_hex(16))
-        return Cluster(gang, smallest_offer, RayTask, RayNodeServices, host=host, machines=machines)
+        return Cluster(
+            gang,
+            smallest_offer,
+            RayTask,
+            RayNodeServices,
+            host=host,
+            machines=machines,
+            drain=nodes.drain_idle,
+        )
 
     def run_task(function: Any, *arguments: Any) -> RemoteTask:
         try:
@@ -151,4 +176,13 @@ def on_ray(shared: str = "") -> Cluster:
             return function(*arguments)
 
     gang = functools.partial(RayGang, shared)
-    return Cluster(gang, smallest_offer, run_task, RayNodeServices, host=host, call=call, machines=machines)
+    return Cluster(
+        gang,
+        smallest_offer,
+        run_task,
+        RayNodeServices,
+        host=host,
+        call=call,
+        machines=machines,
+        drain=nodes.drain_idle,
+    )

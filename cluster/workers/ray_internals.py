@@ -43,9 +43,9 @@ def main() -> None:
 
 
 def _wait_for_request(raylet: int, session: str, address: str, command: list[str]) -> None:
-    family, kind, protocol, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+    family, kind, protocol, _, socket_address = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as listener:
-        listener.bind(place)
+        listener.bind(socket_address)
         listener.listen()
         port = listener.getsockname()[1]
         _write_port(session, ENVIRONMENTS_PORT, port)
@@ -75,6 +75,8 @@ REGISTERED = 10.0
 SESSION, AGENT = "--session_dir=", "--dashboard_agent_command="
 ENVIRONMENTS = "--runtime_env_agent_command="
 """Arguments of a raylet: the session's folder, and the commands of the two agents that it starts."""
+NO_DEADLINE = 2**63 - 1
+"""The deadline of a node that is drained because it is idle, as Ray's autoscaler sets it."""
 LEAST_FREE = 2**20
 """A disk with fewer free bytes counts as full."""
 NODE_TIMEOUT = 60
@@ -112,12 +114,26 @@ def drain_node(node_id: str, seconds: float, message: str) -> bool:
 
     Without it a cloud's preemption notice has no effect, and the run notices the loss only when the node is dead.
     """
-    from ray._private.worker import global_worker
-    from ray.core.generated import autoscaler_pb2 as messages
+    return _drain(node_id, "DRAIN_NODE_REASON_PREEMPTION", message, int((time.time() + seconds) * 1000))
 
-    reason = messages.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION  # type: ignore[attr-defined]
+
+def drain_idle_node(node_id: str, message: str) -> bool:
+    """Take a node away if nothing runs there. Return whether Ray accepts; its raylet then ends.
+
+    The other reason, preemption, would announce to all other work there that the node ends. Without it a machine that
+    computes wrongly stays in the cluster.
+    """
+    return _drain(node_id, "DRAIN_NODE_REASON_IDLE_TERMINATION", message, NO_DEADLINE)
+
+
+def _drain(node_id: str, reason: str, message: str, deadline: int) -> bool:
+    """Ask Ray to drain a node until `deadline`, in milliseconds since 1970."""
+    from ray._private.worker import global_worker
+    from ray.core.generated import autoscaler_pb2
+
+    reasons: Any = autoscaler_pb2
     client = global_worker.gcs_client  # type: ignore[attr-defined]
-    accepted, _ = client.drain_node(node_id, reason, message, int((time.time() + seconds) * 1000))
+    accepted, _ = client.drain_node(node_id, reasons.DrainNodeReason.Value(reason), message, deadline)
     return bool(accepted)
 
 
@@ -218,10 +234,12 @@ def _await_node(gcs_address: str, node_id: str) -> None:
     """Wait up to REGISTERED seconds until a node is registered. Ray itself checks only once a second."""
     from ray._private import services, state
 
-    found = state.GlobalState()
+    global_state = state.GlobalState()
     deadline = time.monotonic() + REGISTERED
-    found._initialize_global_state(services._get_gcs_client_options(gcs_address))
-    while all(each["NodeID"] != node_id for each in found.node_table()) and time.monotonic() < deadline:
+    global_state._initialize_global_state(services._get_gcs_client_options(gcs_address))
+    while (
+        all(each["NodeID"] != node_id for each in global_state.node_table()) and time.monotonic() < deadline
+    ):
         time.sleep(0.02)
 
 

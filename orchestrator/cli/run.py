@@ -437,8 +437,8 @@ def _show_status(current: dict[str, Any]) -> None:
     if current.get("missing_rows"):
         print(f"rows of step {steps_text(current['missing_rows'])} are lost from metrics.jsonl")
     if current["ranks"]:
-        rows = [[str(r[key]) for key in ("rank", "node", "pid", "state", "step")] for r in current["ranks"]]
-        table("", ["rank", "node", "pid", "state", "step"], rows)
+        columns = ["rank", "node", "pid", "state", "step", "doing"]
+        table("", columns, [[str(rank.get(key, "")) for key in columns] for rank in current["ranks"]])
     if beside := current.get("rollout_workers"):
         rows = [[str(worker[key]) for key in ("node", "pid", "state")] for worker in beside]
         table("", ["rollout worker on", "pid", "state"], rows)

@@ -228,6 +228,7 @@ class Controller:
         for line in self._rollouts.take_news(near, self._state.phase):
             self._event(self._state.phase, line)
         self._act(history, action, before)
+        self._drain_wrong_nodes(history)
         self._release_surplus(before)
         self._write_status(force=self._state.phase != before.phase)
 
@@ -364,6 +365,16 @@ class Controller:
             return
         if before.roomy or state.no_rollouts:
             self._workers.prewarm(state.layout.world)
+
+    def _drain_wrong_nodes(self, history: RunHistory) -> None:
+        """Drain the nodes that compute wrongly, and report how that went."""
+        wrong, phase = self._state.wrong_nodes, self._state.phase
+        # Another event would look like the beginning of a phase that has not begun, or of an attempt.
+        if not wrong or phase in ENDED or phase == "start" or history.events[-1]["phase"] != phase:
+            return
+        self._rollouts.leave(wrong)
+        for line in self._workers.drain(wrong):
+            self._event(phase, line)
 
     def _make_room(self, reason: str) -> None:
         """Free everything that the run holds on the cluster, and join the end of the queue."""

@@ -33,8 +33,8 @@ ERRORS: dict[ErrorKind, tuple[str, str]] = {
     "storage_refused": ("storage refuses", "check its address and the credentials"),
     "corrupt_commit": ("a commit is damaged", "nothing to do: the one before is used"),
     "wrong_arithmetic": ("a machine computes wrongly",
-     "its node is left out, and the run goes back to the last verified commit; test the machine with "
-     "`orchestrator doctor --burn-in`"),
+     "its node is left out, and drained once nothing else runs there; the run goes back to the last verified commit; "
+     "test the machine with `orchestrator doctor --burn-in`"),
     "peer_lost": ("a connection between ranks broke", "if it repeats, look at the network between their nodes"),
     "gpu": ("a GPU failed", "if it repeats on one node, take that node out"),
     "input": ("the job is wrong", "change what the line names"),

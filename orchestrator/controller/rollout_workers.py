@@ -284,6 +284,11 @@ class RolloutWorkers:
             self._queue.forget(worker_name(worker.rank.node, worker.rank.pid))
             self._order_servers()
 
+    def leave(self, addresses: Set[str]) -> None:
+        """Stop the servers of weights on these nodes, and never start any there again."""
+        if self._queue is not None:
+            self._services.leave(addresses)
+
     def give_back(self) -> None:
         """End all workers and servers of weights, which the next call of `place` starts again."""
         for worker in self._workers:

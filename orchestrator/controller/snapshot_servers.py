@@ -53,6 +53,11 @@ class SnapshotServers:
         self._in_use |= bool(servers)
         return servers
 
+    def leave(self, addresses: Set[str]) -> None:
+        """Stop the servers on these nodes, and never start any there again."""
+        if self._services is not None:
+            self._services.leave(addresses)
+
     def stop(self) -> None:
         """Stop the servers."""
         if self._services is not None:

@@ -111,7 +111,15 @@ def status_of(
         "memory_percent": psutil.virtual_memory().percent,
         "nodes": history.files.nodes.latest if history else {},
         "ranks": [
-            {"rank": r.rank, "node": r.node, "pid": r.pid, "state": r.state, "step": r.step} for r in ranks
+            {
+                "rank": r.rank,
+                "node": r.node,
+                "pid": r.pid,
+                "state": r.state,
+                "step": r.step,
+                "doing": r.activity,
+            }
+            for r in ranks
         ],
         "rollout_workers": [{"node": r.node, "pid": r.pid, "state": r.state} for r in rollout_workers],
     }

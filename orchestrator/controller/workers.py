@@ -19,6 +19,7 @@ from orchestrator.controller.profile_requests import ProfileRequests
 from orchestrator.controller.snapshot_servers import SnapshotServers
 from orchestrator.controller.state import Phase
 from orchestrator.controller.stragglers import Stragglers
+from orchestrator.controller.wrong_nodes import WrongNodes
 from orchestrator.observe.rank_log import output_of_attempt
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.demand import Demand
@@ -72,6 +73,7 @@ class Workers:
         self._snapshots = SnapshotServers(checkpoint, demand.optimizer, cluster, demand.pruned)
         source = demand.resources.notices
         self._notices = cluster.services(PREEMPTION_NOTICES, source) if source else None
+        self._wrong = WrongNodes(cluster)
         self._gang = cluster.gang()
         self._capacity = self._new_capacity()
         self._readings: tuple[dict[str, Any], ...] = ()
@@ -214,6 +216,19 @@ class Workers:
     def _have_answered(self, expected: Sequence[int]) -> bool:
         ranks = {each.rank: each for each in self.status.ranks}
         return all(ranks[n].hang is not None or ranks[n].state in FINISHED for n in expected if n in ranks)
+
+    def drain(self, wrong: Set[str]) -> list[str]:
+        """Leave nodes that compute wrongly and drain them, see `WrongNodes.drain`. Call it again and again.
+
+        Ray drains only idle nodes, so everything that the run has there ends, and for a new node all workers too.
+        """
+        if new := wrong - self._wrong.known:
+            self._snapshots.leave(new)
+            if self._notices is not None:
+                self._notices.leave(new)
+            if not self.running:
+                self.give_back_processors()
+        return self._wrong.drain(wrong)
 
     def prewarm_first(self, workers: int) -> None:
         """Start the imports of `workers` workers before there is a layout.

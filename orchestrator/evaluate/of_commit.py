@@ -46,7 +46,7 @@ def row_of(worker: PerWorker, task: Task) -> EvaluationRow:
     bundle = worker.bundle
     wait = EVALUATION_PATIENCE
     _, result = run_to_the_end(
-        1, bundle, entry=ENTRY, config=task.to_json(), patience=wait, what="evaluation"
+        1, bundle, entry=ENTRY, config=task.to_json(), patience=wait, work="evaluation"
     )
     row: EvaluationRow = result["evaluation"]
     return row

@@ -71,7 +71,7 @@ def run_tasks(tasks: Sequence[TaskFile], model: Mapping[str, Any], bundle: Bundl
     ) as scratch:  # an interrupted process cannot clean up itself
         config |= {"scratch": scratch}
         _, result = run_to_the_end(
-            1, bundle, entry=ENTRY, config=config, patience=PATIENCE, what="evaluation of tasks"
+            1, bundle, entry=ENTRY, config=config, patience=PATIENCE, work="evaluation of tasks"
         )
     if "wrong" in result:
         raise InputError(*result["wrong"])

@@ -35,7 +35,7 @@ def rollout_use(events: Sequence[Row], phases: Sequence[Phase]) -> list[RolloutU
         phases: their timeline. Rollout workers end with their controller, so none ran while no controller did.
     """
     worker_changes = [change for event in events for change in event.get("rollout_workers") or ()]
-    if not worker_changes:
+    if not worker_changes or not phases:
         return []
     times = never_back([micros(change["time"]) for change in worker_changes])
     changes = [

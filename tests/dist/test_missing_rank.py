@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,13 +78,18 @@ def fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", POINTS)
-def test_a_frozen_rank_of_eight_is_named(point: str, fault: Callable[..., dict[str, Any]]) -> None:
-    """Asked for in ray#64993."""
+@pytest.mark.parametrize(
+    ("point", "rank"), [*((point, 3) for point in POINTS), ("joining the process group", 0)]
+)
+def test_a_frozen_rank_of_eight_is_named(point: str, rank: int, fault: Callable[..., dict[str, Any]]) -> None:
+    """Its heartbeats end; on a machine so busy that all come late, it is the hang that is seen.
+
+    Asked for in ray#64993.
+    """
     at, after = POINTS[point]
-    event = fault(8, {"tp": 2, "zero": 1}, rank=3, at=at, after=after)
-    assert event["first_fault"].startswith("rank 3 on node-3: no sign of life for ")
-    assert (event["rank"], event["node"]) == (3, "node-3")
+    event = fault(8, {"tp": 2, "zero": 1}, rank=rank, at=at, after=after)
+    assert re.match(f"rank {rank} on node-{rank}: no (sign of life|step) for ", event["first_fault"])
+    assert (event["rank"], event["node"]) == (rank, f"node-{rank}")
     if point in TRAINING:
         assert "in collective" in event["first_fault"]
         assert "it is not; the others last completed collective" in event["first_fault"]
@@ -101,17 +107,18 @@ def test_a_rank_of_four_that_lives_and_does_not_come_is_named(
         at = f"{ENGINES}.torch_passes:TorchPasses.sums"
     event = fault(4, layout, rank=2, at=at, after=after, frozen=False)
     assert event["first_fault"].startswith("rank 2 on node-2: no step for ")
+    assert "pp" in layout or "in collective" in event["first_fault"]
     assert "in _stop (frozen_rank.py:" in event["first_fault"]
     assert (event["rank"], event["node"]) == (2, "node-2")
 
 
-def test_a_rank_that_lives_and_does_not_come_is_named(fault: Callable[..., dict[str, Any]]) -> None:
-    """Before the first step, where 900 seconds may pass, only a frozen rank is quick to see; here it is in a step."""
-    event = fault(2, {}, rank=1, at="orchestrator.train.rank:agree", after=3, frozen=False)
+def test_a_frozen_rank_of_two_is_named(fault: Callable[..., dict[str, Any]]) -> None:
+    """One of the points for every day: the others, and ranks that live, take longer."""
+    event = fault(2, {}, rank=1, at="orchestrator.train.rank:agree", after=3)
     reason = event["first_fault"]
-    assert reason.startswith("rank 1 on node-1: no step for ")
+    assert re.match("rank 1 on node-1: no (sign of life|step) for ", reason)
     assert "1 rank is in collective" in reason
-    assert "and it is not; its last was collective" in reason
-    assert "it was training in _stop (frozen_rank.py:" in reason
+    assert "and it is not; the others last completed collective" in reason
+    assert reason.endswith("it was training; it does not answer")
     assert event["output"][0].startswith("rank 1 on node-1 is missing: 1 rank is in collective")
     assert (event["rank"], event["node"]) == (1, "node-1")

@@ -183,6 +183,32 @@ def test_a_lost_node_makes_the_gang_smaller(cluster: Cluster, quiet: Path, tmp_p
     assert [row[1] for row in curve(run)] == pytest.approx([row[1] for row in curve(quiet)], rel=1e-5)
 
 
+@pytest.mark.slow
+def test_a_node_that_computes_wrongly_is_drained_and_the_run_goes_on_without_it(
+    cluster: Cluster, quiet: Path, tmp_path: Path
+) -> None:
+    """Rank 1 flips a bit from step 6 on, which step 8 shows. The second attempt lasts, so that Ray can end the node."""
+    parts = {"workers": {"min": 1, "max": 2}, "verify": {"every": 4}}
+    path, run = same_job(quiet, tmp_path, resources=parts)
+    words = ["run", path, "--address", cluster.address, "--fault", "product@1:6", "--fault", "slow@0:5/2=2"]
+    done = orchestrator(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    events = rows(run, "events.jsonl")
+    (fault,) = [event for event in events if event["first_fault"]]
+    (wrong,) = fault["wrong_nodes"]
+    lines = [event["reason"] for event in events if "computes wrongly" in event["reason"]]
+    assert lines == [
+        f"{wrong}, which computes wrongly, is drained: Ray starts nothing more there, and ends the node"
+    ]
+    (last,) = {row["layout"] for row in rows(run)[-4:]}
+    assert last.startswith("dp1 ")
+    assert [row[3] for row in curve(run)] == [row[3] for row in curve(quiet)]
+    with connected_ray(cluster.address, packages=PACKAGES):
+        alive = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    assert wrong not in alive
+    assert len(alive) == 2, "the head and the other node"
+
+
 def test_a_stop_while_the_controller_starts_is_heard(cluster: Cluster, tmp_path: Path) -> None:
     """It would go on without the command, which is over."""
     document = job(write_text(tmp_path / "corpus", 20_000))

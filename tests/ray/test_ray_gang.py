@@ -80,8 +80,10 @@ def test_places_are_made_ready_beside_running_ranks_and_the_next_attempt_uses_th
     """And what cannot be placed is told in time, which takes no place."""
     with monkeypatch.context() as soon:
         soon.setattr("cluster.workers.ray_gang.PLACEMENT_TIMEOUT", 1.0)
-        with pytest.raises(TimeoutError, match="no room for 3 of 3 groups of 1 workers"):
+        with pytest.raises(TimeoutError, match="no room for 3 of 3 groups of 1 workers") as refused:
             gang.start(3, Bundle(64), WAIT, {})
+        addresses = sorted(node.address for node in nodes.alive())
+        assert str(refused.value).endswith(f"; there is room for 0 on {addresses[0]}, 0 on {addresses[1]}")
     gang.start(1, ONE, WAIT, {})
     until(gang, running)
     assert (gang.ready(), gang.capacity(ONE)) == (1, 2)
@@ -183,6 +185,23 @@ def test_a_place_on_its_way_counts_though_nobody_polls(gang: RayGang) -> None:
     while gang.capacity(ONE) < 2:  # as a run that waits for room
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_node_whose_processes_do_not_start_is_named(gang: RayGang, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two: the other's processes have imported everything. Asked for in ray#58878."""
+    monkeypatch.setattr("cluster.workers.ray_gang.START_TIMEOUT", 0.0)
+    gang.start(1, ONE, WAIT, {})
+    there = until(gang, running).ranks[0].node
+    (late,) = {node.address for node in nodes.alive()} - {there}
+    gang._group_spec = gang._group_spec._replace(target="never_imported:main")
+    gang._request_groups(2)
+    gang._group_spec = gang._group_spec._replace(target=WAIT)
+    with pytest.raises(
+        TimeoutError, match="the processes did not start for 1 of 2 groups of 1 workers"
+    ) as found:
+        gang._wait_for_groups(2)
+    assert str(found.value).endswith(f" s on {late}")
 
 
 @pytest.mark.slow

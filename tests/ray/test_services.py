@@ -12,6 +12,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from cluster.workers import nodes
 from cluster.workers.on_ray import RayNodeServices
 
 SNAPSHOT_SERVER = "orchestrator.checkpoint.snapshot_server:SnapshotServer"
@@ -68,6 +69,28 @@ def test_a_service_leaves_the_processors_to_the_ranks(services: RayNodeServices,
     before = [_wakes(actor.pid) for actor in actors]
     time.sleep(2)
     assert [_wakes(actor.pid) - n for actor, n in zip(actors, before, strict=True)] == [0, 0]
+
+
+def test_a_node_that_computes_wrongly_is_left_and_drained_once_it_is_idle(
+    services: RayNodeServices, cluster: Cluster
+) -> None:
+    """Ray ends the node, and neither the head nor the node of the run itself is ever drained."""
+    first, second = sorted(place["node"] for place in services.ensure_running())
+    assert nodes.drain_idle(first) == (False, "other work runs there")
+    services.leave({first})
+    assert [place["node"] for place in services.ensure_running()] == [second]
+    deadline = time.monotonic() + 60
+    while (answer := nodes.drain_idle(first)) != (True, ""):
+        assert not answer.is_final
+        assert time.monotonic() < deadline, "the node is not idle"
+        time.sleep(0.1)
+    while first in {node.address for node in nodes.alive()}:
+        assert time.monotonic() < deadline, "the drained node is still there"
+        time.sleep(0.1)
+    (head,) = (n["NodeManagerAddress"] for n in ray.nodes() if n["Alive"] and not n["Resources"].get("CPU"))
+    assert nodes.drain_idle(head) == (True, "the head of the cluster runs there")
+    assert nodes.drain_idle("10.255.255.1") == (True, ""), "it is gone"
+    assert [node.address for node in nodes.alive()] == [second]
 
 
 def _wakes(pid: int) -> int:

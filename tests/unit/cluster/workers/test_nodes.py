@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,3 +58,22 @@ def test_draining_nodes_have_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_processors_a_node_is_none() -> None:
     assert [n.id for n in nodes.alive()] == ["a", "b"]
+
+
+def test_the_head_and_the_own_node_are_not_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+    drained: list[str] = []
+    monkeypatch.setattr(
+        ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "a", gcs_address="")
+    )
+    monkeypatch.setattr(
+        nodes.ray_internals, "drain_idle_node", lambda node, message: not drained.append(node)
+    )
+    head = node("head", cpu=4.0)
+    monkeypatch.setattr(ray, "nodes", lambda: [node("a"), node("b"), head | {"Resources": {nodes.HEAD: 1.0}}])
+    assert nodes.drain_idle("10.0.0.97") == (True, "the controller of the run is there")
+    assert nodes.drain_idle("10.0.0.104") == (True, "the head of the cluster runs there")
+    assert drained == []
+    assert nodes.drain_idle("10.0.0.98") == (True, "")
+    assert drained == ["b"]
+    monkeypatch.setattr(nodes.ray_internals, "drain_idle_node", lambda node, message: False)
+    assert nodes.drain_idle("10.0.0.98") == (False, "other work runs there")

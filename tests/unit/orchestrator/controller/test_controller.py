@@ -911,7 +911,8 @@ def test_the_status_tells_where_the_run_is(runs: Runs) -> None:
     assert (status["step"], status["steps"], status["loss"]) == (7, 12, 6.0 / 7)
     assert status["layout"].startswith("dp2")
     assert status["eta_seconds"] == pytest.approx(3 * 0.002)
-    assert status["ranks"][1] == {"rank": 1, "node": "node-0", "pid": 1001, "state": "running", "step": 7}
+    rank = {"rank": 1, "node": "node-0", "pid": 1001, "state": "running", "step": 7, "doing": "starting"}
+    assert status["ranks"][1] == rank
     assert (after["phase"], after["ranks"], after["eta_seconds"]) == ("stopped", [], None)
     assert after["note"] == "step 10 is reached, as asked by --until"
     written = runs.run.read_json("status.json")

@@ -1,70 +1,73 @@
-"""Nodes that compute wrongly: remembered while the run lasts, and never given ranks again meanwhile."""
+"""Nodes that compute wrongly are drained once they are idle, and a refusal is told once."""
 
 from __future__ import annotations
 
-from collections.abc import Set
-from typing import Any
+import dataclasses
 
+import pytest
 from fake_gang import FakeGang
+from scripted import fake_cluster
 
-from cluster.workers.gang import Bundle, Cause
-from orchestrator.controller.capacity import Capacity
-from orchestrator.controller.events import EventHistory
-from orchestrator.controller.health import EXCLUSION, STRIKES, Failure
+from cluster.workers.gang import DrainAnswer
+from orchestrator.controller import wrong_nodes
+from orchestrator.controller.wrong_nodes import PATIENCE, PAUSE, WrongNodes
 
-
-def event(phase: str, **more: Any) -> dict[str, Any]:
-    return {"time": 1.0, "attempt": 1, "phase": phase, "step": 8, "reason": "", "first_fault": None, **more}
+BUSY = DrainAnswer(is_final=False, refusal="other work runs there")
 
 
-FAULT = {
-    "wrong_nodes": ["10.0.0.1"],
-    "cause": {"end": "raised", "kind": "wrong_arithmetic", "step": 4, "ranks": [1]},
-    "first_fault": "rank 1 on 10.0.0.1: step 8",
-}
+class Clock:
+    """A clock that a test sets, and a cluster that answers in turn; the last answer stays."""
+
+    def __init__(self, *answers: DrainAnswer) -> None:
+        self.now, self.answers, self.asked = 1000.0, list(answers), 0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def drain(self, address: str) -> DrainAnswer:
+        self.asked += 1
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
-def test_a_controller_that_restarts_knows_what_is_in_doubt() -> None:
-    history = EventHistory([event("start"), event("stop", **FAULT)])
-    assert history.wrong_nodes == {"10.0.0.1"}
-    assert history.doubtful_after == 4
-    history.add(event("start"))
-    assert history.wrong_nodes == {"10.0.0.1"}
-    assert history.doubtful_after is None
-    history.add(event("failed"))
-    assert history.wrong_nodes == frozenset()
+def draining(monkeypatch: pytest.MonkeyPatch, *answers: DrainAnswer) -> tuple[Clock, WrongNodes]:
+    clock = Clock(*answers)
+    monkeypatch.setattr(wrong_nodes, "time", clock)
+    cluster = fake_cluster(lambda: FakeGang(lambda attempt: iter(())))
+    return clock, WrongNodes(dataclasses.replace(cluster, drain=clock.drain))
 
 
-def test_a_cause_is_the_same_after_a_round_trip() -> None:
-    failure = Failure.on_record(event("stop", **FAULT), ago=1.0, now=2.0)
-    assert failure.cause == Cause("raised", kind="wrong_arithmetic", step=4, ranks=(1,))
-    assert failure.wrong_nodes == ("10.0.0.1",)
+def test_a_node_is_drained_as_soon_as_nothing_runs_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, nodes = draining(monkeypatch, BUSY, BUSY, DrainAnswer(is_final=True))
+    assert nodes.drain({"a"}) == []
+    assert nodes.drain({"a"}) == []
+    assert clock.asked == 1, "Ray is not asked in every pass of the loop"
+    for _ in range(2):
+        clock.now += 2 * PAUSE
+        lines = nodes.drain({"a"})
+    assert lines == [
+        "a, which computes wrongly, is drained: Ray starts nothing more there, and ends the node"
+    ]
+    clock.now += 2 * PAUSE
+    assert nodes.drain({"a"}) == []
+    assert clock.asked == 3
 
 
-class Nodes(FakeGang):
-    """Two workers on each of three nodes."""
+def test_a_node_with_other_work_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, nodes = draining(monkeypatch, BUSY)
+    assert nodes.drain({"a"}) == []
+    clock.now += PATIENCE + 1
+    (line,) = nodes.drain({"a"})
+    assert line.startswith(
+        "a, which computes wrongly, is not drained, because other work runs there; take it out"
+    )
+    asked = clock.asked
+    clock.now += PATIENCE + 1
+    assert nodes.drain({"a"}) == []
+    assert clock.asked == asked
 
-    def __init__(self) -> None:
-        super().__init__(lambda _: iter(()))
 
-    def capacity(self, bundle: Bundle, avoid: Set[str] = frozenset()) -> int:
-        return 2 * len({"a", "b", "c"} - avoid)
-
-
-def test_a_wrong_node_is_avoided_even_without_enough_others() -> None:
-    """A node with three dead ranks is used again rather than wait; one that computes wrongly is not."""
-    strikes = [Failure(10.0, 1, "", "", node="a")] * STRIKES
-    capacity = Capacity(Nodes(), Bundle(), min_workers=4)
-    wrong = frozenset({"b"})
-
-    def count(now: float, **more: Any) -> int:
-        return capacity.count("wait", strikes, now, lambda avoid: 0, **more)
-
-    assert count(10.0) == 4
-    assert capacity.avoid == {"a"}
-    assert count(10.0, wrong=wrong) == 4
-    assert capacity.avoid == wrong, "with the other left out too there would be room for two"
-    assert count(10.0 + EXCLUSION, wrong=wrong) == 4
-    capacity = Capacity(Nodes(), Bundle(), min_workers=6)
-    assert count(10.0, wrong=wrong) == 4
-    assert capacity.avoid == wrong
+def test_the_node_of_the_head_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = DrainAnswer(is_final=True, refusal="the head of the cluster runs there")
+    _, nodes = draining(monkeypatch, head)
+    (line,) = nodes.drain({"a"})
+    assert "is not drained, because the head of the cluster runs there" in line
