@@ -148,8 +148,10 @@ class Committer:
                 if "failed" in note:
                     raise RuntimeError(f"writer {writer}: {note['failed']}")
                 records += note["records"]
-            if gone := sorted(writer for writer in missing.values() if failed.get(writer, -1) >= step):
-                raise RuntimeError(f"writers {gone} have failed, and could not write that down")
+            if failed_writers := sorted(
+                writer for writer in missing.values() if failed.get(writer, -1) >= step
+            ):
+                raise RuntimeError(f"writers {failed_writers} failed and could not report it")
             if missing and time.monotonic() > end:
                 raise TimeoutError(f"writers {sorted(missing.values())} wrote nothing in {patience:.3g} s")
             if missing:

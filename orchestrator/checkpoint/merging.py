@@ -153,15 +153,15 @@ def _joined(
     joined[FIXED : FIXED + dimensions] = 0
     joined[FIXED + dimensions :] = 1
     for file, (record, (columns, _)) in enumerate(zip(records, tables, strict=True)):
-        here = joined[:, edges[file] : edges[file + 1]]
+        columns_of_file = joined[:, edges[file] : edges[file + 1]]
         its = (len(columns) - FIXED) // 2
         if its > dimensions:
             raise ValueError(f"{record['file']}: a chunk has more dimensions than its tensor")
-        here[0] = numbers[record["tensors"]][columns[0]]
-        here[1] = file
-        here[2] = columns[2]
-        here[FIXED : FIXED + its] = columns[FIXED : FIXED + its]
-        here[FIXED + dimensions : FIXED + dimensions + its] = columns[FIXED + its :]
+        columns_of_file[0] = numbers[record["tensors"]][columns[0]]
+        columns_of_file[1] = file
+        columns_of_file[2] = columns[2]
+        columns_of_file[FIXED : FIXED + its] = columns[FIXED : FIXED + its]
+        columns_of_file[FIXED + dimensions : FIXED + dimensions + its] = columns[FIXED + its :]
     items = np.array([ITEM_BYTES.get(dtype, 1) for _, dtype, _ in kinds], np.int64)
     blocks = -(-(joined[FIXED + dimensions :].prod(axis=0) * items[joined[0]]) // block_bytes)
     ends = np.concatenate([np.zeros(1, np.int64), blocks.cumsum()])

@@ -58,7 +58,7 @@ class Reader:
         entry = self.manifest.tensors.get(name)
         if entry is None:
             raise InputError(
-                f"no tensor {name!r}", f"step {self.manifest.step}", "load it into the model it is of"
+                f"no tensor {name!r}", f"step {self.manifest.step}", "load it into the model that wrote it"
             )
         begin, extent = self._slice(name, entry.shape, start, shape)
         out = torch.empty(extent, dtype=DTYPES[entry.dtype])
@@ -90,7 +90,7 @@ class Reader:
             raise InputError(
                 f"{list(extent)} at {list(begin)} is no slice of {name} {list(full_shape)}",
                 f"step {self.manifest.step}",
-                "load it into the model it is of",
+                "load it into the model that wrote it",
             )
         return begin, extent
 

@@ -149,15 +149,15 @@ def prune(store: Store, retention: Retention, spared: Collection[int] = ()) -> l
         last = store.latest(limit, deep=False)
         if last:
             kept.add(last.step)
-    gone = [step for step in _present(sizes) if step < newest and step not in kept]
-    for step in gone:
+    removed = [step for step in _present(sizes) if step < newest and step not in kept]
+    for step in removed:
         remove(store, step, sizes)
     for step in kept & sound.keys():
         _sweep(store, step, sizes, sound[step])
     for path in sizes:
         if LATEST_DRAFT.fullmatch(path):
             store.retry(store.backend.remove, path)
-    return [step for step in gone if f"{commit_folder(step)}/{MANIFEST}" in sizes]
+    return [step for step in removed if f"{commit_folder(step)}/{MANIFEST}" in sizes]
 
 
 def rewind(store: Store, step: int) -> list[int]:
@@ -166,10 +166,10 @@ def rewind(store: Store, step: int) -> list[int]:
     Returns the steps whose commits were removed.
     """
     sizes = store.retry(store.backend.list)
-    gone = [newer for newer in _present(sizes) if newer > step]
-    for newer in reversed(gone):
+    removed = [newer for newer in _present(sizes) if newer > step]
+    for newer in reversed(removed):
         remove(store, newer, sizes)
-    return [newer for newer in gone if f"{commit_folder(newer)}/{MANIFEST}" in sizes]
+    return [newer for newer in removed if f"{commit_folder(newer)}/{MANIFEST}" in sizes]
 
 
 def discard(store: Store, step: int) -> None:

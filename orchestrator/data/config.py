@@ -351,7 +351,7 @@ class DataSpec(StrictModel):
             return values
         of_text = sorted(key for key, value in OF_SAMPLES.items() if values.get(key, value) != value)
         if of_text:
-            raise ValueError(f"{of_text[0]} is of text, but samples are the user's own; leave it out")
+            raise ValueError(f"{of_text[0]} is for text, which data.samples replaces; leave it out")
         return {**OF_SAMPLES, **values}
 
     @model_validator(mode="before")
@@ -410,7 +410,7 @@ class DataSpec(StrictModel):
         others = type(self).model_fields.keys() - known
         # streaming sets shuffle
         if keys := sorted(others - self.at_default(*others), key=lambda key: (key != "streaming", key)):
-            raise ValueError(f"{keys[0]} is of text, but samples are the user's own; leave it out")
+            raise ValueError(f"{keys[0]} is for text, which data.samples replaces; leave it out")
         if self.validation is not None and self.validation.share is None:
             raise ValueError("validation of own samples is a share of them; give validation.share")
         return self
@@ -467,7 +467,7 @@ class DataSpec(StrictModel):
                 )
             if source.max_passes is not None and not self.is_mixed:
                 raise ValueError(
-                    f"sources.{number}.max_passes is of a mixture by shares; give all sources a share, or a mixture"
+                    f"sources.{number}.max_passes needs a mixture by shares; give all sources a share, or a mixture"
                 )
         return self
 

@@ -75,7 +75,7 @@ class Speaker:
         row: Sequence[int],
         max_tokens: int,
         sampling: Sampling,
-        heard: Callable[[str], object] = lambda _: None,
+        on_piece: Callable[[str], object] = lambda _: None,
         stop: Sequence[str] = (),
     ) -> GeneratedAnswer:
         """Continue token ids by at most `max_tokens` tokens.
@@ -84,12 +84,12 @@ class Speaker:
             row: the prompt.
             max_tokens: generate no more tokens than this.
             sampling: how tokens are chosen.
-            heard: gets each further piece of the text as soon as it cannot change. What it raises ends the text.
+            on_piece: gets each further piece of the text as soon as it cannot change. What it raises ends the text.
             stop: strings that end the text. They are not part of it.
 
         Raises InputError if the model cannot continue the prompt.
         """
-        pieces = _Pieces(self.tokenizer, heard, stop)
+        pieces = _Pieces(self.tokenizer, on_piece, stop)
         with wrong_input(self.name):
             (ids,) = self.generate([row], max_tokens, sampling, pieces.more)
         ended = bool(ids) and ids[-1] in self.ends
@@ -100,9 +100,9 @@ class Speaker:
 class _Pieces:
     """Hands on text while it grows."""
 
-    def __init__(self, tokenizer: Tokenizer, heard: Callable[[str], object], stop: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, on_piece: Callable[[str], object], stop: Sequence[str]) -> None:
         self._tokenizer = tokenizer
-        self._heard = heard
+        self._on_piece = on_piece
         self._stop = [each for each in stop if each]
         # A stop string may have begun in so many of the last characters.
         self._back = max(map(len, self._stop), default=1) - 1
@@ -135,7 +135,7 @@ class _Pieces:
         if len(certain) > self._handed:
             piece = certain[self._handed :]
             self._handed = len(certain)
-            self._heard(piece)
+            self._on_piece(piece)
 
 
 def speaker_of(

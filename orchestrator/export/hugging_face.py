@@ -147,10 +147,10 @@ def export(
         facts["files"] = [*sorted(os.listdir(folder)), MARK]
         (Path(folder) / MARK).write_text(json.dumps(facts, indent=2) + "\n")
         publish(folder, target, patient(spec.limits.unsaved))
-    found_facts = {"uri": target, "step": step, **weights, "logits_difference": difference, "sample": sample}
+    export_facts = {"uri": target, "step": step, **weights, "logits_difference": difference, "sample": sample}
     if reader:
-        found_facts["tokenizer_class"] = reader
-    return (found_facts if rounded is None else found_facts | {"rounding": rounded}) | quantised
+        export_facts["tokenizer_class"] = reader
+    return (export_facts if rounded is None else export_facts | {"rounding": rounded}) | quantised
 
 
 def _form_of_own(workload: Workload, requested: Any) -> Form:

@@ -69,28 +69,28 @@ def check_tracking(uri: str) -> None:
     """Raise InputError for a URI that MLflow does not support, a database without its driver, or a file that is not a
     database.
     """
-    place_in_job = f"tracking.uri {redact(uri)}"
+    where = f"tracking.uri {redact(uri)}"
     try:
         scheme = urlsplit(uri).scheme.split("+")[0]
     except ValueError as error:
-        raise InputError(f"is not a URI ({error})", place_in_job, "see MLflow's tracking URIs") from None
+        raise InputError(f"is not a URI ({error})", where, "see MLflow's tracking URIs") from None
     plugins = {point.name for point in entry_points(group="mlflow.tracking_store")}
     if scheme not in SCHEMES | plugins and uri not in SCHEMES:
         hint = "use http(s)://, sqlite:/// or another of MLflow's"
-        raise InputError(f"MLflow knows no {scheme}://", place_in_job, hint)
+        raise InputError(f"MLflow knows no {scheme}://", where, hint)
     if scheme in FOLDERS and uri not in NAMES and not _are_files_allowed():
         problem = "is a folder, and MLflow no longer stores runs in folders"
-        raise InputError(problem, place_in_job, DATABASE_HERE)
+        raise InputError(problem, where, DATABASE_HERE)
     if scheme in ("http", "https") and not urlsplit(uri).hostname:
-        raise InputError("names no server", place_in_job, "write for example http://localhost:5000")
+        raise InputError("names no server", where, "write for example http://localhost:5000")
     if scheme in DATABASES:
-        _check_driver(uri, place_in_job)
+        _check_driver(uri, where)
     if (match := re.match(r"sqlite:///([^?]+)", uri)) and os.path.lexists(match[1]):
         hint = "name another file"
         if os.path.isdir(match[1]):
-            raise InputError("is a folder", place_in_job, hint)
+            raise InputError("is a folder", where, hint)
         if not _is_database(match[1]):
-            raise InputError("is not a SQLite database", place_in_job, hint)
+            raise InputError("is not a SQLite database", where, hint)
 
 
 def _check_driver(uri: str, where: str) -> None:

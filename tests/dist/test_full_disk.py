@@ -110,7 +110,7 @@ def test_a_full_disk_pauses_saving_and_nothing_else(disk: Path, tmp_path: Path) 
     assert filler.failed
     assert set(map(tuple, filler.failed.values())) == {()}, "half a commit was left"
     lines = told(run)
-    why = re.compile("failed: .*(No space left on device|could not write that down)")
+    why = re.compile("failed: .*(No space left on device|could not report it)")
     failed = [n for n, text in enumerate(lines) if why.search(text)]
     resumed = [n for n, text in enumerate(lines) if text.startswith("saving resumes with the commit at step")]
     assert len(failed) == len(filler.failed), lines

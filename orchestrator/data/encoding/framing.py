@@ -49,13 +49,13 @@ class Framing:
 
     def opening(self, ids: Sequence[int] | np.ndarray) -> tuple[int, ...]:
         """Return the tokens before a text that begins with `ids`."""
-        is_there = self.parsed and tuple(ids[: len(self.before)]) == self.before
-        return () if is_there else self.before
+        has_opening = self.parsed and tuple(ids[: len(self.before)]) == self.before
+        return () if has_opening else self.before
 
     def closing(self, ids: Sequence[int] | np.ndarray, eos: int) -> tuple[int, ...]:
         """Return the tokens after a text that ends with `ids`."""
-        is_there = self.parsed and len(ids) > 0 and ids[-1] == eos
-        return () if is_there else (*self.after, eos)
+        has_closing = self.parsed and len(ids) > 0 and ids[-1] == eos
+        return () if has_closing else (*self.after, eos)
 
 
 UNFRAMED = Framing()

@@ -252,7 +252,6 @@ def _encoded(
             contents.add(piece)
             named.add(piece.text, framing.parsed)
     index = np.concatenate(ends) if ends else np.zeros(0, np.int64)
-    names_found = named.to_json()
     return _Shard(
         tokens.all(),
         index,
@@ -260,7 +259,7 @@ def _encoded(
         bytes=text_bytes,
         counts=counts,
         rejected=rejected,
-        named=names_found,
+        named=named.to_json(),
         engine=encoder.compared,
     )
 

@@ -177,11 +177,11 @@ def trained_documents(tokens: Tokens, held_out: Tokens, share: float) -> int:
     """
     ours = np.concatenate([digests(held_out.contents(source)) for source in range(held_out.sources)])
     ours = ours[ours >= math.ceil(share * DIGESTS)]
-    found_in_training = np.zeros(len(ours), dtype=bool)
+    is_trained = np.zeros(len(ours), dtype=bool)
     for source in range(tokens.sources):
         for entries in tokens.contents_by_part(source):
-            found_in_training |= np.isin(ours, digests(entries))
-    return int(found_in_training.sum())
+            is_trained |= np.isin(ours, digests(entries))
+    return int(is_trained.sum())
 
 
 def _check_sides(

@@ -52,9 +52,9 @@ def pieces(span: Span, data_format: int = FORMAT, rejected: Rejected | None = No
 
     Raises InputError as `rows` does, and for rows without the text if the policy of the file is to fail.
     """
-    rows_found = rows(span, rejected, data_format)
+    rows_of_span = rows(span, rejected, data_format)
     rejected = rejected or Rejected()
-    for row in rows_found:
+    for row in rows_of_span:
         if span.file.kind == ".txt":
             text = row.values["text"]
             yield TextPiece(text, row.ends, len(text.encode()))

@@ -73,21 +73,17 @@ def resolve(
 
 def _files(path: str, key: str, source: Source, on_error: str, pool: ThreadPoolExecutor) -> list[Listed]:
     """Return the files of a path, glob or URI."""
-    key_and_place = f"{key} {path}"
+    where = f"{key} {path}"
     if source.own is not None and not is_made(source):
         hint = "`orchestrator data prepare JOB` makes them, and so does `orchestrator run`"
-        raise Absent(f"the rows of {source.own} are not made yet", key_and_place, hint)
+        raise Absent(f"the rows of {source.own} are not made yet", where, hint)
     if path.endswith(LIST) and source.format is None:
-        result = list(
-            pool.map(
-                lambda named: _named_in_list(named, key_and_place, on_error), _lines(path, key_and_place)
-            )
-        )
+        result = list(pool.map(lambda named: _named_in_list(named, where, on_error), _lines(path, where)))
         return [file for files in result for file in files]
-    found_here = _match(path, key_and_place)
-    if not found_here:
-        raise InputError("there is no such file", key_and_place, "check the path")
-    return found_here
+    matches = _match(path, where)
+    if not matches:
+        raise InputError("there is no such file", where, "check the path")
+    return matches
 
 
 def _match(uri: str, where: str) -> list[Listed]:
@@ -235,11 +231,11 @@ def _identify(number: int, source: Source, key: str, file: Listed, on_error: str
     kind = kind_of(without_credentials(uri), source.format)
     if kind is None:
         hint = "convert it, narrow the glob, or say its format"
-        raise InputError(f"{path} holds no text that can be read, by the end of its name", key, hint)
+        raise InputError(f"{path} holds no text that can be read, judging by its name", key, hint)
     if kind.kind == ".txt" and not isinstance(source.field, str):
         raise InputError("a text file cannot hold pairs or records", path, "give them as .jsonl or .parquet")
     field = source.field if kind.kind != ".txt" else ""
-    gone = SourceFile(
+    vanished = SourceFile(
         number,
         uri,
         kind=kind.kind,
@@ -250,9 +246,9 @@ def _identify(number: int, source: Source, key: str, file: Listed, on_error: str
         compression=kind.compression,
         on_error=on_error,
     )
-    gone = replace(gone, folders=_values_in_folders(path, gone.columns))
+    vanished = replace(vanished, folders=_values_in_folders(path, vanished.columns))
     if file.info is None:
-        return gone
+        return vanished
     try:
         # the content and not the modification time: the same text downloaded again is the same data
         if file.local:
@@ -263,11 +259,11 @@ def _identify(number: int, source: Source, key: str, file: Listed, on_error: str
             sums = ""
     except FileNotFoundError as error:
         if on_error != "fail":
-            return gone
+            return vanished
         raise InputError(f"cannot be read ({error.strerror})", path, "check that it is there") from None
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", path, "check its permissions") from None
-    return replace(gone, size=size, content=content, sums=sums)
+    return replace(vanished, size=size, content=content, sums=sums)
 
 
 def _with_labels(file: SourceFile, listed: Listed, cards: Cards) -> SourceFile:
@@ -281,7 +277,7 @@ def _values_in_folders(path: str, columns: Sequence[str]) -> dict[str, str | Non
     """Return the values of those `columns` that Hive-style folder names in a path give, as texts."""
     values: dict[str, str | None] = {}
     for folder in path.split("/")[:-1]:
-        name, is_said, value = folder.partition("=")
-        if is_said and unquote(name) in columns:
+        name, equals, value = folder.partition("=")
+        if equals and unquote(name) in columns:
             values[unquote(name)] = None if value == HIVE_NULL else unquote(value)
     return values

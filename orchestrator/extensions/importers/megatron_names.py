@@ -105,7 +105,7 @@ def merged(
     model = _Whole(ranks, options, set())
     rows = sum(len(part) for part in model.parts(0, "words"))
     if vocabulary is not None and not 0 < vocabulary <= rows:
-        raise WorkloadError(f"it has {rows} rows of tokens, and {vocabulary} are asked for")
+        raise WorkloadError(f"it has {rows} rows of tokens, but {vocabulary} are requested")
     kept = vocabulary or rows
     layers = list(model.layers())
     if options.rotary:

@@ -165,7 +165,7 @@ def _place(numbers: tuple[int, ...], options: Options, where: str) -> Place:
     pipeline = rest.pop(0) if rest and options.pipeline > 1 else 0
     expert = rest.pop(0) if rest and options.expert_parallel > 1 else 0
     if rest and (any(rest) or options.pipeline > 1):
-        raise WorkloadError(f"{where} is of more ranks than its options say; copy all files again")
+        raise WorkloadError(f"{where} belongs to more ranks than its options say; copy all files again")
     return tensor, pipeline, expert
 
 

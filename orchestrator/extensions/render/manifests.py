@@ -49,7 +49,7 @@ def warn_of_local_paths(spec: JobSpec, mounted: str = "") -> None:
         )
     written = written_paths(spec)
     if local_paths := [key for key, path in written.items() if local([path], mounted)]:
-        note(f"{', '.join(local_paths)} would be of one machine, and gone with it; give {shared_path}")
+        note(f"{', '.join(local_paths)} would be on one machine, and lost with it; give {shared_path}")
 
 
 def warn_of_libraries(spec: JobSpec, runs: str = "") -> None:

@@ -37,7 +37,7 @@ def with_host_memory(
     shared = SHARED_MEMORY_GIB / needs.per_node
     job = resolved_here(spec)
     if isinstance(job, InputError):
-        line = f"what a worker saves is not known here ({job}): --memory-gib says how much memory it needs"
+        line = f"the size of a worker's checkpoint is unknown here ({job}): give its memory by --memory-gib"
         known_gib = memory_gib or math.ceil(PROCESS_GIB + shared)
         return dataclasses.replace(needs, memory_gib=known_gib), line * (memory_gib is None)
 

@@ -308,10 +308,10 @@ class ForeignJob:
         """Ask for as many workers as the layout divides over, on GPUs if there are some."""
         layout = self.part("parallel")
         min_workers = math.prod(int(layout.get(name, 1)) for name in ("tp", "pp", "cp"))
-        here = len(glob(GPUS))
-        worker: dict[str, Any] = {"cpu": 1, "gpu": int(here > 0)}
+        gpus = len(glob(GPUS))
+        worker: dict[str, Any] = {"cpu": 1, "gpu": int(gpus > 0)}
         self.document["resources"] = {
-            "workers": {"min": min_workers, "max": max(min_workers, here, 2)},
+            "workers": {"min": min_workers, "max": max(min_workers, gpus, 2)},
             "per_worker": worker,
         }
 

@@ -34,5 +34,5 @@ def whose(arguments: Given) -> Any:
         or "per_device_train_batch_size" in arguments
     ):
         return hf_trainer
-    problem = "has keys of none of axolotl, torchtitan, TRL, Hugging Face's Trainer and verl"
+    problem = "is not for a supported trainer: axolotl, torchtitan, TRL, Hugging Face's Trainer, verl"
     raise InputError(problem, "--from", "write a job with `orchestrator init --data FILES --from-hf FOLDER`")

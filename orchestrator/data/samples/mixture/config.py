@@ -62,13 +62,13 @@ class MixtureSpec(StrictModel):
     @model_validator(mode="after")
     def phases_follow_each_other(self) -> MixtureSpec:
         ends = [phase.until for phase in self.phases]
-        ends_given = [end for end in ends[:-1] if end is not None]
-        if ends and (ends[-1] is not None or len(ends_given) < len(ends) - 1):
+        set_ends = [end for end in ends[:-1] if end is not None]
+        if ends and (ends[-1] is not None or len(set_ends) < len(ends) - 1):
             raise ValueError(
                 "every phase but the last has an until; the last one holds to the end of the run"
             )
-        if any(after <= before for before, after in itertools.pairwise(ends_given)):
-            raise ValueError(f"the phases end at {ends_given}; put them in the order of their steps")
+        if any(after <= before for before, after in itertools.pairwise(set_ends)):
+            raise ValueError(f"the phases end at {set_ends}; put them in the order of their steps")
         return self
 
     def check_sources(self, count: int) -> None:
@@ -80,7 +80,8 @@ class MixtureSpec(StrictModel):
                 )
             if min(phase.shares) < 0.0 or not adds_up(phase.shares):
                 raise ValueError(
-                    f"the shares of mixture.phases.{number} add up to {sum(phase.shares):g}; make it 1, of none below 0"
+                    f"the shares of mixture.phases.{number} add up to {sum(phase.shares):g}; make it 1, "
+                    "with no share below 0"
                 )
         for source in range(count if self.phases else 0):
             if not any(phase.shares[source] for phase in self.phases):

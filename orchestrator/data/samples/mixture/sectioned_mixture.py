@@ -90,8 +90,8 @@ class SectionedMixture:
 
     def has(self, positions: int) -> bool:
         """Return whether the order has so many positions. Waits for no sections but theirs, unlike `size`."""
-        is_known_whole = self._reach(positions - 1)
-        return not is_known_whole or self._places.size is None or positions <= self._places.size
+        is_all_known = self._reach(positions - 1)
+        return not is_all_known or self._places.size is None or positions <= self._places.size
 
     def drawn(self, position: int) -> list[int]:
         """Return how many samples of each source come before `position`."""

@@ -93,7 +93,7 @@ def test_a_writer_that_is_known_to_have_failed_is_not_waited_for(in_memory: Path
     began = time.monotonic()
     (outcome,) = together(group[:1], 6)
     assert time.monotonic() - began < 25
-    assert outcome.reason == "RuntimeError: writers [2] have failed, and could not write that down"
+    assert outcome.reason == "RuntimeError: writers [2] failed and could not report it"
     assert group[0].store.steps() == [5]
 
 

@@ -114,7 +114,7 @@ def test_a_run_may_be_chosen_by_zero_shot(tmp_path: Path, document: dict[str, An
     [
         ("train", {"global_batch": 1}, "compares the samples of a global batch, but this batch has only one"),
         ("checkpoint", {"export": "gguf"}, "gguf is not for own models"),
-        ("data", {"streaming": True}, "streaming is of text"),
+        ("data", {"streaming": True}, "streaming is for text"),
         ("data", {"cache": "s3://bucket/cache"}, "data.cache s3://bucket/cache: prepared samples must"),
     ],
 )

@@ -458,7 +458,7 @@ def test_folders_and_files_that_are_none(tmp_path: Path) -> None:
         import_megatron(str(tmp_path), str(tmp_path / "ours"))
     source = save(tmp_path / "theirs", gpt2(), 1, 1)
     file = source / "iter_0000100" / "mp_rank_00" / "model_optim_rng.pt"
-    with pytest.raises(InputError, match="has 104 rows of tokens, and 200 are asked for"):
+    with pytest.raises(InputError, match="has 104 rows of tokens, but 200 are requested"):
         import_megatron(str(source), str(tmp_path / "ours"), 100, 200)
     file.write_bytes(file.read_bytes()[:2000])
     with pytest.raises(InputError, match=r"is not a file of torch\.save"):

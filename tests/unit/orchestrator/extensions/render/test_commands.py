@@ -230,7 +230,7 @@ def test_paths_that_only_this_machine_has_are_pointed_out(
     assert code_of(target, job, *TARGETS[target], *words) == 0
     read, written = capsys.readouterr().err.splitlines()
     assert read.startswith("note: every worker reads corpus/*.txt locally")
-    assert written.startswith("note: tracking.uri sqlite:///mlflow.db would be of one machine")
+    assert written.startswith("note: tracking.uri sqlite:///mlflow.db would be on one machine")
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -79,7 +79,7 @@ def test_a_model_that_is_not_here_is_told() -> None:
     spec = asked(workload={"model": "hf:/nowhere"})
     found, line = memory(spec)
     assert found == PROCESS_GIB + SHARED_MEMORY_GIB
-    assert "what a worker saves is not known here (workload: /nowhere" in line
+    assert "the size of a worker's checkpoint is unknown here (workload: /nowhere" in line
     assert memory(spec, 64.0) == (64.0, "")
 
 

@@ -198,7 +198,7 @@ def test_what_is_not_here_is_to_be_downloaded() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "wanted"),
     [
-        ("a.yaml", "optimizer: adam\n", "has keys of none of axolotl"),
+        ("a.yaml", "optimizer: adam\n", "is not for a supported trainer: axolotl"),
         ("a.yaml", "- a\n", "has no keys"),
         ("a.toml", "a = \n", "cannot be read"),
         ("a.yaml", "base_model: ORG/Small\n", "names no data"),

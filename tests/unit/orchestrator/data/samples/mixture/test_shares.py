@@ -83,14 +83,14 @@ def test_whole_weights_are_close_and_leave_none_out(rates: list[Fraction]) -> No
             {},
             r"sources\.0\.weight counts passes of an epoch",
         ),
-        ([{"max_passes": 2.0}], {}, r"sources\.0\.max_passes is of a mixture"),
+        ([{"max_passes": 2.0}], {}, r"sources\.0\.max_passes needs a mixture"),
         ([{"share": 1.0}], {"mixture": {"alpha": 0.5}}, "leave out mixture, or the shares"),
         ([{}], {"mixture": {}}, "one of alpha, temperature and phases"),
         ([{}], {"mixture": {"alpha": 0.5, "temperature": 2.0}}, "one of alpha, temperature and phases"),
         ([{}], {"mixture": {"phases": [{"until": 3, "shares": [1.0]}]}}, "every phase but the last"),
         ([{}, {}], {"mixture": {"phases": [{"shares": [1.0]}]}}, "has 1 shares for 2 sources"),
         ([{}, {}], {"mixture": {"phases": [{"shares": [1.0, 0.0]}]}}, r"sources\.1 comes in no phase"),
-        ([{}, {}], {"mixture": {"phases": [{"shares": [1.5, -0.5]}]}}, "of none below 0"),
+        ([{}, {}], {"mixture": {"phases": [{"shares": [1.5, -0.5]}]}}, "with no share below 0"),
     ],
 )
 def test_what_is_no_mixture_is_refused(
