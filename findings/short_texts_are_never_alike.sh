@@ -4,7 +4,7 @@
 # Guess: two equal documents have equal signatures, however short they are. Of a hundred copies one is left.
 # Behaviour: a document of fewer words than an n-gram (five by default) has no n-gram, so it gets no signature and is
 #   compared with nothing. All its copies are kept. From five words on, one copy is left.
-# Packages: datatrove 0.10.1, numpy 2.4.6
+# Packages: datatrove 0.10.1, tokenizers 0.23.3, numpy 2.4.6
 # Why it matters: the most frequent texts of a crawl are short ("Page not found", "Log in", a date). They are what a
 #   deduplication is to remove first, and they stay, each as often as it came.
 set -euo pipefail
@@ -12,7 +12,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
 python3 -m venv venv
-venv/bin/pip install --quiet --disable-pip-version-check datatrove==0.10.1 regex==2026.11.15 numpy==2.4.6
+venv/bin/pip install --quiet --disable-pip-version-check datatrove==0.10.1 tokenizers==0.23.3 regex==2026.11.15 numpy==2.4.6
 
 venv/bin/python - 2>/dev/null <<'PY'
 import importlib.metadata

@@ -380,6 +380,14 @@ TOPICS: dict[str, tuple[Difference, ...]] = {
         ),
         Difference(
             "torch",
+            "With gloo, a gradient through `torch.distributed.nn.functional.all_gather` is scrambled if it is "
+            "transposed in memory: in-batch negatives written with einsum learn from wrong gradients.",
+            "findings/gathered_gradient_is_scrambled.sh",
+            "Collectives have the same result and gradient for any layout in memory.",
+            ("dist/test_collectives.py::test_the_layout_in_memory_changes_no_result_and_no_gradient",),
+        ),
+        Difference(
+            "torch",
             "`DistributedSampler` repeats samples until the ranks divide them, so that some are evaluated twice.",
             "torch/utils/data/distributed.py",
             "Each sample counts once; what fills up a pass counts nothing.",

@@ -82,12 +82,12 @@ class _FreeCapacity:
         """Return the same nodes with all of their resources free."""
         return _FreeCapacity([dataclasses.replace(node, free=node.total) for node in self.nodes])
 
-    def give(self, bundle: Bundle, places: Sequence[str]) -> None:
+    def give(self, bundle: Bundle, addresses: Sequence[str]) -> None:
         """Release a bundle at each of these node addresses. Nodes that are gone are skipped."""
         at = {node.address: node for node in self.nodes}
-        for place in places:
-            if place in at:
-                self._add(at[place], bundle, 1)
+        for address in addresses:
+            if address in at:
+                self._add(at[address], bundle, 1)
 
     def fits(self, bundle: Bundle, count: int) -> int:
         """Return how many of `count` bundles fit."""
@@ -104,10 +104,10 @@ def admissions(tickets: Sequence[QueuedJob], nodes: Sequence[Node]) -> dict[str,
     free = _FreeCapacity(nodes)
     waiting = sorted((t for t in tickets if not t.running), key=lambda t: (-t.priority, t.since, t.name))
     running = [t for t in tickets if t.running]
-    places = {t.name: t.places for t in running}
+    addresses_by_job = {t.name: t.places for t in running}
     for ticket in running:
         if not ticket.places:  # it prepares data or restarts, so what it is about to use is reserved
-            places[ticket.name] = free.take(ticket.bundle, ticket.most)
+            addresses_by_job[ticket.name] = free.take(ticket.bundle, ticket.most)
     result: dict[str, Admission] = {}
     first: QueuedJob | None = None
     for ticket in waiting:
@@ -120,7 +120,7 @@ def admissions(tickets: Sequence[QueuedJob], nodes: Sequence[Node]) -> dict[str,
             result[ticket.name] = Admission(False, waits_for=f"{first.short} comes first")
             continue
         if fitting >= ticket.least:
-            places[ticket.name] = free.take(ticket.bundle, ticket.most)
+            addresses_by_job[ticket.name] = free.take(ticket.bundle, ticket.most)
             result[ticket.name] = Admission(True, ticket.most)
             running = [*running, ticket]
             continue
@@ -128,7 +128,7 @@ def admissions(tickets: Sequence[QueuedJob], nodes: Sequence[Node]) -> dict[str,
         result[ticket.name] = Admission(False, waits_for=_waits_for(ticket, fitting, running))
     lower = [] if first is None else [t for t in running if t.priority < first.priority]
     lower.sort(key=lambda t: (t.priority, -t.since))
-    victims = [] if first is None else _victims(first, free, lower, places)
+    victims = [] if first is None else _victims(first, free, lower, addresses_by_job)
     for ticket in running:
         yields = first.short if first is not None and ticket in victims else ""
         # While a job waits, no other may grow.
@@ -138,7 +138,10 @@ def admissions(tickets: Sequence[QueuedJob], nodes: Sequence[Node]) -> dict[str,
 
 
 def _victims(
-    first: QueuedJob, free: _FreeCapacity, lower: Sequence[QueuedJob], places: dict[str, tuple[str, ...]]
+    first: QueuedJob,
+    free: _FreeCapacity,
+    lower: Sequence[QueuedJob],
+    addresses_by_job: dict[str, tuple[str, ...]],
 ) -> list[QueuedJob]:
     """The jobs that must yield so that `first` fits; empty if it would not fit even without all of `lower`.
 
@@ -148,7 +151,7 @@ def _victims(
     def suffices(victims: Sequence[QueuedJob]) -> bool:
         freed = _FreeCapacity(free.nodes)
         for ticket in victims:
-            freed.give(ticket.bundle, places[ticket.name])
+            freed.give(ticket.bundle, addresses_by_job[ticket.name])
         return freed.fits(first.bundle, first.least) >= first.least
 
     victims = next((list(lower[:count]) for count in range(1, len(lower) + 1) if suffices(lower[:count])), [])

@@ -113,10 +113,10 @@ class QueueClient:
         """The queue's last answer. Not admitted before the first."""
         return self._admission or Admission(False, waits_for="the cluster's queue")
 
-    def report_nodes(self, places: Sequence[str]) -> None:
+    def report_nodes(self, addresses: Sequence[str]) -> None:
         """Set the node addresses of the job's workers."""
         with self._lock:
-            self._ticket = dataclasses.replace(self._ticket, places=tuple(places))
+            self._ticket = dataclasses.replace(self._ticket, places=tuple(addresses))
 
     def want(self, workers: int) -> None:
         """Set how many workers the job could use. The queue requests them from the autoscaler."""

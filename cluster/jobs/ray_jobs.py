@@ -264,14 +264,14 @@ def _tail(client: Any, submission: str, printed: int) -> Iterator[str]:
     async def next_part() -> str:
         return str(await anext(parts))
 
-    seen = 0
+    received = 0
     try:
         with asyncio.Runner() as runner:  # it also ends pending requests when this generator is closed
             while True:
                 part = runner.run(next_part())
-                seen += len(part)
-                if seen > printed:  # Ray sends the whole log again
-                    yield part[max(len(part) - (seen - printed), 0) :]
+                received += len(part)
+                if received > printed:  # Ray sends the whole log again
+                    yield part[max(len(part) - (received - printed), 0) :]
     except (StopAsyncIteration, RuntimeError, OSError, aiohttp.ClientError):
         return
 

@@ -54,19 +54,21 @@ def resolve_address(address: str | None) -> ClusterAddress:
     none, or if Ray was imported before RAY_AUTH_MODE was set.
     """
     from_environment = os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS") or ""
-    given = from_environment if address in (None, "", "auto") else str(address)
-    local = _local_at(given)
+    wanted = from_environment if address in (None, "", "auto") else str(address)
+    local = _local_at(wanted)
     require_token_mode()
     if local is not None:
-        return ClusterAddress(given or local.address, local.address, local.dashboard, local.token_path)
-    if not given:
+        return ClusterAddress(wanted or local.address, local.address, local.dashboard, local.token_path)
+    if not wanted:
         raise NoAddress("no address is given, and no local cluster is up")
-    if "://" in given and not given.startswith("ray://"):
+    if "://" in wanted and not wanted.startswith("ray://"):
         return ClusterAddress(
-            given, "" if given != from_environment else os.environ.get("RAY_ADDRESS", ""), given.rstrip("/")
+            wanted,
+            "" if wanted != from_environment else os.environ.get("RAY_ADDRESS", ""),
+            wanted.rstrip("/"),
         )
     return ClusterAddress(
-        given, given, os.environ.get("RAY_API_SERVER_ADDRESS", "") if given == from_environment else ""
+        wanted, wanted, os.environ.get("RAY_API_SERVER_ADDRESS", "") if wanted == from_environment else ""
     )
 
 
@@ -91,13 +93,13 @@ def require_token_mode() -> None:
     os.environ["RAY_AUTH_MODE"] = "token"
 
 
-def _local_at(given: str) -> LocalCluster | None:
+def _local_at(address: str) -> LocalCluster | None:
     """Return the local cluster at an address. For an empty address, any running one, the default name first."""
     try:
         names = sorted(path.name for path in folder_of().parent.iterdir() if path.is_dir())
     except OSError:
         return None
     clusters = [c for name in sorted(names, key=lambda n: n != folder_of().name) if (c := find(name))]
-    if not given:
+    if not address:
         return clusters[0] if clusters else None
-    return next((c for c in clusters if given.rstrip("/") in (c.address, c.dashboard)), None)
+    return next((c for c in clusters if address.rstrip("/") in (c.address, c.dashboard)), None)

@@ -38,9 +38,9 @@ PREEMPTED = "preempted"
 
 def main() -> None:
     """Run the node of this task. Exit with a message if the head is not reachable in time."""
-    address, port, cpus, gpus, told = sys.argv[1:6]
+    address, port, cpus, gpus, notice_file = sys.argv[1:6]
     for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, lambda *_: _tell(Path(told)))
+        signal.signal(each, lambda *_: _tell(Path(notice_file)))
     # Ray's processes would look for Python's own modules first in the working directory, which holds a job's files.
     os.environ["PYTHONSAFEPATH"] = "1"
     ended = threading.Event()

@@ -160,11 +160,11 @@ def full(folder: Path) -> Any:
         ballast.unlink(missing_ok=True)
 
 
-def wait_for(condition: Callable[[], Any], what: str, timeout: float) -> Any:
-    """Wait until `condition()` is true, and return its value. Raises TimeoutError, which names `what`."""
+def wait_for(condition: Callable[[], Any], description: str, timeout: float) -> Any:
+    """Wait until `condition()` is true, and return its value. Raises TimeoutError, which names the `description`."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if value := condition():
             return value
         time.sleep(0.02)
-    raise TimeoutError(f"waited {timeout:.0f} s for {what}")
+    raise TimeoutError(f"waited {timeout:.0f} s for {description}")

@@ -105,8 +105,8 @@ class LocalCluster:
     def environment(self) -> dict[str, str]:
         """Return Ray's variables with which any Ray program connects to this cluster."""
         token = {"RAY_AUTH_TOKEN_PATH": self.token_path} if self.token_path else {}
-        places = {"RAY_ADDRESS": self.address, "RAY_API_SERVER_ADDRESS": self.dashboard}
-        return {"RAY_AUTH_MODE": "token", **token, **places}
+        addresses = {"RAY_ADDRESS": self.address, "RAY_API_SERVER_ADDRESS": self.dashboard}
+        return {"RAY_AUTH_MODE": "token", **token, **addresses}
 
     @property
     def token_path(self) -> str:
@@ -202,8 +202,8 @@ def claimed(name: str, purpose: str) -> Iterator[None]:
         with exclusive_lock(parent / f"{name}.{purpose}.lock"):
             yield
     except BlockingIOError:
-        what = f"another command is using the cluster {name!r}"
-        raise ClusterError(f"{what}; wait until it has ended, or choose another name") from None
+        problem = f"another command is using the cluster {name!r}"
+        raise ClusterError(f"{problem}; wait until it has ended, or choose another name") from None
     finally:
         with contextlib.suppress(OSError):
             parent.rmdir()
@@ -224,8 +224,8 @@ def _alone(parent: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    what = f"another cluster has been starting for {2 * UP_TIMEOUT:.0f} s"
-                    raise ClusterError(f"{what}; wait until it is up, or end its command") from None
+                    problem = f"another cluster has been starting for {2 * UP_TIMEOUT:.0f} s"
+                    raise ClusterError(f"{problem}; wait until it is up, or end its command") from None
                 time.sleep(0.1)
         yield
 
@@ -312,13 +312,13 @@ def with_addresses(cluster: LocalCluster, nodes: Sequence[NodeSpec]) -> list[Nod
     Raises ClusterError if no address is left.
     """
     result = []
-    places = [f"127.{block}.{cluster.network}.{n}" for block in range(BLOCKS) for n in range(2, 255)]
-    free = (ip for ip in places if _claim(cluster, ip))  # one pass, so each address is tried once
+    addresses = [f"127.{block}.{cluster.network}.{n}" for block in range(BLOCKS) for n in range(2, 255)]
+    free = (ip for ip in addresses if _claim(cluster, ip))  # one pass, so each address is tried once
     for node in nodes:
         ip = next(free, None)
         if ip is None:
-            what = f"the cluster has had {len(places)} nodes, and all addresses are used"
-            raise ClusterError(f"{what}; end it with `cluster down`, and start it again")
+            problem = f"the cluster has had {len(addresses)} nodes, and all addresses are used"
+            raise ClusterError(f"{problem}; end it with `cluster down`, and start it again")
         result.append(dataclasses.replace(node, folder=cluster.folder, ip=ip, head_address=cluster.address))
     return result
 

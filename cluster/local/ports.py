@@ -22,9 +22,9 @@ def free_port(host: str, preferred: int = 0) -> int:
     """Return the preferred port of the address `host` if it is free, else any free one."""
     if preferred and _is_free(host, preferred):
         return preferred
-    with socket.socket() as found:
-        found.bind((host, 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind((host, 0))
+        return int(listener.getsockname()[1])
 
 
 def _is_free(host: str, port: int) -> bool:

@@ -126,10 +126,10 @@ def _connection(
             check_reachable(address)
         if node:
             options["_node_ip_address"] = node
-    with _own_folder() if address is None else contextlib.nullcontext() as own:
+    with _own_folder() if address is None else contextlib.nullcontext() as private_folder:
         # Ray makes its folder accessible to everyone, so it gets a subfolder of our private one
-        if own:
-            options["_temp_dir"] = os.path.join(own.path, "0")
+        if private_folder:
+            options["_temp_dir"] = os.path.join(private_folder.path, "0")
         _connect(address, options)
         import ray
 
@@ -145,9 +145,9 @@ def _connection(
                 ) in orphans:  # orphans live on for a while and hold resources that the next ones need
                     with contextlib.suppress(psutil.Error):
                         process.kill()
-                if own and died:
-                    own.kept = True
-                    print(f"Ray's logs are in {own.path}")
+                if private_folder and died:
+                    private_folder.kept = True
+                    print(f"Ray's logs are in {private_folder.path}")
 
 
 @dataclass
@@ -170,18 +170,18 @@ def _own_folder() -> Iterator[_Folder]:
     )  # where Ray would make its folder
     try:
         os.makedirs(above, exist_ok=True)
-        own = _Folder(tempfile.mkdtemp(prefix="r", dir=os.path.abspath(above)))
+        private_folder = _Folder(tempfile.mkdtemp(prefix="r", dir=os.path.abspath(above)))
     except OSError as error:
         raise NotStarted(f"{above}: {error.strerror}", ANOTHER_FOLDER) from None
     try:
-        with reaped(own.path):
-            yield own
+        with reaped(private_folder.path):
+            yield private_folder
     except NotStarted as error:
-        own.kept = own.path in error.hint
+        private_folder.kept = private_folder.path in error.hint
         raise
     finally:
-        if not own.kept:
-            shutil.rmtree(own.path, ignore_errors=True)
+        if not private_folder.kept:
+            shutil.rmtree(private_folder.path, ignore_errors=True)
 
 
 def _not_started(reason: str, folder: str) -> NotStarted:

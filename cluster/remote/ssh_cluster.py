@@ -126,10 +126,10 @@ class Ssh:
         except ValueError as error:
             raise ClusterError(f"--ssh {self.command}: {error}; close what is quoted") from None
 
-    def ask(self, host: str, what: str, given: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, host: str, command: str, request: dict[str, Any]) -> dict[str, Any]:
         """Run this module on a host and return its answer. Raises ClusterError with the host's message."""
-        line = f"exec {shlex.quote(self.python)} -P -m cluster.remote.ssh_cluster {what}"
-        return _answer(self._run(host, line, json.dumps(given)), host)
+        line = f"exec {shlex.quote(self.python)} -P -m cluster.remote.ssh_cluster {command}"
+        return _answer(self._run(host, line, json.dumps(request)), host)
 
     def own_address(self, host: str) -> str:
         """Return the address of this machine that a host sees. Raises ClusterError if that address cannot be used."""
@@ -139,22 +139,22 @@ class Ssh:
                 f"{host} does not say from where it is asked; give --address, this machine's own"
             )
         if words[0] == LOOPBACK or not is_own(words[0]):
-            what = (
+            problem = (
                 "which other machines do not reach"
                 if words[0] == LOOPBACK
                 else "which is not an IPv4 address of it"
             )
             raise ClusterError(
-                f"{host} sees this machine as {words[0]}, {what}; give --address, another of its own"
+                f"{host} sees this machine as {words[0]}, {problem}; give --address, another of its own"
             )
         return words[0]
 
-    def _run(self, host: str, line: str, given: str) -> subprocess.CompletedProcess[str]:
+    def _run(self, host: str, line: str, standard_input: str) -> subprocess.CompletedProcess[str]:
         options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT}", "-o", "ServerAliveInterval=10"]
         try:
             done = subprocess.run(
                 [*shlex.split(self.command), *options, host, line],
-                input=given, capture_output=True, text=True, timeout=CONNECT + UP_TIMEOUT,
+                input=standard_input, capture_output=True, text=True, timeout=CONNECT + UP_TIMEOUT,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise ClusterError(f"{host} did not answer within {CONNECT + UP_TIMEOUT:.0f} s") from None
@@ -243,8 +243,8 @@ def _write(cluster: LocalCluster, hosts: list[dict[str, Any]]) -> None:
 
 def _token_of_user() -> str:
     """The token of the user's environment, with which the head was started."""
-    given = os.environ.get("RAY_AUTH_TOKEN")
-    return given or Path(os.environ["RAY_AUTH_TOKEN_PATH"]).read_text().strip()
+    token = os.environ.get("RAY_AUTH_TOKEN")
+    return token or Path(os.environ["RAY_AUTH_TOKEN_PATH"]).read_text().strip()
 
 
 def _answer(done: subprocess.CompletedProcess[str], host: str) -> dict[str, Any]:
@@ -252,8 +252,8 @@ def _answer(done: subprocess.CompletedProcess[str], host: str) -> dict[str, Any]
     try:
         document = json.loads(lines[-1])
     except (ValueError, IndexError):
-        what = _last(done.stderr) or "no answer"
-        raise ClusterError(f"{host}: {what}; give --python, one there with this program") from None
+        problem = _last(done.stderr) or "no answer"
+        raise ClusterError(f"{host}: {problem}; give --python, one there with this program") from None
     if "error" in document:
         raise ClusterError(f"{host}: {document['error']}")
     return dict(document)

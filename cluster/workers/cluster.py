@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from cluster.workers.drain_answer import DrainAnswer
-from cluster.workers.gang import Bundle, Gang
+from cluster.workers.gang import Bundle, DrainAnswer, Gang
 from cluster.workers.machine import Offer
 
 

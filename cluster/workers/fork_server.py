@@ -278,9 +278,9 @@ def _oom_kills() -> int:
 
 def _reap(ranks: set[int], exit_codes: dict[int, int], options: int) -> None:
     for pid in list(ranks):
-        if found := os.waitid(os.P_PID, pid, options):
+        if ended := os.waitid(os.P_PID, pid, options):
             ranks.discard(pid)
-            exit_codes[pid] = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+            exit_codes[pid] = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
 def _run_rank(rank: Callable[[], dict[str, Any]], parent: int) -> None:

@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from cluster.workers.device_limits import DeviceLimits, limits_of
 from cluster.workers.hang_report import HangReport
@@ -183,6 +183,15 @@ def values_of(selector: str) -> list[str]:
     """Return the values that a SELECTOR names."""
     value = selector.removeprefix("!")
     return value[3:-1].split(",") if value.startswith("in(") else [value]
+
+
+class DrainAnswer(NamedTuple):
+    """What became of the request to drain a node."""
+
+    is_final: bool
+    """Whether another request would have the same answer."""
+    refusal: str = ""
+    """Why the node is not drained, as a clause for people; empty if it is drained or gone."""
 
 
 class Gang(Protocol):

@@ -216,8 +216,8 @@ class HeartbeatServer:
             fields = _status_fields(message, now)
             self._status[connection.rank] = dataclasses.replace(before, last_heartbeat=now, **fields)
             self._rows += _with_local_times(message)
-            reading = {"time": wall(), "node": before.node, "step": max(message.get("step", 0), 0)}
-            self._nodes += [{**reading, "values": values} for values in message.get("nodes", ())]
+            shared_fields = {"time": wall(), "node": before.node, "step": max(message.get("step", 0), 0)}
+            self._nodes += [{**shared_fields, "values": values} for values in message.get("nodes", ())]
             if message.get("port") and not self._port:
                 self._port = message["port"]
                 for other in self._connections.values():

@@ -83,20 +83,22 @@ def smallest_offer(bundle: Bundle, max_workers: int) -> Offer | None:
 
     from cluster.workers.nodes import fitting_workers
 
-    found = {}
+    offers_by_node = {}
     for node in ray.nodes():
         total = node["Resources"]
         workers = fitting_workers(total, node.get("Labels", {}), bundle)
         if node["Alive"] and workers:
             kinds = [key.split(":", 1)[1] for key in total if key.startswith("accelerator_type:")]
             memory = total.get("memory", 0.0) / min(workers, max_workers)
-            found[node["NodeID"]] = Offer(memory, kinds[0] if kinds and bundle.gpu else "")
-    if not found:
+            offers_by_node[node["NodeID"]] = Offer(memory, kinds[0] if kinds and bundle.gpu else "")
+    if not offers_by_node:
         return None
-    offers = [*found.values()]
+    offers = [*offers_by_node.values()]
     if bundle.gpu:
-        known = _by_driver([*found])
-        offers = [Offer(each.memory, *known.get(node, (each.accelerator,))) for node, each in found.items()]
+        known = _by_driver([*offers_by_node])
+        offers = [
+            Offer(each.memory, *known.get(node, (each.accelerator,))) for node, each in offers_by_node.items()
+        ]
     smallest = min(offers, key=lambda offer: (offer.accelerator_memory or math.inf, offer.memory))
     return dataclasses.replace(smallest, memory=min(offer.memory for offer in offers))
 
@@ -129,7 +131,7 @@ def _by_driver(nodes: list[str]) -> dict[str, tuple[str, float]]:
 def smallest_gpu() -> tuple[str, float]:
     """Return the name and bytes of this machine's GPU with the least memory, by its driver; ("", 0) if unknown."""
     driver = Nvml()
-    result = zip(driver.names(), (reading.total or 0.0 for reading in driver.read()), strict=False)
+    result = zip(driver.names(), (device.total or 0.0 for device in driver.read()), strict=False)
     return min(result, key=lambda each: each[1], default=("", 0.0))
 
 

@@ -40,12 +40,12 @@ def interface_of(address: str) -> str:
     Returns an empty string if no interface has it, for example behind NAT, or if the name is unknown.
     """
     try:
-        wanted = {ipaddress.ip_address(found[4][0]) for found in socket.getaddrinfo(address, None)}
+        wanted = {ipaddress.ip_address(entry[4][0]) for entry in socket.getaddrinfo(address, None)}
     except socket.gaierror:
         return ""
     if any(each.is_loopback for each in wanted):
         return LOOPBACK  # it has all of 127.0.0.0/8, although the system lists one address
-    return next((name for name, found in addresses() if found in wanted), "")
+    return next((name for name, each in addresses() if each in wanted), "")
 
 
 def addresses() -> Iterator[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Address]]:

@@ -11,8 +11,7 @@ import ray
 from ray.exceptions import RayError
 
 from cluster.workers import ray_internals
-from cluster.workers.drain_answer import DrainAnswer
-from cluster.workers.gang import Bundle
+from cluster.workers.gang import Bundle, DrainAnswer
 
 HEAD = "node:__internal_head__"
 """The resource that Ray gives to the node of its head."""

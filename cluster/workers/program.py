@@ -61,19 +61,23 @@ def hidden_packages(path: Iterable[str], packages: Sequence[str]) -> list[str]:
         packages: the names of this project's packages.
     """
     folders = {Path(folder or ".").resolve() for folder in path} - {ROOT.resolve()}
-    places = [
+    candidates = [
         folder / f"{name}{end}" for folder in sorted(folders) for name in packages for end in ("", ".py")
     ]
-    there = (place for place in places if place.is_dir() or (place.suffix and place.is_file()))
-    return [str(place) for place in there if not (place / "workers" / "gang.py").is_file()]
+    existing = (
+        candidate
+        for candidate in candidates
+        if candidate.is_dir() or (candidate.suffix and candidate.is_file())
+    )
+    return [str(candidate) for candidate in existing if not (candidate / "workers" / "gang.py").is_file()]
 
 
 def hidden_modules(folder: Path) -> list[str]:
     """Return the names in `folder` that would hide modules of Python or needed packages if it were searched first."""
-    packages = [place for place in sorted(folder.glob("*")) if (place / "__init__.py").is_file()]
-    places = [*packages, *sorted(folder.glob("*.py"))]
-    needed = {*sys.stdlib_module_names, *_needed_packages()} if places else set()
-    return [place.name for place in places if place.stem in needed and place.parent != ROOT]
+    packages = [path for path in sorted(folder.glob("*")) if (path / "__init__.py").is_file()]
+    paths = [*packages, *sorted(folder.glob("*.py"))]
+    needed = {*sys.stdlib_module_names, *_needed_packages()} if paths else set()
+    return [path.name for path in paths if path.stem in needed and path.parent != ROOT]
 
 
 def _needed_packages() -> set[str]:

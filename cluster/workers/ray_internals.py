@@ -43,9 +43,9 @@ def main() -> None:
 
 
 def _wait_for_request(raylet: int, session: str, address: str, command: list[str]) -> None:
-    family, kind, protocol, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+    family, kind, protocol, _, socket_address = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as listener:
-        listener.bind(place)
+        listener.bind(socket_address)
         listener.listen()
         port = listener.getsockname()[1]
         _write_port(session, ENVIRONMENTS_PORT, port)
@@ -234,10 +234,12 @@ def _await_node(gcs_address: str, node_id: str) -> None:
     """Wait up to REGISTERED seconds until a node is registered. Ray itself checks only once a second."""
     from ray._private import services, state
 
-    found = state.GlobalState()
+    global_state = state.GlobalState()
     deadline = time.monotonic() + REGISTERED
-    found._initialize_global_state(services._get_gcs_client_options(gcs_address))
-    while all(each["NodeID"] != node_id for each in found.node_table()) and time.monotonic() < deadline:
+    global_state._initialize_global_state(services._get_gcs_client_options(gcs_address))
+    while (
+        all(each["NodeID"] != node_id for each in global_state.node_table()) and time.monotonic() < deadline
+    ):
         time.sleep(0.02)
 
 

@@ -10,7 +10,7 @@ from cluster.workers.process_gang import ProcessGang
 
 
 def run_to_the_end(
-    world: int, bundle: Bundle, entry: str, config: dict[str, Any], patience: float, what: str
+    world: int, bundle: Bundle, entry: str, config: dict[str, Any], patience: float, work: str
 ) -> tuple[list[dict[str, Any]], Any]:
     """Run a gang to its end. Return the rows that rank 0 reported, and the result of its entry point.
 
@@ -20,32 +20,32 @@ def run_to_the_end(
         entry: "module:function" of the program.
         config: its configuration.
         patience: seconds without a row or an evaluated batch after which the gang is stopped.
-        what: name of the work, for messages.
+        work: name of the work, for messages.
 
     Raises:
         RuntimeError: if a rank fails, or if no rank makes progress for `patience` seconds. No process is left behind.
     """
     gang, rows = ProcessGang(), list[dict[str, Any]]()
-    seen, moved = (0, 0), time.monotonic()
+    last_progress, moved = (0, 0), time.monotonic()
     try:
         gang.start(world, bundle, entry, config)
         while True:
             status = gang.poll(len(rows))
             rows.extend(status.rows)
             progress = len(rows), max((rank.evaluated_batches for rank in status.ranks), default=0)
-            if progress != seen:
-                seen, moved = progress, time.monotonic()
+            if progress != last_progress:
+                last_progress, moved = progress, time.monotonic()
             if all(rank.state == "done" for rank in status.ranks):
                 return rows, status.ranks[0].result
-            _refuse(status.ranks, time.monotonic() - moved, patience, what)
+            _refuse(status.ranks, time.monotonic() - moved, patience, work)
             time.sleep(0.05)
     finally:
         gang.close()
 
 
-def _refuse(ranks: tuple[RankStatus, ...], still: float, patience: float, what: str) -> None:
+def _refuse(ranks: tuple[RankStatus, ...], still: float, patience: float, work: str) -> None:
     broken = [rank for rank in ranks if rank.state in FINISHED and rank.state != "done"]
     if broken:
-        raise RuntimeError(f"the {what} failed on rank {broken[0].rank}: {broken[0].error}")
+        raise RuntimeError(f"the {work} failed on rank {broken[0].rank}: {broken[0].error}")
     if still > patience:
-        raise RuntimeError(f"the {what} made no progress for {patience:.0f} s")
+        raise RuntimeError(f"the {work} made no progress for {patience:.0f} s")

@@ -48,11 +48,11 @@ class SharedImports:
         with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(_address(name))
             listener.listen()  # connections wait until the imports are done
-            given = listener.fileno(), theirs.fileno()
+            descriptors = listener.fileno(), theirs.fileno()
             # A session of its own: Ctrl-C is for the command, which commits before it ends its ranks.
             self._process = subprocess.Popen(
-                command_of("cluster.workers.shared_imports", target, *map(str, given), target=target),
-                pass_fds=given,
+                command_of("cluster.workers.shared_imports", target, *map(str, descriptors), target=target),
+                pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,  # errors go to the client; ranks have their own logs
@@ -120,8 +120,8 @@ class CallInCopy:
         while self._answer is None and not self._channel.closed:
             self._receive()
         if self._answer is None:
-            what = getattr(self._call[0], "__name__", str(self._call[0]))
-            raise ChildProcessError(f"the process of {what} has ended")
+            task = getattr(self._call[0], "__name__", str(self._call[0]))
+            raise ChildProcessError(f"the process of {task} has ended")
         failed, result = self._answer
         self._channel.close()
         if failed:
@@ -176,9 +176,9 @@ def main() -> None:
 def _serve(connection: socket.socket) -> None:
     """Serve the client in a copy."""
     with connection.makefile("rb", buffering=0) as unbuffered:  # later bytes belong to other readers
-        place = json.loads(unbuffered.readline())
-    _adopt_client(place)
-    if place["do"] == "serve":
+        request = json.loads(unbuffered.readline())
+    _adopt_client(request)
+    if request["do"] == "serve":
         fork_server.serve(connection, connection.makefile("r"))
         return
     with Connection(connection.detach()) as channel:
@@ -202,13 +202,13 @@ def _interrupt_when_unwanted(channel: Connection) -> None:
 
 def _connect_and_send(name: str, do: str) -> socket.socket:
     """Connect to a copy of the process of that name, and send it the task and this process's rank. Raises OSError."""
-    place = {"do": do, "environment": environment_of_ranks(), "folder": os.getcwd(), "path": sys.path}
+    request = {"do": do, "environment": environment_of_ranks(), "folder": os.getcwd(), "path": sys.path}
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(_address(name))
         if not _is_ours(connection):
             raise PermissionError("the process with the imports of ranks belongs to another user")
-        connection.sendall(json.dumps(place).encode() + b"\n")
+        connection.sendall(json.dumps(request).encode() + b"\n")
     except OSError:
         connection.close()
         raise

@@ -31,10 +31,10 @@ def kept_interruptions() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    seen: list[int] = []
+    received: list[int] = []
 
     def interrupt(number: int, _: Any) -> None:
-        seen.append(number)
+        received.append(number)
         raise KeyboardInterrupt
 
     def ignore(number: int, _: Any) -> None:
@@ -50,7 +50,7 @@ def kept_interruptions() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-    if seen:
+    if received:
         raise KeyboardInterrupt
 
 

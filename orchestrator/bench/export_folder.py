@@ -46,24 +46,24 @@ class ExportFolder:
     parameters: int
 
 
-def read_exports(places: list[str]) -> list[ExportFolder]:
+def read_exports(uris: list[str]) -> list[ExportFolder]:
     """Return the exports in these folders, named by the shortest ends of their paths that differ.
 
     Raises InputError for a folder that holds no export which can be measured here, and for a folder named twice.
     """
-    paths = [_folder(place) for place in places]
-    if twice := next((place for place, path in zip(places, paths, strict=True) if paths.count(path) > 1), ""):
+    paths = [_folder(uri) for uri in uris]
+    if twice := next((uri for uri, path in zip(uris, paths, strict=True) if paths.count(path) > 1), ""):
         raise InputError("is named twice", twice, "name each export once")
     names = _distinct_names(paths)
     return [_read(path, name) for path, name in zip(paths, names, strict=True)]
 
 
-def _folder(place: str) -> Path:
-    if not is_local(place):
-        raise InputError("is not on this machine", place, "copy the export to a folder here first")
-    path = Path(local_path(place)).resolve()
+def _folder(uri: str) -> Path:
+    if not is_local(uri):
+        raise InputError("is not on this machine", uri, "copy the export to a folder here first")
+    path = Path(local_path(uri)).resolve()
     if not path.is_dir():
-        raise InputError("is not a folder", place, "name the folder of an export")
+        raise InputError("is not a folder", uri, "name the folder of an export")
     return path
 
 

@@ -127,9 +127,11 @@ def metrics_of(objective: str) -> tuple[str, ...]:
 
 
 def comparable_metric(
-    exports: Sequence[ExportFolder], inputs: Sequence[Inputs], asked: str | None, where: str
+    exports: Sequence[ExportFolder], inputs: Sequence[Inputs], requested: str | None, where: str
 ) -> str:
-    """Return the metric by which exports are compared: `asked`, named at the key `where`, or the most informative one.
+    """Return the metric by which exports are compared: `requested`, else the most informative one.
+
+    `where` is the key that names the requested metric, for messages.
 
     A mean over tokens is comparable only if they are the same tokens: longer ones are harder to predict.
 
@@ -144,7 +146,7 @@ def comparable_metric(
             problem = f"reads {each.samples} of the rows, and {exports[0].name} {first.samples}"
             raise InputError(problem, export.path, "give rows that both can read")
     shared = [name for name in first.metrics if all(name in each.metrics for each in inputs)]
-    metric = asked or shared[0]
+    metric = requested or shared[0]
     if metric not in shared:
         raise InputError(f"{metric} is not measured", where, f"use {', '.join(shared)}")
     for export, each in zip(exports, inputs, strict=True):

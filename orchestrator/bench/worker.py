@@ -115,11 +115,14 @@ def _transformers(folder: str, threads: int) -> Run:
     takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
 
     def run(tokens: np.ndarray, mask: np.ndarray, types: np.ndarray | None) -> np.ndarray:
-        given = {"input_ids": torch.from_numpy(tokens), "attention_mask": torch.from_numpy(mask).long()}
+        model_inputs = {
+            "input_ids": torch.from_numpy(tokens),
+            "attention_mask": torch.from_numpy(mask).long(),
+        }
         if types is not None and takes_types:
-            given["token_type_ids"] = torch.from_numpy(types)
+            model_inputs["token_type_ids"] = torch.from_numpy(types)
         with torch.inference_mode():
-            result: np.ndarray = model(**given).logits.float().numpy()
+            result: np.ndarray = model(**model_inputs).logits.float().numpy()
         return result
 
     return run
@@ -132,13 +135,13 @@ def _onnx(folder: str, threads: int) -> Run:
     options.intra_op_num_threads = threads
     path = str(Path(folder) / "model.onnx")
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    names = {one.name for one in session.get_inputs()}
+    names = {model_input.name for model_input in session.get_inputs()}
 
     def run(tokens: np.ndarray, mask: np.ndarray, types: np.ndarray | None) -> np.ndarray:
-        given = {"input_ids": tokens, "attention_mask": mask.astype(np.int64)}
+        model_inputs = {"input_ids": tokens, "attention_mask": mask.astype(np.int64)}
         if "token_type_ids" in names:
-            given["token_type_ids"] = np.zeros_like(tokens) if types is None else types
-        result: np.ndarray = session.run(["logits"], given)[0]
+            model_inputs["token_type_ids"] = np.zeros_like(tokens) if types is None else types
+        result: np.ndarray = session.run(["logits"], model_inputs)[0]
         return result
 
     return run

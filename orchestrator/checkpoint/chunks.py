@@ -38,7 +38,7 @@ def tiling_problem(shape: tuple[int, ...], boxes: list[Box]) -> str:
     for start, extent in boxes:
         if not len(start) == len(extent) == len(shape):
             return f"a chunk of {list(extent)} at {list(start)} in a tensor of {list(shape)}"
-        if any(at + size > whole for at, size, whole in zip(start, extent, shape, strict=True)):
+        if any(at + size > dimension for at, size, dimension in zip(start, extent, shape, strict=True)):
             return f"a chunk of {list(extent)} at {list(start)} reaches outside {list(shape)}"
     volume = sum(math.prod(extent) for _, extent in boxes)
     open_boxes: list[Box] = []

@@ -15,6 +15,9 @@ from orchestrator.data.config import CleanStep, Source
 from orchestrator.export.kinds import OF_THE_CORE, names, with_numbers
 from orchestrator.observe.config import TrackingSpec
 
+SNAPSHOT_SHARE = 0.03
+"""Share of a rank's time that snapshots may cost with `snapshot_every: auto`."""
+
 
 @dataclass(frozen=True)
 class RunIdentity:

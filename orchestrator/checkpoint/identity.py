@@ -81,8 +81,8 @@ def read_job(run: RunDir) -> JobSpec | None:
             return parse(document, where)
     except InputError as error:
         raise InputError(error.what, error.where, DAMAGED) from None
-    places = [run.at(str(stage["name"])) for stage in document[STAGES]]
-    hint = f"name one of its stages: {', '.join(places)}"
+    stage_uris = [run.at(str(stage["name"])) for stage in document[STAGES]]
+    hint = f"name one of its stages: {', '.join(stage_uris)}"
     raise InputError("is the directory of a chain, not of a run", run.uri, hint)
 
 
@@ -150,8 +150,8 @@ def check_same_sets(
 def extension_of(identity: Mapping[str, Any], run: RunDir, commit: CommitManifest | None) -> Extension | None:
     """Return how the job extends the run; None if it does not.
 
-    An extended run is the same run as one that had that many steps from the start. So it continues from the newest
-    commit that the longer run has too, before the decay of the learning rate.
+    An extended run equals a run that had the larger number of steps from the start. So it continues from the newest
+    commit that both runs share, which is before the decay of the learning rate.
 
     Args:
         identity: what makes the job's run the same run, see `JobSpec.identity`.
@@ -169,9 +169,11 @@ def extension_of(identity: Mapping[str, Any], run: RunDir, commit: CommitManifes
         _compare(identity, before.identity(), run.uri)
         return None
     _compare(identity, before.identity(), run.uri, but=(LENGTH, *OF_LENGTH))
-    what = f"train.steps is {was} in this run and {wanted} in the job file"
+    change = f"train.steps is {was} in this run and {wanted} in the job file"
     if wanted < was:
-        raise InputError(f"{what}: it cannot be lowered", run.uri, "set it back; --until ends a run earlier")
+        raise InputError(
+            f"{change}: it cannot be lowered", run.uri, "set it back; --until ends a run earlier"
+        )
     settled = before.train.optimizer.settled(was)
     if settled is None:
         schedule = before.train.optimizer.schedule
@@ -182,7 +184,7 @@ def extension_of(identity: Mapping[str, Any], run: RunDir, commit: CommitManifes
                 f"{run.uri}-longer --set 'train.continue_from={{run: \"{run.uri}\", schedule: restart}}' "
                 f"--set {LENGTH}={wanted}"
             )
-        raise InputError(f"{what}: every learning rate of schedule {schedule} depends on it", run.uri, hint)
+        raise InputError(f"{change}: every learning rate of schedule {schedule} depends on it", run.uri, hint)
     for key, theirs, ours in differences(identity, before.identity()):
         if key != LENGTH:
             hint = f"a share of train.steps is another number now: --set {key}={theirs}"
@@ -192,7 +194,7 @@ def extension_of(identity: Mapping[str, Any], run: RunDir, commit: CommitManifes
     if commit is None:
         hint = "put it back; or set train.steps back, or begin a run of that length under another name"
         raise InputError(
-            f"{what}: no checkpoint up to step {settled} is left to continue from", run.uri, hint
+            f"{change}: no checkpoint up to step {settled} is left to continue from", run.uri, hint
         )
     return Extension(was, wanted, settled, commit.step)
 

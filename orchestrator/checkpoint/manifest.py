@@ -360,8 +360,10 @@ def _tables(
         else:
             if sum(_sizes([entry["offset"], entry["bytes"]])) > size:
                 raise ValueError(f"a table of chunks is beyond the {size} bytes of {index}")
-            what = f"{where}: the chunks of {mine[0][0]} to {mine[-1][0]} in {index}" if mine else where
-            load = partial(_indexed, entry, index, read, what)
+            description = (
+                f"{where}: the chunks of {mine[0][0]} to {mine[-1][0]} in {index}" if mine else where
+            )
+            load = partial(_indexed, entry, index, read, description)
         yield ChunkTable(mine, files, where, load)
         first += count
     if first != len(kinds):

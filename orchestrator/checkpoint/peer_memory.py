@@ -83,7 +83,7 @@ class PeerMemory:
             OSError: no server answers.
         """
         self.skipped = []
-        notes, places = self._notes()
+        notes, servers_of_file = self._notes()
         for step, token in sorted(notes, key=lambda key: (key[0], notes[key][0]["attempt"]), reverse=True):
             parts = notes[step, token]
             if (at_most is not None and step > at_most) or len(parts) < parts[0]["writers"]:
@@ -96,7 +96,7 @@ class PeerMemory:
             except InputError as error:
                 self.skipped.append((step, str(error)))
                 continue
-            self._places = {step: {name: places[step, name] for name in commit.files}}
+            self._places = {step: {name: servers_of_file[step, name] for name in commit.files}}
             self._index = index
             return commit
         return None
@@ -104,15 +104,15 @@ class PeerMemory:
     def _notes(self) -> tuple[dict[tuple[int, str], list[dict[str, Any]]], dict[tuple[int, str], list[str]]]:
         """Return the notes by step and token, one of each writer; and the servers by step and file."""
         notes: dict[tuple[int, str], list[dict[str, Any]]] = {}
-        places: dict[tuple[int, str], list[str]] = {}
+        servers_of_file: dict[tuple[int, str], list[str]] = {}
         answers = self._ask_all({"do": "notes", "wait": LAST_WORDS})
         for server, answer in zip(self._servers, answers, strict=True):
             for note in self._usable(server, answer["bytes"]) if answer else ():
-                holders = places.setdefault((note["step"], note["record"]["file"]), [])
+                holders = servers_of_file.setdefault((note["step"], note["record"]["file"]), [])
                 if not holders:
                     notes.setdefault((note["step"], note["token"]), []).append(note)
                 holders.append(server)
-        return notes, places
+        return notes, servers_of_file
 
     def _usable(self, server: str, answer: bytes) -> list[dict[str, Any]]:
         """Return the notes of a server that have the form of this version."""
@@ -158,13 +158,13 @@ class PeerMemory:
             manifest = parse_manifest(
                 document["manifest"].encode(), f"{LOCATION}: step {step}", partial(self._read_index, step)
             )
-            places = {
-                name: sorted(places, key=lambda place: order.get(place, len(order)))
-                for name, places in document["places"].items()
+            servers_of_file = {
+                name: sorted(addresses, key=lambda address: order.get(address, len(order)))
+                for name, addresses in document["places"].items()
             }
         except (LookupError, TypeError, ValueError, AttributeError, InputError, CorruptCommit) as error:
             raise OSError(errno.EBADMSG, f"its manifest is unusable: {error}") from None
-        self._places = {step: places | {manifest.index[0]: self._servers}}
+        self._places = {step: servers_of_file | {manifest.index[0]: self._servers}}
         return manifest
 
     def reader(self, manifest: CommitManifest, durable: Store | None = None) -> Reader:
@@ -186,8 +186,8 @@ class PeerMemory:
         gives too few bytes counts as one that has none.
         """
         folder, _, name = path.partition("/")
-        (step, places), *_ = self._places.items()
-        servers = places.get(name, []) if folder == commit_folder(step) else []
+        (step, servers_of_file), *_ = self._places.items()
+        servers = servers_of_file.get(name, []) if folder == commit_folder(step) else []
         if self._last_read == (path, offset):
             servers = servers[1:] + servers[:1]
         self._last_read = (path, offset)

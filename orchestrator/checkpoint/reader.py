@@ -69,24 +69,26 @@ class Reader:
         for chunk in chunks:
             part = _overlap((begin, extent), (chunk.start, chunk.shape))
             if part is not None:
-                place = tuple(slice(at - b, at - b + n) for at, n, b in zip(*part, begin, strict=True))
-                out[place] = self._part(name, chunk, part, entry.dtype)
+                target = tuple(slice(at - b, at - b + n) for at, n, b in zip(*part, begin, strict=True))
+                out[target] = self._part(name, chunk, part, entry.dtype)
         return out
 
     def _slice(
         self,
         name: str,
-        whole: tuple[int, ...],
+        full_shape: tuple[int, ...],
         start: tuple[int, ...] | None,
         shape: tuple[int, ...] | None,
     ) -> Box:
-        begin = (0,) * len(whole) if start is None else tuple(start)
-        extent = tuple(n - at for n, at in zip(whole, begin, strict=False)) if shape is None else tuple(shape)
-        if not len(begin) == len(extent) == len(whole) or any(
-            at < 0 or n < 0 or at + n > size for at, n, size in zip(begin, extent, whole, strict=True)
+        begin = (0,) * len(full_shape) if start is None else tuple(start)
+        extent = (
+            tuple(n - at for n, at in zip(full_shape, begin, strict=False)) if shape is None else tuple(shape)
+        )
+        if not len(begin) == len(extent) == len(full_shape) or any(
+            at < 0 or n < 0 or at + n > size for at, n, size in zip(begin, extent, full_shape, strict=True)
         ):
             raise InputError(
-                f"{list(extent)} at {list(begin)} is no slice of {name} {list(whole)}",
+                f"{list(extent)} at {list(begin)} is no slice of {name} {list(full_shape)}",
                 f"step {self.manifest.step}",
                 "load it into the model it is of",
             )
@@ -169,10 +171,10 @@ class SnapshotReader(Reader):
         return self._open_durable()
 
 
-def _overlap(one: Box, other: Box) -> Box | None:
+def _overlap(first: Box, second: Box) -> Box | None:
     """Return the intersection of two boxes; None if it is empty."""
-    start = tuple(max(a, b) for a, b in zip(one[0], other[0], strict=True))
-    stop = [min(a + n, b + m) for a, n, b, m in zip(*one, *other, strict=True)]
+    start = tuple(max(a, b) for a, b in zip(first[0], second[0], strict=True))
+    stop = [min(a + n, b + m) for a, n, b, m in zip(*first, *second, strict=True)]
     extent = tuple(end - at for at, end in zip(start, stop, strict=True))
     return (start, extent) if all(n > 0 for n in extent) else None
 

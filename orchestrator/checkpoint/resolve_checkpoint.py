@@ -38,21 +38,21 @@ def chosen(store: Store, step: int | None) -> int:
     return newest.step
 
 
-def run_and_step(place: str, step: int | None, where: str) -> tuple[str, int | None]:
-    """Return a run and the step to read, for a `place` that is a run or the folder of a commit in one.
+def run_and_step(uri: str, step: int | None, where: str) -> tuple[str, int | None]:
+    """Return a run and the step to read, for a `uri` that is a run or the folder of a commit in one.
 
     Args:
-        place: the path or URI.
+        uri: the path or URI.
         step: the step that was asked for, None without one.
         where: what asked for that step, for messages.
 
     Raises:
         InputError: the commit is that of another step.
     """
-    head, _, name = place.rstrip("/").rpartition(f"/{COMMITS}/")
+    head, _, name = uri.rstrip("/").rpartition(f"/{COMMITS}/")
     number = name.removeprefix("step-")
     if not (head and number.isdecimal() and name == commit_folder(int(number))):
-        return place, step
+        return uri, step
     if step not in (None, int(number)):
         raise InputError(f"{name} is the checkpoint of another step", where, "leave it out")
     return head, int(number)

@@ -168,8 +168,10 @@ class Saver:
         if generation is None:
             first = min(self._busy.values(), default=complete)
             reason = f"step {first} was still being written after {waited:.1f} s"
-            for place in [self._location] * durable + [LOCATION] * snapshot:
-                self._take(CommitOutcome(step, place, state="failed", seconds=waited, bytes=0, reason=reason))
+            for location in [self._location] * durable + [LOCATION] * snapshot:
+                self._take(
+                    CommitOutcome(step, location, state="failed", seconds=waited, bytes=0, reason=reason)
+                )
             return waited
         request = self._buffers[generation].fill(list(pieces))
         self._snapshots.pop(generation, None)
@@ -265,9 +267,9 @@ class Saver:
                 self._take(CommitOutcome(**answer))
         if self._sidecar.ended:
             for (_, kind), step in sorted(self._busy.items(), key=lambda item: item[1]):
-                place = self._location if kind == "commit" else LOCATION
+                location = self._location if kind == "commit" else LOCATION
                 reason = self._sidecar.why_ended
-                self._take(CommitOutcome(step, place, state="failed", seconds=0.0, bytes=0, reason=reason))
+                self._take(CommitOutcome(step, location, state="failed", seconds=0.0, bytes=0, reason=reason))
             self._busy = {}
 
     def _take(self, outcome: CommitOutcome) -> None:

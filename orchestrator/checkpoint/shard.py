@@ -112,10 +112,10 @@ def file_content(
     text = json.dumps(index, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     header = len(text).to_bytes(8, "little") + text
-    places = [
+    entries = [
         ((piece.name, piece.dtype, tuple(piece.shape)), piece.start, piece.extent, len(header) + at)
         for piece, at in zip(ordered, offsets, strict=True)
     ]
     sums = b"".join(block_sums(piece.data, block_bytes) for piece in ordered)
-    record = PieceTable(places).record(file, len(header) + size, header, block_bytes, sums)
+    record = PieceTable(entries).record(file, len(header) + size, header, block_bytes, sums)
     return [header, *(piece.data for piece in ordered)], record

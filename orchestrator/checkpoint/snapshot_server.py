@@ -125,8 +125,8 @@ def answer_all(
             request = receive_message(connection)
             if not hmac.compare_digest(str(request["token"]).encode(), token.encode()):
                 return
-            found, *buffers = answer(request)
-            send(connection, found, *buffers)
+            header, *buffers = answer(request)
+            send(connection, header, *buffers)
             connection.settimeout(None)
 
 

@@ -132,10 +132,10 @@ class SnapshotWriter:
     def _record(self, data: memoryview, pieces: Sequence[PieceEntry]) -> dict[str, Any]:
         """Return the record of the bytes as if they were a shard file, see `shard.file_content`."""
         if pieces is not self._pieces:
-            places = [
+            entries = [
                 ((name, dtype, tuple(shape)), start, extent, offset)
                 for name, dtype, shape, start, extent, offset, _ in pieces
             ]
-            self._pieces, self._table = pieces, PieceTable(places)
+            self._pieces, self._table = pieces, PieceTable(entries)
         sums = b"".join(block_sums(data[offset : offset + size], BLOCK_BYTES) for *_, offset, size in pieces)
         return self._table.record(self._name, len(data), b"", BLOCK_BYTES, sums)

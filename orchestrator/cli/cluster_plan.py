@@ -55,10 +55,14 @@ def show_forecast(train: TrainSpec, result: dict[str, Any]) -> None:
         print(
             f"{name}: a failure each {duration(3600 * each['hours_between_failures'])}; time went to {spent}."
         )
-        print(
-            f"  A commit each {commit['every_steps']} steps; least is lost with one each {best['every_steps']} "
-            f"({duration(best['seconds'])}), goodput {best['goodput']:.1%}."
+        snapshots = commit["snapshot_every_steps"]
+        least = (
+            f"one lost node goes back to a snapshot, made every {snapshots} steps in another node's memory"
+            if snapshots
+            else f"least is lost with one each {best['every_steps']} ({duration(best['seconds'])}), "
+            f"goodput {best['goodput']:.1%}"
         )
+        print(f"  A commit each {commit['every_steps']} steps; {least}.")
         if each["why"]:
             print(f"  It ended so: {each['why']}.")
         more = [f"{c['spares']}: {days(c['days'])}, {c['usd']:,.0f} USD" for c in each["by_spares"]]

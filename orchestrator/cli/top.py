@@ -57,7 +57,7 @@ def _watch(folder: str | None, address: str | None, every: float) -> None:
     try:
         with Live(screen=True, auto_refresh=False) as live:
             while True:
-                live.update(_drawn(_cells(listed(_runs(folder, address), seen=seen))), refresh=True)
+                live.update(_drawn(_cells(listed(_runs(folder, address), cache=seen))), refresh=True)
                 time.sleep(every)
     except KeyboardInterrupt:
         return

@@ -92,7 +92,7 @@ class Stage:
     def inputs(self) -> tuple[Input, ...]:
         """Return what the stage takes from other stages."""
         before = self.job.train.continue_from
-        given = {
+        references = {
             INIT: self.job.workload.init_from,
             CONTINUE: before and before.run,
             TEACHER: self.job.distill and self.job.distill.teacher,
@@ -100,7 +100,7 @@ class Stage:
         }
         return tuple(
             Input(key, *_name_and_tag(text))
-            for key, text in given.items()
+            for key, text in references.items()
             if isinstance(text, str) and text.startswith(REFERENCE)
         )
 
@@ -188,23 +188,23 @@ def load_job(path: str | Path, overrides: Iterable[str] = ()) -> JobSpec | Chain
 def parse_chain(document: Mapping[str, Any], where: str = "job") -> ChainSpec:
     """Validate a chain given as a mapping. `where` is for messages. Raises InputError."""
     name = document.get("name")
-    given = document[STAGES]
+    stage_documents = document[STAGES]
     if not isinstance(name, str):
         raise InputError("is missing", f"{where}: name", "name the chain")
-    if not isinstance(given, list) or not given:
+    if not isinstance(stage_documents, list) or not stage_documents:
         raise InputError("must be a list of stages", f"{where}: {STAGES}", "give each a name and its keys")
     common = {key: value for key, value in document.items() if key not in (STAGES, COMPRESS, "name")}
     stages: list[Stage] = []
-    for number, own in enumerate(given):
-        stage = _name_of(own, f"{where}: {STAGES}.{number}", [stage.name for stage in stages])
-        place = f"{where}: {STAGES}.{stage}"
+    for number, stage_document in enumerate(stage_documents):
+        stage = _name_of(stage_document, f"{where}: {STAGES}.{number}", [stage.name for stage in stages])
+        stage_where = f"{where}: {STAGES}.{stage}"
         if len(name) + len(stage) > LONGEST:
             raise InputError(
-                f"{name}-{stage} is longer than {LONGEST + 1} characters", place, "shorten one of them"
+                f"{name}-{stage} is longer than {LONGEST + 1} characters", stage_where, "shorten one of them"
             )
-        job = parse({**merged(common, own), "name": f"{name}-{stage}"}, place)
+        job = parse({**merged(common, stage_document), "name": f"{name}-{stage}"}, stage_where)
         if job.tune is not None:
-            raise InputError("a stage cannot be a search", f"{place}.tune", "leave it out")
+            raise InputError("a stage cannot be a search", f"{stage_where}.tune", "leave it out")
         stages.append(Stage(stage, job))
     ordered = _ordered(stages, where)
     chain = ChainSpec(name, ordered, _compress(document.get(COMPRESS), ordered, where))
@@ -214,13 +214,13 @@ def parse_chain(document: Mapping[str, Any], where: str = "job") -> ChainSpec:
     return chain
 
 
-def _compress(given: Any, stages: Sequence[Stage], where: str) -> CompressSpec | None:
+def _compress(document: Any, stages: Sequence[Stage], where: str) -> CompressSpec | None:
     """Return the key `compress` of a chain of these stages. Raises InputError."""
-    if given is None:
+    if document is None:
         return None
     key = f"{where}: {COMPRESS}"
     try:
-        compress = CompressSpec.model_validate(given)
+        compress = CompressSpec.model_validate(document)
     except ValidationError as error:
         raise input_error(error, key, CompressSpec) from None
     exporting = [stage.name for stage in stages if stage.job.checkpoint.export]
@@ -245,15 +245,15 @@ def chain_of_seeds(job: Mapping[str, Any], count: int) -> ChainSpec:
     if job["train"]["continue_from"] is not None:
         hint = "begin with its weights: replace train.continue_from by workload.init_from"
         raise InputError("trains each seed from its beginning, and this job continues a run", "--seeds", hint)
-    places = [("checkpoint", "export_to"), ("checkpoint", "push"), ("tracking", "register_as")]
-    for section, key in places:
-        if place := (job[section] or {}).get(key):
+    output_keys = [("checkpoint", "export_to"), ("checkpoint", "push"), ("tracking", "register_as")]
+    for section, key in output_keys:
+        if output := (job[section] or {}).get(key):
             hint = f"leave it out with `--set {section}.{key}=null`, and export the seed that you choose"
-            raise InputError(f"all seeds would write to {place}", f"--seeds: {section}.{key}", hint)
+            raise InputError(f"all seeds would write to {output}", f"--seeds: {section}.{key}", hint)
     seeds = range(job["seed"], job["seed"] + count)
     stages = [{"name": seed_name(seed), "seed": seed} for seed in seeds]
-    own = {"name": f"{job['name']}{OF_SEEDS}", "tune": None, STAGES: stages}
-    return parse_chain({**job, **own}, "--seeds")
+    chain_keys = {"name": f"{job['name']}{OF_SEEDS}", "tune": None, STAGES: stages}
+    return parse_chain({**job, **chain_keys}, "--seeds")
 
 
 def seed_name(seed: int) -> str:
@@ -266,9 +266,13 @@ def schema() -> str:
     job = JobSpec.model_json_schema()
     definitions = job.pop("$defs")
     keys = {key: {"description": "the default of all stages"} for key in job["properties"]}
-    own = {"type": "object", "required": ["name"], "properties": {key: {} for key in job["properties"]}}
+    named_object = {
+        "type": "object",
+        "required": ["name"],
+        "properties": {key: {} for key in job["properties"]},
+    }
     compress = CompressSpec.model_json_schema()
-    stage = own | {
+    stage = named_object | {
         "additionalProperties": False,
         "description": "a job; its other keys are the top-level keys of the file",
     }
@@ -283,17 +287,17 @@ def schema() -> str:
     return json.dumps({"$defs": definitions, "anyOf": [job, chain]}, indent=2)
 
 
-def merged(common: Any, own: Any) -> Any:
+def merged(default: Any, stage_value: Any) -> Any:
     """Merge a stage's value of a key with the file's default."""
-    if isinstance(common, dict) and isinstance(own, dict):
-        return {**common, **{key: merged(common.get(key), value) for key, value in own.items()}}
-    return copy.deepcopy(own)
+    if isinstance(default, dict) and isinstance(stage_value, dict):
+        return {**default, **{key: merged(default.get(key), value) for key, value in stage_value.items()}}
+    return copy.deepcopy(stage_value)
 
 
-def _name_of(own: Any, where: str, others: Sequence[str]) -> str:
-    if not isinstance(own, dict):
+def _name_of(document: Any, where: str, others: Sequence[str]) -> str:
+    if not isinstance(document, dict):
         raise InputError("must be a mapping of keys to values", where, "give the stage a name and its keys")
-    name = own.get("name")
+    name = document.get("name")
     if name is None:
         raise InputError("is missing", f"{where}.name", "give each stage a name")
     if not isinstance(name, str) or not NAME.fullmatch(name) or name in RESERVED:
@@ -363,17 +367,17 @@ def _check_inputs(chain: ChainSpec, stage: Stage, where: str) -> None:
         _check_same_tokenizer(chain, stage.job.data, chain[base.stage], where)
 
 
-def _check_adapted(checkpoint: CheckpointSpec, name: str, tag: str, place: str) -> None:
+def _check_adapted(checkpoint: CheckpointSpec, name: str, tag: str, where: str) -> None:
     """Raise InputError if the input is a commit of a stage that trains an adapter: only its export has the merged
     model.
     """
     exported = "best" if checkpoint.best_metric else "last"
     if checkpoint.export != "hf":
         hint = f"set checkpoint.export of {name} to hf, which has both merged"
-        raise InputError(f"{name} trains an adapter, but its commits lack its base", place, hint)
+        raise InputError(f"{name} trains an adapter, but its commits lack its base", where, hint)
     if tag != exported:
         problem = f"{name} trains an adapter and exports only @{exported}"
-        raise InputError(problem, place, f"use @{exported}")
+        raise InputError(problem, where, f"use @{exported}")
 
 
 def _keeps(checkpoint: CheckpointSpec, steps: int, tag: str) -> bool:
@@ -390,7 +394,9 @@ def _keeps(checkpoint: CheckpointSpec, steps: int, tag: str) -> bool:
 def _check_same_tokenizer(chain: ChainSpec, data: DataSpec, base: Stage, where: str) -> None:
     """Raise InputError if the stage trains a new tokenizer: its token ids would not be those that the base learnt."""
     origin = chain.tokenizer_origin(base)
-    ours, theirs = (([each.uri for each in one.sources], one.tokenizer) for one in (data, origin.job.data))
+    ours, theirs = (
+        ([each.uri for each in config.sources], config.tokenizer) for config in (data, origin.job.data)
+    )
     if ours != theirs:
         hint = f"set it to {REFERENCE}{base.name}"
         problem = f"trains another tokenizer than that of {base.name}, whose weights it begins with"

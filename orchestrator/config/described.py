@@ -80,9 +80,9 @@ def _near(word: str) -> str:
         return KEYS[word]
     if not alike and word in OBJECTIVES:
         return f"it is a value of workload.objective: {word}"
-    whole = re.compile(rf"(?<!\w){re.escape(word)}(?!\w)")
-    alike = alike or [path for path, k in every if whole.search(k.type)]
-    alike = alike or [path for path, k in every if whole.search(k.meaning)]
+    whole_word = re.compile(rf"(?<!\w){re.escape(word)}(?!\w)")
+    alike = alike or [path for path, k in every if whole_word.search(k.type)]
+    alike = alike or [path for path, k in every if whole_word.search(k.meaning)]
     likely = ", ".join(list(dict.fromkeys(alike))[:MOST_ALIKE])
     return f"did you mean {likely}?" if likely else f"`orchestrator schema {WHOLE}` has all of them"
 
@@ -99,8 +99,8 @@ def _sections(path: str, schema: Mapping[str, Any], definitions: Mapping[str, An
         default = "" if key in required else _default(field)
         keys.append(Key(key, _type(field), default, _meaning(field, definitions)))
     yield Section(path, schema.get("description", ""), tuple(keys))
-    for place, name in inner:
-        yield from _sections(place, definitions[name], definitions)
+    for inner_path, name in inner:
+        yield from _sections(inner_path, definitions[name], definitions)
 
 
 def _default(field: Mapping[str, Any]) -> str:
@@ -119,8 +119,8 @@ def _meaning(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
 def _referred(field: Any) -> set[str]:
     """Return the names of the definitions that a field refers to, at any depth."""
     if isinstance(field, Mapping):
-        own = {field["$ref"].rsplit("/", 1)[-1]} if "$ref" in field else set()
-        return own.union(*(_referred(value) for value in field.values()), set())
+        names = {field["$ref"].rsplit("/", 1)[-1]} if "$ref" in field else set()
+        return names.union(*(_referred(value) for value in field.values()), set())
     if isinstance(field, list):
         return set().union(*(_referred(value) for value in field), set())
     return set()

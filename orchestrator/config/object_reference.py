@@ -20,8 +20,8 @@ class ObjectReference(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def a_name_may_stand_alone(cls, given: Any) -> Any:
-        return {"use": given} if isinstance(given, str) and is_object_reference(given) else given
+    def a_name_may_stand_alone(cls, value: Any) -> Any:
+        return {"use": value} if isinstance(value, str) and is_object_reference(value) else value
 
     def __str__(self) -> str:
         return self.use

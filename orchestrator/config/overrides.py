@@ -34,13 +34,14 @@ def set_key(document: dict[str, Any], key: str, value: Any, where: str) -> None:
     """
     *parents, last = key.split(".")
     holder: dict[str, Any] | list[Any] = document
-    places: dict[str, Any] = {name: name for name in document}  # of the values in `holder`, by their names
+    # The keys or positions of the values in `holder`, by their names.
+    index_by_name: dict[str, Any] = {name: name for name in document}
     for parent in parents:
         listed = isinstance(holder, list)
-        if listed and parent not in places:
-            raise InputError(f"there is no '{parent}'", where, f"choose from {', '.join(places)}")
-        place: Any = places.get(parent, parent)
-        child = holder[place] if parent in places else None
+        if listed and parent not in index_by_name:
+            raise InputError(f"there is no '{parent}'", where, f"choose from {', '.join(index_by_name)}")
+        index: Any = index_by_name.get(parent, parent)
+        child = holder[index] if parent in index_by_name else None
         if child is None or isinstance(child, str):
             child = {}
         if isinstance(child, list) and _in_list(child):
@@ -49,9 +50,9 @@ def set_key(document: dict[str, Any], key: str, value: Any, where: str) -> None:
             positions = {name: name for name in child}
         else:
             raise InputError(f"'{parent}' is not a mapping", where, "override all of it")
-        holder[place] = child = copy.copy(child)
+        holder[index] = child = copy.copy(child)
         holder = child
-        places = positions
+        index_by_name = positions
     if isinstance(holder, list):
         raise InputError(f"'{last}' is one of several", where, "override its keys, one by one")
     holder[last] = value
@@ -63,5 +64,5 @@ def _in_list(elements: list[Any]) -> dict[str, int]:
     """
     if not all(isinstance(each, dict) for each in elements):
         return {}
-    named = {each["name"]: place for place, each in enumerate(elements) if isinstance(each.get("name"), str)}
-    return named if len(named) == len(elements) else {str(place): place for place in range(len(elements))}
+    named = {each["name"]: index for index, each in enumerate(elements) if isinstance(each.get("name"), str)}
+    return named if len(named) == len(elements) else {str(index): index for index in range(len(elements))}

@@ -86,8 +86,8 @@ def _absolute_model(model: str, base: Path) -> str:
 
 def _absolute(sources: Sequence[Source], base: Path) -> list[Source]:
     def moved(source: Source) -> Source:
-        places = [absolute(place, base) for place in source.places]
-        return source.model_copy(update={"uri": places[0] if isinstance(source.uri, str) else places})
+        uris = [absolute(uri, base) for uri in source.places]
+        return source.model_copy(update={"uri": uris[0] if isinstance(source.uri, str) else uris})
 
     return [moved(source) for source in sources]
 

@@ -148,7 +148,7 @@ def _difference(before: Any, after: Any, where: str) -> str:
     else:
         return where if before != after else ""
     result = (_difference(before[key], after[key], f"{where}.{key}".lstrip(".")) for key in keys)
-    return next((place for place in result if place), "")
+    return next((path for path in result if path), "")
 
 
 def connection_problem(error: BaseException) -> str:

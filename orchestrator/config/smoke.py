@@ -53,8 +53,8 @@ def shorter(train: TrainSpec, steps: int, document: dict[str, Any]) -> dict[str,
     them.
     """
     optimizer = document["train"]["optimizer"]
-    for key, whole in (("warmup", train.warmup_steps), ("decay", train.decay_steps)):
-        optimizer[key] = min(whole, max(round(whole / train.steps * steps), 1))
+    for key, configured_steps in (("warmup", train.warmup_steps), ("decay", train.decay_steps)):
+        optimizer[key] = min(configured_steps, max(round(configured_steps / train.steps * steps), 1))
     if optimizer["warmup"] >= steps:
         optimizer["warmup"] = 0
     optimizer["decay"] = min(optimizer["decay"], steps - optimizer["warmup"])
@@ -65,11 +65,11 @@ def _smaller(
     document: dict[str, Any], resources: ResourceSpec, train: TrainSpec, rollout: RolloutSpec | None
 ) -> Iterator[JobSpec]:
     """Yield the trial with smaller global batches, smallest first, and last with the job's own."""
-    whole = train.global_batch
+    full_batch = train.global_batch
     bitwise = train.determinism == "bitwise"
     workers = max(resources.workers.max, train.virtual_shards if bitwise else 1)
-    for batch in range(min(workers, whole), whole + 1):
+    for batch in range(min(workers, full_batch), full_batch + 1):
         if rollout and rollout.problem_with(batch):
             continue
-        if whole % batch == 0 and not (bitwise and batch % train.virtual_shards):
+        if full_batch % batch == 0 and not (bitwise and batch % train.virtual_shards):
             yield parse({**document, "train": {**document["train"], "global_batch": batch}})

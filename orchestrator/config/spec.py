@@ -86,8 +86,8 @@ class JobSpec(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def defaults_follow_from_other_keys(cls, given: Any) -> Any:
-        return with_rollouts(with_objective(given))
+    def defaults_follow_from_other_keys(cls, values: Any) -> Any:
+        return with_rollouts(with_objective(values))
 
     @model_validator(mode="after")
     def parts_fit_together(self) -> JobSpec:

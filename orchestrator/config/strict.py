@@ -59,12 +59,12 @@ class StrictModel(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def a_number_is_no_truth_value(cls, given: Any, info: ValidationInfo) -> Any:
+    def a_number_is_no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse true for a number, which pydantic reads as 1. YAML reads yes and on as true."""
         annotation = cls.model_fields[str(info.field_name)].annotation
-        if isinstance(given, bool) and not (_takes_bool(annotation) or _is_of_words(annotation)):
+        if isinstance(value, bool) and not (_takes_bool(annotation) or _is_of_words(annotation)):
             raise ValueError("should not be true or false")
-        return given
+        return value
 
     def at_default(self, *names: str) -> set[str]:
         """Return those of the keys that have their default."""

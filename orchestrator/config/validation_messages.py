@@ -41,9 +41,13 @@ SHOWN = 3
 
 def input_error(error: ValidationError, where: str, root: type[BaseModel]) -> InputError:
     """Return the errors of a document as an InputError, the clearest first. `where` names the document's file."""
-    own = {_path_of(problem) for problem in error.errors() if problem.get("ctx", {}).get("pattern") == OWN}
-    own |= {_path_of(problem) for problem in error.errors() if "ObjectReference" in problem["loc"]}
-    first, *others = (_problem(problem, where, root, own) for problem in _clear(error))
+    reference_paths = {
+        _path_of(problem) for problem in error.errors() if problem.get("ctx", {}).get("pattern") == OWN
+    }
+    reference_paths |= {
+        _path_of(problem) for problem in error.errors() if "ObjectReference" in problem["loc"]
+    }
+    first, *others = (_problem(problem, where, root, reference_paths) for problem in _clear(error))
     return InputError(first.what, first.where, first.hint, others)
 
 
@@ -71,20 +75,20 @@ def _without_wrong(document: Mapping[str, Any], error: ValidationError) -> dict[
     """Return the document without the keys that caused the error, so that the rest can be checked too."""
     rest = copy.deepcopy(dict(document))
     for problem in error.errors():
-        place: Any = rest
+        node: Any = rest
         names: list[Any] = [part for part in problem["loc"] if not _is_tag(part)] or [""]
         for part in names[:-1]:
-            inside = isinstance(place, list) and isinstance(part, int) and part < len(place)
-            place = place[part] if inside else place.get(part) if isinstance(place, dict) else None
-        if isinstance(place, dict):
-            place.pop(names[-1], None)
+            inside = isinstance(node, list) and isinstance(part, int) and part < len(node)
+            node = node[part] if inside else node.get(part) if isinstance(node, dict) else None
+        if isinstance(node, dict):
+            node.pop(names[-1], None)
     return rest
 
 
 def _problem(
-    error: Mapping[str, Any], where: str, root: type[BaseModel], own: Collection[tuple[str, ...]]
+    error: Mapping[str, Any], where: str, root: type[BaseModel], reference_paths: Collection[tuple[str, ...]]
 ) -> InputError:
-    """Return the error at one key. Keys in `own` may also name own code."""
+    """Return the error at one key. Keys in `reference_paths` may also name the user's own code."""
     names = _path_of(error)
     location = f"{where}: {'.'.join(names)}" if any(names) else where
     if error["type"] == "extra_forbidden":
@@ -100,7 +104,7 @@ def _problem(
         return InputError(f"is not a name{got}", location, f"use {PATTERNS[names[-1]]}")
     message = WORDS.get(error["type"]) or str(error["msg"]).removeprefix("Value error, ")
     message = message.removeprefix("Input ")
-    hint = "choose one of these, or your own module:name" if names in own else ""
+    hint = "choose one of these, or your own module:name" if names in reference_paths else ""
     hint = VALUES.get(value.lower(), hint) if isinstance(value, str) else hint
     return InputError(message[:1].lower() + message[1:] + got, location, hint)
 
@@ -112,18 +116,20 @@ def _meant(names: tuple[str, ...], known: list[str], root: type[BaseModel]) -> s
     of the `known` keys.
     """
     *parents, last = names
-    if (here := BY_PLACE.get(".".join(parents[-2:]))) and not difflib.get_close_matches(last, known, 1, NEAR):
-        return here
+    if (replacement := BY_PLACE.get(".".join(parents[-2:]))) and not difflib.get_close_matches(
+        last, known, 1, NEAR
+    ):
+        return replacement
     if last in KEYS:
         return KEYS[last]
 
-    def shared(place: str) -> int:
-        return len([1 for own, other in zip(parents, place.split("."), strict=False) if own == other])
+    def shared(path: str) -> int:
+        return len([1 for name, other in zip(parents, path.split("."), strict=False) if name == other])
 
-    if places := sorted(_places(root, last), key=lambda place: (-shared(place), place.count("."))):
-        highest = min(place.count(".") for place in places)
-        places = [place for place in places if place.count(".") <= highest + 1]
-        return f"did you mean {' or '.join(places[:SHOWN])}?"
+    if paths := sorted(_places(root, last), key=lambda path: (-shared(path), path.count("."))):
+        highest = min(path.count(".") for path in paths)
+        paths = [path for path in paths if path.count(".") <= highest + 1]
+        return f"did you mean {' or '.join(paths[:SHOWN])}?"
     near = difflib.get_close_matches(last, known, n=1)
     return f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(known)}"
 
@@ -168,13 +174,13 @@ def _is_branch(loc: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
 
 def _is_of_an_unlike_member(loc: tuple[Any, ...], errors: list[dict[str, Any]]) -> bool:
     """Return whether `loc` is in a union member with other keys, while another member only has a wrong value."""
-    for place, part in enumerate(loc[:-1]):
+    for depth, part in enumerate(loc[:-1]):
         if _is_tag(part):
             unlike: dict[Any, bool] = {}
             for each in errors:
-                if each["loc"][:place] == loc[:place] and len(each["loc"]) > place + 1:
+                if each["loc"][:depth] == loc[:depth] and len(each["loc"]) > depth + 1:
                     strange = each["type"] in ("missing", "extra_forbidden")
-                    unlike[each["loc"][place]] = unlike.get(each["loc"][place], False) or strange
+                    unlike[each["loc"][depth]] = unlike.get(each["loc"][depth], False) or strange
             if unlike[part] and not all(unlike.values()):
                 return True
     return False

@@ -57,15 +57,15 @@ class AdapterSpec(StrictModel):
 
     @field_validator("targets", mode="before")
     @classmethod
-    def one_target_may_stand_alone(cls, given: Any) -> Any:
-        return [given] if isinstance(given, str) else given
+    def one_target_may_stand_alone(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
 
     @field_validator("kind", mode="before")
     @classmethod
-    def known_by_another_name(cls, given: Any) -> Any:
-        if isinstance(given, str) and given.lower() in ELSEWHERE:
-            raise ValueError(f"{given} is not supported: {ELSEWHERE[given.lower()]}")
-        return given
+    def known_by_another_name(cls, value: Any) -> Any:
+        if isinstance(value, str) and value.lower() in ELSEWHERE:
+            raise ValueError(f"{value} is not supported: {ELSEWHERE[value.lower()]}")
+        return value
 
     @model_validator(mode="after")
     def nothing_is_said_that_does_not_count(self) -> AdapterSpec:

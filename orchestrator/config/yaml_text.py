@@ -34,13 +34,13 @@ class _Loader(yaml.SafeLoader):
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """See `yaml.SafeLoader`. Merged keys are not in the node yet."""
         node = super().compose_mapping_node(anchor)
-        seen = set()
+        earlier_keys = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+            if key.value in earlier_keys and key.tag != "tag:yaml.org,2002:merge":
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key '{key.value}' appears twice; remove one", key.start_mark
                 )
-            seen.add(key.value)
+            earlier_keys.add(key.value)
             if key.tag == "tag:yaml.org,2002:bool":
                 key.tag = "tag:yaml.org,2002:str"
         return node

@@ -1,7 +1,8 @@
 """Simulate a run on a cluster whose failures are drawn at random. The simulated run makes its decisions by `decide`.
 
 This is a discrete-event simulation: time advances to the next failure, repair, growth or end. It is pure, given a seed.
-It assumes no snapshots in the memory of other nodes, so a failure goes back to the last published commit.
+Nodes fail while a gang starts, too. The loss of one node goes back to the last snapshot in the memory of another node,
+if there are any. The loss of several nodes at once goes back to the last published commit.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from cluster.workers.device_limits import limits_of
 from cluster.workers.gang import Cause, RankStatus
 from orchestrator.config.outcome import ENDED, Outcome
 from orchestrator.controller.decide import ROOMY, SETTLE, decide
+from orchestrator.controller.health import STEP_FACTOR
 from orchestrator.controller.state import Action, Observation, Policy, State
 
 HOUR = 3600.0
@@ -26,6 +28,8 @@ ENDS = {
     "breaks": "its node broke",
     "software": "its process ended",
     "taken": "its node was taken without notice",
+    "hangs": "it made no step",
+    "rack": "its rack broke",
 }
 """The error message of a lost rank, by the kind of failure."""
 
@@ -54,6 +58,25 @@ class Fleet:
     """Interruptions of a node by the spot market per hour."""
     returns: float = HOUR
     """Mean seconds until another node replaces an interrupted one."""
+    hangs: float = 0.0
+    """Hangs that a node causes per hour. Its process ends then, and it is available at once."""
+    rack_nodes: int = 1
+    """Nodes of a rack."""
+    rack_breaks: float = 0.0
+    """Failures of a rack per hour, each of which takes all of its nodes."""
+    snapshot_every: int = 0
+    """Steps between snapshots in the memory of other nodes; 0 for none."""
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Failures per hour for each available node, by kind."""
+        return {
+            "breaks": self.breaks,
+            "software": self.software,
+            "taken": self.taken,
+            "hangs": self.hangs,
+            "rack": self.rack_breaks / self.rack_nodes,
+        }
 
 
 @dataclass
@@ -125,10 +148,10 @@ class _Run:
         """Steps done, fractions included."""
         self.begun = 0
         """The step at which the attempt began."""
-        self.since = 0.0
-        """The time at which the attempt began."""
+        self.published = 0
+        """The step of the last published commit."""
         self.committed = 0
-        """The step of the last commit."""
+        """The step from which the next attempt goes on: a published commit, or a snapshot."""
         self.seconds = 1.0
         """Seconds of a step under the present layout."""
         self.fastest = math.inf
@@ -186,15 +209,19 @@ class _Run:
 
     def _start(self, action: Action) -> None:
         assert action.layout is not None
-        self._pass(self.now + self.fleet.restart, "restarts")
         self.life.attempts += 1
         self.seconds = self.policy.predict(action.layout)
         self.fastest = min(self.fastest, self.seconds)
         self.step = float(self.committed)
         self.begun = self.committed
-        self.since = self.now
         self.restored = self.committed
         self.rank = self._running("running")
+        begins = self.now + self.fleet.restart
+        while (at := self._next_failure()) < begins:
+            self._pass(at, "restarts")
+            if self._fail(math.ceil(action.layout.world / self.fleet.per_node)):
+                return
+        self._pass(begins, "restarts")
 
     def _running(self, state: str, **more: object) -> RankStatus:
         return RankStatus(0, "", 1, state, int(self.step), last_heartbeat=self.now, **more)  # type: ignore[arg-type]
@@ -206,12 +233,9 @@ class _Run:
 
     def _train(self) -> None:
         """Train until the next failure, return of a node, growth of the gang, or the last step."""
-        fleet, layout = self.fleet, self.state.layout
+        layout = self.state.layout
         assert layout is not None
-        in_use = math.ceil(layout.world / fleet.per_node)
-        rates = (fleet.breaks, fleet.software, fleet.taken)
-        failing = sum(rates) * self.up / HOUR
-        at = self.now + (self.draw.expovariate(failing) if failing else math.inf)
+        at = self._next_failure()
         done = self.now + (self.policy.train.steps - self.step) * self._each
         grows = self.state.roomy + ROOMY if self.state.roomy else math.inf
         first = min(at, done, self.back[0] if self.back else math.inf, grows)
@@ -227,25 +251,32 @@ class _Run:
             self.step = self.committed = self.policy.train.steps
             self.rank = self._running("done", result={"ended": "steps", "step": int(self.step)})
         elif first >= at:
-            self._fail(rates, in_use)
+            self._fail(math.ceil(layout.world / self.fleet.per_node))
 
-    def _fail(self, rates: tuple[float, float, float], in_use: int) -> None:
-        """Draw a failure and let it hit a node, in proportion to `rates`. `in_use` nodes run ranks."""
-        kind = self.draw.choices(("breaks", "software", "taken"), rates)[0]
+    def _next_failure(self) -> float:
+        """Draw the time of the next failure of an available node."""
+        failing = sum(self.fleet.rates.values()) * self.up / HOUR
+        return self.now + (self.draw.expovariate(failing) if failing else math.inf)
+
+    def _fail(self, in_use: int) -> bool:
+        """Draw a failure and let it hit a node. Return whether it is one of the `in_use` nodes that run ranks."""
+        rates = self.fleet.rates
+        kind = self.draw.choices([*rates], [*rates.values()])[0]
         is_in_use = self.draw.random() < in_use / self.up
-        away = {"breaks": self.fleet.repair, "software": 0.0, "taken": self.fleet.returns}[kind]
-        if away:
+        away = {"breaks": self.fleet.repair, "rack": self.fleet.repair, "taken": self.fleet.returns}.get(kind)
+        for _ in range(min(self.fleet.rack_nodes if kind == "rack" else 1, self.up) if away else 0):
             self.up -= 1
-            heapq.heappush(self.back, self.now + self.draw.expovariate(1.0 / away))
+            heapq.heappush(self.back, self.now + self.draw.expovariate(1.0 / (away or 1.0)))
         if not is_in_use:
-            return
+            return False
         self.life.failures += 1
         if kind == "taken" and self.policy.resources.notices:
             self.rank = self._running("running", leaving=True)
-            return
-        self._lose()
-        silence = limits_of(self.policy.resources.per_worker.gpu).silence
-        self._pass(self.now + silence, "restarts")
+            return True
+        self._lose(has_snapshot=self.fleet.snapshot_every > 0 and kind != "rack")
+        limits = limits_of(self.policy.resources.per_worker.gpu)
+        notice = max(limits.hang, STEP_FACTOR * self.seconds) if kind == "hangs" else limits.silence
+        self._pass(self.now + notice, "restarts")
         # Each failure hits another rank, so `decide` does not take the program to be the cause.
         number = self.life.failures
         self.rank = RankStatus(
@@ -259,6 +290,7 @@ class _Run:
             last_heartbeat=self.now,
             cause=Cause("lost"),
         )
+        return True
 
     def _count(self, seconds: float) -> None:
         """Count seconds of steps under the present layout; negative ones if the steps are lost."""
@@ -266,11 +298,16 @@ class _Run:
         self.life.parts["steps"] += useful
         self.life.parts["narrow"] += seconds - useful
 
-    def _lose(self) -> None:
-        """Lose the steps since the last published commit."""
-        every = self.policy.checkpoint.every
+    def _lose(self, has_snapshot: bool) -> None:
+        """Lose the steps since the last snapshot, or since the last published commit."""
+        every, snapshot_every = self.policy.checkpoint.every, self.fleet.snapshot_every
         published = self.step - self.fleet.write / self._each
-        self.committed = max(self.committed, self.begun, int(published // every * every))
+        self.published = max(self.published, int(published // every * every))
+        self.committed = self.published
+        if has_snapshot:
+            self.committed = max(
+                self.published, self.begun, int(self.step // snapshot_every * snapshot_every)
+            )
         lost = (self.step - self.committed) * self.seconds
         self.life.parts["lost"] += lost
         self._count(-lost)
@@ -280,7 +317,7 @@ class _Run:
         self.step += 1.0
         self._pass(self.now + self.seconds, "lost")
         self._pass(self.now + self.fleet.write, "restarts")
-        self.committed = int(self.step)
+        self.committed = self.published = int(self.step)
         # The fraction of a step beyond the last whole one is lost.
         kept = (1.0 - (self.step - self.committed)) * self.seconds
         self.life.parts["lost"] -= kept

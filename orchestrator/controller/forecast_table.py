@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from orchestrator.checkpoint.config import SNAPSHOT_SHARE, CheckpointSpec
 from orchestrator.config.outcome import Outcome
 from orchestrator.controller.failure_simulation import HOUR, Fleet, live, young_daly
 from orchestrator.controller.state import Policy
@@ -46,6 +48,10 @@ def forecast(policy: Policy, plan: Plan, cluster: ClusterFile, state: float) -> 
         restart=cluster.restart_seconds,
         stall=stall,
         write=state / in_use / cluster.write_bandwidth,
+        hangs=1.0 / failures.hang if failures.hang else 0.0,
+        rack_nodes=cluster.nodes_per_rack,
+        rack_breaks=1.0 / failures.rack if failures.rack else 0.0,
+        snapshot_every=_snapshot_every(policy.checkpoint, stall, chosen.seconds) if in_use > 1 else 0,
     )
     return {
         "device": cluster.device,
@@ -53,11 +59,29 @@ def forecast(policy: Policy, plan: Plan, cluster: ClusterFile, state: float) -> 
         "nodes_in_use": fleet.nodes,
         "tokens_per_day": plan.tokens / chosen.seconds * DAY,
         "days_without_failures": steps * chosen.seconds / DAY,
-        "commit": {"every_steps": every, "stall_seconds": stall, "write_seconds": fleet.write},
+        "commit": {
+            "every_steps": every,
+            "stall_seconds": stall,
+            "write_seconds": fleet.write,
+            "snapshot_every_steps": fleet.snapshot_every,
+        },
         "markets": {
             name: _market(policy, fleet, cluster, market, plan) for name, market in cluster.markets.items()
         },
     }
+
+
+def _snapshot_every(checkpoint: CheckpointSpec, stall: float, seconds: float) -> int:
+    """Return the steps between snapshots in the memory of other nodes; 0 for none.
+
+    Args:
+        checkpoint: the job's checkpoints.
+        stall: seconds that copying the state delays a step.
+        seconds: of a step.
+    """
+    if checkpoint.snapshot_every == "auto":
+        return max(math.ceil(stall / (SNAPSHOT_SHARE * seconds)), 1)
+    return checkpoint.snapshot_every or 0
 
 
 def _market(policy: Policy, fleet: Fleet, cluster: ClusterFile, market: Market, plan: Plan) -> dict[str, Any]:
@@ -69,7 +93,7 @@ def _market(policy: Policy, fleet: Fleet, cluster: ClusterFile, market: Market, 
         taken=1.0 / taken if taken else 0.0,
         returns=market.return_hours * HOUR,
     )
-    between = HOUR / ((fleet.breaks + fleet.software + fleet.taken) * in_use)
+    between = HOUR / (sum(fleet.rates.values()) * in_use)
     interval = young_daly(fleet.stall, between)
     seconds = plan.chosen.seconds
     best = max(round(max(interval, fleet.write) / seconds), 1)

@@ -34,12 +34,12 @@ def _files_or_own(schema: dict[str, Any]) -> None:
     schema["anyOf"] = [{"required": schema.pop("required")}, {"required": [*OWN]}]
 
 
-def own_rows(own: Any, fingerprint: Any) -> str:
+def own_rows(function: Any, fingerprint: Any) -> str:
     """Return where a function's rows are, as a pattern of files below data.cache."""
-    given = {"use": own, "options": {}} if isinstance(own, str) else dict(own)
-    named = json.dumps([given.get("use"), given.get("options") or {}, fingerprint], sort_keys=True)
+    call = {"use": function, "options": {}} if isinstance(function, str) else dict(function)
+    named = json.dumps([call.get("use"), call.get("options") or {}, fingerprint], sort_keys=True)
     digest = blake2b(named.encode(), digest_size=6).hexdigest()
-    return f"own-{str(given.get('use')).rpartition(':')[2]}-{digest}/*.parquet"
+    return f"own-{str(call.get('use')).rpartition(':')[2]}-{digest}/*.parquet"
 
 
 class Source(StrictModel):
@@ -187,10 +187,10 @@ SHORTEST = 8
 
 def _placed(source: Any, cache: Any) -> Any:
     """Return a source as given, with the URI of its rows if a function makes them."""
-    own = source.get("own") if isinstance(source, dict) else None
-    if not isinstance(own, str | dict):
+    function = source.get("own") if isinstance(source, dict) else None
+    if not isinstance(function, str | dict):
         return source
-    rows = own_rows(own, source.get("fingerprint"))
+    rows = own_rows(function, source.get("fingerprint"))
     return {**source, "uri": f"{cache.rstrip('/')}/{rows}" if isinstance(cache, str) and cache else rows}
 
 
@@ -346,27 +346,27 @@ class DataSpec(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def samples_take_the_place_of_text(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or given.get("samples") is None:
-            return given
-        of_text = sorted(key for key, value in OF_SAMPLES.items() if given.get(key, value) != value)
+    def samples_take_the_place_of_text(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or values.get("samples") is None:
+            return values
+        of_text = sorted(key for key, value in OF_SAMPLES.items() if values.get(key, value) != value)
         if of_text:
             raise ValueError(f"{of_text[0]} is of text, but samples are the user's own; leave it out")
-        return {**OF_SAMPLES, **given}
+        return {**OF_SAMPLES, **values}
 
     @model_validator(mode="before")
     @classmethod
-    def own_rows_are_in_the_cache(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or not isinstance(sources := given.get("sources"), list):
-            return given
-        return {**given, "sources": [_placed(source, given.get("cache")) for source in sources]}
+    def own_rows_are_in_the_cache(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or not isinstance(sources := values.get("sources"), list):
+            return values
+        return {**values, "sources": [_placed(source, values.get("cache")) for source in sources]}
 
     @model_validator(mode="before")
     @classmethod
-    def streaming_goes_by_sections(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or given.get("streaming") is not True:
-            return given
-        return {"shuffle": "sections", **given}
+    def streaming_goes_by_sections(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or values.get("streaming") is not True:
+            return values
+        return {"shuffle": "sections", **values}
 
     @model_validator(mode="after")
     def what_streams_goes_by_sections(self) -> DataSpec:
@@ -417,11 +417,11 @@ class DataSpec(StrictModel):
 
     @field_validator("chat_date", mode="before")
     @classmethod
-    def a_day_is_no_number(cls, given: Any) -> Any:
+    def a_day_is_no_number(cls, value: Any) -> Any:
         """Refuse a number, which pydantic reads as seconds since 1970."""
-        if isinstance(given, int | float):
-            raise ValueError(f"{given} is not a day; write it as in 2026-11-28")
-        return given
+        if isinstance(value, int | float):
+            raise ValueError(f"{value} is not a day; write it as in 2026-11-28")
+        return value
 
     @field_validator("max_rejected")
     @classmethod

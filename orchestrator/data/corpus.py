@@ -71,8 +71,10 @@ def collect(folder: str, limit_mib: float | None = None) -> dict[str, Any]:
     draft = target.parent / f".{target.name}.{uuid.uuid4().hex}.tmp"
     try:
         draft.mkdir(parents=True)
-        seen: set[str] = set()
-        files = {f"{name}.txt": _write(draft / f"{name}.txt", name, share, seen) for name in versions}
+        written_texts: set[str] = set()
+        files = {
+            f"{name}.txt": _write(draft / f"{name}.txt", name, share, written_texts) for name in versions
+        }
         summary = {**wanted, "bytes": sum(f["bytes"] for f in files.values()), "files": files}
         (draft / "corpus.json").write_text(json.dumps(summary, indent=2) + "\n")
         replace_folder(str(draft), str(target), _is_ours)
@@ -105,31 +107,33 @@ def _existing(target: Path) -> dict[str, Any] | None:
         if target.is_dir() and not any(target.iterdir()):
             return None
         raise InputError("holds something other than a corpus", str(target), "name another folder") from None
-    whole = all((target / n).is_file() and (target / n).stat().st_size == size for n, size in sizes.items())
-    return summary if whole else None
+    is_complete = all(
+        (target / n).is_file() and (target / n).stat().st_size == size for n, size in sizes.items()
+    )
+    return summary if is_complete else None
 
 
 def _is_ours(name: str) -> bool:
     return name == "corpus.json" or name.removesuffix(".txt") in ("python", *PACKAGES)
 
 
-def _write(path: Path, name: str, limit: int, seen: set[str]) -> dict[str, Any]:
-    """Write one package's documents that were not `seen` before, up to `limit` bytes."""
+def _write(path: Path, name: str, limit: int, written_texts: set[str]) -> dict[str, Any]:
+    """Write one package's documents that are not in `written_texts`, up to `limit` bytes, and add them to it."""
     separator = b"\n" + SEPARATOR + b"\n"
     held: list[bytes] = []
     size = 0
     for text in _topics() if name == "python" else _docstrings(name):
         data = text.encode() + separator
-        if not _is_prose(text) or text in seen:
+        if not _is_prose(text) or text in written_texts:
             continue
         if size + len(data) > limit:
             break
-        seen.add(text)
+        written_texts.add(text)
         held.append(data)
         size += len(data)
-    whole = b"".join(held)
-    path.write_bytes(whole)
-    return {"bytes": size, "documents": len(held), "xxh3": xxhash.xxh3_128_hexdigest(whole)}
+    content = b"".join(held)
+    path.write_bytes(content)
+    return {"bytes": size, "documents": len(held), "xxh3": xxhash.xxh3_128_hexdigest(content)}
 
 
 def _topics() -> Iterator[str]:

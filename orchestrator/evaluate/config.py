@@ -145,12 +145,12 @@ class EvaluateSpec(StrictModel):
             )
         if self.answers and workload.objective not in REWARDED:
             return f"evaluate.answers is for {' and '.join(REWARDED)}, and the objective is {objective}; leave it out"
-        given = metrics_of(objective)
-        lacking = {m for m in self.metrics or () if not is_object_reference(m)} - set(given)
+        available = metrics_of(objective)
+        lacking = {m for m in self.metrics or () if not is_object_reference(m)} - set(available)
         if lacking and is_known(objective):
             return (
-                f"{', '.join(sorted(lacking))} is not a metric of {workload.objective}, which has {', '.join(given)}; "
-                "leave it out of evaluate.metrics"
+                f"{', '.join(sorted(lacking))} is not a metric of {workload.objective}, which has "
+                f"{', '.join(available)}; leave it out of evaluate.metrics"
             )
         if has_validation and VALIDATION in self.sets:
             return "the set validation is that of data.validation; give the one in evaluate.sets another name"
@@ -281,10 +281,10 @@ def decision_problem(
 def metric_problem(metric: str, names: list[str], evaluate: EvaluateSpec, objective: str) -> str:
     """Return why a job with these sets does not measure `metric`, such as validation.loss; empty if it does."""
     name, _, kind = metric.partition(".")
-    given = evaluate.metrics_for(objective)
-    if name in names and kind in given:
+    available = evaluate.metrics_for(objective)
+    if name in names and kind in available:
         return ""
-    possible = ", ".join(f"{name}.{kind}" for name in names for kind in given)
+    possible = ", ".join(f"{name}.{kind}" for name in names for kind in available)
     return (
         f"is not measured; name one of {possible}"
         if possible

@@ -161,9 +161,9 @@ class WorkloadLM(TemplateLM):
         return str(self.tokenizer.decode(row, skip_special_tokens=True))
 
 
-def _settings(given: Mapping[str, Any]) -> str:
+def _settings(settings: Mapping[str, Any]) -> str:
     """Return the settings. Requests with equal settings are generated together."""
-    return repr(sorted(given.items()))
+    return repr(sorted(settings.items()))
 
 
 def _sampling(settings: Mapping[str, Any]) -> Sampling:

@@ -103,8 +103,8 @@ class ModelServer:
             _send(request, refused.status, refused.to_json())
 
     def _check(self, request: BaseHTTPRequestHandler) -> None:
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if self._token is not None and not hmac.compare_digest(given.encode(), self._token.encode()):
+        token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if self._token is not None and not hmac.compare_digest(token.encode(), self._token.encode()):
             raise Refused(401, "send the token that `orchestrator serve-model` printed as the API key")
 
     def _route(self, request: BaseHTTPRequestHandler, path: str, body: bytes | None) -> None:
@@ -112,29 +112,29 @@ class ModelServer:
             _send(request, 200, models(self._name, self._made))
         elif path in (CHAT, TEXT) and body is not None:
             try:
-                given = json.loads(body)
+                document = json.loads(body)
             except ValueError as error:
                 raise Refused(400, f"the body is not JSON ({error})") from None
-            self._say(request, parse_request(self._speaker, self._name, path, given))
+            self._say(request, parse_request(self._speaker, self._name, path, document))
         else:
             raise Refused(404, f"there is no {request.command} {path}; use {MODELS}, {CHAT} or {TEXT}")
 
-    def _say(self, request: BaseHTTPRequestHandler, given: CompletionRequest) -> None:
-        answer = Answer(self._name, given)
+    def _say(self, request: BaseHTTPRequestHandler, completion: CompletionRequest) -> None:
+        answer = Answer(self._name, completion)
         stream = _Stream(request)
 
         def heard(piece: str) -> None:
             if self._closing.is_set():
                 raise ConnectionAbortedError("the server ends")
-            if given.streams:
+            if completion.streams:
                 stream.send(answer.piece(piece))
 
         with self._turn:
-            if given.streams:
+            if completion.streams:
                 answer.begin(stream.send)
             try:
                 generated = self._speaker.say(
-                    given.prompt, given.max_tokens, given.sampling, heard, given.stop
+                    completion.prompt, completion.max_tokens, completion.sampling, heard, completion.stop
                 )
             except ConnectionError:
                 raise
@@ -144,9 +144,9 @@ class ModelServer:
                 stream.send(_refused(error).to_json())
                 stream.end()
                 return
-            if given.streams:
+            if completion.streams:
                 answer.end(generated, stream.send)
-        if given.streams:
+        if completion.streams:
             stream.end()
         else:
             _send(request, 200, answer.whole(generated))

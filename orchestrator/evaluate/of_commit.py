@@ -23,7 +23,7 @@ def evaluate_commit(
     `sets` are the URIs of sets with separate text. The weights are averaged, if the job has an average, unless `raw`.
     The run is not changed. Raises InputError if its data is missing, RuntimeError if the evaluation fails.
     """
-    given = inputs_of_commit(
+    inputs = inputs_of_commit(
         run,
         commit,
         spec.run_identity,
@@ -36,7 +36,7 @@ def evaluate_commit(
         spec = spec.model_copy(update={"checkpoint": trained})
     size = Layout.from_json(commit.meta["layout"]).micro_batch
     task = Task.of_evaluation(
-        spec.model_dump(mode="json"), size, restore=commit.step, sets=dict(sets), **given
+        spec.model_dump(mode="json"), size, restore=commit.step, sets=dict(sets), **inputs
     )
     return row_of(spec.resources.per_worker, task)
 
@@ -46,7 +46,7 @@ def row_of(worker: PerWorker, task: Task) -> EvaluationRow:
     bundle = worker.bundle
     wait = EVALUATION_PATIENCE
     _, result = run_to_the_end(
-        1, bundle, entry=ENTRY, config=task.to_json(), patience=wait, what="evaluation"
+        1, bundle, entry=ENTRY, config=task.to_json(), patience=wait, work="evaluation"
     )
     row: EvaluationRow = result["evaluation"]
     return row

@@ -232,10 +232,10 @@ def chat_of_export(data: DataSpec, workload: WorkloadSpec, tokenizer: Tokenizer)
     objective = workload.objective
     known = _facts(folder).get("evaluation")
     talks = known.get("chat", objective in TALKING) if isinstance(known, dict) else True
-    found = find_template(folder, None) if talks else None
-    if found is None:
+    named_template = find_template(folder, None) if talks else None
+    if named_template is None:
         return None
-    template, tokens = found if data.chat_date is None else dated(found, data.chat_date)
+    template, tokens = named_template if data.chat_date is None else dated(named_template, data.chat_date)
     return Chat(template, dict(tokens), tokenizer)
 
 

@@ -71,7 +71,7 @@ def run_tasks(tasks: Sequence[TaskFile], model: Mapping[str, Any], bundle: Bundl
     ) as scratch:  # an interrupted process cannot clean up itself
         config |= {"scratch": scratch}
         _, result = run_to_the_end(
-            1, bundle, entry=ENTRY, config=config, patience=PATIENCE, what="evaluation of tasks"
+            1, bundle, entry=ENTRY, config=config, patience=PATIENCE, work="evaluation of tasks"
         )
     if "wrong" in result:
         raise InputError(*result["wrong"])
@@ -245,10 +245,14 @@ def _check_examples(loaded: Any, where: str) -> None:
         if loaded.OUTPUT_TYPE != "multiple_choice" or loaded.multiple_input:
             continue
         choices = loaded.doc_to_choice(example)
-        for one in label if isinstance(label, list) else [label]:
-            known = one in choices if isinstance(one, str) else one in range(len(choices))
+        for each_label in label if isinstance(label, list) else [label]:
+            known = (
+                each_label in choices if isinstance(each_label, str) else each_label in range(len(choices))
+            )
             if not known:
-                problem = f"the label {one!r} of example {number} is not one of its {len(choices)} choices"
+                problem = (
+                    f"the label {each_label!r} of example {number} is not one of its {len(choices)} choices"
+                )
                 raise InputError(problem, f"{where}: doc_to_target", "choices are counted from 0")
 
 

@@ -66,8 +66,8 @@ class CompletionRequest:
 
 def models(name: str, made: int) -> dict[str, Any]:
     """Return the answer to /v1/models. `made` is the time at which the server began, in seconds."""
-    one = {"id": name, "object": "model", "created": made, "owned_by": "orchestrator"}
-    return {"object": "list", "data": [one]}
+    model = {"id": name, "object": "model", "created": made, "owned_by": "orchestrator"}
+    return {"object": "list", "data": [model]}
 
 
 def parse_request(speaker: Speaker, name: str, path: str, body: Any) -> CompletionRequest:
@@ -146,10 +146,10 @@ class Answer:
     def __init__(self, name: str, request: CompletionRequest) -> None:
         self._request = request
         kind = "chat.completion" if request.chat else "text_completion"
-        whole = kind if not (request.chat and request.streams) else f"{kind}.chunk"
+        object_name = kind if not (request.chat and request.streams) else f"{kind}.chunk"
         begin = "chatcmpl" if request.chat else "cmpl"
         self._head = {
-            "id": f"{begin}-{secrets.token_hex(12)}", "object": whole, "created": int(time.time()), "model": name
+            "id": f"{begin}-{secrets.token_hex(12)}", "object": object_name, "created": int(time.time()), "model": name
         }  # fmt: skip
 
     def whole(self, answer: GeneratedAnswer) -> dict[str, Any]:

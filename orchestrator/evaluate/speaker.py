@@ -120,16 +120,16 @@ class _Pieces:
         """Hand on the rest. Return the whole text, and whether a stop string ended it."""
         text = self._text(ids)
         at = self._cut(text)
-        whole = text if at is None else text[:at]
-        self._hand(whole)
-        return whole, at is not None
+        text_before_stop = text if at is None else text[:at]
+        self._hand(text_before_stop)
+        return text_before_stop, at is not None
 
     def _text(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def _cut(self, text: str) -> int | None:
-        places = [at for each in self._stop if (at := text.find(each)) >= 0]
-        return min(places, default=None)
+        stop_positions = [at for each in self._stop if (at := text.find(each)) >= 0]
+        return min(stop_positions, default=None)
 
     def _hand(self, certain: str) -> None:
         if len(certain) > self._handed:

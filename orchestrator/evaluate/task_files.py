@@ -122,9 +122,9 @@ def read_task(path: str, where: str = "--tasks") -> TaskFile:
     return TaskFile(file, name, kind, _generated(document, key) if kind == "generate_until" else 0)
 
 
-def _read(file: Path, path: str, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+def _read(file: Path, path: str, including_files: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Return the mapping in a file, merged over those of the files that it includes."""
-    if file in seen:
+    if file in including_files:
         raise InputError("includes itself", f"{path}: include", "leave one out")
     try:
         loader = _Loader(file.read_text())
@@ -144,7 +144,7 @@ def _read(file: Path, path: str, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
             raise InputError(
                 "there is no such file", f"{path}: include {name}", "paths are relative to the file"
             )
-        result |= _read(other, path, (*seen, file))
+        result |= _read(other, path, (*including_files, file))
     return result | document
 
 
@@ -162,12 +162,12 @@ def _check_data(document: Mapping[str, Any], folder: Path, where: str) -> None:
     splits = files if isinstance(files, dict) else {"train": files}
     for split, uri in _files(splits):
         _check_file(uri, folder, f"{where}: dataset_kwargs.data_files.{split}")
-    given = {key: document.get(f"{key}_split") for key in ("test", "validation", "training", "fewshot")}
-    if given["test"] is None and given["validation"] is None:
+    split_names = {key: document.get(f"{key}_split") for key in ("test", "validation", "training", "fewshot")}
+    if split_names["test"] is None and split_names["validation"] is None:
         raise InputError(
             "names no split to evaluate", f"{where}: test_split", f"name one of {', '.join(splits)}"
         )
-    for key, name in given.items():
+    for key, name in split_names.items():
         if name is not None and str(name).partition("[")[0] not in splits:
             hint = f"name one of {', '.join(map(str, splits))}"
             raise InputError(f"there is no split {name}", f"{where}: {key}_split", hint)
@@ -214,28 +214,28 @@ def _is_number(value: Any) -> bool:
 
 def _generated(document: Mapping[str, Any], where: str) -> int:
     """Return the maximum number of generated tokens."""
-    given = document.get("generation_kwargs") or {}
-    if unknown := sorted(set(given) - GENERATION):
+    settings = document.get("generation_kwargs") or {}
+    if unknown := sorted(set(settings) - GENERATION):
         hint = f"known keys: {', '.join(sorted(GENERATION))}"
         raise InputError(f"{unknown[0]} is not supported", f"{where}: generation_kwargs", hint)
-    for key, (what, fits) in DRAWS.items():
-        if key in given and not fits(given[key]):
+    for key, (requirement, fits) in DRAWS.items():
+        if key in settings and not fits(settings[key]):
             raise InputError(
-                f"{given[key]!r} is not {what}", f"{where}: generation_kwargs.{key}", "change it"
+                f"{settings[key]!r} is not {requirement}", f"{where}: generation_kwargs.{key}", "change it"
             )
-    if given.get("do_sample") and given.get("temperature") == 0:
+    if settings.get("do_sample") and settings.get("temperature") == 0:
         hint = "leave one of them out"
         raise InputError(
             "do_sample draws, and 0 takes the likeliest", f"{where}: generation_kwargs.temperature", hint
         )
-    return max_tokens(given, where)
+    return max_tokens(settings, where)
 
 
-def max_tokens(given: Mapping[str, Any], where: str = "generation_kwargs") -> int:
+def max_tokens(settings: Mapping[str, Any], where: str = "generation_kwargs") -> int:
     """Return the maximum number of tokens that `generation_kwargs` allows. Raises InputError unless it is a positive
     number.
     """
-    limit = next((given[key] for key in LENGTHS if key in given), LONGEST)
+    limit = next((settings[key] for key in LENGTHS if key in settings), LONGEST)
     if type(limit) is not int or limit < 1:
         raise InputError(
             f"{limit!r} is not a number of tokens", f"{where}: {LENGTHS[0]}", "give one of at least 1"

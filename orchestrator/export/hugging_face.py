@@ -153,11 +153,11 @@ def export(
     return (found_facts if rounded is None else found_facts | {"rounding": rounded}) | quantised
 
 
-def _form_of_own(workload: Workload, asked: Any) -> Form:
-    """Return hf if it is asked for, or if transformers has the model's class."""
+def _form_of_own(workload: Workload, requested: Any) -> Form:
+    """Return hf if the user requests it or transformers has the model's class; else safetensors."""
     from workloads.own.declared import is_of_hf
 
-    return "hf" if asked == "hf" or is_of_hf(cast("OwnWorkload", workload).config.bare) else "safetensors"
+    return "hf" if requested == "hf" or is_of_hf(cast("OwnWorkload", workload).config.bare) else "safetensors"
 
 
 def write(
@@ -270,8 +270,8 @@ def _record_batches(tokens: Tokens, objective: Objective, workload: Workload) ->
     # A row has two answers, or texts that are compared, which transformers reads one by one.
     parts = 2 if getattr(objective, "compares", False) else getattr(objective, "parts", 1)
     if parts > 1:
-        one = batch["tokens"].shape[1] // parts
-        batch = {name: batch[name].view(-1, one) for name in ("tokens", "padding")}
+        part_length = batch["tokens"].shape[1] // parts
+        batch = {name: batch[name].view(-1, part_length) for name in ("tokens", "padding")}
     yield batch
     text = batch["tokens"][batch["padding"]]  # padding in between would be mistaken for the end of a row
     length = min(COMPARED, len(text) // 2)

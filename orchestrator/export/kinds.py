@@ -105,18 +105,22 @@ def form_named(name: str) -> ExportForm:
     Raises:
         InputError: no installed package has it, or it cannot be imported.
     """
-    found = next((point for point in points(KIND) if point.name == name), None)
-    if found is None:
+    entry_point = next((point for point in points(KIND) if point.name == name), None)
+    if entry_point is None:
         hint = "reinstall this program (`make install` in a checkout), or install the package that has it"
         raise InputError(f"no installed package offers {name} in {GROUP}{KIND}", "export", hint)
     try:
-        form = found.load()
+        form = entry_point.load()
     except Exception as error:  # of a package that may be anyone's
         problem = f"cannot be loaded ({type(error).__name__}: {' '.join(str(error).split())})"
-        raise InputError(problem, f"{GROUP}{KIND} {name} = {found.value}", "reinstall its package") from error
+        raise InputError(
+            problem, f"{GROUP}{KIND} {name} = {entry_point.value}", "reinstall its package"
+        ) from error
     if not isinstance(form, ExportForm):
         problem = f"is a {type(form).__name__}, not an ExportForm"
-        raise InputError(problem, f"{GROUP}{KIND} {name} = {found.value}", "see orchestrator/export/kinds.py")
+        raise InputError(
+            problem, f"{GROUP}{KIND} {name} = {entry_point.value}", "see orchestrator/export/kinds.py"
+        )
     return form
 
 

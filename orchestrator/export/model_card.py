@@ -57,11 +57,11 @@ def model_card(
     size = sum(shape.numel() for shape in model.workload.shapes.values())
     uris = [redact(source.uri) for source in data.sources]
     more = f" and {len(uris) - SHOWN} more" if len(uris) > SHOWN else ""
-    seen = f"{commit.position:,} samples of {spec.data.sequence_length} tokens"
+    samples_seen = f"{commit.position:,} samples of {spec.data.sequence_length} tokens"
     amount = f"{data.tokens:,} tokens"
     if spec.data.samples is not None:
         uris = [spec.data.samples.use]
-        seen = f"{commit.position:,} samples"
+        samples_seen = f"{commit.position:,} samples"
         amount = f"{data.documents:,} samples"
     before = commit.meta.get(CONTINUED)
     batches = f"in batches of {spec.train.global_batch}"
@@ -71,7 +71,7 @@ def model_card(
         "model": f"`{spec.workload.model}`, {size:,} weights" + (f", starting from `{base}`" if base else ""),
         "objective": spec.workload.objective,
         "data": f"{', '.join(f'`{uri}`' for uri in uris[:SHOWN])}{more}: {amount}",
-        "trained": f"{commit.step:,} of {spec.train.steps:,} steps, {seen} {batches}{phase}",
+        "trained": f"{commit.step:,} of {spec.train.steps:,} steps, {samples_seen} {batches}{phase}",
         "optimiser": f"{spec.train.optimizer.name}, learning rate {spec.train.optimizer.lr:g}, {spec.train.dtype}",
         "layout": f"{Layout.from_json(commit.meta['layout'])}, which the weights do not depend on",
         "loss in training": _number(commit.meta.get("loss")),

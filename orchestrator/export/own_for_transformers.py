@@ -105,10 +105,10 @@ def check_folder(
 
     batch = _probe(data, seed, workload, tokens)
     with tempfile.TemporaryDirectory(prefix="own-") as temporary:
-        given = {f"batch.{name}": value.contiguous() for name, value in batch.items()}
-        given |= {name: value.contiguous() for name, value in _outputs(workload, read, batch).items()}
+        probe_tensors = {f"batch.{name}": value.contiguous() for name, value in batch.items()}
+        probe_tensors |= {name: value.contiguous() for name, value in _outputs(workload, read, batch).items()}
         probe = f"{temporary}/probe.safetensors"
-        save_file(given, probe)
+        save_file(probe_tensors, probe)
         reader = Path(__file__).with_name("read_own_folder.py")
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         try:

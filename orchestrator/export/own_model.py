@@ -54,8 +54,8 @@ def write_own(
     from safetensors.torch import save_file
 
     plain = replace(workload, adapter=None).shapes
-    whole = merged_reader(workload.adapter, workload.shapes, read) if workload.adapter else read
-    tensors = {name.removeprefix(NETWORK): whole(name).contiguous() for name in plain}
+    read_merged = merged_reader(workload.adapter, workload.shapes, read) if workload.adapter else read
+    tensors = {name.removeprefix(NETWORK): read_merged(name).contiguous() for name in plain}
     config: OwnModel = workload.config
     to_hf = getattr(config.bare, "to_hf", None)
     if callable(to_hf):

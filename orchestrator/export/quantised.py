@@ -41,9 +41,11 @@ def scheme_option(
     Raises InputError if they do not fit together.
     """
     if quantize is None:
-        given = "--group" if group is not None else "--activations" if activations is not None else ""
-        if given:
-            raise InputError(f"is for {QUANTIZE}", given, f"add {QUANTIZE} int8 or int4, or leave it out")
+        for option, value in (("--group", group), ("--activations", activations)):
+            if value is not None:
+                raise InputError(
+                    f"is for {QUANTIZE}", option, f"add {QUANTIZE} int8 or int4, or leave it out"
+                )
         return None
     if quantize == FULL:
         return FULL

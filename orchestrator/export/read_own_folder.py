@@ -47,13 +47,15 @@ def main(folder: str, probe: str, packages: str) -> None:
     )
     if wrong := {name: output for name, output in report.items() if output}:
         raise RuntimeError(f"loads with {wrong}")
-    given = load_file(probe)
-    batch = {name.removeprefix("batch."): each for name, each in given.items() if name.startswith("batch.")}
+    probe_tensors = load_file(probe)
+    batch = {
+        name.removeprefix("batch."): each for name, each in probe_tensors.items() if name.startswith("batch.")
+    }
     model.eval()
     with torch.inference_mode():
-        apart = [_difference(given["losses"], _losses(model.network, batch))]
-        if "logits" in given:
-            apart.append(_difference(given["logits"], model(input_ids=batch["tokens"]).logits))
+        apart = [_difference(probe_tensors["losses"], _losses(model.network, batch))]
+        if "logits" in probe_tensors:
+            apart.append(_difference(probe_tensors["logits"], model(input_ids=batch["tokens"]).logits))
     print(max(apart))
 
 
@@ -71,10 +73,10 @@ def _losses(network: Any, batch: dict[str, Any]) -> Any:
     return result[0] if isinstance(result, tuple) else result
 
 
-def _difference(wanted: Any, found: Any) -> float:
-    if wanted.shape != found.shape:
-        raise RuntimeError(f"outputs of shape {tuple(found.shape)}, and here of {tuple(wanted.shape)}")
-    return float((wanted.double() - found.double()).abs().max()) if wanted.numel() else 0.0
+def _difference(expected: Any, actual: Any) -> float:
+    if expected.shape != actual.shape:
+        raise RuntimeError(f"outputs of shape {tuple(actual.shape)}, and here of {tuple(expected.shape)}")
+    return float((expected.double() - actual.double()).abs().max()) if expected.numel() else 0.0
 
 
 if __name__ == "__main__":

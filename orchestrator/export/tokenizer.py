@@ -36,15 +36,15 @@ def write_tokenizer(tokens: Tokens, workload: Workload, data: DataSpec, folder: 
     if not _adds_tokens(tokenizer):
         tokenizer = _with_special_tokens(tokenizer, workload, tokens.manifest.roles)
     source = data.tokenizer
-    given = data.chat_template
-    place = _folder(source) if isinstance(source, str) else None
-    templates = templates_in(DataFolder(str(place))) if place else {}
-    if not (isinstance(source, str) and _copied_whole(tokenizer, place, folder)):
+    template_reference = data.chat_template
+    tokenizer_folder = _folder(source) if isinstance(source, str) else None
+    templates = templates_in(DataFolder(str(tokenizer_folder))) if tokenizer_folder else {}
+    if not (isinstance(source, str) and _copied_whole(tokenizer, tokenizer_folder, folder)):
         for name in ACCOMPANYING:  # they would describe another tokenizer
             (Path(folder) / name).unlink(missing_ok=True)
         _wrapped(tokens, tokenizer, workload).save_pretrained(folder)
         _name_for_all(Path(folder) / "tokenizer_config.json")
-    named = _given(tokens, given)
+    named = _given(tokens, template_reference)
     _write_templates({"default": named} if named else templates, Path(folder))
 
 
@@ -58,14 +58,14 @@ def _write_templates(templates: Mapping[str, str], folder: Path) -> None:
             (folder / MORE_TEMPLATES / f"{name}.jinja").write_text(text)
 
 
-def _given(tokens: Tokens, given: str | None) -> str | None:
+def _given(tokens: Tokens, template_reference: str | None) -> str | None:
     """Return the chat template that the job names, as it was when it wrote the data; None if the job names none.
 
     Data of an earlier version lacks it. Then it is read again, and None is returned if it is missing.
     """
-    if given and tokens.manifest.chat:
+    if template_reference and tokens.manifest.chat:
         return str(tokens.manifest.chat["template"])
-    return named_template(given) if given else None
+    return named_template(template_reference) if template_reference else None
 
 
 def longest(workload: Workload) -> int:

@@ -138,8 +138,8 @@ def _token_counts(uri: str) -> Counter[int]:
                 result.update({int(token): int(counts[token]) for token in np.flatnonzero(counts)})
             continue
         for words in _windows(tokens, number):
-            found, counts = np.unique(words & ~np.int64(MARK | CLOSE), return_counts=True)
-            result.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+            token_ids, counts = np.unique(words & ~np.int64(MARK | CLOSE), return_counts=True)
+            result.update(dict(zip(token_ids.tolist(), counts.tolist(), strict=True)))
     return result
 
 

@@ -43,7 +43,7 @@ def burn_in_findings(seconds: float) -> Iterator[Finding]:
     patience = seconds + PATIENCE
     try:
         _, report = run_to_the_end(
-            ranks, Bundle(gpu=float(gpus > 0)), entry=ENTRY, config=config, patience=patience, what="burn-in"
+            ranks, Bundle(gpu=float(gpus > 0)), entry=ENTRY, config=config, patience=patience, work="burn-in"
         )
     except RuntimeError as error:
         yield Finding("wrong", "burn-in", str(error), HINT)

@@ -58,18 +58,18 @@ def energy_of(
     kwh = 0.0
     sources = []
     is_measured = False
-    for key, count, watts, what, by in (
+    for key, count, watts, component, by in (
         (CPU_JOULES, worker.cpu, WATTS_PER_CPU, "CPUs", "RAPL"),
         (GPU_JOULES, worker.gpu, WATTS_PER_GPU, "GPUs", "NVML"),
     ):
         estimated = worker_hours * count * watts / 1000
         if count and key in measured.joules and share:
             kwh += measured.joules[key] / JOULES_PER_KWH + (1 - share) * estimated
-            sources.append(f"{what} measured by {by}")
+            sources.append(f"{component} measured by {by}")
             is_measured = True
         elif count:
             kwh += estimated
-            sources.append(f"{what} estimated")
+            sources.append(f"{component} estimated")
     source = ", ".join(sources) if is_measured else "estimated"
     basis = f"Energy is {source}"
     if is_measured:

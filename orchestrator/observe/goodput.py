@@ -204,10 +204,10 @@ def _until_death(phase: Phase, following: Row | None, rows: RunTotals) -> list[P
         return [dataclasses.replace(phase, name=BETWEEN_COMMANDS)] if following else []
     if not following or following.get("phase") != "prepare" or not _resumed(following):
         return [phase]
-    seen = micros(following.get("last_seen"))
+    last_seen = micros(following.get("last_seen"))
     if phase.name == "train":
-        seen = max(seen, rows.last_row_before(phase.end))
-    death = min(max(seen, phase.start), phase.end)
+        last_seen = max(last_seen, rows.last_row_before(phase.end))
+    death = min(max(last_seen, phase.start), phase.end)
     down = Phase("down", phase.attempt, death, phase.end, reason="no controller ran")
     return [dataclasses.replace(phase, end=death, died=True), down]
 

@@ -129,7 +129,7 @@ def _written(run: RunDir) -> Row:
 
 def _lost(status: Row) -> Row:
     """Return the status of a run whose controller is gone: without ranks and without time left."""
-    seen = duration(max(time.time() - status["time"], 0.0))
-    note = f"its controller is gone, last seen {seen} ago in phase {status['phase']}; the same command resumes it"
+    silence = duration(max(time.time() - status["time"], 0.0))
+    note = f"its controller is gone, last seen {silence} ago in phase {status['phase']}; the same command resumes it"
     gone = {"phase": LOST, "lost_phase": status["phase"], "note": note, "eta_seconds": None, "ranks": []}
     return {**status, **gone, "evaluation": "", "why_slow": ""}

@@ -59,8 +59,8 @@ def _end_other_dead_runs(run: MlflowRun) -> None:
         running = run.client.search_runs([run.experiment], "attributes.status = 'RUNNING'", max_results=MOST)
         for other in running:
             with contextlib.suppress(Exception):  # an unreachable store hides no other run
-                if other.info.run_id != run.run_id and (seen := _lost_at(other.data.tags)):
-                    run.client.set_terminated(other.info.run_id, KILLED, int(seen * 1000))
+                if other.info.run_id != run.run_id and (lost_at := _lost_at(other.data.tags)):
+                    run.client.set_terminated(other.info.run_id, KILLED, int(lost_at * 1000))
 
 
 def _lost_at(tags: dict[str, str]) -> float | None:

@@ -55,9 +55,9 @@ def data_in(run: RunDir, share: float | None = None) -> list[NamedData]:
     began = next((event for event in run.rows(EVENTS) if event.get("data")), None)
     if began is None:
         return []
-    places = {TRAINING: began["data"], **(began.get("sets") or {})}
+    uri_by_name = {TRAINING: began["data"], **(began.get("sets") or {})}
     datasets = []
-    for name, uri in places.items():
+    for name, uri in uri_by_name.items():
         try:
             manifest = data_of(run, uri).manifest
         except Exception:  # it may be deleted, or be on another machine
@@ -66,8 +66,10 @@ def data_in(run: RunDir, share: float | None = None) -> list[NamedData]:
         context = TRAINING if name == TRAINING else HELD_OUT
         datasets.append(NamedData(name, manifest.digest[:36], redact(uri), context, profile))
         if share and name == TRAINING:
-            told_of = {"share of": TRAINING, "share": share}
-            datasets.append(NamedData(HELD_OUT, manifest.digest[:36], redact(uri), HELD_OUT, told_of))
+            profile_of_share = {"share of": TRAINING, "share": share}
+            datasets.append(
+                NamedData(HELD_OUT, manifest.digest[:36], redact(uri), HELD_OUT, profile_of_share)
+            )
     return datasets
 
 

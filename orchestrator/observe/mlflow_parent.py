@@ -29,16 +29,16 @@ class ParentRun:
     """
 
     def __init__(
-        self, tracking: TrackingSpec, name: str, place: RunDir, born: float, params: Mapping[str, Any]
+        self, tracking: TrackingSpec, name: str, run_dir: RunDir, born: float, params: Mapping[str, Any]
     ) -> None:
-        called = run_name(name, place.name)
+        called = run_name(name, run_dir.name)
         self._run = MlflowRun(
-            tracking.uri, tracking.experiment, name=called, run_uri=place.uri, born=born, params=params
+            tracking.uri, tracking.experiment, name=called, run_uri=run_dir.uri, born=born, params=params
         )
         self.client = self._run.client
         self.run_id = self._run.run_id
         self.nested: dict[str, str] = {}
-        self._place = place
+        self._run_dir = run_dir
         self._figures: dict[str, float] = dict(self.client.get_run(self.run_id).data.metrics)
 
     def nest(self, runs: Iterable[RunDir]) -> None:
@@ -65,7 +65,7 @@ class ParentRun:
     def log_documents(self, names: Iterable[str]) -> None:
         """Log those of these files that exist in the directory."""
         for name in names:
-            if (text := self._place.read_text(name)) is not None:
+            if (text := self._run_dir.read_text(name)) is not None:
                 self._run.log_document(name, text)
 
     def set_status(self, status: str, at: float | None = None) -> None:

@@ -137,12 +137,12 @@ class MlflowRun:
             run = self.client.create_run(self.experiment, int(born * 1000), tags, name)
         self.run_id = run.info.run_id
         self.refused: frozenset[str] = frozenset()
-        seen = run.data.tags
+        stored_tags = run.data.tags
         # Earlier versions logged the step as a metric.
-        last = int(max(float(seen.get(LAST_TAG, -1)), run.data.metrics.get("step", -1)))
-        self.received = Received.from_text(last, seen.get(SAMPLES_TAG, "[]"))
-        self._attempts: list[list[int]] = json.loads(seen.get(ATTEMPTS_TAG, "[]"))
-        self.last_node = int(seen.get(LAST_NODE_TAG, 0))
+        last = int(max(float(stored_tags.get(LAST_TAG, -1)), run.data.metrics.get("step", -1)))
+        self.received = Received.from_text(last, stored_tags.get(SAMPLES_TAG, "[]"))
+        self._attempts: list[list[int]] = json.loads(stored_tags.get(ATTEMPTS_TAG, "[]"))
+        self.last_node = int(stored_tags.get(LAST_NODE_TAG, 0))
         beside = (SYSTEM, *(f"{kind}/" for kind in OF_LAYERS))
         self._keys = tuple(key for key in run.data.metrics if not key.startswith(beside))
         if params is not None:
@@ -188,15 +188,15 @@ class MlflowRun:
                 raise
             alone = {each.key: {"metrics": [each]} for each in metrics}
             alone |= {each.key: {"params": [each]} for each in params}
-            new = {key for key, given in alone.items() if key not in self.refused and self._refuses(given)}
+            new = {key for key, batch in alone.items() if key not in self.refused and self._refuses(batch)}
             if not new:
                 raise
             self.refused |= new
             logged()
 
-    def _refuses(self, given: Mapping[str, Any]) -> bool:
+    def _refuses(self, batch: Mapping[str, Any]) -> bool:
         try:
-            self.client.log_batch(self.run_id, **given)
+            self.client.log_batch(self.run_id, **batch)
         except Exception as error:
             if not _is_refusal(error):
                 raise

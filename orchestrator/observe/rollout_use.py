@@ -34,12 +34,13 @@ def rollout_use(events: Sequence[Row], phases: Sequence[Phase]) -> list[RolloutU
         events: rows of events.jsonl.
         phases: their timeline. Rollout workers end with their controller, so none ran while no controller did.
     """
-    told = [change for event in events for change in event.get("rollout_workers") or ()]
-    if not told:
+    worker_changes = [change for event in events for change in event.get("rollout_workers") or ()]
+    if not worker_changes or not phases:
         return []
-    times = never_back([micros(change["time"]) for change in told])
+    times = never_back([micros(change["time"]) for change in worker_changes])
     changes = [
-        (at, change["workers"], change["usd_per_hour"]) for at, change in zip(times, told, strict=True)
+        (at, change["workers"], change["usd_per_hour"])
+        for at, change in zip(times, worker_changes, strict=True)
     ]
     changes += [(phase.start, 0, None) for phase in phases if phase.name in ("down", BETWEEN_COMMANDS)]
     changes.sort(key=lambda change: change[0])

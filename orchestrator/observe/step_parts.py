@@ -79,8 +79,8 @@ class StepParts:
         if not self._count:
             return {}
         mean_of = {part: self._sums[part] / self._count for part in MEASURED}
-        whole = (self._sums["step"] + self._sums["commit"]) / self._count
-        mean_of["other"] = max(whole - sum(mean_of.values()), 0.0)
+        step_seconds = (self._sums["step"] + self._sums["commit"]) / self._count
+        mean_of["other"] = max(step_seconds - sum(mean_of.values()), 0.0)
         return {part: seconds for part, seconds in mean_of.items() if seconds}
 
     @property
@@ -109,27 +109,30 @@ def why_slow(parts: StepParts, rows: Sequence[Row] = ()) -> str:
     `rows` are the latest ones, in which ranks are compared.
     """
     means = parts.means
-    whole = sum(means.values())
-    if not whole:
+    step_seconds = sum(means.values())
+    if not step_seconds:
         return ""
     order = sorted(means, key=lambda part: -means[part])
-    shown = ", ".join(f"{PARTS[part]} {means[part] / whole:.0%}" for part in order[:3])
+    shown = ", ".join(f"{PARTS[part]} {means[part] / step_seconds:.0%}" for part in order[:3])
     rate = "" if parts.mfu is None else f"; MFU {parts.mfu:.1%}"
-    return f"a step takes {duration(whole)}: {shown}{rate}. {_verdict(means, whole, rows)}"
+    return f"a step takes {duration(step_seconds)}: {shown}{rate}. {_verdict(means, step_seconds, rows)}"
 
 
-def _verdict(means: Mapping[str, float], whole: float, rows: Sequence[Row]) -> str:
+def _verdict(means: Mapping[str, float], step_seconds: float, rows: Sequence[Row]) -> str:
     worst = max(STALLS, key=lambda part: means.get(part, 0.0))
-    share = means.get(worst, 0.0) / whole
+    share = means.get(worst, 0.0) / step_seconds
     slow = straggler(rows)
-    if slow and max(means.get(part, 0.0) for part in ("communication", "agreement")) >= A_STALL / 3 * whole:
+    if (
+        slow
+        and max(means.get(part, 0.0) for part in ("communication", "agreement")) >= A_STALL / 3 * step_seconds
+    ):
         return (
             f"Rank {slow[0]} computes {slow[1]:.1f} times as long as the median rank, and the others wait "
             "for it"
         )
     if share >= A_STALL:
         return f"Slow by {PARTS[worst]}: {STALLS[worst]}"
-    computed = (means.get("forward", 0.0) + means.get("backward", 0.0)) / whole
+    computed = (means.get("forward", 0.0) + means.get("backward", 0.0)) / step_seconds
     return (
         f"Computing takes {computed:.0%} of the time: a faster machine, more workers or a lower "
         "precision would help"
@@ -149,10 +152,10 @@ def straggler(rows: Sequence[Row]) -> tuple[int, float] | None:
 
 def in_table(parts: Mapping[str, float]) -> list[dict[str, Any]]:
     """Return the parts for a table: name, seconds and share, the largest first."""
-    whole = sum(parts.values())
+    total_seconds = sum(parts.values())
     order = sorted(parts, key=lambda part: -parts[part])
     return [
-        {"part": part, "name": PARTS[part], "seconds": parts[part], "share": parts[part] / whole}
+        {"part": part, "name": PARTS[part], "seconds": parts[part], "share": parts[part] / total_seconds}
         for part in order
     ]
 

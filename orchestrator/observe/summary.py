@@ -174,12 +174,15 @@ def why_unknown(limits: LimitSpec, events: Sequence[Row]) -> str:
 
 def _unpriced(events: Sequence[Row]) -> str:
     """Return which machines have no line in the price table; empty if all have."""
-    told = [*events, *(change for event in events for change in event.get("rollout_workers") or ())]
-    for each in told:
-        if each.get("machines") and each.get("usd_per_hour") is None:
+    rows_with_machines = [
+        *events,
+        *(change for event in events for change in event.get("rollout_workers") or ()),
+    ]
+    for row in rows_with_machines:
+        if row.get("machines") and row.get("usd_per_hour") is None:
             unpriced = {
                 ", ".join(str(machine.get(key) or "?") for key in ("machine", "market", "zone"))
-                for machine in each["machines"]
+                for machine in row["machines"]
             }
             return f"limits.prices has no line for one of these machines: {'; '.join(sorted(unpriced))}"
     return ""
@@ -244,9 +247,9 @@ def _footprint(
 
 def _predicted(plan: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the plan's values of the figures in `measured`; for steps the median, if the plan has it."""
-    given = (plan or {}).get("predicted") or {}
-    figures = {key: given.get(key) for key in ("step_seconds", "tokens_per_second", "memory_bytes")}
-    median = (given.get("step_seconds_quantiles") or {}).get("0.5")
+    predicted = (plan or {}).get("predicted") or {}
+    figures = {key: predicted.get(key) for key in ("step_seconds", "tokens_per_second", "memory_bytes")}
+    median = (predicted.get("step_seconds_quantiles") or {}).get("0.5")
     if median and figures["step_seconds"] and figures["tokens_per_second"]:
         figures["tokens_per_second"] *= figures["step_seconds"] / median
         figures["step_seconds"] = median

@@ -63,7 +63,7 @@ class PhaseTime:
         self.data += micros(row.get("data_seconds"))
         self.commit += micros(row.get("commit_seconds"))
         self.evaluation += micros(row.get("evaluation_seconds"))
-        whole = left = micros(row.get("step_seconds"))
+        step_seconds = left = micros(row.get("step_seconds"))
         for part in ROLLOUT:
             spent = min(micros(row.get(f"{part}_seconds")), left)
             setattr(self, part, getattr(self, part) + spent)
@@ -71,7 +71,7 @@ class PhaseTime:
         self.step += left
         if "overlapped_seconds" in row:
             self._overlap_left = micros(row["overlapped_seconds"])
-        overlapped = min(self._overlap_left, whole)
+        overlapped = min(self._overlap_left, step_seconds)
         self.overlapped += overlapped
         is_first_of_rollout = "transfer_seconds" in row
         self._overlap_left = 0 if is_first_of_rollout else self._overlap_left - overlapped

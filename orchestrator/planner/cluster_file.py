@@ -23,13 +23,17 @@ MARKET = "on-demand"
 class Failures(StrictModel):
     """Mean hours between failures: of one GPU, and of one node by its host, its network and its software.
 
-    After a software failure the node is available again at once.
+    After a software failure the node is available again at once, as it is after a hang, which is only noticed later. A
+    rack that fails takes all of its nodes. Hangs and failures of racks are left out by default: that report counts no
+    hangs of its own, and says nothing of racks.
     """
 
     gpu: PositiveAmount = round(GPU_HOURS / 268)
     host: PositiveAmount = round(GPU_HOURS / 8 / 46)
     network: PositiveAmount = round(GPU_HOURS / 8 / 49)
     software: PositiveAmount = round(GPU_HOURS / 8 / 56)
+    hang: PositiveAmount | None = None
+    rack: PositiveAmount | None = None
 
     def breaks(self, per_node: int) -> float:
         """Return a node's failures per hour that need a repair: the sum of the rates of GPUs, host and network."""
@@ -64,6 +68,7 @@ class ClusterFile(StrictModel):
         description="spare nodes, ready to step in; default: as many as pay off",
     )
     hours_between_failures: Failures = Failures()
+    nodes_per_rack: Annotated[int, Field(ge=1, le=10**4)] = 4
     repair_hours: PositiveAmount = 12.0
     restart_seconds: PositiveAmount = 120.0
     write_bandwidth: PositiveAmount = Field(

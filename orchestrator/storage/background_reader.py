@@ -18,17 +18,17 @@ EVERY_REMOTE = 5.0
 class BackgroundReader:
     """Reads a JSON object of a run directory again and again, as long as `look` is called."""
 
-    def __init__(self, run: RunDir, name: str, found: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, run: RunDir, name: str, on_read: Callable[[dict[str, Any]], None]) -> None:
         """Read nothing yet.
 
         Args:
             run: the run directory.
             name: the file.
-            found: called in the thread with the content of each read, empty if the file is missing or damaged.
+            on_read: called in the thread with the content of each read, empty if the file is missing or damaged.
         """
         self._run = run
         self._name = name
-        self._found = found
+        self._on_read = on_read
         self._interval = EVERY if run.local else EVERY_REMOTE
         self._read_at = 0.0
         """The monotonic time of the last read."""
@@ -49,4 +49,4 @@ class BackgroundReader:
             content = self._run.read_json_or_empty(self._name)
         except Exception:  # whatever a store raises, the next read may succeed
             return
-        self._found(content)
+        self._on_read(content)

@@ -117,13 +117,13 @@ class RowLog:
                 rest = data
                 continue
             rest = data[:cut]
-            place = start + len(data)
+            line_start = start + len(data)
             lines = data[cut:].split(b"\n")
             for line in reversed(lines):
-                place -= len(line)
+                line_start -= len(line)
                 if line.strip():
-                    yield self._stored_line(view, place, line)
-                place -= 1
+                    yield self._stored_line(view, line_start, line)
+                line_start -= 1
 
     def rows(self) -> Iterator[Row]:
         """Yield all rows, oldest first."""

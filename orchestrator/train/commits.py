@@ -14,7 +14,7 @@ from typing import Any
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.commit_store import Store
 from orchestrator.checkpoint.committer import CommitOutcome
-from orchestrator.checkpoint.config import CheckpointSpec
+from orchestrator.checkpoint.config import SNAPSHOT_SHARE, CheckpointSpec
 from orchestrator.checkpoint.peer_memory import LOCATION
 from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.retention import retention_of
@@ -32,8 +32,6 @@ from orchestrator.train.task import Task
 
 FINISH_TIMEOUT = 300.0
 """Seconds to wait for the last commit of a task."""
-SNAPSHOT_SHARE = 0.03
-"""Share of a rank's time that snapshots may cost with `snapshot_every: auto`."""
 MOST_HELD = 2
 """Maximum number of rows that wait for a snapshot."""
 RETRY_EVERY = 2.0

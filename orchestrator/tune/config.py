@@ -64,9 +64,9 @@ class Dimension(StrictModel):
 
     @model_validator(mode="after")
     def exactly_one_kind(self) -> Dimension:
-        given = [kind for kind in KINDS if getattr(self, kind) is not None]
-        if len(given) != 1:
-            kinds = " and ".join(given) or "nothing"
+        set_kinds = [kind for kind in KINDS if getattr(self, kind) is not None]
+        if len(set_kinds) != 1:
+            kinds = " and ".join(set_kinds) or "nothing"
             raise ValueError(f"gives {kinds}; give exactly one of {', '.join(KINDS)}")
         return self
 
@@ -190,8 +190,8 @@ class TuneSpec(StrictModel):
             )
         for key in self.space:
             if not key.startswith(REWRITABLE) or key in FIXED_WITHIN:
-                what = f"{name} cannot change {key} in the middle of training"
-                raise ValueError(f"{what}; it can change what begins with {', '.join(REWRITABLE)}")
+                problem = f"{name} cannot change {key} in the middle of training"
+                raise ValueError(f"{problem}; it can change what begins with {', '.join(REWRITABLE)}")
         if (self.trials or 0) < 2:
             raise ValueError(f"{name} needs a population; give trials: 4 or more")
         if name == "pb2" and all(dimension.listed for dimension in self.space.values()):

@@ -81,10 +81,10 @@ def exploit(sweep: RunDir, trial: str, donor: str, step: int, config: Config) ->
     source = Store(at(sweep, donor).commits)
     taken = min(commit_step for commit_step in source.steps() if commit_step >= step)
     base = read_job(sweep)
-    own = {IDENTITY: job_of(base, config).identity()} if base else {}
+    identity_entry = {IDENTITY: job_of(base, config).identity()} if base else {}
     target = Store(run.commits)
     rewind(target, -1)  # removes an interrupted copy, which may be of another commit
-    copy_commit(source, taken, target, {"attempt": 0, **own})
+    copy_commit(source, taken, target, {"attempt": 0, **identity_entry})
     run.write_json(ORIGIN, {"donor": donor, "asked": step, "step": taken, "config": config})
     return name
 

@@ -42,12 +42,12 @@ def early_decision(tune: TuneSpec, steps: int, warmup: int) -> str:
     else:
         return ""
     if first >= steps:
-        what = f"{tune.scheduler} stops no trial: its first decision after the warm-up of {warmup} steps is at step"
-        return f"{what} {first} of {steps}; shorten the warm-up, or train longer"
+        problem = f"{tune.scheduler} stops no trial: its first decision after the warm-up of {warmup} steps is at step"
+        return f"{problem} {first} of {steps}; shorten the warm-up, or train longer"
     if first > warmup:
         return ""
-    what = f"{tune.scheduler} compares trials at step {first}, within the warm-up of {warmup} steps"
-    return f"{what}, and so favours large learning rates; {remedy}"
+    problem = f"{tune.scheduler} compares trials at step {first}, within the warm-up of {warmup} steps"
+    return f"{problem}, and so favours large learning rates; {remedy}"
 
 
 def interval_of(tune: TuneSpec, steps: int) -> int:

@@ -73,14 +73,14 @@ def check_same_inputs(
         changing = {key: value for key, value in (values or {}).items() if kind in changed_by(JobSpec, key)}
         over = any(kind in changed_by(JobSpec, key) for key in searched)
         now = None if over and part in (BASE, KEPT) else inputs.now(part)
-        place = _place_of(changing)
-        stored = sweep.read_json(place) or {}
+        file_name = _place_of(changing)
+        stored = sweep.read_json(file_name) or {}
         known = stored.get(part)
         with problems.noted():
             inputs.compare(part, known, now)
         kept = {**(now or {}), **(known or {})} if part in (TEXTS, CODE) else now if known is None else known
         if kept is not None and kept != known:
-            sweep.write_json(place, {**stored, part: kept})
+            sweep.write_json(file_name, {**stored, part: kept})
     try:
         problems.raise_noted()
     except InputError as error:

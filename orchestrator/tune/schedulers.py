@@ -186,9 +186,12 @@ class Pb2(Pbt):
         return str(super().on_trial_result(tune_controller, trial, result))
 
     def _explored(self, trial: Any, donor: Any) -> Config:
-        own, taken = trial.config["assignment"], donor.config["assignment"]
-        self._before[own["trial"]] = step, _ = self._before[taken["trial"]]
-        return explored(self._space, taken["params"], self._gains, step, self._source)
+        assignment = trial.config["assignment"]
+        donor_assignment = donor.config["assignment"]
+        step_and_value = self._before[donor_assignment["trial"]]
+        self._before[assignment["trial"]] = step_and_value
+        step = step_and_value[0]
+        return explored(self._space, donor_assignment["params"], self._gains, step, self._source)
 
 
 class Tpe(Searcher):

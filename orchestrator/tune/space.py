@@ -207,6 +207,6 @@ def _try(spec: JobSpec, config: Config, where: str) -> JobSpec:
     try:
         return job_of(spec, config)
     except InputError as error:
-        place = error.where.removeprefix("trial: ")
-        at = "" if where.endswith(place) or place == "trial" else f" ({place})"
+        key = error.where.removeprefix("trial: ")
+        at = "" if where.endswith(key) or key == "trial" else f" ({key})"
         raise InputError(error.what + at, where, error.hint) from None

@@ -117,7 +117,7 @@ def calibrate() -> Profile:
 
 def measured(world: int, config: dict[str, Any]) -> Any:
     """Return the measurements of rank 0 of `world` processes on this machine; see `calibration_rank.measure`."""
-    return run_to_the_end(world, Bundle(1), entry=RANK, config=config, patience=TIMEOUT, what="measurement")[
+    return run_to_the_end(world, Bundle(1), entry=RANK, config=config, patience=TIMEOUT, work="measurement")[
         1
     ]
 

@@ -111,7 +111,7 @@ def replay(spec: JobSpec, run: RunDir, step: int | None, steps: int) -> ReplayRe
             entry=ENTRY,
             config=task.to_json(),
             patience=TIMEOUT,
-            what="replay",
+            work="replay",
         )
         replayed = {row["step"]: row for row in made}
         return ReplayResult(

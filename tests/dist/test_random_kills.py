@@ -12,9 +12,11 @@ KILLS = 20
 
 
 @pytest.mark.slow
-def test_no_finished_step_is_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit"])
+def test_no_finished_step_is_lost(tmp_path: Path, optimizer: str) -> None:
     """A row of metrics arrives once its step is held on two nodes, so that none arrives twice."""
     document = job(write_text(tmp_path / "corpus"), steps=40 * KILLS)
+    document["train"]["optimizer"]["name"] = optimizer
     document["resources"] = {"workers": {"min": 2, "max": 2}}
     document["checkpoint"] = {"every": 10_000, "keep": 2, "snapshot_every": 1, "export": None}
     document["limits"] = {"restarts": 10 * KILLS}

@@ -308,6 +308,30 @@ def test_any_number_of_rollout_workers_gives_the_same_bits(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_one_to_four_rollout_workers_and_back_give_the_same_bits(
+    staleness: int, place: Path, tmp_path: Path
+) -> None:
+    """A step has four units, so that four workers have work. Workers die in every part of the run."""
+    widths = ((2, 1), (4, 4), (6, 2), (None, 0))
+    runs = []
+    for name in ("quiet", "widths"):
+        found = document(place)
+        found["rollout"] |= {"together": 1, "staleness": staleness}
+        if name == "quiet":
+            runs.append(run_of(tmp_path, name, found))
+            continue
+        for until, most in widths:
+            found["rollout"]["workers"] = {"min": most, "max": most} if most else None
+            gang = with_rollout_workers([2 + most], faults=("kill@0:2",)) if most else None
+            controller_here(found, str(tmp_path / name), place / "cache", gang=gang, until=until).drive()
+        runs.append(tmp_path / name)
+    same(runs[1], runs[0])
+    told = [event.get("rollout_workers", ()) for event in rows(runs[1], "events.jsonl")]
+    assert max(change["workers"] for changes in told for change in changes) == 4
+
+
+@pytest.mark.slow
 def test_a_frozen_rollout_worker_is_replaced_and_changes_no_bit(
     quiet: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -282,15 +282,15 @@ class CleanStep(StrictModel):
         """Return the step as in a job file, with all its options."""
         return {self.name: self.options.model_dump(mode="json")}
 
-    def located(self, place: Callable[[str], str]) -> CleanStep:
-        """Return the step with each path replaced by the result of `place`."""
+    def located(self, relocated: Callable[[str], str]) -> CleanStep:
+        """Return the step with each path replaced by the result of `relocated`."""
         changes: dict[str, Any] = {}
         for key in ("against", "sources"):
             if texts := getattr(self.options, key, None):
-                changes[key] = [text.model_copy(update={"uri": place(text.uri)}) for text in texts]
+                changes[key] = [text.model_copy(update={"uri": relocated(text.uri)}) for text in texts]
         if isinstance(self.options, Url):
-            given = {key: getattr(self.options, key) for key in Url.LISTS}
-            changes |= {key: place(path) for key, path in given.items() if isinstance(path, str)}
+            path_options = {key: getattr(self.options, key) for key in Url.LISTS}
+            changes |= {key: relocated(path) for key, path in path_options.items() if isinstance(path, str)}
         return self.model_copy(update={self.name: self.options.model_copy(update=changes)})
 
     @property

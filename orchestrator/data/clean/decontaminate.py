@@ -41,7 +41,7 @@ def write_index(folder: DataFolder, step: PlannedStep) -> None:
         return
     rule: Decontaminate = step.rule
     hashes = WordHashes()
-    found = [np.zeros(0, ENTRY)]
+    entries_of_texts = [np.zeros(0, ENTRY)]
     files = sources.resolve(others(rule, ()), "data.clean.decontaminate.sources")
     for part in aligned(sources.cut(files, PART_BYTES)):
         for text, _ in texts(part):
@@ -51,9 +51,9 @@ def write_index(folder: DataFolder, step: PlannedStep) -> None:
             entries = np.zeros(max(1, len(words) - rule.words + 1), ENTRY)
             entries["gram"] = hashes.of_rows(words, rule.words)
             entries["source"], entries["words"] = part[0].file.source, min(rule.words, len(words))
-            found.append(entries)
+            entries_of_texts.append(entries)
     # Sorted by hash, one entry for each hash, because lookups use binary search.
-    index = np.unique(np.concatenate(found))
+    index = np.unique(np.concatenate(entries_of_texts))
     index = index[np.concatenate([[True], index["gram"][1:] != index["gram"][:-1]])] if len(index) else index
     if not len(index):
         raise InputError(

@@ -91,10 +91,10 @@ def url(rule: Url, lists: Mapping[str, frozenset[str]]) -> Decide:
             return Removed("its domain")
         if address in urls:
             return Removed("its address")
-        found = {part.lower() for part in _NOT_LETTERS.split(address)}
-        if words & found:
+        words_of_address = {part.lower() for part in _NOT_LETTERS.split(address)}
+        if words & words_of_address:
             return Removed("a word of its address")
-        if soft and len(soft & found) >= rule.soft_limit:
+        if soft and len(soft & words_of_address) >= rule.soft_limit:
             return Removed("words of its address")
         letters = _letters(address)
         return Removed("a part of its address") if any(part in letters for part in parts) else text

@@ -128,7 +128,7 @@ def cleaning_of(data: DataSpec, files: Sequence[SourceFile], part_bytes: int) ->
         return None
     validation = data.validation.sources if data.validation else []
     held_out = tuple(source for source in validation if isinstance(source.field, str))
-    whole = [part_bytes, _in_order(files)]
+    corpus_key = [part_bytes, _in_order(files)]
     key = _hash([VERSION, manifest.FORMAT])
     steps = []
     local = key
@@ -138,7 +138,7 @@ def cleaning_of(data: DataSpec, files: Sequence[SourceFile], part_bytes: int) ->
         if step.name in CORPUS:
             # comparison data depends on earlier steps that judge one document, not on earlier comparisons
             compared = _hash([local, step.name, _how(step), "compared"])
-            key = _hash([key, shown, whole])
+            key = _hash([key, shown, corpus_key])
             steps.append(PlannedStep(step.name, options, key, compared))
         else:
             key = local = _hash([key, shown])
@@ -165,14 +165,14 @@ def lists_of(rule: Url) -> dict[str, list[str]]:
     """Return the lists of the step `url`; a list that is given as a file is read. Raises InputError."""
     result: dict[str, list[str]] = {}
     for name in Url.LISTS:
-        given: str | list[str] = getattr(rule, name)
-        if isinstance(given, str):
-            lines = _read(given, f"data.clean.url.{name}").splitlines()
-            given = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-        for entry in given:
+        listed: str | list[str] = getattr(rule, name)
+        if isinstance(listed, str):
+            lines = _read(listed, f"data.clean.url.{name}").splitlines()
+            listed = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        for entry in listed:
             if why := unusable(name, entry):
                 raise InputError(f"{entry!r} {why}", f"data.clean.url.{name}", "change it or leave it out")
-        result[name] = sorted(set(given))
+        result[name] = sorted(set(listed))
     if not any(result.values()):
         raise InputError("names nothing to remove", "data.clean.url", "give domains, urls, words or parts")
     return result
@@ -188,8 +188,8 @@ def _read(uri: str, where: str) -> str:
 
 def others(rule: Any, held_out: Sequence[Source]) -> list[Source]:
     """Return the text that documents are compared with besides the sources."""
-    given = rule.sources if isinstance(rule, Decontaminate) else rule.against
-    named = [Source(uri=text.uri, field=text.field, format=text.format) for text in given]
+    comparison_texts = rule.sources if isinstance(rule, Decontaminate) else rule.against
+    named = [Source(uri=text.uri, field=text.field, format=text.format) for text in comparison_texts]
     if isinstance(rule, Decontaminate):
         return named
     return [*named, *(text for text in held_out if text not in named)]

@@ -63,31 +63,31 @@ class _Rows:
     def of(self, length: int) -> _Repeated:
         """Return the repeated n-grams of `length` words, at least 2."""
         while len(self._repeated) < length:
-            (places, rows), size = self._repeated[-1], len(self._repeated)
-            end = np.searchsorted(places, len(self._numbers) - size)
+            (starts, rows), size = self._repeated[-1], len(self._repeated)
+            end = np.searchsorted(starts, len(self._numbers) - size)
             # The pair (number of the prefix, next word) identifies an n-gram without hashing.
-            keys = rows[:end] * self._words + self._numbers[places[:end] + size]
-            self._repeated.append(_repeated(places[:end], keys))
+            keys = rows[:end] * self._words + self._numbers[starts[:end] + size]
+            self._repeated.append(_repeated(starts[:end], keys))
         return self._repeated[length - 1]
 
     def characters(self, length: int, ends: np.ndarray) -> int:
         """Return the characters covered by repeated n-grams of `length` words; overlaps count once."""
-        places = self.of(length).places
-        begins = places.copy()
-        begins[1:] = np.maximum(places[1:], places[:-1] + length)
-        return int((ends[places + length] - ends[begins]).sum())
+        starts = self.of(length).places
+        begins = starts.copy()
+        begins[1:] = np.maximum(starts[1:], starts[:-1] + length)
+        return int((ends[starts + length] - ends[begins]).sum())
 
     def most_frequent(self, length: int) -> tuple[int, int]:
-        """Return the first place of the most frequent n-gram of `length` words, and its count."""
-        places, rows = self.of(length)
+        """Return the first start of the most frequent n-gram of `length` words, and its count."""
+        starts, rows = self.of(length)
         if not len(rows):
             return 0, 1
         counts = np.bincount(rows)
         highest = int(counts.max())
-        return int(places[(counts[rows] == highest).argmax()]), highest
+        return int(starts[(counts[rows] == highest).argmax()]), highest
 
 
-def _repeated(places: np.ndarray, rows: np.ndarray) -> _Repeated:
+def _repeated(starts: np.ndarray, rows: np.ndarray) -> _Repeated:
     """Keep the n-grams that occur more than once, and renumber them from 0."""
     ordered = np.sort(rows)
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
@@ -95,19 +95,19 @@ def _repeated(places: np.ndarray, rows: np.ndarray) -> _Repeated:
         return _Repeated(twice, twice)
     result = np.minimum(np.searchsorted(twice, rows), len(twice) - 1)
     is_repeated = twice[result] == rows
-    return _Repeated(places[is_repeated], result[is_repeated])
+    return _Repeated(starts[is_repeated], result[is_repeated])
 
 
 def _repeated_characters(repeated: _Repeated, ends: np.ndarray, length: int) -> int:
     """Return the characters of n-grams that repeat an earlier one; overlapping repetitions count once."""
-    seen: set[int] = set()
+    earlier_ngrams: set[int] = set()
     characters = at = 0
-    for place, row in zip(repeated.places.tolist(), repeated.rows.tolist(), strict=True):
-        if place < at:
+    for start, row in zip(repeated.places.tolist(), repeated.rows.tolist(), strict=True):
+        if start < at:
             continue
-        if row in seen:
-            characters += int(ends[place + length] - ends[place])
-            at = place + length
+        if row in earlier_ngrams:
+            characters += int(ends[start + length] - ends[start])
+            at = start + length
         else:
-            seen.add(row)
+            earlier_ngrams.add(row)
     return characters

@@ -73,10 +73,10 @@ def clean_for(
     Returns:
         The parts, each with whole documents, and their cleaned text.
     """
-    whole = aligned(parts)
-    text = clean(cleaning, whole, folder.uri.rsplit("/", 1)[0], progress)
-    folder.write_json(TOTALS, totals(text, whole, sources))
-    return whole, text
+    whole_documents = aligned(parts)
+    text = clean(cleaning, whole_documents, folder.uri.rsplit("/", 1)[0], progress)
+    folder.write_json(TOTALS, totals(text, whole_documents, sources))
+    return whole_documents, text
 
 
 def clean(cleaning: Cleaning, parts: Sequence[Part], cache: str, progress: Progress) -> CleanedText:
@@ -132,13 +132,13 @@ def _decide_parts(work: Work, number: int, steps: Sequence[PlannedStep]) -> None
             sizes = work.folder.sizes(step.compared)
             lacking = [yes or f"{key}.bin" not in sizes for yes, key in zip(lacking, keys, strict=True)]
         else:
-            there_too = undecided(work.folder, step.key, keys)
-            lacking = [yes or key in there_too for yes, key in zip(lacking, keys, strict=True)]
+            undecided_keys = undecided(work.folder, step.key, keys)
+            lacking = [yes or key in undecided_keys for yes, key in zip(lacking, keys, strict=True)]
     todo = [n for n, yes in enumerate(lacking) if yes]
     uri = work.folder.uri
     plan = work.cleaning.to_json()
-    what = f"cleaning, pass {number + 1} of {len(work.cleaning.passes())}"
-    work.progress(what, len(keys) - len(todo), len(keys))
+    stage = f"cleaning, pass {number + 1} of {len(work.cleaning.passes())}"
+    work.progress(stage, len(keys) - len(todo), len(keys))
 
     def task(row: dict[str, Any]) -> None:
         decide_part(uri, Cleaning.from_json(plan), number, from_json(row["part"]))
@@ -146,7 +146,7 @@ def _decide_parts(work: Work, number: int, steps: Sequence[PlannedStep]) -> None
     rows = [{"part": to_json(work.parts[n])} for n in todo]
     max_tasks = together(max(sum(span.bytes for span in part) for part in work.parts))
     for done in run_tasks(task, rows, uri, together=max_tasks):
-        work.progress(what, len(keys) - len(todo) + done, len(keys))
+        work.progress(stage, len(keys) - len(todo) + done, len(keys))
 
 
 def undecided(folder: DataFolder, key: str, parts: Sequence[str]) -> set[str]:
@@ -170,17 +170,17 @@ def _compare(work: Work, step: PlannedStep, before: str) -> None:
     todo = [piece for piece in pieces if pairs_name(piece) not in sizes]
     note = f"comparing documents, {step.name}"
     work.progress(note, len(pieces) - len(todo), len(pieces) + 1)
-    given = ray.put(corpus)
+    corpus_ref = ray.put(corpus)
     uri = work.folder.uri
 
     def task(row: dict[str, Any]) -> None:
-        write_pairs(ray.get(given), step, similar_documents.Slice(*row["piece"]))
+        write_pairs(ray.get(corpus_ref), step, similar_documents.Slice(*row["piece"]))
 
     rows = [{"piece": list(piece)} for piece in todo]
     for done in run_tasks(task, rows, uri):
         work.progress(note, len(pieces) - len(todo) + done, len(pieces) + 1)
     parts = [to_json(part) for part in work.parts]
-    run_alone(_choose, uri, given, step, (pieces, parts))
+    run_alone(_choose, uri, corpus_ref, step, (pieces, parts))
     work.progress(note, len(pieces) + 1, len(pieces) + 1)
 
 

@@ -233,10 +233,10 @@ def write(
         records = records[np.argsort(records["key"], kind="stable")]
         # The upper 6 bits of a key are its range: 2^6 = RANGES.
         ends = np.searchsorted(records["key"] >> np.uint64(58), np.arange(RANGES + 1))
-        found = [records[a:b].tobytes() for a, b in pairwise(ends.tolist())]
+        bytes_of_ranges = [records[a:b].tobytes() for a, b in pairwise(ends.tolist())]
         counts.append(np.diff(ends).tolist())
-        sums.append([xxhash.xxh3_64_hexdigest(part) if part else "" for part in found])
-        parts.append(b"".join(found))
+        sums.append([xxhash.xxh3_64_hexdigest(part) if part else "" for part in bytes_of_ranges])
+        parts.append(b"".join(bytes_of_ranges))
     signed = np.ascontiguousarray(signatures).tobytes()
     checksums = {
         "documents": xxhash.xxh3_64_hexdigest(listed),

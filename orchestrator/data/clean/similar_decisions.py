@@ -112,13 +112,13 @@ def _decision(corpus: Corpus, chosen: Clusters, number: int, samples: list[list[
     """Return the decision on part `number`: which documents stay after removing all but one of each cluster."""
     documents, sizes = corpus.compared(number).sizes()
     alive = corpus.alive(number)
-    given = np.zeros(len(documents) if alive is None else len(alive), np.int64)
-    given[documents] = sizes
-    kept = np.ones(len(given), bool) if alive is None else alive.copy()
-    total = int(given[kept].sum())
+    bytes_of_document = np.zeros(len(documents) if alive is None else len(alive), np.int64)
+    bytes_of_document[documents] = sizes
+    kept = np.ones(len(bytes_of_document), bool) if alive is None else alive.copy()
+    total = int(bytes_of_document[kept].sum())
     removed, instead = chosen.of_part(number)
     held_out = int(np.count_nonzero((instead >> np.uint64(32)) >= len(corpus.keys)))
-    gone = int(given[removed].sum())
+    gone = int(bytes_of_document[removed].sum())
     result = Decision(
         kept,
         int(kept.sum()),
@@ -147,9 +147,13 @@ def _samples(chosen: Clusters, parts: Sequence[Part]) -> dict[int, list[list[str
     wanted = {int(n) for n in (*removed[drawn], *kept[drawn]) if int(n) >> 32 < len(parts)}
     text = {number: _text(parts[number >> 32], number & 0xFFFFFFFF) for number in sorted(wanted)}
     result: dict[int, list[list[str]]] = {}
-    for one, instead in zip(removed[drawn].tolist(), kept[drawn].tolist(), strict=True):
-        beside = f"kept: {text[instead][: decisions.SHOWN]}" if instead in text else "held-out text"
-        result.setdefault(one >> 32, []).append(decisions.sample_of(text[one], beside))
+    for removed_document, kept_document in zip(removed[drawn].tolist(), kept[drawn].tolist(), strict=True):
+        beside = (
+            f"kept: {text[kept_document][: decisions.SHOWN]}" if kept_document in text else "held-out text"
+        )
+        result.setdefault(removed_document >> 32, []).append(
+            decisions.sample_of(text[removed_document], beside)
+        )
     return result
 
 

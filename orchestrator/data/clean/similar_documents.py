@@ -108,12 +108,12 @@ def _led(document: np.ndarray, signatures: np.ndarray, left: np.ndarray, alike: 
         left = left[1:][~like]
 
 
-def _equal(signatures: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+def _equal(signatures: np.ndarray, first_rows: np.ndarray, second_rows: np.ndarray) -> np.ndarray:
     """Return for each pair of rows how many signature bytes are equal, int64. Works in steps to bound memory."""
     step = 2**16
     result = [np.zeros(0, np.int64)]
-    for at in range(0, len(one), step):
-        same = signatures[one[at : at + step]] == signatures[other[at : at + step]]
+    for at in range(0, len(first_rows), step):
+        same = signatures[first_rows[at : at + step]] == signatures[second_rows[at : at + step]]
         result.append(np.count_nonzero(same, axis=1))
     return np.concatenate(result)
 
@@ -160,12 +160,16 @@ def clusters(pairs: Sequence[np.ndarray], parts: Parts, held_out: int, longest: 
         longest: keep the longest document; otherwise, and among equally long ones, the first.
     """
     joined = np.unique(np.concatenate([np.zeros(0, PAIR), *pairs]))
-    document, place = np.unique(np.concatenate([joined["one"], joined["other"]]), return_inverse=True)
+    document, index_of_document = np.unique(
+        np.concatenate([joined["one"], joined["other"]]), return_inverse=True
+    )
     if not len(document):
         return Clusters(document, document)
-    one = place[: len(joined)]
-    other = place[len(joined) :]
-    graph = coo_matrix((np.ones(len(joined), np.int8), (one, other)), shape=(len(document), len(document)))
+    first_index = index_of_document[: len(joined)]
+    second_index = index_of_document[len(joined) :]
+    graph = coo_matrix(
+        (np.ones(len(joined), np.int8), (first_index, second_index)), shape=(len(document), len(document))
+    )
     label = connected_components(graph, directed=False)[1]
     owner = (document >> np.uint64(32)).astype(np.int64)
     size = _sizes(parts, document, owner) if longest else np.zeros(len(document), np.int64)

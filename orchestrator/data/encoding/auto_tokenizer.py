@@ -69,5 +69,5 @@ def probes(tokenizer: Tokenizer) -> Iterator[str]:
     size = tokenizer.get_vocab_size()
     for number in range(FROM_VOCABULARY):
         # Two large primes spread the ids over the vocabulary, the same ones in every process.
-        ids = [(number * 7919 + place * 104729) % size for place in range(12)]
+        ids = [(number * 7919 + position * 104729) % size for position in range(12)]
         yield tokenizer.decode(ids, skip_special_tokens=False)

@@ -70,8 +70,10 @@ class ReferenceEngine:
     def encode(self, texts: Sequence[str]) -> Encoded:
         """See `Engine`."""
         result = [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
-        ids = np.fromiter((i for one in result for i in one), np.uint32, sum(map(len, result)))
-        return Encoded(ids, np.cumsum([len(one) for one in result], dtype=np.int64))
+        ids = np.fromiter(
+            (i for ids_of_text in result for i in ids_of_text), np.uint32, sum(map(len, result))
+        )
+        return Encoded(ids, np.cumsum([len(ids_of_text) for ids_of_text in result], dtype=np.int64))
 
     def added_tokens(self) -> list[str]:
         """Return the tokens that were added to the vocabulary."""
@@ -100,10 +102,11 @@ class FastEngine:
         result = self._try(texts)
         if result is not None:
             return result
-        whole = reference(self._text, self._parse)
-        singly = [self._try([text]) or whole.encode([text]) for text in texts]
+        slow = reference(self._text, self._parse)
+        singly = [self._try([text]) or slow.encode([text]) for text in texts]
         return Encoded(
-            np.concatenate([one.ids for one in singly]), np.cumsum([len(one.ids) for one in singly])
+            np.concatenate([encoded.ids for encoded in singly]),
+            np.cumsum([len(encoded.ids) for encoded in singly]),
         )
 
     def _renew(self) -> None:
@@ -152,9 +155,9 @@ def fast(text: str, parse: bool = False) -> Engine | None:
     return result if same(result.encode(texts), standard.encode(texts)) else None
 
 
-def same(one: Encoded, other: Encoded) -> bool:
+def same(first: Encoded, second: Encoded) -> bool:
     """Return whether the ids of all texts are equal."""
-    return np.array_equal(one.ends, other.ends) and np.array_equal(one.ids, other.ids)
+    return np.array_equal(first.ends, second.ends) and np.array_equal(first.ids, second.ids)
 
 
 class Compared(NamedTuple):

@@ -75,7 +75,7 @@ def framed(
     Returns:
         The ids, and the index after each document that ends among them, int64 [documents].
     """
-    places: list[int] = []
+    insert_at: list[int] = []
     values: list[int] = []
     ends: list[int] = []
     start = 0
@@ -87,7 +87,7 @@ def framed(
         if piece.halves:
             assert sep is not None
             closing = (sep,)
-        places += [start] * len(opening) + [stop] * len(closing)
+        insert_at += [start] * len(opening) + [stop] * len(closing)
         values += [*opening, *closing]
         if piece.ends:
             # `values` holds all insertions so far, by which this end moves.
@@ -95,7 +95,7 @@ def framed(
         start = stop
         begins = piece.ends
     inserted = np.array(values, dtype=encoded.ids.dtype)
-    return np.insert(encoded.ids, places, inserted), np.array(ends, dtype=np.int64)
+    return np.insert(encoded.ids, insert_at, inserted), np.array(ends, dtype=np.int64)
 
 
 def unframed(tokenizer: Tokenizer) -> Tokenizer:

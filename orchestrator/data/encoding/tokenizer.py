@@ -275,7 +275,7 @@ def around_text(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]
     """Return the tokens that a tokenizer puts before and after a text."""
     for text in ("a", "0", ".", "\n", "\u4e00"):  # a small vocabulary may lack some of these characters
         encoding = tokenizer.encode(text)
-        inside = [number for number, place in enumerate(encoding.sequence_ids) if place is not None]
+        inside = [number for number, sequence in enumerate(encoding.sequence_ids) if sequence is not None]
         if inside:
             return tuple(encoding.ids[: inside[0]]), tuple(encoding.ids[inside[-1] + 1 :])
     return (), ()

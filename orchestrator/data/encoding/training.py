@@ -146,18 +146,18 @@ def _empty(recipe: TokenizerRecipe) -> Tokenizer:
 
 
 def _trainer(recipe: TokenizerRecipe, special: list[str], alphabet: list[str]) -> Any:
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "vocab_size": recipe.vocabulary - (len(BYTES) if recipe.byte_fallback else 0),
         "special_tokens": special,
         "initial_alphabet": alphabet,
         "show_progress": False,
     }
     if recipe.kind == "unigram":
-        return trainers.UnigramTrainer(**given, unk_token=UNKNOWN)
+        return trainers.UnigramTrainer(**options, unk_token=UNKNOWN)
     if recipe.kind == "wordpiece":
-        given["special_tokens"] = [*special, *alphabet, *(f"##{character}" for character in alphabet)]
-        return trainers.WordPieceTrainer(**given, limit_alphabet=len(alphabet))
-    return trainers.BpeTrainer(**given, limit_alphabet=max(len(alphabet), 256), max_token_length=LONGEST)
+        options["special_tokens"] = [*special, *alphabet, *(f"##{character}" for character in alphabet)]
+        return trainers.WordPieceTrainer(**options, limit_alphabet=len(alphabet))
+    return trainers.BpeTrainer(**options, limit_alphabet=max(len(alphabet), 256), max_token_length=LONGEST)
 
 
 def _characters(texts: Sequence[str], limit: int, special: Sequence[str]) -> list[str]:

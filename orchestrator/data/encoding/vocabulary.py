@@ -56,13 +56,15 @@ def frame_of(tokenizer: Tokenizer) -> Frame | None:
     def around(text: str, second: str | None = None) -> tuple[list[tuple[int, ...]], int]:
         encoding = tokenizer.encode(text, second)
         parts: list[list[int]] = [[]]
-        for number, place in zip(encoding.ids, encoding.sequence_ids, strict=True):
-            if place is None:
+        for number, sequence in zip(encoding.ids, encoding.sequence_ids, strict=True):
+            if sequence is None:
                 parts[-1].append(number)
-            elif len(parts) == place + 1:
+            elif len(parts) == sequence + 1:
                 parts.append([])
         types = [
-            kind for kind, place in zip(encoding.type_ids, encoding.sequence_ids, strict=True) if place == 1
+            kind
+            for kind, sequence in zip(encoding.type_ids, encoding.sequence_ids, strict=True)
+            if sequence == 1
         ]
         return [tuple(part) for part in parts], max(types, default=0)
 

@@ -68,10 +68,10 @@ class Answers:
         Several texts result if each answer needs its own, see `turns`. Raises a one-line ValueError.
         """
         named = tools_of(tools)
-        given = self._given(messages, named)
+        parsed = self._given(messages, named)
         if self.data_format < 6:
-            return [self.marked(*self._written(given, named))]
-        return self._turns(given, named)
+            return [self.marked(*self._written(parsed, named))]
+        return self._turns(parsed, named)
 
     def _turns(self, messages: list[Message], tools: list[Any] | None, first: int = 0) -> list[np.ndarray]:
         """Return the texts of a conversation (see `turns.written`) as marked tokens."""
@@ -89,10 +89,10 @@ class Answers:
 
         A server tokenises the prompt alone, such as the tag of a thought with its line break.
         """
-        whole = self.marked(text, answers)
+        together = self.marked(text, answers)
         begins = [begin for begin, _ in answers if text[max(begin - 1, 0) : begin + 1].isspace()]
         if not begins:
-            return whole
+            return together
         tokens = self.encoder.encode(text, add_special_tokens=False).offsets
         cuts = [
             begin
@@ -108,8 +108,8 @@ class Answers:
                 for start, stop in pieces
             ]
         )
-        same_text = self._text_of(apart) == self._text_of(whole)
-        return apart if same_text else whole  # some tokenizers add a space at the beginning of each text
+        same_text = self._text_of(apart) == self._text_of(together)
+        return apart if same_text else together  # some tokenizers add a space at the beginning of each text
 
     def _text_of(self, words: np.ndarray) -> str:
         return str(self.encoder.decode(unmarked(words).tolist(), skip_special_tokens=False))
@@ -120,25 +120,28 @@ class Answers:
         assert template is not None
         return template
 
-    def _written(self, given: list[Message], tools: list[Any] | None) -> tuple[str, list[tuple[int, int]]]:
+    def _written(self, messages: list[Message], tools: list[Any] | None) -> tuple[str, list[tuple[int, int]]]:
         """Like `_rendered`, for data in a format before 6. Also raises ValueError if the template omits a tool or a
         call.
         """
-        text, answers = self._rendered(given, tools)
+        text, answers = self._rendered(messages, tools)
         if self.data_format > 4:
-            check_written(text, given, tools)
+            check_written(text, messages, tools)
         return text, answers
 
-    def _rendered(self, given: list[Message], tools: list[Any] | None) -> tuple[str, list[tuple[int, int]]]:
+    def _rendered(
+        self, messages: list[Message], tools: list[Any] | None
+    ) -> tuple[str, list[tuple[int, int]]]:
         """Return the template's text, and the positions of the predicted answers in it. Raises a one-line
         ValueError."""
         assert self.template is not None
-        text, answers = self.template.render(given, tools)
-        only_read = [number for number, each in enumerate(given) if each.get("weight") == 0]
+        text, answers = self.template.render(messages, tools)
+        only_read = [number for number, each in enumerate(messages) if each.get("weight") == 0]
         for number in reversed(only_read if self.data_format > 4 else []):
             # A template may mark several places in one message.
             before, after = (
-                len(self.template.render(given[:end], tools)[1]) if end else 0 for end in (number, number + 1)
+                len(self.template.render(messages[:end], tools)[1]) if end else 0
+                for end in (number, number + 1)
             )
             del answers[before:after]
         return text, answers
@@ -191,8 +194,8 @@ class Answers:
         _check_text(answer, name)
         if not answer and self.data_format > 3:
             raise ValueError(f"its {name} is empty")
-        whole = [(len(prompt), len(prompt) + len(answer))]
-        words = self.marked(prompt + answer, whole, special=self.framing.parsed)
+        predicted = [(len(prompt), len(prompt) + len(answer))]
+        words = self.marked(prompt + answer, predicted, special=self.framing.parsed)
         before, after = self.framing.around(unmarked(words), self.eos)
         ending = [number | MARK for number in after]
         return _not_empty(np.concatenate([before, words, ending]).astype(np.uint32), name)
@@ -219,8 +222,8 @@ class Answers:
                     "it holds messages, but the tokenizer has no chat template; name one in data.chat_template"
                 )
             named = tools_of(tools)
-            given = self._given_prompt(prompt, named)
-            result = unmarked(self.marked(self._writer(named).opening(given, named), []))
+            prompt_messages = self._given_prompt(prompt, named)
+            result = unmarked(self.marked(self._writer(named).opening(prompt_messages, named), []))
         if not len(result):
             raise ValueError("its prompt is empty")
         return result
@@ -245,23 +248,23 @@ class Answers:
             raise ValueError(f"its prompt is {type(prompt).__name__}, not a text or a list of messages")
         return [_not_empty(words, name) for words in self._spoken(prompt, _messages(answer, name), tools)]
 
-    def _spoken(self, prompt: list[Any], said: list[Any], tools: Any) -> list[np.ndarray]:
+    def _spoken(self, prompt: list[Any], answer: list[Any], tools: Any) -> list[np.ndarray]:
         if self.template is None:
             raise ValueError(
                 "it holds messages, but the tokenizer has no chat template; name one in data.chat_template"
             )
         named = tools_of(tools)
-        given = self._given([*prompt, *said], named)
-        count = sum(message["role"] == "assistant" for message in given[len(prompt) :])
+        messages = self._given([*prompt, *answer], named)
+        count = sum(message["role"] == "assistant" for message in messages[len(prompt) :])
         if self.data_format > 5:
             if not count:
                 raise ValueError("it has no answer of the assistant")
-            return self._turns(given, named, len(prompt))
-        text, answers = self._written(given, named)
+            return self._turns(messages, named, len(prompt))
+        text, answers = self._written(messages, named)
         if not count:
             raise ValueError("it has no answer of the assistant")
         if self.data_format > 4:
-            before = given[: len(prompt)]
+            before = messages[: len(prompt)]
             count = len(answers) - (len(self._rendered(before, named)[1]) if before else 0)
         return [self.marked(text, answers[-count:] if count else [])]
 

@@ -35,43 +35,44 @@ NamedTemplate = tuple[str, tuple[tuple[str, str], ...]]
 
 
 def find_template(
-    location: str, given: str | None, data_format: int = RECORDS_FORMAT
+    location: str, reference: str | None, data_format: int = RECORDS_FORMAT
 ) -> NamedTemplate | None:
-    """Return the chat template of the file `given`, else the one next to the tokenizer at `location`; None without
-    one.
+    """Return the chat template that the job names by `reference`, else the one next to the tokenizer at `location`.
 
-    It is read as prepared data of `data_format` does. Raises InputError if the file is missing.
+    None if neither exists. It is read as prepared data of `data_format` does. Raises InputError if the file is missing.
     """
     folder = _folder_of(location)
     tokens = tuple(sorted(special_tokens_of(location, data_format).items()))
-    text = named_template(given) if given else templates_in(folder).get("default")
-    if text is None and given:
-        raise InputError("there is no such file", f"data.chat_template {given}", "give a Jinja file")
+    text = named_template(reference) if reference else templates_in(folder).get("default")
+    if text is None and reference:
+        raise InputError("there is no such file", f"data.chat_template {reference}", "give a Jinja file")
     return None if text is None else (text, tokens)
 
 
-def find_tool_template(location: str, given: str | None) -> str:
+def find_tool_template(location: str, reference: str | None) -> str:
     """Return the template next to the tokenizer at `location` for conversations with tools.
 
-    Empty if the default template also writes tools, or if the job names a template (`given`).
+    Empty if the default template also writes tools, or if the job names a template by `reference`.
     """
-    return "" if given else templates_in(_folder_of(location)).get(TOOL_USE, "")
+    return "" if reference else templates_in(_folder_of(location)).get(TOOL_USE, "")
 
 
-def named_template(given: str) -> str | None:
+def named_template(reference: str) -> str | None:
     """Return the chat template that a job names: a shipped one, or the text of a file; None if that file is missing.
 
     Raises InputError for a name that is not shipped.
     """
-    if not given.startswith(SHIPPED):
-        path, _, file = given.rpartition("/")
+    if not reference.startswith(SHIPPED):
+        path, _, file = reference.rpartition("/")
         text = DataFolder(path or ".").read(file)
         return None if text is None else text.decode()
-    name = given.removeprefix(SHIPPED)
+    name = reference.removeprefix(SHIPPED)
     shipped = {path.stem: path for path in (Path(__file__).parent / "chat_templates").glob("*.jinja")}
     if name not in shipped:
         problem = f"no chat template is shipped for {name}"
-        raise InputError(problem, f"data.chat_template {given}", f"take one of {', '.join(sorted(shipped))}")
+        raise InputError(
+            problem, f"data.chat_template {reference}", f"take one of {', '.join(sorted(shipped))}"
+        )
     return shipped[name].read_text()
 
 
@@ -87,10 +88,10 @@ def templates_in(folder: DataFolder) -> dict[str, str]:
             templates[file.removesuffix(".jinja")] = (folder.read(f"{MORE_TEMPLATES}/{file}") or b"").decode()
     if templates:
         return templates
-    given = (folder.read_json("tokenizer_config.json") or {}).get("chat_template")
-    if isinstance(given, str):
-        return {"default": given}
-    return {each["name"]: each["template"] for each in given or ()}
+    entry = (folder.read_json("tokenizer_config.json") or {}).get("chat_template")
+    if isinstance(entry, str):
+        return {"default": entry}
+    return {each["name"]: each["template"] for each in entry or ()}
 
 
 def _folder_of(location: str) -> DataFolder:
@@ -193,8 +194,8 @@ class Template:
         """Return the conversation as text, and the positions that the template marks as generated. Raises a one-line
         ValueError.
         """
-        text, places = self._render(messages, tools, marked=True)
-        return text, [(int(start), int(stop)) for start, stop in places]
+        text, spans = self._render(messages, tools, marked=True)
+        return text, [(int(start), int(stop)) for start, stop in spans]
 
     def render(
         self, messages: list[Message], tools: list[Any] | None = None
@@ -250,10 +251,10 @@ class Template:
         """Return the messages with content in the form that the template reads: a text, or a list of parts."""
         strings, parts = self._reads
 
-        def content(given: str | list[Message]) -> str | list[Message]:
-            if isinstance(given, str):
-                return [{"type": "text", "text": given}] if parts and not strings else given
-            return given if parts else text_of(given)
+        def content(value: str | list[Message]) -> str | list[Message]:
+            if isinstance(value, str):
+                return [{"type": "text", "text": value}] if parts and not strings else value
+            return value if parts else text_of(value)
 
         return [
             {**message, "content": content(message["content"])} if "content" in message else message
@@ -264,10 +265,10 @@ class Template:
         """Return the messages with tool calls in the form that the template reads, see `_reads_calls`."""
         as_text, beside = self._reads_calls
 
-        def call(given: Message) -> Message:
-            function = given.get("function", given)
+        def call(tool_call: Message) -> Message:
+            function = tool_call.get("function", tool_call)
             result = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
-            return {**given, "function": result} if "function" in given else result
+            return {**tool_call, "function": result} if "function" in tool_call else result
 
         def read(message: Message) -> Message:
             if "tool_calls" not in message:
@@ -279,15 +280,18 @@ class Template:
 
     @cached_property
     def _reads_calls(self) -> tuple[bool, Message]:
-        """Whether the template takes a call's arguments as JSON instead of a mapping, and which content it needs
-        beside calls that have none. Some templates join strings without a check for None.
+        """Return whether the template takes a call's arguments as JSON instead of a mapping, and the content to add to
+        messages that have calls but no content. Some templates join strings without a check for None.
         """
         arguments = {PROBE: "it's"}
         talk = [{"role": "user", "content": "?"}]
         for beside in ({}, {"content": ""}, {"content": None}):
             for as_text in (False, True):
-                given = json.dumps(arguments) if as_text else arguments
-                call = {"type": "function", "function": {"name": f"{PROBE}_call", "arguments": given}}
+                written_arguments = json.dumps(arguments) if as_text else arguments
+                call = {
+                    "type": "function",
+                    "function": {"name": f"{PROBE}_call", "arguments": written_arguments},
+                }
                 answer = {"role": "assistant", **beside, "tool_calls": [call]}
                 try:
                     text = self._render([*talk, answer], None)[0]
@@ -324,7 +328,7 @@ class Template:
 
         render: Any = chat_template_utils.render_jinja_template
         try:
-            texts, places = render(
+            texts, spans = render(
                 [messages],
                 tools=tools,
                 chat_template=self._text,
@@ -335,4 +339,4 @@ class Template:
             )
         except Exception as error:  # a template may raise any exception
             raise ValueError(f"the chat template fails: {' '.join(str(error).split())[:200]}") from None
-        return texts[0], places[0] if marked else []
+        return texts[0], spans[0] if marked else []

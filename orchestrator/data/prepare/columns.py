@@ -150,6 +150,6 @@ def messages_in(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     parsed = _messages(value)
-    given = parsed if isinstance(parsed, list) else [parsed]
-    spoken = all(isinstance(each, Mapping) and each.keys() & {"role", "from"} for each in given)
-    return parsed if given and spoken else value
+    candidates = parsed if isinstance(parsed, list) else [parsed]
+    spoken = all(isinstance(each, Mapping) and each.keys() & {"role", "from"} for each in candidates)
+    return parsed if candidates and spoken else value

@@ -91,13 +91,13 @@ def check_same_text(
     part_bytes = sources.part_size(files)
     cleaning = cleaning_of(data, files, part_bytes)
     choose = partial(chosen_tokenizer, data, special_tokens)
-    given = partial(given_in, data=data, choose=choose, kind_of=kind_of, framed=framed)
-    format_and_fingerprint(files, given, part_bytes, before, cleaning.key if cleaning else "")
+    inputs_in_format = partial(given_in, data=data, choose=choose, kind_of=kind_of, framed=framed)
+    format_and_fingerprint(files, inputs_in_format, part_bytes, before, cleaning.key if cleaning else "")
 
 
 def format_and_fingerprint(
     files: Sequence[SourceFile],
-    given_in_format: Callable[[int], Given],
+    inputs_in_format: Callable[[int], Given],
     part_bytes: int,
     before: str,
     clean: str = "",
@@ -111,13 +111,13 @@ def format_and_fingerprint(
     refused = None
     for data_format in (wanted,) if wanted and not before else reversed(manifest.FORMATS):
         try:
-            given = given_in_format(data_format)
+            inputs = inputs_in_format(data_format)
         except InputError as error:  # an earlier or later format may accept the tokenizer
             if not before:
                 raise
             refused = error if data_format == manifest.FORMATS[-1] else refused
             continue
-        chosen, kind, framing = given
+        chosen, kind, framing = inputs
         name = fingerprint(
             files,
             chosen,
@@ -129,7 +129,7 @@ def format_and_fingerprint(
         )
         is_new = data_format == (wanted or manifest.newest_format(kind is not None))
         if name == before or (not before and is_new):
-            return data_format, name, given
+            return data_format, name, inputs
     if refused is not None:
         raise refused
     hint = "restore the text or start a new run"
@@ -164,10 +164,10 @@ def fingerprint(
     records = [kind.to_json(data_format)] if kind else []
     cleaned = [{"clean": clean}] if clean else []
     framed = [framing.to_json()] if framing.to_json() else []
-    whole = json.dumps(
+    serialized = json.dumps(
         [data_format, part_bytes, chosen, content, *records, *cleaned, *framed], sort_keys=True
     )
-    return xxhash.xxh3_128_hexdigest(whole.encode())
+    return xxhash.xxh3_128_hexdigest(serialized.encode())
 
 
 def _content(file: SourceFile, data_format: int) -> dict[str, Any]:

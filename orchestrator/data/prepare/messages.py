@@ -88,7 +88,7 @@ def has_all(messages: Sequence[Message], text: str) -> bool:
 
 
 def _look(message: Message, text: str, at: int, thoughts: bool) -> tuple[int, str]:
-    """Return the place in `text` (searched from `at`) where a message ends, and what the text lacks of it."""
+    """Return the index in `text` where a message ends, searched from `at`, and the part that `text` lacks, if any."""
     end = at
     parts = [("the reasoning", thought_of(message) if thoughts else ""), ("the content", _in_two(message)[1])]
     for name, part in parts:
@@ -96,24 +96,26 @@ def _look(message: Message, text: str, at: int, thoughts: bool) -> tuple[int, st
         if stop is None:
             return at, name
         end = max(end, stop)
-    place = at
+    after_calls = at
     for call in message.get("tool_calls", ()):
         function = call.get("function", call)
-        stop = _end_of([(squeezed(function["name"]),), *_argument_pieces(function["arguments"])], text, place)
+        stop = _end_of(
+            [(squeezed(function["name"]),), *_argument_pieces(function["arguments"])], text, after_calls
+        )
         if stop is None:
             return at, f"a call of {function['name']}"
-        place = stop
-    return max(end, place), ""
+        after_calls = stop
+    return max(end, after_calls), ""
 
 
 def _end_of(pieces: Sequence[tuple[str, ...]], text: str, at: int) -> int | None:
     """Return where the last of the pieces ends, or None if one is missing.
 
-    For each piece, the spelling that ends first from `at` on counts. This place is never later than the intended one.
+    For each piece, the spelling that ends first from `at` on counts. This index is never later than the intended one.
     """
     end = at
     for spellings in pieces:
-        ends = [place + len(one) for one in spellings if (place := text.find(one, at)) >= 0]
+        ends = [start + len(spelling) for spelling in spellings if (start := text.find(spelling, at)) >= 0]
         if not ends:
             return None
         end = max(end, min(ends))
@@ -152,9 +154,9 @@ def _in_two(message: Message) -> tuple[str, str]:
     return thought.strip().removeprefix(THOUGHT), rest
 
 
-def tools_of(given: Any) -> list[Any] | None:
+def tools_of(value: Any) -> list[Any] | None:
     """Return the tools of a conversation, given as a list or as JSON; None without tools. Raises ValueError."""
-    tools = _of_json(given) if isinstance(given, str) else given
+    tools = _of_json(value) if isinstance(value, str) else value
     if not tools:
         return None
     if isinstance(tools, list):
@@ -178,8 +180,8 @@ def without_nulls(value: Any) -> Any:
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def _message(given: Any, number: int) -> Message:
-    message = _with_role(_non_null(given))
+def _message(value: Any, number: int) -> Message:
+    message = _with_role(_non_null(value))
     content = message.get("content")
     calls = message.pop("tool_calls", None)
     if isinstance(content, list):
@@ -211,8 +213,8 @@ def _with_role(message: Message) -> Message:
     }
 
 
-def _part(given: Any, number: int) -> Message:
-    part = _non_null(given)
+def _part(value: Any, number: int) -> Message:
+    part = _non_null(value)
     if part.get("type") != "text":
         kind = f"a part of type {part.get('type')!r}"
         raise ValueError(f"its message {number} has {kind}, but only parts of text are read")
@@ -221,8 +223,8 @@ def _part(given: Any, number: int) -> Message:
     return part
 
 
-def _call(given: Any, number: int) -> Message:
-    call = _non_null(given)
+def _call(value: Any, number: int) -> Message:
+    call = _non_null(value)
     nested = "function" in call
     function = _non_null(call["function"]) if nested else call
     arguments = function.get("arguments", {})
@@ -237,12 +239,10 @@ def _call(given: Any, number: int) -> Message:
     return checked_call
 
 
-def _non_null(given: Any) -> Message:
-    """Return a mapping without its null values; empty if `given` is not a mapping."""
+def _non_null(item: Any) -> Message:
+    """Return a mapping without its null values; empty if `item` is not a mapping."""
     return (
-        {key: value for key, value in given.items() if value is not None}
-        if isinstance(given, Mapping)
-        else {}
+        {key: value for key, value in item.items() if value is not None} if isinstance(item, Mapping) else {}
     )
 
 

@@ -36,13 +36,13 @@ NAME = "part"
 
 
 def results(
-    run: Run, given: Sequence[dict[str, Any]], workers: int, cpus: float, tries: int
+    run: Run, inputs: Sequence[dict[str, Any]], workers: int, cpus: float, tries: int
 ) -> Iterator[dict[str, Any]]:
     """Yield what `run` returns for each input, in order.
 
     Args:
         run: the function to run.
-        given: its inputs.
+        inputs: its inputs.
         workers: number of parallel tasks.
         cpus: CPUs of each task.
         tries: how often a task whose process ends is started in all.
@@ -50,21 +50,21 @@ def results(
     Raises Ray's error if all tries fail.
     """
     nodes = sum(bool(node["Alive"]) for node in ray.nodes())
-    return (_by_dataset if nodes > 1 else _by_tasks)(run, given, workers, cpus, tries)
+    return (_by_dataset if nodes > 1 else _by_tasks)(run, inputs, workers, cpus, tries)
 
 
 def _by_tasks(
-    run: Run, given: Sequence[dict[str, Any]], workers: int, cpus: float, tries: int
+    run: Run, inputs: Sequence[dict[str, Any]], workers: int, cpus: float, tries: int
 ) -> Iterator[dict[str, Any]]:
     task = _call.options(name=NAME, num_cpus=cpus, max_retries=tries - 1, scheduling_strategy=ANYWHERE)
     function = ray.put(run)  # it may be large, for example a tokenizer
-    left = iter(given)
+    left = iter(inputs)
     waiting = deque[Any]()
     running = list[Any]()
 
     def begin() -> None:
-        for one in left:
-            running.append(task.remote(function, one))
+        for next_input in left:
+            running.append(task.remote(function, next_input))
             waiting.append(running[-1])
             if len(running) == workers:
                 return
@@ -83,18 +83,18 @@ def _by_tasks(
 
 
 @ray.remote
-def _call(run: Run, given: dict[str, Any]) -> dict[str, Any]:
-    return run(given)
+def _call(run: Run, task_input: dict[str, Any]) -> dict[str, Any]:
+    return run(task_input)
 
 
 def _by_dataset(
-    run: Run, given: Sequence[dict[str, Any]], workers: int, cpus: float, tries: int
+    run: Run, inputs: Sequence[dict[str, Any]], workers: int, cpus: float, tries: int
 ) -> Iterator[dict[str, Any]]:
     import ray.data
 
     with warnings.catch_warnings():  # Ray Data has no other option to limit the tries of a task
         warnings.simplefilter("ignore", DeprecationWarning)
-        dataset = ray.data.from_items(list(given), override_num_blocks=len(given)).map(
+        dataset = ray.data.from_items(list(inputs), override_num_blocks=len(inputs)).map(
             run, compute=ray.data.TaskPoolStrategy(size=workers), num_cpus=cpus, max_retries=tries - 1
         )
     dataset.context.enable_progress_bars = False
@@ -200,8 +200,8 @@ def run_tasks(
     if not rows:
         return
 
-    def run(given: dict[str, Any]) -> dict[str, Any]:
-        group = json.loads(given["rows"])
+    def run(task_input: dict[str, Any]) -> dict[str, Any]:
+        group = json.loads(task_input["rows"])
         with printed() as text:
             todo = list(dropwhile(is_done, group)) if len(group) > 1 else group
             done, error = run_rows(task, cache, todo)
@@ -213,7 +213,8 @@ def run_tasks(
     share = 1.0 if free >= 1 or not leave else 0.0
     workers = max(1, min(free, len(rows)))
     groups = [
-        {"rows": json.dumps(rows[one.start : one.stop])} for one in grouped(len(rows), workers, together)
+        {"rows": json.dumps(rows[group_range.start : group_range.stop])}
+        for group_range in grouped(len(rows), workers, together)
     ]
     done = 0
     with _deaths_as_input_errors(cache, "a part"):
@@ -317,12 +318,12 @@ def encode_error(error: Exception, cache: str) -> str:
     if getattr(error, "errno", None) in FULL:
         hint = "free space or set another data.cache, then run the same command again"
     reason = getattr(error, "strerror", None) or error
-    place = getattr(error, "filename", None) or cache
+    location = getattr(error, "filename", None) or cache
     # object stores raise it without an errno
     if isinstance(error, FileNotFoundError) and error.errno is None:
         reason = os.strerror(errno.ENOENT)
-        place = error
-    return json.dumps([passing, f"cannot be used on a worker's node ({reason})", str(place), hint])
+        location = error
+    return json.dumps([passing, f"cannot be used on a worker's node ({reason})", str(location), hint])
 
 
 def raise_error(text: str) -> None:

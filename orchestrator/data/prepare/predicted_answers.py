@@ -64,11 +64,11 @@ def _as_marked(
 
     None if some answers are not predicted, or if the template omits part of one.
     """
-    text, places = template.marked(messages, tools)
+    text, spans = template.marked(messages, tools)
     if answers != predicted:
         return None
-    marked_text = squeezed("".join(text[start:stop] for start, stop in places))
-    return [Written(text, places)] if has_all([messages[number] for number in answers], marked_text) else None
+    marked_text = squeezed("".join(text[start:stop] for start, stop in spans))
+    return [Written(text, spans)] if has_all([messages[number] for number in answers], marked_text) else None
 
 
 def _by_turn(
@@ -78,31 +78,31 @@ def _by_turn(
     texts: list[Written] = []
     for number in predicted:
         if template.marks_answers:
-            text, places = _marked_turn(template, messages, tools, number)
+            text, spans = _marked_turn(template, messages, tools, number)
         else:
             text, begin = _turn(template, messages, tools, number)
-            places = [(begin, len(text))]
-        answer_text = "".join(text[start:stop] for start, stop in places)
+            spans = [(begin, len(text))]
+        answer_text = "".join(text[start:stop] for start, stop in spans)
         _check(messages[number], number, squeezed(answer_text))
-        if texts and text[: places[0][0]].startswith(texts[-1].text):
-            places = texts.pop().answers + places
-        texts.append(Written(text, places))
-    whole = template.write(messages, tools)
+        if texts and text[: spans[0][0]].startswith(texts[-1].text):
+            spans = texts.pop().answers + spans
+        texts.append(Written(text, spans))
+    conversation = template.write(messages, tools)
     last = texts.pop()
-    return [*texts, last._replace(text=whole) if whole.startswith(last.text) else last]
+    return [*texts, last._replace(text=conversation) if conversation.startswith(last.text) else last]
 
 
 def _marked_turn(
     template: Template, messages: list[Message], tools: list[Any] | None, number: int
 ) -> tuple[str, list[tuple[int, int]]]:
     """Return the conversation up to an answer, and the positions that the template marks in that answer."""
-    text, places = template.marked(messages[: number + 1], tools)
+    text, spans = template.marked(messages[: number + 1], tools)
     before = template.write(messages[:number], tools) if number else ""
     begin = _alike(before, text)
-    places = [(start, stop) for start, stop in places if stop > begin and stop > start]
-    if not places:
+    spans = [(start, stop) for start, stop in spans if stop > begin and stop > start]
+    if not spans:
         raise ValueError(f"the chat template marks nothing of message {number + 1} as generated")
-    return text, places
+    return text, spans
 
 
 def _turn(
@@ -135,18 +135,22 @@ def _in_thought(shown: str, text: str, before: int, number: int) -> str:
     """Return the answer of `text` for use after the prompt `shown`, which opens a thought after `before`. An answer
     without reasoning closes the thought.
     """
-    place = shown.find(THOUGHT, before)
-    if place < 0 or THOUGHT_ENDS in shown[place:] or not text.startswith(shown[:place]):
+    thought_start = shown.find(THOUGHT, before)
+    if (
+        thought_start < 0
+        or THOUGHT_ENDS in shown[thought_start:]
+        or not text.startswith(shown[:thought_start])
+    ):
         raise ValueError(_otherwise(number))
-    if text.startswith(THOUGHT, place):  # an empty thought
-        return text[place + len(THOUGHT) :]
-    return f"{THOUGHT_ENDS}\n\n{text[place:]}"
+    if text.startswith(THOUGHT, thought_start):  # an empty thought
+        return text[thought_start + len(THOUGHT) :]
+    return f"{THOUGHT_ENDS}\n\n{text[thought_start:]}"
 
 
-def _alike(one: str, other: str) -> int:
+def _alike(first: str, second: str) -> int:
     """Return the length of the common prefix."""
-    either = min(len(one), len(other))
-    return next((place for place in range(either) if one[place] != other[place]), either)
+    shorter = min(len(first), len(second))
+    return next((index for index in range(shorter) if first[index] != second[index]), shorter)
 
 
 def _otherwise(number: int) -> str:

@@ -81,11 +81,11 @@ class Preparation:
         plan = SectionPlan.of(parts, len(self.data.sources))
         plan.write(folder)
         publisher = self._publisher(plan, parts, written, begin) if self.data.streaming else None
-        given = (folder.read("tokenizer.json") or b"").decode()
-        key = reuse.tokens_key(given, written, cleaning.key if cleaning else "")
+        tokenizer_json = (folder.read("tokenizer.json") or b"").decode()
+        key = reuse.tokens_key(tokenizer_json, written, cleaning.key if cleaning else "")
         keys = [part_key(part) for part in parts]
         existing = reuse.existing_parts(folder, key, keys)
-        tasks = shard_tasks(folder.uri, written, given, self.data.encode_with != REFERENCE, text)
+        tasks = shard_tasks(folder.uri, written, tokenizer_json, self.data.encode_with != REFERENCE, text)
         write_shards(
             folder,
             parts,

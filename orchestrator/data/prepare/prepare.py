@@ -93,13 +93,13 @@ def prepare(
     part_bytes = part_bytes or sources.part_size(files)
     cleaning = cleaning_of(data, files, part_bytes)
     clean_key = cleaning.key if cleaning else ""
-    given_in_format = partial(given_in, data=data, choose=choose, kind_of=kind_of, framed=framed)
-    data_format, name, given = format_and_fingerprint(
-        files, given_in_format, part_bytes, before, clean=clean_key, wanted=data_format
+    inputs_in_format = partial(given_in, data=data, choose=choose, kind_of=kind_of, framed=framed)
+    data_format, name, inputs = format_and_fingerprint(
+        files, inputs_in_format, part_bytes, before, clean=clean_key, wanted=data_format
     )
-    if cleaning and given.kind:
+    if cleaning and inputs.kind:
         raise InputError(
-            f"cleans text, and {given.kind.objective} reads records", "data.clean", "leave it out"
+            f"cleans text, and {inputs.kind.objective} reads records", "data.clean", "leave it out"
         )
     folder = DataFolder(f"{DataFolder(cache).uri}/{name}")
     try:
@@ -111,7 +111,7 @@ def prepare(
             preparation = Preparation(
                 data,
                 files,
-                given=given,
+                given=inputs,
                 part_bytes=part_bytes,
                 cleaning=cleaning,
                 data_format=data_format,
@@ -130,11 +130,11 @@ def prepare(
         if isinstance(error, InputError) or not storage_failed(error):
             raise
         reason = getattr(error, "strerror", None) or error
-        place = getattr(error, "filename", None) or folder.uri
+        location = getattr(error, "filename", None) or folder.uri
         if transient(error):
             raise Unreachable(
-                f"does not answer ({reason})", str(place), "check address and network"
+                f"does not answer ({reason})", str(location), "check address and network"
             ) from None
         hint = "free space or set another data.cache, then run the same command again"
-        raise InputError(f"cannot be written ({reason})", str(place), hint) from None
+        raise InputError(f"cannot be written ({reason})", str(location), hint) from None
     return folder.uri

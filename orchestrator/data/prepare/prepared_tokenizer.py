@@ -40,10 +40,10 @@ def prepared_tokenizer(
     """
     chosen, kind, framing = given_tokenizer
     if isinstance(chosen[0], str):
-        given, roles = chosen
-        if folder.read("tokenizer.json") != given.encode():
-            folder.write("tokenizer.json", given.encode())
-        return TokenFormat(tokenizer.size_in(given), roles, data_format, kind, framing)
+        tokenizer_json, roles = chosen
+        if folder.read("tokenizer.json") != tokenizer_json.encode():
+            folder.write("tokenizer.json", tokenizer_json.encode())
+        return TokenFormat(tokenizer.size_in(tokenizer_json), roles, data_format, kind, framing)
     if folder.read("tokenizer.json") is None:
         from orchestrator.data.prepare.part_tasks import run_alone
 
@@ -66,9 +66,9 @@ def read_tokenizer_of(uri: str) -> tuple[str, dict[str, int]]:
     return read_tokenizer(folder, published_data), published_data.roles
 
 
-def _train(uri: str, asked: tuple[list[str], list[Any], int], text: CleanedText | None) -> None:
+def _train(uri: str, work: tuple[list[str], list[Any], int], text: CleanedText | None) -> None:
     """Train the configured tokenizer on these parts of the text, for data of that format."""
-    parts, chosen, data_format = asked
+    parts, chosen, data_format = work
     entries, special_tokens, *others = chosen
     recipe = TokenizerRecipe(vocabulary=entries, **(others[0] if others else {}))
     limit = training.SAMPLE_BYTES[recipe.kind]

@@ -37,9 +37,9 @@ def kind_of(data: DataSpec, objective: str, data_format: int = RECORDS_FORMAT) -
 
     if not isinstance(location, str) or objective not in TALKING:
         return RecordKind(objective, tuple(data.labels))
-    given = data.chat_template
+    template_reference = data.chat_template
     day = data.chat_date
-    template = find_template(location, given, data_format)
+    template = find_template(location, template_reference, data_format)
     if template and data_format > EARLIER:
         check_tokens(template, location)
     # the rows of other objectives may be plain texts, which need no template
@@ -49,7 +49,7 @@ def kind_of(data: DataSpec, objective: str, data_format: int = RECORDS_FORMAT) -
         )
     if template is None:
         return RecordKind(objective)
-    with_tools = find_tool_template(location, given)
+    with_tools = find_tool_template(location, template_reference)
     only_tools_ask = asks_for_day(with_tools) and not asks_for_day(template[0])
     text, tokens = dated(template, None if only_tools_ask else day)
     with_tools, _ = dated((with_tools, tokens), day if asks_for_day(with_tools) else None)

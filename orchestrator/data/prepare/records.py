@@ -170,17 +170,17 @@ def _labelled(values: Mapping[str, Any], labels: Labels, encoder: Tokenizer) -> 
 
 def _labelled_by_several(values: Mapping[str, Any], labels: Labels, encoder: Tokenizer) -> Encoded:
     first, second = _texts(values, encoder, labels.data_format)
-    given = values["labels"]
-    if not isinstance(given, list):
-        raise WrongRow(f"its labels are {str(given)[:40]!r}, not a list")
-    if given and all(isinstance(each, float) for each in given):
+    labels_of_row = values["labels"]
+    if not isinstance(labels_of_row, list):
+        raise WrongRow(f"its labels are {str(labels_of_row)[:40]!r}, not a list")
+    if labels_of_row and all(isinstance(each, float) for each in labels_of_row):
         # As transformers takes them: a number for each label, 1.0 where it applies.
-        if len(given) != len(labels.names) or not {*given} <= {0.0, 1.0}:
+        if len(labels_of_row) != len(labels.names) or not {*labels_of_row} <= {0.0, 1.0}:
             raise WrongRow(
-                f"its labels are {len(given)} numbers, not 0.0 or 1.0 for each of {len(labels.names)} labels"
+                f"its labels are {len(labels_of_row)} numbers, not 0.0 or 1.0 for each of {len(labels.names)} labels"
             )
-        given = [labels.names[number] for number, applies in enumerate(given) if applies]
-    numbers = sorted({labels.number_of(label) for label in given})
+        labels_of_row = [labels.names[number] for number, applies in enumerate(labels_of_row) if applies]
+    numbers = sorted({labels.number_of(label) for label in labels_of_row})
     return pack([first, second, numbers]), _joined(first, second)
 
 
@@ -197,14 +197,14 @@ def _scored(values: Mapping[str, Any], labels: Labels, encoder: Tokenizer) -> En
 
 def _by_word(values: Mapping[str, Any], labels: Labels, encoder: Tokenizer) -> Encoded:
     words = values["words"]
-    given = values["labels"]
+    labels_of_row = values["labels"]
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise WrongRow("its words are not a list of texts")
     if not all(map(is_unicode, words)):
         raise WrongRow("has an unpaired surrogate in its words")
-    if not isinstance(given, list) or len(given) != len(words):
+    if not isinstance(labels_of_row, list) or len(labels_of_row) != len(words):
         raise WrongRow(f"it has {len(words)} words but another number of labels")
-    numbers = [labels.number_of(label) for label in given]
+    numbers = [labels.number_of(label) for label in labels_of_row]
     ids, word_of = _in_words(words, encoder, labels.data_format)
     before = None
     marks = []
@@ -231,15 +231,15 @@ def _in_words(words: list[str], encoder: Tokenizer, data_format: int) -> tuple[l
         text += f" {bare}" if apart else bare
         stops.append(len(text))
     encoding: Encoding = encoder.encode(text, add_special_tokens=False)
-    places = [bisect_right(stops, start) for start, _ in encoding.offsets]
-    return encoding.ids, [place if place < len(words) else None for place in places]
+    word_indices = [bisect_right(stops, start) for start, _ in encoding.offsets]
+    return encoding.ids, [index if index < len(words) else None for index in word_indices]
 
 
 def _answered(values: Mapping[str, Any], labels: Labels, encoder: Tokenizer) -> Encoded:
     question = _ids(encoder, _text(values, "question"))
     context = _text(values, "context")
     encoding: Encoding = encoder.encode(context, add_special_tokens=False)
-    place = [0, 0]
+    answer_range = [0, 0]
     if values.get("answer"):
         answer = _text(values, "answer")
         start = values.get("start")
@@ -251,8 +251,8 @@ def _answered(values: Mapping[str, Any], labels: Labels, encoder: Tokenizer) -> 
         inside = [n for n, (a, b) in enumerate(encoding.offsets) if a < stop and b > start]
         if not inside:
             raise WrongRow(f"its answer {answer[:40]!r} has no token")
-        place = [inside[0] + 1, inside[-1] + 1]
-    return pack([question, encoding.ids, place]), _joined(question, encoding.ids)
+        answer_range = [inside[0] + 1, inside[-1] + 1]
+    return pack([question, encoding.ids, answer_range]), _joined(question, encoding.ids)
 
 
 def _translated(values: Mapping[str, Any], labels: Labels, encoder: Tokenizer) -> Encoded:

@@ -31,10 +31,10 @@ PARTS = "parts.json"
 def tokens_key(tokenizer: str, written: TokenFormat, clean: str) -> str:
     """Return the key of everything besides the text that determines a part's tokens."""
     kind = written.kind.to_json(written.version) if written.kind else None
-    whole = [tokenizer, written.vocabulary, dict(written.roles), written.version, kind, clean]
+    key_parts = [tokenizer, written.vocabulary, dict(written.roles), written.version, kind, clean]
     framing = [written.framing.to_json()] if written.framing.to_json() else []
-    whole += framing
-    return xxhash.xxh3_128_hexdigest(json.dumps(whole, sort_keys=True).encode())
+    key_parts += framing
+    return xxhash.xxh3_128_hexdigest(json.dumps(key_parts, sort_keys=True).encode())
 
 
 def existing_parts(folder: DataFolder, key: str, parts: Sequence[str]) -> dict[int, tuple[str, int]]:

@@ -21,10 +21,10 @@ ShardTasks = tuple[Callable[[dict[str, Any]], Callable[[], None] | None], Callab
 
 
 def shard_tasks(
-    uri: str, written: TokenFormat, given: str, fast: bool, text: CleanedText | None
+    uri: str, written: TokenFormat, tokenizer_json: str, fast: bool, text: CleanedText | None
 ) -> ShardTasks:
-    """Return the function that makes the shard of a row with the tokenizer `given`, and the one that says whether the
-    shard exists. Both are sent to other processes.
+    """Return the function that makes the shard of a row from its text, and the function that says whether the shard
+    exists. Both are sent to other processes.
     """
 
     def task(row: dict[str, Any]) -> Callable[[], None] | None:
@@ -34,7 +34,7 @@ def shard_tasks(
                 return None
         part = sources.from_json(row["part"])
         return shards.make_shard(
-            uri, row["number"], part=part, written=written, fast=fast, cleaned=text, text=given
+            uri, row["number"], part=part, written=written, fast=fast, cleaned=text, text=tokenizer_json
         )
 
     def is_there(row: dict[str, Any]) -> bool:

@@ -314,10 +314,10 @@ def _records(part: Part, written: TokenFormat, kind: RecordKind, text: str) -> _
     framing = written.framing
     encoder = tokenizers.encoder(text, framing.parsed)
     named = NamedTokens(text if written.version > 5 else "")
-    for record in (
-        one
+    records = (
+        record
         for span in part
-        for one in records_of(
+        for record in records_of(
             span,
             kind,
             encoder=encoder,
@@ -326,7 +326,8 @@ def _records(part: Part, written: TokenFormat, kind: RecordKind, text: str) -> _
             data_format=written.version,
             framing=framing,
         )
-    ):
+    )
+    for record in records:
         if not goes_on:  # a row may give several records
             named.add_record(record.text, framing.parsed)
         words_of.append(np.append(record.words, [CLOSE]).astype("<u4"))
@@ -422,9 +423,9 @@ def read_record(folder: DataFolder, number: int, data_format: int) -> dict[str, 
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
     needed = {key for key, since in (("ends", 2), ("contents", 3)) if data_format >= since}
-    whole = counts.sum() == record["tokens"] and needed <= record.keys()
+    is_complete_record = counts.sum() == record["tokens"] and needed <= record.keys()
     beside = {"counts": counts, "engine": engine, "rejected": rejected, "named": named}
-    return {**record, **beside} if whole else None
+    return {**record, **beside} if is_complete_record else None
 
 
 def is_complete(folder: DataFolder) -> bool:
@@ -442,8 +443,8 @@ def is_complete(folder: DataFolder) -> bool:
     wanted = {shard.file: shard.tokens * width for shard in data.shards}
     for shard in data.shards:
         wanted |= companion_sizes(shard.file, shard.documents, data.format)
-    whole = all(sizes.get(name) == size for name, size in wanted.items())
-    return whole and sizes.get(data.tokenizer, 0) > 0
+    sizes_match = all(sizes.get(name) == size for name, size in wanted.items())
+    return sizes_match and sizes.get(data.tokenizer, 0) > 0
 
 
 def unfinished(folder: DataFolder, parts: int, written: TokenFormat) -> list[int]:

@@ -160,11 +160,11 @@ class Batches:
 
         Samples of different passes (see `Order`) are collated separately and put back in order.
         """
-        turns, ids = self.order.at(positions)
+        pass_numbers, ids = self.order.at(positions)
         text = self.read.holding(ids)
         digests = [receipt.digest(int(p), int(i), text(int(i))) for p, i in zip(positions, ids, strict=True)]
-        alike = [np.flatnonzero(turns == turn) for turn in np.unique(turns)]
-        collated = [text.collate(ids[of], int(turns[of[0]])) for of in alike]
+        alike = [np.flatnonzero(pass_numbers == pass_number) for pass_number in np.unique(pass_numbers)]
+        collated = [text.collate(ids[of], int(pass_numbers[of[0]])) for of in alike]
         back = torch.from_numpy(np.argsort(np.concatenate(alike)))
         batch = {name: torch.cat([part[name] for part in collated])[back] for name in collated[0]}
         if self.packed and self._routed:

@@ -32,7 +32,7 @@ class HeldOut:
 
     def batch(self, numbers: Sequence[int]) -> Batch:
         """Return the samples of these numbers, in this order, as in the first pass."""
-        return self.read.collate(numbers, turn=0)
+        return self.read.collate(numbers, pass_number=0)
 
 
 def split_set(parts: Split, objective: Objective) -> HeldOut:
@@ -52,7 +52,9 @@ def set_of(tokens: Tokens, objective: Objective, where: str) -> HeldOut:
 
 def _held_out(streams: Streams, objective: Objective, where: str, documents: int, text_bytes: int) -> HeldOut:
     reading = objective.reading
-    windows = [windows_of(streams, source, reading, whole=True) for source in range(streams.sources)]
+    windows = [
+        windows_of(streams, source, reading, include_partial=True) for source in range(streams.sources)
+    ]
     tokens = sum(map(streams.length, range(streams.sources)))
     if not any(map(len, windows)):
         problem = f"{tokens} tokens are less than one sample of {objective.name}, which has {reading.window}"

@@ -88,7 +88,7 @@ def spots(
         length: number of tokens that are not padding, if the batch does not say.
     """
     values = {name: entry[row].numpy() for name, entry in batch.items()}
-    seen = attends({name: entry[row : row + 1] for name, entry in batch.items() if entry.dim()})
+    attention = attends({name: entry[row : row + 1] for name, entry in batch.items() if entry.dim()})
     last = [tokens for tokens, _ in SIDES if tokens in values][-1]
     spots_of = {}
     for name, padding in SIDES:
@@ -98,11 +98,11 @@ def spots(
         labels = values.get("labels") if name == last else None
         labels = labels if labels is not None and labels.shape == tokens.shape else None
         is_token = values.get(padding, np.arange(len(tokens)) < (len(tokens) if length is None else length))
-        places = values.get("positions") if name == "tokens" else None
-        places = places if places is not None and places.shape == tokens.shape else None
-        sees = seen[0].sum(1).numpy() if name == "tokens" and seen is not None else None
+        positions = values.get("positions") if name == "tokens" else None
+        positions = positions if positions is not None and positions.shape == tokens.shape else None
+        sees = attention[0].sum(1).numpy() if name == "tokens" and attention is not None else None
         begins = np.concatenate(([True], tokens[:-1] == closing))
-        begins = begins if places is None else begins | (places == 0)
+        begins = begins if positions is None else begins | (positions == 0)
         spots_of[name] = [
             _spot(
                 decode,
@@ -110,7 +110,7 @@ def spots(
                 labels=labels,
                 begins=begins,
                 is_real=is_token,
-                places=places,
+                positions=positions,
                 sees=sees,
                 number=number,
             )
@@ -137,16 +137,16 @@ def samples_at(
 
     `begun` is the step and position at which the run began. Earlier positions have no step.
     """
-    turns, ids = batches.order.at(np.array(positions))
+    pass_numbers, ids = batches.order.at(np.array(positions))
     origins = []
     first_step, first = begun
-    for position, turn, sample in zip(positions, turns.tolist(), ids.tolist(), strict=True):
+    for position, pass_number, sample in zip(positions, pass_numbers.tolist(), ids.tolist(), strict=True):
         source, pieces = batches.read.origin(sample)
         origins.append(
             {
                 "position": position,
                 "step": first_step + (position - first) // global_batch + 1 if position >= first else None,
-                "turn": turn,
+                "turn": pass_number,
                 "sample": sample,
                 "source": source,
                 "pieces": [[start, start + length] for start, length in pieces],
@@ -213,7 +213,7 @@ def _spot(
     labels: np.ndarray | None,
     begins: np.ndarray,
     is_real: np.ndarray,
-    places: np.ndarray | None,
+    positions: np.ndarray | None,
     sees: np.ndarray | None,
     number: int,
 ) -> Spot:
@@ -225,7 +225,7 @@ def _spot(
         said="" if label is None else decode(label),
         begins=bool(begins[number]),
         real=bool(is_real[number]),
-        position=None if places is None else int(places[number]),
+        position=None if positions is None else int(positions[number]),
         sees=None if sees is None else int(sees[number]),
     )
 

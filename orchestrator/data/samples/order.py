@@ -79,8 +79,8 @@ class Order:
         passes = (epoch.astype(object) * taken) // samples
         start = (epoch.astype(object) * taken) % samples
         index = within + start.astype(np.int64)
-        turn = passes.astype(np.int64) + index // samples if self._by_pass else epoch
-        return turn, self._offsets[source] + index % samples
+        pass_number = passes.astype(np.int64) + index // samples if self._by_pass else epoch
+        return pass_number, self._offsets[source] + index % samples
 
     def drawn(self, position: int) -> list[int]:
         """Return how many samples of each source come before `position`. Within an epoch, counts are proportional."""
@@ -96,13 +96,13 @@ def permute(index: ArrayLike, epoch: ArrayLike, size: int, seed: int) -> np.ndar
     index, epoch = np.broadcast_arrays(np.asarray(index, dtype=np.int64), np.asarray(epoch, dtype=np.int64))
     width = math.isqrt(size - 1) + 1
     height = -(-size // width)
-    place = index.astype(np.uint64).ravel()
+    image = index.astype(np.uint64).ravel()
     key = mix(mix(np.array(seed % 2**64, dtype=np.uint64)) ^ epoch.astype(np.uint64).ravel())
-    outside = np.arange(place.size)
+    outside = np.arange(image.size)
     while outside.size:
-        place[outside] = _feistel(place[outside], key[outside], width, height)
-        outside = outside[place[outside] >= size]
-    return place.astype(np.int64).reshape(index.shape)
+        image[outside] = _feistel(image[outside], key[outside], width, height)
+        outside = outside[image[outside] >= size]
+    return image.astype(np.int64).reshape(index.shape)
 
 
 def _feistel(position: np.ndarray, key: np.ndarray, width: int, height: int) -> np.ndarray:

@@ -195,8 +195,8 @@ def batches_of_samples(
 
 
 def _of_set(samples: OwnSamples, count: int) -> Batch:
-    whole = {name: torch.from_numpy(value) for name, value in samples.of_set().items()}
-    return {name: value.expand(count, *value.shape) for name, value in whole.items()}
+    of_set = {name: torch.from_numpy(value) for name, value in samples.of_set().items()}
+    return {name: value.expand(count, *value.shape) for name, value in of_set.items()}
 
 
 def first_samples(

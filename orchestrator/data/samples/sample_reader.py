@@ -109,9 +109,9 @@ class SampleReader:
         reader._entries = entries
         return reader
 
-    def collate(self, ids: Sequence[int] | np.ndarray, turn: int) -> Batch:
-        """Return the samples `ids` as a batch of the objective. `turn` is as in `Objective.collate`."""
-        batch = self.objective.collate(self, [int(number) for number in ids], turn)
+    def collate(self, ids: Sequence[int] | np.ndarray, pass_number: int) -> Batch:
+        """Return the samples `ids` as a batch of the objective. `pass_number` is `turn` of `Objective.collate`."""
+        batch = self.objective.collate(self, [int(number) for number in ids], pass_number)
         if not self._beside and self._entries is None:
             return batch
         rows = np.asarray(ids, dtype=np.int64) % len(self)

@@ -95,11 +95,11 @@ class TeacherTable:
             InputError: if a record is damaged or missing.
         """
         result = np.empty(len(samples), self._record)
-        for place, sample in enumerate(samples.tolist()):
+        for row, sample in enumerate(samples.tolist()):
             number, index = divmod(sample, self._size)
             offset = HEAD.itemsize + index * self._record.itemsize
-            self._fill(number, offset, result[place : place + 1])
-            if result["sum"][place] != _sum_of(result[place]):
+            self._fill(number, offset, result[row : row + 1])
+            if result["sum"][row] != _sum_of(result[row]):
                 self._refuse(number)
         return TopRecords(result["tokens"], result["logits"], result["log_sum"])
 

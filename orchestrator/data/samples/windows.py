@@ -65,7 +65,7 @@ class ListedWindows:
 
 
 def listed_windows(
-    parts: Iterable[np.ndarray], reading: Reading, source: int, digest: str = "", place: Path | None = None
+    parts: Iterable[np.ndarray], reading: Reading, source: int, digest: str = "", derived: Path | None = None
 ) -> ListedWindows:
     """Return the samples of a source, made from its documents.
 
@@ -74,7 +74,7 @@ def listed_windows(
         reading: how the objective reads samples.
         source: number of the source.
         digest: digest of the data; the key of the files.
-        place: a folder on this node's disk to keep the result in. `parts` is then read only by the first caller.
+        derived: a folder on this node's disk to keep the result in. `parts` is then read only by the first caller.
     """
 
     def make(keep: Keep) -> dict[str, Any]:
@@ -86,11 +86,11 @@ def listed_windows(
             totals["tokens"] += int((chunk.stops - chunk.starts).sum())
         return totals
 
-    if place is None:
+    if derived is None:
         arrays, totals = arrays_in_memory(NAMES, make)
     else:
         content = json.dumps([FORMAT, digest, reading.unit, reading.window]).encode()
-        folder = place / "windows" / xxhash.xxh3_128_hexdigest(content)
+        folder = derived / "windows" / xxhash.xxh3_128_hexdigest(content)
         arrays, totals = arrays_on_disk(folder, source, NAMES, make)
     return ListedWindows(arrays["starts"], arrays["stops"], arrays["ends"], **totals)
 
@@ -358,14 +358,15 @@ class TiledWindows:
         raise NotImplementedError
 
 
-def windows_of(tokens: Streams, source: int, reading: Reading, whole: bool = False) -> Windows:
+def windows_of(tokens: Streams, source: int, reading: Reading, include_partial: bool = False) -> Windows:
     """Return the samples of a source.
 
-    With `whole`, they reach the source's last token if the objective accepts a shorter window. Raises DamagedShard if
-    the index of documents is damaged.
+    With `include_partial`, they reach the source's last token if the objective accepts a shorter window.
+
+    Raises DamagedShard if the index of documents is damaged.
     """
     if reading.unit == "stream":
-        return TiledWindows(tokens.length(source), reading, whole and reading.partial)
+        return TiledWindows(tokens.length(source), reading, include_partial and reading.partial)
     ends = tokens.document_ends_by_part(source)
     if tokens.manifest.documents > MANY:
         return listed_windows(ends, reading, source, tokens.digest, tokens.derived)

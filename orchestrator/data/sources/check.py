@@ -59,21 +59,23 @@ def _check_columns_of_steps(steps: Sequence[CleanStep], files: Sequence[SourceFi
         check_columns_of_steps(first_parts(files, part_size(files)), columns_of_steps(steps))
 
 
-def check_set(given: Sequence[Source], where: str, on_error: str, objective: str, begins: bool) -> None:
+def check_set(
+    source_configs: Sequence[Source], where: str, on_error: str, objective: str, begins: bool
+) -> None:
     """As `check_sources`, for held-out text with the key `where`. `on_error` says what to do with a bad row."""
     from orchestrator.data import sources
 
-    files = sources.resolve(given, where, on_error)
+    files = sources.resolve(source_configs, where, on_error)
     if not any(file.size for file in files):
         raise InputError("all files are empty", where, "give files with text")
-    _check_rows(given, files, where, objective, begins)
+    _check_rows(source_configs, files, where, objective, begins)
 
 
 def _check_rows(
-    given: Sequence[Source], files: Sequence[SourceFile], where: str, objective: str, begins: bool
+    source_configs: Sequence[Source], files: Sequence[SourceFile], where: str, objective: str, begins: bool
 ) -> None:
     """Check that the first row of the sources at the key `where` can be read and, if data `begins`, has the columns."""
-    if not is_known(objective) or any(problem_of(objective, source.field) for source in given):
+    if not is_known(objective) or any(problem_of(objective, source.field) for source in source_configs):
         return  # another check refuses it
     from orchestrator.data.sources import part_size
     from orchestrator.data.sources.documents import check_beginning

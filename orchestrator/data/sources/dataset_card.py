@@ -118,8 +118,12 @@ def _names_in(card: Mapping[str, Any], column: str, path: str, where: str) -> tu
     """Return the names that a card gives the labels in a column of the file at `path` below the card. Raises
     InputError if its configurations differ.
     """
-    given = card["dataset_info"]
-    infos = [info for info in (given if isinstance(given, list) else [given]) if isinstance(info, Mapping)]
+    dataset_info = card["dataset_info"]
+    infos = [
+        info
+        for info in (dataset_info if isinstance(dataset_info, list) else [dataset_info])
+        if isinstance(info, Mapping)
+    ]
     configs = _configs_of(card, path)
     chosen = [info for info in infos if str(info.get("config_name", "default")) in configs] or infos
     result = {
@@ -154,26 +158,26 @@ def _patterns(data_files: Any) -> list[str]:
     return [pattern for each in data_files or [] for pattern in _patterns(each)]
 
 
-def _features(given: Any) -> dict[str, Any]:
+def _features(features: Any) -> dict[str, Any]:
     """Return a card's list of features in the form of a schema's: the feature of each column by its name."""
-    listed = given if isinstance(given, Sequence) and not isinstance(given, str) else []
+    listed = features if isinstance(features, Sequence) and not isinstance(features, str) else []
     return {
         str(each["name"]): _feature(each) for each in listed if isinstance(each, Mapping) and "name" in each
     }
 
 
-def _feature(given: Any) -> Any:
-    if isinstance(given, list):
-        return _features(given)
-    if not isinstance(given, Mapping):
-        return given
+def _feature(feature: Any) -> Any:
+    if isinstance(feature, list):
+        return _features(feature)
+    if not isinstance(feature, Mapping):
+        return feature
     for kind in ("sequence", "list", "large_list"):
-        if kind in given:
-            return {"_type": "List", "feature": _feature(given[kind])}
-    if "struct" in given:
-        return _features(given["struct"])
-    if "class_label" in given:
-        names = given["class_label"].get("names", [])
+        if kind in feature:
+            return {"_type": "List", "feature": _feature(feature[kind])}
+    if "struct" in feature:
+        return _features(feature["struct"])
+    if "class_label" in feature:
+        names = feature["class_label"].get("names", [])
         in_order = [names[key] for key in sorted(names, key=int)] if isinstance(names, Mapping) else names
         return {"_type": "ClassLabel", "names": in_order}
-    return _feature(given["dtype"]) if "dtype" in given else None
+    return _feature(feature["dtype"]) if "dtype" in feature else None

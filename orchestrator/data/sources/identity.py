@@ -24,12 +24,12 @@ def numbered(files: Sequence[SourceFile]) -> list[SourceFile]:
     """Return the files, each with the number of earlier files with the same text, so that copies are decided on
     separately.
     """
-    seen: Counter[str] = Counter()
+    copies: Counter[str] = Counter()
     result = []
     for file in files:
         text = json.dumps(identity_of(file), sort_keys=True)
-        result.append(replace(file, copy=seen[text]) if seen[text] else file)
-        seen[text] += 1
+        result.append(replace(file, copy=copies[text]) if copies[text] else file)
+        copies[text] += 1
     return result
 
 

@@ -73,8 +73,8 @@ def _object(line: bytes, span: Span, at: int, rejected: Rejected) -> dict[str, A
         return None
     except (ValueError, RecursionError) as error:
         listed = at == 0 and line.lstrip().startswith(b"[")
-        what = LIST if listed else Unfit("json", f"is not JSON ({error})")
-        rejected.refuse(file, what, at, line)
+        problem = LIST if listed else Unfit("json", f"is not JSON ({error})")
+        rejected.refuse(file, problem, at, line)
         return None
     if not isinstance(document, dict):
         rejected.refuse(file, LIST if isinstance(document, list) else NO_OBJECT, at, line)
@@ -145,8 +145,8 @@ class _List:
                     return item
             except (ValueError, RecursionError) as error:
                 if held > lines.LINE_BYTES:
-                    what = f"is longer than {lines.LINE_BYTES >> 20} MiB, or not JSON ({error})"
-                    self._refuse("long", what, "split the document")
+                    problem = f"is longer than {lines.LINE_BYTES >> 20} MiB, or not JSON ({error})"
+                    self._refuse("long", problem, "split the document")
                     return None
                 if not self._more(max(held, lines.BLOCK)):
                     if not damage_of(self._file):

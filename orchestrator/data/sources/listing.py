@@ -60,7 +60,7 @@ def resolve(
     with ThreadPoolExecutor(THREADS) as pool:
         for number, source in enumerate(sources):
             key = f"{where}.{number}.uri"
-            listed = [file for place in source.places for file in _files(place, key, source, on_error, pool)]
+            listed = [file for uri in source.places for file in _files(uri, key, source, on_error, pool)]
             _refuse_twice(listed, key)
             files += pool.map(
                 lambda file, n=number, s=source, k=key: _with_labels(
@@ -90,11 +90,11 @@ def _files(path: str, key: str, source: Source, on_error: str, pool: ThreadPoolE
     return found_here
 
 
-def _match(place: str, where: str) -> list[Listed]:
+def _match(uri: str, where: str) -> list[Listed]:
     """Return the files of a path, glob or URI; empty if there is none."""
     try:
-        fs, path = _file_system(place)
-        return _checked(fs, list(_infos(fs, path, where)), is_local(place), where)
+        fs, path = _file_system(uri)
+        return _checked(fs, list(_infos(fs, path, where)), is_local(uri), where)
     except InputError:
         raise
     except Exception as error:  # fsspec backends raise various errors
@@ -184,10 +184,10 @@ def _checked(fs: Any, infos: list[dict[str, Any]], local: bool, where: str) -> l
     return [Listed(fs, info["name"], info, local) for info in infos]
 
 
-def _lines(place: str, where: str) -> list[str]:
+def _lines(uri: str, where: str) -> list[str]:
     """Return the files that a list names. Names without a protocol are relative to its folder."""
     try:
-        fs, path = _file_system(place)
+        fs, path = _file_system(uri)
         text = Retry()(fs.cat_file, path).decode()
     except FileNotFoundError:
         raise InputError("there is no such file", where, "check the path") from None
@@ -196,7 +196,7 @@ def _lines(place: str, where: str) -> list[str]:
     except Exception as error:
         kind = Unreachable if transient(error) else InputError
         raise kind(f"cannot be read ({error})", where, "check the address and credentials") from None
-    folder = place.rsplit("/", 1)[0] if "/" in place else "."
+    folder = uri.rsplit("/", 1)[0] if "/" in uri else "."
     names = [line.strip() for line in text.removeprefix("\ufeff").splitlines()]
     result = [
         name if "://" in name or name.startswith("/") else f"{folder}/{name}"
@@ -208,27 +208,25 @@ def _lines(place: str, where: str) -> list[str]:
     return result
 
 
-def _named_in_list(place: str, where: str, on_error: str) -> list[Listed]:
-    if matches := _match(place, f"{where}: {place}"):
+def _named_in_list(uri: str, where: str, on_error: str) -> list[Listed]:
+    if matches := _match(uri, f"{where}: {uri}"):
         return matches
     if on_error == "fail":
-        raise InputError(
-            f"names {place}, but there is no such file", where, "remove it, or set data.on_error"
-        )
-    fs, path = _file_system(place)
-    return [Listed(fs, path, None, is_local(place))]
+        raise InputError(f"names {uri}, but there is no such file", where, "remove it, or set data.on_error")
+    fs, path = _file_system(uri)
+    return [Listed(fs, path, None, is_local(uri))]
 
 
 def _refuse_twice(listed: Sequence[Listed], key: str) -> None:
-    seen: set[str] = set()
+    resolved_paths: set[str] = set()
     for file in listed:
-        place = os.path.realpath(local_path(file.name)) if file.local else file.name
-        if place in seen:
+        resolved_path = os.path.realpath(local_path(file.name)) if file.local else file.name
+        if resolved_path in resolved_paths:
             problem = f"names {file.name} twice" + (
-                ", by a link" if file.local and place != file.name else ""
+                ", by a link" if file.local and resolved_path != file.name else ""
             )
             raise InputError(problem, key, "name it once; weight says how often it is read")
-        seen.add(place)
+        resolved_paths.add(resolved_path)
 
 
 def _identify(number: int, source: Source, key: str, file: Listed, on_error: str) -> SourceFile:

@@ -102,14 +102,14 @@ def _lacking(part: Part, columns: Sequence[str]) -> dict[str, _PathMatch]:
         in_table = _columns_of_table(span)
         for row in rows(span, columns=tuple(columns)):
             for column in tuple(sought):
-                place = _PathMatch(row.values, column, in_table)
-                if place.is_there:
+                match = _PathMatch(row.values, column, in_table)
+                if match.is_there:
                     sought.remove(column)
-                elif not place.is_open:
-                    lacking.setdefault(column, place)
+                elif not match.is_open:
+                    lacking.setdefault(column, match)
             if not sought:
                 return {}
-    return {column: place for column, place in lacking.items() if column in sought}
+    return {column: match for column, match in lacking.items() if column in sought}
 
 
 def _columns_of_table(span: Span) -> list[str]:

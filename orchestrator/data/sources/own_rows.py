@@ -40,9 +40,9 @@ FILE_BYTES = 2**25
 
 def is_made(source: Source) -> bool:
     """Return whether the rows of a source with a function are complete. Raises InputError if storage fails."""
-    place = _folder(source)
-    with _storage_errors(place):
-        fs, folder = open_file_system(place, TIMEOUT)
+    folder_uri = _folder(source)
+    with _storage_errors(folder_uri):
+        fs, folder = open_file_system(folder_uri, TIMEOUT)
         return bool(Retry()(fs.isfile, f"{folder}/{MADE}"))
 
 
@@ -62,18 +62,18 @@ def make_rows(source: Source, where: str, tell: Callable[[str], None]) -> None:
     """
     named = f"{where} {source.own}"
     dataset = _dataset(source, named)
-    place = _folder(source)
-    draft = f"{local_path(place)}.{uuid.uuid4().hex}.tmp" if is_local(place) else place
+    folder_uri = _folder(source)
+    draft = f"{local_path(folder_uri)}.{uuid.uuid4().hex}.tmp" if is_local(folder_uri) else folder_uri
     try:
-        with _storage_errors(place):
+        with _storage_errors(folder_uri):
             fs, folder = open_file_system(draft, TIMEOUT)
             rows = _write(dataset, fs, folder, named, tell)
             content = {"own": str(source.own), "fingerprint": source.fingerprint, "rows": rows}
             Retry()(fs.pipe_file, f"{folder}/{MADE}", json.dumps(content).encode())
-            if draft != place:
-                _publish(draft, local_path(place))
+            if draft != folder_uri:
+                _publish(draft, local_path(folder_uri))
     finally:
-        if draft != place:
+        if draft != folder_uri:
             shutil.rmtree(draft, ignore_errors=True)
 
 

@@ -66,8 +66,8 @@ class Rejected:
         `at` is the byte of a line or the number of a row; None for the whole file.
         """
         if file.on_error == "fail":
-            place = "" if at is None else f"{place_of(file, at)}: "
-            raise InputError(f"{place}{error.what}", file.uri, f"{error.hint}, or set {self._key}") from None
+            prefix = "" if at is None else f"{place_of(file, at)}: "
+            raise InputError(f"{prefix}{error.what}", file.uri, f"{error.hint}, or set {self._key}") from None
         self._count(file, LEFT_OUT, error=error, at=at, sample=sample, count=count)
 
     def repair(self, file: SourceFile, error: Unfit, at: int | None = None, sample: object = "") -> None:
@@ -96,8 +96,8 @@ class Rejected:
         finding = self._found.setdefault(key, Finding(file.source, where, error.kind, action))
         finding.count += count
         if len(finding.examples) < EXAMPLES:
-            place = {} if at is None else {("row" if file.kind in NUMBERED else "byte"): at}
-            finding.examples.append({**place, "what": error.what[:SHOWN], "text": shown(sample)})
+            position = {} if at is None else {("row" if file.kind in NUMBERED else "byte"): at}
+            finding.examples.append({**position, "what": error.what[:SHOWN], "text": shown(sample)})
 
 
 def shown(sample: object) -> str:

@@ -38,14 +38,14 @@ def read(
         if names is None:
             names = values
             if twice := [name for name in span.file.columns if names.count(name) > 1]:
-                what = f"has several columns called '{twice[0]}'"
+                problem = f"has several columns called '{twice[0]}'"
                 rejected.refuse(
-                    span.file, Unfit("columns", what, "give each a different name"), at, ",".join(values)
+                    span.file, Unfit("columns", problem, "give each a different name"), at, ",".join(values)
                 )
                 return
         elif len(values) > len(names) or (len(values) < len(names) and span.file.on_error != "fail"):
-            what = f"has {len(values)} values, and there are {len(names)} columns"
-            rejected.refuse(span.file, Unfit("columns", what), at, ",".join(values))
+            problem = f"has {len(values)} values, and there are {len(names)} columns"
+            rejected.refuse(span.file, Unfit("columns", problem), at, ",".join(values))
         else:
             yield at, dict(zip_longest(names, values))
 

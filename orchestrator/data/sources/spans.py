@@ -84,25 +84,27 @@ def _whole_rows(file: SourceFile, part_bytes: int) -> list[Span]:
     Damaged parts form a separate span, whose reader reports them.
     """
     names: list[str] = []
-    places: list[tuple[int, int]] = []  # where a group or batch may begin, and the number of rows before it
+    boundaries: list[
+        tuple[int, int]
+    ] = []  # where a group or batch may begin, and the number of rows before it
     sizes: list[int] = []
     damage = None
     with opened(Span(file, 0, file.size, file.size)) as handle:
         try:
             if file.kind == ".arrow":
                 names = schema_of(handle).names
-                for place in batch_ends(handle):
-                    places.append(place)
-                sizes = [after - before for (before, _), (after, _) in pairwise(places)]
+                for boundary in batch_ends(handle):
+                    boundaries.append(boundary)
+                sizes = [after - before for (before, _), (after, _) in pairwise(boundaries)]
             else:
                 parquet = pq.ParquetFile(handle)
                 names = parquet.schema_arrow.names
                 meta = parquet.metadata
                 sizes = [meta.row_group(i).total_byte_size for i in range(meta.num_row_groups)]
-                places = [(i, 0) for i in range(len(sizes) + 1)]
+                boundaries = [(i, 0) for i in range(len(sizes) + 1)]
         except ERRORS as error:
             damage = error
-            sizes = [after - before for (before, _), (after, _) in pairwise(places)]
+            sizes = [after - before for (before, _), (after, _) in pairwise(boundaries)]
     if file.on_error == "fail":
         _refuse(file, names, damage)
     spans = []
@@ -111,12 +113,12 @@ def _whole_rows(file: SourceFile, part_bytes: int) -> list[Span]:
     for number, size in enumerate(sizes):
         held += size
         if held >= part_bytes or number == len(sizes) - 1:
-            (start, row), (stop, _) = places[first], places[number + 1]
+            (start, row), (stop, _) = boundaries[first], boundaries[number + 1]
             spans.append(Span(file, start, stop, held, row=row))
             first = number + 1
             held = 0
     if damage:
-        start, row = places[-1] if places else (0, 0)
+        start, row = boundaries[-1] if boundaries else (0, 0)
         spans.append(Span(file, start, file.size if file.kind == ".arrow" else 0, 0, row=row))
     return spans
 

@@ -120,9 +120,9 @@ class _Archive:
                 if not wanted(name):
                     yield Member(name, b"")
                 elif size > lines.LINE_BYTES:
-                    what = f"{name} is longer than {lines.LINE_BYTES >> 20} MiB"
+                    problem = f"{name} is longer than {lines.LINE_BYTES >> 20} MiB"
                     self._rejected.refuse(
-                        self._source, Unfit("long", what, "split the document"), self._found
+                        self._source, Unfit("long", problem, "split the document"), self._found
                     )
                 else:
                     data = self._take(size)

@@ -92,8 +92,8 @@ class _Decoder:
     def cut_off(self, parts: list[bytes], at: int) -> Iterator[Piece]:
         """Return the last piece of a truncated file, which is kept only under `repair`."""
         if self._file.on_error == "repair":
-            whole = codecs.getincrementaldecoder("utf-8")("replace").decode(b"".join(parts))
-            yield from self([whole.encode()], True, at)
+            text = codecs.getincrementaldecoder("utf-8")("replace").decode(b"".join(parts))
+            yield from self([text.encode()], True, at)
         elif self._open:
             yield at, {"text": ""}, True
 

@@ -26,15 +26,15 @@ READ_BYTES = 2**20
 
 def identify(path: str) -> tuple[int, str, str]:
     """Return the size of a local file in bytes, its checksum, and the concatenated checksums of its blocks."""
-    whole = xxhash.xxh3_128()
+    checksum = xxhash.xxh3_128()
     size = 0
     sums = []
     with open(path, "rb", buffering=0) as file:
         while block := _full(file, BLOCK_BYTES):
-            whole.update(block)
+            checksum.update(block)
             sums.append(xxhash.xxh3_64_hexdigest(block))
             size += len(block)
-    return size, whole.hexdigest(), "".join(sums)
+    return size, checksum.hexdigest(), "".join(sums)
 
 
 def tag(fs: RemoteFileSystem, path: str, info: dict[str, Any]) -> str:

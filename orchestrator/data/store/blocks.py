@@ -41,13 +41,13 @@ def cache_for(manifest: DataManifest, keep: int | None, growing: bool) -> BlockC
 
     Data without block checksums is always copied whole. The final size of `growing` data is unknown.
     """
-    place = copies_of(manifest)
+    folder = copies_of(manifest)
     if keep is None:
-        keep = shutil.disk_usage(place).free // 2
+        keep = shutil.disk_usage(folder).free // 2
     size = sum(shard.tokens for shard in manifest.shards) * np.dtype(manifest.dtype).itemsize
-    copied = sum(path.stat().st_size for path in place.glob("*.bin"))
-    whole = size - copied <= keep and not growing
-    return None if whole or manifest.format < 2 else BlockCache(place / "blocks", keep)
+    copied = sum(path.stat().st_size for path in folder.glob("*.bin"))
+    is_copied = size - copied <= keep and not growing
+    return None if is_copied or manifest.format < 2 else BlockCache(folder / "blocks", keep)
 
 
 class BlockCache:

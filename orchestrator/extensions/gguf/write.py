@@ -65,7 +65,7 @@ def add_tokenizer(writer: Any, plain: str, config: Mapping[str, Any]) -> None:
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     merges = about["model"]["merges"]
-    writer.add_token_merges([one if isinstance(one, str) else " ".join(one) for one in merges])
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
     begins, ends = _frame(wrapped)
     writer.add_add_bos_token(begins)
     writer.add_add_eos_token(ends)
@@ -87,8 +87,8 @@ def check_tokenizer(plain: str, folder: str, file: str) -> None:
     wanted = _wrapped(plain)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=file, local_files_only=True)
     for text in (*TEXTS, *(f"a{token}b" for token in wanted.all_special_tokens)):
-        one, other = (each(text, add_special_tokens=False)["input_ids"] for each in (wanted, tokenizer))
-        if one != other:
+        expected, actual = (each(text, add_special_tokens=False)["input_ids"] for each in (wanted, tokenizer))
+        if expected != actual:
             raise RuntimeError(
                 f"transformers reads a tokenizer from {file} that splits {text!r} differently; nothing was "
                 "published"
@@ -114,7 +114,7 @@ def _cut(about: Mapping[str, Any]) -> str:
         raise WorkloadError(
             f"GGUF files are written with byte-level BPE, but this tokenizer is another; {HINT}"
         )
-    expression = next((one["pattern"].get("Regex", "?") for one in steps if one["type"] == "Split"), "")
+    expression = next((step["pattern"].get("Regex", "?") for step in steps if step["type"] == "Split"), "")
     name = _CUTS.get(expression)
     plain = (
         not last.get("add_prefix_space")
@@ -122,8 +122,8 @@ def _cut(about: Mapping[str, Any]) -> str:
         and len(steps) < 3
     )
     normalised = about["normalizer"] is not None and (name, about["normalizer"]["type"]) != ("qwen2", "NFC")
-    whole = bool(model.get("ignore_merges")) == (name == "llama-bpe")
-    if name is None or not plain or normalised or not whole:
+    merges_fit = bool(model.get("ignore_merges")) == (name == "llama-bpe")
+    if name is None or not plain or normalised or not merges_fit:
         raise WorkloadError(
             f"llama.cpp splits text as GPT-2, Llama 3 or Qwen 2 do, but this tokenizer does not; {HINT}"
         )
@@ -338,8 +338,8 @@ def _difference(plain: str, folder: str, kind_of: Callable[[str, torch.Size], An
     return _apart(exact, logits)
 
 
-def _apart(one: Tensor, other: Tensor) -> float:
-    return float((one - other).abs().max() / one.abs().max().clamp(min=1))
+def _apart(expected: Tensor, actual: Tensor) -> float:
+    return float((expected - actual).abs().max() / expected.abs().max().clamp(min=1))
 
 
 def kept_in_file(folder: str, numbers: str) -> list[str]:

@@ -61,8 +61,8 @@ class StoredModel(Mapping[str, Tensor]):
 
     def __getitem__(self, ours: str) -> Tensor:
         name, number = self._places[ours]
-        whole = tuple(slice(0, size) for size in self._stored.shapes[name])
-        part = whole if number is None else (slice(number, number + 1), *whole[1:])
+        full_slice = tuple(slice(0, size) for size in self._stored.shapes[name])
+        part = full_slice if number is None else (slice(number, number + 1), *full_slice[1:])
         result = self._stored.part(name, part)
         if not result.is_floating_point():
             raise WorkloadError(f"{name} is not a plain tensor of real numbers")

@@ -65,13 +65,13 @@ def canonical(model: Mapping[str, Any], max_bytes: int) -> dict[str, Tensor]:
     return result
 
 
-def _flat(tree: Mapping[Any, Any], before: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    if id(tree) in seen:
+def _flat(tree: Mapping[Any, Any], before: str, visited: set[int]) -> Iterator[tuple[str, Any]]:
+    if id(tree) in visited:
         raise WorkloadError(f"{before or 'its model'} is in there twice")
-    seen.add(id(tree))
+    visited.add(id(tree))
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{name}.", seen)
+            yield from _flat(value, f"{before}{name}.", visited)
         else:
             yield f"{before}{name}", value
 
@@ -98,36 +98,38 @@ def canonical_name(name: str) -> str:
 def merged(
     ranks: Ranks, options: Options, vocabulary: int | None
 ) -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]]]:
-    """The configuration and the tensors of transformers' class, each made when it is asked for. Both raise
-    WorkloadError if parts are missing, do not fit, or would be lost."""
-    whole = _Whole(ranks, options, set())
-    rows = sum(len(part) for part in whole.parts(0, "words"))
+    """Return the configuration and the tensors of transformers' class. Each tensor is made when it is needed.
+
+    Both raise WorkloadError if parts are missing, do not fit, or would be lost.
+    """
+    model = _Whole(ranks, options, set())
+    rows = sum(len(part) for part in model.parts(0, "words"))
     if vocabulary is not None and not 0 < vocabulary <= rows:
         raise WorkloadError(f"it has {rows} rows of tokens, and {vocabulary} are asked for")
     kept = vocabulary or rows
-    places = list(whole.layers())
+    layers = list(model.layers())
     if options.rotary:
         llama = _llama_config(options, kept)
         config = mixtral_config(options, llama) if options.experts else llama
-        return config, _checked(whole, _llama(whole, places, kept), kept)
+        return config, _checked(model, _llama(model, layers, kept), kept)
     if not options.tied:
         raise WorkloadError("its head is not tied to its table, as GPT-2's is")
-    return _gpt2_config(options, kept), _checked(whole, _gpt2(whole, places, kept), kept)
+    return _gpt2_config(options, kept), _checked(model, _gpt2(model, layers, kept), kept)
 
 
-def _checked(whole: _Whole, tensors: Iterator[tuple[str, Tensor]], kept: int) -> Iterator[tuple[str, Tensor]]:
-    """The tensors; after them all that is in the files has been read, or is a copy of the table."""
+def _checked(model: _Whole, tensors: Iterator[tuple[str, Tensor]], kept: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors. Then raise WorkloadError if a tensor of the files was not read and is no copy of the table."""
     yield from tensors
-    last = whole.options.pipeline - 1
+    last = model.options.pipeline - 1
     for name in ("tied_head", "head", "words"):
-        if not whole.options.tied or name not in whole.ranks[0, last]:
+        if not model.options.tied or name not in model.ranks[0, last]:
             continue
-        if not torch.equal(whole.joined(last, name, 0)[:kept], whole.joined(0, "words", 0)[:kept]):
+        if not torch.equal(model.joined(last, name, 0)[:kept], model.joined(0, "words", 0)[:kept]):
             raise WorkloadError(
                 f"the {name} of pipeline rank {last} differs from the table of rank 0, but should be equal"
             )
-    for (tp, stage), held in whole.ranks.items():
-        if left := sorted(name for name in held if (stage, name) not in whole.used):
+    for (tp, stage), held in model.ranks.items():
+        if left := sorted(name for name in held if (stage, name) not in model.used):
             raise WorkloadError(
                 f"{left[0]} of tensor-parallel rank {tp}, pipeline rank {stage} has no place in the model of its "
                 "options, and would be lost"
@@ -143,23 +145,23 @@ def _gpt2_config(options: Options, rows: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _gpt2(whole: _Whole, places: list[tuple[int, str]], rows: int) -> Iterator[tuple[str, Tensor]]:
-    yield "transformer.wte.weight", whole.joined(0, "words", 0)[:rows]
-    yield "transformer.wpe.weight", whole.alike(0, "positions")
-    for number, (stage, here) in enumerate(places):
+def _gpt2(model: _Whole, layers: list[tuple[int, str]], rows: int) -> Iterator[tuple[str, Tensor]]:
+    yield "transformer.wte.weight", model.joined(0, "words", 0)[:rows]
+    yield "transformer.wpe.weight", model.alike(0, "positions")
+    for number, (stage, prefix) in enumerate(layers):
         to = f"transformer.h.{number}."
         for leaf in ("weight", "bias"):
             for name, tensor in (
-                ("attn.c_attn", torch.cat(whole.query_key_value(stage, f"{here}qkv.{leaf}"))),
-                ("attn.c_proj", whole.row(stage, f"{here}out.{leaf}")),
-                ("mlp.c_fc", whole.joined(stage, f"{here}up.{leaf}", 0)),
-                ("mlp.c_proj", whole.row(stage, f"{here}down.{leaf}")),
+                ("attn.c_attn", torch.cat(model.query_key_value(stage, f"{prefix}qkv.{leaf}"))),
+                ("attn.c_proj", model.row(stage, f"{prefix}out.{leaf}")),
+                ("mlp.c_fc", model.joined(stage, f"{prefix}up.{leaf}", 0)),
+                ("mlp.c_proj", model.row(stage, f"{prefix}down.{leaf}")),
             ):
                 yield f"{to}{name}.{leaf}", tensor.t().contiguous() if leaf == "weight" else tensor
-            yield f"{to}ln_1.{leaf}", whole.alike(stage, f"{here}first_norm.{leaf}")
-            yield f"{to}ln_2.{leaf}", whole.alike(stage, f"{here}second_norm.{leaf}")
+            yield f"{to}ln_1.{leaf}", model.alike(stage, f"{prefix}first_norm.{leaf}")
+            yield f"{to}ln_2.{leaf}", model.alike(stage, f"{prefix}second_norm.{leaf}")
     for leaf in ("weight", "bias"):
-        yield f"transformer.ln_f.{leaf}", whole.alike(whole.options.pipeline - 1, f"final_norm.{leaf}")
+        yield f"transformer.ln_f.{leaf}", model.alike(model.options.pipeline - 1, f"final_norm.{leaf}")
 
 
 def _llama_config(options: Options, rows: int) -> dict[str, Any]:
@@ -175,27 +177,27 @@ def _llama_config(options: Options, rows: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _llama(whole: _Whole, places: list[tuple[int, str]], rows: int) -> Iterator[tuple[str, Tensor]]:
-    last = whole.options.pipeline - 1
-    yield "model.embed_tokens.weight", whole.joined(0, "words", 0)[:rows]
-    for number, (stage, here) in enumerate(places):
+def _llama(model: _Whole, layers: list[tuple[int, str]], rows: int) -> Iterator[tuple[str, Tensor]]:
+    last = model.options.pipeline - 1
+    yield "model.embed_tokens.weight", model.joined(0, "words", 0)[:rows]
+    for number, (stage, prefix) in enumerate(layers):
         to = f"model.layers.{number}."
-        projections = whole.query_key_value(stage, f"{here}qkv.weight")
+        projections = model.query_key_value(stage, f"{prefix}qkv.weight")
         for name, tensor in zip("qkv", projections, strict=True):
             yield f"{to}self_attn.{name}_proj.weight", tensor
-        yield f"{to}self_attn.o_proj.weight", whole.row(stage, f"{here}out.weight")
-        if whole.options.experts:
-            yield f"{to}block_sparse_moe.gate.weight", whole.alike(stage, f"{here}router.weight")
-        for part, names in _feed_forwards(whole.options.experts):
-            gate, up = whole.gate_up(stage, f"{here}{part}up.weight")
+        yield f"{to}self_attn.o_proj.weight", model.row(stage, f"{prefix}out.weight")
+        if model.options.experts:
+            yield f"{to}block_sparse_moe.gate.weight", model.alike(stage, f"{prefix}router.weight")
+        for part, names in _feed_forwards(model.options.experts):
+            gate, up = model.gate_up(stage, f"{prefix}{part}up.weight")
             yield f"{to}{names[0]}.weight", gate
             yield f"{to}{names[1]}.weight", up
-            yield f"{to}{names[2]}.weight", whole.row(stage, f"{here}{part}down.weight")
-        yield f"{to}input_layernorm.weight", whole.alike(stage, f"{here}first_norm.weight")
-        yield f"{to}post_attention_layernorm.weight", whole.alike(stage, f"{here}second_norm.weight")
-    yield "model.norm.weight", whole.alike(last, "final_norm.weight")
-    if not whole.options.tied:
-        yield "lm_head.weight", whole.joined(last, "head", 0)[:rows]
+            yield f"{to}{names[2]}.weight", model.row(stage, f"{prefix}{part}down.weight")
+        yield f"{to}input_layernorm.weight", model.alike(stage, f"{prefix}first_norm.weight")
+        yield f"{to}post_attention_layernorm.weight", model.alike(stage, f"{prefix}second_norm.weight")
+    yield "model.norm.weight", model.alike(last, "final_norm.weight")
+    if not model.options.tied:
+        yield "lm_head.weight", model.joined(last, "head", 0)[:rows]
 
 
 def _feed_forwards(experts: int) -> Iterator[tuple[str, tuple[str, str, str]]]:

@@ -129,11 +129,11 @@ def _read(folder: Path) -> Shards:
     for numbers, path in sorted(_files(folder)):
         stored, where = _load(path), f"{path.parent.name}/{path.name}"
         its_args, its_options, step = _options_in(stored, where)
-        place = _place(numbers, its_options, where)
+        rank_of_file = _place(numbers, its_options, where)
         chunks = _chunks(stored, where)
-        options_of[place], about[place] = its_args, (its_options, step, len(chunks))
+        options_of[rank_of_file], about[rank_of_file] = its_args, (its_options, step, len(chunks))
         max_bytes = path.stat().st_size
-        parts |= {(place, number): canonical(chunk, max_bytes) for number, chunk in enumerate(chunks)}
+        parts |= {(rank_of_file, number): canonical(chunk, max_bytes) for number, chunk in enumerate(chunks)}
     first, *others = sorted(about)
     options, iteration, virtual = about[first]
     if unlike := next((rank for rank in others if about[rank] != about[first]), None):
@@ -142,10 +142,10 @@ def _read(folder: Path) -> Shards:
         )
     degrees = options.tensor, options.pipeline, options.expert_parallel
     every: set[Place] = set(itertools.product(*map(range, degrees)))  # type: ignore[arg-type]
-    for what, value in (("is missing", every - about.keys()), ("is one too many", about.keys() - every)):
+    for problem, value in (("is missing", every - about.keys()), ("is one too many", about.keys() - every)):
         if value:
             rank = _ranks(min(value))
-            raise WorkloadError(f"the file of {rank} {what}, of {len(every)}; copy all files again")
+            raise WorkloadError(f"the file of {rank} {problem}, of {len(every)}; copy all files again")
     _check_places(options_of)
     models = {
         # layers go through all ranks of a pipeline before they come back to the first with its next stage
@@ -210,19 +210,23 @@ def _ranks(rank: Place) -> str:
     return f"tensor-parallel rank {rank[0]} and pipeline rank {rank[1]}{expert}"
 
 
-def _check_places(said: Mapping[Place, Mapping[str, Any]]) -> None:
-    """Raise WorkloadError if files stand in each other's folders: ranks of a run count tensor before expert before
-    pipeline parallelism. Converted checkpoints do not say."""
-    ranks = {place: args.get("rank") for place, args in said.items()}
+def _check_places(options_of: Mapping[Place, Mapping[str, Any]]) -> None:
+    """Raise WorkloadError if files are in each other's folders.
+
+    Megatron numbers ranks by tensor, then expert, then pipeline parallelism. Converted checkpoints store no ranks, and
+    are not checked.
+    """
+    ranks = {position: args.get("rank") for position, args in options_of.items()}
     if len(set(map(str, ranks.values()))) < len(ranks) or any(
         type(rank) is not int for rank in ranks.values()
     ):
         return
-    places = sorted(ranks, key=lambda place: (place[1], place[2], place[0]))
-    for place, rank in zip(places, sorted(ranks.values()), strict=True):  # type: ignore[type-var]
-        if ranks[place] != rank:
+    positions = sorted(ranks, key=lambda position: (position[1], position[2], position[0]))
+    for position, rank in zip(positions, sorted(ranks.values()), strict=True):  # type: ignore[type-var]
+        if ranks[position] != rank:
             raise WorkloadError(
-                f"the file of {_ranks(place)} was written by rank {ranks[place]}, not {rank}; copy all files again"
+                f"the file of {_ranks(position)} was written by rank {ranks[position]}, not {rank}; copy all files "
+                "again"
             )
 
 

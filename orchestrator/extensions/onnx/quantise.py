@@ -128,11 +128,11 @@ def _apart(plain: Path, path: Path, folder: str) -> float:
     for length in sorted({min(length, longest) for length in LENGTHS}):
         batch = {name: tensor.numpy() for name, tensor in tried_batch(size, pad, inputs, length).items()}
         is_token = batch["attention_mask"].astype(bool)
-        for one, other in zip(exact.run(None, batch), rounded.run(None, batch), strict=True):
-            of_tokens = one.shape[:2] == is_token.shape
-            one, other = (each[is_token] if of_tokens else each for each in (one, other))
-            worst = max(worst, float(abs(one - other).max() / max(abs(one).max(), 1.0)))
-            if not np.isfinite(other).all():
+        for expected, actual in zip(exact.run(None, batch), rounded.run(None, batch), strict=True):
+            of_tokens = expected.shape[:2] == is_token.shape
+            expected, actual = (each[is_token] if of_tokens else each for each in (expected, actual))
+            worst = max(worst, float(abs(expected - actual).max() / max(abs(expected).max(), 1.0)))
+            if not np.isfinite(actual).all():
                 raise RuntimeError("the quantised model's outputs are not finite; nothing was published")
     return worst
 

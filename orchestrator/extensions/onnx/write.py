@@ -125,13 +125,13 @@ def _compare(model: Any, inputs: Sequence[str], outputs: Sequence[str], path: Pa
         with torch.no_grad():
             wanted = model(**batch)
         outputs_of_onnx = session.run(outputs, {name: tensor.numpy() for name, tensor in batch.items()})
-        for name, value in zip(outputs, map(torch.from_numpy, outputs_of_onnx), strict=True):
-            one = wanted[name]
-            if one.shape[:2] == batch["input_ids"].shape:
+        for name, actual in zip(outputs, map(torch.from_numpy, outputs_of_onnx), strict=True):
+            expected = wanted[name]
+            if expected.shape[:2] == batch["input_ids"].shape:
                 is_token = batch["attention_mask"].bool()
-                one = one[is_token]
-                value = value[is_token]
-            apart = float((one - value).abs().max() / one.abs().max().clamp(min=1))
+                expected = expected[is_token]
+                actual = actual[is_token]
+            apart = float((expected - actual).abs().max() / expected.abs().max().clamp(min=1))
             if not apart <= TOLERANCE:
                 raise RuntimeError(
                     f"onnxruntime's {name} of {length} tokens differ by {apart:.2e}; nothing was published"

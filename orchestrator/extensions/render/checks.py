@@ -34,8 +34,8 @@ def manifests_can_be_applied(manifest: Manifest) -> Iterator[str]:
     """Limit the size, because kubectl stores an applied manifest in an annotation of it."""
     size = len(json.dumps(manifest, ensure_ascii=False).encode())
     if size > LARGEST:
-        what = f"is {size // 1024} KiB long, and kubectl applies {LARGEST // 1024}"
-        yield f"{what}; name many files by one pattern, such as data/*.jsonl"
+        problem = f"is {size // 1024} KiB long, and kubectl applies {LARGEST // 1024}"
+        yield f"{problem}; name many files by one pattern, such as data/*.jsonl"
 
 
 def names_are_dns_labels(manifest: Manifest) -> Iterator[str]:

@@ -31,11 +31,11 @@ class NodeGroup:
     @property
     def labels(self) -> dict[str, str]:
         """Labels of its Ray nodes: Ray's own, as far as they are known here, and those that the job selects by."""
-        own = {"ray.io/market-type": "spot" if self.spot else "on-demand"}
+        known_labels = {"ray.io/market-type": "spot" if self.spot else "on-demand"}
         if self.accelerator:
-            own["ray.io/accelerator-type"] = self.accelerator
+            known_labels["ray.io/accelerator-type"] = self.accelerator
         plain = {k: v for k, v in self.selectors.items() if v[0] != "!" and not v.startswith("in(")}
-        return own | {k: v for k, v in plain.items() if not k.startswith("ray.io/")}
+        return known_labels | {k: v for k, v in plain.items() if not k.startswith("ray.io/")}
 
 
 @dataclass(frozen=True)

@@ -182,9 +182,10 @@ def azure(
 
 
 def _render_cloud(
-    kind: str, render: Render, machines: Machines, cloud: CloudOptions, own: Mapping[str, str]
+    kind: str, render: Render, machines: Machines, cloud: CloudOptions, only_this_cloud: Mapping[str, str]
 ) -> None:
-    """Write the file for a cloud. `own` has fields of `CloudRegion` that only this cloud has options for."""
+    """Write the file for a cloud. `only_this_cloud` has the fields of `CloudRegion` that are options of this cloud
+    alone."""
     from orchestrator.extensions.render import manifests as rendered
     from orchestrator.extensions.render.launcher import DEFAULT_REGIONS
     from orchestrator.extensions.render.launcher import cloud as document
@@ -205,17 +206,17 @@ def _render_cloud(
             f"name the zones of {cloud.region} to use",
         )
     added = read_overlay(render.overlay)
-    given = {
+    fields = {
         "region": cloud.region,
         "zones": cloud.zones,
         "worker_machine": cloud.machine,
         "head_machine": cloud.head_machine,
-        **own,
+        **only_this_cloud,
     }
     memory_note = ""
     if machines.memory is not None:
         needs, memory_note = with_host_memory(spec, needs, machines.memory)
-    region = dataclasses.replace(DEFAULT_REGIONS[kind], **{k: v for k, v in given.items() if v is not None})
+    region = dataclasses.replace(DEFAULT_REGIONS[kind], **{k: v for k, v in fields.items() if v is not None})
     rendered.write({"cluster.yaml": merged(document(kind, needs, region), added)}, render.to)
     rendered.warn_of_local_paths(spec)
     rendered.warn_of_libraries(spec)

@@ -16,7 +16,7 @@ COPIES_GIB = 20.0
 
 
 def with_disk(
-    data: DataSpec, needs: ClusterNeeds, given: float | None, on_store: bool
+    data: DataSpec, needs: ClusterNeeds, disk_gib: float | None, on_store: bool
 ) -> tuple[DataSpec, ClusterNeeds]:
     """Set the disk of a worker's pod, and `data.node_cache` to what fits on it.
 
@@ -25,23 +25,23 @@ def with_disk(
     Args:
         data: the job's data.
         needs: what the job needs of its machines.
-        given: the disk of a pod in GiB; None for the job's need.
+        disk_gib: the disk of a pod in GiB; None for the job's need.
         on_store: whether the run directory, and so the shards unless `data.cache` is set, is on a store. Shards on a
             mounted file system are not copied.
 
     Raises:
-        InputError: the given disk does not hold `data.node_cache`.
+        InputError: the disk does not hold `data.node_cache`.
     """
     copied = not is_local(data.cache) if data.cache else on_store
     if not copied:
-        return data, dataclasses.replace(needs, disk_gib=given or OWN_GIB)
+        return data, dataclasses.replace(needs, disk_gib=disk_gib or OWN_GIB)
     copies = data.node_cache
     if copies is None:
-        copies = COPIES_GIB if given is None else max(given - OWN_GIB, given / 2)
-    if given is not None and copies >= given:
+        copies = COPIES_GIB if disk_gib is None else max(disk_gib - OWN_GIB, disk_gib / 2)
+    if disk_gib is not None and copies >= disk_gib:
         problem = f"copies of shards may take {copies:g} GiB of it (data.node_cache)"
         raise InputError(
-            problem, f"--disk-gib {given:g}", f"give {copies + OWN_GIB:g}, or lower data.node_cache"
+            problem, f"--disk-gib {disk_gib:g}", f"give {copies + OWN_GIB:g}, or lower data.node_cache"
         )
-    needs = dataclasses.replace(needs, disk_gib=given or copies + OWN_GIB)
+    needs = dataclasses.replace(needs, disk_gib=disk_gib or copies + OWN_GIB)
     return data.model_copy(update={"node_cache": copies}), needs

@@ -129,7 +129,7 @@ def network_policy(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
     The node's metadata service, which has the node's credentials, is blocked, unless the job polls it for preemption
     notices. On GKE it is open to a run with a service account, which gets its credentials there.
     """
-    own = {"podSelector": {"matchLabels": {RUN_LABEL: needs.name}}}
+    run_pods = {"podSelector": {"matchLabels": {RUN_LABEL: needs.name}}}
     scrape = [_port(p) for p in (METRICS, AUTOSCALER_METRICS, DASHBOARD_METRICS)]
     operator = {
         "namespaceSelector": {},
@@ -144,11 +144,11 @@ def network_policy(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
         "podSelector": {"matchLabels": {RUN_LABEL: needs.name}},
         "policyTypes": ["Ingress", "Egress"],
         "ingress": [
-            {"from": [own]},
+            {"from": [run_pods]},
             {"from": [operator], "ports": [_port(DASHBOARD)]},
             {"from": [monitoring], "ports": scrape},
         ],
-        "egress": [{"to": [own]}, {"to": [{"namespaceSelector": {}}]}, {"to": outside}],
+        "egress": [{"to": [run_pods]}, {"to": [{"namespaceSelector": {}}]}, {"to": outside}],
     }
     if kubernetes.platform == "gke" and kubernetes.service_account and not needs.notices:
         spec["egress"].append({"to": [GKE_METADATA], "ports": [_port(80)]})

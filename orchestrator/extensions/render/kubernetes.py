@@ -35,27 +35,27 @@ def counted(resource: str) -> tuple[str, int]:
     return match[1], int(match[2] or 1)
 
 
-def redis_at(given: str) -> str:
+def redis_at(address: str) -> str:
     """Check the address of a Redis and return it. Raises InputError if Ray would refuse it or it has a credential."""
-    if not re.fullmatch(rf"(rediss?://)?{HOST}:{PORT}", no_password(given, "--redis")):
+    if not re.fullmatch(rf"(rediss?://)?{HOST}:{PORT}", no_password(address, "--redis")):
         hint = "write HOST:PORT, or rediss://HOST:PORT for TLS"
-        raise InputError(f"{given!r} is not an address of a Redis", "--redis", hint)
-    return given
+        raise InputError(f"{address!r} is not an address of a Redis", "--redis", hint)
+    return address
 
 
-def store_at(given: str) -> str:
+def store_at(url: str) -> str:
     """Check the URL of a store and return it; empty for none. Raises InputError if it is wrong or has a credential."""
-    if given and not re.fullmatch(rf"https?://{HOST}(:{PORT})?(/\S*)?", no_password(given, "--endpoint")):
+    if url and not re.fullmatch(rf"https?://{HOST}(:{PORT})?(/\S*)?", no_password(url, "--endpoint")):
         raise InputError(
-            f"{given!r} is not a URL of a store", "--endpoint", "write http://HOST:PORT or https://HOST"
+            f"{url!r} is not a URL of a store", "--endpoint", "write http://HOST:PORT or https://HOST"
         )
-    return given
+    return url
 
 
-def settings(given: Iterable[str]) -> dict[str, str]:
+def settings(options: Iterable[str]) -> dict[str, str]:
     """Parse environment variables, each NAME=VALUE. Raises InputError for wrong, secret and repeated ones."""
     variables: dict[str, str] = {}
-    for text in given:
+    for text in options:
         name, equals, value = text.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise InputError(f"{text!r} is not a variable with its value", "--env", "write NAME=VALUE")
@@ -68,18 +68,18 @@ def settings(given: Iterable[str]) -> dict[str, str]:
     return variables
 
 
-def secret_settings(given: Iterable[str], plain: Iterable[str]) -> dict[str, str]:
+def secret_settings(options: Iterable[str], plain: Iterable[str]) -> dict[str, str]:
     """Parse variables from the Secret, each NAME or NAME=KEY. Return the key of each.
 
     Args:
-        given: the options.
+        options: the options of the command.
         plain: variables with plain values, which may not appear here, too.
 
     Raises:
         InputError: an option is wrong or repeated.
     """
     keys: dict[str, str] = {}
-    for text in given:
+    for text in options:
         written = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)(?:=([A-Za-z0-9._-]{1,253}))?", text)
         if not written:  # not shown, because it may be a secret value, given by mistake
             raise InputError("is not a variable with its key", "--secret-env", "write NAME or NAME=KEY")

@@ -42,12 +42,14 @@ def refuse_labels(resources: ResourceSpec, system: str, unit: str) -> None:
 
 def warn_of_local_paths(spec: JobSpec, mounted: str = "") -> None:
     """Print a note about local paths, which exist on one machine only. Paths under `mounted` are shared by all."""
-    place = f"a path under {mounted}" if mounted else "a URI"
+    shared_path = f"a path under {mounted}" if mounted else "a URI"
     if local_paths := local(read_paths(spec), mounted):
-        note(f"every worker reads {', '.join(local_paths)} locally: put it into the image, or set {place}")
+        note(
+            f"every worker reads {', '.join(local_paths)} locally: put it into the image, or set {shared_path}"
+        )
     written = written_paths(spec)
     if local_paths := [key for key, path in written.items() if local([path], mounted)]:
-        note(f"{', '.join(local_paths)} would be of one machine, and gone with it; give {place}")
+        note(f"{', '.join(local_paths)} would be of one machine, and gone with it; give {shared_path}")
 
 
 def warn_of_libraries(spec: JobSpec, runs: str = "") -> None:

@@ -16,13 +16,15 @@ PROCESS_GIB = 4
 """GiB of a worker's memory for everything but the saved state: processes, libraries, CUDA contexts, batches."""
 
 
-def with_host_memory(spec: JobSpec, needs: ClusterNeeds, given: float | None) -> tuple[ClusterNeeds, str]:
+def with_host_memory(
+    spec: JobSpec, needs: ClusterNeeds, memory_gib: float | None
+) -> tuple[ClusterNeeds, str]:
     """Set the memory of a worker.
 
     Args:
         spec: the job.
         needs: what the job needs of its machines.
-        given: the memory in GiB, None for what the planner computes for the smallest number of workers.
+        memory_gib: the memory in GiB; None for what the planner computes for the smallest number of workers.
 
     Returns:
         The needs, and a note for the user, empty without one.
@@ -31,13 +33,13 @@ def with_host_memory(spec: JobSpec, needs: ClusterNeeds, given: float | None) ->
         InputError: the run would refuse the given memory, or the job's model is wrong.
     """
     if not needs.gpu:
-        return dataclasses.replace(needs, memory_gib=given or PROCESS_GIB), ""
+        return dataclasses.replace(needs, memory_gib=memory_gib or PROCESS_GIB), ""
     shared = SHARED_MEMORY_GIB / needs.per_node
     job = resolved_here(spec)
     if isinstance(job, InputError):
         line = f"what a worker saves is not known here ({job}): --memory-gib says how much memory it needs"
-        known_gib = given or math.ceil(PROCESS_GIB + shared)
-        return dataclasses.replace(needs, memory_gib=known_gib), line * (given is None)
+        known_gib = memory_gib or math.ceil(PROCESS_GIB + shared)
+        return dataclasses.replace(needs, memory_gib=known_gib), line * (memory_gib is None)
 
     state = state_bytes(spec.train.optimizer, spec.checkpoint.ema, job.shape, pruned=spec.pruned_bytes)
 
@@ -54,13 +56,15 @@ def with_host_memory(spec: JobSpec, needs: ClusterNeeds, given: float | None) ->
     )
     if in_all(max_workers) < in_all(min_workers):
         line += f"; of {max_workers} workers each needs {in_all(max_workers)}"
-    if given is None:
+    if memory_gib is None:
         return dataclasses.replace(
             needs, memory_gib=in_all(min_workers)
         ), f"{line}; --memory-gib says otherwise"
-    if saved(max_workers) > given:
+    if saved(max_workers) > memory_gib:
         problem = (
             f"two copies of the run's state are {saved(max_workers):.1f} GiB of each of {max_workers} workers"
         )
-        raise InputError(problem, f"--memory-gib {given:g}", f"leave it out, or give {in_all(max_workers)}")
-    return dataclasses.replace(needs, memory_gib=given), line * (given < in_all(min_workers))
+        raise InputError(
+            problem, f"--memory-gib {memory_gib:g}", f"leave it out, or give {in_all(max_workers)}"
+        )
+    return dataclasses.replace(needs, memory_gib=memory_gib), line * (memory_gib < in_all(min_workers))

@@ -72,25 +72,25 @@ def needed_machines(
     return needs
 
 
-def _image(given: str | None, gpu: bool) -> str:
-    if given is None:
+def _image(image: str | None, gpu: bool) -> str:
+    if image is None:
         return f"{IMAGE}{'cuda' if gpu else 'cpu'}"
-    if gpu and given.endswith(f"{IMAGE}cpu"):
+    if gpu and image.endswith(f"{IMAGE}cpu"):
         hint = "give the one that infra/Dockerfile builds with --target cuda"
-        raise InputError(f"the job needs GPUs, and {given} has no CUDA", "--image", hint)
-    return given
+        raise InputError(f"the job needs GPUs, and {image} has no CUDA", "--image", hint)
+    return image
 
 
-def _per_node(parallel: Literal["auto"] | ParallelSpec, given: int | None) -> int:
+def _per_node(parallel: Literal["auto"] | ParallelSpec, per_node: int | None) -> int:
     """Workers on a node. Raises InputError if a tensor-parallel group, which must share a node, would not fit."""
     tp = 1 if parallel == "auto" else parallel.tp
-    if given is not None and given % tp:
+    if per_node is not None and per_node % tp:
         raise InputError(
             f"parallel.tp is {tp}, so those {tp} workers must share a node",
             "--per-node",
             f"give {tp} or leave it out",
         )
-    return given or tp
+    return per_node or tp
 
 
 def of_one_cloud(resources: ResourceSpec, cloud: str | None) -> None:

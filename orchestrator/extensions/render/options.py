@@ -94,12 +94,12 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
-    def flat(**given: Any) -> None:
+    def flat(**arguments: Any) -> None:
         values = {
-            name: group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
+            name: group(**{field.name: arguments.pop(field.name) for field in dataclasses.fields(group)})
             for name, group in groups.items()
         }
-        command(**given, **values)
+        command(**arguments, **values)
 
     flat.__name__ = command.__name__
     flat.__doc__ = command.__doc__

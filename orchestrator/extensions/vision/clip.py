@@ -152,9 +152,9 @@ class Clip(nn.Module):
         scale, other = features[:, -1:], ~counted[None]
         # [G, G]: rows are images, columns texts, and the pairs are on the diagonal. Rows that only fill up the batch
         # are no candidates for others.
-        similarity, own = images @ texts.T, torch.arange(len(features), device=features.device)
+        similarity, own_index = images @ texts.T, torch.arange(len(features), device=features.device)
         sides = [(each * scale).masked_fill(other, -torch.inf) for each in (similarity, similarity.T)]
-        of_image, of_text = (functional.cross_entropy(each, own, reduction="none") for each in sides)
+        of_image, of_text = (functional.cross_entropy(each, own_index, reduction="none") for each in sides)
         return (of_image + of_text) / 2
 
     def blocks(self) -> Sequence[nn.Module]:
@@ -286,12 +286,12 @@ def _width(name: str, config: Mapping[str, Any]) -> Width:
 
 
 def _filled(
-    side: str, known: Mapping[str, Any], given: Mapping[str, Any], lenient: bool = False
+    side: str, known: Mapping[str, Any], fields: Mapping[str, Any], lenient: bool = False
 ) -> dict[str, Any]:
     """Return all fields of one encoder. Raises ValueError for an unknown field or an unsupported value."""
     for name, only in WITHOUT.items():
-        if given.get(name, only) != only:
-            raise ValueError(f"{side}.{name} is {given[name]}, but only {only} is supported")
-    if not lenient and (unknown := sorted(set(given) - set(known))):
+        if fields.get(name, only) != only:
+            raise ValueError(f"{side}.{name} is {fields[name]}, but only {only} is supported")
+    if not lenient and (unknown := sorted(set(fields) - set(known))):
         raise ValueError(f"{side} has no field {unknown[0]}; it has {', '.join(known)}")
-    return {name: given.get(name, value) for name, value in known.items()}
+    return {name: fields.get(name, value) for name, value in known.items()}

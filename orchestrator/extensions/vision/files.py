@@ -187,8 +187,8 @@ def _check_image(width: int, height: int, mode: str) -> None:
     if width * height > PIXELS:
         raise Unfit("large", f"has {width} x {height} pixels, more than {PIXELS}", "scale it down")
     if mode in ("I", "F"):
-        what = f"has 32-bit numbers (mode {mode}), whose value for white is unknown"
-        raise Unfit("image", what, "save it with 8 or 16 bits")
+        problem = f"has 32-bit numbers (mode {mode}), whose value for white is unknown"
+        raise Unfit("image", problem, "save it with 8 or 16 bits")
 
 
 def _turned(image: Image.Image) -> Image.Image:
@@ -232,8 +232,8 @@ def _middle(image: Image.Image, size: int) -> Image.Image:
     new = [int(size * side / short) for side in image.size]
     left, top = ((side - size) // 2 for side in new)
     if new[0] * new[1] <= PIXELS:
-        whole = image.resize((new[0], new[1]), Image.Resampling.BICUBIC)
-        return whole.crop((left, top, left + size, top + size))
+        scaled_image = image.resize((new[0], new[1]), Image.Resampling.BICUBIC)
+        return scaled_image.crop((left, top, left + size, top + size))
     across, down = (side / scaled for side, scaled in zip(image.size, new, strict=True))
     box = left * across, top * down, (left + size) * across, (top + size) * down
     return image.resize((size, size), Image.Resampling.BICUBIC, box)
@@ -241,15 +241,15 @@ def _middle(image: Image.Image, size: int) -> Image.Image:
 
 def _of_row(values: dict[str, Any], file: SourceFile, row: int) -> RawImage:
     """Return the image of an archive's row. Raises Unfit for a row with no image, or with several."""
-    given = values
+    members = values
     values = {name.lower(): value for name, value in values.items()}
-    if len(values) < len(given):
-        raise Unfit("duplicate", f"{given['__key__']} has a member twice, in capitals too")
+    if len(values) < len(members):
+        raise Unfit("duplicate", f"{members['__key__']} has a member twice, in capitals too")
     kinds = [kind for kind in IMAGES if kind in values]
     if len(kinds) != 1:
         after = f"none of {', '.join(IMAGES)} after the first dot of a name"
-        what = f"several images ({', '.join(kinds)})" if kinds else f"no image: {after}"
-        raise Unfit("type", f"{values['__key__']} has {what}")
+        problem = f"several images ({', '.join(kinds)})" if kinds else f"no image: {after}"
+        raise Unfit("type", f"{values['__key__']} has {problem}")
     data = values[kinds[0]]
     label, caption = (_text(values.get(kind)) for kind in (CLASS, CAPTION))
     return RawImage(data.encode() if isinstance(data, str) else data, label, caption, file, row)

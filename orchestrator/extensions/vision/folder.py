@@ -40,8 +40,8 @@ def load_weights(model: nn.Module, folder: str) -> None:
         tensors = {name: stored.read(name) for name in stored.names}
     except WorkloadError as error:
         raise ValueError(str(error)) from None
-    given: dict[str, torch.Tensor] = model.from_hf(tensors)  # type: ignore[operator]
+    state: dict[str, torch.Tensor] = model.from_hf(tensors)  # type: ignore[operator]
     try:
-        model.load_state_dict({name: tensor.float() for name, tensor in given.items()})
+        model.load_state_dict({name: tensor.float() for name, tensor in state.items()})
     except RuntimeError as error:
         raise ValueError(f"{folder} does not fit: {' '.join(str(error).split())[:150]}") from None

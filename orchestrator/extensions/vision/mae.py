@@ -77,13 +77,13 @@ class Mae(nn.Module):
         super().__init__()
         if folder is not None and sizes:
             raise ValueError(f"folder says all sizes; leave out {min(sizes)}")
-        given = sizes if folder is None else options_of(folder, "vit_mae")
+        fields = sizes if folder is None else options_of(folder, "vit_mae")
         for name, only in WITHOUT.items():
-            if given.get(name, only) != only:
-                raise ValueError(f"{name} is {given[name]}, but only {only} is supported")
-        if folder is None and (unknown := sorted(set(given) - set(SIZES))):
+            if fields.get(name, only) != only:
+                raise ValueError(f"{name} is {fields[name]}, but only {only} is supported")
+        if folder is None and (unknown := sorted(set(fields) - set(SIZES))):
             raise ValueError(f"there is no size {unknown[0]}; there are {', '.join(SIZES)}")
-        self.config = config = {name: given.get(name, value) for name, value in SIZES.items()}
+        self.config = config = {name: fields.get(name, value) for name, value in SIZES.items()}
         patches = check_patches(config["image_size"], config["patch_size"])
         self.kept = int(patches * (1 - config["mask_ratio"]))
         if not 0 < self.kept < patches:
@@ -108,9 +108,9 @@ class Mae(nn.Module):
         """
         # order: the patches by noise. restore: the index of each patch in that order. Both are [B, patches].
         order = batch["noise"].argsort(dim=1, stable=True)
-        restore, seen = order.argsort(1), order[:, : self.kept]
+        restore, visible = order.argsort(1), order[:, : self.kept]
         hidden = (restore >= self.kept).float()
-        drawn = self.decoder(self.vit(batch["pixels"], seen), restore).float()
+        drawn = self.decoder(self.vit(batch["pixels"], visible), restore).float()
         target = self.patches(batch["pixels"])
         if self.config["norm_pix_loss"]:
             spread = target.var(-1, keepdim=True)
@@ -168,11 +168,11 @@ class _Encoder(nn.Module):
         self.layers = stack(_width(config, ""))
         self.layernorm = nn.LayerNorm(hidden, eps=config["layer_norm_eps"])
 
-    def forward(self, pixels: Tensor, seen: Tensor) -> Tensor:
-        """Encode the class token and the patches `seen` [B, kept]: [B, 1 + kept, hidden]."""
+    def forward(self, pixels: Tensor, visible: Tensor) -> Tensor:
+        """Encode the class token and the patches `visible` [B, kept]: [B, 1 + kept, hidden]."""
         at: Any = self.embeddings
         x = at.patch_embeddings.projection(pixels).flatten(2).transpose(1, 2) + at.position_embeddings[:, 1:]
-        x = x.gather(1, seen[..., None].expand(-1, -1, x.shape[-1]))
+        x = x.gather(1, visible[..., None].expand(-1, -1, x.shape[-1]))
         first = (at.cls_token + at.position_embeddings[:, :1]).to(x.dtype).expand(len(x), -1, -1)
         x = torch.cat([first, x], 1)
         for block in self.layers:

@@ -98,9 +98,9 @@ class DecodedImages:
     @property
     def labels(self) -> np.ndarray:
         """The class of each image as an index into `classes`, int32 [images]; -1 for none."""
-        places = {name: place for place, name in enumerate(self.classes)}
+        index_of_class = {name: index for index, name in enumerate(self.classes)}
         # None has the number -1, so that it is at index 0 here
-        of_numbers = [-1 if name is None else places[name] for name in self._numbers]
+        of_numbers = [-1 if name is None else index_of_class[name] for name in self._numbers]
         return np.array(of_numbers, np.int32)[np.array(self._labels, np.int32) + 1]
 
 

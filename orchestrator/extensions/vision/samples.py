@@ -171,13 +171,13 @@ class Images:
         target = DataFolder(folder)
         rejected = Rejected(ON_ERROR)
         ids = self._texts.encoder()
-        whole = SourceFile(0, self._source.uri, kind=".image", size=0, content="", field="")
+        archive = SourceFile(0, self._source.uri, kind=".image", size=0, content="", field="")
         cut = Unfit("cut", f"a caption is longer than {self._tokens} tokens")
         decoded = DecodedImages(
             target,
             max(1, PART_BYTES // (self._size**2 * self._channels)),
             ids,
-            lambda caption: rejected.repair(whole, cut, sample=caption),
+            lambda caption: rejected.repair(archive, cut, sample=caption),
             self._named,
         )
         with warnings.catch_warnings():
@@ -331,8 +331,8 @@ class Images:
             try:
                 name = self._named[self._known.number_of(label)]
             except Unfit:
-                what = f"has the class {label!r}, which is not in options.classes"
-                raise Unfit("class", what) from None
+                problem = f"has the class {label!r}, which is not in options.classes"
+                raise Unfit("class", problem) from None
             if name != label:
                 rejected.note(image.file, "label", BY_NUMBER, image.row)
             label = name

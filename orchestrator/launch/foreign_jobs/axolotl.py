@@ -39,14 +39,14 @@ COLUMNS: Mapping[str, dict[str, str]] = {
 
 def axolotl(job: ForeignJob) -> None:
     """Fill in a job from axolotl's keys (https://docs.axolotl.ai/docs/config-reference.html)."""
-    given = job.given
-    base = given.take("base_model")
+    arguments = job.given
+    base = arguments.take("base_model")
     job.model(base)
-    if (tokenizer := given.take("tokenizer_config")) not in (None, base):
+    if (tokenizer := arguments.take("tokenizer_config")) not in (None, base):
         job.lines.append(f"data.tokenizer: the model's own; tokenizer_config {tokenizer} is ignored")
-    rl = str(given.take("rl", default="")).lower()
+    rl = str(arguments.take("rl", default="")).lower()
     objective = PREFERENCES.get(rl, "conversation")
-    if given.flag("reward_model"):
+    if arguments.flag("reward_model"):
         objective = "reward"
     if rl == "grpo":
         _grpo_of_axolotl(job)
@@ -55,53 +55,53 @@ def axolotl(job: ForeignJob) -> None:
         job.lines.append(f"workload.objective: dpo, the closest here to rl {rl}")
         objective = "dpo"
     _axolotl_data(job, objective)
-    job.chat_template(given.take("chat_template"))
-    job.length(given.number("sequence_len"))
-    set_options(job, {"beta": given.number("rl_beta", "dpo_beta", "orpo_alpha")})
+    job.chat_template(arguments.take("chat_template"))
+    job.length(arguments.number("sequence_len"))
+    set_options(job, {"beta": arguments.number("rl_beta", "dpo_beta", "orpo_alpha")})
     _batch(job)
     fill_training(job, DEFAULTS)
-    kind = str(given.take("adapter", default="")).lower()
-    quantised = given.flag("load_in_4bit") or kind == "qlora"
-    if kind in ("lora", "qlora", "dora") or given.flag("peft_use_dora"):
-        targets = given.take("lora_target_modules")
-        every = ["all-linear"] if given.flag("lora_target_linear") else []
+    kind = str(arguments.take("adapter", default="")).lower()
+    quantised = arguments.flag("load_in_4bit") or kind == "qlora"
+    if kind in ("lora", "qlora", "dora") or arguments.flag("peft_use_dora"):
+        targets = arguments.take("lora_target_modules")
+        every = ["all-linear"] if arguments.flag("lora_target_linear") else []
         job.adapter(
-            given.number("lora_r"),
-            given.number("lora_alpha"),
+            arguments.number("lora_r"),
+            arguments.number("lora_alpha"),
             targets=targets if isinstance(targets, str) else [*(targets or ()), *every],
             nf4=quantised,
-            dora=given.flag("peft_use_dora"),
-            scaled=given.flag("peft_use_rslora"),
+            dora=arguments.flag("peft_use_dora"),
+            scaled=arguments.flag("peft_use_rslora"),
         )
-    share = given.number("val_set_size")
+    share = arguments.number("val_set_size")
     if share and 0 < share < 1:
         job.part("data")["validation"] = {"share": float(share)}
     elif share and job.rows:
         job.part("data")["validation"] = {"share": min(0.5, round(share / job.rows, 4))}
     _every(
         job,
-        given.number("evals_per_epoch"),
-        given.number("saves_per_epoch"),
-        given.number("num_epochs", default=1),
+        arguments.number("evals_per_epoch"),
+        arguments.number("saves_per_epoch"),
+        arguments.number("num_epochs", default=1),
     )
-    given.drop("warmup_ratio", *HERE_ANYWAY)
+    arguments.drop("warmup_ratio", *HERE_ANYWAY)
 
 
 def _batch(job: ForeignJob) -> None:
-    given = job.given
+    arguments = job.given
     job.batch(
-        given.number("micro_batch_size", default=1),
-        given.number("gradient_accumulation_steps", default=1),
-        given.number("num_processes", default=1),
+        arguments.number("micro_batch_size", default=1),
+        arguments.number("gradient_accumulation_steps", default=1),
+        arguments.number("num_processes", default=1),
     )
 
 
 def _axolotl_data(job: ForeignJob, objective: str) -> None:
     """Set data and objective from `datasets` or `pretraining_dataset`."""
-    given = job.given
-    pretraining = given.take("pretraining_dataset")
-    listed = pretraining or given.take("datasets") or []
-    given.drop("test_datasets")
+    arguments = job.given
+    pretraining = arguments.take("pretraining_dataset")
+    listed = pretraining or arguments.take("datasets") or []
+    arguments.drop("test_datasets")
     rows = [
         {"path": each} if isinstance(each, str) else each
         for each in ([listed] if isinstance(listed, str) else listed)
@@ -131,7 +131,7 @@ def _axolotl_data(job: ForeignJob, objective: str) -> None:
             (uri, columns if isinstance(columns, str) else None, weight) for uri, columns, weight in sources
         ]
     job.sources(objective, sources)
-    packed = given.flag("sample_packing")
+    packed = arguments.flag("sample_packing")
     if objective == "conversation" and not packed:
         set_options(job, {"pack": "no"})
 
@@ -163,23 +163,23 @@ def _axolotl_columns(row: Mapping[str, Any], kind: Any, objective: str) -> Any:
 
 
 def _grpo_of_axolotl(job: ForeignJob) -> None:
-    given = job.given
-    listed = given.take("datasets") or [{"path": "prompts.jsonl"}]
+    arguments = job.given
+    listed = arguments.take("datasets") or [{"path": "prompts.jsonl"}]
     job.sources(
         "grpo", [(job.source(each["path"], str(each.get("split", "train"))), None, 1.0) for each in listed]
     )
-    fill_rollout_of_trl(job, given.section("trl"), given.number("sequence_len", default=512))
+    fill_rollout_of_trl(job, arguments.section("trl"), arguments.number("sequence_len", default=512))
     _batch(job)
     whole_groups(job)
     fill_training(job, DEFAULTS)
-    given.drop(*HERE_ANYWAY)
+    arguments.drop(*HERE_ANYWAY)
 
 
 def _every(job: ForeignJob, evaluations: float | None, saves: float | None, epochs: float) -> None:
-    """Set how often axolotl's job is evaluated and saved, from times an epoch."""
-    given = job.given
+    """Set how often the job evaluates and saves, from axolotl's numbers of times an epoch."""
+    arguments = job.given
     each = job.part("train")["steps"] / max(epochs, 1e-9)
-    steps = given.number("eval_steps")
+    steps = arguments.number("eval_steps")
     if "validation" in job.part("data"):
         every = each / evaluations if evaluations else steps * (each if steps < 1 else 1) if steps else each
         job.document["evaluate"] = {"every": max(1, int(every))}

@@ -43,79 +43,79 @@ class TrainerDefaults:
 def fill_training(job: ForeignJob, defaults: TrainerDefaults) -> None:
     """Translate the keys that axolotl, TRL and the Trainer share: length, optimizer, precision, seed, parallelism,
     checkpoints, name. `defaults` holds the trainer's defaults."""
-    given = job.given
+    arguments = job.given
     optimizer = job.part("train")["optimizer"]
-    min_ratio = given.number("lr_scheduler_kwargs.min_lr_rate", "cosine_min_lr_ratio")
-    max_steps, epochs = given.number("max_steps"), given.number("num_train_epochs", "num_epochs")
+    min_ratio = arguments.number("lr_scheduler_kwargs.min_lr_rate", "cosine_min_lr_ratio")
+    max_steps, epochs = arguments.number("max_steps"), arguments.number("num_train_epochs", "num_epochs")
     if epochs is None and not (max_steps and max_steps > 0):
         epochs = job.default("epochs", defaults.epochs, defaults.whose)
     job.steps(max_steps, epochs)
-    lr = given.number("learning_rate")
+    lr = arguments.number("learning_rate")
     if lr is None and defaults.lr is not None:
         lr = job.default("train.optimizer.lr", defaults.lr, defaults.whose)
     job.optimizer(
-        given.take("optimizer", "optim"),
+        arguments.take("optimizer", "optim"),
         lr,
-        given.take("lr_scheduler_type", "lr_scheduler"),
+        arguments.take("lr_scheduler_type", "lr_scheduler"),
         min_ratio,
         default=defaults.schedule,
     )
-    job.warmup(given.number("warmup_steps"), given.number("warmup_ratio"))
-    optimizer["weight_decay"] = float(given.number("weight_decay", default=0.0))
+    job.warmup(arguments.number("warmup_steps"), arguments.number("warmup_ratio"))
+    optimizer["weight_decay"] = float(arguments.number("weight_decay", default=0.0))
     optimizer["betas"] = [
-        float(given.number("adam_beta1", default=0.9)), float(given.number("adam_beta2", default=0.999))
+        float(arguments.number("adam_beta1", default=0.9)), float(arguments.number("adam_beta2", default=0.999))
     ]  # fmt: skip
-    if eps := given.number("adam_epsilon"):
+    if eps := arguments.number("adam_epsilon"):
         optimizer["eps"] = float(eps)
-    clip = given.number("max_grad_norm", default=1.0)
+    clip = arguments.number("max_grad_norm", default=1.0)
     optimizer["clip"] = float(clip) if clip else None
     if optimizer["name"] != "adamw":
         optimizer.pop("betas")
     _precision(job)
-    if (seed := given.number("seed")) is not None:
+    if (seed := arguments.number("seed")) is not None:
         job.document["seed"] = int(seed)
     _parallel(job)
-    if every := given.number("save_steps"):
+    if every := arguments.number("save_steps"):
         job.part("checkpoint")["every"] = max(
             1, int(every if every >= 1 else every * job.part("train")["steps"])
         )
-    if keep := given.number("save_total_limit"):
+    if keep := arguments.number("save_total_limit"):
         job.part("checkpoint")["keep"] = int(keep)
     for key in ("run_name", "output_dir", "hub_model_id"):
-        if isinstance(name := given.take(key), str) and not name.startswith("$"):
+        if isinstance(name := arguments.take(key), str) and not name.startswith("$"):
             job.document["name"] = name_of(name)
             break
 
 
 def _precision(job: ForeignJob) -> None:
-    given = job.given
-    dtype = str(given.take("torch_dtype", "dtype", default="")).rsplit(".", 1)[-1]
-    if given.flag("bf16", "bfloat16") or dtype == "bfloat16":
+    arguments = job.given
+    dtype = str(arguments.take("torch_dtype", "dtype", default="")).rsplit(".", 1)[-1]
+    if arguments.flag("bf16", "bfloat16") or dtype == "bfloat16":
         job.part("train")["precision"] = "bf16"
-    elif given.flag("fp16", "float16") or dtype == "float16":
+    elif arguments.flag("fp16", "float16") or dtype == "float16":
         job.part("train")["precision"] = "bf16"
         job.lines.append("train.precision: bf16, which needs no loss scaling; fp16 was asked for")
 
 
 def _parallel(job: ForeignJob) -> None:
-    given, layout = job.given, job.part("parallel")
-    deepspeed, fsdp = str(given.take("deepspeed", default="") or ""), given.take("fsdp")
-    given.section("deepspeed")
-    given.section("fsdp_config")
-    given.drop("fsdp_version", "fsdp_final_state_dict_type")
+    arguments, layout = job.given, job.part("parallel")
+    deepspeed, fsdp = str(arguments.take("deepspeed", default="") or ""), arguments.take("fsdp")
+    arguments.section("deepspeed")
+    arguments.section("fsdp_config")
+    arguments.drop("fsdp_version", "fsdp_final_state_dict_type")
     if stage := re.search(r"(?:zero|stage|ds_z)[_-]?([123])", deepspeed.lower()):
         layout["zero"] = int(stage[1])
     elif fsdp not in (None, "", [], False):
         layout["zero"] = 3
     elif deepspeed:
         job.lines.append(f"parallel.zero: chosen by the planner; the stage is in {deepspeed}")
-    if given.flag("gradient_checkpointing", "activation_checkpointing"):
+    if arguments.flag("gradient_checkpointing", "activation_checkpointing"):
         layout["recompute"] = "full"
     for ours, names in (
         ("tp", ("tensor_parallel_size", "tp_size")),
         ("cp", ("context_parallel_size", "cp_size")),
     ):
-        if (degree := given.number(*names)) and degree > 1:
+        if (degree := arguments.number(*names)) and degree > 1:
             layout[ours] = int(degree)
 
 
@@ -137,10 +137,10 @@ def fill_rollout(
     }
     job.length(int(prompt) + int(answer))
     functions = [rewards] if isinstance(rewards, str) else list(rewards)
-    own = [name for name in functions if re.fullmatch(r"[A-Za-z_][\w.]*\.\w+", str(name))]
+    function_names = [name for name in functions if re.fullmatch(r"[A-Za-z_][\w.]*\.\w+", str(name))]
     made = [
         {"own": "{}:{}".format(*str(name).rsplit(".", 1))}
-        for name in own
+        for name in function_names
         if Path(f"{str(name).split('.')[0]}.py").exists()
     ]
     job.document["rewards"] = made or [{"kind": "math", "column": "answer"}]

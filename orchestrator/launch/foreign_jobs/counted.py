@@ -63,7 +63,7 @@ def counted(uri: str) -> Counted:
 
 
 def sequences_in(
-    uri: str, field: Any, rows: int | None, folder: Path, length: int, whole: bool
+    uri: str, field: Any, rows: int | None, folder: Path, length: int, whole_rows: bool
 ) -> float | None:
     """Return about how many sequences a source fills, by its first rows; None if that cannot be known here.
 
@@ -73,7 +73,7 @@ def sequences_in(
         rows: its rows, if they are known.
         folder: the folder with the tokenizer.
         length: tokens of a sequence.
-        whole: whether a sequence holds whole rows, as many as fit, and a longer row is cut off.
+        whole_rows: whether a sequence holds whole rows, as many as fit, and a longer row is cut off.
     """
     if not (folder / "tokenizer.json").is_file() or not is_here(uri):
         return None
@@ -97,12 +97,12 @@ def sequences_in(
         return None
     if not lengths or rows is None:
         return None
-    return _filled(lengths, length, whole) * rows / len(lengths)
+    return _filled(lengths, length, whole_rows) * rows / len(lengths)
 
 
-def _filled(lengths: Sequence[int], length: int, whole: bool) -> float:
+def _filled(lengths: Sequence[int], length: int, whole_rows: bool) -> float:
     """Return how many sequences rows of these lengths fill."""
-    if not whole:
+    if not whole_rows:
         return sum(lengths) / length
     full, tokens = 0, 0
     for each in lengths:

@@ -21,18 +21,18 @@ from orchestrator.launch.foreign_jobs.read import SCRIPT, Given
 
 def hf_trainer(job: ForeignJob) -> None:
     """Fill in a job from the arguments of TRL and of Hugging Face's Trainer and its example scripts."""
-    given = job.given
-    named = given.take("model_name_or_path", "model_name", "model", "config_name")
+    arguments = job.given
+    named = arguments.take("model_name_or_path", "model_name", "model", "config_name")
     job.model(named)
-    given.drop("tokenizer_name", "tokenizer_name_or_path")
+    arguments.drop("tokenizer_name", "tokenizer_name_or_path")
     objective = _trainer_objective(job)
     if objective == "grpo":
-        fill_rollout_of_trl(job, given, given.number("max_prompt_length", default=512))
+        fill_rollout_of_trl(job, arguments, arguments.number("max_prompt_length", default=512))
     _trainer_data(job, objective)
-    job.chat_template(given.take("chat_template", "chat_template_path"))
+    job.chat_template(arguments.take("chat_template", "chat_template_path"))
     if objective != "grpo":
         job.length(
-            given.number(
+            arguments.number(
                 "max_length",
                 "max_seq_length",
                 "block_size",
@@ -42,14 +42,14 @@ def hf_trainer(job: ForeignJob) -> None:
             )
         )
     if objective == "grpo":
-        set_options(job, {"beta": given.number("beta")})
+        set_options(job, {"beta": arguments.number("beta")})
     elif objective != "conversation":
-        set_options(job, {"beta": given.number("beta", "dpo_beta")})
-    if objective == "conversation" and not given.flag("packing"):
+        set_options(job, {"beta": arguments.number("beta", "dpo_beta")})
+    if objective == "conversation" and not arguments.flag("packing"):
         set_options(job, {"pack": "no"})
     job.batch(
-        given.number("per_device_train_batch_size", "per_gpu_train_batch_size", default=8),
-        given.number("gradient_accumulation_steps", default=1),
+        arguments.number("per_device_train_batch_size", "per_gpu_train_batch_size", default=8),
+        arguments.number("gradient_accumulation_steps", default=1),
         _devices(job),
     )
     if objective == "grpo":
@@ -58,20 +58,20 @@ def hf_trainer(job: ForeignJob) -> None:
     if objective in OF_TRL and (objective != "conversation" or _is_of_trl(job)):
         whose, lr = "TRL", OF_TRL[objective]
     fill_training(job, TrainerDefaults(whose, schedule="linear", epochs=3, lr=lr))
-    targets = given.take("lora_target_modules")
-    if given.flag("use_peft", "use_lora", "lora"):
+    targets = arguments.take("lora_target_modules")
+    if arguments.flag("use_peft", "use_lora", "lora"):
         job.adapter(
-            given.number("lora_r", "lora_rank"),
-            given.number("lora_alpha"),
+            arguments.number("lora_r", "lora_rank"),
+            arguments.number("lora_alpha"),
             targets=targets,
-            nf4=given.flag("load_in_4bit"),
-            dora=given.flag("use_dora"),
-            scaled=given.flag("use_rslora"),
+            nf4=arguments.flag("load_in_4bit"),
+            dora=arguments.flag("use_dora"),
+            scaled=arguments.flag("use_rslora"),
         )
-    asks = given.flag("do_eval") or str(
-        given.take("eval_strategy", "evaluation_strategy", default="no")
+    asks = arguments.flag("do_eval") or str(
+        arguments.take("eval_strategy", "evaluation_strategy", default="no")
     ) not in ("no", "False")
-    every = given.number("eval_steps")
+    every = arguments.number("eval_steps")
     if asks and objective != "grpo" and "validation" not in job.part("data"):
         job.part("data")["validation"] = {"share": 0.05}
         job.lines.append(
@@ -79,25 +79,25 @@ def hf_trainer(job: ForeignJob) -> None:
         )
     if asks and every and every >= 1:
         job.document["evaluate"] = {"every": int(every)}
-    given.drop(*HERE_ANYWAY)
+    arguments.drop(*HERE_ANYWAY)
 
 
 def _is_of_trl(job: ForeignJob) -> bool:
     """Return whether arguments for conversations are those of TRL, and not of someone's own script."""
     names = (str(job.given.take(name, default="")).lower() for name in (SCRIPT, "output_dir"))
-    own = ("packing", "dataset_text_field", "completion_only_loss", "assistant_only_loss")
+    keys_of_trl = ("packing", "dataset_text_field", "completion_only_loss", "assistant_only_loss")
     return any(re.search(r"(?<![a-z])sft(?![a-z])", name) for name in names) or any(
-        key in job.given for key in own
+        key in job.given for key in keys_of_trl
     )
 
 
 def _devices(job: ForeignJob) -> float:
     """Return the processes that the launcher starts: accelerate's of all nodes, or torchrun's of each node."""
-    given = job.given
-    each = given.number("nproc_per_node", "num_gpus", default=1) * given.number(
+    arguments = job.given
+    each = arguments.number("nproc_per_node", "num_gpus", default=1) * arguments.number(
         "nnodes", "num_nodes", default=1
     )
-    return float(given.number("num_processes", default=each))
+    return float(arguments.number("num_processes", default=each))
 
 
 OF_TRL: Mapping[str, float] = {
@@ -124,40 +124,42 @@ KEYS_OF: Mapping[str, tuple[str, ...]] = {
 
 def _trainer_objective(job: ForeignJob) -> str:
     """Return the objective of a trainer's arguments, by its script, by its own keys, or by the name of the run."""
-    given = job.given
-    by_keys = (name for name, keys in KEYS_OF.items() if any(key in given for key in keys))
+    arguments = job.given
+    by_keys = (name for name, keys in KEYS_OF.items() if any(key in arguments for key in keys))
     result = (
-        _named(given, str(given.take(SCRIPT, default="")))
+        _named(arguments, str(arguments.take(SCRIPT, default="")))
         or next(by_keys, None)
-        or _named(given, str(given.take("output_dir", default="")))
+        or _named(arguments, str(arguments.take("output_dir", default="")))
     )
-    return result or ("dpo" if "beta" in given else "conversation")
+    return result or ("dpo" if "beta" in arguments else "conversation")
 
 
-def _named(given: Given, name: str) -> str | None:
-    """Return the objective that the name of a script or of a folder has; None without one."""
+def _named(arguments: Given, name: str) -> str | None:
+    """Return the objective that the name of a script or of a folder contains; None without one."""
     for word, objective in SCRIPTS.items():
         if re.search(rf"(?<![a-z]){word}(?![a-z])", name.lower()):
-            return "ipo" if objective == "dpo" and given.take("loss_type") == "ipo" else objective
+            return "ipo" if objective == "dpo" and arguments.take("loss_type") == "ipo" else objective
     return None
 
 
 def _trainer_data(job: ForeignJob, objective: str) -> None:
     """Set data and objective from a name, a mixture or files."""
-    given = job.given
-    split = str(given.take("dataset_train_split", "train_split", default="train"))
-    config = given.take("dataset_config", "dataset_config_name")
-    given.drop("dataset_test_split", "test_split")
-    splits = given.take("dataset_splits")
+    arguments = job.given
+    split = str(arguments.take("dataset_train_split", "train_split", default="train"))
+    config = arguments.take("dataset_config", "dataset_config_name")
+    arguments.drop("dataset_test_split", "test_split")
+    splits = arguments.take("dataset_splits")
     if isinstance(splits, list):
         split = next((str(each) for each in splits if "test" not in str(each)), split)
-    field: Any = given.take("dataset_text_field", "text_column_name", "text_column_names", "text_column")
-    given.drop("dataset_kwargs.skip_prepare_dataset", "dataset_kwargs.add_special_tokens")
-    named = given.take("dataset_name", "dataset", "task_name", "dataset_id_or_path")
-    files = given.take("train_file", "train_data", "data_path")
-    mixture = given.take("dataset_mixture.datasets") or given.section("dataset_mixture").take("datasets")
-    mixer = given.section("dataset_mixer")
-    given.drop("dataset_mixture.test_split_size dataset_mixture.seed dataset_configs validation_file")
+    field: Any = arguments.take("dataset_text_field", "text_column_name", "text_column_names", "text_column")
+    arguments.drop("dataset_kwargs.skip_prepare_dataset", "dataset_kwargs.add_special_tokens")
+    named = arguments.take("dataset_name", "dataset", "task_name", "dataset_id_or_path")
+    files = arguments.take("train_file", "train_data", "data_path")
+    mixture = arguments.take("dataset_mixture.datasets") or arguments.section("dataset_mixture").take(
+        "datasets"
+    )
+    mixer = arguments.section("dataset_mixer")
+    arguments.drop("dataset_mixture.test_split_size dataset_mixture.seed dataset_configs validation_file")
     columns = str(field) if objective in ("causal_lm", "masked_lm") and isinstance(field, str) else None
     sources: list[tuple[str, Any, float]] = []
     if mixture:
@@ -175,8 +177,8 @@ def _trainer_data(job: ForeignJob, objective: str) -> None:
         raise InputError("names no data", "--from", "add dataset_name or train_file")
     if objective == "conversation" and isinstance(field, str) and field not in ("messages", "conversations"):
         objective, sources = "causal_lm", [(uri, field, weight) for uri, _, weight in sources]
-    seen = _seen(sources)
-    if objective == "conversation" and seen == "":
+    objective_of_rows = _seen(sources)
+    if objective == "conversation" and objective_of_rows == "":
         objective = "causal_lm"
     job.sources(objective, sources)
 

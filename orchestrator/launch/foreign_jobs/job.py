@@ -103,30 +103,30 @@ class ForeignJob:
             return path
         if re.search(r"\.(jsonl?|parquet|csv|txt|arrow)$", path) or path.startswith(("/", "./", "~", "$")):
             return path
-        place = f"data/{path.rstrip('/').rsplit('/', 1)[-1]}"
+        folder = f"data/{path.rstrip('/').rsplit('/', 1)[-1]}"
         plain = re.sub(r"\[.*\]$", "", split)
-        uri = f"{place}/{config or '*'}/{plain}/*.parquet"
+        uri = f"{folder}/{config or '*'}/{plain}/*.parquet"
         if plain != split:
             self.lines.append(f"{named}: all of {plain} is read; {split} took a part of it")
         if not glob(uri):
-            todo = f"to do: hf download {path} --repo-type dataset --revision refs/convert/parquet --local-dir {place}"
+            todo = f"to do: hf download {path} --repo-type dataset --revision refs/convert/parquet --local-dir {folder}"
             self.lines.extend([todo] if todo not in self.lines else [])
         return uri
 
-    def sources(self, objective: str, found: Sequence[tuple[str, Any, float]]) -> None:
+    def sources(self, objective: str, sources: Sequence[tuple[str, Any, float]]) -> None:
         """Set the training data: URI, `field` (None to find out), and weight of each source."""
         made: list[dict[str, Any]] = []
-        for uri, columns, weight in found:
+        for uri, columns, weight in sources:
             count = counted(uri)
             self.by_source.append(count.rows)
             self.uncounted.extend([count.why_not] if count.why_not else [])
-            seen = rows_at(uri) if columns is None and is_here(uri) else None
+            first_rows = rows_at(uri) if columns is None and is_here(uri) else None
             if (
                 columns is None
-                and seen is not None
-                and (seen.objective == objective or objective not in COLUMNS)
+                and first_rows is not None
+                and (first_rows.objective == objective or objective not in COLUMNS)
             ):
-                columns = seen.field
+                columns = first_rows.field
             if objective in OF_LABELLED and is_here(uri) and (labelled := labelled_rows([uri], None, False)):
                 objective, columns = labelled.objective, labelled.field
                 self.part("data")["labels"] = [*labelled.labels]
@@ -184,7 +184,7 @@ class ForeignJob:
             self.part("parallel")["micro_batch"] = max(1, int(micro))
 
     def steps(self, max_steps: float | None, epochs: float | None) -> None:
-        """Set the steps: as many as are said, or so many passes over the rows, or over sequences packed of them."""
+        """Set the number of steps: `max_steps`, or `epochs` passes over the rows or over sequences packed from them."""
         train, passes = self.part("train"), epochs or 1
         if max_steps and max_steps > 0:
             train["steps"] = int(max_steps)
@@ -205,10 +205,10 @@ class ForeignJob:
             )
         else:
             train["steps"] = STEPS
-            what = "sequences" if length else "rows"
+            unit = "sequences" if length else "rows"
             self.lines.append(
                 f"train.steps: {STEPS:,}, because {self.uncounted[0] if self.uncounted else 'there are no rows'}; "
-                f"{passes:g} epochs are {what} x {passes:g} / {batch} steps"
+                f"{passes:g} epochs are {unit} x {passes:g} / {batch} steps"
             )
         if length and packed is None:
             self.lines.append(
@@ -226,10 +226,15 @@ class ForeignJob:
 
     def _sequences(self, length: int) -> float | None:
         """Return about how many sequences the training data fills; None if that cannot be known here."""
-        whole = self.part("workload")["objective"] == "conversation"
+        whole_rows = self.part("workload")["objective"] == "conversation"
         result = [
             sequences_in(
-                source["uri"], source.get("field"), rows=rows, folder=self.folder, length=length, whole=whole
+                source["uri"],
+                source.get("field"),
+                rows=rows,
+                folder=self.folder,
+                length=length,
+                whole_rows=whole_rows,
             )
             for source, rows in zip(self.part("data")["sources"], self.by_source, strict=True)
         ]

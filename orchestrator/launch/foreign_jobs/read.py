@@ -101,7 +101,7 @@ class Given:
 
 
 def nearest(key: str) -> str:
-    """Return the place or the reason for another trainer's key."""
+    """Return a hint for another trainer's key: the key to use here, or the reason why there is none."""
     parts = key.removeprefix("+").split(".")
     for name in (key, "_".join(parts[-2:]), parts[-1], *parts[-2::-1]):
         if hint := KEYS.get(name):
@@ -114,10 +114,10 @@ def nearest(key: str) -> str:
         for each in section.keys
     }
     near = get_close_matches(parts[-1], keys.values(), 1, 0.6)
-    place = next((path for path, name in keys.items() if near and name == near[0]), "")
+    nearest_path = next((path for path, name in keys.items() if near and name == near[0]), "")
     return (
-        f"no such key; the nearest is {place}"
-        if place
+        f"no such key; the nearest is {nearest_path}"
+        if nearest_path
         else "no such key; `orchestrator schema job` shows all"
     )
 

@@ -10,53 +10,53 @@ from orchestrator.launch.foreign_jobs.job import ForeignJob
 
 def torchtitan(job: ForeignJob) -> None:
     """Fill in a job from torchtitan's TOML (https://github.com/pytorch/torchtitan)."""
-    given = job.given
+    arguments = job.given
     name, flavor = (
-        str(given.take("model.name", default="llama3")).lower(),
-        str(given.take("model.flavor", default="debugmodel")),
+        str(arguments.take("model.name", default="llama3")).lower(),
+        str(arguments.take("model.flavor", default="debugmodel")),
     )
-    place = given.take("model.hf_assets_path", "model.tokenizer_path", "job.tokenizer_path")
-    given.drop("model.norm_type job.description job.dump_folder job.print_args model.tokenizer_path")
+    assets_path = arguments.take("model.hf_assets_path", "model.tokenizer_path", "job.tokenizer_path")
+    arguments.drop("model.norm_type job.description job.dump_folder job.print_args model.tokenizer_path")
     preset, changes = _titan_model(name, flavor)
     job.part("workload").update(
         {"model": preset, "objective": "causal_lm", **({"changes": changes} if changes else {})}
     )
-    tokenizer = str(place or "tokenizer")
+    tokenizer = str(assets_path or "tokenizer")
     job.part("data")["tokenizer"] = str(Path(tokenizer).parent) if tokenizer.endswith(".model") else tokenizer
     if preset.endswith("-tiny") and flavor != "debugmodel":
         job.lines.append(
             f"workload.model: {preset}; {name} {flavor} has no preset here, hf:<folder> names any model"
         )
-    dataset = str(given.take("training.dataset", default="c4"))
-    path = given.take("training.dataset_path")
+    dataset = str(arguments.take("training.dataset", default="c4"))
+    path = arguments.take("training.dataset_path")
     hub = {"c4": "allenai/c4", "c4_validation": "allenai/c4"}.get(dataset, dataset)
     job.sources(
         "causal_lm",
         [(job.source(hub, config="en" if hub == "allenai/c4" else None, files=path), "text", 1.0)],
     )
-    job.part("data")["sequence_length"] = int(given.number("training.seq_len", default=2048))
-    micro = given.number("training.local_batch_size", "training.batch_size", default=8)
-    replicas = given.number(
+    job.part("data")["sequence_length"] = int(arguments.number("training.seq_len", default=2048))
+    micro = arguments.number("training.local_batch_size", "training.batch_size", default=8)
+    replicas = arguments.number(
         "parallelism.data_parallel_replicate_degree", "training.data_parallel_replicate_degree", default=1
     )
-    shards = given.number(
+    shards = arguments.number(
         "parallelism.data_parallel_shard_degree", "training.data_parallel_shard_degree", default=-1
     )
-    total = given.number("training.global_batch_size", default=-1)
+    total = arguments.number("training.global_batch_size", default=-1)
     if total and total > 0:
         job.part("train")["global_batch"] = int(total)
         job.part("parallel")["micro_batch"] = int(micro)
     else:
         job.batch(micro, 1, max(1, replicas) * max(1, shards))
-    job.steps(given.number("training.steps", default=10000), None)
-    min_ratio = given.number("lr_scheduler.min_lr_factor", default=0.0)
-    kind = given.take("lr_scheduler.decay_type", default="linear")
-    ratio = given.number("lr_scheduler.decay_ratio")
-    lr = given.number("optimizer.lr")
+    job.steps(arguments.number("training.steps", default=10000), None)
+    min_ratio = arguments.number("lr_scheduler.min_lr_factor", default=0.0)
+    kind = arguments.take("lr_scheduler.decay_type", default="linear")
+    ratio = arguments.number("lr_scheduler.decay_ratio")
+    lr = arguments.number("optimizer.lr")
     if lr is None:
         lr = job.default("train.optimizer.lr", 8e-4, "torchtitan")
     job.optimizer(
-        given.take("optimizer.name"),
+        arguments.take("optimizer.name"),
         lr,
         "warmup_stable_decay" if ratio else kind,
         min_ratio,
@@ -66,38 +66,38 @@ def torchtitan(job: ForeignJob) -> None:
         optimizer["decay"] = f"{min(ratio * 100, 90):g}%"
         if kind not in ("linear", None):
             job.lines.append(f"train.optimizer.schedule: wsd, whose decay is linear; {kind} was asked for")
-    warmup = given.number("lr_scheduler.warmup_steps", "training.warmup_steps", default=200)
+    warmup = arguments.number("lr_scheduler.warmup_steps", "training.warmup_steps", default=200)
     job.warmup(warmup, None)
     if ratio and isinstance(optimizer.get("warmup"), int):
         decay_steps = job.part("train")["steps"] - optimizer["warmup"]
         optimizer["decay"] = min(int(ratio * job.part("train")["steps"]), decay_steps)
     elif ratio:
         optimizer["decay"] = "80%"
-    optimizer["weight_decay"] = float(given.number("optimizer.weight_decay", default=0.1))
-    if eps := given.number("optimizer.eps"):
+    optimizer["weight_decay"] = float(arguments.number("optimizer.weight_decay", default=0.1))
+    if eps := arguments.number("optimizer.eps"):
         optimizer["eps"] = float(eps)
-    optimizer["clip"] = float(given.number("training.max_norm", default=1.0))
+    optimizer["clip"] = float(arguments.number("training.max_norm", default=1.0))
     job.part("train")["precision"] = "bf16"
-    if "float8" in str(given.take("model.converters", default="")) or given.flag(
+    if "float8" in str(arguments.take("model.converters", default="")) or arguments.flag(
         "float8.enable_float8_linear"
     ):
         job.part("train")["precision"] = "fp8"
-    if given.flag("compile.enable", "training.compile"):
+    if arguments.flag("compile.enable", "training.compile"):
         job.part("train")["compile"] = True
     _titan_layout(job, shards)
     _titan_rest(job)
 
 
 def _titan_rest(job: ForeignJob) -> None:
-    given = job.given
-    if given.flag("checkpoint.enable", "checkpoint.enable_checkpoint"):
-        job.part("checkpoint")["every"] = int(given.number("checkpoint.interval", default=500))
-    if (seed := given.number("training.seed", "debug.seed")) is not None:
+    arguments = job.given
+    if arguments.flag("checkpoint.enable", "checkpoint.enable_checkpoint"):
+        job.part("checkpoint")["every"] = int(arguments.number("checkpoint.interval", default=500))
+    if (seed := arguments.number("training.seed", "debug.seed")) is not None:
         job.document["seed"] = int(seed)
-    if given.flag("validation.enable", "validation.enabled"):
+    if arguments.flag("validation.enable", "validation.enabled"):
         job.part("data")["validation"] = {"share": 0.01}
-        job.document["evaluate"] = {"every": int(given.number("validation.freq", default=100))}
-    given.drop(
+        job.document["evaluate"] = {"every": int(arguments.number("validation.freq", default=100))}
+    arguments.drop(
         "metrics.log_freq optimizer.implementation optimizer.fused checkpoint.folder "
         "checkpoint.interval checkpoint.async_mode compile.components training.dtype "
         "training.mixed_precision_param training.mixed_precision_reduce "
@@ -112,11 +112,11 @@ def _titan_rest(job: ForeignJob) -> None:
 
 
 def _titan_layout(job: ForeignJob, shards: float) -> None:
-    given, layout = job.given, job.part("parallel")
+    arguments, layout = job.given, job.part("parallel")
     degrees = {"tp": "tensor_parallel_degree", "pp": "pipeline_parallel_degree", "cp": "context_parallel_degree",
                "ep": "expert_parallel_degree"}  # fmt: skip
     for ours, theirs in degrees.items():
-        degree = given.number(f"parallelism.{theirs}", f"experimental.{theirs}", f"training.{theirs}")
+        degree = arguments.number(f"parallelism.{theirs}", f"experimental.{theirs}", f"training.{theirs}")
         if degree and degree > 1:
             layout[ours] = int(degree)
     if shards != 1:
@@ -128,10 +128,12 @@ def _titan_layout(job: ForeignJob, shards: float) -> None:
         "InterleavedZeroBubble": "zero_bubble",
         "ZBVZeroBubble": "zbv",
     }
-    named = given.take("parallelism.pipeline_parallel_schedule", "experimental.pipeline_parallel_schedule")
+    named = arguments.take(
+        "parallelism.pipeline_parallel_schedule", "experimental.pipeline_parallel_schedule"
+    )
     if layout.get("pp"):
         layout["schedule"] = schedules.get(str(named), "1f1b")
-    mode = str(given.take("activation_checkpoint.mode", default="none"))
+    mode = str(arguments.take("activation_checkpoint.mode", default="none"))
     if mode in ("selective", "full"):
         layout["recompute"] = mode
 

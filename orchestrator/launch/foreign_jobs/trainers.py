@@ -12,23 +12,27 @@ from orchestrator.launch.foreign_jobs.torchtitan import torchtitan
 from orchestrator.launch.foreign_jobs.verl import verl
 
 
-def whose(given: Given) -> Any:
+def whose(arguments: Given) -> Any:
     """Return the function that fills in a job from such keys. Raises InputError if no trainer has them."""
     if (
-        "actor_rollout_ref" in given
-        or "model.partial_pretrain" in given
-        or ("data.train_files" in given and "trainer" in given)
+        "actor_rollout_ref" in arguments
+        or "model.partial_pretrain" in arguments
+        or ("data.train_files" in arguments and "trainer" in arguments)
     ):
         return verl
-    if "base_model" in given:
+    if "base_model" in arguments:
         return axolotl
     if (
-        "model.flavor" in given
-        or ("training.steps" in given and "parallelism" in given)
-        or "training.seq_len" in given
+        "model.flavor" in arguments
+        or ("training.steps" in arguments and "parallelism" in arguments)
+        or "training.seq_len" in arguments
     ):
         return torchtitan
-    if "model_name_or_path" in given or "model_name" in given or "per_device_train_batch_size" in given:
+    if (
+        "model_name_or_path" in arguments
+        or "model_name" in arguments
+        or "per_device_train_batch_size" in arguments
+    ):
         return hf_trainer
     problem = "has keys of none of axolotl, torchtitan, TRL, Hugging Face's Trainer and verl"
     raise InputError(problem, "--from", "write a job with `orchestrator init --data FILES --from-hf FOLDER`")

@@ -39,12 +39,12 @@ class Translated:
 
 def translate(path: Path, name: str | None = None) -> Translated:
     """Return the job of a configuration file or of a script that starts a trainer. Raises InputError."""
-    given = read_foreign(path)
-    fill = whose(given)
-    job = ForeignJob(given)
+    arguments = read_foreign(path)
+    fill = whose(arguments)
+    job = ForeignJob(arguments)
     fill(job)
     job.workers()
     if name is not None:
         job.document["name"] = name
     trainer = {"hf_trainer": "Hugging Face's Trainer or TRL"}.get(fill.__name__, fill.__name__)
-    return Translated(trainer, job.document, tuple(dict.fromkeys(job.lines)), tuple(given.left()))
+    return Translated(trainer, job.document, tuple(dict.fromkeys(job.lines)), tuple(arguments.left()))

@@ -12,25 +12,25 @@ from orchestrator.launch.foreign_jobs.job import ForeignJob
 
 def verl(job: ForeignJob) -> None:
     """Fill in a job from verl's keys (https://verl.readthedocs.io), of its file or of its command line."""
-    given = job.given
-    model = given.take(
+    arguments = job.given
+    model = arguments.take(
         "actor_rollout_ref.model.path",
         "model.partial_pretrain",
         "model.path",
         "actor_rollout_ref.model.hf_config_path",
     )
     job.model(model)
-    if "actor_rollout_ref" in given:
+    if "actor_rollout_ref" in arguments:
         _verl_rollouts(job)
     else:
         _verl_sft(job)
-    if (every := given.number("trainer.save_freq")) and every > 0:
+    if (every := arguments.number("trainer.save_freq")) and every > 0:
         job.part("checkpoint")["every"] = int(every)
-    every = given.number("trainer.test_freq")
+    every = arguments.number("trainer.test_freq")
     if every and every > 0 and "validation" in job.part("data"):
         job.document["evaluate"] = {"every": int(every)}
-    name = given.take("trainer.experiment_name")
-    given.drop(
+    name = arguments.take("trainer.experiment_name")
+    arguments.drop(
         "trainer.project_name trainer.logger trainer.default_local_dir data.val_files "
         "data.truncation data.filter_overlong_prompts data.shuffle trainer.critic_warmup "
         "trainer.val_before_train trainer.resume_mode trainer.balance_batch "
@@ -41,8 +41,8 @@ def verl(job: ForeignJob) -> None:
 
 
 def _verl_rollouts(job: ForeignJob) -> None:
-    given = job.given
-    estimator = str(given.take("algorithm.adv_estimator", default="gae"))
+    arguments = job.given
+    estimator = str(arguments.take("algorithm.adv_estimator", default="gae"))
     objective = (
         "reinforce"
         if estimator in ("reinforce_plus_plus", "reinforce_plus_plus_baseline", "rloo", "opo", "remax")
@@ -52,11 +52,11 @@ def _verl_rollouts(job: ForeignJob) -> None:
         job.lines.append(
             f"workload.objective: {objective}, the closest here to algorithm.adv_estimator {estimator}"
         )
-    files = given.take("data.train_files")
+    files = arguments.take("data.train_files")
     paths = [files] if isinstance(files, str) else list(files or ())
     paths = [str(path).strip("[]'\" ") for path in paths]
     columns = {
-        "prompt": str(given.take("data.prompt_key", default="prompt")),
+        "prompt": str(arguments.take("data.prompt_key", default="prompt")),
         "answer": "reward_model.ground_truth",
     }
     if not paths:
@@ -65,36 +65,36 @@ def _verl_rollouts(job: ForeignJob) -> None:
         (job.source(path, files=_home(path)), columns, 1.0) for path in paths
     ]
     job.sources(objective, sources)
-    group = int(given.number("actor_rollout_ref.rollout.n", default=1))
+    group = int(arguments.number("actor_rollout_ref.rollout.n", default=1))
     if group < 2:
         group = 4
         job.lines.append(
             "rollout.group: 4; answers to a prompt are compared with each other, so one is not enough"
         )
-    prompt = given.number("data.max_prompt_length", default=512)
-    answer = given.number("data.max_response_length", default=512)
-    fill_rollout(job, group=group, answer=answer, prompt=prompt,
-             temperature=given.number("actor_rollout_ref.rollout.temperature", default=1.0), rewards=())  # fmt: skip
-    prompts = int(given.number("data.train_batch_size", "data.gen_batch_size", default=256))
+    prompt = arguments.number("data.max_prompt_length", default=512)
+    answer = arguments.number("data.max_response_length", default=512)
+    temperature = arguments.number("actor_rollout_ref.rollout.temperature", default=1.0)
+    fill_rollout(job, group=group, answer=answer, prompt=prompt, temperature=temperature, rewards=())
+    prompts = int(arguments.number("data.train_batch_size", "data.gen_batch_size", default=256))
     job.part("train")["global_batch"] = prompts * group
     job.lines.append(f"train.global_batch: {prompts * group} = {prompts} prompts x {group} answers")
-    small = given.number("actor_rollout_ref.actor.ppo_mini_batch_size")
+    small = arguments.number("actor_rollout_ref.actor.ppo_mini_batch_size")
     if small and small < prompts:
         job.lines.append(
             f"rollout.steps: 1 optimizer step uses all {prompts} prompts; verl takes one per {small:g} "
             "(ppo_mini_batch_size)"
         )
     _verl_steps(job, 30)
-    lr = given.number("actor_rollout_ref.actor.optim.lr")
+    lr = arguments.number("actor_rollout_ref.actor.optim.lr")
     if lr is None:
         lr = job.default("train.optimizer.lr", 1e-6, "verl")
     _verl_optimizer(job, "actor_rollout_ref.actor.optim", lr, "constant", "actor_rollout_ref.actor.grad_clip")
-    uses = given.flag("actor_rollout_ref.actor.use_kl_loss")
-    weight = given.number("actor_rollout_ref.actor.kl_loss_coef", default=0.001)
+    uses = arguments.flag("actor_rollout_ref.actor.use_kl_loss")
+    weight = arguments.number("actor_rollout_ref.actor.kl_loss_coef", default=0.001)
     set_options(job, {"beta": float(weight) if uses else None} if objective == "grpo" else {})
     job.part("train")["precision"] = "bf16"
     _verl_model(job, "actor_rollout_ref.model")
-    given.drop(
+    arguments.drop(
         "actor_rollout_ref.actor.kl_loss_type actor_rollout_ref.model.use_remove_padding "
         "algorithm.use_kl_in_reward actor_rollout_ref.actor.use_dynamic_bsz "
         "trainer.nnodes"
@@ -103,15 +103,15 @@ def _verl_rollouts(job: ForeignJob) -> None:
 
 def _verl_optimizer(job: ForeignJob, section: str, lr: float | None, schedule: str, clip: str) -> None:
     """Set AdamW from a section of keys, with verl's usual values. `clip` is the key of the largest norm."""
-    given = job.given
+    arguments = job.given
     job.optimizer("adamw", lr, schedule, None)
     job.warmup(
-        given.number(f"{section}.lr_warmup_steps"),
-        given.number(f"{section}.lr_warmup_steps_ratio", f"{section}.warmup_steps_ratio"),
+        arguments.number(f"{section}.lr_warmup_steps"),
+        arguments.number(f"{section}.lr_warmup_steps_ratio", f"{section}.warmup_steps_ratio"),
     )
     optimizer = job.part("train")["optimizer"]
-    optimizer["weight_decay"] = float(given.number(f"{section}.weight_decay", default=0.01))
-    optimizer["clip"] = float(given.number(clip, default=1.0))
+    optimizer["weight_decay"] = float(arguments.number(f"{section}.weight_decay", default=0.01))
+    optimizer["clip"] = float(arguments.number(clip, default=1.0))
 
 
 def _verl_steps(job: ForeignJob, default: float) -> None:
@@ -126,13 +126,13 @@ def _verl_steps(job: ForeignJob, default: float) -> None:
 
 
 def _verl_sft(job: ForeignJob) -> None:
-    given = job.given
-    files = str(given.take("data.train_files", default="") or "")
+    arguments = job.given
+    files = str(arguments.take("data.train_files", default="") or "")
     if not files:
         raise InputError("names no data", "--from", "add data.train_files")
-    prompt, answer = given.take("data.prompt_key"), given.take("data.response_key")
+    prompt, answer = arguments.take("data.prompt_key"), arguments.take("data.response_key")
     inner = [
-        str(given.take(f"data.{side}_dict_keys", default="")).strip("[]'\"")
+        str(arguments.take(f"data.{side}_dict_keys", default="")).strip("[]'\"")
         for side in ("prompt", "response")
     ]
     columns: Any = None
@@ -142,35 +142,35 @@ def _verl_sft(job: ForeignJob) -> None:
             for key, below in zip((prompt, answer), inner, strict=True)
         ]
         columns = {"prompt": names[0], "completion": names[1]}
-    elif messages := given.take("data.messages_key", "data.multiturn.messages_key"):
+    elif messages := arguments.take("data.messages_key", "data.multiturn.messages_key"):
         columns = {"messages": str(messages)}
     job.sources("conversation", [(job.source(files, files=_home(files)), columns, 1.0)])
     set_options(job, {"pack": "no"})  # a sample of verl is a row
     job.chat_template(None)
-    job.length(given.number("data.max_length", default=1024))
-    job.part("train")["global_batch"] = int(given.number("data.train_batch_size", default=256))
-    given.drop(
+    job.length(arguments.number("data.max_length", default=1024))
+    job.part("train")["global_batch"] = int(arguments.number("data.train_batch_size", default=256))
+    arguments.drop(
         "data.micro_batch_size data.multiturn.enable data.pad_mode data.use_dynamic_bsz "
         "engine.ulysses_sequence_parallel_size ulysses_sequence_parallel_size "
         "use_remove_padding"
     )
-    if micro := given.number("data.micro_batch_size_per_gpu", "data.micro_batch_size"):
+    if micro := arguments.number("data.micro_batch_size_per_gpu", "data.micro_batch_size"):
         job.part("parallel")["micro_batch"] = int(micro)
     _verl_steps(job, 4)
-    schedule = given.take("optim.lr_scheduler", default="cosine")
-    _verl_optimizer(job, "optim", given.number("optim.lr"), schedule, "optim.clip_grad")
+    schedule = arguments.take("optim.lr_scheduler", default="cosine")
+    _verl_optimizer(job, "optim", arguments.number("optim.lr"), schedule, "optim.clip_grad")
     job.part("train")["precision"] = "bf16"
     _verl_model(job, "model")
 
 
 def _verl_model(job: ForeignJob, section: str) -> None:
     """Set recomputation and the adapter from a section of keys."""
-    given = job.given
-    if given.flag(f"{section}.enable_gradient_checkpointing"):
+    arguments = job.given
+    if arguments.flag(f"{section}.enable_gradient_checkpointing"):
         job.part("parallel")["recompute"] = "full"
-    if (rank := given.number(f"{section}.lora_rank")) and rank > 0:
-        targets = given.take(f"{section}.target_modules", default="all-linear")
-        job.adapter(rank, given.number(f"{section}.lora_alpha"), targets=targets, nf4=False)
+    if (rank := arguments.number(f"{section}.lora_rank")) and rank > 0:
+        targets = arguments.take(f"{section}.target_modules", default="all-linear")
+        job.adapter(rank, arguments.number(f"{section}.lora_alpha"), targets=targets, nf4=False)
 
 
 def _home(path: str) -> str:

@@ -115,17 +115,17 @@ def line_plot(
 
     Points that are not finite interrupt the line. None if there is nothing to draw.
     """
-    given = list(points)
-    every = [*given, *(point for line in others.values() for point in line)]
+    main_line = list(points)
+    every = [*main_line, *(point for line in others.values() for point in line)]
     plot_axes = axes(every, width, height, level=level, from_zero=from_zero)
-    if plot_axes is None or not any(math.isfinite(value) for _, value in given):
+    if plot_axes is None or not any(math.isfinite(value) for _, value in main_line):
         return None
     x = plot_axes.x
     y = plot_axes.y
-    last = [point for point in given if math.isfinite(point[1])][-1]
+    last = [point for point in main_line if math.isfinite(point[1])][-1]
     return Plot(
         plot_axes,
-        path(thin(given), x, y),
+        path(thin(main_line), x, y),
         last=(x(last[0]), y(last[1])),
         marks=[(x(v), label) for v, label in marks if x.low <= v <= x.high],
         bands=[(x(max(a, x.low)), x(min(b, x.high))) for a, b in bands if a < x.high and b > x.low],
@@ -246,8 +246,8 @@ def clock(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:g} s" if seconds else "0"
     big, unit, small = (3600, "h", 60) if seconds >= 3600 else (60, "min", 1)
-    whole, rest = divmod(round(seconds), big)
-    return f"{whole}:{rest // small:02d} {unit}" if rest else f"{whole} {unit}"
+    big_units, rest = divmod(round(seconds), big)
+    return f"{big_units}:{rest // small:02d} {unit}" if rest else f"{big_units} {unit}"
 
 
 def number(value: float) -> str:

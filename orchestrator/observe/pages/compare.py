@@ -337,7 +337,7 @@ def differences(columns: Sequence[Column]) -> list[Fact]:
         (key, [column.texts(lambda run, key=key: _value_of(run, key)) for column in columns])  # type: ignore[misc]
         for key in (*keys, *origins)
     )
-    return [(key, found) for key, found in values if len(set(found)) > 1]
+    return [(key, texts) for key, texts in values if len(set(texts)) > 1]
 
 
 def _value_of(run: ComparedRun, key: str) -> str:

@@ -108,8 +108,8 @@ class PageServer:
         else:
             raise InputError("there is no such page", path, "begin at /")
 
-    def _is_token(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode(), self._token.encode())
+    def _is_token(self, token: str) -> bool:
+        return hmac.compare_digest(token.encode(), self._token.encode())
 
 
 def _of(runs: dict[str, RunDir], name: str) -> RunDir:

@@ -23,11 +23,11 @@ Action = tuple[int, str, int, int, float, float]
 def measured(run: RunDir, ranks: Sequence[int], attempt: int) -> list[Action]:
     """Return what these ranks, one for each pipeline rank, recorded in that attempt; empty unless all did."""
     actions: list[Action] = []
-    for place, rank in enumerate(ranks):
+    for pipeline_rank, rank in enumerate(ranks):
         recorded = run.read_json_or_empty(f"{TIMELINE}/rank-{rank}.json")
         if recorded.get("attempt") != attempt:
             return []
-        actions += [(place, *action) for action in recorded.get("actions") or ()]
+        actions += [(pipeline_rank, *action) for action in recorded.get("actions") or ()]
     first = min((action[4] for action in actions), default=0.0)
     return [(*action[:4], action[4] - first, action[5] - first) for action in actions]
 
@@ -69,7 +69,7 @@ def timelines(run: RunDir, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
     if pp == 1 or not planned:
         return []
     each = chosen.get("dp", 1) * chosen.get("cp", 1) * chosen.get("tp", 1)
-    real = measured(run, [place * each for place in range(pp)], plan.get("attempt", 0))
+    real = measured(run, [pipeline_rank * each for pipeline_rank in range(pp)], plan.get("attempt", 0))
     sides = {"planned": planned, "measured": real}
     longest = max(action[5] for actions in sides.values() for action in actions)
     return [

@@ -86,8 +86,8 @@ def _memories(
     """
     memories = []
     layout = plan.chosen.layout
-    for name, place in CURVES.items() if played else [("every", 0)]:
-        index = place % layout.pp
+    for name, position in CURVES.items() if played else [("every", 0)]:
+        index = position % layout.pp
         (parts,) = held(demand, shape, layout, [index])
         each = parts.micro_batch / (layout.stages // layout.pp)
         points = [(0.0, parts.state)]

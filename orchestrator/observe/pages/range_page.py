@@ -24,10 +24,10 @@ def page(name: str, unit: str, result: dict[str, Any], line: str) -> str:
         result: the rates, losses and smoothed losses, and the suggested rate.
         line: the finding as a sentence.
     """
-    places = [math.log10(rate) for rate in result["rates"]]
-    smoothed = list(zip(places, result["smoothed"], strict=False))
+    exponents = [math.log10(rate) for rate in result["rates"]]
+    smoothed = list(zip(exponents, result["smoothed"], strict=False))
     # Losses after the end of the smoothed curve have diverged, and would flatten it.
-    raw = list(zip(places, result["losses"], strict=True))[: len(smoothed)]
+    raw = list(zip(exponents, result["losses"], strict=True))[: len(smoothed)]
     axes = charts.axes([*smoothed, *raw], *WIDE)
     assert axes is not None
     decades = range(math.ceil(axes.x.low), math.floor(axes.x.high) + 1)

@@ -279,11 +279,11 @@ def _memory(memory: Mapping[str, Any]) -> dict[str, Any]:
     ranks = [
         {
             "rank": rank,
-            "predicted": size(said),
-            "measured": size(real),
-            "ratio": real / said if said else None,
+            "predicted": size(predicted),
+            "measured": size(measured),
+            "ratio": measured / predicted if predicted else None,
         }
-        for rank, (said, real) in enumerate(pairs[:RANKS_SHOWN])
+        for rank, (predicted, measured) in enumerate(pairs[:RANKS_SHOWN])
     ]
     error = memory["formula_error"]
     parts = [(name, size(value)) for name, value in (memory.get("parts") or {}).items() if value]

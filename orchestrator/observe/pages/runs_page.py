@@ -45,7 +45,7 @@ class Runs:
         self._look("", runs, DEPTH)
         return dict(sorted(runs.items()))
 
-    def _look(self, inside: str, found: dict[str, RunDir], depth: int) -> None:
+    def _look(self, inside: str, runs: dict[str, RunDir], depth: int) -> None:
         try:
             entries: list[Any] = self._fs.ls(posixpath.join(self._path, inside), detail=True)
         except (FileNotFoundError, NotADirectoryError):
@@ -53,15 +53,15 @@ class Runs:
         except PermissionError:
             if not inside:
                 raise
-            found[inside] = RunDir(posixpath.join(self.folder, inside))  # reported in its row
+            runs[inside] = RunDir(posixpath.join(self.folder, inside))  # reported in its row
             return
         names = {posixpath.basename(each["name"].rstrip("/")): each["type"] for each in entries}
         if inside and "job.yaml" in names and ("events.jsonl" in names or "status.json" in names):
-            found[inside] = RunDir(posixpath.join(self.folder, inside))
+            runs[inside] = RunDir(posixpath.join(self.folder, inside))
         elif depth:
             for name, kind in names.items():
                 if kind == "directory" and name not in NO_RUNS and not name.startswith("."):
-                    self._look(posixpath.join(inside, name), found, depth - 1)
+                    self._look(posixpath.join(inside, name), runs, depth - 1)
 
 
 Seen = dict[str, tuple[Any, dict[str, Any]]]
@@ -69,7 +69,7 @@ Seen = dict[str, tuple[Any, dict[str, Any]]]
 
 
 def listed(
-    runs: Mapping[str, RunDir | InputError], words: str = "", seen: Seen | None = None
+    runs: Mapping[str, RunDir | InputError], words: str = "", cache: Seen | None = None
 ) -> list[dict[str, Any]]:
     """Return the page's rows for the runs whose name, state or job file contains all the words, training runs first.
 
@@ -78,11 +78,11 @@ def listed(
     Args:
         runs: the runs by name.
         words: what to search for.
-        seen: kept by the caller from look to look. The files of a run that has ended are read again only if they have
+        cache: kept by the caller between calls. The files of a run that has ended are read again only if they have
             changed.
     """
     wanted = words.lower().split()
-    all_rows = [_row_if_changed(name, run, seen) for name, run in runs.items()]
+    all_rows = [_row_if_changed(name, run, cache) for name, run in runs.items()]
     kept = [row for row in all_rows if not wanted or _has_all(wanted, _text(row, runs[row["name"]]))]
     return sorted(kept, key=lambda row: (row["ended"], -row["time"]))
 
@@ -91,16 +91,16 @@ def _has_all(words: Sequence[str], text: str) -> bool:
     return all(word in text for word in words)
 
 
-def _row_if_changed(name: str, run: RunDir | InputError, seen: Seen | None) -> dict[str, Any]:
-    if seen is None or isinstance(run, InputError):
+def _row_if_changed(name: str, run: RunDir | InputError, cache: Seen | None) -> dict[str, Any]:
+    if cache is None or isinstance(run, InputError):
         return _row_or_why(name, run)
     state = _state_of_files(run)
-    before, row = seen.get(name, (None, {}))
+    before, row = cache.get(name, (None, {}))
     if before is not None and before == state:
         return row
     row = _row_or_why(name, run)
     if row["ended"] and row["state"] != UNREADABLE and _is_job_readable(run):
-        seen[name] = (state, row)
+        cache[name] = (state, row)
     return row
 
 

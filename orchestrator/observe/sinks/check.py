@@ -36,13 +36,13 @@ def check_sinks(config: SinkSpec | None) -> None:
         if not find_spec(library):
             problem = f"needs the library {library.partition('.')[0]}, which is not installed"
             raise InputError(problem, f"sinks.{key}", install("sinks"))
-    for own in config.own:
+    for user_sink in config.own:
         try:
-            sink = load(own.use)
+            sink = load(user_sink.use)
         except WorkloadError as error:
             raise InputError(str(error), "sinks.own") from None
         if missing := [
             name for name in ("rows", "events", "close") if not callable(getattr(sink, name, None))
         ]:
-            problem = f"{own} has no method {missing[0]}"
+            problem = f"{user_sink} has no method {missing[0]}"
             raise InputError(problem, "sinks.own", "see orchestrator.observe.sinks.sink.Sink")

@@ -81,9 +81,9 @@ def _build_own(reference: str, context: SinkContext) -> Sink:
     return sink
 
 
-def sinks_of(name: str, asked: SinkSpec | None, document: dict[str, Any], run: RunDir) -> list[Followed]:
-    """The sinks that the job asks for. Each imports its library when it is built."""
-    if asked is None:
+def sinks_of(name: str, spec: SinkSpec | None, document: dict[str, Any], run: RunDir) -> list[Followed]:
+    """Return the sinks of the job. Each imports its library when it is built."""
+    if spec is None:
         return []
     began = run.rows(EVENTS)[0]["time"]
     job = redact(document)
@@ -92,10 +92,10 @@ def sinks_of(name: str, asked: SinkSpec | None, document: dict[str, Any], run: R
         return SinkContext(config, name, job, run, began)
 
     sinks = [
-        Followed(key, partial(module_of(key).build, context(part))) for key, part in parts_of(asked).items()
+        Followed(key, partial(module_of(key).build, context(part))) for key, part in parts_of(spec).items()
     ]
-    for own in asked.own:
-        sinks.append(Followed(str(own), partial(_build_own, own.use, context(own.options))))
+    for user_sink in spec.own:
+        sinks.append(Followed(str(user_sink), partial(_build_own, user_sink.use, context(user_sink.options))))
     return sinks
 
 

@@ -27,9 +27,9 @@ class SinkProcess:
         if sinks is None:
             return
         folders: list[str] = []
-        for own in sinks.own:  # found here, so the process finds them too
+        for user_sink in sinks.own:  # found here, so the process finds them too
             with contextlib.suppress(WorkloadError):  # the process reports what is missing; the run continues
-                folders.append(str(root_of(own.use)))
+                folders.append(str(root_of(user_sink.use)))
         self._process = subprocess.Popen(
             command_of("orchestrator.observe.sinks.follow", run.uri, str(os.getpid()), *folders),
             stdin=subprocess.PIPE,

@@ -47,12 +47,12 @@ class Interleave:
         shape = np.shape(position)
         return source.reshape(shape), before.reshape(shape)
 
-    def counts(self, places: int) -> list[int]:
-        """Return how many of the first `places` positions each source has."""
+    def counts(self, length: int) -> list[int]:
+        """Return how many of the first `length` positions each source has."""
         counts = [0] * len(self.weights)
         for number, weight, total in self._levels:
-            counts[number] = (2 * weight * places + total) // (2 * total)
-            places -= counts[number]
+            counts[number] = (2 * weight * length + total) // (2 * total)
+            length -= counts[number]
         return counts
 
     def reach(self, source: int, count: int) -> int:
@@ -70,6 +70,6 @@ class Interleave:
 
 def _rounded(weight: int, count: np.ndarray, total: int) -> np.ndarray:
     """Return weight x count / total rounded to the nearest integer, halves up, without overflow; int64."""
-    whole, rest = np.divmod(count, total)
-    rounded: np.ndarray = whole * weight + (2 * weight * rest + total) // (2 * total)
+    quotient, rest = np.divmod(count, total)
+    rounded: np.ndarray = quotient * weight + (2 * weight * rest + total) // (2 * total)
     return rounded

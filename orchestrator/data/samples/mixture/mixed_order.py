@@ -56,14 +56,14 @@ class MixedOrder:
         if self.size is not None and position.size and int(position.max()) >= self.size:
             raise ended(self.size)
         source, number = self._places.at(position.ravel())
-        turn = np.zeros_like(number)
+        pass_number = np.zeros_like(number)
         sample = np.zeros_like(number)
         for which in np.unique(source):
             mine = source == which
             size = self.samples[which]
-            turn[mine], index = np.divmod(number[mine], size)
-            sample[mine] = self._offsets[which] + permute(index, turn[mine], size, self._seeds[which])
-        return turn.reshape(position.shape), sample.reshape(position.shape)
+            pass_number[mine], index = np.divmod(number[mine], size)
+            sample[mine] = self._offsets[which] + permute(index, pass_number[mine], size, self._seeds[which])
+        return pass_number.reshape(position.shape), sample.reshape(position.shape)
 
     def has(self, positions: int) -> bool:
         """Return whether the order has so many positions."""

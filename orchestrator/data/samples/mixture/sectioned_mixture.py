@@ -75,16 +75,18 @@ class SectionedMixture:
             return np.zeros_like(position), np.zeros_like(position)
         if not self.has(int(flat.max()) + 1):
             raise ended(self._places.size or 0)
-        whole = self._reach(int(flat.max()))
+        is_all_known = self._reach(int(flat.max()))
         source, number = self._places.at(flat)
-        turn = np.zeros_like(flat)
+        pass_number = np.zeros_like(flat)
         sample = np.zeros_like(flat)
         for which in np.unique(source):
             mine = source == which
-            turn[mine], sample[mine] = self._of_source(
-                int(which), number[mine], self._bounds[:, which], whole
+            pass_number[mine], sample[mine] = self._of_source(
+                int(which), number[mine], self._bounds[:, which], is_all_known
             )
-        return turn.reshape(position.shape), (sample * len(self._seeds) + source).reshape(position.shape)
+        return pass_number.reshape(position.shape), (sample * len(self._seeds) + source).reshape(
+            position.shape
+        )
 
     def has(self, positions: int) -> bool:
         """Return whether the order has so many positions. Waits for no sections but theirs, unlike `size`."""
@@ -102,19 +104,21 @@ class SectionedMixture:
         return self._places.changes()
 
     def _of_source(
-        self, source: int, number: np.ndarray, bounds: np.ndarray, whole: bool
+        self, source: int, number: np.ndarray, bounds: np.ndarray, is_all_known: bool
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the pass and the index of the `number`-th samples of one source, int64."""
-        turn, place = np.divmod(number, bounds[-1]) if whole else (np.zeros_like(number), number)
-        section = np.searchsorted(bounds, place, side="right") - 1
-        index = np.zeros_like(place)
+        pass_number, position = (
+            np.divmod(number, bounds[-1]) if is_all_known else (np.zeros_like(number), number)
+        )
+        section = np.searchsorted(bounds, position, side="right") - 1
+        index = np.zeros_like(position)
         for which in np.unique(section):
             mine = section == which
             first = bounds[which]
-            key = turn[mine] * self._count + which
+            key = pass_number[mine] * self._count + which
             size = int(bounds[which + 1] - first)
-            index[mine] = first + permute(place[mine] - first, key, size, self._seeds[source])
-        return turn, index
+            index[mine] = first + permute(position[mine] - first, key, size, self._seeds[source])
+        return pass_number, index
 
     def _reach(self, position: int | None) -> bool:
         """Load as many sections as the positions up to this one need, all of them for None. Return whether all are

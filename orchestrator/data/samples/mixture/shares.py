@@ -101,5 +101,5 @@ def whole(rates: Sequence[Fraction]) -> list[int]:
 
 def _exact(shares: Sequence[float | None]) -> tuple[Fraction, ...] | None:
     """Return the decimals that the user wrote; None unless all are given."""
-    given = [Fraction(str(share)) for share in shares if share is not None]
-    return tuple(given) if len(given) == len(shares) else None
+    fractions = [Fraction(str(share)) for share in shares if share is not None]
+    return tuple(fractions) if len(fractions) == len(shares) else None

@@ -143,12 +143,12 @@ class PackingIndex:
 
 
 def open_index(
-    place: Path, digest: str, source: int, ends: Iterable[np.ndarray], window: int, stride: int
+    derived: Path, digest: str, source: int, ends: Iterable[np.ndarray], window: int, stride: int
 ) -> PackingIndex:
-    """Return the index of a source in the folder `place`. Make it unless it exists.
+    """Return the index of a source in the folder `derived`. Make it unless it exists.
 
     Args:
-        place: the folder on this node's disk for files derived from the data.
+        derived: the folder on this node's disk for files derived from the data.
         digest: digest of the documents of all sources.
         source: number of the source.
         ends: the index after the last token of each document, ascending int64, in parts.
@@ -156,7 +156,7 @@ def open_index(
         stride: tokens after which the next piece of a longer document begins.
     """
     key = xxhash.xxh3_128_hexdigest(json.dumps([FORMAT, digest, window, stride, DOCUMENTS]).encode())
-    folder = place / "packing" / key
+    folder = derived / "packing" / key
     folder.mkdir(parents=True, exist_ok=True)
     facts = folder / f"{source:06d}.json"
     if (index := _existing(folder, source, facts)) is not None:  # an index may be empty, so compare with None

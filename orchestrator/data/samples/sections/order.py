@@ -72,30 +72,30 @@ class SectionedOrder:
         flat = position.ravel()
         if not flat.size or self._reach(int(flat.max())):
             epoch = np.zeros_like(flat)
-            place = flat
+            in_epoch = flat
         else:
-            epoch, place = np.divmod(flat, self._known)
-        which = np.searchsorted([section.start for section in self._sections], place, side="right") - 1
-        turn = np.zeros_like(flat)
+            epoch, in_epoch = np.divmod(flat, self._known)
+        which = np.searchsorted([section.start for section in self._sections], in_epoch, side="right") - 1
+        pass_number = np.zeros_like(flat)
         sample = np.zeros_like(flat)
         for number in np.unique(which):
             mine = which == number
-            turn[mine], sample[mine] = self._within(int(number), epoch[mine], place[mine])
-        return turn.reshape(position.shape), sample.reshape(position.shape)
+            pass_number[mine], sample[mine] = self._within(int(number), epoch[mine], in_epoch[mine])
+        return pass_number.reshape(position.shape), sample.reshape(position.shape)
 
     def drawn(self, position: int) -> list[int]:
         """Return how many samples of each source come before `position`. Within a section, counts are proportional."""
         totals = np.zeros(len(self._weights), dtype=np.int64)
-        epoch, place = (0, position) if self._reach(position) else divmod(position, self._known)
+        epoch, in_epoch = (0, position) if self._reach(position) else divmod(position, self._known)
         for section in self._sections:
             taken = np.diff(section.ends, prepend=0)
             size = int(section.ends[-1])
-            reached = min(max(place - section.start, 0), size)
+            reached = min(max(in_epoch - section.start, 0), size)
             totals += epoch * taken + (reached * taken // size if size else 0)
         return [int(count) for count in totals]
 
     def _within(self, number: int, epoch: np.ndarray, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Like `at`, for places within one section."""
+        """Like `at`, for positions within one section."""
         start, first, counts, ends = self._sections[number]
         key = epoch * self._count + number
         drawn = permute(position - start, key, int(ends[-1]), self.seed)
@@ -103,8 +103,8 @@ class SectionedOrder:
         taken = np.diff(ends, prepend=0)[source]
         available = counts[source]
         index = (epoch * taken) % available + drawn - (ends[source] - taken)
-        turn = (epoch * taken) // available + index // available
-        return turn, (first[source] + index % available) * len(ends) + source
+        pass_number = (epoch * taken) // available + index // available
+        return pass_number, (first[source] + index % available) * len(ends) + source
 
     def _reach(self, position: int | None) -> bool:
         """Load the sections up to that of a position, all of them for None. Return whether it is in the first epoch."""

@@ -92,7 +92,7 @@ class SectionPlan:
 
     def needed(self, section: int) -> list[int]:
         """Return how many parts of each source the sections up to this one need."""
-        return [whole + (rest > 0) for whole, rest in self.end(section)]
+        return [complete + (rest > 0) for complete, rest in self.end(section)]
 
     def numbers(self, section: int) -> list[int]:
         """Return the numbers of the parts that this section needs and no earlier one does."""

@@ -40,8 +40,8 @@ def read_section(folder: DataFolder, number: int) -> DataManifest | None:
 def joined(before: DataManifest, section: DataManifest) -> DataManifest:
     """Return the data up to and including a section: its shards follow those before."""
     sources = tuple(
-        PreparedSource(one.uri, one.shards + more.shards)
-        for one, more in zip(before.sources, section.sources, strict=True)
+        PreparedSource(earlier.uri, earlier.shards + later.shards)
+        for earlier, later in zip(before.sources, section.sources, strict=True)
     )
     sums = {name: getattr(before, name) + getattr(section, name) for name in SUMMED}
     return dataclasses.replace(before, sources=sources, **sums)
@@ -61,7 +61,7 @@ def so_far(folder: DataFolder) -> tuple[DataManifest, int] | None:
 
 def read(folder: DataFolder) -> DataManifest | None:
     """Return the manifest of prepared data, complete or as far as published; None without any."""
-    if whole := manifest.read(folder):
-        return whole
+    if complete := manifest.read(folder):
+        return complete
     published = so_far(folder)
     return published[0] if published else None

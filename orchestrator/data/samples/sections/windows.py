@@ -36,10 +36,11 @@ class Sections(Protocol):
 
     def __call__(self, section: int, /) -> Sequence[int]: ...
 
-    def sizes(self, whole: bool) -> tuple[list[int], list[int]]:
+    def sizes(self, for_whole_source: bool) -> tuple[list[int], list[int]]:
         """Return how many tokens and samples each source has in the parts that the first section needs.
 
-        With `whole`, return estimates for the whole source, scaled by bytes: the source's files over those parts.
+        With `for_whole_source`, return estimates for the whole source: those numbers, scaled by the bytes of the
+        source's files over the bytes of those parts.
         """
 
 
@@ -96,18 +97,18 @@ class StreamSections:
         """See `Sections`."""
         self.streams.await_section(section)
         totals = []
-        for windows, (whole, rest) in zip(self.windows, self.plan.end(section), strict=True):
+        for windows, (complete, rest) in zip(self.windows, self.plan.end(section), strict=True):
             first = self.plan.first[windows.source]
             count, after = (
                 windows.within(self.streams.tokens_before(windows.source, first + parts))
-                for parts in (whole, whole + 1)
+                for parts in (complete, complete + 1)
             )
             totals.append(count + (after - count) * rest // self.plan.sections)
         return totals
 
-    def sizes(self, whole: bool) -> tuple[list[int], list[int]]:
+    def sizes(self, for_whole_source: bool) -> tuple[list[int], list[int]]:
         """See `Sections`. All samples have the same length, so both results count tokens."""
-        if not whole:
+        if not for_whole_source:
             ones = [1] * self.streams.sources
             return ones, ones
         self.streams.await_section(0)
@@ -201,7 +202,7 @@ class DocumentSections:
         self._reach(section)
         return [self._within(source, section, windows) for source, windows in enumerate(self.windows)]
 
-    def sizes(self, whole: bool) -> tuple[list[int], list[int]]:
+    def sizes(self, for_whole_source: bool) -> tuple[list[int], list[int]]:
         """See `Sections`. Raises InputError for a source without a sample there."""
         self._reach(0)
         for source, windows in enumerate(self.windows):
@@ -214,7 +215,7 @@ class DocumentSections:
                 )
         samples = [windows.before(1) for windows in self.windows]
         tokens = [windows.first.tokens for windows in self.windows]
-        if not whole:
+        if not for_whole_source:
             return tokens, samples
         return self._plan.extrapolated(tokens), self._plan.extrapolated(samples)
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cluster.workers.device_limits import limits_of
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.controller.failure_simulation import HOUR, Fleet, live, young_daly
 from orchestrator.controller.forecast_table import forecast
+from orchestrator.controller.health import STEP_FACTOR
 from orchestrator.controller.state import Policy, policy_of
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.legal_layouts import fit
@@ -83,6 +86,42 @@ def test_a_notice_saves_what_would_be_lost() -> None:
     fleet = dataclasses.replace(QUIET, nodes=12, taken=0.3)
     warned, not_warned = live(policy(notices="aws"), fleet, 2), live(policy(), fleet, 2)
     assert warned.parts["lost"] < 0.1 * not_warned.parts["lost"]
+
+
+def test_nodes_fail_while_workers_start() -> None:
+    """A start ends after `restart` seconds or at a failure: (1 - e^(-restart / between)) x between in the mean."""
+    fleet = dataclasses.replace(QUIET, software=0.5, restart=180.0, write=0.0)
+    lives = [live(policy(steps=8000), fleet, seed) for seed in range(30)]
+    assert {life.outcome for life in lives} == {Outcome.DONE}
+    between = HOUR / (8 * 0.5)
+    noticed = limits_of(1).silence * sum(life.failures for life in lives)
+    seconds = sum(life.parts["restarts"] for life in lives) - noticed
+    starts = sum(life.attempts for life in lives)
+    assert seconds / starts == pytest.approx(between * (1 - math.exp(-180.0 / between)), rel=0.05)
+    assert seconds / starts < 0.95 * 180.0
+
+
+def test_a_lost_node_goes_back_to_a_snapshot_and_a_lost_rack_to_a_commit() -> None:
+    fleet = dataclasses.replace(QUIET, nodes=16, software=0.2, snapshot_every=2)
+    of_node = live(policy(), fleet, 1)
+    without = live(policy(), dataclasses.replace(fleet, snapshot_every=0), 1)
+    assert of_node.parts["lost"] <= of_node.failures * 2.0 < 0.2 * without.parts["lost"]
+    racks = dataclasses.replace(
+        QUIET, nodes=16, repair=600.0, rack_nodes=4, rack_breaks=1.0, snapshot_every=2
+    )
+    of_rack = live(policy(), racks, 1)
+    assert of_rack.failures > 5
+    assert of_rack.parts["lost"] > of_rack.failures * 4.0
+
+
+def test_a_hang_is_noticed_later_than_a_death() -> None:
+    dead, hung = (
+        live(policy(), dataclasses.replace(QUIET, **{kind: 0.1}), 1) for kind in ("software", "hangs")
+    )
+    limits = limits_of(1)
+    each = (hung.parts["restarts"] - dead.parts["restarts"]) / hung.failures
+    assert hung.failures == dead.failures
+    assert each == pytest.approx(max(limits.hang, STEP_FACTOR * 1.0) - limits.silence)
 
 
 def test_a_run_that_waits_too_long_for_its_workers_ends_as_it_would() -> None:

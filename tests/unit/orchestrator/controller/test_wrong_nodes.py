@@ -8,7 +8,7 @@ import pytest
 from fake_gang import FakeGang
 from scripted import fake_cluster
 
-from cluster.workers.drain_answer import DrainAnswer
+from cluster.workers.gang import DrainAnswer
 from orchestrator.controller import wrong_nodes
 from orchestrator.controller.wrong_nodes import PATIENCE, PAUSE, WrongNodes
 

@@ -72,7 +72,7 @@ def test_windows_tile_a_stream(sizes: list[int], window: int, overlap: int) -> N
 def test_an_evaluation_reads_a_stream_to_its_last_token(sizes: list[int], window: int, overlap: int) -> None:
     text, stride = Stream(sizes), max(1, window - overlap)
     reading = Reading("stream", window, stride, partial=True)
-    windows = windows_of(text, 0, reading, whole=True)  # type: ignore[arg-type]
+    windows = windows_of(text, 0, reading, include_partial=True)  # type: ignore[arg-type]
     counts = covered(windows, text.length(0))
     lone = text.length(0) % stride == 1 if window == stride > 1 else text.length(0) == 1
     assert (counts == 0).sum() == lone  # one token alone is no window: nothing is predicted from it

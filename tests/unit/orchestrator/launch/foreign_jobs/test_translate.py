@@ -276,7 +276,7 @@ def test_whole_conversations_fill_sequences() -> None:
     field = {"prompt": "prompt", "completion": "completion"}
     folder = Path("models/Small")
     for length, fit in ((2 * tokens + 1, 2), (3 * tokens, 3), (tokens - 1, 1)):
-        found = sequences_in("talks.jsonl", field, 400, folder=folder, length=length, whole=True)
+        found = sequences_in("talks.jsonl", field, 400, folder=folder, length=length, whole_rows=True)
         assert found == pytest.approx(400 / fit, rel=0.01)
 
 

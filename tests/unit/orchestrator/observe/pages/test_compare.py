@@ -230,22 +230,22 @@ def test_a_second_look_reads_only_the_runs_that_changed(
 
     monkeypatch.setattr(LocalFileSystem, "cat_file", cat_file)
     runs, seen = runs_page.Runs(str(tmp_path)), runs_page.Seen()
-    first = runs_page.listed(runs.find(), seen=seen)
+    first = runs_page.listed(runs.find(), cache=seen)
     assert {"a", "b"} <= set(read)
     read.clear()
-    assert runs_page.listed(runs.find(), seen=seen) == first
+    assert runs_page.listed(runs.find(), cache=seen) == first
     assert set(read) == {"b"}
     read.clear()
     status = json.loads((tmp_path / "a" / "status.json").read_text())
     (tmp_path / "a" / "next").write_text(json.dumps({**status, "note": "changed"}))
     (tmp_path / "a" / "next").replace(tmp_path / "a" / "status.json")
-    rows = {row["name"]: row for row in runs_page.listed(runs.find(), seen=seen)}
+    rows = {row["name"]: row for row in runs_page.listed(runs.find(), cache=seen)}
     assert "a" in read
     assert rows["a"]["says"] == "changed"
     (tmp_path / "a" / "status.json").unlink()
     assert {row["name"] for row in runs_page.listed(runs.find(), "stage", seen)} == set()
     shutil.rmtree(tmp_path / "a")
-    assert [row["name"] for row in runs_page.listed(runs.find(), seen=seen)] == ["b"]
+    assert [row["name"] for row in runs_page.listed(runs.find(), cache=seen)] == ["b"]
 
 
 def test_a_row_is_read_again_after_any_change_of_a_file_or_of_who_may_read_it(
@@ -264,16 +264,18 @@ def test_a_row_is_read_again_after_any_change_of_a_file_or_of_who_may_read_it(
             return real(self, path, *which, **how)
 
         patch.setattr(LocalFileSystem, "cat_file", refused)
-        rows = {row["name"]: row for row in runs_page.listed(runs_page.Runs(str(tmp_path)).find(), seen=seen)}
+        rows = {
+            row["name"]: row for row in runs_page.listed(runs_page.Runs(str(tmp_path)).find(), cache=seen)
+        }
     assert "job.yaml" in rows["a"]["says"]
     assert "a" not in seen, "the next look may be allowed to read it"
     runs = {"a": RunDir(str(tmp_path / "a"))}
-    assert "job.yaml" not in runs_page.listed(runs, seen=seen)[0]["says"]
+    assert "job.yaml" not in runs_page.listed(runs, cache=seen)[0]["says"]
     assert "a" in seen
     status.write_text(json.dumps({**json.loads(status.read_text()), "note": "changed"}))
     os.utime(status, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert status.stat().st_ino == before.st_ino
-    assert runs_page.listed(runs, seen=seen)[0]["says"] == "changed"
+    assert runs_page.listed(runs, cache=seen)[0]["says"] == "changed"
     known = runs_page._state_of_files(runs["a"])
     status.chmod(0o600 if status.stat().st_mode & 0o077 else 0o644)
     assert runs_page._state_of_files(runs["a"]) != known

@@ -63,9 +63,9 @@ def test_scores_are_those_of_single_passes(
 ) -> None:
     monkeypatch.setattr(module, "TOKENS_AT_ONCE", {"cpu": 128})
     judge = made(monkeypatch, model, **changes)
-    found = judge.score(rows(24))
-    assert found == pytest.approx([single(judge, row) for row in rows(24)], abs=1e-5)
-    assert len({round(score, 4) for score in found}) > 12
+    found = judge.score(rows(12))
+    assert found == pytest.approx([single(judge, row) for row in rows(12)], abs=1e-5)
+    assert len({round(score, 4) for score in found}) > 6
 
 
 def test_a_batch_has_like_lengths_and_at_most_so_many_tokens() -> None:
