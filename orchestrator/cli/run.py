@@ -375,7 +375,7 @@ def _where_next(run_dir: str, tracking: str | None, form: str | None, summary: d
     _say(f"  {shown}/report.html          the run as pictures")
     if summary.get("export"):
         loaded = {
-            "hf": "the model, for transformers.AutoModel.from_pretrained",
+            "hf": "the model, for from_pretrained of transformers; config.json names its class",
             "adapter": "the adapter, for peft.PeftModel.from_pretrained",
             "safetensors": "the model, for orchestrator.load_run(...).model()",
         }

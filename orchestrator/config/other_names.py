@@ -164,7 +164,7 @@ _KEYS: Mapping[str, str] = {
     "evaluate.every is the number of steps between evaluations": (
         "eval_strategy evaluation_strategy do_eval evals_per_epoch"
     ),
-    "evaluate.metrics": "compute_metrics include_for_metrics prediction_loss_only batch_eval_metrics",
+    "evaluate.metrics": "metric_name compute_metrics include_for_metrics prediction_loss_only batch_eval_metrics",
     "stop_when, as in {metric: validation.loss, patience: 3}": (
         "early_stopping early_stopping_patience early_stop early_stopping_threshold"
     ),
@@ -259,7 +259,7 @@ _KEYS: Mapping[str, str] = {
     "data.streaming": "dataset_streaming",
     "data.labels": "label_names id2label label2id num_labels",
     "data.sources.0.field names the columns that are read": (
-        "remove_unused_columns dataset_kwargs input_columns"
+        "remove_unused_columns dataset_kwargs input_columns label_column_name"
     ),
     "data.sources.0.uri names the files of a split": (
         "dataset_config dataset_train_split dataset_test_split split"

@@ -26,8 +26,10 @@ def make_own_sources(data: DataSpec, address: str | None, tell: Callable[[str], 
         if source.own is not None
     ]
     if own and data.cache is None:
-        problem = "is unset, and the rows of own are written into it"
-        raise InputError(problem, "data.cache", "give a folder that all nodes see")
+        problem = "is unset, and rows of `own` are written there"
+        raise InputError(
+            problem, "data.cache", "give a folder that all nodes see; on one machine, any folder"
+        )
     missing = [(where, source) for where, source in own if not is_made(source)]
     if not missing:
         return

@@ -39,6 +39,8 @@ STALLS = {
     "other": "`orchestrator profile` shows the operators",
 }
 """The advice for each part in which the model is not computed."""
+ALONE = {"optimizer": "a larger train.global_batch, in a new run, needs fewer updates for the same samples"}
+"""The advice for a run of one rank, which cannot shard anything, where it differs."""
 A_STALL = 0.15
 """From this share of a step on, a stall is named as the reason for its slowness."""
 A_STRAGGLER = 1.3
@@ -131,7 +133,8 @@ def _verdict(means: Mapping[str, float], step_seconds: float, rows: Sequence[Row
             "for it"
         )
     if share >= A_STALL:
-        return f"Slow by {PARTS[worst]}: {STALLS[worst]}"
+        alone = bool(rows) and len(rows[-1].get("busy_seconds") or ()) == 1
+        return f"Slow by {PARTS[worst]}: {ALONE.get(worst, STALLS[worst]) if alone else STALLS[worst]}"
     computed = (means.get("forward", 0.0) + means.get("backward", 0.0)) / step_seconds
     return (
         f"Computing takes {computed:.0%} of the time: a faster machine, more workers or a lower "

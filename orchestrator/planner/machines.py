@@ -122,8 +122,8 @@ def worker_on_paper(resources: ResourceSpec, precision: Precision, device: str) 
 def probe(cpu: float, seconds: float = 0.2) -> float:
     """Return the FLOP/s of fp32 matrix multiplication on `cpu` cores of this machine.
 
-    It is one core's best time within `seconds`, times `cpu`, because other processes may be busy. It is measured once
-    per process, so that plans in one process are comparable.
+    It is one core's best time within `seconds`, times `cpu`. It counts the thread's CPU time, because other processes
+    may be busy. It is measured once per process, so that plans in one process are comparable.
     """
     import numpy as np
     from threadpoolctl import threadpool_limits
@@ -132,7 +132,7 @@ def probe(cpu: float, seconds: float = 0.2) -> float:
     with threadpool_limits(1):
         fastest, end = float("inf"), time.perf_counter() + seconds
         while fastest == float("inf") or time.perf_counter() < end:  # at least once, even on a busy machine
-            start = time.perf_counter()
+            start = time.thread_time()
             a @ a
-            fastest = min(fastest, time.perf_counter() - start)
+            fastest = min(fastest, time.thread_time() - start)
     return 2.0 * 256**3 / fastest * cpu

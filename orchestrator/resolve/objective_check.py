@@ -27,7 +27,8 @@ def check_objective(name: str, model: str, architecture: str, sources: Sequence[
         return
     if architecture != "own" and architecture not in objectives.architectures(name):
         known = [n for n in objectives.NAMES if architecture in objectives.architectures(n)]
-        problem = f"{name} does not train {model}, which is a {architecture}"
+        article = "an" if architecture[0] in "aeiou" else "a"
+        problem = f"{name} does not train {model}, which is {article} {architecture}"
         raise InputError(problem, "workload.objective", f"choose from {', '.join(known)}")
     for where, source in sources:
         if objectives.reads_pairs(name) and isinstance(source.field, str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -109,6 +110,10 @@ def kuberay(
         ask_server(files, check.kubeconfig)
     other = RAY_JOB if standing else RAY_CLUSTER
     rendered.write({**files, "kustomization.yaml": kustomization(list(files))}, to, replaces=other)
+    if to is not None:
+        print(
+            f"next: kubectl apply -k {shlex.quote(str(to))}; infra/README.md lists what the cluster needs before"
+        )
     rendered.warn_of_local_paths(spec, RUNS_FOLDER if claim else "")
     rendered.warn_of_libraries(spec, runs)
     rendered.note(memory_note)

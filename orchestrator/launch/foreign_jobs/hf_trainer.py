@@ -17,6 +17,7 @@ from orchestrator.launch.foreign_jobs.common import (
 )
 from orchestrator.launch.foreign_jobs.job import ForeignJob
 from orchestrator.launch.foreign_jobs.read import SCRIPT, Given
+from orchestrator.launch.labelled_rows import labelled_rows
 
 
 def hf_trainer(job: ForeignJob) -> None:
@@ -38,14 +39,14 @@ def hf_trainer(job: ForeignJob) -> None:
                 "block_size",
                 "max_source_length",
                 "model_max_length",
-                default=1024,
             )
         )
     if objective == "grpo":
         set_options(job, {"beta": arguments.number("beta")})
     elif objective != "conversation":
         set_options(job, {"beta": arguments.number("beta", "dpo_beta")})
-    if objective == "conversation" and not arguments.flag("packing"):
+    packs = job.part("workload")["objective"] in ("conversation", "causal_lm")
+    if objective == "conversation" and packs and not arguments.flag("packing"):
         set_options(job, {"pack": "no"})
     job.batch(
         arguments.number("per_device_train_batch_size", "per_gpu_train_batch_size", default=8),
@@ -179,8 +180,15 @@ def _trainer_data(job: ForeignJob, objective: str) -> None:
         objective, sources = "causal_lm", [(uri, field, weight) for uri, _, weight in sources]
     objective_of_rows = _seen(sources)
     if objective == "conversation" and objective_of_rows == "":
-        objective = "causal_lm"
+        objective = _of_plain_rows(job, [uri for uri, _, _ in sources])
     job.sources(objective, sources)
+
+
+def _of_plain_rows(job: ForeignJob, uris: list[str]) -> str:
+    """Return what a model learns from rows of text: an encoder predicts labels if there are any, else hidden words."""
+    if not job.is_encoder:
+        return "causal_lm"
+    return "sequence_classification" if labelled_rows(uris, None, False) else "masked_lm"
 
 
 def _seen(sources: list[tuple[str, Any, float]]) -> str | None:

@@ -68,7 +68,9 @@ class ForeignJob:
         """Start from a model: a folder, or a name on the Hub, which is to be downloaded."""
         if not named:
             raise InputError(
-                "names no model", "--from", "add the model's key, as base_model or model_name_or_path"
+                "the configuration names no model",
+                "--from",
+                "add the model's key, as base_model or model_name_or_path",
             )
         folder = str(named)
         if not Path(folder).expanduser().is_dir():
@@ -95,6 +97,12 @@ class ForeignJob:
     def folder(self) -> Path:
         """Return the folder of the model or the tokenizer."""
         return Path(str(self.part("data").get("tokenizer", "")))
+
+    @property
+    def is_encoder(self) -> bool:
+        """Return whether the model is an encoder; False if its folder is not here or its class is unknown."""
+        described = _described(self.folder)
+        return described is not None and described.architecture == "encoder"
 
     def source(self, named: Any, split: str = "train", config: str | None = None, files: Any = None) -> str:
         """Return the URI of a data set: files that are here, or a name on the Hub, which is to be downloaded."""
@@ -168,9 +176,8 @@ class ForeignJob:
         wanted = int(tokens or 1024)
         positions = _positions(self.folder)
         if positions and wanted > positions:
-            self.lines.append(
-                f"data.sequence_length: {positions}, the positions of the model; {wanted} were asked for"
-            )
+            asked = f"; {wanted} were asked for" if tokens else ""
+            self.lines.append(f"data.sequence_length: {positions}, the positions of the model{asked}")
         self.part("data")["sequence_length"] = min(wanted, positions or wanted)
 
     def batch(self, micro: float, accumulation: float, devices: float) -> None:

@@ -64,6 +64,12 @@ def test_the_largest_stall_is_named_with_what_helps(seconds: dict[str, float], s
     assert "MFU 25.0%" in found
 
 
+def test_a_run_of_one_rank_is_not_told_to_shard() -> None:
+    found = line(row(optimizer=0.5, busy=(0.6,)))
+    assert "Slow by optimiser: a larger train.global_batch" in found
+    assert "parallel.zero" not in found
+
+
 def test_a_slow_rank_is_named_by_those_who_wait_for_it() -> None:
     slow = [row(busy=(0.5, 0.5, 1.1, 0.5), communication=0.3)] * 3
     assert straggler(slow) == (2, pytest.approx(2.2))

@@ -86,6 +86,6 @@ def test_rows_that_are_not_made_say_how_to_make_them(tmp_path: Path) -> None:
 
 def test_rows_need_a_folder_for_all_nodes() -> None:
     data = job_of(OWN, cache=None).data
-    with pytest.raises(InputError, match=r"data\.cache: is unset, and the rows of own are written into it"):
+    with pytest.raises(InputError, match=r"data\.cache: is unset, and rows of `own` are written there"):
         make_own_sources(data, None, print)
     make_own_sources(job_of({"uri": "a.txt"}, cache=None).data, None, print)

@@ -184,6 +184,25 @@ def test_verl() -> None:
     assert dict(found.left)["actor_rollout_ref.rollout.name"]
 
 
+@pytest.mark.parametrize(
+    ("row", "objective"),
+    [({"body": "a b", "label": "x"}, "sequence_classification"), ({"body": "a b"}, "masked_lm")],
+)
+def test_an_encoder_learns_the_labels_of_rows_or_hidden_words(row: dict[str, str], objective: str) -> None:
+    folder = Path("models/Encoder")
+    folder.mkdir(parents=True)
+    sizes = {"vocab_size": 64, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = {"model_type": "bert", **sizes, "intermediate_size": 16, "max_position_embeddings": 32}
+    (folder / "config.json").write_text(json.dumps(config))
+    Path("labelled.jsonl").write_text("".join(json.dumps({**row, "number": n}) + "\n" for n in range(20)))
+    arguments = {"model_name_or_path": str(folder), "train_file": "labelled.jsonl", "max_steps": 5}
+    Path("arguments.json").write_text(json.dumps(arguments))
+    found = translate(Path("arguments.json"))
+    assert found.document["workload"]["objective"] == objective
+    assert "pack" not in found.document["workload"].get("options", {})
+    assert not any("were asked for" in each for each in found.lines)
+
+
 def test_what_is_not_here_is_to_be_downloaded() -> None:
     Path("other.json").write_text(
         json.dumps({"model_name_or_path": "ORG/Other", "dataset_name": "ORG/none", "max_steps": 5})
@@ -200,6 +219,12 @@ def test_what_is_not_here_is_to_be_downloaded() -> None:
     [
         ("a.yaml", "optimizer: adam\n", "is not for a supported trainer: axolotl"),
         ("a.yaml", "- a\n", "has no keys"),
+        ("a.py", "TrainingArguments(learning_rate=1e-5)\n", "is Python, which is not run"),
+        (
+            "a.yaml",
+            "learning_rate: 1e-5\nper_device_train_batch_size: 4\n",
+            "the configuration names no model",
+        ),
         ("a.toml", "a = \n", "cannot be read"),
         ("a.yaml", "base_model: ORG/Small\n", "names no data"),
         ("a.sh", "python train.py --model_name_or_path ORG/Small\n", "names no data"),
