@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import Annotated, Any
 
@@ -70,6 +71,8 @@ def tune(
                 else "report.html and sweep.json"
             )
             print(f"{files} are in {sweep.uri}", file=sys.stderr)
+            if outcome.summary["best"]:
+                print(f"next: orchestrator run {shlex.quote(f'{sweep.uri}/best.yaml')}", file=sys.stderr)
         if outcome.line and not as_json:
             print(f"orchestrator: {outcome.line}", file=sys.stderr)
     raise typer.Exit(outcome.outcome.exit_code)

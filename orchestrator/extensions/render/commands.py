@@ -111,9 +111,8 @@ def kuberay(
     other = RAY_JOB if standing else RAY_CLUSTER
     rendered.write({**files, "kustomization.yaml": kustomization(list(files))}, to, replaces=other)
     if to is not None:
-        print(
-            f"next: kubectl apply -k {shlex.quote(str(to))}; infra/README.md lists what the cluster needs before"
-        )
+        asked = f"next: kubectl apply -k {shlex.quote(str(to))}"
+        print(f"{asked}; infra/README.md lists what the cluster needs first", file=sys.stderr)
     rendered.warn_of_local_paths(spec, RUNS_FOLDER if claim else "")
     rendered.warn_of_libraries(spec, runs)
     rendered.note(memory_note)
