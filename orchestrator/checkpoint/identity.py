@@ -171,7 +171,11 @@ def extension_of(identity: Mapping[str, Any], run: RunDir, commit: CommitManifes
     _compare(identity, before.identity(), run.uri, but=(LENGTH, *OF_LENGTH))
     what = f"train.steps is {was} in this run and {wanted} in the job file"
     if wanted < was:
-        raise InputError(f"{what}: it cannot be lowered", run.uri, "set it back; --until ends a run earlier")
+        raise InputError(
+            f"{what}: it cannot be lowered",
+            run.uri,
+            "set it back; --until (or until=) ends a run earlier",
+        )
     settled = before.train.optimizer.settled(was)
     if settled is None:
         schedule = before.train.optimizer.schedule
