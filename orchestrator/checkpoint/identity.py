@@ -172,7 +172,9 @@ def extension_of(identity: Mapping[str, Any], run: RunDir, commit: CommitManifes
     change = f"train.steps is {was} in this run and {wanted} in the job file"
     if wanted < was:
         raise InputError(
-            f"{change}: it cannot be lowered", run.uri, "set it back; --until ends a run earlier"
+            f"{change}: it cannot be lowered",
+            run.uri,
+            "set it back; --until (or until=) ends a run earlier",
         )
     settled = before.train.optimizer.settled(was)
     if settled is None:

@@ -59,15 +59,18 @@ class Labelled:
         return f"{begin}; labels: {shown}" if shown else begin
 
 
-def labelled_rows(uris: Sequence[str], asked: str | None, reads_spans: bool) -> Labelled | None:
+def labelled_rows(
+    uris: Sequence[str], asked: str | None, reads_spans: bool, label: str | None = None
+) -> Labelled | None:
     """Return what rows with labels are for; None if they have no label.
 
     Args:
         uris: the data: paths, globs or folders.
         asked: the objective that the user wants; None for the one that fits.
         reads_spans: whether questions with contexts are for span extraction, as for encoders.
+        label: the column with the label; None for a usual name.
 
-    Raises InputError if the rows do not fit the objective that is asked for.
+    Raises InputError if the rows do not fit the objective that is asked for, or have no column `label`.
     """
     files = [found for uri in uris for found in row_files(uri)]
     if not files:
@@ -76,7 +79,10 @@ def labelled_rows(uris: Sequence[str], asked: str | None, reads_spans: bool) -> 
     rows = found[:MOST]
     more = len(found) > MOST or any(is_cut(*file) for file in files)
     first = rows[0] if rows else {}
-    field = _field(first, reads_spans)
+    if label is not None and label not in first:
+        problem = f"has no column {label}, only {', '.join(first)}"
+        raise InputError(problem, uris[0], "name the column with the label")
+    field = _field(first, reads_spans, (label,) if label is not None else ())
     if field is None:
         if asked is not None:
             hint = f"name its column {LABELS[0]}, or write the job by hand, see docs/guides/labelled-data.md"
@@ -117,19 +123,24 @@ def _rows(files: Sequence[tuple[Any, str, Kind]], uri: str) -> Iterator[dict[str
         raise InputError(problem, uri, "write the file again") from None
 
 
-def _field(row: Mapping[str, Any], reads_spans: bool) -> dict[str, str] | None:
-    """Return the columns of a record by the names of the first row's; None without a label."""
+def _field(row: Mapping[str, Any], reads_spans: bool, label_names: Sequence[str]) -> dict[str, str] | None:
+    """Return the columns of a record by the names of the first row's; None without a label.
+
+    The label is in one of the columns `label_names`, or in one with a usual name if these are empty.
+    """
     answers = row.get("answers")
     spans = isinstance(answers, Mapping) and {"text", "answer_start"} <= answers.keys()
     if reads_spans and spans and {"question", "context"} <= row.keys():
         places = {"answer": "answers.text.0", "start": "answers.answer_start.0"}
         return {"question": "question", "context": "context", **places}
     words, tags = (
-        next((name for name in names if isinstance(row.get(name), list)), None) for names in TAGGED
+        next((name for name in names if isinstance(row.get(name), list)), None)
+        for names in (TAGGED[0], label_names or TAGGED[1])
     )
     if words and tags and len(row[words]) == len(row[tags]):
         return {"words": words, "labels": tags}
-    label = next((name for name in LABELS if name in row and not isinstance(row[name], Mapping)), None)
+    names = label_names or LABELS
+    label = next((name for name in names if name in row and not isinstance(row[name], Mapping)), None)
     texts = [name for name, value in row.items() if isinstance(value, str) and name != label]
     if label is None or not texts:
         return None

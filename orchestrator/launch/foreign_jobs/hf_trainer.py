@@ -152,6 +152,8 @@ def _trainer_data(job: ForeignJob, objective: str) -> None:
     splits = arguments.take("dataset_splits")
     if isinstance(splits, list):
         split = next((str(each) for each in splits if "test" not in str(each)), split)
+    label_column = arguments.take("label_column_name")
+    job.label_column = str(label_column) if label_column is not None else None
     field: Any = arguments.take("dataset_text_field", "text_column_name", "text_column_names", "text_column")
     arguments.drop("dataset_kwargs.skip_prepare_dataset", "dataset_kwargs.add_special_tokens")
     named = arguments.take("dataset_name", "dataset", "task_name", "dataset_id_or_path")
@@ -188,7 +190,7 @@ def _of_plain_rows(job: ForeignJob, uris: list[str]) -> str:
     """Return what a model learns from rows of text: an encoder predicts labels if there are any, else hidden words."""
     if not job.is_encoder:
         return "causal_lm"
-    return "sequence_classification" if labelled_rows(uris, None, False) else "masked_lm"
+    return "sequence_classification" if labelled_rows(uris, None, False, job.label_column) else "masked_lm"
 
 
 def _seen(sources: list[tuple[str, Any, float]]) -> str | None:

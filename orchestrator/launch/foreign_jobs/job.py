@@ -45,6 +45,7 @@ class ForeignJob:
         lines: what was assumed, and what is to do before the run.
         by_source: rows of the training data, by source; None for a source whose rows are not known.
         uncounted: why the rows of a source are not known.
+        label_column: the column with the label; None if the configuration names none.
     """
 
     given: Given
@@ -52,6 +53,7 @@ class ForeignJob:
     lines: list[str] = field(default_factory=list)
     by_source: list[int | None] = field(default_factory=list)
     uncounted: list[str] = field(default_factory=list)
+    label_column: str | None = None
 
     def __post_init__(self) -> None:
         self.document = {
@@ -135,7 +137,11 @@ class ForeignJob:
                 and (first_rows.objective == objective or objective not in COLUMNS)
             ):
                 columns = first_rows.field
-            if objective in OF_LABELLED and is_here(uri) and (labelled := labelled_rows([uri], None, False)):
+            if (
+                objective in OF_LABELLED
+                and is_here(uri)
+                and (labelled := labelled_rows([uri], None, False, self.label_column))
+            ):
                 objective, columns = labelled.objective, labelled.field
                 self.part("data")["labels"] = [*labelled.labels]
             elif objective in LABELLED:

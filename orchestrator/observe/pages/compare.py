@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -370,7 +371,18 @@ def _bars(curve: Curve, first: float, last: float, low: float, high: float) -> s
         if math.isfinite(y):
             cells[min(int((x - first) / ((last - first) or 1.0) * WIDTH), WIDTH - 1)].append(y)
     shares = [((sum(of) / len(of)) - low) / ((high - low) or 1.0) if of else None for of in cells]
+    if WIDTH // 4 <= len(curve) < WIDTH:  # without this, a short run's curve is a row of gaps
+        shares = _filled(shares)
     return "".join(" " if s is None else BARS[round(s * (len(BARS) - 1))] for s in shares).rstrip()
+
+
+def _filled(shares: Sequence[float | None]) -> list[float | None]:
+    """Return the shares, with the one before in place of each missing one between two others."""
+    known = [place for place, share in enumerate(shares) if share is not None]
+    result = list(shares)
+    for before, after in itertools.pairwise(known):
+        result[before:after] = [shares[before]] * (after - before)
+    return result
 
 
 def page(columns: Sequence[Column]) -> str:

@@ -97,7 +97,8 @@ def read_kept(run: str, step: int | None = None) -> tuple[int, list[dict[str, An
         raise InputError("has kept no rollouts", run, "rollout.keep_every says which steps are kept")
     if step is not None and step not in steps:
         shown = ", ".join(map(str, steps[-8:]))
-        raise InputError(f"has no rollouts of step {step}", run, f"the last steps that it has are {shown}")
+        hint = f"rollout.keep_every says which steps are kept; the last ones are {shown}"
+        raise InputError(f"has kept no rollouts of step {step}", run, hint)
     chosen = steps[-1] if step is None else step
     text = _folder(run).read(file_of(chosen)).decode(errors="replace")
     try:

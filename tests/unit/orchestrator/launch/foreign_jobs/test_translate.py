@@ -203,6 +203,21 @@ def test_an_encoder_learns_the_labels_of_rows_or_hidden_words(row: dict[str, str
     assert not any("were asked for" in each for each in found.lines)
 
 
+def test_the_column_of_the_label_is_the_one_that_is_named() -> None:
+    """Also where another column has a usual name."""
+    rows = [{"text": "a b", "label": "x", "mood": "good" if n % 2 else "bad"} for n in range(20)]
+    Path("moods.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = {"model_name_or_path": "ORG/Other", "train_file": "moods.jsonl", "max_steps": 5}
+    path = Path("moods.json")
+    path.write_text(json.dumps({**arguments, "label_column_name": "mood"}))
+    data = translate(path).document["data"]
+    assert data["sources"][0]["field"] == {"text": "text", "label": "mood"}
+    assert sorted(data["labels"]) == ["bad", "good"]
+    path.write_text(json.dumps({**arguments, "label_column_name": "tone"}))
+    with pytest.raises(InputError, match="has no column tone, only text, label, mood"):
+        translate(path)
+
+
 def test_what_is_not_here_is_to_be_downloaded() -> None:
     Path("other.json").write_text(
         json.dumps({"model_name_or_path": "ORG/Other", "dataset_name": "ORG/none", "max_steps": 5})

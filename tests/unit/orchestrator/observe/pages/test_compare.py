@@ -48,6 +48,11 @@ def test_numbers_and_differences(two: list[RunDir]) -> None:
     assert {key.split(".")[0] for key in differences} == {"train"}, "the name is no difference"
 
 
+def test_a_curve_of_fewer_steps_than_cells_has_no_gaps() -> None:
+    bars = compare._bars([(step, 1.0 / step) for step in range(1, 41)], 1, 40, 0.0, 1.0)
+    assert " " not in bars
+
+
 def test_curves_have_one_scale(two: list[RunDir]) -> None:
     first, second = compare.on_terminal(compare.compared(two))
     assert (first[0], second[0]) == ("a", "b")
