@@ -335,7 +335,7 @@ def newest_commit(
             result = peers.latest(at_most)
             notes += [f"{LOCATION}: step {step}: {why}" for step, why in peers.skipped]
         except OSError as error:
-            notes.append(f"{LOCATION}: {error}")
+            notes.append(f"{LOCATION}: snapshots are gone or out of reach ({error})")
     stored = durable.latest(at_most, deep=False)
     notes += [f"{durable.location}: step {step}: {why}" for step, why in durable.skipped]
     if result is not None and (stored is None or result.step >= stored.step):

@@ -18,25 +18,24 @@ PARTS = {
     "backward": "backward pass",
     "communication": "waiting for other ranks",
     "pipeline": "waiting for other stages",
-    "optimizer": "optimiser",
+    "optimizer": "optimizer",
     "agreement": "agreeing on the step",
     "commit": "waiting for commits",
-    "other": "no named part",
+    "other": "unattributed time",
 }
 """The parts of a step by their keys, without `_seconds`. `other` is the rest."""
 MEASURED = tuple(part for part in PARTS if part != "other")
 STALLS = {
     "data": "prepare onto a faster disk, or give a worker more CPUs (per_worker.cpu)",
-    "generate": "more rollout workers (rollout.workers), rollout.staleness: 1, or more rollout.together",
-    "reward": "`orchestrator data rollouts` shows answers; a reward of your own may be slow",
-    "transfer": "more rollout.steps learn from one transfer",
-    "communication": "larger micro-batches, fewer ranks or another layout communicate less: see `orchestrator "
-    "plan`",
-    "pipeline": "a smaller parallel.micro_batch reduces it; the schedules interleaved and zbv wait least",
+    "generate": "add rollout workers (rollout.workers), set rollout.staleness: 1, or raise rollout.together",
+    "reward": "look at answers with `orchestrator data rollouts`; a reward of your own may be slow",
+    "transfer": "raise rollout.steps, so that more steps learn from one transfer",
+    "communication": "use larger micro-batches, fewer ranks or another layout: see `orchestrator plan`",
+    "pipeline": "lower parallel.micro_batch, or use the schedule interleaved or zbv, which wait least",
     "agreement": "ranks do not finish a step together: see `busy_seconds` of each in metrics.jsonl",
     "commit": "commit less often (checkpoint.every), or to faster storage",
     "optimizer": "shard it over the replicas with parallel.zero: 1",
-    "other": "`orchestrator profile` shows the operators",
+    "other": "see the operators with `orchestrator profile`",
 }
 """The advice for each part in which the model is not computed."""
 ALONE = {"optimizer": "a larger train.global_batch, in a new run, needs fewer updates for the same samples"}

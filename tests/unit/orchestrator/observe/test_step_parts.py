@@ -49,11 +49,14 @@ def test_rows_of_earlier_versions_say_nothing() -> None:
     ("seconds", "said"),
     [
         ({"data": 0.3}, "Slow by waiting for samples: prepare onto a faster disk"),
-        ({"communication": 0.4}, "Slow by waiting for other ranks: larger micro-batches"),
-        ({"pipeline": 0.4}, "Slow by waiting for other stages: a smaller parallel.micro_batch"),
+        ({"communication": 0.4}, "Slow by waiting for other ranks: use larger micro-batches"),
+        ({"pipeline": 0.4}, "Slow by waiting for other stages: lower parallel.micro_batch"),
         ({"commit": 0.5}, "Slow by waiting for commits: commit less often"),
-        ({"optimizer": 0.5}, "Slow by optimiser: shard it over the replicas"),
-        ({"optimizer": 0.0, "backward": 0.05}, "Slow by no named part: `orchestrator profile`"),
+        ({"optimizer": 0.5}, "Slow by optimizer: shard it over the replicas"),
+        (
+            {"optimizer": 0.0, "backward": 0.05},
+            "Slow by unattributed time: see the operators with",
+        ),
         ({}, "Computing takes 75% of the time"),
     ],
 )
@@ -66,7 +69,7 @@ def test_the_largest_stall_is_named_with_what_helps(seconds: dict[str, float], s
 
 def test_a_run_of_one_rank_is_not_told_to_shard() -> None:
     found = line(row(optimizer=0.5, busy=(0.6,)))
-    assert "Slow by optimiser: a larger train.global_batch" in found
+    assert "Slow by optimizer: a larger train.global_batch" in found
     assert "parallel.zero" not in found
 
 
