@@ -87,7 +87,8 @@ def evaluate(
     if of_text:
         names = list(dict.fromkeys(name for metrics in of_text.values() for name in metrics))
         rows = [[key, *(f"{m[n]:.6g}" if n in m else "" for n in names)] for key, m in of_text.items()]
-        table("", ["set", *names], rows)
+        # Rows and MLflow call it `tokens`; a classifier predicts records.
+        table("", ["set", *("predicted" if name == "tokens" else name for name in names)], rows)
     if of_tasks:
         metrics = [(task, *one) for task, found in of_tasks["sets"].items() for one in found.items()]
         table(
