@@ -28,7 +28,7 @@ class Predicted:
     """The tokens for which a model computes predictions.
 
     Attributes:
-        share: the share of a sequence's tokens for which an encoder's head computes outputs.
+        share: the share of the tokens of a sequence (of an encoder) or of a target for which the head computes outputs.
         target_length: tokens that the decoder of an encoder-decoder writes; 0 for as many as are read.
     """
 
@@ -36,6 +36,8 @@ class Predicted:
     target_length: int = 0
 
 
+GAP_RATE = 0.3
+"""The default share of sentences that gap-sentence generation takes out (Zhang et al., 2020, PEGASUS, section 6.1)."""
 ALL = Predicted()
 """Predictions for every token."""
 
@@ -50,7 +52,9 @@ def predicted(objective: str, options: Mapping[str, Any], sequence_length: int) 
         rate, mean_span = float(options.get("rate", 0.15)), float(options.get("mean_span", 3.0))
         return Predicted(target_length=corrupted(sequence_length, rate, mean_span)[1])
     if objective == "gap_sentences":
-        return Predicted(target_length=sequence_length // 2)
+        target_length = sequence_length // 2
+        hidden = float(options.get("rate", GAP_RATE)) * sequence_length
+        return Predicted(share=min(hidden / target_length, 1.0), target_length=target_length)
     return Predicted(target_length=int(options.get("target", 0))) if objective == "seq2seq" else ALL
 
 

@@ -177,7 +177,7 @@ def _head_share(config: TransformerConfig, sequence_length: int, predicted: Pred
     if config.head not in ("language", "masked") and not config.generator:
         return 0.0
     if config.architecture == "encoder-decoder":
-        return (predicted.target_length or sequence_length) / sequence_length
+        return predicted.share * (predicted.target_length or sequence_length) / sequence_length
     return predicted.share if config.architecture == "encoder" else 1.0
 
 

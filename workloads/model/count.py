@@ -54,7 +54,9 @@ def flops(config: TransformerConfig, sequence_length: int, predicted: Predicted 
     )
     # The decoder's cross-attention projects keys and values of the encoder's tokens, not of its own.
     memory = 2 * config.decoder_layers * config.hidden * config.kv_heads * config.head_dim
-    decoder_flops: float = 6 * (_multiplied(config, config.decoder_layers, True) - memory + output)
+    decoder_flops: float = 6 * (
+        _multiplied(config, config.decoder_layers, True) - memory + predicted.share * output
+    )
     decoder_flops += config.decoder_layers * _scores(config, int(ratio * sequence_length))
     decoder_flops += config.decoder_layers * _scores(config, sequence_length)
     return encoder_flops + 6 * memory + ratio * decoder_flops

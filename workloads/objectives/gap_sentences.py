@@ -11,6 +11,7 @@ from workloads.objectives.options import choice, fraction
 from workloads.objectives.sampled import Read, Sample, SampledObjective
 from workloads.objectives.seq2seq import source_and_target
 from workloads.objectives.spans import Stretches, longest_document, sentences
+from workloads.predicted import GAP_RATE
 
 
 def rouge1(text: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
@@ -45,7 +46,7 @@ class GapSentences(SampledObjective):
     begins = ""
     ends = "eos"
     unit = "document"
-    rate: float = fraction(0.3)
+    rate: float = fraction(GAP_RATE)
     choose: str = choice("principal", "random", "lead")
 
     @property

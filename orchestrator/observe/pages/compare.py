@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -378,10 +377,11 @@ def _bars(curve: Curve, first: float, last: float, low: float, high: float) -> s
 
 def _filled(shares: Sequence[float | None]) -> list[float | None]:
     """Return the shares, with the one before in place of each missing one between two others."""
-    known = [place for place, share in enumerate(shares) if share is not None]
+    end = max((index for index, share in enumerate(shares) if share is not None), default=0)
     result = list(shares)
-    for before, after in itertools.pairwise(known):
-        result[before:after] = [shares[before]] * (after - before)
+    for index in range(1, end):
+        if result[index] is None:
+            result[index] = result[index - 1]
     return result
 
 

@@ -100,7 +100,7 @@ def test_the_writing_process_hears_of_another_writer_that_failed(in_memory: Path
     (outcome,) = ended(saver, 1)
     saver.close()
     assert (outcome.step, outcome.state) == (3, "failed")
-    assert "writers [1] have failed" in outcome.reason
+    assert "writers [1] failed" in outcome.reason
 
 
 def test_a_killed_writing_process_is_told_and_replaced(in_memory: Path) -> None:
