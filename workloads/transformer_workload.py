@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -346,6 +346,15 @@ class TransformerWorkload:
         if self.adapter:
             read = merged_reader(self.adapter, self.shapes, read)
         self.base_to_hf(read, folder)
+
+    def hf_state(self, read: Callable[[str], Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors that `to_hf` writes, by name. The model has one network. Raises WorkloadError."""
+        from workloads.hf.convert.checkpoint import state
+
+        self._check_merges()
+        if self.adapter:
+            read = merged_reader(self.adapter, self.shapes, read)
+        return state(self.config, shapes_of(self.config), read)
 
     def _check_merges(self) -> None:
         if self.adapter and not self.adapter.merges:

@@ -363,6 +363,7 @@ _KEYS: Mapping[str, str] = {
     "distill.logits.divergence: forward, reverse or jensen_shannon": "kd_beta",
     "distill.hidden": "alpha_mse alpha_cos",
     "rollout.group": "num_generations rollout_n num_return_sequences",
+    "rollout.engine: vllm, with rollout.workers": "use_vllm vllm_mode",
     "rollout.workers": ("num_rollout_workers rollout_workers num_generation_workers"),
     "rollout.staleness: 1": (
         "max_staleness max_head_offpolicyness max_trajectory_age_steps one_step_off_policy async_rollout "
@@ -402,7 +403,7 @@ _KEYS: Mapping[str, str] = {
     "not here, because answers call no tools": "max_tool_calling_iterations",
     "not here, because losses are computed in fp32": "cast_lm_head_to_fp32",
     "not here, because the ranks that train generate with the run's own weights": (
-        "vllm use_vllm vllm_mode vllm_gpu_memory_utilization vllm_server_host vllm_server_port "
+        "vllm vllm_gpu_memory_utilization vllm_server_host vllm_server_port "
         "vllm_server_base_url "
         "vllm_server_timeout vllm_enable_sleep_mode vllm_structured_outputs_regex vllm_tensor_parallel_size "
         "vllm_importance_sampling_correction vllm_importance_sampling_cap vllm_importance_sampling_mode "

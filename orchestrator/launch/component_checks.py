@@ -24,6 +24,7 @@ from orchestrator.planner.own_cost import check_own_cost
 from orchestrator.prune.check import check_prune
 from orchestrator.quantize.check import check_quantize
 from orchestrator.train.reference_check import check_preferences
+from orchestrator.train.rollouts.engine_check import check_engine
 from orchestrator.train.rollouts.reward_check import check_reward_models
 from orchestrator.train.verification_check import check_verification
 
@@ -62,6 +63,7 @@ class ComponentChecks:
             partial(check_quantize, job.quantize, workload),
             partial(check_verification, job.resources, job.parallel, workload),
             partial(check_export, job.checkpoint, workload, job.quantize),
+            partial(check_engine, job.rollout, job.resources, workload),
             partial(check_tasks, job.evaluate, job.set_names, workload),
             partial(code_of, job.own_code),
             partial(check_own_cost, job.parallel, job.resources.workers.max),

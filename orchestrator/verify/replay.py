@@ -64,6 +64,10 @@ def replay(spec: JobSpec, run: RunDir, step: int | None, steps: int) -> ReplayRe
     Raises InputError if there is no such commit, or nothing recorded after it, and RuntimeError if a rank fails.
     """
 
+    if spec.rollout is not None and spec.rollout.engine == "vllm":
+        problem = "answers of vllm depend on its batches, so that no replay gets the same"
+        raise InputError(problem, "rollout.engine", "replay runs whose rollout.engine is own")
+
     def replay_from(start: int) -> ReplayResult:
         manifest = Store(run.commits).manifest(start)
         recorded = _recorded(run, start)

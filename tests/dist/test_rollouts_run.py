@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import shutil
 import sys
 from pathlib import Path
 from statistics import mean, stdev
@@ -284,6 +285,31 @@ def same(run: Path, quiet: Path) -> None:
         assert answers(run, step) == answers(quiet, step)
     held = [[row["sets"] for row in rows(each, "evals.jsonl")] for each in (run, quiet)]
     assert held[0] == held[1]
+
+
+@pytest.mark.slow
+def test_the_difference_between_vllm_and_training_is_on_record(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM cannot run here: `tests/fixtures/vllm_stub.py` stands in its place, where the workers find own code. Its
+    log-probabilities are those of transformers, and 0.25 more."""
+    (tmp_path / "vllm").mkdir()
+    shutil.copy(Path(__file__).parents[1] / "fixtures" / "vllm_stub.py", tmp_path / "vllm" / "__init__.py")
+    (tmp_path / "judges_of_vllm.py").write_text(REWARDS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VLLM_STUB_SHIFT", "0.25")
+    found = with_workers(place, most=1)
+    found["rollout"]["engine"] = "vllm"
+    found["rewards"] = [{"own": "judges_of_vllm:early"}]
+    run = run_of(tmp_path, "run", found, gang=with_rollout_workers([3]))
+    made = rows(run)
+    assert [row["step"] for row in made] == list(range(1, STEPS + 1))
+    assert all(row["sampler_difference"] == pytest.approx(0.25, abs=1e-5) for row in made)
+    assert not any("entropy" in row for row in made)
+    assert made[-1]["reward"] > made[0]["reward"]
+    with pytest.raises(InputError, match="answers of vllm depend on its batches"):
+        replay(parse(found), RunDir(str(run)), None, 1)
 
 
 def test_rollout_workers_that_come_and_die_change_no_bit(quiet: Path, place: Path, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, cast
 
 from tokenizers import Tokenizer
 
@@ -18,9 +19,13 @@ from orchestrator.train.rollouts.passes import PassSpec
 from orchestrator.train.rollouts.queued_sampler import QueuedSampler, generate_until_stopped
 from orchestrator.train.rollouts.reward_model import RewardModel
 from orchestrator.train.rollouts.rollouts import Rollouts
-from orchestrator.train.rollouts.sampler import OwnSampler
+from orchestrator.train.rollouts.sampler import OwnSampler, UnitSampler
+from orchestrator.train.rollouts.vllm_sampler import VllmSampler
 from orchestrator.train.task import Task
 from workloads.workload import Ended
+
+if TYPE_CHECKING:
+    from workloads.transformer_workload import TransformerWorkload
 
 
 def rollouts_of(
@@ -85,7 +90,8 @@ def make_rollouts(
     """Generate answers for the ranks of a run until this worker is stopped. Return how many units of work."""
     asked = inputs.job.spec.rollout
     assert asked is not None
-    sampler = own_sampler(inputs, tokens, asked, device, context)
+    made = vllm_sampler if asked.engine == "vllm" else own_sampler
+    sampler: UnitSampler = made(inputs, tokens, asked, device, context)
     return {"units": generate_until_stopped(task, sampler, context)}
 
 
@@ -94,18 +100,43 @@ def own_sampler(
 ) -> OwnSampler:
     """Return what generates answers in this process."""
     spec = inputs.job.spec
-    chat = chat_of(spec.data, spec.workload.objective, tokens)
-    workload = inputs.workload
-    generation = speaking(workload, chat).generation.ending(workload.vocabulary.eos)
     return OwnSampler(
-        workload,
+        inputs.workload,
         device,
         seed=spec.seed,
         asked=asked,
-        ends=generation.ends,
+        ends=_ends(inputs, tokens),
         ended=_stops(tokens.tokenizer(), asked.stop),
         progressed=context.lives,
     )
+
+
+def vllm_sampler(
+    inputs: TrainingInputs, tokens: Tokens, asked: RolloutSpec, device: Device, context: WorkerContext
+) -> VllmSampler:
+    """Return what generates answers with vLLM. Raises InputError if that is not installed."""
+    spec = inputs.job.spec
+    context.set_waiting(True)  # it compiles, which may take longer than any step
+    sampler = VllmSampler(
+        cast("TransformerWorkload", inputs.workload),
+        device,
+        seed=spec.seed,
+        asked=asked,
+        ends=_ends(inputs, tokens),
+        sequence_length=spec.data.sequence_length,
+        tokenizer=tokens.tokenizer(),
+        progressed=context.lives,
+    )
+    context.set_waiting(False)
+    return sampler
+
+
+def _ends(inputs: TrainingInputs, tokens: Tokens) -> Collection[int]:
+    """Return the tokens that end an answer."""
+    spec = inputs.job.spec
+    chat = chat_of(spec.data, spec.workload.objective, tokens)
+    workload = inputs.workload
+    return speaking(workload, chat).generation.ending(workload.vocabulary.eos).ends
 
 
 def _stops(tokenizer: Tokenizer, stop: Sequence[str]) -> Ended | None:

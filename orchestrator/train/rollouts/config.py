@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -19,7 +19,7 @@ class RolloutSpec(StrictModel):
     """How answers are generated for an objective that learns from rewards."""
 
     NO_IDENTITY: ClassVar[tuple[str, ...]] = ("keep_every", "workers")
-    ADDED_LATER: ClassVar[tuple[str, ...]] = ("staleness",)
+    ADDED_LATER: ClassVar[tuple[str, ...]] = ("staleness", "engine")
 
     group: int = Field(
         default=8,
@@ -53,6 +53,11 @@ class RolloutSpec(StrictModel):
         description="prompts whose answers are decoded together. More is faster and takes more memory; answers "
         "depend on it in the last bits",
     )
+    engine: Literal["own", "vllm"] = Field(
+        default="own",
+        description="what rollout workers generate with. vllm needs GPUs and the package vllm; its answers depend on "
+        "which of them it computes together",
+    )
     keep_every: Positive = Field(
         default=50, description="steps between rollouts that are kept as text in the run directory"
     )
@@ -84,6 +89,22 @@ class RolloutSpec(StrictModel):
             return (
                 f"rollout.workers.max {self.workers.max} is more than can work: a step has {units} "
                 f"unit{'s' * (units > 1)} of rollout.together {self.together} prompts; lower one of them"
+            )
+        return ""
+
+    def vllm_problem(self, determinism: str) -> str:
+        """Return why vLLM cannot generate such answers; empty if it can."""
+        if determinism == "bitwise":
+            return (
+                "rollout.engine vllm gives answers that depend on its batches, which determinism bitwise excludes; set "
+                "rollout.engine to own, or train.determinism to rerun"
+            )
+        if self.workers is None:
+            return "rollout.engine vllm needs rollout workers; give rollout.workers, or set rollout.engine to own"
+        if self.top_k or self.top_p < 1.0:
+            return (
+                "rollout.engine vllm returns log-probabilities after the cuts of top_k and top_p, and the loss needs "
+                "those before; leave top_k and top_p out, or set rollout.engine to own"
             )
         return ""
 
@@ -145,6 +166,8 @@ def rollout_problem(
             "rollout.staleness 1 compares probabilities in training with those in generation, which has no dropout; "
             "set workload.dropout, attention_dropout, layer_drop and embedding_noise to 0, or rollout.staleness to 0"
         )
+    if rollout.engine == "vllm" and (problem := rollout.vllm_problem(train.determinism)):
+        return problem
     if rollout.max_tokens >= sequence_length:
         return (
             f"rollout.max_tokens {rollout.max_tokens} leaves no room for a prompt in data.sequence_length "

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.train.engines.engine import Engine
-from orchestrator.train.rollouts.sampler import GeneratedAhead, OwnSampler, Unit
+from orchestrator.train.rollouts.sampler import GeneratedAhead, Unit, UnitSampler
 from orchestrator.train.rollouts.weights import NoWeights, WeightSender, read_weights
 from orchestrator.train.rollouts.work_queue import Made, QueueClient, Work, worker_name
 from orchestrator.train.task import RolloutPlace, Task
@@ -129,7 +129,7 @@ def _drawn(made: Made) -> list[list[Drawn]]:
     return [[Drawn(*drawn) for drawn in of_prompt] for of_prompt in made.answers]
 
 
-def generate_until_stopped(task: Task, sampler: OwnSampler, context: WorkerContext) -> int:
+def generate_until_stopped(task: Task, sampler: UnitSampler, context: WorkerContext) -> int:
     """Generate the answers of units of work until the controller stops this worker. Return how many units.
 
     Injected faults count units as steps.
@@ -164,7 +164,7 @@ def generate_until_stopped(task: Task, sampler: OwnSampler, context: WorkerConte
     return done
 
 
-def _answers_of(sampler: OwnSampler, unit: Unit) -> list[list[Drawn]] | None:
+def _answers_of(sampler: UnitSampler, unit: Unit) -> list[list[Drawn]] | None:
     """Return the answers of a unit; None if the logits are not finite, which is no fault of this worker."""
     try:
         return sampler.answers_of(unit)
@@ -172,7 +172,7 @@ def _answers_of(sampler: OwnSampler, unit: Unit) -> list[list[Drawn]] | None:
         return None
 
 
-def _has_read(place: RolloutPlace, sampler: OwnSampler, node: str, queue: QueueClient, work: Work) -> bool:
+def _has_read(place: RolloutPlace, sampler: UnitSampler, node: str, queue: QueueClient, work: Work) -> bool:
     """Read the weights that a unit needs. Return False if nobody waits for it any more, nor keeps its weights."""
     nearest = sorted(work.content["servers"], key=lambda server: server["node"] != node)
     try:
@@ -181,4 +181,5 @@ def _has_read(place: RolloutPlace, sampler: OwnSampler, node: str, queue: QueueC
         if queue.is_wanted(work.name):
             raise
         return False
+    sampler.use_replica()
     return True

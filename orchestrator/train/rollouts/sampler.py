@@ -1,4 +1,4 @@
-"""The protocol of samplers, which generate answers, and the project's own sampler."""
+"""The protocols of samplers, which generate answers, and the project's own sampler."""
 
 from __future__ import annotations
 
@@ -60,6 +60,22 @@ class AnswerSampler(Protocol):
         """Wait for the answers that were asked for last, and return them."""
 
 
+class UnitSampler(Protocol):
+    """Generates the answers of one unit after the other, in a rollout worker.
+
+    Attributes:
+        replica: the model that a worker reads weights into.
+    """
+
+    replica: Replica
+
+    def use_replica(self) -> None:
+        """Generate with the weights that are now in `replica`."""
+
+    def answers_of(self, unit: Unit) -> list[list[Drawn]]:
+        """Return the answers to each prompt of a unit, each token with its log-probability at the temperature."""
+
+
 class OwnSampler:
     """Generates with a copy of the whole model in this process, and a key-value cache.
 
@@ -106,8 +122,11 @@ class OwnSampler:
         """See `AnswerSampler.collect`."""
         return GeneratedAhead(self._ahead)
 
+    def use_replica(self) -> None:
+        """See `UnitSampler.use_replica`. It generates with the replica itself."""
+
     def answers_of(self, unit: Unit) -> list[list[Drawn]]:
-        """Return the answers to each prompt of a unit."""
+        """See `UnitSampler.answers_of`."""
         greedy = dataclasses.replace(self._sampling, temperature=0.0)
         with self._device.casting_once(), self._device.autocast():
             return draw_answers(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -185,13 +185,19 @@ def _outside(prefix: str, name: str) -> str:
     return name if shared(name) else prefix + name
 
 
+def state(
+    config: TransformerConfig, shapes: Shapes, read: Callable[[str], Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield transformers' tensors (fp32) of a model with one network by name."""
+    scaled = lambda name: read(name).detach().float() * folded(config, name)  # noqa: E731
+    return to_hf(family_of(config), config, shapes, scaled)
+
+
 def _export_one(
     config: TransformerConfig, hf_config: Any, shapes: Shapes, read: Callable[[str], Tensor], folder: str
 ) -> None:
     Path(folder).mkdir(parents=True, exist_ok=True)
-    scaled = lambda name: read(name).detach().float() * folded(config, name)  # noqa: E731
-    tensors = to_hf(family_of(config), config, shapes, scaled)
-    write(tensors, folder)
+    write(state(config, shapes, read), folder)
     # The configuration is written last, so a folder with a configuration is complete.
     hf_config.save_pretrained(folder)
     write_both_forms(folder)

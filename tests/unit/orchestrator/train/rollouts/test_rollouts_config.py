@@ -102,6 +102,24 @@ def test_rollout_workers_are_counted_with_the_run_s() -> None:
             )
             for key in ("dropout", "layer_drop")
         ),
+        (
+            {"rollout": {"max_tokens": 32, "engine": "vllm"}},
+            "rollout.engine vllm needs rollout workers; give rollout.workers, or set rollout.engine to own",
+        ),
+        (
+            {
+                "rollout": {"max_tokens": 32, "engine": "vllm", "workers": 1},
+                "train": {"determinism": "bitwise", "virtual_shards": 4},
+            },
+            "rollout.engine vllm gives answers that depend on its batches, which determinism bitwise excludes",
+        ),
+        *(
+            (
+                {"rollout": {"max_tokens": 32, "engine": "vllm", "workers": 1, **cut}},
+                "rollout.engine vllm returns log-probabilities after the cuts of top_k and top_p",
+            )
+            for cut in ({"top_k": 5}, {"top_p": 0.9})
+        ),
         ({"rewards": [{"kind": "exact_match"}] * 2}, "two rewards are called exact_match"),
     ],
 )
@@ -118,7 +136,8 @@ def test_what_changes_no_answer_is_not_part_of_a_run_s_identity() -> None:
     assert identity() != identity(temperature=0.5)
     assert identity() != identity(together=2)
     assert identity() != identity(staleness=1)
-    assert "staleness" not in identity()["rollout"]  # as in runs that began before there was such a key
+    assert identity() != identity(engine="vllm", workers=1)
+    assert {"staleness", "engine"}.isdisjoint(identity()["rollout"])  # as in runs that began before
     plain = document()
     first = parse(plain).identity()
     plain["rewards"][0]["timeout"] = 7.0
