@@ -24,5 +24,7 @@ def check_engine(rollout: RolloutSpec | None, resources: ResourceSpec, workload:
         raise InputError("vllm needs a GPU, and each worker of this job has none", WHERE, hint)
     if find_spec("vllm") is None:
         raise InputError("vllm is not installed", WHERE, INSTALL)
+    if workload.config.as_transformer is None:
+        raise InputError("vllm generates with this project's models only", WHERE, "set it to own")
     with wrong_input(WHERE):
         workload.check_hf()

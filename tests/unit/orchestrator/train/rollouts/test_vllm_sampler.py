@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -173,8 +174,13 @@ def test_it_is_refused_without_a_gpu_or_the_package_and_for_models_that_it_lacks
     check_engine(ASKED, with_gpu, workload_of())
 
     class Unknown:
+        config = workload_of().config
+
         def check_hf(self) -> None:
             raise WorkloadError("transformers has no such class")
 
     with pytest.raises(InputError, match="no such class"):
         check_engine(ASKED, with_gpu, Unknown())
+    own = SimpleNamespace(config=SimpleNamespace(as_transformer=None))
+    with pytest.raises(InputError, match="vllm generates with this project's models only"):
+        check_engine(ASKED, with_gpu, own)
