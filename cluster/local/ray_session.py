@@ -29,7 +29,7 @@ from cluster.workers.program import hidden_packages, keeper
 from cluster.workers.stop_signals import kept_interruptions
 
 NAMESPACE = "orchestrator"
-ON_HEAD = {"node:__internal_head__": 0.001}
+ON_HEAD = {ray_internals.HEAD: 0.001}
 """A resource that only the head has. Small actors use it, so they never depend on a worker's node or keep it."""
 OBJECT_STORE_BYTES = 300 * 2**20
 """The size of the object store. A small one is enough, because token shards go through files."""

@@ -28,7 +28,7 @@ class HangReport:
     """What a rank does while its gang hangs."""
 
     entered: tuple[Entered, ...] = ()
-    """Of each process group, the last completed collective and the first that is not."""
+    """The last completed collective of each process group, and the first that is not completed."""
     frame: str = ""
     """The innermost Python function of its main thread, for people."""
     is_waiting: bool = False

@@ -13,8 +13,6 @@ from ray.exceptions import RayError
 from cluster.workers import ray_internals
 from cluster.workers.gang import Bundle, DrainAnswer
 
-HEAD = "node:__internal_head__"
-"""The resource that Ray gives to the node of its head."""
 RPC_TIMEOUT = 2.0
 """Seconds to wait for an answer of Ray's head."""
 
@@ -87,7 +85,7 @@ def drain_idle(address: str) -> DrainAnswer:
     for node in ray.nodes():
         if not node["Alive"] or node["NodeManagerAddress"] != address:
             continue
-        if HEAD in node["Resources"]:
+        if ray_internals.HEAD in node["Resources"]:
             return DrainAnswer(is_final=True, refusal="the head of the cluster runs there")
         if node["NodeID"] == own:
             return DrainAnswer(is_final=True, refusal="the controller of the run is there")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import functools
 import importlib
@@ -88,10 +89,13 @@ class RayNodeServices:
 
     def leave(self, addresses: Set[str]) -> None:
         """See `NodeServices.leave`."""
-        self._left |= addresses
+        new = addresses - self._left
+        if not new:  # it is called again and again
+            return
+        self._left |= new
         for node in ray.nodes():
             actor = self._actors.get(node["NodeID"])
-            if actor is not None and node["NodeManagerAddress"] in addresses:
+            if actor is not None and node["NodeManagerAddress"] in new:
                 ray.kill(actor)
                 self._forget(node["NodeID"])
 
@@ -150,18 +154,17 @@ def on_ray(shared: str = "") -> Cluster:
     `shared` names a process on this machine that has the imports of ranks done, see `RayGang`. Functions are called in
     copies of it, unless it is gone.
     """
-    host = ray.util.get_node_ip_address
+    plain = Cluster(
+        functools.partial(RayGang, shared or secrets.token_hex(16)),
+        smallest_offer,
+        RayTask,
+        RayNodeServices,
+        host=ray.util.get_node_ip_address,
+        machines=machines,
+        drain=nodes.drain_idle,
+    )
     if not shared:
-        gang = functools.partial(RayGang, secrets.token_hex(16))
-        return Cluster(
-            gang,
-            smallest_offer,
-            RayTask,
-            RayNodeServices,
-            host=host,
-            machines=machines,
-            drain=nodes.drain_idle,
-        )
+        return plain
 
     def run_task(function: Any, *arguments: Any) -> RemoteTask:
         try:
@@ -175,14 +178,4 @@ def on_ray(shared: str = "") -> Cluster:
         except ChildProcessError:
             return function(*arguments)
 
-    gang = functools.partial(RayGang, shared)
-    return Cluster(
-        gang,
-        smallest_offer,
-        run_task,
-        RayNodeServices,
-        host=host,
-        call=call,
-        machines=machines,
-        drain=nodes.drain_idle,
-    )
+    return dataclasses.replace(plain, run_task=run_task, call=call)

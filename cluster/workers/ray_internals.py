@@ -75,6 +75,8 @@ REGISTERED = 10.0
 SESSION, AGENT = "--session_dir=", "--dashboard_agent_command="
 ENVIRONMENTS = "--runtime_env_agent_command="
 """Arguments of a raylet: the session's folder, and the commands of the two agents that it starts."""
+HEAD = "node:__internal_head__"
+"""The resource that Ray gives to the node of its head."""
 NO_DEADLINE = 2**63 - 1
 """The deadline of a node that is drained because it is idle, as Ray's autoscaler sets it."""
 LEAST_FREE = 2**20

@@ -264,9 +264,11 @@ class _Run:
         kind = self.draw.choices([*rates], [*rates.values()])[0]
         is_in_use = self.draw.random() < in_use / self.up
         away = {"breaks": self.fleet.repair, "rack": self.fleet.repair, "taken": self.fleet.returns}.get(kind)
-        for _ in range(min(self.fleet.rack_nodes if kind == "rack" else 1, self.up) if away else 0):
-            self.up -= 1
-            heapq.heappush(self.back, self.now + self.draw.expovariate(1.0 / (away or 1.0)))
+        if away:
+            lost = min(self.fleet.rack_nodes, self.up) if kind == "rack" else 1
+            self.up -= lost
+            for _ in range(lost):
+                heapq.heappush(self.back, self.now + self.draw.expovariate(1.0 / away))
         if not is_in_use:
             return False
         self.life.failures += 1

@@ -16,7 +16,8 @@ class RolloutChanges:
     """Notes when rollout workers came or went, and what their machines cost."""
 
     def __init__(self, limits: LimitSpec, machines: Callable[[Sequence[str]], list[dict[str, str]]]) -> None:
-        """
+        """Start without rollout workers.
+
         Args:
             limits: the limits of the job, with its prices.
             machines: returns type, market and zone of the machines at these addresses.

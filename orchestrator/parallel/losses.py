@@ -168,8 +168,9 @@ class StepLosses:
         self._distilling = Distilling(distill, workload, mesh.tp, vocabulary) if distill is not None else None
         # Finding the labelled tokens makes a GPU's host wait once, so it is left out where each token has a label. What
         # a teacher says of a micro-batch has a row for each token.
-        predicts_every_token = getattr(objective, "predicts_every_token", True) or is_of_predicted(workload)
-        self._leaves_out = distill is None and not predicts_every_token
+        predicts_every_token = getattr(objective, "predicts_every_token", True)
+        # Encoders choose predicted tokens themselves.
+        self._leaves_out = not (distill or predicts_every_token or is_of_predicted(workload))
         self._own_metrics = OwnMetrics(own_metrics)
         self._tokens_at_once = HEAD_TOKENS[device.device.type]
         # Values of each metric, one scalar fp64 tensor per micro-batch.

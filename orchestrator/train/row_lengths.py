@@ -124,14 +124,11 @@ def dealt(lengths: np.ndarray, micro_batch: int, ranks: int, arithmetic: Arithme
         return rows[np.argsort(reversed_, kind="stable")].ravel()
     room = [len(slices(0, len(lengths), rank, ranks, micro_batch)) for rank in range(ranks)]
     blocks: list[list[int]] = [[] for _ in room]
-    turn: list[int] = []
-    for number in range(len(rows)):
-        if not turn:
-            turn = [rank for rank in range(ranks) if len(blocks[rank]) < room[rank]]
-            # The ranks with room differ only in the last round.
-            if len(blocks[turn[0]]) % 2:
-                turn.reverse()
-        blocks[turn.pop(0)].append(number)
+    longest_first = iter(range(len(rows)))
+    for turn in range(max(room)):
+        with_room = [rank for rank in range(ranks) if room[rank] > turn]
+        for rank in reversed(with_room) if turn % 2 else with_room:
+            blocks[rank].append(next(longest_first))
     return rows[[number for block in blocks for number in block]].ravel()
 
 

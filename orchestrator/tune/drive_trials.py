@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+from cluster.workers import ray_internals
 from cluster.workers.environment import put_back
 from orchestrator.config.resources import ResourceSpec
 from orchestrator.data.quiet_logging import quiet
@@ -28,8 +29,6 @@ TUNE_HEEDS = "TUNE_DISABLE_SIGINT_HANDLER"
 """The variable that keeps Tune from handling SIGINT."""
 TUNE_ENDS = signal.SIGUSR1
 """The signal that Tune always handles as it handles SIGINT."""
-HEAD = "node:__internal_head__"
-"""A resource that only the head node has. Trials are driven there, as other runs are."""
 HEAD_SHARE = 0.99
 """The amount of it that all trials share, which limits how many run in parallel."""
 
@@ -77,7 +76,10 @@ def drive_trials(
     # A scheduler that pauses trials needs all of them to exist; their shares limit how many run in parallel.
     pausing = search.scheduler in (*POPULATION, "asha", "hyperband")
     tuner = Tuner(
-        ray_tune.with_resources(Trial, ray_tune.PlacementGroupFactory([{HEAD: _share(at_once)}])),
+        # Trials are driven on the head node, as other runs are.
+        ray_tune.with_resources(
+            Trial, ray_tune.PlacementGroupFactory([{ray_internals.HEAD: _share(at_once)}])
+        ),
         param_space=space,
         tune_config=TuneConfig(
             metric=VALUE,

@@ -21,7 +21,7 @@ from workloads.workload import Vocabulary
 
 @pytest.mark.gpu
 def test_log_probabilities_are_those_of_own_generation(alone: dist.ProcessGroup, tmp_path: Path) -> None:
-    """Of the most likely answers, before and after an update; both engines compute in bf16."""
+    """Both engines compute the most likely answers in bf16, before and after an update of the weights."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
     workload = load(
         "qwen3-tiny",

@@ -19,9 +19,9 @@ from numpy.typing import ArrayLike
 
 from workloads.errors import WorkloadError
 from workloads.objectives import options
-from workloads.workload import Batch, Reading, Text, Vocabulary
+from workloads.workload import IGNORED, Batch, Reading, Text, Vocabulary
 
-IGNORE = -100
+IGNORE = IGNORED
 """The label of a position that is not predicted."""
 
 SHORTEST = 8

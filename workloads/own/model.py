@@ -33,9 +33,19 @@ from workloads.own.flat_code import flat_code
 from workloads.own.generate import generate, logits_of, reads_length
 from workloads.own.network import ASKED, Logits, Losses, OwnNetwork
 from workloads.own.object_reference import call, load
-from workloads.own.rows import COUNTED, IGNORED, LABELS, there
+from workloads.own.rows import LABELS, there
 from workloads.plain_module import depths_of, embeddings_in, embeddings_of, initial_of, shapes_of
-from workloads.workload import Batch, Ended, Generation, Loss, Objective, Sampling, Vocabulary
+from workloads.workload import (
+    COUNTED,
+    IGNORED,
+    Batch,
+    Ended,
+    Generation,
+    Loss,
+    Objective,
+    Sampling,
+    Vocabulary,
+)
 
 if TYPE_CHECKING:
     from workloads.model.inside import Shows

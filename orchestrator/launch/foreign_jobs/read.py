@@ -101,7 +101,7 @@ class Given:
 
 
 def nearest(key: str) -> str:
-    """Return a hint for another trainer's key: the key to use here, or the reason why there is none."""
+    """Return the key to use here in place of another trainer's key, or the reason why no key does the same."""
     parts = key.removeprefix("+").split(".")
     for name in (key, "_".join(parts[-2:]), parts[-1], *parts[-2::-1]):
         if hint := KEYS.get(name):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import ray
 
-from cluster.workers import nodes
+from cluster.workers import nodes, ray_internals
 from cluster.workers.gang import Bundle
 
 
@@ -69,7 +69,9 @@ def test_the_head_and_the_own_node_are_not_drained(monkeypatch: pytest.MonkeyPat
         nodes.ray_internals, "drain_idle_node", lambda node, message: not drained.append(node)
     )
     head = node("head", cpu=4.0)
-    monkeypatch.setattr(ray, "nodes", lambda: [node("a"), node("b"), head | {"Resources": {nodes.HEAD: 1.0}}])
+    monkeypatch.setattr(
+        ray, "nodes", lambda: [node("a"), node("b"), head | {"Resources": {ray_internals.HEAD: 1.0}}]
+    )
     assert nodes.drain_idle("10.0.0.97") == (True, "the controller of the run is there")
     assert nodes.drain_idle("10.0.0.104") == (True, "the head of the cluster runs there")
     assert drained == []

@@ -1,4 +1,4 @@
-"""Nodes that compute wrongly are drained once they are idle, and a refusal is told once."""
+"""The controller drains a node that computes wrongly when it is idle, and reports a refusal once."""
 
 from __future__ import annotations
 
