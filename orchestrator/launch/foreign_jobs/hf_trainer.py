@@ -41,9 +41,7 @@ def hf_trainer(job: ForeignJob) -> None:
                 "model_max_length",
             )
         )
-    if objective == "grpo":
-        set_options(job, {"beta": arguments.number("beta")})
-    elif objective != "conversation":
+    if objective not in ("grpo", "conversation"):
         set_options(job, {"beta": arguments.number("beta", "dpo_beta")})
     packs = job.part("workload")["objective"] in ("conversation", "causal_lm")
     if objective == "conversation" and packs and not arguments.flag("packing"):
