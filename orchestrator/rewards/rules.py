@@ -59,7 +59,7 @@ def extracted(reward: Mapping[str, Any], text: str) -> str | None:
     """Return the part of the text that is compared: the group of the pattern's last match; None without a match."""
     if reward["pattern"] is None:
         return text
-    result = [match[1] for match in re.finditer(reward["pattern"], text)]
+    result = [match[1] for match in re.finditer(reward["pattern"], text, _flags(reward))]
     return result[-1] if result else None
 
 
@@ -85,8 +85,11 @@ def _plain(reward: Mapping[str, Any]) -> Callable[[str], str]:
 
 def regex(reward: Mapping[str, Any], answer: Mapping[str, Any]) -> float:
     """1.0 if the pattern is found anywhere in the answer."""
-    flags = re.IGNORECASE if reward["ignore_case"] else 0
-    return float(re.search(reward["pattern"], answer["text"], flags) is not None)
+    return float(re.search(reward["pattern"], answer["text"], _flags(reward)) is not None)
+
+
+def _flags(reward: Mapping[str, Any]) -> int:
+    return int(re.IGNORECASE if reward["ignore_case"] else 0)
 
 
 def length(reward: Mapping[str, Any], answer: Mapping[str, Any]) -> float:

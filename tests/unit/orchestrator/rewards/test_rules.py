@@ -32,6 +32,8 @@ def value(text: str, columns: dict[str, Any] | None = None, tokens: int = 0, **r
         ("answer is 1, no, answer is 2", "2", {"pattern": r"answer is (\d+)"}, 1.0),
         ("answer is 1, no, answer is 2", "1", {"pattern": r"answer is (\d+)"}, 0.0),
         ("no idea", "42", {"pattern": r"answer is (\d+)"}, 0.0),
+        ("Answer is YES", "yes", {"pattern": r"answer is (\w+)"}, 0.0),
+        ("Answer is YES", "yes", {"pattern": r"answer is (\w+)", "ignore_case": True}, 1.0),
     ],
 )
 def test_exact_match(text: str, right: Any, options: dict[str, Any], reward: float) -> None:
