@@ -205,6 +205,11 @@ def test_the_loss_of_trl_and_verl_is_taken_with_their_defaults() -> None:
     more = f" {actor}.loss_agg_mode=seq-mean-token-mean {actor}.kl_loss_type=mse {actor}.clip_ratio_high=0.3"
     options = told(VERL.rstrip() + more, "verl.sh").document["workload"]["options"]
     assert options == {"beta": 0.002, "loss_type": "grpo", "kl": "k2", "epsilon_high": 0.3}
+    trl = {"beta": 0.001, "num_generations": 4, "max_completion_length": 64, "sync_ref_model": True}
+    axolotl = {"base_model": "ORG/Small", "rl": "grpo", "trl": trl, "sequence_len": 64, "max_steps": 3}
+    of_section = told(yaml.safe_dump(axolotl | {"datasets": [{"path": "data/rows"}]}), "grpo.yaml")
+    assert of_section.document["workload"]["options"] == {"loss_type": "dapo", "beta": 0.001}
+    assert any(line.startswith("trl.sync_ref_model: not translated; not here") for line in of_section.lines)
 
 
 @pytest.mark.parametrize(
