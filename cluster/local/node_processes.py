@@ -102,7 +102,7 @@ def _last_words(node: NodeSpec) -> str:
         LONG_PATH: "its sockets are below TMPDIR: set it to a shorter path",
         TOO_SLOW: "try again when this machine has less to do",
     }
-    return "; ".join([last, *(fix for part, fix in fixes.items() if part in last)])
+    return "; ".join([last.rstrip("."), *(fix for part, fix in fixes.items() if part in last)])
 
 
 def end_nodes(nodes: Sequence[dict[str, Any]], abruptly: bool = False) -> None:

@@ -328,6 +328,7 @@ def _plan(
     if workers:
         spec = spec.with_parts(resources=with_workers(spec.resources, workers))
     with StageNotice(as_json) as notice:
+        notice.begin("checking the job and comparing layouts")
         by_formula = (
             planned_here(spec, run, False, begin=notice.begin)
             if device is None

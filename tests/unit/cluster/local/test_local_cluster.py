@@ -142,7 +142,7 @@ def test_an_interruption_while_nodes_are_started_ends_those_that_are(
         ),
         (
             "Exception: The current node timed out during startup.",
-            "timed out during startup.; try again when this machine has less to do",
+            "timed out during startup; try again when this machine has less to do",
         ),
     ],
 )
