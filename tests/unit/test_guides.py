@@ -93,8 +93,10 @@ def test_a_file_is_read(text: str, tmp_path: Path) -> None:
     elif "device" in document:
         assert cluster_file.load(path).device == document["device"]
     else:
-        whole = {} if STAGES in document else yaml.safe_load(job_text("text", ["my/*.txt"]))
-        whole = within({"data": {"validation": {"share": 0.1}}}, whole)
+        is_whole = STAGES in document or {"name", "workload", "data"} <= document.keys()
+        whole = {} if is_whole else yaml.safe_load(job_text("text", ["my/*.txt"]))
+        if not is_whole:
+            whole = within({"data": {"validation": {"share": 0.1}}}, whole)
         if "samples" in document.get("data", {}):
             whole["workload"] = {"model": "ext:clip"}
         for each in alternatives(document):
