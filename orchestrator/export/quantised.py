@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
@@ -20,6 +21,7 @@ from workloads.errors import WorkloadError
 from workloads.model.scheme import Scheme
 
 if TYPE_CHECKING:
+    from orchestrator.data.samples.sample_reader import SampleReader
     from orchestrator.data.store.tokens import Tokens
     from orchestrator.resolve.commit_model import CommitModel
     from workloads.workload import Batch, Workload
@@ -29,6 +31,8 @@ FULL: Literal["none"] = "none"
 """The value of the option for an export in full precision."""
 CALIBRATED = 128
 """Training samples over which ranges of activations are measured."""
+BITS = "bits.md"
+"""The file of an export with mixed bits that has the bits of each weight, and why."""
 AT_ONCE = 8
 """Samples of a batch of these. Only its minima and maxima are kept."""
 
@@ -89,11 +93,13 @@ def check_quantised(conversion: Conversion, workload: Workload) -> None:
         return
     if conversion.form == "hf":
         check_packages(form_named(QUANTISED), QUANTIZE)
-    hf_names(conversion.scheme, workload)
+    schemes_by_name(conversion.scheme, hf_weights(conversion.scheme, workload))
 
 
-def hf_names(scheme: Scheme, workload: Workload) -> list[str]:
-    """Return transformers' names of the weights that a scheme quantises. Raises WorkloadError if there are none."""
+def hf_weights(scheme: Scheme, workload: Workload) -> Mapping[str, Sequence[str]]:
+    """Return transformers' names of the weights that a scheme quantises, with our weights of each. Raises
+    WorkloadError if there are none.
+    """
     import torch
 
     from workloads.model.fake_quantise import check_scheme, quantised_layers
@@ -105,7 +111,23 @@ def hf_names(scheme: Scheme, workload: Workload) -> list[str]:
     result = workload.hf_weights([*quantised_layers(model, blocks, scheme)])
     if not result:
         raise WorkloadError("transformers stores none of the quantised weights as a matrix")
-    return sorted(result)
+    return result
+
+
+def schemes_by_name(scheme: Scheme, weights: Mapping[str, Sequence[str]]) -> dict[str, Scheme]:
+    """Return how each of transformers' matrices from `hf_weights` is rounded.
+
+    Raises WorkloadError if one of them would have weights in two formats.
+    """
+    result = {}
+    for name, ours in sorted(weights.items()):
+        result[name], *others = {scheme.of(each) for each in ours}
+        if others:
+            raise WorkloadError(
+                f"transformers joins weights of 4 and of 8 bits in {name} ({', '.join(ours)}); give all of them the "
+                "same in int8"
+            )
+    return result
 
 
 def facts_of(
@@ -126,6 +148,8 @@ def facts_of(
         facts["group"] = scheme.group or "row"
         facts["activations"] = "dynamic" if scheme.activations else "none"
         facts |= {"match": list(scheme.match), "keep": list(scheme.keep)}
+        if scheme.int8:
+            facts["int8"] = list(scheme.int8)
     return {
         "quantized": facts | {"kept": list(kept)},
         "versions": {name: metadata.version(name) for name in (*form.packages, "torch")},
@@ -139,7 +163,11 @@ def calibration(tokens: Tokens, workload: Workload) -> Iterator[Batch]:
 
     objective = workload.objective
     windows = [windows_of(tokens, source, objective.reading) for source in range(tokens.sources)]
-    read = SampleReader(tokens, windows, objective)
+    return _spread(SampleReader(tokens, windows, objective))
+
+
+def _spread(read: SampleReader) -> Iterator[Batch]:
+    """Yield batches of CALIBRATED samples, spread evenly over all."""
     count = min(CALIBRATED, len(read))
     ids = [number * len(read) // count for number in range(count)]
     for start in range(0, count, AT_ONCE):
@@ -188,8 +216,14 @@ def write_converted(
     check_packages(form, where)
     scheme = conversion.scheme if isinstance(conversion.scheme, Scheme) else None
     numbers = conversion.numbers or form.usual
+    mixed: dict[str, Any] = {}
     with wrong_input(where):
-        chosen = hf_names(scheme, model.workload) if scheme else None
+        chosen = None
+        if scheme:
+            names = hf_weights(scheme, model.workload)
+            if conversion.mean_bits is not None:
+                scheme, mixed = _mixed(model, scheme, names, conversion.mean_bits, folder)
+            chosen = schemes_by_name(scheme, names)
         written = form.write(
             Plain(
                 folder=plain,
@@ -204,7 +238,35 @@ def write_converted(
     if not (scheme or numbers in form.rounded):
         return written, {}
     is_trained = model.spec.quantize is not None
-    return written, facts_of(form, numbers, scheme, is_trained=is_trained, kept=written.kept)
+    facts = facts_of(form, numbers, scheme, is_trained=is_trained, kept=written.kept)
+    facts["quantized"] |= mixed
+    return written, facts
+
+
+def _mixed(
+    model: CommitModel, scheme: Scheme, names: Mapping[str, Sequence[str]], mean_bits: float, folder: str
+) -> tuple[Scheme, dict[str, Any]]:
+    """Return a scheme with int8 for the weights that lose most in int4, and what export.json says of it.
+
+    Writes the plan to BITS. Measures on held-out text if the run has a share of it, else on training samples.
+    """
+    from orchestrator.data.samples.held_out_set import split_set
+    from orchestrator.data.samples.held_out_split import split
+    from orchestrator.quantize.mixed_bits import chosen_for_int8, mean_bits_of, measure, table
+
+    held_out = model.spec.data.validation and model.spec.data.validation.share
+    workload, tokens = model.workload, model.tokens
+    if held_out:
+        batches = _spread(split_set(split(tokens, held_out), workload.objective).read)
+    else:
+        batches = calibration(tokens, workload)
+    samples = "held-out samples" if held_out else "training samples"
+    together = dict.fromkeys(map(tuple, names.values()))
+    exact, measured = measure(workload, model.read, scheme, together, [*batches])
+    int8 = chosen_for_int8(measured, mean_bits)
+    Path(folder, BITS).write_text(table(exact, measured, int8, samples))
+    facts = {"mean_bits": round(mean_bits_of(measured, int8), 4), "measured_on": samples}
+    return replace(scheme, int8=tuple(int8)), facts
 
 
 def _difference(commit_model: CommitModel, folder: str, batches: list[Batch], scheme: Scheme | None) -> float:
