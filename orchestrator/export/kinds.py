@@ -83,6 +83,7 @@ class ExportForm:
         numbers: formats of matrices to choose from.
         usual: the one of them that is written unless another is asked for.
         rounded: those of them that are quantised.
+        stores: whether it stores the integers that a run trained for with a scheme.
     """
 
     library: str
@@ -93,6 +94,7 @@ class ExportForm:
     numbers: tuple[str, ...] = ()
     usual: str = ""
     rounded: tuple[str, ...] = ()
+    stores: Callable[[Scheme], bool] = lambda scheme: False
 
 
 def names() -> list[str]:

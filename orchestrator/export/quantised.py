@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.errors import InputError
-from orchestrator.export.converted import DCP, FORM, Conversion, check_packages, form_of
+from orchestrator.export.converted import DCP, FORM, NUMBERS, Conversion, check_packages, form_of
 from orchestrator.export.kinds import QUANTISED, ExportForm, Plain, Written, form_named, with_numbers
 from orchestrator.quantize.config import QuantizeSpec
 from orchestrator.resolve.resolved_job import wrong_input
@@ -74,17 +74,30 @@ def with_scheme(conversion: Conversion, quantize: QuantizeSpec | None, where: st
     if conversion.scheme is not None or quantize is None:
         return replace(conversion, scheme=None) if conversion.scheme == FULL else conversion
     scheme = quantize.scheme
-    wanted = "gguf" if scheme.is_of_gguf else "hf"
-    if conversion.form != wanted:
-        full = f"add {QUANTIZE} none for weights in full precision" if where == FORM else "set it to null"
+    full = f"add {QUANTIZE} none for weights in full precision" if where == FORM else "set it to null"
+    if not _stores(conversion.form, scheme):
+        wanted = "gguf" if scheme.is_of_gguf else "hf"
+        group = "" if scheme.is_of_gguf else f" with a scale for each {scheme.group or 'row'}"
         raise InputError(
-            f"quantize trains weights for {scheme.weights}, which {conversion.form} does not store",
+            f"quantize trains weights for {scheme.weights}{group}, which {conversion.form} does not store",
             where,
             f"give {wanted}, or {full}",
+        )
+    if not scheme.is_of_gguf and conversion.numbers is not None and conversion.form != "hf":
+        raise InputError(
+            f"{conversion.form} stores the integers that quantize trains for, so {conversion.numbers} has no effect",
+            where,
+            f"leave {NUMBERS if where == FORM else 'checkpoint.export_numbers'} out, or {full}",
         )
     return replace(
         conversion, scheme=scheme, numbers=quantize.weights if scheme.is_of_gguf else conversion.numbers
     )
+
+
+def _stores(form: str, scheme: Scheme) -> bool:
+    if form == "hf":
+        return not scheme.is_of_gguf
+    return form != DCP and form_named(form).stores(scheme)
 
 
 def check_quantised(conversion: Conversion, workload: Workload) -> None:

@@ -23,8 +23,8 @@ class QuantizeSpec(StrictModel):
     ADDED_LATER: ClassVar[tuple[str, ...]] = ("int8",)
 
     weights: Format = Field(
-        description="format of the weights: int8 and int4, exported for transformers in compressed-tensors' form; q8_0 "
-        "and q4_0, exported as GGUF"
+        description="format of the weights: int8 and int4, exported for transformers in compressed-tensors' form, int8 "
+        "with group row also as ONNX; q8_0 and q4_0, exported as GGUF"
     )
     group: Positive | Literal["row"] | None = Field(
         default=None,

@@ -118,7 +118,7 @@ def hf_weights(
     """
     numbers = {name: number for number, name in enumerate(chosen, 1)}
     marks = {name: torch.full((), float(numbers.get(name, 0))).expand(size) for name, size in shapes.items()}
-    names = dict(zip(numbers.values(), numbers, strict=True))
+    names = {float(number): name for name, number in numbers.items()}
     result = {}
     for name, tensor in to_hf(family_of(config), config, shapes, marks.__getitem__):
         low, high = (float(each) for each in tensor.aminmax())

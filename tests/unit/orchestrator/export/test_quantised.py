@@ -1,4 +1,4 @@
-"""Quantised exports of a commit, made without a run: mixed bits, which transformers and this project read."""
+"""Quantised exports of a commit, made without a run: mixed bits, and the forms that store what a run trained for."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from torch import Tensor
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.data.store.tokens import Tokens
-from orchestrator.export.converted import form_option
+from orchestrator.export.converted import Conversion, form_option
 from orchestrator.export.hugging_face import batches
-from orchestrator.export.quantised import BITS, scheme_option, write_converted
+from orchestrator.export.quantised import BITS, resolved_form, scheme_option, with_scheme, write_converted
+from orchestrator.quantize.config import QuantizeSpec
 from orchestrator.resolve.commit_model import CommitModel
 from orchestrator.resolve.training_inputs import workload_of
 from workloads.inference import with_weights
@@ -81,6 +82,30 @@ def test_a_commit_is_exported_with_mixed_bits(tmp_path: Path) -> None:
     assert {group["weights"]["num_bits"] for group in described["config_groups"].values()} == {4, 8}
 
 
+def test_a_run_that_trained_for_int8_goes_to_onnx(tmp_path: Path) -> None:
+    """With rounded activations: each layer agrees (tests of the extension), and the whole model about."""
+    commit = commit_of(
+        tmp_path,
+        workload={"model": "bert-tiny", "changes": SMALL | {"kv_heads": 4}, "objective": "masked_lm"},
+        quantize={"weights": "int8", "group": "row", "activations": "dynamic"},
+        checkpoint={"export": "onnx"},
+    )
+    plain, out = tmp_path / "plain", tmp_path / "out"
+    plain.mkdir()
+    out.mkdir()
+    commit.workload.to_hf(commit.read, str(plain))
+    form = resolved_form(None, commit.spec.checkpoint, commit.spec.quantize)
+    written, facts = write_converted(commit, form, str(plain), str(out), [])
+    assert written.rounding is not None
+    assert written.difference is not None
+    assert 0 < written.difference < 2 * written.rounding < 0.1
+    quantized = facts["quantized"]
+    assert (quantized["weights"], quantized["group"], quantized["trained"]) == ("int8", "row", True)
+    assert quantized["kept"] == ["cls.predictions.decoder", "cls.predictions.transform.dense"]
+    assert facts["versions"].keys() == {"onnx", "onnxruntime", "torch"}
+    assert (out / "model.onnx").is_file()
+
+
 @pytest.mark.parametrize(
     ("options", "mean_bits", "wanted"),
     [
@@ -96,3 +121,40 @@ def test_a_mean_of_bits_that_does_not_fit_is_told(
 ) -> None:
     with pytest.raises(InputError, match=wanted):
         asked(*options, mean_bits=mean_bits)
+
+
+@pytest.mark.parametrize(
+    ("trained", "conversion", "wanted"),
+    [
+        (
+            {"weights": "int4"},
+            Conversion("onnx"),
+            "int4 with a scale for each 128, which onnx does not store",
+        ),
+        (
+            {"weights": "int8"},
+            Conversion("onnx"),
+            "int8 with a scale for each 128, which onnx does not store",
+        ),
+        ({"weights": "q4_0"}, Conversion("onnx"), "for q4_0, which onnx does not store"),
+        ({"weights": "q4_0"}, Conversion("hf"), "for q4_0, which hf does not store"),
+        ({"weights": "int4"}, Conversion("dcp"), "which dcp does not store"),
+        (
+            {"weights": "int8", "group": "row"},
+            Conversion("onnx", numbers="int8"),
+            "onnx stores the integers that quantize trains for, so int8 has no effect",
+        ),
+    ],
+)
+def test_a_form_that_does_not_store_what_was_trained_is_told(
+    trained: dict[str, Any], conversion: Conversion, wanted: str
+) -> None:
+    with pytest.raises(InputError, match=wanted):
+        with_scheme(conversion, QuantizeSpec.model_validate(trained))
+
+
+def test_forms_that_store_what_was_trained_get_its_scheme() -> None:
+    rows = QuantizeSpec(weights="int8", group="row", activations="dynamic")
+    assert with_scheme(Conversion("onnx"), rows) == Conversion("onnx", scheme=rows.scheme)
+    blocks = QuantizeSpec(weights="q8_0")
+    assert with_scheme(Conversion("gguf"), blocks) == Conversion("gguf", numbers="q8_0", scheme=blocks.scheme)
