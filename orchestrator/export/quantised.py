@@ -13,7 +13,8 @@ from pydantic import ValidationError
 
 from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.errors import InputError
-from orchestrator.export.converted import DCP, FORM, NUMBERS, Conversion, check_packages, form_of
+from orchestrator.config.records import REFERENCED, REWARDED
+from orchestrator.export.converted import DCP, FORM, MEAN_BITS, NUMBERS, Conversion, check_packages, form_of
 from orchestrator.export.kinds import QUANTISED, ExportForm, Plain, Written, form_named, with_numbers
 from orchestrator.quantize.config import QuantizeSpec
 from orchestrator.resolve.resolved_job import wrong_input
@@ -267,6 +268,10 @@ def _mixed(
     from orchestrator.data.samples.held_out_split import split
     from orchestrator.quantize.mixed_bits import chosen_for_int8, mean_bits_of, measure, table
 
+    if (objective := model.spec.workload.objective) in (*REFERENCED, *REWARDED):
+        raise WorkloadError(
+            f"{MEAN_BITS} measures the loss, and that of {objective} needs a reference or answers; leave it out"
+        )
     held_out = model.spec.data.validation and model.spec.data.validation.share
     workload, tokens = model.workload, model.tokens
     if held_out:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from workloads.errors import WorkloadError
 from workloads.inference import with_weights
 from workloads.model.fake_quantise import fake_quantised, quantised_layers
 from workloads.model.scheme import Scheme
@@ -57,6 +58,8 @@ def measure(
         scheme: the groups that share a scale.
         together: names of weights that are rounded together.
         batches: samples, by which all of them are measured.
+
+    Raises WorkloadError if the samples have no token to predict.
     """
     model = with_weights(workload, read)
     layers = quantised_layers(model, workload.blocks(model), scheme)
@@ -83,6 +86,10 @@ def _mean_loss(workload: Workload, model: nn.Module, batches: Iterable[Batch]) -
         loss = workload.loss(model, batch)
         total += float(loss.total)
         count += float(loss.count)
+    if not count:
+        raise WorkloadError(
+            "the samples have no token to predict, so no loss can be measured; hold out more text"
+        )
     return total / count
 
 

@@ -18,10 +18,18 @@ from orchestrator.config.spec import parse
 from orchestrator.data.store.tokens import Tokens
 from orchestrator.export.converted import Conversion, form_option
 from orchestrator.export.hugging_face import batches
-from orchestrator.export.quantised import BITS, resolved_form, scheme_option, with_scheme, write_converted
+from orchestrator.export.quantised import (
+    BITS,
+    _mixed,
+    resolved_form,
+    scheme_option,
+    with_scheme,
+    write_converted,
+)
 from orchestrator.quantize.config import QuantizeSpec
 from orchestrator.resolve.commit_model import CommitModel
 from orchestrator.resolve.training_inputs import workload_of
+from workloads.errors import WorkloadError
 from workloads.inference import with_weights
 from workloads.load import load
 from workloads.model.scheme import Scheme
@@ -80,6 +88,15 @@ def test_a_commit_is_exported_with_mixed_bits(tmp_path: Path) -> None:
         assert torch.equal(theirs.initial(name, 0), weight), name
     described = json.loads((out / "config.json").read_text())["quantization_config"]
     assert {group["weights"]["num_bits"] for group in described["config_groups"].values()} == {4, 8}
+
+
+def test_a_loss_that_needs_more_than_the_samples_is_not_measured(tmp_path: Path) -> None:
+    spec = SimpleNamespace(workload=SimpleNamespace(objective="dpo"))
+    with pytest.raises(
+        WorkloadError, match="--mean-bits measures the loss, and that of dpo needs a reference"
+    ):
+        _mixed(SimpleNamespace(spec=spec), Scheme("int4"), {}, 5, str(tmp_path))  # type: ignore[arg-type]
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_run_that_trained_for_int8_goes_to_onnx(tmp_path: Path) -> None:
