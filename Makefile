@@ -16,7 +16,7 @@ ALL_AT_ONCE := --numprocesses $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu
 BY_FILE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart example-reviews example-chat example-preferences example-chain example-summarise example-sums example-distill example-compress test test-unit test-dist test-ray test-long test-partition test-traced check-kubernetes soak test-gpu bench-gpu bench-planner published-table bench findings docs check house format lock clean
+.PHONY: help install quickstart example-reviews example-chat example-preferences example-chain example-summarise example-sums example-distill example-compress test test-releases test-unit test-dist test-ray test-long test-partition test-traced check-kubernetes soak test-gpu bench-gpu bench-planner published-table bench findings docs check house format lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
@@ -134,6 +134,9 @@ bench: install ## measurements; their tables are in docs/benchmarks.md
 docs: install ## the documentation site, into build/docs; needs no network
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "the site is in build/docs: open build/docs/index.html"
+
+test-releases: install ## quantised exports, read by older and newer releases of transformers, compressed-tensors and onnxruntime
+	$(BIN)/python tests/bench/read_by_releases.py build/releases
 
 findings: ## what public software does that good guesses miss: run each script of findings/, half an hour
 	@failed=0; for script in findings/*.sh; do \
