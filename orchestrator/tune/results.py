@@ -84,7 +84,9 @@ def summarise(
     if best is not None:
         config = next(t["config"] for t in trials if t["trial"] == best["trial"])
         best = {**best, "config": config, "run_dir": sweep.at(best["run"])}
-    two = {"second": tune.metrics[1], "second_mode": tune.directions[1]} if len(tune.metrics) > 1 else {}
+    two: dict[str, Any] = (
+        {"second": tune.metrics[1], "second_mode": tune.directions[1]} if len(tune.metrics) > 1 else {}
+    )
     if two:
         two["frontier"] = frontier(trials, tune.directions)
     return {

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ray.tune.schedulers import (
     FIFOScheduler,
@@ -218,7 +218,9 @@ class Tpe(Searcher):
             assignment_of: makes a trial's config from its name and its values.
         """
         super().__init__(metric=VALUE, mode=tune.direction)
-        self._directions = ["minimize" if each == "min" else "maximize" for each in tune.directions]
+        self._directions: list[Literal["minimize", "maximize"]] = [
+            "minimize" if each == "min" else "maximize" for each in tune.directions
+        ]
         self._seed = seed
         self._distributions = {key: distribution_of(value) for key, value in tune.space.items()}
         self._records = records

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -48,7 +49,7 @@ def test_the_frontier_is_that_of_optuna(directions: tuple[str, str]) -> None:
     source = random.Random(3)
     for _ in range(20):
         values = [(float(source.randint(0, 9)), float(source.randint(0, 9))) for _ in range(12)]
-        trials = [
+        trials: list[dict[str, Any]] = [
             {"trial": f"{number:04d}", "state": "done", "value": first, "second": second}
             for number, (first, second) in enumerate(values)
         ]
@@ -56,7 +57,7 @@ def test_the_frontier_is_that_of_optuna(directions: tuple[str, str]) -> None:
             directions=["minimize" if each == "min" else "maximize" for each in directions]
         )
         study.add_trials([optuna.trial.create_trial(values=each) for each in values])
-        left_out = [
+        left_out: list[dict[str, Any]] = [
             {"trial": "a", "state": "failed", "value": -99.0, "second": -99.0},
             {"trial": "b", "state": "done", "value": None, "second": -99.0},
             {"trial": "c", "state": "not ended", "value": -99.0, "second": None},

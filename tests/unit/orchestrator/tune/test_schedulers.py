@@ -88,7 +88,7 @@ def test_two_metrics_are_drawn_as_optuna_alone_draws_them(tmp_path: Path, halves
             drawn.append(given["params"][LR])
             sampler.on_trial_complete(str(number), {"value": first, "second": second, "failed": ""})
             records.end(given["trial"], TrialEnd("done", given["trial"], 1, first, second=second))
-    distributions = {LR: optuna.distributions.FloatDistribution(1e-4, 1.0, log=True)}
+    distributions: dict[str, Any] = {LR: optuna.distributions.FloatDistribution(1e-4, 1.0, log=True)}
     wanted: list[float] = []
     for number in range(20):
         own = optuna.samplers.TPESampler(seed=7 * 1_000_003 + number, constant_liar=True)
