@@ -38,7 +38,7 @@ COMPRESS = "compress"
 """The keys of a job that may name a stage."""
 VOCABULARY = "vocabulary"
 """The key of a stage that trains nothing, but removes tokens."""
-COUNTS = ("seed", "data", "evaluate", "resources", "accept_code")
+COUNTS = ("seed", "data", "evaluate", "accept_code")
 """The keys of a job that such a stage reads: its data and how to prepare it."""
 COUNTS_OF = {"workload": ("objective", "options"), "train": ("steps", "global_batch")}
 """The keys of sections that it reads in part. Those of `train` only make it a valid job."""

@@ -47,10 +47,13 @@ def finish(
     progress.recount()
     result = summarise(name, tune, sweep, records, progress)
     sweep.write_json("sweep.json", result)
-    for trial in result.get("frontier", ()):
-        config = next(each["config"] for each in result["trials"] if each["trial"] == trial)
-        text = job_with(config, f"{name[:50]}-{trial}")
-        sweep.write_text(f"frontier-{trial}.yaml", text, private=holds_secret(text))
+    for trial in result["trials"] if "frontier" in result else ():
+        file = f"frontier-{trial['trial']}.yaml"
+        if trial["trial"] in result["frontier"]:
+            text = job_with(trial["config"], f"{name[:50]}-{trial['trial']}")
+            sweep.write_text(file, text, private=holds_secret(text))
+        elif sweep.exists(file):  # a better trial has ended since
+            sweep.remove(file)
     if result["best"] is not None:
         best = job_with(result["best"]["config"], f"{name[:50]}-best")
         by = "" if len(tune.metrics) == 1 else f" by {tune.first} alone"

@@ -186,6 +186,8 @@ def test_the_schema_takes_chains_and_jobs() -> None:
     validator = Draft202012Validator(json.loads(schema()))
     for document in (usual(), job("a.txt")):
         validator.validate(document)
+    validator.validate(chain(LARGE, WORDS, SMALLER))
+    assert not validator.is_valid(chain(LARGE, WORDS | {"vocabulary": {"off": "stage:base"}}))
     for wrong in ({"stages": []}, {"stages": [{"seed": 1}]}, {"stages": [{"name": "a", "sed": 1}]}):
         assert not validator.is_valid(usual() | wrong)
 
