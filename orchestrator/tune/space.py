@@ -118,8 +118,12 @@ def perturbed(tune: TuneSpec, config: Mapping[str, Any], source: random.Random) 
             values[key] = dimension.listed[min(max(index, 0), len(dimension.listed) - 1)]
         else:
             low, high = dimension.ends
-            moved = min(max(value * source.choice(FACTORS), low), high)
-            values[key] = round(moved) if dimension.integer else moved
+            factor = source.choice(FACTORS)
+            moved = value * factor
+            if dimension.integer:
+                # 1 and 2 round to themselves, and 0 stays 0: a whole number moves by at least one.
+                moved = max(round(moved), value + 1) if factor > 1 else min(round(moved), value - 1)
+            values[key] = min(max(moved, low), high)
     return values
 
 
