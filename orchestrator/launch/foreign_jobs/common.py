@@ -19,6 +19,7 @@ HERE_ANYWAY = (
     "tokenizer_type", "gradient_checkpointing_kwargs.use_reentrant", "dataset_num_proc", "preprocessing_num_workers",
     "use_flash_attention_2", "flash_attn", "logging_strategy", "logging_first_step", "save_strategy", "eval_strategy",
     "evaluation_strategy", "remove_unused_columns", "overwrite_cache", "plugins", "model_code_revision", "log_freq",
+    "shuffle_train_dataset",
 )  # fmt: skip
 """Keys whose effect is here whatever they say, or follows from others."""
 
