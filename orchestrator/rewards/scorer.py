@@ -21,6 +21,8 @@ from orchestrator.rewards.worker_handle import WorkerProcess
 
 ANSWERS = 180.0
 """Seconds after the time limit of an answer when a worker counts as stuck: it may have to start and to import."""
+LARGEST = 1e37
+"""The largest sum of an answer's rewards. The loss reads advantages in fp32, whose numbers end at 3e38."""
 TRIES = 5
 """How often an answer is scored if something kills the process that scores it."""
 
@@ -252,12 +254,12 @@ class Scorer:
 def weighted(specs: Sequence[RewardSpec], scores: Sequence[Mapping[str, float]]) -> list[float]:
     """Return the weighted sum of each answer's rewards; NaN if one of them is NaN.
 
-    Raises InputError if a sum is too large for a float.
+    Raises InputError if a sum is larger than LARGEST.
     """
     totals = []
     for score in scores:
         total = float(sum(spec.weight * score[spec.title] for spec in specs))
-        if not math.isfinite(total) and not any(map(math.isnan, score.values())):
+        if not abs(total) <= LARGEST and not any(map(math.isnan, score.values())):
             shown = ", ".join(f"{name} {value:g}" for name, value in score.items())
             raise InputError(
                 f"the sum of an answer's rewards is {total} ({shown})", "rewards", "lower their weights"

@@ -415,11 +415,15 @@ def test_the_weighted_sum() -> None:
 
 
 @pytest.mark.parametrize("other", [1e308, -1e308])
-def test_a_sum_that_no_float_holds_is_refused(other: float) -> None:
-    """Else infinity would be a reward, or infinity minus infinity would leave the answer out."""
+def test_a_sum_that_is_too_large_is_refused(other: float) -> None:
+    """Else infinity would be a reward, infinity minus infinity would leave the answer out, and a deviation that is
+    infinite would make every advantage 0.
+    """
     specs = [RewardSpec(kind="regex", pattern="a", name=name, weight=10.0) for name in ("one", "two")]
     with pytest.raises(InputError, match=r"sum of an answer's rewards is (inf|nan) \(one 1e\+308, two"):
         weighted(specs, [{"one": 1e308, "two": other}])
+    with pytest.raises(InputError, match=r"sum of an answer's rewards is 1e\+300 \(one 1e\+299, two 0\)"):
+        weighted(specs, [{"one": 1e299, "two": 0.0}])
 
 
 def test_rules_that_need_no_limit_start_no_process_and_say_what_a_process_would() -> None:
