@@ -161,11 +161,13 @@ class Run:
         quantize: Literal["int8", "int4", "none"] | None = None,
         group: int | Literal["row"] | None = None,
         activations: Literal["none", "dynamic"] | None = None,
+        mean_bits: float | None = None,
     ) -> str:
         """Export a commit, the newest sound one by default, and return where: a folder that transformers loads, or of
         an own model (form safetensors) its weights under its own names.
         raw: the weights of training where the job has an average of them.
-        form, names, numbers, quantize, group and activations: another format, as the options of `checkpoint export`.
+        form, names, numbers, quantize, group, activations and mean_bits: another format, as the options of
+        `checkpoint export`.
 
         Raises InputError if there is no such commit or format, or `to` holds something else.
         """
@@ -175,7 +177,7 @@ class Run:
 
         target = self._directory.at("export") if to is None else run_directory("", to).uri
         scheme = scheme_option(form, quantize, None if group is None else str(group), activations)
-        conversion = form_option(form, names, numbers, scheme)
+        conversion = form_option(form, names, numbers, scheme, mean_bits)
         read_chosen(
             self._store, step, lambda number: export(self.uri, number, target, raw=raw, form=conversion)
         )

@@ -31,7 +31,7 @@ def check_same_sweep(spec: JobSpec, sweep: RunDir) -> None:
         raise InputError("this is a run, not a search", sweep.uri, hint)
     problems = Problems()
     ours, theirs = (each.model_dump(mode="json", include=set(SAME)) for each in (spec.tune, before.tune))
-    ours["mode"], theirs["mode"] = spec.tune.direction, before.tune.direction
+    ours["mode"], theirs["mode"] = list(spec.tune.directions), list(before.tune.directions)
     for key in ours:
         if is_other(theirs[key], ours[key]):
             with problems.noted():

@@ -42,9 +42,7 @@ def hf_trainer(job: ForeignJob) -> None:
                 "model_max_length",
             )
         )
-    if objective in REWARDED:
-        set_options(job, {"beta": arguments.number("beta")})
-    elif objective != "conversation":
+    if objective not in REWARDED and objective != "conversation":
         set_options(job, {"beta": arguments.number("beta", "dpo_beta")})
     packs = job.part("workload")["objective"] in ("conversation", "causal_lm")
     if objective == "conversation" and packs and not arguments.flag("packing"):

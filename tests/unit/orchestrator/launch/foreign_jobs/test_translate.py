@@ -179,11 +179,39 @@ def test_torchtitan() -> None:
 def test_verl() -> None:
     found = told(VERL, "grpo.sh")
     job = found.document
-    assert (job["workload"]["objective"], job["workload"]["options"]) == ("grpo", {"beta": 0.002})
+    assert (job["workload"]["objective"], job["workload"]["options"]) == (
+        "grpo",
+        {"beta": 0.002, "loss_type": "dapo"},
+    )
     assert job["rollout"] == {"group": 4, "max_tokens": 128, "temperature": 1.0}
     assert job["data"]["sources"][0]["field"] == {"prompt": "prompt", "answer": "reward_model.ground_truth"}
     assert (job["train"]["global_batch"], job["train"]["steps"], job["checkpoint"]["every"]) == (32, 3, 5)
     assert dict(found.left)["actor_rollout_ref.rollout.name"]
+
+
+def test_the_loss_of_trl_and_verl_is_taken_with_their_defaults() -> None:
+    """Both take the mean of all tokens unless they are told otherwise; grpo here takes that of each answer first."""
+    start = "trl grpo --model_name_or_path ORG/Small --dataset_name data/rows --max_steps 3 --max_completion_length 64"
+    assert told(start, "grpo.sh").document["workload"]["options"] == {"loss_type": "dapo"}
+    given = f"{start} --loss_type dr_grpo --beta 0.1 --scale_rewards false --epsilon_high 0.3"
+    assert told(given, "grpo.sh").document["workload"]["options"] == {
+        "loss_type": "dr_grpo",
+        "beta": 0.1,
+        "epsilon_high": 0.3,
+        "scale_rewards": "none",
+    }
+    other = told(f"{start} --loss_type cispo --num_iterations 4", "grpo.sh")
+    assert "workload.options: loss_type cispo is not here; dapo in its place" in other.lines
+    assert "learned from once" in dict(other.left)["num_iterations"]
+    actor = "actor_rollout_ref.actor"
+    more = f" {actor}.loss_agg_mode=seq-mean-token-mean {actor}.kl_loss_type=mse {actor}.clip_ratio_high=0.3"
+    options = told(VERL.rstrip() + more, "verl.sh").document["workload"]["options"]
+    assert options == {"beta": 0.002, "loss_type": "grpo", "kl": "k2", "epsilon_high": 0.3}
+    trl = {"beta": 0.001, "num_generations": 4, "max_completion_length": 64, "sync_ref_model": True}
+    axolotl = {"base_model": "ORG/Small", "rl": "grpo", "trl": trl, "sequence_len": 64, "max_steps": 3}
+    of_section = told(yaml.safe_dump(axolotl | {"datasets": [{"path": "data/rows"}]}), "grpo.yaml")
+    assert of_section.document["workload"]["options"] == {"loss_type": "dapo", "beta": 0.001}
+    assert any(line.startswith("trl.sync_ref_model: not translated; not here") for line in of_section.lines)
 
 
 @pytest.mark.parametrize(
