@@ -41,6 +41,8 @@ LONG_PATH = "AF_UNIX path length"
 """Part of Ray's error message if the path of its folder is too long for a socket."""
 TOO_SLOW = "timed out during startup"
 """Part of Ray's error message if a node does not start within the 30 s that Ray waits."""
+WHEN_IDLE = "try again when this machine has less to do"
+"""What to do then."""
 NO_PORT = {"DASHBOARD_METRIC_PORT": "-1", "AUTOSCALER_METRIC_PORT": "-1"}
 """Variables that keep the metrics servers of the dashboard and the autoscaler from starting."""
 

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from cluster.local import reaper
-from cluster.local.node import LONG_PATH, TOO_SLOW, NodeSpec
+from cluster.local.node import LONG_PATH, TOO_SLOW, WHEN_IDLE, NodeSpec
 from cluster.workers.program import command_of
 from cluster.workers.stop_signals import held_interruptions
 
@@ -85,8 +85,12 @@ def start_nodes(nodes: Sequence[NodeSpec], module: str = "cluster.local.node") -
                 started.append((node, launch_node(node, module)))
         for node, process in started:
             while not node.record.exists():
-                if process.poll() is not None or time.monotonic() > deadline:
+                if process.poll() is not None:
                     raise ClusterError(f"the node at {node.ip} did not come up: {_last_words(node)}")
+                if time.monotonic() > deadline:
+                    raise ClusterError(
+                        f"the node at {node.ip} did not come up in {UP_TIMEOUT:g} s; {WHEN_IDLE}"
+                    )
                 time.sleep(0.05)
     except BaseException:
         for _, process in started:
@@ -100,7 +104,7 @@ def _last_words(node: NodeSpec) -> str:
     last = next((line.strip() for line in reversed(lines) if line.strip()), "no reason given")[:300]
     fixes = {
         LONG_PATH: "its sockets are below TMPDIR: set it to a shorter path",
-        TOO_SLOW: "try again when this machine has less to do",
+        TOO_SLOW: WHEN_IDLE,
     }
     return "; ".join([last.rstrip("."), *(fix for part, fix in fixes.items() if part in last)])
 

@@ -20,7 +20,7 @@ import psutil
 
 from cluster.local.address import Connected, NoCluster, WrongToken, check_reachable, resolve_address
 from cluster.local.local_cluster import TOKEN, user_token
-from cluster.local.node import COMMON, LONG_PATH
+from cluster.local.node import COMMON, LONG_PATH, WHEN_IDLE
 from cluster.local.reaped import reaped
 from cluster.workers import ray_internals
 from cluster.workers.environment import put_back
@@ -195,7 +195,7 @@ def _not_started(reason: str, folder: str) -> NotStarted:
         os.strerror(number) in reason for number in (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
     ):
         return NotStarted(f"{folder}: {reason}", ANOTHER_FOLDER)
-    return NotStarted(reason, f"try again when this machine has less to do; Ray's logs are in {folder}")
+    return NotStarted(reason, f"{WHEN_IDLE}; Ray's logs are in {folder}")
 
 
 @contextlib.contextmanager

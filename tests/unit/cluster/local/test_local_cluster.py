@@ -156,3 +156,16 @@ def test_a_node_that_does_not_start_says_what_to_do(
     with pytest.raises(ClusterError, match=re.escape(says)):
         start_nodes([node])
     process.wait(10)
+
+
+def test_a_node_that_takes_too_long_is_ended_and_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    monkeypatch.setattr(node_processes, "launch_node", lambda *_, **__: process)
+    monkeypatch.setattr(node_processes, "UP_TIMEOUT", 0.0)
+    with pytest.raises(
+        ClusterError, match="did not come up in 0 s; try again when this machine has less to do"
+    ):
+        start_nodes([NodeSpec(str(tmp_path), "127.0.77.2")])
+    assert process.wait(60) == -signal.SIGKILL
