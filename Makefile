@@ -70,8 +70,6 @@ example-distill: install ## a small GPT learns from a larger one, and alone for 
 
 example-compress: install ## the classifier of example-reviews, with a seventh of its bytes
 	@$(BIN)/python examples/reviews.py
-	@$(BIN)/orchestrator run examples/reviews.yaml
-	@test -e reviews/small || $(BIN)/orchestrator data vocabulary examples/reviews.yaml reviews/small --set workload.model=hf:runs/reviews/export --set data.tokenizer=runs/reviews/export
 	@$(BIN)/orchestrator run examples/compress.yaml
 
 test: install ## the default suite: unit, dist and ray
