@@ -41,13 +41,13 @@ SCHEMES = {
 }
 READERS: dict[str, list[list[str]]] = {
     "compressed-tensors": [
-        ["compressed-tensors==0.12.2", "transformers==4.57.6", TORCH],
-        ["compressed-tensors==0.17.0", "transformers==5.23.0", TORCH],
-        ["compressed-tensors==0.20.1", "transformers==5.24.0", TORCH],
+        ["compressed-tensors==0.12.2", "transformers==4.57.6", "accelerate", TORCH],
+        ["compressed-tensors==0.17.0", "transformers==5.23.0", "accelerate", TORCH],
+        ["compressed-tensors==0.20.1", "transformers==5.24.0", "accelerate", TORCH],
     ],
     "onnx": [["onnxruntime==1.20.1"], ["onnxruntime==1.26.0"], ["onnxruntime==1.32.0"]],
 }
-"""What is installed for each reader of a form. Those of this environment lie between the releases."""
+"""What is installed for each reader of a form. compressed-tensors and transformers of this environment lie between."""
 READ = {
     "compressed-tensors": """
 import sys, numpy, torch, transformers
