@@ -18,7 +18,7 @@ from orchestrator.config.workload import WorkloadSpec
 from orchestrator.evaluate.config import metrics_of
 from orchestrator.observe.mlflow_checks import check_registered_name
 from orchestrator.storage.row_types import StepRow
-from orchestrator.tune.config import Dimension, TuneSpec
+from orchestrator.tune.config import PARAMETERS, Dimension, TuneSpec
 from workloads.own.object_reference import is_object_reference
 
 COORDINATES = {"step", "attempt", "time"}
@@ -48,7 +48,7 @@ def check_metric(workload: WorkloadSpec, metric: str) -> None:
         known |= {"accuracy", "divergence", *get_args(OfAnswers), *get_args(OfWords)}
     elif objective == "sequence_classification":
         known |= {"accuracy"}
-    if "." in metric or is_own or metric in known:
+    if "." in metric or is_own or metric in known or metric == PARAMETERS:
         return
     others = ", ".join(sorted(known - set(NAMED_FIRST)))
     hint = f"name one of {', '.join(NAMED_FIRST)}; {others}"
@@ -156,7 +156,8 @@ def check(spec: JobSpec) -> TuneSpec:
             "there is no server to register a model on", "tune.register_as", "set tracking, or leave it out"
         )
     check_registered_name(tune.register_as, "tune.register_as")
-    check_metric(spec.workload, tune.metric)
+    for metric in tune.metrics:
+        check_metric(spec.workload, metric)
     for key in tune.space:
         _check_key(tune, key)
         _check_values(lambda values, where: dump(_try(spec, values, where)), tune, key)
