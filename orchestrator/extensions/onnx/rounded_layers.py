@@ -1,9 +1,8 @@
 """Linear layers of an ONNX model with the integers that training used.
 
-A weight is stored as int8 with a scale for each output. Without rounded activations it is multiplied as
-DequantizeLinear gives it. With them, each token is rounded to integers as in training
-(`workloads.model.fake_quantise.fake_quantised_tokens`), and MatMulInteger multiplies integers by integers, which is
-exact: the scales are applied to the sums.
+A weight is stored as int8 with a scale for each output. Without rounded activations it is multiplied in fp32. With
+them, each token is rounded to integers as in training (`workloads.model.fake_quantise.fake_quantised_tokens`), and
+MatMulInteger multiplies integers by integers, which is exact: the scales are applied to the sums.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workloads.errors import WorkloadError
@@ -53,7 +51,7 @@ def round_layers(model: nn.Module, chosen: Mapping[str, Scheme]) -> list[str]:
 
 
 class _RoundedLinear(nn.Module):
-    """A linear layer with integers [out, in] and scales [out]. The integers have ZERO added if tokens are rounded."""
+    """A linear layer with integers [in, out] and scales [out]. The integers have ZERO added if tokens are rounded."""
 
     integers: Tensor
     scale: Tensor
@@ -63,7 +61,7 @@ class _RoundedLinear(nn.Module):
         integers, scale = quantise(layer.weight.detach().float(), Scheme("int8", 0))
         integers = integers.flatten(1)
         stored = (integers + ZERO).to(torch.uint8) if rounds_tokens else integers.to(torch.int8)
-        self.register_buffer("integers", stored)
+        self.register_buffer("integers", stored.t().contiguous())
         self.register_buffer("scale", scale.flatten())
         self.bias = layer.bias
         self.product = _WithRoundedTokens if rounds_tokens else _WithTokens
@@ -79,12 +77,14 @@ class _WithTokens(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, integers: Tensor, scale: Tensor) -> Tensor:
-        return F.linear(x, integers * scale.unsqueeze(1))
+        return x @ (integers * scale)
 
     @staticmethod
     def symbolic(g: Any, x: Any, integers: Any, scale: Any) -> Any:
-        weight = g.op("DequantizeLinear", integers, scale, axis_i=0)
-        return g.op("MatMul", x, g.op("Transpose", weight, perm_i=[1, 0]))
+        # Not DequantizeLinear: onnxruntime 1.32 merges that with MatMul and rounds the activations too (1 % of the largest
+        # logit of a small BERT), and 1.26 refuses it where a Transpose comes between.
+        weight = g.op("Mul", g.op("Cast", integers, to_i=FLOAT), scale)
+        return g.op("MatMul", x, weight)
 
 
 class _WithRoundedTokens(torch.autograd.Function):
@@ -93,7 +93,7 @@ class _WithRoundedTokens(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, integers: Tensor, scale: Tensor) -> Tensor:
         rounded = fake_quantised_tokens(x, largest_of_tokens(x))
-        return F.linear(rounded, (integers.float() - ZERO) * scale.unsqueeze(1))
+        return rounded @ ((integers.float() - ZERO) * scale)
 
     @staticmethod
     def symbolic(g: Any, x: Any, integers: Any, scale: Any) -> Any:
@@ -107,7 +107,6 @@ class _WithRoundedTokens(torch.autograd.Function):
         step = g.op("Where", is_zero, number(torch.finfo(torch.float32).eps), step)
         tokens = g.op("Clip", g.op("Round", g.op("Div", x, step)), number(-128.0), number(127.0))
         tokens = g.op("Cast", g.op("Add", tokens, number(ZERO)), to_i=UINT8)
-        weight = g.op("Transpose", integers, perm_i=[1, 0])
         zeros = (number(ZERO, torch.uint8), number(ZERO, torch.uint8))
-        sums = g.op("Cast", g.op("MatMulInteger", tokens, weight, *zeros), to_i=FLOAT)
+        sums = g.op("Cast", g.op("MatMulInteger", tokens, integers, *zeros), to_i=FLOAT)
         return g.op("Mul", g.op("Mul", sums, step), scale)

@@ -75,6 +75,7 @@ def export_onnx(plain: str, folder: str, chosen: Mapping[str, Scheme] | None = N
         torch.onnx.export(
             wrapped, tuple(tried.values()), str(Path(folder) / FILE), input_names=inputs, output_names=outputs,
             dynamic_axes=axes, opset_version=OPSET, dynamo=False,
+            do_constant_folding=not chosen,  # which would store the integers times their scales
         )  # fmt: skip
     copy_others(plain, folder)
     wanted = _tried(model, inputs)

@@ -137,7 +137,7 @@ def test_a_model_that_trained_for_int8_has_its_integers_and_computes_the_same(
     assert any("query" in name for name in written.kept)
     graph = onnx.load(str(tmp_path / "model.onnx")).graph
     stored = [onnx.numpy_helper.to_array(each) for each in graph.initializer]
-    in_8 = sorted((each.tobytes() for each in stored if each.dtype == np.int8), key=hash)
+    in_8 = sorted((each.T.tobytes() for each in stored if each.dtype == np.int8), key=hash)
     wanted = [quantise(read(name), scheme)[0].flatten(1).to(torch.int8).numpy().tobytes() for name in chosen]
     assert in_8 == sorted(wanted, key=hash)
     tokens = torch.arange(60).view(3, 20) * 7 % 180 + 6
