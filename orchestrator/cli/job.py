@@ -74,8 +74,13 @@ def init(
     if os.path.lexists(path):
         raise InputError("there is a file already", str(path), "give another name")
     if source is not None:
-        given = {"--data": data, "--from-hf": from_hf, "--tokenizer": tokenizer, "--objective": objective}
-        if other := next((option for option, value in given.items() if value), None):
+        other_options = {
+            "--data": data,
+            "--from-hf": from_hf,
+            "--tokenizer": tokenizer,
+            "--objective": objective,
+        }
+        if other := next((option for option, value in other_options.items() if value), None):
             raise InputError(
                 "does not go with --from", other, "leave it out, and change the job that is written"
             )
@@ -83,7 +88,7 @@ def init(
         return
     named, template = name_of(path) if name is None else name, path.with_suffix(".jinja")
     made = first_job(
-        named, data or ["corpus/*.txt"], from_hf, tokenizer, template=str(template), asked=objective
+        named, data or ["corpus/*.txt"], from_hf, tokenizer, template=str(template), objective_name=objective
     )
     text = made.text
     where = str(path) if name is None else "the name"
@@ -123,7 +128,7 @@ def _translate(source: Path, path: Path, name: str | None) -> None:
         table(
             f"Keys of {translated.trainer} without a place",
             ["key", "nearest"],
-            [[*each] for each in translated.left],
+            [[*pair] for pair in translated.left],
         )
     typed = shlex.quote(str(path))
     print(f"{path} is written; next: orchestrator plan {typed}, then orchestrator run {typed}")
@@ -146,7 +151,10 @@ def schema(
         print(chain.schema())
         return
     for section in sections_of(key):
-        rows = [[each.name, each.type, each.default, each.meaning] for each in section.keys]
+        rows = [
+            [described.name, described.type, described.default, described.meaning]
+            for described in section.keys
+        ]
         table(section.path or "the job", ["key", "type", "default", "meaning"], rows)
 
 
@@ -273,8 +281,8 @@ def plan(
         plan_chain(
             spec,
             run_of(spec.name, None),
-            lambda each: _plan(
-                each,
+            lambda planned_spec: _plan(
+                planned_spec,
                 workers,
                 device=machine,
                 html=None,
@@ -315,7 +323,7 @@ def _plan(
     from orchestrator.cli import plan_table
     from orchestrator.cli.cluster_plan import read_cluster, show_forecast
     from orchestrator.launch.forecast import forecast_of
-    from orchestrator.launch.planned_job import planned_here, planned_on_paper
+    from orchestrator.launch.planned_job import planned_locally, planned_on_paper
     from orchestrator.planner.demand import demand_of
     from orchestrator.planner.frontier import frontier
     from orchestrator.planner.planner import with_workers
@@ -327,7 +335,7 @@ def _plan(
     if workers:
         spec = spec.with_parts(resources=with_workers(spec.resources, workers))
     planned, is_shown = _traced(
-        planned_here(spec, run, False) if device is None else planned_on_paper(spec, device, False),
+        planned_locally(spec, run, False) if device is None else planned_on_paper(spec, device, False),
         waits=trace == "wait",
         shows=not as_json,
     )

@@ -20,17 +20,17 @@ def make_own_sources(data: DataSpec, address: str | None, tell: Callable[[str], 
 
     Raises InputError, see `make_rows`, or if no cluster answers.
     """
-    own = [
+    own_sources = [
         (f"data.sources.{number}.own", source)
         for number, source in enumerate(data.sources)
         if source.own is not None
     ]
-    if own and data.cache is None:
+    if own_sources and data.cache is None:
         problem = "is unset, and rows of `own` are written there"
         raise InputError(
             problem, "data.cache", "give a folder that all nodes see; on one machine, any folder"
         )
-    missing = [(where, source) for where, source in own if not is_made(source)]
+    missing = [(where, source) for where, source in own_sources if not is_made(source)]
     if not missing:
         return
     with on_cluster(address):

@@ -66,8 +66,8 @@ def fake_quantise(
     A rank with a part of each row needs the largest number of the whole row: that of all ranks in the group `tp`.
     Raises WorkloadError if its part has no whole groups.
     """
-    whole = FakeQuantiser(scheme)
-    divided = FakeQuantiser(scheme, partial(_largest_over, tp)) if tp and tp.size > 1 else whole
+    undivided = FakeQuantiser(scheme)
+    divided = FakeQuantiser(scheme, partial(_largest_over, tp)) if tp and tp.size > 1 else undivided
     kinds = (nn.Linear, RowLinear)
     for name, module in quantised_layers(model, workload.blocks(model), scheme, kinds).items():
         weight = module.weight
@@ -81,7 +81,7 @@ def fake_quantise(
             module.product = divided
         else:
             module.__class__ = FakeQuantisedLinear
-            module.product = whole  # type: ignore[assignment]
+            module.product = undivided  # type: ignore[assignment]
 
 
 def _largest_over(tp: ProcessGroup, values: torch.Tensor) -> torch.Tensor:

@@ -36,9 +36,9 @@ def expected(reward: Mapping[str, Any], answer: Mapping[str, Any]) -> Any:
     column = reward["column"]
     columns = answer["columns"]
     if column not in columns:
-        known = ", ".join(sorted(columns)) or "none"
+        names = ", ".join(sorted(columns)) or "none"
         raise Refused(
-            f"the prompts have no column {column} (they have: {known})",
+            f"the prompts have no column {column} (they have: {names})",
             "name it in data.sources.field, or set the reward's column",
         )
     if columns[column] is None:
@@ -62,7 +62,7 @@ def exact_match(reward: Mapping[str, Any], answer: Mapping[str, Any]) -> float:
         return 0.0
     plain = _plain(reward)
     return float(
-        any(plain(str(each)) == plain(result) for each in (right if isinstance(right, list) else [right]))
+        any(plain(str(item)) == plain(result) for item in (right if isinstance(right, list) else [right]))
     )
 
 
@@ -123,8 +123,8 @@ def same_value(reward: Mapping[str, Any]) -> Rule:
             return 0.0
         if reward["pattern"] is not None:
             text = f"\\boxed{{{text}}}"
-        given = library.parse(text, parsing_timeout=None)
-        return float(bool(given) and library.verify(gold, given, timeout_seconds=None))
+        value = library.parse(text, parsing_timeout=None)
+        return float(bool(value) and library.verify(gold, value, timeout_seconds=None))
 
     return score
 

@@ -22,7 +22,7 @@ from orchestrator.config.chain import COMPRESS, CompressSpec
 from orchestrator.config.document import STAGES
 from orchestrator.config.spec import parse
 from orchestrator.evaluate.task_files import read_task
-from orchestrator.launch.first_job import job_text
+from orchestrator.launch.first_job import first_job
 from orchestrator.planner import cluster_file
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -93,7 +93,7 @@ def test_a_file_is_read(text: str, tmp_path: Path) -> None:
     elif "device" in document:
         assert cluster_file.load(path).device == document["device"]
     else:
-        whole = {} if STAGES in document else yaml.safe_load(job_text("text", ["my/*.txt"]))
+        whole = {} if STAGES in document else yaml.safe_load(first_job("text", ["my/*.txt"]).text)
         whole = within({"data": {"validation": {"share": 0.1}}}, whole)
         if "samples" in document.get("data", {}):
             whole["workload"] = {"model": "ext:clip"}
