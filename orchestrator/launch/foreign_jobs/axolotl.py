@@ -169,7 +169,10 @@ def _axolotl_grpo(job: ForeignJob) -> None:
         "grpo",
         [(job.source(dataset["path"], str(dataset.get("split", "train"))), None, 1.0) for dataset in listed],
     )
-    fill_rollout_of_trl(job, arguments.group("trl"), arguments.number("sequence_len", default=512))
+    of_trl = arguments.group("trl")
+    fill_rollout_of_trl(job, of_trl, arguments.number("sequence_len", default=512))
+    of_trl.drop("use_vllm")
+    job.lines += [f"trl.{key}: not translated; {nearest}" for key, nearest in of_trl.unused()]
     _batch(job)
     full_groups(job)
     fill_training(job, DEFAULTS)
